@@ -1,23 +1,29 @@
-"""Suites of `dilkit bench --suite NAME` at sizes that take no time."""
+"""Sizes at which the suites of `dilkit bench --suite NAME` take no time."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.slide_encoder import LENGTHS, SMALL
 
-from dilkit import Pattern, SlidingWindow, dilated_attention
+from dilkit import Pattern
 from dilkit.integrations.gigapath import SlideEncoderConfig
 from dilkit.tools import cli
+from dilkit.tools.bench import run as measuring
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.cpu.cases import CpuSizes
+from dilkit.tools.bench.gpu.cases import GpuSizes
+from dilkit.tools.bench.patterns.cases import PatternsSizes
+from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.llama import LlamaConfig
+from dilkit.tools.bench.slides.cases import SlidesSizes
+from dilkit.tools.bench.suite import Sizes
+from dilkit.tools.commands.bench import add_arguments
+from dilkit.tools.console.arguments import changed
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.record import Entry
 
@@ -31,44 +37,32 @@ CONFIGURATIONS = {
 }
 
 
-def in_reference(seq: int, window: int, is_causal: bool) -> Callable[..., Any]:
-    """In the stead of FlexAttention, which takes many seconds to compile."""
-    return partial(dilated_attention, pattern=Pattern.of(SlidingWindow(window)), is_causal=is_causal, backend="reference")
-
-
-TINY: dict[str, dict[str, Any]] = {
-    "cpu": dict(CONFIGURATIONS=CONFIGURATIONS, LONG=64, SHORT=(16, 32), THREADS=1),
-    "gpu": dict(CONFIGURATIONS=CONFIGURATIONS, SEEDS=(32, 64), LONG=512, LAUNCH_BOUND=32),
-    "serving": dict(
-        **dict(HEADS=4, HEAD_DIM=8, THREADS=1, SEQUENCES=5, SHORTEST=2, LONGEST=40, STEPS=3, FULL=64, SEEN=(9, 50, 107)),
-        **dict(PACKED=Pattern([8, 16], [1, 2]), DECODED=Pattern([8, 32], [1, 4]), PREFILLED=Pattern([8, 32], [1, 4])),
-        **dict(PROMPT=40, CHECKED=20, CONFIG=LlamaConfig(layers=2, width=32, heads=4, hidden=48, vocabulary=50)),
+SIZES: dict[str, Sizes] = {
+    "cpu": CpuSizes(1, long=64, short=(16, 32), configurations=CONFIGURATIONS, threads=1),
+    "gpu": GpuSizes(1, CONFIGURATIONS, seeds=(32, 64), launch_bound=32, long=512),
+    "patterns": PatternsSizes(
+        **dict(divisor=1, tokens=256, heads=2, head_dim=16, window=16, block=8, long=300, short=100, long_globals=4, threads=1)
     ),
-    "patterns": dict(
-        **dict(TOKENS=256, HEADS=2, HEAD_DIM=16, WINDOW_LENGTH=16, BLOCK=8, LONG=300, SHORT=100, LONG_GLOBALS=4, THREADS=1),
-        compiled_window=in_reference,
-        no_compiler=tuple,
+    "serving": ServingSizes(
+        **dict(
+            divisor=1, heads=4, head_dim=8, threads=1, sequences=5, shortest=2, longest=40, steps=3, full=64, seen=(9, 50, 107)
+        ),
+        **dict(packed=Pattern([8, 16], [1, 2]), decoded=Pattern([8, 32], [1, 4]), prefilled=Pattern([8, 32], [1, 4])),
+        **dict(prompt=40, checked=20, model=LlamaConfig(layers=2, width=32, heads=4, hidden=48, vocabulary=50)),
     ),
-    "slides": dict(
-        **dict(TILES=40, LONG=70, SEVERAL=(5, 9, 33), SEVERAL_DEPTH=1, HEAD_DIMS=(12, 16), MATMUL=64, THREADS=1),
-        CONFIG=SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS),
+    "slides": SlidesSizes(
+        1, SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), 40, 70, (5, 9, 33), 1, head_dims=(12, 16), matmul=64, threads=1
     ),
 }
-"""By name of the suite: the constants of its module."""
+"""By name of the suite. They are tiny without --quick, and no smaller with it."""
 
 
-def make_tiny(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the rest of a test, the suite of this name has tiny sizes, with --quick too."""
-    kind = suites.suite(name)
-    for constant, value in TINY[name].items():
-        monkeypatch.setattr(importlib.import_module(kind.__module__), constant, value)
-    monkeypatch.setattr(kind, "DIVISOR", 1)
-
-
-def run(name: str, out: Path, *arguments: str) -> tuple[int, Any]:
-    """Exit code and result of the suite, with two samples of everything."""
-    code = cli.main(["bench", "--suite", name, "--quick", "--repeats", "2", "--out", str(out), *arguments])
-    return code, read_result(out / "suite.json", suites.suite(name).RECORD)
+def run(name: str, out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]:
+    """Exit code and result of the suite, with two samples of everything; `fields` are those of the suite beside its sizes."""
+    suite = suites.suite(name)(**dict(sizes=SIZES.get(name)) | fields)
+    args = cli.parser_of("bench").parse_args(["--suite", name, "--quick", "--repeats", "2", "--out", str(out), *arguments])
+    code = measuring.run(suite, args, changed(args, add_arguments))
+    return code, read_result(out / "suite.json", suite.RECORD)
 
 
 def entries(found: object) -> Iterator[Entry]:

@@ -117,7 +117,7 @@ def test_figures_come_from_result_files(tmp_path, monkeypatch):
 def test_figures_in_words_are_figures_of_their_suite(name):
     suite = suites.suite(name)
     words = registry.KINDS[suite.RECORD.KIND].words.SENTENCES
-    assert words.keys() <= {target.name for target in suite().targets()}
+    assert words.keys() <= {target.name for target in suite.TARGETS}
 
 
 @pytest.mark.slow

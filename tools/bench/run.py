@@ -22,36 +22,37 @@ _RESUME_WAY_OUT = "leave --resume out, or name another folder with --out"
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} to go"
 
 
-def run(kind: type[Suite[Any]], args: Namespace, changed: dict[str, str]) -> int:
-    """Measure, write suite.json, suite.md and suite.png into `args.out`, print the report; exit codes as of `dilkit bench`.
+def run(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
+    """Measure `suite` with the options `args`, write suite.json, suite.md and suite.png into `args.out`, print the report; exit
+    codes as of `dilkit bench`.
 
     `changed` are the options that are not at their defaults, by their names in `args`. Raises ValueError for one that does not
     go with the suite, and for a file that cannot be gone on from.
     """
-    fields = [field.name for field in dataclasses.fields(kind) if field.metadata.get("option", True)]
+    fields = [field.name for field in dataclasses.fields(suite) if field.metadata.get("option", True)]
     for name, option in changed.items():
         if name not in (*fields, "suite", "resume", "out"):
-            raise ValueError(f"{option}: does not go with --suite {kind.NAME}; leave it out")
+            raise ValueError(f"{option}: does not go with --suite {suite.NAME}; leave it out")
     make_folder("--out", args.out)
     from dilkit.tools.report.files import publish
 
     chosen = {name: getattr(args, name) for name in fields}
-    suite = kind(**{name: value for name, value in chosen.items() if value is not None})
+    suite = dataclasses.replace(suite, **{name: value for name, value in chosen.items() if value is not None})
     result = measure(suite, encode(chosen), args.out, args.resume)
-    publish(result, args.out, "suite", f"dilkit bench --suite {kind.NAME}", args.json)
+    publish(result, args.out, "suite", f"dilkit bench --suite {suite.NAME}", args.json)
     return INTERRUPTED if result.interrupted else int(suite.wrong(result))
 
 
-def merge(kind: type[Suite[Any]], args: Namespace, changed: dict[str, str]) -> int:
+def merge(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
     """Write one result made of those in the files `args.merge`, and print its report; 0. Raises ValueError as `run` does."""
     for name, option in changed.items():
         if name not in ("suite", "merge", "out"):
             raise ValueError(f"{option}: does not go with --merge, which measures nothing; leave it out")
-    result = kind().merged([read_result(path, kind.RECORD) for path in args.merge])
+    result = suite.merged([read_result(path, suite.RECORD) for path in args.merge])
     make_folder("--out", args.out)
     from dilkit.tools.report.files import publish
 
-    publish(result, args.out, "suite", f"dilkit bench --suite {kind.NAME}", args.json)
+    publish(result, args.out, "suite", f"dilkit bench --suite {suite.NAME}", args.json)
     return 0
 
 
@@ -86,7 +87,7 @@ def measured(result: SuiteResult, step: Step) -> SuiteResult:
 
 def begin(suite: Suite[Any], steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> SuiteResult:
     """The result of a run that has measured nothing yet."""
-    plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.DIVISOR * suite.quick, chosen=chosen)
+    plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.sizes.divisor * suite.quick, chosen=chosen)
     names = tuple((step.goes_to, step.what) for step in steps)
     return new_result(suite.RECORD, device_named(suite.where()), **plan, steps=names, **facts)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from dilkit.tools.bench.target import Target
 from dilkit.tools.results.record import Figure, SuiteResult
 
 R = TypeVar("R", bound=SuiteResult)
+NO_OPTION = {"option": False}
+"""Metadata of a field of a suite that no option of `dilkit bench` sets."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +27,34 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Suite(ABC, Generic[R]):
-    """The measurements of a suite. `quick`: at lengths divided by `DIVISOR`; `repeats`: samples, fewer where calls are long;
-    `budget`: seconds that one call may be expected to take.
+class Sizes:
+    """How large the cases of a suite are: by default, those of published results. `divisor`: by what --quick divides lengths."""
 
-    A field besides these is an option of `dilkit bench` that goes with this suite alone, unless its metadata say `option=False`.
+    divisor: int = 32
+
+
+@dataclass(frozen=True)
+class Suite(ABC, Generic[R]):
+    """The measurements of a suite, of cases of these `sizes`. `quick`: at lengths divided by `sizes.divisor`; `repeats`: samples,
+    fewer where calls are long; `budget`: seconds that one call may be expected to take.
+
+    A field besides these is an option of `dilkit bench` that goes with this suite alone, unless its metadata are `NO_OPTION`.
     """
 
     NAME: ClassVar[str]
     SUMMARY: ClassVar[str]
     RECORD: ClassVar[type[SuiteResult]]
-    DIVISOR: ClassVar[int] = 1
+    TARGETS: ClassVar[tuple[Target[Any], ...]] = ()
 
     quick: bool = False
     repeats: int = 5
     budget: float = 45.0
+    sizes: Sizes = field(default_factory=Sizes, metadata=NO_OPTION)
 
     @property
     def divisor(self) -> int:
         """By what lengths are divided."""
-        return self.DIVISOR if self.quick else 1
+        return self.sizes.divisor if self.quick else 1
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
@@ -54,13 +64,9 @@ class Suite(ABC, Generic[R]):
         """Within this context the suite can run. It yields facts for the result: fields of `RECORD`."""
         return nullcontext({})
 
-    def targets(self) -> tuple[Target[R], ...]:
-        """The targets that the result is judged by."""
-        return ()
-
     def figures(self, result: R) -> tuple[Any, ...]:
         """The figures of `result`, which are part of it."""
-        return tuple(target.judge(result) for target in self.targets())
+        return tuple(target.judge(result) for target in self.TARGETS)
 
     def merged(self, results: Sequence[R]) -> R:
         """One result that shows those of several machines side by side. Raises ValueError."""

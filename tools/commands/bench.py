@@ -98,7 +98,7 @@ def run(args: Namespace) -> int:
     if args.suite:
         load_torch()
         command = suite_run.merge if args.merge else suite_run.run
-        return command(suites.suite(args.suite), args, arguments.changed(args, add_arguments))
+        return command(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
     _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")

@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.measuring import SMALL, wrong_by
+from helpers.result_files import FOLDER
 
 from dilkit import Problem
-from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.bench.one_pattern.document import document
-from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, Method, scaling
+from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, scaling
 from dilkit.tools.bench.overhead import cases as overhead
 from dilkit.tools.bench.overhead.record import Calls, OverheadResult
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.report.markdown import document_markdown
 from dilkit.tools.results.decode import encode
-from dilkit.tools.results.file import new_result, read_result
-from dilkit.tools.results.problem import ProblemFacts
+from dilkit.tools.results.file import read_result
 from dilkit.tools.results.record import Entry, Samples
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
@@ -44,43 +43,24 @@ def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", *TINY, "--out", str(out), *arguments])
 
 
-def made_up(backward: bool = True, fraction: float = 0.5) -> BenchResult:
-    """A result of two implementations, "linear" and "square", over three lengths."""
-
-    def entry(seq: int, power: int) -> Entry:
-        memory = dict(peak_bytes=4096 * seq, forward_peak_bytes=2048 * seq, kb_per_token=4.1)
-        speed = dict(flops=float(seq**power), gflops=12.3, matmul_fraction=fraction, tokens_per_s=1e6)
-        return Entry(time=Samples.of((1e-6 * seq**power,) * 3), **speed, **memory)
-
-    skipped = Entry(verdict="skipped", reasons=("one call would take too long",))
-    lengths = tuple(
-        BenchCase(seq=n, output_bytes=1024 * n, entries=dict(linear=entry(n, 1), square=entry(n, 2) if n < 2048 else skipped))
-        for n in (512, 1024, 2048)
-    )
-    facts, method = ProblemFacts.of(replace(SMALL, requires_grad=backward)), Method(repeats=3, min_time_s=0.0)
-    options = dict(problem=facts, method=method, lengths=lengths, scaling=scaling(lengths))
-    return new_result(BenchResult, probe("cpu"), **options)
-
-
 def test_scaling_is_fitted_for_who_was_measured_twice() -> None:
-    found = made_up()
-    linear, square = found.scaling["linear"], found.scaling["square"]
+    def entry(work: float) -> Entry:
+        return Entry(time=Samples.of([1e-6 * work]), flops=work)
+
+    cases = [BenchCase(seq=n, output_bytes=n, entries=dict(linear=entry(n), square=entry(n**2))) for n in (512, 1024, 2048)]
+    cases[-1].entries["square"] = Entry(verdict="skipped")
+    linear, square = scaling(cases)["linear"], scaling(cases)["square"]
     assert (linear.exponent, linear.flops_exponent, linear.lengths) == pytest.approx((1.0, 1.0, 3))
     assert (square.exponent, square.flops_exponent, square.lengths) == pytest.approx((2.0, 2.0, 2))
-    assert scaling(found.lengths[:1]) == {}
+    assert scaling(cases[:1]) == {}
 
 
-def test_the_page_has_what_was_measured_and_what_was_not() -> None:
-    page = document_markdown(document(made_up())).replace("\\", "")
-    assert "| 1,024 | linear | 1.02 ms | 1.02 ms - 1.02 ms | 12.3 | 50% | 1,000,000 | 4.10 | 4 MiB | 4.0 | 2 MiB | 2.0 |" in page
-    assert "square skipped: one call would take too long (at 2,048 tokens)" in page
-    assert "linear: time ~ tokens^1.00" in page
-    assert "of forward" not in document_markdown(document(made_up(backward=False)))
-
-
-def test_a_disturbed_run_is_not_taken_for_a_fast_one() -> None:
-    assert not any("quiet machine" in note for note in document(made_up()).notes)
-    assert any("quiet machine" in note for note in document(made_up(fraction=7.6)).notes)
+@pytest.mark.parametrize(("fraction", "disturbed"), [(0.5, False), (7.6, True)])
+def test_a_disturbed_run_is_not_taken_for_a_fast_one(fraction, disturbed) -> None:
+    result = read_result(FOLDER / "lengths.json", BenchResult)
+    entries = dict(native=replace(result.lengths[0].entries["native"], matmul_fraction=fraction))
+    notes = document(replace(result, lengths=(replace(result.lengths[0], entries=entries),))).notes
+    assert any("quiet machine" in note for note in notes) == disturbed
 
 
 def test_the_command_writes_and_prints_one_result(tmp_path, capsys, pictures) -> None:
@@ -95,11 +75,13 @@ def test_the_command_writes_and_prints_one_result(tmp_path, capsys, pictures) ->
     assert result.environment.threads == torch.get_num_threads()
 
 
-def test_the_command_prints_a_table(tmp_path, capsys) -> None:
+def test_the_command_prints_a_table_where_matplotlib_is_missing_too(tmp_path, capsys) -> None:
     assert bench(tmp_path, "--seq", "48", "--backend", "reference", "--baseline", "gather") == 0
-    printed = capsys.readouterr().out
-    assert "reference" in printed
-    assert "gather refused: seq 48: must be a multiple of segment length 32" in printed
+    printed = capsys.readouterr()
+    assert "reference" in printed.out
+    assert "gather refused: seq 48: must be a multiple of segment length 32" in printed.out
+    assert "no picture" in printed.err
+    assert not (tmp_path / "bench.png").exists()
 
 
 @pytest.mark.slow
@@ -158,12 +140,6 @@ def test_a_folder_that_cannot_be_made_is_said_before_measuring(tmp_path, capsys,
     for option in ([], ["--overhead"]):
         assert bench(tmp_path / "file", "--seq", "32", *option) == 2
         assert "--out: folder" in capsys.readouterr().err
-
-
-def test_a_missing_matplotlib_is_said_and_not_fatal(tmp_path, capsys) -> None:
-    assert bench(tmp_path, "--seq", "32", "--backend", "reference") == 0
-    assert "no picture" in capsys.readouterr().err
-    assert not (tmp_path / "bench.png").exists()
 
 
 def test_overhead_compares_a_backend_with_itself(tmp_path, capsys) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import small_suites
 from helpers.on_host import TENSOR_CORES, OnHost
-from helpers.small_suites import CONFIGURATIONS, make_tiny
+from helpers.small_suites import SIZES
 
 from dilkit import register_backend, unregister_backend
 from dilkit.backends.native.backend import Native
@@ -20,9 +22,7 @@ from dilkit.testing.memory import MIB
 from dilkit.tools import cli
 from dilkit.tools.bench.gpu import suite, targets
 from dilkit.tools.bench.gpu.document import document, sentence
-from dilkit.tools.bench.gpu.record import GpuResult
 from dilkit.tools.results.decode import encode
-from dilkit.tools.results.file import read_result
 from dilkit.tools.results.record import Entry
 from dilkit.tools.site import figures
 
@@ -43,8 +43,6 @@ class Wrong(StandIn):
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterator[None]:
-    make_tiny("gpu", monkeypatch)
-    monkeypatch.setattr(suite.GpuSuite, "DEVICE", "cpu")
     monkeypatch.setattr(memory, "peak_memory", lambda call, device: 3 * MIB)  # of a CUDA device it is the allocator's own figure
     register_backend(StandIn())
     register_backend(Reference(name="numba_cuda"))
@@ -53,14 +51,22 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterat
     unregister_backend("numba_cuda")
 
 
-def run(out: Path, *arguments: str) -> int:
-    return cli.main(["bench", "--suite", "gpu", "--repeats", "1", "--out", str(out), "--quick", *arguments])
+SMALL = dict(sizes=SIZES["gpu"], device="cpu")
+IN_FP32 = replace(SIZES["gpu"], dtypes=("float32",))
+
+
+def run(out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]:
+    return small_suites.run("gpu", out, "--repeats", "1", *arguments, **SMALL | fields)
+
+
+def quick() -> suite.GpuSuite:
+    return suite.GpuSuite(quick=True, repeats=1, **SMALL)
 
 
 @pytest.mark.slow
 def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run(tmp_path, "--json") == 0
-    result = read_result(tmp_path / "suite.json", GpuResult)
+    code, result = run(tmp_path, "--json")
+    assert code == 0
     assert json.loads(capsys.readouterr().out) == encode(result)
     assert len(result.cases) == 3 * 2 * 2 * 2
     for case in result.cases:
@@ -82,11 +88,11 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "DTYPES", ("float32",))
+def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path) -> None:
     register_backend(Wrong())
-    assert run(tmp_path) == 1
-    entries = [case.entries["cupy_raw"] for case in read_result(tmp_path / "suite.json", GpuResult).cases]
+    code, result = run(tmp_path, sizes=IN_FP32)
+    assert code == 1
+    entries = [case.entries["cupy_raw"] for case in result.cases]
     assert {(entry.verdict, entry.time) for entry in entries} == {("wrong", None)}
 
 
@@ -95,11 +101,11 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
         """Passes the check, whose pieces are shorter, and has no memory for what is timed."""
 
         def forward(self, inputs: Any, problem: Any) -> Any:
-            if inputs.query.shape[1] == CONFIGURATIONS["B"].seq and checked:
+            if inputs.query.shape[1] == configurations["B"].seq and checked:
                 raise MemoryError("no room")
             return super().forward(inputs, problem)
 
-    checked: list[str] = []
+    checked, configurations = list[str](), SIZES["gpu"].configurations
     admit = suite.GpuSuite.admit
 
     def admit_then_fail(*arguments: Any) -> Entry:
@@ -109,11 +115,11 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
 
     register_backend(FailsWhenAlone())
     monkeypatch.setattr(suite.GpuSuite, "admit", admit_then_fail)
-    found = suite.GpuSuite(quick=True, repeats=1).case("B", "float32", 64, False, False).entries
-    assert (found["cupy_raw"].verdict, found["cupy_raw"].reasons) == ("failed", ("MemoryError: no room",))
-    assert found["numba_cuda"].verdict == "measured"
-    monkeypatch.setitem(CONFIGURATIONS, "A", CONFIGURATIONS["B"])
-    memory = suite.GpuSuite(quick=True, repeats=1).memory("float32").scratch_bytes
+    entries = quick().case("B", "float32", 64, False, False).entries
+    assert (entries["cupy_raw"].verdict, entries["cupy_raw"].reasons) == ("failed", ("MemoryError: no room",))
+    assert entries["numba_cuda"].verdict == "measured"
+    sizes = replace(SIZES["gpu"], configurations=dict(A=configurations["B"]))
+    memory = replace(quick(), sizes=sizes).memory("float32").scratch_bytes
     assert memory["cupy_raw"] is None
     assert "numba_cuda" in memory
 
@@ -127,12 +133,12 @@ def test_both_ends_of_the_longest_sequence_are_checked() -> None:
             return out, lse
 
     register_backend(LosesTheEnd())
-    found = suite.GpuSuite(quick=True, repeats=1).long()
-    assert (found.verdict, found.reasons) == ("wrong", ("the last tokens: 512 results differ",))
+    long = quick().long()
+    assert (long.verdict, long.reasons) == ("wrong", ("the last tokens: 512 results differ",))
 
 
 def test_where_the_longest_sequence_does_not_fit_half_of_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick, tried = suite.GpuSuite(quick=True, repeats=1), list[int]()
+    tried = list[int]()
 
     def inputs_that_do_not_fit(problem: Any) -> Any:
         tried.append(problem.seq)
@@ -140,8 +146,8 @@ def test_where_the_longest_sequence_does_not_fit_half_of_it_is_tried(monkeypatch
 
     monkeypatch.setattr(suite, "long_inputs", inputs_that_do_not_fit)
     register_backend(StandIn())
-    assert quick.long().verdict == "failed"
-    assert tried == [suite.LONG // quick.divisor, suite.LONG // quick.divisor // 2]
+    assert quick().long().verdict == "failed"
+    assert tried == [512, 256]
 
 
 @pytest.mark.kernels
@@ -150,25 +156,23 @@ def test_the_suite_measures_the_kernels_themselves(tmp_path: Path) -> None:
     own = OnHost(TENSOR_CORES)
     own.name = "cupy_raw"  # type: ignore[misc]
     register_backend(own)
-    assert run(tmp_path) == 0
-    result = read_result(tmp_path / "suite.json", GpuResult)
+    code, result = run(tmp_path)
+    assert code == 0
     assert {case.entries["cupy_raw"].verdict for case in result.cases} == {"measured"}
     assert result.long[0].verdict == "measured"
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(suite.GpuSuite, "DEVICE", "cuda")
     assert suite.GpuSuite().where() == "cuda"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run(tmp_path) == 2
+    assert cli.main(["bench", "--suite", "gpu", "--out", str(tmp_path)]) == 2
     assert "no CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_published_result_has_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "DTYPES", ("float32",))
+def test_a_published_result_has_its_page(tmp_path: Path) -> None:
     assert "dilkit bench --suite gpu" in figures.gpu_suites(tmp_path)
-    assert run(tmp_path / "run") == 0
+    assert run(tmp_path / "run", sizes=IN_FP32)[0] == 0
     (tmp_path / "run" / "suite.json").rename(tmp_path / "gpu-test.json")
     page = figures.gpu_suites(tmp_path)
     assert page.startswith("## gpu-test")

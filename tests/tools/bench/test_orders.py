@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import small_suites
 
-from dilkit.tools import cli
 from dilkit.tools.bench.orders import checks, peers, suite
+from dilkit.tools.bench.orders.cases import GRIDS as PUBLISHED
+from dilkit.tools.bench.orders.cases import NEAR, POINTS, OrdersSizes
 from dilkit.tools.bench.orders.engine import Dilkit
 from dilkit.tools.bench.orders.implementations import TRIAL, OrderImplementation, measured
 from dilkit.tools.bench.orders.peers import Array, Peer, Task
@@ -20,10 +22,11 @@ from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import registry
 from dilkit.tools.report.terminal import document_text
 from dilkit.tools.results.decode import decode, encode
-from dilkit.tools.results.file import read_result
+from dilkit.tools.results.file import write_result
 from dilkit.tools.results.record import Figure, Samples
 
-TINY = {"square": (8, 8), "large": (16, 16), "cube": (4, 4, 4), "frame": (6, 10), "video": (3, 5, 4)}
+GRIDS = {"square": (8, 8), "large": (16, 16), "cube": (4, 4, 4), "frame": (6, 10), "video": (3, 5, 4)}
+TINY = OrdersSizes(1, GRIDS, {2: (300, (4, 16)), 3: (300, (3,))}, 300, replace(NEAR, shape=(16, 16), segment_length=64))
 
 
 class Right(Dilkit):
@@ -71,34 +74,20 @@ class Absent(Right):
         return None
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "GRIDS", TINY)
-    monkeypatch.setattr(suite, "POINTS", {2: (300, (4, 16)), 3: (300, (3,))})
-    monkeypatch.setattr(suite, "SORTED", 300)
-    monkeypatch.setattr(suite, "NEAR", replace(suite.NEAR, shape=(16, 16), segment_length=64))
-    monkeypatch.setattr(suite.OrdersSuite, "DIVISOR", 1)
-    monkeypatch.setattr(peers, "PEERS", (Right(), Rows(), Broken(), Absent()))
-
-
-def run(out: Path, *arguments: str) -> int:
-    return cli.main(["bench", "--suite", "orders", "--quick", "--repeats", "2", "--out", str(out), *arguments])
-
-
-def result_in(folder: Path) -> OrdersResult:
-    return read_result(folder / "suite.json", OrdersResult)
+def run(out: Path, *arguments: str) -> tuple[int, OrdersResult]:
+    return small_suites.run("orders", out, *arguments, sizes=TINY, packages=(Right(), Rows(), Broken(), Absent()))
 
 
 def verdicts(result: OrdersResult) -> list[str]:
     return [target.judge(result).verdict for target in TARGETS]
 
 
-@pytest.mark.usefixtures("tiny")
 def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_are_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path) == 0  # what others do wrong is no fault of ours
-    printed, result = capsys.readouterr().out, result_in(tmp_path)
+    code, result = run(tmp_path)
+    assert code == 0  # what others do wrong is no fault of ours
+    printed = capsys.readouterr().out
     assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
     assert [len(getattr(result, name)) for name in suite.OrdersSuite().lists()] == [10, 2, 6, 2, 5, 5, 1]
     for case in result.cases:
@@ -123,29 +112,30 @@ def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_a
     assert "broken failed, not ranked: OverflowError: no such curve" in printed
 
 
-@pytest.mark.usefixtures("tiny")
 def test_what_was_measured_before_ctrl_c_is_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(suite.OrdersSuite, "rank", interrupt)
-        assert run(tmp_path) == 130
-    kept = result_in(tmp_path)
-    assert kept.interrupted
+        code, kept = run(tmp_path)
+    assert (code, kept.interrupted) == (130, True)
+    assert "INTERRUPTED" in (tmp_path / "suite.md").read_text()
     assert (len(kept.permutations), kept.ranks, kept.warm) == (10, (), ())
     found = {figure.name: figure.verdict for figure in kept.figures}
     assert found["encode, random 2-D points"] == "not measured"
     assert found["2-D Hilbert, 1024 x 1024"] in ("short", "met", "aim met")
-    assert run(tmp_path, "--resume") == 0
-    assert result_in(tmp_path).permutations == kept.permutations
+    code, result = run(tmp_path, "--resume")
+    assert (code, result.permutations) == (0, kept.permutations)
+    write_result(replace(kept, isa="other"), tmp_path / "suite.json")
+    with pytest.raises(ValueError, match="isa other"):
+        run(tmp_path, "--resume")
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_wrong_order_of_ours_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dilkit, "encoder", Rows.encoder)
-    assert run(tmp_path) == 1
-    result = result_in(tmp_path)
+    code, result = run(tmp_path)
+    assert code == 1
     encoded = [case.entries["dilkit"] for case in result.points if case.what == "encode"]
     assert all(entry.verdict == "wrong" and entry.time is None for entry in encoded)
     assert {figure.name: figure.verdict for figure in result.figures}["encode, random 2-D points"] == "not measured"
@@ -223,13 +213,13 @@ def made_up(ns: float, others: float | None = None, near: float = 1.0, warm: flo
         return fields | dict(points=1000, entries={name: entry(value) for name, value in entries.items()})
 
     absent = "not installed" if others is None else None
-    sizes = [(what, ndim, bits) for what in ("encode", "decode") for ndim, (_, found) in suite.POINTS.items() for bits in found]
+    sizes = [(what, ndim, bits) for what in ("encode", "decode") for ndim, (_, found) in POINTS.items() for bits in found]
     kept = dict(hilbert={str(rate): dict(mean=near, max=near) for rate in (4, 8, 16)})
     names = ("device", "device_name", "cpu", "system", "python", "torch", "numpy", "dilkit")
     where = dict.fromkeys(names, "") | dict(cores=1, threads=1, git_revision=None, git_dirty=None)
     made = dict(
         **dict(kind="suite-orders", command="", date="", environment=where, suite="orders", repeats=3, isa=""),
-        permutations=[case(grid=name, shape=shape, dtype="int32") for name, shape in suite.GRIDS.items()],
+        permutations=[case(grid=name, shape=shape, dtype="int32") for name, shape in PUBLISHED.items()],
         points=[case(what=what, ndim=ndim, bits=bits) for what, ndim, bits in sizes],
         warm=[dict(grid="", shape=[side], time=Samples.of([warm])) for side in (4, 64)],
         packages=[dict(name=name, summary="", version=None, absent=absent) for name in PACKAGES],

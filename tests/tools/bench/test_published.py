@@ -20,11 +20,12 @@ from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import run, suites
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.published import longest as search
+from dilkit.tools.bench.published.cases import PublishedSizes
 from dilkit.tools.bench.published.claims import HELD, claims, group, settings
 from dilkit.tools.bench.published.document import document, sentence
 from dilkit.tools.bench.published.implementations import SUMMARIES, implementation
 from dilkit.tools.bench.published.record import Job, Longest, PublishedCase, PublishedResult, Setting
-from dilkit.tools.bench.published.suite import PublishedSuite, Settings
+from dilkit.tools.bench.published.suite import PublishedSuite
 from dilkit.tools.bench.suite import Step
 from dilkit.tools.measure.correctness import check
 from dilkit.tools.results.file import new_result, read_result
@@ -35,15 +36,10 @@ CASES = (
     *(next(iter(group(name).values())) for name in GROUPS),
     *(HELD[0], group("orders")["multi-segment"]),
 )
-TWO = Setting(2048, (512, 1024), (1, 2), 2, ranks=2)
-TINY = Settings(
-    alone=CASES,
-    cached=(group("orders")["multi-segment"],),
-    over_ranks=tuple(replace(TWO, ranks=ranks) for ranks in (1, 2)),
-    growing=tuple(replace(TWO, seq=1024 * ranks, ranks=ranks) for ranks in (1, 2)),
-    peers=("longnet",),
-    memory=32 << 20,
-    grains=1 << 14,
+TWO = Setting(2048, (512, 1024), (1, 2), 2)
+TINY = PublishedSizes(
+    **dict(alone=CASES, held=(), cached=(CASES[-1],), sequences=(TWO,), growing=(replace(TWO, seq=1024),) * 2, ranks=(1, 2)),
+    **dict(peers=("longnet",), memory=32 << 20, grains=1 << 14),
 )
 
 
@@ -63,7 +59,7 @@ def held(found: Any) -> int:
 
 @pytest.mark.slow
 def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
-    suite = PublishedSuite(quick=True, repeats=2, given=TINY)
+    suite = PublishedSuite(quick=True, repeats=2, sizes=TINY, processes=())
     result = run.measure(suite, {}, tmp_path, resume=False)
     assert not suite.wrong(result)
     assert result == read_result(tmp_path / "suite.json", PublishedResult)
@@ -95,6 +91,7 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
 class Toy(PublishedSuite):
     """Five measurements that take no time; the third raises `error`."""
 
+    processes: tuple[str, ...] = ()
     error: BaseException | None = None
 
     def steps(self) -> Iterator[Step]:
@@ -108,10 +105,10 @@ class Toy(PublishedSuite):
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
-    begun = run.measure(Toy(given=TINY, error=KeyboardInterrupt()), {}, tmp_path, resume=False)
+    begun = run.measure(Toy(error=KeyboardInterrupt()), {}, tmp_path, resume=False)
     assert (begun.interrupted, begun.done) == (True, 2)
     assert "INTERRUPTED: later measurements are missing" in document(begun).headline
-    result = run.measure(Toy(given=TINY), {}, tmp_path, resume=True)
+    result = run.measure(Toy(), {}, tmp_path, resume=True)
     assert (result.interrupted, result.done) == (False, 5)
     assert [case.seq for case in result.cache] == [0, 1, 2, 3, 4]
     assert [session.date for session in result.earlier] == [begun.date]
@@ -120,7 +117,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
 
 def test_what_a_run_that_dies_had_measured_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out of luck"):
-        run.measure(Toy(given=TINY, error=ValueError("out of luck")), {}, tmp_path, resume=False)
+        run.measure(Toy(error=ValueError("out of luck")), {}, tmp_path, resume=False)
     kept = read_result(tmp_path / "suite.json", PublishedResult)
     assert (kept.interrupted, len(kept.cache)) == (True, 2)
 
@@ -138,13 +135,13 @@ def test_what_a_run_that_dies_had_measured_is_kept(tmp_path: Path) -> None:
 )
 def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str, Any] | None, complaint: str) -> None:
     if change is not None:
-        run.measure(Toy(given=TINY), {}, tmp_path, resume=False)
+        run.measure(Toy(), {}, tmp_path, resume=False)
         path = tmp_path / "suite.json"
         found = json.loads(path.read_text())
         found["environment"]["device_name"] = change.pop("device_name", found["environment"]["device_name"])
         path.write_text(json.dumps(found | change))
     with pytest.raises(ValueError, match=complaint):
-        run.measure(Toy(given=TINY), {}, tmp_path, resume=True)
+        run.measure(Toy(), {}, tmp_path, resume=True)
 
 
 def test_every_suite_is_found_by_its_name() -> None:

@@ -18,9 +18,10 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
 from dilkit.tools.bench.ranks import faults, targets
 from dilkit.tools.bench.ranks.call import RanksCall
+from dilkit.tools.bench.ranks.cases import SMALL
 from dilkit.tools.bench.ranks.document import document, sentence
 from dilkit.tools.bench.ranks.record import Fault, Memory, RanksResult
-from dilkit.tools.bench.ranks.suite import SMALL, RanksSuite
+from dilkit.tools.bench.ranks.suite import RanksSuite
 from dilkit.tools.bench.ranks.tasks import count_bytes
 from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.results.file import new_result, read_result
@@ -125,23 +126,6 @@ class TestBench:
         assert entry["verdict"] == "wrong"
         assert "the plan says [1, 1]" in entry["reasons"][0]
 
-    @pytest.mark.parametrize(
-        ("arguments", "complaint"),
-        [
-            (["--schedules", "ring"], "--schedules: goes with --comm alone"),
-            (["--world-size", "3"], "--world-size: goes with --comm alone"),
-            (["--comm", "threads", "--world-size", "2", "--schedules", "star"], "--schedules: 'star' is not known"),
-            (["--comm", "threads", "--world-size", "2", "--baseline", "dense"], "--baseline: does not go with --comm"),
-            (["--comm", "threads", "--world-size", "2", "--suite", "ring"], "--comm: does not go with --suite"),
-            (["--comm", "threads", "--world-size", "0"], "--world-size: '0' is not a whole number"),
-            (["--comm", "threads", "--timeout", "0"], "--timeout: '0' is not a number above 0"),
-        ],
-    )
-    def test_malformed_arguments_are_named(self, tmp_path, capsys, arguments, complaint) -> None:
-        assert bench(tmp_path, *arguments) == 2
-        assert complaint in capsys.readouterr().err
-        assert not list(tmp_path.iterdir())
-
     @pytest.mark.slow
     def test_under_mpirun(self, tmp_path) -> None:
         if not processes.mpi_version():
@@ -163,7 +147,7 @@ class TestSuite:
         assert not suite.wrong(result)
         assert result == read_result(tmp_path / "suite.json", RanksResult)
         verdicts = {figure.name: figure.verdict for figure in result.figures}
-        exact = {target.name for target in suite.targets() if target.exact}
+        exact = {target.name for target in suite.TARGETS if target.exact}
         assert {verdicts[name] for name in exact} == {"met"}
         assert verdicts["faults: seconds to an error beyond the timeout"] == "met"
         assert verdicts["faults whose error does not name rank and step"] == "met"

@@ -1,4 +1,4 @@
-"""`dilkit bench --suite cpu`: runs that are interrupted, how figures are judged, and machines side by side."""
+"""`dilkit bench --suite cpu`: how figures are judged, and machines side by side."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ from pathlib import Path
 
 import pytest
 from helpers.result_files import FOLDER
-from helpers.small_suites import make_tiny
 
 from dilkit.tools import cli
 from dilkit.tools.bench import suites
-from dilkit.tools.bench.cpu import machines, suite
-from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
+from dilkit.tools.bench.cpu import machines
+from dilkit.tools.bench.cpu.cases import CONFIGURATIONS
 from dilkit.tools.bench.cpu.document import document
 from dilkit.tools.bench.cpu.record import SHARED, CpuResult
 from dilkit.tools.bench.target import Target
 from dilkit.tools.results.file import read_result, write_result
 
 EPYC = "AMD EPYC, avx2"
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> None:
-    make_tiny("cpu", monkeypatch)
 
 
 def run(out: Path, *arguments: str) -> int:
@@ -34,24 +28,6 @@ def epyc() -> CpuResult:
     """The published result of another machine, which an older version measured."""
     published = read_result(FOLDER / "cpu.json", CpuResult)
     return replace(published.machines()[EPYC], beside=())
-
-
-def test_what_was_measured_before_ctrl_c_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(suite.CpuSuite, "threads", interrupt)
-    assert run(tmp_path, "--repeats", "1", "--quick") == 130
-    kept = read_result(tmp_path / "suite.json", CpuResult)
-    assert kept.interrupted
-    assert (len(kept.one_head), len(kept.cases)) == (7, 0)
-    assert kept.figures[-1].verdict == "not measured"
-    assert "INTERRUPTED" in (tmp_path / "suite.md").read_text()
-    monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
-    assert run(tmp_path, "--repeats", "1", "--quick", "--resume") == 2
-    assert "isa generic" in capsys.readouterr().err
 
 
 def test_shares_of_the_peak_are_those_of_the_fastest_multiply_adds_beside() -> None:
@@ -94,12 +70,6 @@ def test_machines_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_quick_results_are_not_shown_beside_others() -> None:
     with pytest.raises(ValueError, match=r"--merge: measured with --quick .*: AMD EPYC, avx512"):
         machines.merged([epyc(), replace(epyc(), isa="avx512", quick=32)])
-
-
-@pytest.mark.parametrize("option", [("--seq", "64"), ("--backend", "sdpa"), ("--causal",), ("--dtype", "bf16"), ("--overhead",)])
-def test_options_that_the_suite_decides_on_are_refused(tmp_path: Path, option: tuple[str, ...], capsys) -> None:
-    assert run(tmp_path, *option) == 2
-    assert f"{option[0]}: does not go with --suite" in capsys.readouterr().err
 
 
 def test_results_of_other_suites_are_of_one_machine() -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.small_suites import entries, make_tiny, run
+from helpers.result_files import content
+from helpers.small_suites import entries, run
 
-from dilkit import DilatedCache, Pattern, SlidingWindow
+from dilkit import DilatedCache, Pattern, SlidingWindow, dilated_attention
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.cpu import document as cpu
 from dilkit.tools.bench.cpu.record import CpuResult
+from dilkit.tools.bench.patterns import suite as patterns
 from dilkit.tools.bench.patterns import ways, window
 from dilkit.tools.bench.patterns.record import PatternsResult
 from dilkit.tools.bench.serving import decoding, llama
@@ -24,6 +27,17 @@ from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.results.decode import encode
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference in the stead of FlexAttention, which takes many seconds to compile."""
+
+    def in_reference(seq: int, window: int, is_causal: bool) -> Any:
+        return partial(dilated_attention, pattern=Pattern.of(SlidingWindow(window)), is_causal=is_causal, backend="reference")
+
+    monkeypatch.setattr(patterns, "compiled_window", in_reference)
+    monkeypatch.setattr(patterns, "no_compiler", tuple)
 
 
 def look_at_cpu(result: CpuResult, page: str) -> None:
@@ -65,14 +79,10 @@ PICTURED = ("slides",)
 """One is enough to see that a picture is written: plots of every kind are drawn in tests/tools/report/test_report.py."""
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("cpu", ()), ("patterns", ()), ("serving", ()), ("slides", ("--full",))],
-)
+@pytest.mark.parametrize(("name", "options"), [("cpu", ()), ("patterns", ()), ("serving", ()), ("slides", ("--full",))])
 def test_a_suite_measures_and_judges_everything(
     name: str, options: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture
 ) -> None:
-    make_tiny(name, request.getfixturevalue("monkeypatch"))
     if name not in PICTURED:
         request.getfixturevalue("without_pictures")
     code, result = run(name, tmp_path, "--json", *options)
@@ -81,12 +91,18 @@ def test_a_suite_measures_and_judges_everything(
     for entry in entries(result):
         assert entry.verdict == "measured", entry.reasons
         assert all(check.passed for check in entry.check)
-    assert [figure.name for figure in result.figures] == [target.name for target in suites.suite(name)().targets()]
+    assert [figure.name for figure in result.figures] == [target.name for target in suites.suite(name).TARGETS]
     assert all(figure.values for figure in result.figures)
     assert name not in PICTURED or (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "suite.md").read_text()
     assert "QUICK" in page
     LOOKS[name](result, page)
+
+
+@pytest.mark.parametrize("name", ["orders", "patterns", "serving", "slides"])
+def test_committed_results_are_of_the_sizes_by_default(name: str) -> None:
+    steps = suites.suite(name)().steps()
+    assert [[step.goes_to, step.what] for step in steps] == content(name)["steps"]
 
 
 class Forgetful(DilatedCache):
@@ -120,7 +136,6 @@ def other(*arguments: Any) -> torch.Tensor:
 def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
     name: str, place: Any, what: str, instead: Any, lost: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_tiny(name, monkeypatch)
     monkeypatch.setattr(place, what, instead)
     code, result = run(name, tmp_path)
     assert code == 1

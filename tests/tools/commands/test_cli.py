@@ -18,6 +18,7 @@ from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
 from dilkit.selection.preference_table import TABLE
 from dilkit.tools.cli import COMMANDS, main
+from dilkit.tools.demo.ranks.layout import MOST_STARTED
 
 
 def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,10 +115,25 @@ BAD = {
     "bench --seq 8 --seqs 8,16": "--seqs: does not go with --seq 8",
     "bench --budget 0": "--budget: '0' is not a number above 0",
     "bench --repeats 0": "--repeats: '0' is not a whole number of 1 or more",
+    "bench --suite cpu --overhead": "--overhead: does not go with --suite cpu",
+    "bench --suite ring --comm threads --world-size 2": "--comm: does not go with --suite ring",
+    "bench --schedules ring": "--schedules: goes with --comm alone",
+    "bench --world-size 3": "--world-size: goes with --comm alone",
+    "bench --comm threads --world-size 2 --schedules star": "--schedules: 'star' is not known",
+    "bench --comm threads --world-size 2 --baseline dense": "--baseline: does not go with --comm",
+    "bench --comm threads --world-size 0": "--world-size: '0' is not a whole number",
+    "bench --comm threads --timeout 0": "--timeout: '0' is not a number above 0",
     "bench --overhead --baseline dense": "--baseline: does not go with --overhead",
     "bench --overhead --backward": "--backward: does not go with --overhead",
     "bench --overhead --budget 3": "--budget: does not go with --overhead",
     "bench --overhead --seqs 8,16": "one backend at one length",
+    "demo --sample x --comm threads": "--comm: has no meaning with --sample",
+    "demo --ranks 0x2": "--ranks: '0x2' is not DATAxSEQUENCE, two whole numbers of 1 or more, as 2x2",
+    "demo --ranks 2": "--ranks: '2' is not DATAxSEQUENCE",
+    "demo --ranks 1x65 --context 64": "--ranks: 1x65 cuts a context of 64 bytes over 65 ranks",
+    f"demo --ranks 1x{MOST_STARTED + 1}": f"is {MOST_STARTED + 1} processes, and at most {MOST_STARTED} are started",
+    "demo --ranks 1x2 --image": "--image: has no meaning with --ranks",
+    "demo --ranks 1x2 --comm torch": "--comm: has no meaning with --ranks",
     "draw --seq 5000": "--seq: 5000 is more than a picture can show; at most 2048",
     "draw --heads 100": "--heads: 100 is more than a picture can show; at most 64",
     "draw --out x.jpg": "--out: 'x.jpg' must end in .png, .svg, .pdf",
@@ -146,6 +162,8 @@ BAD = {
     "tune --repeats 0": "--repeats: '0' is not a whole number of 1 or more",
     "tune --passes backward": "--passes: invalid choice: 'backward'",
     "tune --backend nobody": "--backend: 'nobody' is not a known backend",
+    "tune --show --seqs 5,6": "--seqs: does not go with --show, which is about all orders of the file",
+    "tune --clear --causal": "--causal: does not go with --clear, which is about all orders of the file",
     "tune --show --clear": "--clear: not allowed with argument --show",
     "tune --device cuda:99": "--device: 'cuda:99' is not there",
 }

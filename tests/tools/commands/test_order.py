@@ -14,7 +14,6 @@ from dilkit.orders.comparison import curve_orders
 from dilkit.tools.cli import main
 from dilkit.tools.commands.order.command import sides
 from dilkit.tools.results.decode import encode
-from dilkit.tools.site import order_figures
 
 SMALL = ("order", "--shape", "16x16", "--segments", "64")
 
@@ -55,10 +54,15 @@ def test_json_holds_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
         "--shape 12x20 --tile 3x5 --curve snake --window 3x5 --segments 60,100000 --rates 100",
     ],
 )
-def test_the_report_fits_in_100_columns(capsys: pytest.CaptureFixture[str], options: str) -> None:
-    lines = output(capsys, "order", *options.split()).splitlines()
+def test_the_report_fits_in_100_columns_and_a_picture_is_drawn(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    *lines, last = output(capsys, "order", *options.split(), "--png", str(tmp_path / "order.png")).splitlines()
     assert max(map(len, lines)) <= 100
     assert sum(line.startswith("  > ") for line in lines) >= 2
+    assert last == f"wrote {tmp_path / 'order.png'}"
+    assert (tmp_path / "order.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_sampled_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,17 +72,6 @@ def test_what_is_sampled_is_said(capsys: pytest.CaptureFixture[str], monkeypatch
     assert "row-major: blocks come from 1 blocks of queries drawn at random" in text
     monkeypatch.undo()
     assert "drawn at random" not in output(capsys, *SMALL, "--window", "3", "--block", "16")
-
-
-@pytest.mark.parametrize(
-    "options", ["--shape 16x16 --segments 64", "--shape 5x140 --segments 60", "--shape 4x6x8 --segments 32", "--shape 50"]
-)
-def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: str) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "order.png"
-    text = output(capsys, "order", *options.split(), "--rates", "2,4", "--png", str(path))
-    assert text.endswith(f"wrote {path}\n")
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_picture_of_one_order_and_an_extra_token(
@@ -97,13 +90,3 @@ def test_a_picture_of_one_order_and_an_extra_token(
 
 def test_sides_as_people_write_them() -> None:
     assert (sides("64x48"), sides("1KX2"), sides("7"), sides("2x3x4")) == ((64, 48), (1024, 2), (7,), (2, 3, 4))
-
-
-def test_the_figures_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_figures, "CASES", (((16, 16), 64), ((4, 4, 8), 32)))
-    head, rule, *rows = order_figures.locality_table(Path()).splitlines()
-    assert head.startswith("| grid, segment | curve | near 48 |")
-    assert set(rule) <= set("| -")
-    assert len(rows) == 2 * 6
-    assert rows[0].startswith("| 16 x 16, 64 | row-major |")
-    assert rows[6].startswith("| 4 x 4 x 8, 32 | row-major |")

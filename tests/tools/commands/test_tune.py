@@ -227,16 +227,6 @@ def test_what_was_measured_is_shown_and_removed(
     assert not file.exists()
 
 
-@pytest.mark.parametrize("instead", ["--show", "--clear"])
-@pytest.mark.parametrize(
-    "option", ["--seq 5", "--seqs 5,6", "--dim 32", "--causal", "--head-split", "--backend native", "--budget 1"]
-)
-def test_an_option_without_effect_is_refused(file: Path, capsys: pytest.CaptureFixture[str], instead: str, option: str) -> None:
-    assert cli.main(["tune", instead, *option.split()]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"dilkit tune: {option.split()[0]}: does not go with {instead}, which is about all orders of the file")
-
-
 def test_there_must_be_a_file_to_write_and_one_process(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

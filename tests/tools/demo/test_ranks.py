@@ -80,11 +80,6 @@ def test_one_rank_prints_and_writes(text: str, tmp_path: Path, capsys: pytest.Ca
     check_report(tmp_path / "out", "ThreadComm")
 
 
-def test_json_is_all_that_is_printed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*THREADS, "--json", "--text", text, "--out", str(tmp_path / "out")]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "report.json").read_text())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["gloo", slow("openmpi")])
 def test_a_job_of_processes_prints_once(tmp_path: Path, launcher: str) -> None:
@@ -118,11 +113,6 @@ def test_more_ranks_than_bytes_are_refused(text: str, tmp_path: Path, capsys: py
     command = ["demo", "--comm", "threads", "--context", "64", "--world-size", "65", "--text", text, "--out", str(tmp_path / "o")]
     assert cli.main(command) == 2
     assert "seq=64 tokens cannot be shared out over world_size=65" in capsys.readouterr().err
-
-
-def test_sampling_has_no_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--sample", "x", "--comm", "threads", "--world-size", "2"]) == 2
-    assert "--comm: has no meaning with --sample" in capsys.readouterr().err
 
 
 def test_ranks_that_train_on_different_things_are_refused() -> None:

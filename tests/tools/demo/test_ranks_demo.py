@@ -18,7 +18,7 @@ from helpers.train_rank import write_text
 from dilkit import environment
 from dilkit.tools import cli
 from dilkit.tools.demo.ranks import comparison, job, processes
-from dilkit.tools.demo.ranks.layout import MOST_STARTED, Layout
+from dilkit.tools.demo.ranks.layout import Layout
 from dilkit.tools.demo.ranks.record import RanksDemoResult, RanksTraining
 from dilkit.tools.demo.ranks.traffic import planned
 from dilkit.tools.demo.text.model import ModelConfig
@@ -87,24 +87,6 @@ def test_processes_are_started(tmp_path: Path) -> None:
     paths = ["--text", str(write_text(tmp_path)), "--out", str(tmp_path / "out")]
     succeed(sys.executable, "-m", "dilkit", "demo", "--ranks", "2x2", *SMALL, *paths, cwd=tmp_path)
     check_report(tmp_path / "out", Layout(2, 2))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--ranks", "0x2"], "--ranks: '0x2' is not DATAxSEQUENCE, two whole numbers of 1 or more, as 2x2"),
-        (["--ranks", "2"], "--ranks: '2' is not DATAxSEQUENCE"),
-        (["--ranks", "1x65", "--context", "64"], "--ranks: 1x65 cuts a context of 64 bytes over 65 ranks"),
-        (["--ranks", f"1x{MOST_STARTED + 1}"], f"is {MOST_STARTED + 1} processes, and at most {MOST_STARTED} are started"),
-        (["--ranks", "1x2", "--image"], "--image: has no meaning with --ranks"),
-        (["--ranks", "1x2", "--comm", "torch"], "--comm: has no meaning with --ranks"),
-    ],
-)
-def test_what_does_not_fit_is_named(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str) -> None:
-    assert cli.main(["demo", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
 
 
 def test_ranks_of_another_job_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

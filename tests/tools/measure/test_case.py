@@ -10,10 +10,7 @@ import torch
 from helpers.measuring import SMALL, reference, wrong_by
 
 from dilkit import Pattern, Problem
-from dilkit.oracle import oracle_attention
 from dilkit.testing import memory
-from dilkit.testing.accuracy import exact_rows, shortened
-from dilkit.testing.poison import poisoned_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness
@@ -38,26 +35,6 @@ def test_implementations_pass_their_checks(name, dtype, is_causal) -> None:
 def test_wrong_values_are_found_at_both_lengths(error) -> None:
     checks = correctness.check(wrong_by(error), SMALL, Tensors.random(SMALL))
     assert [check.what for check in checks if not check.passed] == ["out", "out rows"]
-
-
-@pytest.mark.parametrize("options", [dict(kv_heads=2), dict(key_padding_mask=True), dict(key_padding_mask=True, is_causal=True)])
-def test_rows_are_computed_as_the_oracle_does(options) -> None:
-    problem = replace(SMALL, pattern=Pattern([16, 32], [2, 4]), dtype="float64", batch=2, **options)
-    inputs, rows = Tensors.random(problem), torch.tensor([0, 3, 31, 63])
-    flags = dict(is_causal=problem.is_causal, key_padding_mask=inputs.mask)
-    out, lse = oracle_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **flags)
-    (dquery,) = torch.autograd.grad(out, inputs.query, inputs.dout)
-    found = exact_rows(problem, inputs, rows)
-    exact = dict(out=out[:, rows].detach(), lse=lse[:, :, rows].detach(), dq=dquery[:, rows])
-    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
-
-
-def test_a_long_problem_is_shortened_with_its_segments() -> None:
-    short = shortened(replace(SMALL, seq=16384, pattern=Pattern([2048, 16384, 10**9], [1, 8, 200])))
-    assert (short.seq, short.pattern.segment_lengths, short.pattern.dilation_rates) == (512, (64, 512, 1600), (1, 8, 200))
-    narrow = shortened(replace(SMALL, seq=1 << 20, pattern=Pattern([4, 512], [1, 2])))
-    assert narrow.pattern.segment_lengths == (4, 16)
-    assert shortened(SMALL) == SMALL
 
 
 @pytest.mark.parametrize("offset", ["modulo", "block"])
@@ -132,15 +109,6 @@ def test_memory_that_cannot_be_measured_is_none_and_says_why(monkeypatch) -> Non
 def test_figures_follow_from_the_median() -> None:
     found = with_speed(Entry(), Samples.of((1e-3, 2e-3, 3e-3)), flops=3e9, tokens=64, matmul_gflops=3000.0)
     assert (found.gflops, found.matmul_fraction, found.tokens_per_s) == pytest.approx((1500.0, 0.5, 32000.0))
-
-
-def test_poisoned_memory_may_be_a_leaf() -> None:
-    with poisoned_memory():
-        x = torch.empty(3, requires_grad=True)
-        assert torch.empty(3, dtype=torch.int64).dtype == torch.int64
-    assert x.isnan().all()
-    assert x.requires_grad
-    assert x.is_leaf
 
 
 @pytest.mark.parametrize(

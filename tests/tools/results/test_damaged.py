@@ -75,12 +75,6 @@ def test_texts_cannot_command_the_terminal(tmp_path: Path, capsys: Any) -> None:
         assert not {c for c in shown if not c.isprintable() and c != "\n"}
 
 
-def test_visible_texts_are_one_line_and_printable() -> None:
-    assert visible(ESCAPES) == "\\x1b]0;title\\x07\\x1b[31mred  \\u202egnp.exe \\x00\\ud800"
-    assert visible("as it is, \u65e5\u672c") == "as it is, \u65e5\u672c"
-    assert visible("abcdef", 3) == "abc..."
-
-
 # The decoder
 
 
@@ -224,16 +218,3 @@ def test_any_bytes_are_refused_in_a_line(raw: bytes, tmp_path_factory: pytest.Te
     with pytest.raises(ResultError) as raised:
         registry.sections_of([path])
     assert str(raised.value).isprintable()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", COMMITTED, ids=lambda path: path.stem)
-def test_a_damaged_byte_or_a_cut_is_rendered_or_refused_in_a_line(source: Path, tmp_path: Path) -> None:
-    content, path = source.read_bytes(), tmp_path / "damaged.json"
-    step = max(1, len(content) // 10)
-    for place in range(0, len(content.rstrip()), step):
-        path.write_bytes(content[:place] + bytes([content[place] ^ (1 + place % 255)]) + content[place + 1 :])
-        check(path)
-        path.write_bytes(content[:place])
-        with pytest.raises(ResultError, match=r"damaged\.json: not a whole JSON file"):
-            registry.sections_of([path])

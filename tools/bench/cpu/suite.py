@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any, TypeVar
@@ -15,12 +15,10 @@ from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
-from dilkit.tools.bench.cpu import machines
-from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
+from dilkit.tools.bench.cpu import machines, targets
+from dilkit.tools.bench.cpu.cases import CpuSizes
 from dilkit.tools.bench.cpu.record import CpuCase, CpuResult, DimCase, HeadCase, Memory, Million
-from dilkit.tools.bench.cpu.targets import TARGETS
-from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import MultiplyAdds
@@ -28,13 +26,6 @@ from dilkit.tools.measure.implementation import Implementation, backend_implemen
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.record import Entry, Samples
 
-THREADS = 4
-LONG, SHORT = 4096, (256, 512, 1024)
-"""Tokens of one head: so many that the rate is the inner loops', and so few that fixed costs show."""
-PASSES = ((48, False), (64, False), (128, False), (48, True), (64, True))
-"""head_dim, and whether with the backward pass."""
-DIM, DIMS = 64, {"G": 48}
-"""head_dim of the configurations, and of those that have another."""
 GATHERED = "AB"
 """The configurations that are also computed by gathering: with rates beyond the number of heads it mostly computes padding."""
 RATE = {"gather": 25e9}
@@ -51,13 +42,14 @@ class CpuSuite(Suite[CpuResult]):
     NAME = "cpu"
     SUMMARY = "the CPU kernel against torch's own, multiply-adds, dense attention and LongNet's published procedure"
     RECORD = CpuResult
-    DIVISOR = 32
+    TARGETS = targets.TARGETS
 
     budget: float = 90.0
+    sizes: CpuSizes = field(default_factory=CpuSizes, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
-        lengths = [(seq, DIM, False) for seq in SHORT]
-        for seq, dim, backward in lengths + [(LONG, *passes) for passes in PASSES]:
+        lengths = [(seq, self.sizes.head_dim, False) for seq in self.sizes.short]
+        for seq, dim, backward in lengths + [(self.sizes.long, *passes) for passes in self.sizes.passes]:
             what = f"one head, {seq:,} tokens, head_dim {dim}, {_passes(backward)}"
             yield Step("one_head", what, on_one_thread(partial(self.one_head, seq, dim, backward)))
         for name in ("threads", "dtypes", "memory", "dense"):
@@ -75,14 +67,11 @@ class CpuSuite(Suite[CpuResult]):
         held = {name: value for name, value in AVX2.items() if isa == "avx2" and name not in os.environ}
         os.environ.update(held)
         try:
-            with torch_threads(min(THREADS, usable_cores())) as count:
+            with torch_threads(min(self.sizes.threads, usable_cores())) as count:
                 yield dict(isa=isa, torch_isa=torch.backends.cpu.get_cpu_capability().lower(), thread_count=count)
         finally:
             for name in held:
                 del os.environ[name]
-
-    def targets(self) -> tuple[Target[CpuResult], ...]:
-        return TARGETS
 
     def merged(self, results: Sequence[CpuResult]) -> CpuResult:
         return machines.merged(results)
@@ -93,9 +82,10 @@ class CpuSuite(Suite[CpuResult]):
         entries = [*(entry for case in cases for entry in case.entries.values()), *(step.entry for step in result.million)]
         return any(entry.verdict in ("wrong", "failed") for entry in entries)
 
-    def problem(self, name: str, dim: int = DIM, **fields: Any) -> Problem:
+    def problem(self, name: str, **fields: Any) -> Problem:
         """The problem of a configuration."""
-        return CONFIGURATIONS[name].problem(dim, self.divisor, **fields)
+        head_dim = self.sizes.head_dims.get(name, self.sizes.head_dim)
+        return self.sizes.configurations[name].problem(head_dim, self.divisor, **fields)
 
     def one_head(self, seq: int, dim: int, backward: bool) -> HeadCase:
         """The kernel and torch's attention on a sequence of one head."""
@@ -106,26 +96,18 @@ class CpuSuite(Suite[CpuResult]):
 
     def case(self, letter: str, causal: bool, backward: bool) -> CpuCase:
         """Backends and LongNet's procedure on one configuration."""
-        dim = DIMS.get(letter, DIM)
-        problem = self.problem(letter, dim, is_causal=causal, requires_grad=backward)
+        problem = self.problem(letter, is_causal=causal, requires_grad=backward)
         implementations = backend_implementations(["native", "sdpa"])
         if letter in GATHERED and not backward:
             implementations.append(BASELINES["gather"])
-        found = self.compare(implementations, problem)
-        return CpuCase(
-            config=letter,
-            seq=problem.seq,
-            heads=problem.heads,
-            head_dim=dim,
-            is_causal=causal,
-            backward=backward,
-            threads=1,
-            **found,
-        )
+        sizes = dict(seq=problem.seq, heads=problem.heads, head_dim=problem.head_dim, threads=1)
+        case = self.compare(implementations, problem)
+        return CpuCase(config=letter, **sizes, is_causal=causal, backward=backward, **case)
 
     def dense(self) -> DimCase:
         """Torch's dense attention on the tokens of A."""
-        return DimCase(head_dim=DIM, **self.compare([native(), BASELINES["dense"]], self.problem("A")))
+        problem = self.problem("A")
+        return DimCase(head_dim=problem.head_dim, **self.compare([native(), BASELINES["dense"]], problem))
 
     def compare(self, implementations: list[Implementation], problem: Problem) -> CaseFields:
         """Check, then time in turns, beside multiply-adds on as many threads."""
@@ -161,7 +143,7 @@ class CpuSuite(Suite[CpuResult]):
         calls = {dtype: partial(native().once, inputs[dtype], problems[dtype]) for dtype in able}
         timed = self.time(native().flops(problems["float32"]), calls)
         timed_entries = entries | {dtype: replace(entries[dtype], time=samples) for dtype, samples in timed.items()}
-        return DimCase(head_dim=DIM, isa=instruction_set(), entries=timed_entries)
+        return DimCase(head_dim=self.sizes.head_dim, isa=instruction_set(), entries=timed_entries)
 
     def threads(self) -> DimCase:
         """The kernel with one thread beside itself with all, on A."""
@@ -171,7 +153,7 @@ class CpuSuite(Suite[CpuResult]):
         call = partial(native().once, Tensors.random(problem), problem)
         timed = self.time(native().flops(problem), {"one": on_one_thread(call), "all": call})
         entries = {name: Entry(time=samples) for name, samples in timed.items()}
-        return DimCase(head_dim=DIM, threads=torch.get_num_threads(), entries=entries)
+        return DimCase(head_dim=problem.head_dim, threads=torch.get_num_threads(), entries=entries)
 
     def memory(self) -> Memory:
         """What a forward pass on A holds beyond out and lse."""
@@ -179,9 +161,9 @@ class CpuSuite(Suite[CpuResult]):
         call = partial(native().once, Tensors.random(problem), problem)
         call()
         try:
-            return Memory(head_dim=DIM, scratch_bytes=memory.peak_memory(call) - results_bytes(problem))
+            return Memory(head_dim=problem.head_dim, scratch_bytes=memory.peak_memory(call) - results_bytes(problem))
         except memory.MeasureError as error:
-            return Memory(head_dim=DIM, scratch_bytes=None, why=str(error))
+            return Memory(head_dim=problem.head_dim, scratch_bytes=None, why=str(error))
 
     def million(self) -> Million:
         """Forward passes in turns with A's, and what one holds in all: inputs, results, scratch."""

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 from dilkit.backends.sdpa.one_kernel import one_kernel_backends
 from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.gpu import targets
+from dilkit.tools.bench.gpu.cases import GpuSizes
 from dilkit.tools.bench.gpu.record import OURS, GpuCase, GpuResult, Longest, Scratch, SeqCase
-from dilkit.tools.bench.gpu.targets import TARGETS
-from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.case import CaseFields, admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
 from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
 from dilkit.tools.results.record import Entry, Samples
 
-CONFIGURATIONS = {
-    "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
-    "B": Configuration(32768, (512, 1024), (1, 2)),
-    "C": Configuration(1 << 20, (2048, 8192, 32768, 131072, 524288), (1, 4, 16, 64, 256)),
-}
-SEEDS = (1024, 2048, 4096, 8192, 16384, 32768)
-"""Lengths of the tables that users of earlier implementations know, with the pattern of B."""
-LAUNCH_BOUND, LONG = 8192, 1 << 24
-HEAD_DIMS, DTYPES = (64, 128), ("float32", "bfloat16")
 LEAST_FLOPS = {"cupy_raw": 5e12, "numba_cuda": 5e11}
 """FLOP/s that each is expected to reach at least, for the budget; 2e12 for the others."""
 BACKWARD_SHARE = BACKWARD_FLOPS / (1 + BACKWARD_FLOPS)
@@ -43,19 +33,20 @@ class GpuSuite(Suite[GpuResult]):
     """The shortest measurements first. --quick takes one head_dim alone.
 
     `backend`: the implementations to measure, by default `automatic` (what a call runs that names none), our kernels, and each of
-    torch's. `rows`: words that the name of a step must have, all of them, to be measured.
+    torch's. `rows`: words that the name of a step must have, all of them, to be measured. `device`: where, in a rehearsal "cpu".
     """
 
     NAME = "gpu"
     SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
     RECORD = GpuResult
-    DIVISOR = 32
-    DEVICE: ClassVar[str] = "cuda"
+    TARGETS = targets.TARGETS
 
     repeats: int = 15
     budget: float = 20.0
     backend: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    sizes: GpuSizes = field(default_factory=GpuSizes, metadata=NO_OPTION)
+    device: str = field(default="cuda", metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
         chosen = [step for step in self.every_step() if all(word in f"{step.goes_to} {step.what}" for word in self.rows)]
@@ -68,28 +59,28 @@ class GpuSuite(Suite[GpuResult]):
 
     def every_step(self) -> Iterator[Step]:
         """All that there are, whatever `rows` says."""
-        yield Step("launch_bound", f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound)
-        for dtype in DTYPES:
+        yield Step("launch_bound", f"{self.sizes.launch_bound:,} tokens, launches", self.launch_bound)
+        for dtype in self.sizes.dtypes:
             yield Step("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
-        for seq in SEEDS[: 2 if self.quick else None]:
+        for seq in self.sizes.seeds[: 2 if self.quick else None]:
             yield Step("seeds", f"{seq:,} tokens", partial(self.forward, seq))
-        dims = HEAD_DIMS[:1] if self.quick else HEAD_DIMS
-        for backward, letter, dtype, dim, causal in product((False, True), "BAC", DTYPES, dims, (False, True)):
+        dims = self.sizes.head_dims[: 1 if self.quick else None]
+        for backward, letter, dtype, dim, causal in product((False, True), "BAC", self.sizes.dtypes, dims, (False, True)):
             what = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
             yield Step("cases", what, partial(self.case, letter, dtype, dim, causal, backward))
         yield Step("long", "the longest sequence", self.long)
 
     def where(self) -> str:
-        return self.DEVICE
+        return self.device
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
         """Each of torch's kernels is a backend of its own."""
         from dilkit.device import cuda_count
 
-        if self.DEVICE == "cuda" and not cuda_count():
+        if self.device == "cuda" and not cuda_count():
             raise ValueError("--suite gpu: torch sees no CUDA device; run it where `dilkit info` lists one")
-        with one_kernel_backends(self.DEVICE):
+        with one_kernel_backends(self.device):
             yield dict(backends=tuple(i.name for i in self.implementations()))
 
     def implementations(self) -> list[Implementation]:
@@ -111,9 +102,6 @@ class GpuSuite(Suite[GpuResult]):
         whole = replace(results[-1], **facts, interrupted=any(one.interrupted for one in results))
         return replace(whole, figures=self.figures(whole))
 
-    def targets(self) -> tuple[Target[GpuResult], ...]:
-        return TARGETS
-
     def wrong(self, result: GpuResult) -> bool:
         """Whether an implementation was wrong, or one of ours failed."""
         verdicts = [(name, entry.verdict) for _, case in result.titled() for name, entry in case.entries.items()]
@@ -124,7 +112,7 @@ class GpuSuite(Suite[GpuResult]):
         """A configuration on the first device of the suite's kind."""
         from dilkit.device import probe
 
-        return CONFIGURATIONS[name].problem(dim, self.divisor, device=probe(self.DEVICE), **fields)
+        return self.sizes.configurations[name].problem(dim, self.divisor, device=probe(self.device), **fields)
 
     def case(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> GpuCase:
         """All implementations on one configuration: the forward pass, or the backward pass alone."""
@@ -138,7 +126,7 @@ class GpuSuite(Suite[GpuResult]):
 
     def launch_bound(self) -> SeqCase:
         """A forward pass too short to fill the device, many in a row: launches are what takes the time."""
-        problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // self.divisor)
+        problem = replace(self.problem("B", 64), seq=self.sizes.launch_bound // self.divisor)
         return SeqCase(seq=problem.seq, **self.compare(problem, in_a_row=True))
 
     def compare(self, problem: Problem, in_a_row: bool = False) -> CaseFields:
@@ -156,14 +144,14 @@ class GpuSuite(Suite[GpuResult]):
                     entries[i.name] = replace(failed(error), check=entries[i.name].check)
         share = BACKWARD_SHARE if problem.requires_grad else 1.0
         flops = {i.name: share * i.flops(problem) for i in found}
-        ceilings = Ceilings(problem.dtype, self.DEVICE)
+        ceilings = Ceilings(problem.dtype, self.device)
         return side_by_side(entries, calls, flops, problem, ceilings, partial(self.time, in_a_row))
 
     def time(self, in_a_row: bool, calls: Mapping[str, Call]) -> dict[str, Samples]:
         """Each call alone behind a flush of the L2 cache, or many in a row."""
         if in_a_row:
-            return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.DEVICE)
-        return time_interleaved(calls, self.repeats, clock=cold_cuda_seconds if self.DEVICE == "cuda" else None)
+            return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.device)
+        return time_interleaved(calls, self.repeats, clock=cold_cuda_seconds if self.device == "cuda" else None)
 
     def admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check that it rests on."""
@@ -181,15 +169,15 @@ class GpuSuite(Suite[GpuResult]):
             call = partial(implementation.once, inputs, problem)
             try:
                 call()
-                peaks[implementation.name] = memory.peak_memory(call, self.DEVICE) - results_bytes(problem)
+                peaks[implementation.name] = memory.peak_memory(call, self.device) - results_bytes(problem)
             except Exception:  # out of memory, or no way to measure it here: the others go on
                 peaks[implementation.name] = None
         return Scratch(dtype=dtype, results_bytes=results_bytes(problem), scratch_bytes=peaks)
 
     def long(self) -> Longest:
         """One forward pass over sixteen million tokens in bf16, or over eight where those do not fit."""
-        measured = self.forward_over(LONG // self.divisor)
-        return self.forward_over(LONG // self.divisor // 2) if measured.verdict == "failed" else measured
+        measured = self.forward_over(self.sizes.long // self.divisor)
+        return self.forward_over(self.sizes.long // self.divisor // 2) if measured.verdict == "failed" else measured
 
     def forward_over(self, seq: int) -> Longest:
         """One forward pass over so many tokens; both ends must be what they are alone."""
@@ -202,7 +190,7 @@ class GpuSuite(Suite[GpuResult]):
         try:
             call = partial(ours.once, long_inputs(problem), problem)
             different = check_ends(ours, problem, call.args[0], call())
-            time = time_interleaved({"": call}, repeats=3, device=self.DEVICE)[""]
+            time = time_interleaved({"": call}, repeats=3, device=self.device)[""]
         except torch.cuda.OutOfMemoryError as error:
             return Longest(seq=problem.seq, verdict="failed", reasons=(str(error).splitlines()[0],))
         wrong = tuple(f"{what}: {bits} results differ" for what, bits in different.items() if bits)

@@ -15,7 +15,7 @@ from dilkit.orders.curves import is_power_of_two_cube
 from dilkit.tools.bench.orders import checks
 from dilkit.tools.bench.orders.checks import same
 from dilkit.tools.bench.orders.engine import Dilkit, Interleaved, filling
-from dilkit.tools.bench.orders.peers import Array, Peer, Task, present, row_major
+from dilkit.tools.bench.orders.peers import Array, Peer, Task, row_major
 from dilkit.tools.bench.orders.record import OURS, Finding, OrderEntries, OrderEntry
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.timing import time_interleaved
@@ -66,10 +66,10 @@ def _admitted(implementation: OrderImplementation, points: int, budget: float) -
     return OrderEntry(verdict="wrong" if wrong else "measured", reasons=wrong, check=check, points=0 if wrong else count), task
 
 
-def permutation(shape: tuple[int, ...], dtype: str) -> Implementations:
+def permutation(shape: tuple[int, ...], dtype: str, packages: Sequence[Peer]) -> Implementations:
     """The whole curve through a grid, beside a store loop into the same array; packages in int32 alone."""
     out, ndim, bits = np.zeros(prod(shape), dtype), len(shape), (max(shape) - 1).bit_length()
-    packages = present() if dtype == "int32" else []
+    packages = packages if dtype == "int32" else []
     loop = OrderImplementation(lambda _: filling(out, _curves.row_major), lambda n, x: [same("out[i] is i", x, np.arange(n))])
     if not is_power_of_two_cube(shape):
         # packages have codes on cubes of a power of two alone: sorted codes are what they offer here, a curve with jumps
@@ -88,7 +88,7 @@ def permutation(shape: tuple[int, ...], dtype: str) -> Implementations:
     return found | {STORE_LOOP: loop}
 
 
-def rank(shape: Sequence[int]) -> Implementations:
+def rank(shape: Sequence[int], packages: Sequence[Peer]) -> Implementations:
     """The position on the curve of each cell of a cube, the cells in row-major order; and the inverse of the permutation."""
     ndim, bits = len(shape), (shape[0] - 1).bit_length()
     perm = Dilkit().permutation(ndim, bits, np.zeros(prod(shape), np.int32)).result()
@@ -102,36 +102,36 @@ def rank(shape: Sequence[int]) -> Implementations:
     def inverted(count: int, found: Array) -> list[Finding]:
         return [same("rank[perm] is 0, 1, 2, ...", found[perm], np.arange(count))]
 
-    found = _each([Dilkit(), *present()], ndim, bits, lambda who, count: who.ranks(ndim, bits, count), check)
+    found = _each([Dilkit(), *packages], ndim, bits, lambda who, count: who.ranks(ndim, bits, count), check)
     return found | {f"{OURS}, inverted": OrderImplementation(lambda _: invert, inverted)}
 
 
-def encode(axes: Array, bits: int) -> Implementations:
+def encode(axes: Array, bits: int, packages: Sequence[Peer]) -> Implementations:
     """Codes of points."""
 
     def check(who: Peer, count: int, codes: Array) -> list[Finding]:
         back = np.stack(who.decoder(codes, len(axes), bits).result())
         return [same("decode gives the points back", back, axes[:, :count])]
 
-    everyone = [Dilkit(), Interleaved(), *present()]
+    everyone = [Dilkit(), Interleaved(), *packages]
     return _each(everyone, len(axes), bits, lambda who, count: who.encoder(axes[:, :count], bits), check)
 
 
-def decode(codes: Array, ndim: int, bits: int) -> Implementations:
+def decode(codes: Array, ndim: int, bits: int, packages: Sequence[Peer]) -> Implementations:
     """Points of codes."""
 
     def check(who: Peer, count: int, axes: Any) -> list[Finding]:
         return [same("encode gives the codes back", who.encoder(np.stack(axes), bits).result(), codes[:count])]
 
-    everyone = [Dilkit(), Interleaved(), *present()]
+    everyone = [Dilkit(), Interleaved(), *packages]
     return _each(everyone, ndim, bits, lambda who, count: who.decoder(codes[:count], ndim, bits), check)
 
 
-def sort(axes: Array) -> Implementations:
+def sort(axes: Array, packages: Sequence[Peer]) -> Implementations:
     """The order of points along the curve; beside it, NumPy's stable sort of dilkit's codes."""
     axes = axes - axes.min(1, keepdims=True)  # which sort_points does for itself
     bits = max(1, int(axes.max()).bit_length())
-    sorters = _sorters(axes, bits, [Dilkit(), *present()])
+    sorters = _sorters(axes, bits, [Dilkit(), *packages])
     argsort = OrderImplementation(lambda count: Peer.sorter(Dilkit(), axes[:, :count], bits), sorters[OURS].check)
     return sorters | {ARGSORT: argsort}
 

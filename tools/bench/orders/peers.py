@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -181,11 +181,6 @@ class HilbertSFC(Peer):
 PEERS: tuple[Peer, ...] = (NumpyHilbertCurve(), HilbertCurvePackage(), HilbertSFC())
 
 
-def describe() -> tuple[Package, ...]:
+def describe(packages: Sequence[Peer]) -> tuple[Package, ...]:
     """Each package: what it computes, its version, and why it is absent where it is."""
-    return tuple(Package(name=p.name, summary=p.summary, version=p.version(), absent=p.absent()) for p in PEERS)
-
-
-def present() -> list[Peer]:
-    """The packages that can take part."""
-    return [peer for peer in PEERS if peer.absent() is None]
+    return tuple(Package(name=p.name, summary=p.summary, version=p.version(), absent=p.absent()) for p in packages)

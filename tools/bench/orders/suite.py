@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -19,55 +19,47 @@ from dilkit.orders.token_order import CURVES
 from dilkit.plan import cache_clear
 from dilkit.testing.memory import give_memory_back
 from dilkit.threads import torch_threads
-from dilkit.tools.bench.orders import checks, implementations, peers
-from dilkit.tools.bench.orders.peers import Array
+from dilkit.tools.bench.orders import checks, implementations, targets
+from dilkit.tools.bench.orders.cases import OrdersSizes
+from dilkit.tools.bench.orders.peers import PEERS, Array, Peer, describe
 from dilkit.tools.bench.orders.record import Locality, Near, OrderCall, OrderCase, OrdersResult
-from dilkit.tools.bench.orders.targets import TARGETS
-from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.timing import time_interleaved
-
-GRIDS = {"square": (1024, 1024), "large": (4096, 4096), "cube": (128, 128, 128), "frame": (1080, 1920), "video": (33, 45, 80)}
-POINTS = {2: (1 << 20, (10, 16)), 3: (1 << 21, (7, 10))}
-"""Random points: how many, and of how many bits, by the number of axes."""
-SORTED = 1_000_000
-NEAR = Locality(shape=(256, 256), segment_length=4096, dilation_rates=(4, 8, 16), nearest_kept={})
-"""Where the distance to the nearest kept key is measured. It does not depend on the machine, and --quick leaves it alone."""
 
 
 @dataclass(frozen=True)
 class OrdersSuite(Suite[OrdersResult]):
-    """--quick divides the sides of grids, and numbers of points by the square of that."""
+    """--quick divides the sides of grids, and numbers of points by the square of that. `packages`: measured where they are
+    installed."""
 
     NAME = "orders"
     SUMMARY = "token orders against a store loop and packages that compute Hilbert curves, and what they keep near"
     RECORD = OrdersResult
-    DIVISOR = 16
+    TARGETS = targets.TARGETS
 
     repeats: int = 11
     budget: float = 0.25
+    sizes: OrdersSizes = field(default_factory=OrdersSizes, metadata=NO_OPTION)
+    packages: tuple[Peer, ...] = field(default=PEERS, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
-        for name, dtype in product(GRIDS, ("int32", "int64")):
+        for name, dtype in product(self.sizes.grids, ("int32", "int64")):
             yield Step("permutations", f"permutation: {name}, {dtype}", partial(self.permutation, name, dtype))
         for name in ("square", "cube"):
             yield Step("ranks", f"rank: {name}", partial(self.rank, name))
-        for ndim, (_, sizes) in POINTS.items():
+        for ndim, (_, sizes) in self.sizes.points.items():
             for bits, what in product(sizes, ("encode", "decode")):
                 yield Step("points", f"{what}: {ndim}-D, {bits} bits", partial(self.points, what, ndim, bits))
-        for ndim in POINTS:
+        for ndim in self.sizes.points:
             yield Step("sorts", f"sort: {ndim}-D", partial(self.sort, ndim))
         for what, measure in (("cold", self.cold), ("warm", self.warm)):
-            yield from (Step(what, f"{what} order: {name}", partial(measure, name)) for name in GRIDS)
-        yield Step("locality", "nearest kept keys", locality)
+            yield from (Step(what, f"{what} order: {name}", partial(measure, name)) for name in self.sizes.grids)
+        yield Step("locality", "nearest kept keys", partial(locality, self.sizes.near))
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
         with torch_threads(1):
-            yield dict(packages=peers.describe(), isa=instruction_set())
-
-    def targets(self) -> tuple[Target[OrdersResult], ...]:
-        return TARGETS
+            yield dict(packages=describe(self.packages), isa=instruction_set())
 
     def wrong(self, result: OrdersResult) -> bool:
         """Whether something of dilkit's was wrong or failed; what a package does wrong is reported and not ranked."""
@@ -79,26 +71,28 @@ class OrdersSuite(Suite[OrdersResult]):
     def permutation(self, name: str, dtype: str) -> OrderCase:
         """The whole curve through a grid, into an array written to before."""
         shape = self._shape(name)
-        return self._case(implementations.permutation(shape, dtype), prod(shape), grid=name, shape=shape, dtype=dtype)
+        return self._case(
+            implementations.permutation(shape, dtype, self._present), prod(shape), grid=name, shape=shape, dtype=dtype
+        )
 
     def rank(self, name: str) -> OrderCase:
         """The inverse, made directly and from the permutation."""
         shape = self._shape(name)
-        return self._case(implementations.rank(shape), prod(shape), grid=name, shape=shape)
+        return self._case(implementations.rank(shape, self._present), prod(shape), grid=name, shape=shape)
 
     def points(self, what: str, ndim: int, bits: int) -> OrderCase:
         """Codes of random points, or points of random codes."""
-        count = self._count(POINTS[ndim][0])
+        count = self._count(self.sizes.points[ndim][0])
         if what == "encode":
-            entries = implementations.encode(_random(count, ndim, bits), bits)
+            entries = implementations.encode(_random(count, ndim, bits), bits, self._present)
         else:
-            entries = implementations.decode(_random(count, 1, ndim * bits)[0], ndim, bits)
+            entries = implementations.decode(_random(count, 1, ndim * bits)[0], ndim, bits, self._present)
         return self._case(entries, count, what=what, ndim=ndim, bits=bits)
 
     def sort(self, ndim: int) -> OrderCase:
         """The order of random points."""
-        bits, count = POINTS[ndim][1][-1], self._count(SORTED)
-        return self._case(implementations.sort(_random(count, ndim, bits)), count, ndim=ndim, bits=bits)
+        bits, count = self.sizes.points[ndim][1][-1], self._count(self.sizes.sorted)
+        return self._case(implementations.sort(_random(count, ndim, bits), self._present), count, ndim=ndim, bits=bits)
 
     def cold(self, name: str) -> OrderCall:
         """`order(...)`, and with its ranks, with nothing cached and all memory fresh from the system."""
@@ -116,14 +110,18 @@ class OrdersSuite(Suite[OrdersResult]):
         return OrderCall(grid=name, shape=shape, time=timed[""])
 
     @property
+    def _present(self) -> list[Peer]:
+        return [package for package in self.packages if package.absent() is None]
+
+    @property
     def _min_time(self) -> float:
         return 0.0 if self.quick else 0.02
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(max(2, side // self.DIVISOR) if self.quick else side for side in GRIDS[name])
+        return tuple(max(2, side // self.divisor) for side in self.sizes.grids[name])
 
     def _count(self, count: int) -> int:
-        return count // self.DIVISOR**2 if self.quick else count
+        return count // self.divisor**2
 
     def _case(self, found: implementations.Implementations, points: int, **fields: Any) -> OrderCase:
         entries = implementations.measured(found, points, self.repeats, self.budget, self._min_time)
@@ -134,13 +132,13 @@ def _random(count: int, axes: int, bits: int) -> Array:
     return np.random.default_rng(0).integers(0, 1 << bits, (axes, count), np.uint16 if bits <= 16 else np.uint32)
 
 
-def locality() -> Locality:
+def locality(at: Locality) -> Locality:
     """The mean distance to the nearest kept key, by curve and dilation rate."""
     near = {}
     for curve in CURVES:
-        kept = locality_report(order(NEAR.shape, curve), NEAR.segment_length, NEAR.dilation_rates).kept
+        kept = locality_report(order(at.shape, curve), at.segment_length, at.dilation_rates).kept
         near[curve] = {str(one.rate): Near(one.mean or 0.0, one.max or 0.0) for one in kept}
-    return replace(NEAR, nearest_kept=near)
+    return replace(at, nearest_kept=near)
 
 
 def _forget() -> None:

@@ -2,6 +2,7 @@
 
 window.py   the same window by FlexAttention
 ways.py     the ways to compute a pattern, each checked against the definition before it is timed
+cases.py    their sizes
 suite.py    the measurements: windows, mixes of kinds, rates, block lists, a million tokens
 targets.py  what the figures must be
 """

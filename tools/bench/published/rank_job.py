@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dilkit.tools.bench.published.longest import called
 from dilkit.tools.bench.published.record import Job, PublishedCase, Setting
 from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.bench.ranks.case import memory_note
+from dilkit.tools.bench.ranks.runner import memory_note
 from dilkit.tools.bench.ranks.tasks import beside_one_rank, peaks_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from dilkit.registry import list_backends
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.published import judge, rank_job
-from dilkit.tools.bench.published.claims import HELD, group, settings
+from dilkit.tools.bench.published.cases import PublishedSizes
+from dilkit.tools.bench.published.claims import group, settings
 from dilkit.tools.bench.published.implementations import implementation
 from dilkit.tools.bench.published.longest import longest
 from dilkit.tools.bench.published.rank_job import LONG_CALL, samples_of
@@ -32,7 +33,7 @@ from dilkit.tools.bench.published.record import (
     PublishedResult,
     Setting,
 )
-from dilkit.tools.bench.suite import Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.case import CaseRunner, output_bytes
@@ -40,77 +41,35 @@ from dilkit.tools.measure.implementation import BACKWARD_FLOPS
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Entry
 
-SIZES = (1, 2, 4)
 LONGEST_BACKWARD, LONGEST_EXTRA = 6e10, 3e11
 """FLOPs beyond which a forward and backward pass, and a setting that nobody published, are left to --full."""
 HALF_TO = 8192
 """Tokens to which half types are compared with fp32, without --full."""
 PATIENCE = 15
 """How many times longer a call may take with --full."""
-MEMORY, CARD_MEMORY, GRAINS = 128 << 20, 8 << 30, 1 << 18
-"""Bytes into which the longest sequence must fit: by default, and with --full, as on the card. It is found to one part in so many
-bytes of it."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured: settings on one device, those whose plans are cached, those over ranks of which the sequence stays or
-    grows; packages beside dilkit; `memory`: the bytes into which the longest sequence must fit, to one part in `grains` of them;
-    what can start processes."""
-
-    alone: tuple[Setting, ...]
-    cached: tuple[Setting, ...]
-    over_ranks: tuple[Setting, ...]
-    growing: tuple[Setting, ...]
-    peers: tuple[str, ...] = PEERS
-    memory: int = MEMORY
-    grains: int = GRAINS
-    processes: tuple[str, ...] = ()
-
-    @classmethod
-    def published(cls, full: bool, quick: bool) -> Settings:
-        """Those of the documents, the same lengths as users would have them, and numbers of ranks; the shortest first."""
-        sizes = SIZES[:2] if quick else SIZES
-        held, grown = HELD if full else HELD[:5], HELD[7 if full else 0]
-        alone = dict.fromkeys([*(s for s in settings() if s.ranks == 1), *held])
-        sequences = sorted({replace(s, ranks=1) for s in group("ranks").values()}, key=lambda s: (s.tokens, s.seq))
-        return cls(
-            alone=tuple(sorted(alone, key=lambda s: (s.tokens * max(s.segment_lengths), s.seq, s.heads))),
-            cached=tuple(group("orders").values()),
-            over_ranks=tuple(replace(s, ranks=ranks) for s in sequences for ranks in sizes),
-            growing=tuple(replace(grown, seq=grown.seq * ranks, ranks=ranks) for ranks in sizes),
-            memory=CARD_MEMORY if full else MEMORY,
-            processes=transports(),
-        )
 
 
 @dataclass(frozen=True)
 class PublishedSuite(Suite[PublishedResult]):
-    """The steps of a run. `full`: on to a million tokens and more; `given`: in place of those of the documents."""
+    """The steps of a run. `full`: on to a million tokens and more; `processes`: what can start processes."""
 
     NAME = "seeds"
     SUMMARY = "the tables that older implementations published, each figure beside what they claim"
     RECORD = PublishedResult
-    DIVISOR = 32
 
     budget: float = 12.0
     full: bool = False
     device: str = "cpu"
-    given: Settings | None = field(default=None, metadata=dict(option=False))
-    last: dict[str, tuple[float, float]] = field(default_factory=dict, metadata=dict(option=False))
+    sizes: PublishedSizes = field(default_factory=PublishedSizes, metadata=NO_OPTION)
+    processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
+    last: dict[str, tuple[float, float]] = field(default_factory=dict, metadata=NO_OPTION)
     """How long a call took in earlier steps, as in `CaseRunner`."""
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        processes = self.measured.processes
-        return nullcontext(dict(mpi=mpi_version() if processes else "", processes=processes))
+        return nullcontext(dict(mpi=mpi_version() if self.processes else "", processes=self.processes))
 
     def where(self) -> str:
         return self.device
-
-    @property
-    def measured(self) -> Settings:
-        """What is measured."""
-        return self.given or Settings.published(self.full, self.quick)
 
     def figures(self, result: PublishedResult) -> tuple[PublishedFigure, ...]:
         return judge.figures(result)
@@ -123,16 +82,17 @@ class PublishedSuite(Suite[PublishedResult]):
         return failed or bool(verdicts & {"wrong", "failed"})
 
     def steps(self) -> Iterator[Step]:
-        measured = self.measured
-        for setting, backward in self._fitting(measured.alone):
+        sizes = self.sizes
+        for setting, backward in self._fitting(sizes.on_one_device(self.full)):
             weight = self._weight(setting, backward) * len(self.who(setting))
             yield Step("cases", f"{setting}, {PASSES[backward]}", partial(self.case, setting, backward), weight)
-        for setting in measured.cached:
+        for setting in sizes.cached:
             if self.full or self._flops(setting) <= LONG_CALL:  # in a longer one, making a plan anew is lost in the noise
                 yield Step("cache", f"cache of plans, {setting}", partial(self.cache, setting), self._weight(setting))
-        kind = next(iter(measured.processes), "threads")
-        for name, found in (("ranks", measured.over_ranks), ("growth", measured.growing)) if self.device == "cpu" else ():
-            calls = list(self._fitting(found))
+        kind = next(iter(self.processes), "threads")
+        over_ranks = dict(ranks=sizes.over_ranks(self.quick), growth=sizes.grown(self.full, self.quick))
+        for name, sharded in over_ranks.items() if self.device == "cpu" else ():
+            calls = list(self._fitting(sharded))
             for ranks in dict.fromkeys(setting.ranks for setting, _ in calls):
                 of_job = tuple(call for call in calls if call[0].ranks == ranks)
                 text = f"{name}, {ranks} of {kind}: {len(of_job)} calls, the last {of_job[-1][0]}"
@@ -172,7 +132,7 @@ class PublishedSuite(Suite[PublishedResult]):
         names = ["auto", *["head-split"] * (len(setting.segment_lengths) > 1)]
         compared = setting in group("implementations").values()
         if compared:
-            names = ["reference", *names, "multihead", *sorted({*list_backends()} - {"reference"}), *self.measured.peers]
+            names = ["reference", *names, "multihead", *sorted({*list_backends()} - {"reference"}), *self.sizes.peers]
         if compared or setting in group("orders").values():
             names.append("ordered")
         twins = setting in group("lengths").values() and (self.full or setting.seq <= HALF_TO)
@@ -222,7 +182,7 @@ class PublishedSuite(Suite[PublishedResult]):
 
     def over_ranks(self, ranks: int, calls: tuple[tuple[Setting, bool], ...], kind: str) -> Job:
         """Ranks beside one rank that has all cores, in turns; memory of each rank; of a job that fails, why."""
-        cores = max(1, min(max(SIZES), usable_cores()))
+        cores = max(1, min(max(self.sizes.ranks), usable_cores()))
         how: dict[str, Any] = dict(divisor=self.divisor, one_rank_threads=cores, repeats=self.repeats)
         task = partial(rank_job.over_ranks, transport=kind, calls=calls, **how)
         try:
@@ -232,9 +192,9 @@ class PublishedSuite(Suite[PublishedResult]):
 
     def longest(self, who: str, backward: bool) -> Longest:
         """The longest sequence of which a call fits into the memory budget, inputs counted."""
-        limit = self.measured.memory // self.divisor
+        limit = (self.sizes.card_memory if self.full else self.sizes.memory) // self.divisor
         setting = group("orders")["multi-segment"]
         problem, one = self.problem(setting, backward), implementation(who, setting.heads)
         one.once(Tensors.random(problem), problem)  # what is loaded at the first call is no part of a call
-        grain = max(1, limit // self.measured.grains)
+        grain = max(1, limit // self.sizes.grains)
         return replace(longest(one, problem, limit, grain, self.patience), setting=setting)

@@ -11,30 +11,17 @@ from typing import Any, TypeVar
 
 from dilkit.comm.launch.processes import JobError, mpi_version, transports
 from dilkit.comm.launch.task import ended, run
-from dilkit.pattern import Pattern
-from dilkit.problem import Problem
+from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.cpu.configurations import CONFIGURATIONS
-from dilkit.tools.bench.ranks import faults, tasks
+from dilkit.tools.bench.ranks import faults, targets, tasks
 from dilkit.tools.bench.ranks import record as records
 from dilkit.tools.bench.ranks.call import plan_of
+from dilkit.tools.bench.ranks.cases import RanksSizes
 from dilkit.tools.bench.ranks.record import RanksResult
-from dilkit.tools.bench.ranks.targets import TARGETS
-from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
-HEADS, DIM, THREADS = 8, 64, 4
-SHORTER = 4
-"""By how much sequence and segments are shorter where memory is measured: the same ratios, a sixteenth of the work."""
 SECONDS_PER_FLOP = 1 / 100e9
-SMALL = (
-    Problem(pattern=Pattern([32, 64, 256], [1, 2, 8]), seq=256, heads=8, head_dim=16, is_causal=True, dtype="bfloat16"),
-    Problem(pattern=Pattern([30, 50, 211], [1, 3, 5]), seq=211, heads=4, head_dim=8, batch=2, key_padding_mask=True),
-    Problem(pattern=Pattern([64, 192], [2, 4]), seq=190, heads=8, kv_heads=2, head_dim=16, is_causal=True, dtype="float64"),
-)
-"""Problems whose bytes and results are compared: aligned and causal; odd lengths, two sequences, a mask; grouped heads. Bytes
-are counted in these dtypes, results compared in fp32."""
 S = TypeVar("S", bound=records.Step)
 
 
@@ -45,16 +32,14 @@ class RanksSuite(Suite[RanksResult]):
     NAME = "ring"
     SUMMARY = "attention over ranks: bytes, agreement with one rank, memory, time, and what becomes of faults"
     RECORD = RanksResult
-    DIVISOR = 32
+    TARGETS = targets.TARGETS
 
     budget: float = 90.0
-    processes: tuple[str, ...] = field(default_factory=transports, metadata=dict(option=False))
+    sizes: RanksSizes = field(default_factory=RanksSizes, metadata=NO_OPTION)
+    processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
         return nullcontext(dict(mpi=mpi_version() if self.processes else "", processes=self.processes))
-
-    def targets(self) -> tuple[Target[RanksResult], ...]:
-        return TARGETS
 
     def wrong(self, result: RanksResult) -> bool:
         """Whether bytes or results are not what they must be, or a measurement failed; what falls short otherwise is no error."""
@@ -96,11 +81,13 @@ class RanksSuite(Suite[RanksResult]):
         sizes = (2, 4, 8) if self.quick else tuple(2**i for i in range(1, 7))
         by_name = {
             name: tuple(
-                int(plan_of(problem, ranks, name).all_bytes("forward", head_dim=DIM, dtype="bfloat16").max()) for ranks in sizes
+                int(plan_of(problem, ranks, name).all_bytes("forward", head_dim=problem.head_dim, dtype=problem.dtype).max())
+                for ranks in sizes
             )
             for name in SCHEDULES
         }
-        full = tuple((ranks - 1) * 2 * (problem.seq // ranks) * HEADS * DIM * 2 for ranks in sizes)
+        row = problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
+        full = tuple((ranks - 1) * 2 * (problem.seq // ranks) * row for ranks in sizes)
         return records.Volumes(problem.seq, sizes, by_name, full)
 
     def work(self) -> records.Work:
@@ -114,13 +101,13 @@ class RanksSuite(Suite[RanksResult]):
 
     def bytes(self, kind: str, ranks: int) -> records.SentCalls:
         """Bytes counted beside those of the plan, forward and backward, for every schedule."""
-        problems = tuple(replace(small, requires_grad=True) for small in SMALL)
+        problems = tuple(replace(small, requires_grad=True) for small in self.sizes.small)
         task = partial(tasks.count_bytes, problems=problems, schedules=SCHEDULES)
         return replace(run(kind, ranks, task), transport=kind)
 
     def agreement(self, kind: str, ranks: int) -> records.AgreementCalls:
         """Results of all ranks beside those of one rank, for every schedule."""
-        some = SMALL[:1] if self.quick else SMALL
+        some = self.sizes.small[: 1 if self.quick else None]
         problems = tuple(replace(small, requires_grad=True, dtype="float32") for small in some)
         task = partial(tasks.compare, problems=problems, schedules=SCHEDULES)
         return replace(run(kind, ranks, task, limit=300.0), transport=kind)
@@ -164,7 +151,7 @@ class RanksSuite(Suite[RanksResult]):
     def million(self) -> records.Million:
         """Forward bytes by rank of one million tokens over eight ranks, planned, and counted over threads if time allows."""
         problem, ranks = self.problem("million", dtype="bfloat16"), 8
-        counts = plan_of(problem, ranks).all_bytes("forward", head_dim=DIM, dtype="bfloat16")
+        counts = plan_of(problem, ranks).all_bytes("forward", head_dim=problem.head_dim, dtype=problem.dtype)
         record = records.Million(seq=problem.seq, ranks=ranks, planned_bytes=tuple(int(count) for count in counts))
         expected = problem.flops() * SECONDS_PER_FLOP
         if expected > self.budget:
@@ -174,14 +161,13 @@ class RanksSuite(Suite[RanksResult]):
         return replace(record, sent_bytes=call.sent_bytes)
 
     def problem(self, config: str, **more: Any) -> Problem:
-        """Of a configuration; "long" is a quarter of the million."""
-        if config == "long":
-            return CONFIGURATIONS["million"].problem(DIM, SHORTER * self.divisor, **more)
-        return CONFIGURATIONS[config].problem(DIM, self.divisor, **more)
+        """Of a configuration; "long" is a part of the million."""
+        name, divisor = ("million", self.sizes.shorter * self.divisor) if config == "long" else (config, self.divisor)
+        return self.sizes.configurations[name].problem(self.sizes.head_dim, divisor, **more)
 
     def threads(self, ranks: int) -> int:
         """Threads of each rank where all cores are shared out."""
-        return max(1, min(THREADS, usable_cores()) // ranks)
+        return max(1, min(self.sizes.threads, usable_cores()) // ranks)
 
 
 def _step(goes_to: str, what: str, record: type[S], measure: Callable[[], S]) -> Step:

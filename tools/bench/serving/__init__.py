@@ -1,5 +1,6 @@
 """`dilkit bench --suite serving`: packed sequences, decoding and prefill on a CPU.
 
+cases.py      their sizes
 suite.py      the steps
 packed.py     sequences packed, one by one, and padded
 decoding.py   steps of decoding against each kind of cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,26 +13,17 @@ import torch
 from dilkit.pattern import Pattern
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
-from dilkit.tools.bench.serving import llama
+from dilkit.tools.bench.serving import llama, targets
+from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.decoding import FullCache, Steps, Text
 from dilkit.tools.bench.serving.entries import checked, timed
 from dilkit.tools.bench.serving.packed import lengths_of, ways
 from dilkit.tools.bench.serving.record import ALONE, DENSE, OURS, REST, Decoding, PackedCase, Prefill, ServingResult
-from dilkit.tools.bench.serving.targets import TARGETS
-from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.results.record import Entries, Entry
 
-HEADS, HEAD_DIM, THREADS, MOST_ROUNDS = 8, 64, 4, 3
-SEQUENCES, SHORTEST, LONGEST = 64, 64, 4096
-PACKED = Pattern([1024, 2048, 4096], [1, 2, 4])
-DECODED = Pattern([2048, 8192, 32768], [1, 4, 16])
-STEPS, FULL, SEEN = 64, 131_072, (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
-"""Steps of a sample, the longest cache of all keys, and the tokens that are seen before the steps."""
-PREFILLED, PROMPT, CHECKED = Pattern([1024, 4096, 16384], [1, 4, 16]), 16_384, 1024
-"""Tokens of the prompt, and of its beginning, on which the model is checked."""
-CONFIG = llama.LlamaConfig()
+MOST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -42,7 +33,9 @@ class ServingSuite(Suite[ServingResult]):
     NAME = "serving"
     SUMMARY = "packed sequences, decoding and prefill, each beside what it replaces"
     RECORD = ServingResult
-    DIVISOR = 32
+    TARGETS = targets.TARGETS
+
+    sizes: ServingSizes = field(default_factory=ServingSizes, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
         yield Step("prefill", "prefill of a model of Llama's shape", self.prefill, 4)
@@ -52,11 +45,8 @@ class ServingSuite(Suite[ServingResult]):
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
-        with torch_threads(min(THREADS, usable_cores())) as count:
+        with torch_threads(min(self.sizes.threads, usable_cores())) as count:
             yield dict(isa=instruction_set(), thread_count=count)
-
-    def targets(self) -> tuple[Target[ServingResult], ...]:
-        return TARGETS
 
     def wrong(self, result: ServingResult) -> bool:
         """Whether a check failed, or a cache holds more than it may."""
@@ -70,9 +60,9 @@ class ServingSuite(Suite[ServingResult]):
 
     def prefill(self) -> Prefill:
         """A model of Llama's shape on a prompt, with either attention. It is checked on the beginning of the prompt."""
-        model, pattern = llama.Llama(CONFIG), self.shortened(PREFILLED)
-        tokens = torch.randint(CONFIG.vocabulary, (1, PROMPT // self.divisor))
-        beginning = tokens[:, : CHECKED // self.divisor]
+        config, pattern = self.sizes.model, self.shortened(self.sizes.prefilled)
+        model, tokens = llama.Llama(config), torch.randint(config.vocabulary, (1, self.sizes.prompt // self.divisor))
+        beginning = tokens[:, : self.sizes.checked // self.divisor]
         pairs = {
             OURS: (llama.dilated(pattern), llama.dilated(pattern, "reference")),
             DENSE: (llama.dense, llama.dilated(Pattern.dense())),
@@ -85,13 +75,14 @@ class ServingSuite(Suite[ServingResult]):
         calls[REST], entries[REST] = partial(model.prefill, tokens, llama.without), Entry()
         entries_timed = timed(entries, calls, min(self.repeats, MOST_ROUNDS))
         parameters = sum(weight.numel() for weight in model.parameters())
-        sizes = dict(tokens=tokens.shape[1], layers=CONFIG.layers, width=CONFIG.width, parameters=parameters)
+        sizes = dict(tokens=tokens.shape[1], layers=config.layers, width=config.width, parameters=parameters)
         return Prefill(pattern=str(pattern), **sizes, **entries_timed)
 
     def decoding(self) -> Decoding:
         """Steps after more and more tokens, all in the same rounds."""
-        text = Text(self.shortened(DECODED), HEADS, HEAD_DIM)
-        count, limit, seen = max(1, STEPS // self.divisor), FULL // self.divisor, [n // self.divisor for n in SEEN]
+        text = Text(self.shortened(self.sizes.decoded), self.sizes.heads, self.sizes.head_dim)
+        count, limit = max(1, self.sizes.steps // self.divisor), self.sizes.full // self.divisor
+        seen = [n // self.divisor for n in self.sizes.seen]
         filled = [text.filled(most, count) for most in (limit, seen[-1])]
         full = FullCache(text, limit)
         points = [
@@ -107,14 +98,14 @@ class ServingSuite(Suite[ServingResult]):
 
         entries_timed = timed(entries, calls, self.repeats, before=take_back)
         rows = tuple(one.point(entries_timed, one.seen in filled) for one in points)
-        return Decoding(pattern=str(text.pattern), heads=HEADS, head_dim=HEAD_DIM, steps=count, points=rows)
+        return Decoding(pattern=str(text.pattern), heads=text.heads, head_dim=text.head_dim, steps=count, points=rows)
 
     def packed(self, spread: str) -> PackedCase:
         """Sequences packed, one by one and padded; the results of all ways are compared first."""
         geometric = spread.startswith("geometrically")
-        lengths = lengths_of(SEQUENCES, SHORTEST // self.divisor, LONGEST // self.divisor, geometric)
-        pattern = self.shortened(PACKED)
-        implementations = ways(lengths, pattern, HEADS, HEAD_DIM)
+        shortest, longest = self.sizes.shortest // self.divisor, self.sizes.longest // self.divisor
+        lengths, pattern = lengths_of(self.sizes.sequences, shortest, longest, geometric), self.shortened(self.sizes.packed)
+        implementations = ways(lengths, pattern, self.sizes.heads, self.sizes.head_dim)
         alone = implementations[ALONE].joined(implementations[ALONE].call())
         entries: Entries = {}
         for name, way in implementations.items():

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from dilkit import attention_mass
-from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig
+from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
+from dilkit.tools.bench.slides import targets
 from dilkit.tools.bench.slides.calls import embedding, gradients, mass_check, padded, slide
+from dilkit.tools.bench.slides.cases import ARCHITECTURE, SlidesSizes
 from dilkit.tools.bench.slides.record import ALONE, BATCH, OURS, PUBLISHED, HeadDim, LongSlide, Mass, SlideCase, SlidesResult
-from dilkit.tools.bench.slides.targets import TARGETS
-from dilkit.tools.bench.suite import Step, Suite
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.case import CaseFields, admit, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import backend_implementations
@@ -29,13 +29,7 @@ from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Case, Entry, Samples
 
-ARCHITECTURE = "gigapath_slide_enc12l768d"
-CONFIG = ARCHITECTURES[ARCHITECTURE]
-TILES, LONG, SEVERAL = 10_000, 100_000, (2_000, 5_000, 9_000, 20_000)
-SEVERAL_DEPTH = 3
-"""Layers of the encoder that gets several slides: two that compute all rows, and the last, which computes the class token's."""
-HEAD_DIMS, BACKENDS, MATMUL = (48, 64), ("native", "sdpa"), 4096
-THREADS, MOST_ROUNDS = 4, 3
+BACKENDS, MOST_ROUNDS = ("native", "sdpa"), 3
 
 
 @dataclass(frozen=True)
@@ -45,12 +39,13 @@ class SlidesSuite(Suite[SlidesResult]):
     NAME = "slides"
     SUMMARY = "GigaPath's slide encoder beside its published procedure"
     RECORD = SlidesResult
-    DIVISOR = 32
+    TARGETS = targets.TARGETS
 
     full: bool = False
+    sizes: SlidesSizes = field(default_factory=SlidesSizes, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
-        for dim in HEAD_DIMS:
+        for dim in self.sizes.head_dims:
             yield Step("head_dims", f"attention of a layer, head_dim {dim}", partial(self.head_dim, dim))
         yield Step("several", "several slides, in one batch and one by one", self.several, 12)
         yield Step("encoder", "one slide, both ways", self.encoder, 24)
@@ -61,11 +56,8 @@ class SlidesSuite(Suite[SlidesResult]):
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
-        with torch_threads(min(THREADS, usable_cores())) as count:
+        with torch_threads(min(self.sizes.threads, usable_cores())) as count:
             yield dict(isa=instruction_set(), thread_count=count, architecture=ARCHITECTURE)
-
-    def targets(self) -> tuple[Target[SlidesResult], ...]:
-        return TARGETS
 
     def wrong(self, result: SlidesResult) -> bool:
         """Whether a check failed."""
@@ -76,45 +68,46 @@ class SlidesSuite(Suite[SlidesResult]):
     @property
     def config(self) -> SlideEncoderConfig:
         """The sizes of the model. --quick divides the lengths of segments too."""
-        pairs = zip(CONFIG.segment_lengths, CONFIG.dilation_rates, strict=True)
-        return replace(CONFIG, segment_lengths=tuple(max(length // self.divisor, rate) for length, rate in pairs))
+        whole = self.sizes.model
+        pairs = zip(whole.segment_lengths, whole.dilation_rates, strict=True)
+        return replace(whole, segment_lengths=tuple(max(length // self.divisor, rate) for length, rate in pairs))
 
-    def model(self, depth: int = CONFIG.depth, checkpointing: bool = False) -> SlideEncoder:
-        """A model of so many layers with random weights, the same whenever it is made."""
+    def model(self, depth: int | None = None, checkpointing: bool = False) -> SlideEncoder:
+        """A model of so many layers, or of all, with random weights, the same whenever it is made."""
         torch.manual_seed(0)
-        return SlideEncoder(replace(self.config, depth=depth), activation_checkpointing=checkpointing).eval()
+        return SlideEncoder(replace(self.config, depth=depth or self.config.depth), activation_checkpointing=checkpointing).eval()
 
     def head_dim(self, dim: int) -> HeadDim:
         """Backends on the attention of one layer, beside a matmul."""
-        tiles = TILES // self.divisor
-        problem = Problem(pattern=self.config.pattern, seq=tiles + 1, heads=CONFIG.num_heads, head_dim=dim)
+        config, tiles = self.config, self.sizes.tiles // self.divisor
+        problem = Problem(pattern=config.pattern, seq=tiles + 1, heads=config.num_heads, head_dim=dim)
         inputs, backends = Tensors.random(problem), backend_implementations(BACKENDS)
         flops = {one.name: one.flops(problem) for one in backends}
         entries = {
             one.name: admit(one, problem, inputs, self.budget, partial(_seconds, flops[one.name])) for one in backends
         }  # fmt: skip
         calls = {one.name: partial(one.once, inputs, problem) for one in backends if entries[one.name].verdict == "measured"}
-        ceilings = Ceilings("float32", size=MATMUL // self.divisor)
+        ceilings = Ceilings("float32", size=self.sizes.matmul // self.divisor)
         fields: CaseFields = side_by_side(entries, calls, flops, problem, ceilings, self.time)
         return HeadDim(head_dim=dim, tiles=tiles, **fields)
 
     def encoder(self) -> SlideCase:
         """One slide by the published procedure and by dilkit."""
-        model, tiles = self.model(), TILES // self.divisor
+        model, tiles = self.model(), self.sizes.tiles // self.divisor
         inputs = slide(tiles, self.config)
         calls = {PUBLISHED: partial(published_embedding, model, *inputs), OURS: partial(embedding, model, *inputs)}
-        return SlideCase(tiles=(tiles,), depth=CONFIG.depth, entries=self.compared(calls, tiles))
+        return SlideCase(tiles=(tiles,), depth=self.config.depth, entries=self.compared(calls, tiles))
 
     def several(self) -> SlideCase:
         """Several slides in one batch and one by one."""
-        model, tiles = self.model(SEVERAL_DEPTH), tuple(n // self.divisor for n in SEVERAL)
-        slides = [slide(n, self.config) for n in tiles]
+        depth, tiles = self.sizes.several_depth, tuple(n // self.divisor for n in self.sizes.several)
+        model, slides = self.model(depth), [slide(n, self.config) for n in tiles]
         together = padded(slides)
         calls = {
             ALONE: lambda: torch.cat([embedding(model, *one) for one in slides]),
             BATCH: lambda: embedding(model, *together),
         }
-        return SlideCase(tiles=tiles, depth=SEVERAL_DEPTH, entries=self.compared(calls, max(tiles)))
+        return SlideCase(tiles=tiles, depth=depth, entries=self.compared(calls, max(tiles)))
 
     def compared(self, calls: Mapping[str, Callable[[], torch.Tensor]], tiles: int) -> dict[str, Entry]:
         """Whether all calls agree with the first; then their times, in turns, and the peak memory of each."""
@@ -138,7 +131,7 @@ class SlidesSuite(Suite[SlidesResult]):
 
     def mass(self) -> Mass:
         """What all tiles look at, of queries and keys of one layer."""
-        config, tiles = self.config, LONG // self.divisor
+        config, tiles = self.config, self.sizes.long // self.divisor
         dim = config.embed_dim // config.num_heads
         check = mass_check(config.pattern, config.num_heads, dim)
         query, key = torch.randn(2, 1, tiles + 1, config.num_heads, dim).unbind()
@@ -150,7 +143,7 @@ class SlidesSuite(Suite[SlidesResult]):
 
     def long(self, backward: bool) -> LongSlide:
         """One long slide, once."""
-        model, tiles = self.model(checkpointing=backward), LONG // self.divisor
+        model, tiles = self.model(checkpointing=backward), self.sizes.long // self.divisor
         inputs = slide(tiles, self.config)
         one = call_once(partial(gradients if backward else embedding, model, *inputs))
         held = sum(tensor.nbytes for tensor in (*model.parameters(), *inputs))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from dataclasses import replace
+from typing import cast
 
+from dilkit.tools.bench.gpu.cases import GpuSizes
 from dilkit.tools.bench.gpu.record import OURS, GpuResult
 from dilkit.tools.bench.gpu.suite import GpuSuite, implementations
 from dilkit.tools.bench.run import begin, measured
@@ -13,14 +14,8 @@ from dilkit.tools.gpu_day import backends
 from dilkit.tools.gpu_day.step import Context, Item, absent
 
 REPEATS = 7
-
-
-@dataclass(frozen=True)
-class Rehearsed(GpuSuite):
-    """The suite on the CPU, at lengths at which a step takes a second."""
-
-    DEVICE: ClassVar[str] = "cpu"
-    DIVISOR: ClassVar[int] = 256
+REHEARSED = GpuSuite(quick=True, repeats=1, device="cpu", sizes=GpuSizes(divisor=256))
+"""On the CPU, at lengths at which a step takes a second."""
 
 
 def part(context: Context, dtype: str, *words: str) -> Iterator[Item]:
@@ -28,10 +23,9 @@ def part(context: Context, dtype: str, *words: str) -> Iterator[Item]:
     if "longest" in words and not context.right(OURS[0], dtype):
         yield absent("the longest sequence", f"{OURS[0]}, which computes it, is wrong in {dtype}")
         return
-    kind = Rehearsed if context.rehearse else GpuSuite
     if context.rehearse and {"forward", "backward"} & set(words):
         words = (*words, "A,")
-    suite = kind(quick=context.rehearse, repeats=1 if context.rehearse else REPEATS, rows=words)
+    suite = replace(REHEARSED if context.rehearse else GpuSuite(repeats=REPEATS), rows=words)
     with suite.prepared():
         known = [i.name for i in implementations() if i.name not in backends.LEFT_OUT and context.right(i.name, dtype)]
     suite = replace(suite, backend=tuple(known))
