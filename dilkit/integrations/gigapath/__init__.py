@@ -10,6 +10,7 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     encoder.py      the module
     over_ranks.py   one slide over several ranks
     checkpoint.py   loading of published weights
+    hub.py          the files of names on the Hugging Face hub
     features.py     files of tile features
     attributes.py   what such files say of their tiles
     attention_map.py    what the class token looks at

@@ -14,9 +14,12 @@ RATES = (1, 2, 4, 8, 16)
 def segment_lengths_of(slide_pixels: int = 262144, tile_size: int = 256) -> tuple[int, ...]:
     """The five segment lengths for slides of up to `slide_pixels` squared: powers of 2, evenly spaced, cut to integers.
 
+    Raises TypeError or ValueError unless `slide_pixels` is an integer of at least one tile.
+
     >>> segment_lengths_of()
     (1024, 5792, 32768, 185363, 1048576)
     """
+    integer("slide_pixels", slide_pixels, at_least=integer("tile_size", tile_size, at_least=1))
     top = int(math.log2((slide_pixels // tile_size) ** 2))
     return tuple(int(2 ** (10 + (top - 10) * step / 4)) for step in range(5))
 
@@ -79,5 +82,6 @@ ARCHITECTURES = {
     "gigapath_slide_enc12l768d": SlideEncoderConfig(),
     "gigapath_slide_enc24l1024d": SlideEncoderConfig(embed_dim=1024, depth=24),
     "gigapath_slide_enc12l1536d": SlideEncoderConfig(embed_dim=1536),
+    "gigapath_slide_enc12l384d": SlideEncoderConfig(embed_dim=384, in_chans=384),
 }
-"""The published architectures, by name."""
+"""The published architectures, by name; the last is GigaPath-Flash's."""
