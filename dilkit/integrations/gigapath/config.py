@@ -68,14 +68,19 @@ class SlideEncoderConfig:
             )
         boolean("global_pool", self.global_pool)
         for name in ("dropout", "drop_path"):
-            if not 0 <= real(name, getattr(self, name)) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and less than 1")
+            check_share(name, getattr(self, name))
         self.pattern  # noqa: B018  raises for what is no pattern
 
     @property
     def pattern(self) -> Pattern:
         """What sees what, the class token being the first of the sequence."""
         return Pattern(self.segment_lengths, self.dilation_rates, offset="block", tail=self.tail)
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise TypeError or ValueError unless `value` is a share that may be dropped."""
+    if not 0 <= real(name, value) < 1:
+        raise ValueError(f"{name}={value} must be at least 0 and less than 1")
 
 
 ARCHITECTURES = {
