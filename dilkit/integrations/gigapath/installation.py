@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from dilkit.checks import shown
 from dilkit.integrations.gigapath.longnet_vit import LongNetViT, created
+from dilkit.integrations.gigapath.longnet_vit import create_model as described
 from dilkit.integrations.gigapath.stand_ins import is_stand_in, place, refusing, take_away
 from dilkit.integrations.patches import Handle, Patches
 from dilkit.selector import names_of
@@ -87,7 +88,7 @@ def install(*, backend: str | Sequence[str] | None = None, flash_attn: str | Non
     handle = Installation(backend, flash_attn)
     if not _can_be_imported():
         _place_gigapath()
-    if flash_attn is not None and find_spec(FLASH_ATTN) is None:
+    if flash_attn is not None and not _is_there(FLASH_ATTN):
         functions: dict[str, Any] = {name: refusing(f"{FLASH_ATTN}.{name}", NO_FLASH) for name in FUNCTIONS}
         place(FLASH_ATTN, __version__=flash_attn, **functions)
         place(f"{FLASH_ATTN}.flash_attn_interface", **functions)
@@ -103,19 +104,27 @@ def _check_version(flash_attn: Any) -> None:
         raise ValueError(f"flash_attn={flash_attn!r}, but flash_attn={version!r} is installed; uninstall that first")
 
 
+def _is_there(name: str) -> bool:
+    """Whether a module is loaded, by whatever means, or can be found."""
+    return sys.modules.get(name) is not None or find_spec(name) is not None
+
+
+def _folders() -> list[str]:
+    """Where the modules of GigaPath's package lie, if it is there."""
+    loaded = sys.modules.get(PACKAGE)
+    spec = None if loaded is not None else find_spec(PACKAGE)
+    return list((spec.submodule_search_locations if spec else getattr(loaded, "__path__", None)) or ())
+
+
 def _can_be_imported() -> bool:
     """Whether `gigapath.slide_encoder` is there, with what it needs, or stands in already."""
-    if MODULE in sys.modules:
+    if sys.modules.get(MODULE) is not None:
         return True
-    package = find_spec(PACKAGE)
-    if package is None or PathFinder.find_spec(MODULE, package.submodule_search_locations or []) is None:
-        return False
-    return all(find_spec(name) is not None for name in NEEDED)
+    return PathFinder.find_spec(MODULE, _folders()) is not None and all(map(_is_there, NEEDED))
 
 
 def _place_gigapath() -> None:
-    package = find_spec(PACKAGE)
-    place(PACKAGE, path=(package and package.submodule_search_locations) or ())
+    place(PACKAGE, path=_folders())
     place(MODULE, create_model=refusing(f"{MODULE}.create_model", "dilkit's install() is undone"), LongNetViT=LongNetViT)
     for name in ("gigapath.torchscale", "gigapath.torchscale.component"):
         place(name)
@@ -128,7 +137,7 @@ def _patch(module: ModuleType) -> None:
     if original is None or (module in _originals and original is _originals[module][1]):
         return
 
-    @wraps(original)
+    @wraps(described if is_stand_in(module) else original)
     def create_model(
         pretrained: str | Path, model_arch: str, in_chans: int, local_dir: str | Path | None = None, **settings: Any
     ) -> Any:

@@ -76,8 +76,9 @@ def create_model(
       place `segment_length`, and with it or not `dilated_ratio`: numbers, or a text of them, which GigaPath's code ignores here.
 
     The model is in training mode, as theirs is, and has their `state_dict`. `model(x, coords)` returns `[embedding]`, and with
-    `all_layer_embed=True` those of the input and of each layer: `[11]` is the embedding after the eleventh of 12 layers. Warns
-    of a checkpoint whose class token is pooled.
+    `all_layer_embed=True` those of the input and of each layer: `[11]` is the embedding after the eleventh of 12 layers, and a
+    loss of it alone gives no gradient to the twelfth, nor to `encoder.layer_norm`. Warns of a checkpoint whose class token is
+    pooled.
 
     Raises TypeError for settings that it does not know, TypeError or ValueError for values that do not fit and weights of another
     architecture, OSError for a file that is not there or cannot be downloaded, and ImportError where that needs huggingface_hub.

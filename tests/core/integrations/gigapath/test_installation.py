@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ def test_a_module_stands_in_where_the_package_is_not_installed() -> None:
         assert importlib.import_module(FLASH).flash_attn_func is None
         create_model = slide_encoder().create_model
         assert isinstance(create_model("", ARCH, 1536), SlideEncoder)
+        assert create_model.__name__ == "create_model"
         with pytest.raises(ModuleNotFoundError, match=r"gigapath\.pipeline"):
             importlib.import_module("gigapath.pipeline")
     with pytest.raises(RuntimeError, match=r"create_model is a stand-in .* install\(\) is undone"):
@@ -156,8 +158,19 @@ def test_an_installed_flash_attn_is_left_alone(tmp_path: Path, monkeypatch: pyte
     assert importlib.import_module("flash_attn").__version__ == "2.8.3"
 
 
+def test_modules_that_others_have_made_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no `__spec__`, so that Python refuses to look for them."""
+    made = {name: ModuleType(name) for name in ("flash_attn", "gigapath")}
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with install(flash_attn="2.5.8"):
+        assert sys.modules["flash_attn"] is made["flash_attn"]
+        assert isinstance(slide_encoder().create_model("", ARCH, 1536), SlideEncoder)
+    assert sys.modules["gigapath"] is made["gigapath"]
+
+
 @pytest.mark.parametrize("loaded", ["before", "later"])
-def test_the_package_is_told_of_a_flash_attn_that_stands_in(installed: None, loaded: str) -> None:
+def test_the_package_is_given_a_function_where_flash_attn_stands_in(installed: None, loaded: str) -> None:
     if loaded == "before":
         importlib.import_module(FLASH)
     with install(flash_attn="2.5.8"), pytest.raises(RuntimeError, match="computes nothing"):
