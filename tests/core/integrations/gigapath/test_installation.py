@@ -158,11 +158,10 @@ def test_an_installed_flash_attn_is_left_alone(tmp_path: Path, monkeypatch: pyte
     assert importlib.import_module("flash_attn").__version__ == "2.8.3"
 
 
-def test_modules_that_others_have_made_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_others_have_made_are_left_alone() -> None:
     """They have no `__spec__`, so that Python refuses to look for them."""
     made = {name: ModuleType(name) for name in ("flash_attn", "gigapath")}
-    for name, module in made.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules.update(made)
     with install(flash_attn="2.5.8"):
         assert sys.modules["flash_attn"] is made["flash_attn"]
         assert isinstance(slide_encoder().create_model("", ARCH, 1536), SlideEncoder)
