@@ -258,6 +258,20 @@ INTEGRATIONS = (
         "torch.cat((self.halves[x], self.halves[y]), dim=1)",
         f"{GIGAPATH}/test_encoder.py::test_positions_are_the_rows_of_the_table",
     ),
+    Mutant(
+        "an untrained class token is pooled without a word",
+        "dilkit/integrations/gigapath/longnet_vit.py",
+        "if not config.global_pool:",
+        "if not config.global_pool and settings:",
+        f"{GIGAPATH}/test_create_model.py::test_an_untrained_class_token_is_warned_of_where_it_is_called",
+    ),
+    Mutant(
+        "stand-ins stay under the names that others gave them",
+        "dilkit/integrations/gigapath/stand_ins.py",
+        "if is_stand_in(module):",
+        "if is_stand_in(module) and module.__name__ == name:",
+        f"{GIGAPATH}/test_installation.py::test_another_name_of_a_stand_in_goes_with_it",
+    ),
 )
 
 HEADS_OVER_RANKS = (

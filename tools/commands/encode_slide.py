@@ -39,7 +39,13 @@ is 2."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the files, the checkpoint, and what differs from the architecture's own settings."""
     parser.add_argument("features", nargs="+", type=Path, metavar="FEATURES", help="files of tile features, or folders of them")
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help="the weights, such as slide_encoder.pth")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the weights, such as slide_encoder.pth, or hf_hub:prov-gigapath/prov-gigapath",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the embeddings")
     parser.add_argument("--arch", choices=ARCHITECTURES, default=next(iter(ARCHITECTURES)), help="default %(default)s")
     parser.add_argument("--ngrids", type=whole(1), default=1000, metavar="N", help="cells of a tile a side (default 1000)")

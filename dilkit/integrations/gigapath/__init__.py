@@ -10,9 +10,14 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     encoder.py      the module
     over_ranks.py   one slide over several ranks
     checkpoint.py   loading of published weights
+    hub.py          the files of names on the Hugging Face hub
     features.py     files of tile features
     attributes.py   what such files say of their tiles
     attention_map.py    what the class token looks at
+    longnet_vit.py      the encoder by the calls of GigaPath's own package
+    installation.py     that encoder in packages that call GigaPath's
+    stand_ins.py        modules where a package is not installed
+    __main__.py     a script after `install()`
 
 Names are loaded at first use.
 """
@@ -24,9 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "ARCHITECTURES": "config",
+    "Installation": "installation",
     "SlideEncoder": "encoder",
     "SlideEncoderConfig": "config",
     "attention_map": "attention_map",
+    "create_model": "longnet_vit",
+    "install": "installation",
     "load_slide_encoder": "checkpoint",
     "read_features": "features",
 }
@@ -40,6 +48,9 @@ if TYPE_CHECKING:
     from dilkit.integrations.gigapath.config import SlideEncoderConfig as SlideEncoderConfig
     from dilkit.integrations.gigapath.encoder import SlideEncoder as SlideEncoder
     from dilkit.integrations.gigapath.features import read_features as read_features
+    from dilkit.integrations.gigapath.installation import Installation as Installation
+    from dilkit.integrations.gigapath.installation import install as install
+    from dilkit.integrations.gigapath.longnet_vit import create_model as create_model
 
 
 def __getattr__(name: str) -> Any:

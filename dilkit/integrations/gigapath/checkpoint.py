@@ -16,8 +16,11 @@ from dilkit.checks import one_of
 from dilkit.files import check_regular
 from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.integrations.gigapath.encoder import SlideEncoder
+from dilkit.integrations.gigapath.hub import local_file
 
 MOST_BYTES = 2**63
+WIDTHS = "patch_embed.proj.weight"
+"""Its shape, (embed_dim, in_chans), tells the published architectures apart."""
 UNTRAINED = (
     "global_pool is not given: the class token is pooled, which GigaPath's pretraining did not train; "
     "global_pool=True takes the mean of the tiles, global_pool=False suits weights that were tuned with the class token"
@@ -42,7 +45,8 @@ def load_slide_encoder(
     """GigaPath's slide encoder, in eval mode; it needs neither flash-attn nor GigaPath's own code.
 
     - `checkpoint`: a file `{"model": weights}` such as the published `slide_encoder.pth`, or of the weights alone; without it
-      they are random. Only tensors and plain values are read from it, no code.
+      they are random. Only tensors and plain values are read from it, no code. `"hf_hub:prov-gigapath/prov-gigapath"` is the
+      published file, which huggingface_hub downloads to `~/.cache`.
     - `arch`: one of `dilkit.integrations.gigapath.ARCHITECTURES`.
     - `ngrids`, `tile_size`, `tail`: those of `SlideEncoderConfig`.
     - `global_pool`: that of `SlideEncoderConfig`, False by default. GigaPath's pretraining did not train the class token, which
@@ -51,8 +55,9 @@ def load_slide_encoder(
     - `activation_checkpointing`, `backend`, `comm`: those of `SlideEncoder`.
     - `device`, `dtype`: of the parameters.
 
-    Raises OSError for a file that cannot be read, ValueError for one that holds other weights: all names that are missing, not
-    known, of another shape or of integers are listed.
+    Raises OSError for a file that cannot be read or downloaded, ImportError for one on the hub where huggingface_hub is missing,
+    ValueError for one that holds other weights: it names the architecture that they fit, or lists all names that are missing,
+    not known, of another shape or of integers.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import load_slide_encoder
@@ -65,11 +70,11 @@ def load_slide_encoder(
     lengths = known.segment_lengths if segment_lengths is None else tuple(segment_lengths)
     sizes: dict[str, Any] = dict(ngrids=ngrids, tile_size=tile_size, segment_lengths=lengths, tail=tail)
     config = replace(known, **sizes, global_pool=known.global_pool if global_pool is None else global_pool)
-    weights = None if checkpoint is None else _weights(Path(checkpoint))
+    weights = None if checkpoint is None else read_weights(local_file(checkpoint))
     options: dict[str, Any] = dict(backend=backend, comm=comm, device=device, dtype=dtype)
     model = SlideEncoder(config, activation_checkpointing=activation_checkpointing, **options).eval()
     if weights is not None:
-        _check(weights, model.state_dict(), f"checkpoint {checkpoint} does not fit arch={arch!r}")
+        check_weights(weights, model, f"checkpoint {checkpoint}", f"arch={arch!r}")
         model.load_state_dict(weights)
         if global_pool is None and not model.global_pool:
             warnings.warn(UNTRAINED, stacklevel=2)
@@ -87,28 +92,54 @@ def load_tensors(path: Path) -> Any:
         raise ValueError(f"{path} is no file of tensors that torch.load(weights_only=True) reads: {said[0]}") from None
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
-    found = load_tensors(path)
-    weights = found.get("model", found) if isinstance(found, Mapping) else found
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The weights that a checkpoint holds, by name. Raises OSError, or ValueError for any other file."""
+    content = load_tensors(path)
+    weights = content.get("model", content) if isinstance(content, Mapping) else content
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ValueError(f'checkpoint {path} holds no weights; a file {{"model": {{name: tensor}}}} is needed')
     return dict(weights)
 
 
-def _check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    """Raise ValueError with all differences in names and shapes."""
-    misshapen = [
-        f"{name} {tuple(found[name].shape)} instead of {tuple(expected[name].shape)}"
-        for name in expected
-        if name in found and found[name].shape != expected[name].shape
-    ]
-    lists = {
-        "missing": [name for name in expected if name not in found],
-        "not known": [str(name) for name in found if name not in expected],
-        "of another shape": misshapen,
-        "not of floating point": [name for name in expected if name in found and not found[name].is_floating_point()],
-    }
-    if any(lists.values()):
+def check_weights(weights: Mapping[str, Tensor], model: SlideEncoder, what: str, arch: str) -> None:
+    """Raise ValueError unless `weights` are all that `model` needs.
+
+    `what` names them, and `arch` is the architecture, for the error: `arch='gigapath_slide_enc12l768d'`.
+    """
+    expected = model.state_dict()
+    lists = _differences(weights, expected)
+    if not any(lists.values()):
+        return
+    if (fitting := _fitting(weights)) is not None and lists["of another shape"]:
+        own, others = (tuple(given[WIDTHS].shape) for given in (weights, expected))
         raise ValueError(
-            f"{what}: " + "; ".join(f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists.items() if names)
+            f"{what} does not fit {arch}: {WIDTHS} is {own} in it and {others} in the model, (embed_dim, in_chans); it fits "
+            f"{arch.partition('=')[0]}={fitting!r} with in_chans={ARCHITECTURES[fitting].in_chans}"
         )
+    raise ValueError(
+        f"{what} does not fit {arch}: "
+        + "; ".join(f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists.items() if names)
+    )
+
+
+def _fitting(weights: Mapping[str, Tensor]) -> str | None:
+    """The architecture that has weights of these names and shapes."""
+    for name, config in ARCHITECTURES.items():
+        if not any(_differences(weights, SlideEncoder(config, device="meta").state_dict()).values()):
+            return name
+    return None
+
+
+def _differences(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """The names in which weights differ from those expected, by how they differ."""
+    both = [name for name in expected if name in weights]
+    return {
+        "missing": [name for name in expected if name not in weights],
+        "not known": [str(name) for name in weights if name not in expected],
+        "of another shape": [
+            f"{name} {tuple(weights[name].shape)} instead of {tuple(expected[name].shape)}"
+            for name in both
+            if weights[name].shape != expected[name].shape
+        ],
+        "not of floating point": [name for name in both if not weights[name].is_floating_point()],
+    }

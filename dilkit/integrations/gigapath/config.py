@@ -14,9 +14,12 @@ RATES = (1, 2, 4, 8, 16)
 def segment_lengths_of(slide_pixels: int = 262144, tile_size: int = 256) -> tuple[int, ...]:
     """The five segment lengths for slides of up to `slide_pixels` squared: powers of 2, evenly spaced, cut to integers.
 
+    Raises TypeError or ValueError unless `slide_pixels` is an integer of at least one tile.
+
     >>> segment_lengths_of()
     (1024, 5792, 32768, 185363, 1048576)
     """
+    integer("slide_pixels", slide_pixels, at_least=integer("tile_size", tile_size, at_least=1))
     top = int(math.log2((slide_pixels // tile_size) ** 2))
     return tuple(int(2 ** (10 + (top - 10) * step / 4)) for step in range(5))
 
@@ -65,8 +68,7 @@ class SlideEncoderConfig:
             )
         boolean("global_pool", self.global_pool)
         for name in ("dropout", "drop_path"):
-            if not 0 <= real(name, getattr(self, name)) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and less than 1")
+            check_share(name, getattr(self, name))
         self.pattern  # noqa: B018  raises for what is no pattern
 
     @property
@@ -75,9 +77,16 @@ class SlideEncoderConfig:
         return Pattern(self.segment_lengths, self.dilation_rates, offset="block", tail=self.tail)
 
 
+def check_share(name: str, value: float) -> None:
+    """Raise TypeError or ValueError unless `value` is a share that may be dropped."""
+    if not 0 <= real(name, value) < 1:
+        raise ValueError(f"{name}={value} must be at least 0 and less than 1")
+
+
 ARCHITECTURES = {
     "gigapath_slide_enc12l768d": SlideEncoderConfig(),
     "gigapath_slide_enc24l1024d": SlideEncoderConfig(embed_dim=1024, depth=24),
     "gigapath_slide_enc12l1536d": SlideEncoderConfig(embed_dim=1536),
+    "gigapath_slide_enc12l384d": SlideEncoderConfig(embed_dim=384, in_chans=384),
 }
-"""The published architectures, by name."""
+"""The published architectures, by name; the last is GigaPath-Flash's."""

@@ -114,12 +114,17 @@ class SlideEncoder(nn.Module):
         - `coords`: `(batch, n, 2)`, their x and y in pixels, integers or float32 or float64.
         - `key_padding_mask`: bool `(batch, n)`, True where there is no tile. Each slide is computed as it would be alone, of the
           tiles that it has, in their order; whatever stands in the others, NaN too, has no part in it.
-        - `all_layer_embed`: one embedding a layer, without the norm that follows the last layer, as in GigaPath.
+        - `all_layer_embed`: one embedding a layer, without the norm that follows the last layer, as in GigaPath. A loss of one
+          of them gives no gradient to the layers after it, nor to `encoder.layer_norm`, which DDP takes for unused parameters.
 
         Raises TypeError or ValueError for tensors that do not fit, tiles outside the grid, and a slide without tiles. Warns of a
         slide whose tiles lie as tiles of another size would: mostly farther apart than `tile_size`, or a tenth of them and more
         in a cell with another. More than 16 to a cell raise ValueError.
         """
+        return self.embeddings(tiles, coords, key_padding_mask, all_layer_embed)
+
+    def embeddings(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, all_layer_embed: bool) -> list[Tensor]:
+        """What `forward` returns, whose callers warnings point at: it is to be called by a `forward`."""
         boolean("all_layer_embed", all_layer_embed)
         x, lengths = self.packed(tiles, coords, key_padding_mask)
         pooled = [self._pool(x, lengths)] if all_layer_embed else []

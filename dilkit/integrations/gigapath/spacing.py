@@ -40,7 +40,7 @@ def check_spacing(coords: Tensor, cells: Tensor, lengths: Sequence[int], tile_si
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=8)  # the call of the model
+    warnings.warn(text, stacklevel=9)  # the call of the model
 
 
 def crowding(cells: Tensor) -> tuple[int, int]:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from functools import wraps
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from threading import RLock
-from types import ModuleType, TracebackType
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
+
+import numpy
 
 from dilkit.checks import one_of
+from dilkit.integrations.patches import Handle, Patches
 from dilkit.integrations.torchscale.forward import Options, attend, check_procedure
 from dilkit.pattern import TAILS
 from dilkit.selector import names_of
 
 MODULES = "*torchscale.component.dilated_attention"
 """The modules whose class `DilatedAttention` is patched, in whatever package a copy of torchscale lies."""
+CONFIGURATIONS = "*torchscale.architecture.config"
+"""The modules that evaluate a text of segment lengths, in which numpy 2 writes `np.int64(1024)`: there `np` has to be known."""
 
-_lock = RLock()
-_installed: list[Installation] = []
 _originals: dict[type, Callable[..., Any]] = {}
+_with_numpy: list[ModuleType] = []
 
 
-class Installation:
+class Installation(Handle):
     """What `install` returns: `uninstall()`, or the end of a `with` block, undoes it.
 
     >>> from dilkit.integrations.torchscale import install
@@ -36,32 +35,19 @@ class Installation:
     """
 
     def __init__(self, options: Options) -> None:
-        self._options = options
-
-    def uninstall(self) -> None:
-        """Undo this installation; a second time does nothing. With the last one, classes are as they were before the first."""
-        with _lock:
-            if self in _installed:
-                _installed.remove(self)
-            if not _installed:
-                _restore()
-
-    def __enter__(self) -> Installation:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.uninstall()
+        self.options = options
 
     def __repr__(self) -> str:
-        options, state = self._options, "installed" if self in _installed else "not installed"
-        return f"<dilkit for torchscale: tail={options.tail!r}, mask={options.mask!r}, backend={options.backend!r}, {state}>"
+        options = self.options
+        return f"<dilkit for torchscale: tail={options.tail!r}, mask={options.mask!r}, backend={options.backend!r}, {self.state}>"
 
 
 def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence[str] | None = None) -> Installation:
     """Let dilkit compute torchscale's `DilatedAttention`, of modules that exist and of those made later.
 
     `forward` of every class `*torchscale.component.dilated_attention.DilatedAttention` is replaced, whatever package carries the
-    copy of torchscale, and if it is loaded later, then when it is. Parameters and state dicts are not touched.
+    copy of torchscale, and if it is loaded later, then when it is. Parameters and state dicts are not touched. The modules
+    `*torchscale.architecture.config` are given `np`, which under numpy 2 they miss when GigaPath's code makes a model.
 
     - `tail`: "zeros" attends to padded keys, as torchscale does; "exact" attends to tokens alone (`dilkit.Pattern`).
     - `mask`: "apply" hides the keys of `key_padding_mask`; "ignore" lets it have no effect, as torchscale does.
@@ -84,13 +70,7 @@ def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence
     if backend is not None:
         names_of(backend)  # raises for what are no names
     handle = Installation(Options(tail, mask, backend))
-    with _lock:
-        _installed.append(handle)
-        if _hook not in sys.meta_path:
-            sys.meta_path.insert(0, _hook)
-        for name, module in list(sys.modules.items()):
-            if fnmatchcase(name, MODULES):
-                _patch(module)
+    handle.patches.add(handle)
     return handle
 
 
@@ -104,14 +84,20 @@ def _patch(module: ModuleType) -> None:
 
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handles = _installed[-1:]
+        handles = Installation.patches.handles[-1:]
         if not handles:
             return original(self, *args, **kwargs)
         check_procedure(kind, type(self))
-        return attend(handles[0]._options, package, self, *args, **kwargs)
+        return attend(cast(Installation, handles[0]).options, package, self, *args, **kwargs)
 
     _originals[kind] = original
     kind.forward = forward  # type: ignore[attr-defined]
+
+
+def _name_numpy(module: ModuleType) -> None:
+    if not hasattr(module, "np"):
+        module.np = numpy  # type: ignore[attr-defined]
+        _with_numpy.append(module)
 
 
 def _restore() -> None:
@@ -119,43 +105,9 @@ def _restore() -> None:
         if getattr(kind.forward, "__wrapped__", None) is original:  # type: ignore[attr-defined]
             kind.forward = original  # type: ignore[attr-defined]
     _originals.clear()
-    if _hook in sys.meta_path:
-        sys.meta_path.remove(_hook)
+    for module in _with_numpy:
+        vars(module).pop("np", None)
+    _with_numpy.clear()
 
 
-class _Hook(MetaPathFinder):
-    """Finds the modules of `MODULES` as Python does, and has them patched once they are loaded."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if not fnmatchcase(fullname, MODULES):
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader)
-        return spec
-
-
-class _PatchingLoader(Loader):
-    """`loader`, for once: the module keeps `loader` as its own."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        with _lock:
-            if _installed:
-                _patch(module)
-
-
-_hook = _Hook()
+Installation.patches = Patches({MODULES: _patch, CONFIGURATIONS: _name_numpy}, _restore)

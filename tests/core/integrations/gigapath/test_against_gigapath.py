@@ -20,7 +20,7 @@ import pytest
 import torch
 from helpers.slide_encoder import embeddings, places
 
-from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
+from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig, install
 
 CHECKOUT = os.environ.get("DILKIT_GIGAPATH", "")
 pytestmark = pytest.mark.skipif(not CHECKOUT, reason="DILKIT_GIGAPATH names no checkout of prov-gigapath")
@@ -89,6 +89,30 @@ def test_every_layer_is_theirs(theirs, n, lengths, global_pool):
     for one, same, other in zip(found, procedure, right, strict=True):
         assert (one - other).abs().max() <= 1e-12
         assert (same - other[0]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("global_pool", [False, True])
+def test_their_own_create_model_gives_an_encoder_that_is_theirs(theirs, tmp_path, monkeypatch, global_pool):
+    model = theirs((16, 32, 64, 128, 256), global_pool)
+    torch.save({"model": model.state_dict()}, tmp_path / "slide_encoder.pth")
+    monkeypatch.setitem(ARCHITECTURES, "tiny", SlideEncoderConfig(**SIZES))
+    code = sys.modules[type(model).__module__]
+    own, settings = code.create_model, dict(slide_ngrids=20, global_pool=global_pool, segment_length=[16, 32, 64, 128, 256])
+    with warnings.catch_warnings(), install():
+        warnings.simplefilter("ignore")  # of a class token that is pooled
+        ours = code.create_model(str(tmp_path / "slide_encoder.pth"), "tiny", 24, **settings).double().eval()
+    assert code.create_model is own
+    tiles, coords = torch.randn(1, 62, 24, dtype=torch.float64), 2 * places(62)
+    for encoder in (model, ours):
+        encoder.tile_size = 512
+    with torch.no_grad(), in_double():
+        right = [*model(tiles, coords, all_layer_embed=True), *model(tiles, coords)]
+    with torch.no_grad():
+        computed = [*ours(tiles, coords, all_layer_embed=True), *ours(tiles, coords)]
+    assert all((one - other).abs().max() <= 1e-6 for one, other in zip(computed, right, strict=True))  # weights were in float32
+    theirs_again = type(model).load_state_dict(model, ours.state_dict())
+    assert not theirs_again.missing_keys
+    assert not theirs_again.unexpected_keys
 
 
 def test_positions_are_the_rows_of_their_table(theirs):

@@ -22,16 +22,17 @@ def tiny(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arch", "embed_dim", "depth", "numbers"),
+    ("arch", "sizes", "numbers"),
     [
-        ("gigapath_slide_enc12l768d", 768, 12, 86330880),
-        ("gigapath_slide_enc24l1024d", 1024, 24, 304134144),
-        ("gigapath_slide_enc12l1536d", 1536, 12, 342531072),
+        ("gigapath_slide_enc12l768d", (768, 12, 1536), 86330880),
+        ("gigapath_slide_enc24l1024d", (1024, 24, 1536), 304134144),
+        ("gigapath_slide_enc12l1536d", (1536, 12, 1536), 342531072),
+        ("gigapath_slide_enc12l384d", (384, 12, 384), 21489408),
     ],
 )
-def test_names_and_shapes_are_the_published_ones(arch, embed_dim, depth, numbers):
+def test_names_and_shapes_are_the_published_ones(arch, sizes, numbers):
     model = SlideEncoder(ARCHITECTURES[arch], device="meta")
-    assert {name: tuple(weight.shape) for name, weight in model.state_dict().items()} == manifest(embed_dim, depth)
+    assert {name: tuple(weight.shape) for name, weight in model.state_dict().items()} == manifest(*sizes)
     assert sum(weight.numel() for weight in model.parameters()) == numbers
 
 
@@ -86,6 +87,17 @@ def test_every_difference_is_listed(tiny, tmp_path):
         "1 of another shape: norm.weight (7,) instead of (48,)",
     ):
         assert part in str(caught.value)
+
+
+def test_the_architecture_that_fits_is_named(tiny, tmp_path):
+    weights = {name: torch.zeros(()).expand(shape) for name, shape in manifest(384, 12, 384).items()}
+    torch.save({"model": weights}, tmp_path / "weights.pth")
+    fits = (
+        r"weights\.pth does not fit arch='tiny': patch_embed\.proj\.weight is \(384, 384\) in it and \(48, 10\) in the model, "
+        r"\(embed_dim, in_chans\); it fits arch='gigapath_slide_enc12l384d' with in_chans=384"
+    )
+    with pytest.raises(ValueError, match=fits):
+        load_slide_encoder(tmp_path / "weights.pth", tiny)
 
 
 class Harmful:

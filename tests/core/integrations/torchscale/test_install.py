@@ -94,6 +94,25 @@ def test_a_module_that_is_looked_for_only(fork: str) -> None:
     assert not is_patched(module.DilatedAttention), "it was uninstalled before"
 
 
+def test_segment_lengths_that_numpy_2_writes_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the module as it is: loaded before or later, and without numpy again at the end."""
+    folder = tmp_path / "my_torchscale" / "architecture"
+    folder.mkdir(parents=True)
+    (folder / "config.py").write_text("def lengths(text):\n    return eval(text)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        with install():
+            config = importlib.import_module("my_torchscale.architecture.config")
+            assert config.lengths("[np.int64(1024), 2048]") == [1024, 2048]
+        with pytest.raises(NameError):
+            config.lengths("[np.int64(1024)]")
+        with install():
+            assert config.lengths("[np.int64(1024)]") == [1024]
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_torchscale"]:
+            del sys.modules[name]
+
+
 def test_a_module_that_fails_to_load_is_not_in_the_way(fork: str, tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("dilated_attention.py")
     file.write_text("raise RuntimeError('broken')")

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -59,9 +58,8 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Model:
 def slide_encoder(monkeypatch: pytest.MonkeyPatch) -> Model:
     """GigaPath's, of a small configuration that it comes with."""
     module: Any = importlib.import_module("gigapath.slide_encoder")
-    for name in ("torchscale", "gigapath.torchscale"):  # numpy 2 writes np.int64(1024) into the configuration
-        monkeypatch.setattr(importlib.import_module(f"{name}.architecture.config"), "np", np, raising=False)
-    made = module.LongNetViT(in_chans=16, embed_dim=384, depth=3, slide_ngrids=16, dropout=0.0, drop_path_rate=0.0)
+    with install():  # numpy 2 writes np.int64(1024) into the configuration
+        made = module.LongNetViT(in_chans=16, embed_dim=384, depth=3, slide_ngrids=16, dropout=0.0, drop_path_rate=0.0)
     tiles, coords = torch.randn(1, 1500, 16, dtype=torch.float64), torch.randint(0, 16, (1, 1500, 2)) * 256
     return lambda: made(tiles, coords)[0], made
 

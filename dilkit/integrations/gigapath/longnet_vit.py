@@ -1,0 +1,159 @@
+"""`create_model` and `LongNetViT`: the slide encoder under the names, and with the calls, of GigaPath's own package."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.checks import integer, one_of, shown
+from dilkit.integrations.gigapath.checkpoint import check_weights, read_weights
+from dilkit.integrations.gigapath.config import ARCHITECTURES, SlideEncoderConfig, check_share, segment_lengths_of
+from dilkit.integrations.gigapath.encoder import SlideEncoder
+from dilkit.integrations.gigapath.hub import HUB, local_file
+
+FIELDS = {
+    "slide_ngrids": "ngrids",
+    "tile_size": "tile_size",
+    "global_pool": "global_pool",
+    "dropout": "dropout",
+    "drop_path_rate": "drop_path",
+}
+"""The keyword arguments that are fields of `SlideEncoderConfig`, by their names there."""
+LENGTHS = ("max_wsi_size", "segment_length", "dilated_ratio")
+UNTRAINED = (
+    "the class token is pooled, which GigaPath's pretraining did not train: global_pool=True takes the mean of the tiles, and "
+    "global_pool=False suits weights that were tuned with the class token"
+)
+HALVES = (
+    "coords are torch.float16, in which pixels beyond 2,048 are rounded and those beyond 65,504 are lost: give them as integers "
+    "or float32. A tile is put into the cell of the pixels given; GigaPath's own code numbers cells in half precision too, in "
+    "which numbers beyond 2,048 run together"
+)
+TRAINING = (
+    "the model is in training mode, as create_model leaves it, and computes without gradients: dropout changes the embeddings by "
+    "chance; call .eval() first"
+)
+
+
+class LongNetViT(SlideEncoder):
+    """`SlideEncoder` with the call of GigaPath's class: `model(x, coords, all_layer_embed=False)`.
+
+    Coordinates may be of float16, with a warning. It warns too where it computes without gradients in training mode.
+    """
+
+    @property
+    def slide_ngrids(self) -> int:
+        """Cells of the grid a side."""
+        return self.config.ngrids
+
+    def forward(self, x: Tensor, coords: Tensor, all_layer_embed: bool = False) -> list[Tensor]:  # type: ignore[override]
+        """As that of `SlideEncoder`, of `x` `(batch, n, in_chans)` and `coords` `(batch, n, 2)`."""
+        if self.training and not torch.is_grad_enabled() and (self.config.dropout or self.config.drop_path):
+            warnings.warn(TRAINING, stacklevel=4)  # the call of the model
+        if isinstance(coords, Tensor) and coords.dtype == torch.float16:
+            warnings.warn(HALVES, stacklevel=4)
+            coords = coords.float()
+        return self.embeddings(x, coords, None, all_layer_embed)
+
+
+def create_model(
+    pretrained: str | Path, model_arch: str, in_chans: int, local_dir: str | Path | None = None, **settings: Any
+) -> LongNetViT:
+    """GigaPath's slide encoder by the arguments of `gigapath.slide_encoder.create_model`: what `install` puts in its place.
+
+    - `pretrained`: a file such as the published `slide_encoder.pth`; `"hf_hub:prov-gigapath/prov-gigapath"`, which is
+      downloaded to `local_dir`, `~/.cache` by default; or `""` for random weights.
+    - `model_arch`: one of `dilkit.integrations.gigapath.ARCHITECTURES`. `in_chans`: the numbers of a tile.
+    - `settings`: `global_pool`, `tile_size`, `slide_ngrids`, `dropout` and `drop_path_rate`, those of `SlideEncoderConfig`; None
+      stands for the default. `max_wsi_size`: segment lengths are those for slides of so many pixels, `segment_lengths_of`. In its
+      place `segment_length`, and with it or not `dilated_ratio`: numbers, or a text of them, which GigaPath's code ignores here.
+
+    The model is in training mode, as theirs is, and has their `state_dict`. `model(x, coords)` returns `[embedding]`, and with
+    `all_layer_embed=True` those of the input and of each layer: `[11]` is the embedding after the eleventh of 12 layers, and a
+    loss of it alone gives no gradient to the twelfth, nor to `encoder.layer_norm`. Warns of a checkpoint whose class token is
+    pooled.
+
+    Raises TypeError for settings that it does not know, TypeError or ValueError for values that do not fit and weights of another
+    architecture, OSError for a file that is not there or cannot be downloaded, and ImportError where that needs huggingface_hub.
+
+        >>> from dilkit.integrations.gigapath import create_model
+        >>> model = create_model("", "gigapath_slide_enc12l384d", 384, global_pool=True, max_wsi_size=250000)
+        >>> model.config.segment_lengths, model.global_pool
+        ((1024, 4870, 23170, 110217, 524288), True)
+    """
+    return created(pretrained, model_arch, in_chans, local_dir, None, settings)
+
+
+def created(
+    pretrained: str | Path,
+    model_arch: str,
+    in_chans: int,
+    local_dir: str | Path | None,
+    backend: str | Sequence[str] | None,
+    settings: Mapping[str, Any],
+) -> LongNetViT:
+    """`create_model` on `backend`; warnings point at who calls the caller."""
+    config = _config(model_arch, in_chans, {name: value for name, value in settings.items() if value is not None})
+    file = _file(pretrained, local_dir)
+    model = LongNetViT(config, backend=backend)
+    if file is not None:
+        weights = read_weights(file)
+        check_weights(weights, model, f"pretrained={str(pretrained)!r}", f"model_arch={model_arch!r}")
+        model.load_state_dict(weights)
+        if not config.global_pool:
+            warnings.warn(UNTRAINED, stacklevel=3)
+    return model
+
+
+def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
+    """The file of the weights; None for random ones."""
+    if not isinstance(pretrained, (str, Path)):
+        raise TypeError(f"pretrained={shown(pretrained)} is a {type(pretrained).__name__}; a path, 'hf_hub:NAME' or '' is needed")
+    if pretrained == "":
+        return None
+    file = local_file(pretrained, local_dir)
+    if not file.exists():
+        raise FileNotFoundError(
+            f"pretrained={str(pretrained)!r} is not there; give a file, '{HUB}NAME', or '' for random weights"
+        )
+    return file
+
+
+def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> SlideEncoderConfig:
+    one_of("model_arch", model_arch, tuple(ARCHITECTURES))
+    if unknown := [name for name in given if name not in (*FIELDS, *LENGTHS)]:
+        known = ", ".join((*FIELDS, *LENGTHS))
+        raise TypeError(f"create_model takes no {', '.join(unknown)}; beside the architecture it takes {known}")
+    if "slide_ngrids" in given:
+        integer("slide_ngrids", given["slide_ngrids"], at_least=1)
+    check_share("drop_path_rate", given.get("drop_path_rate", 0))
+    fields = {FIELDS[name]: value for name, value in given.items() if name in FIELDS}
+    return replace(ARCHITECTURES[model_arch], in_chans=in_chans, **fields, **_pattern(given))
+
+
+def _pattern(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the pattern that `given` says. Segment lengths are derived from the size of slides, in tiles."""
+    fields = {"dilation_rates": _numbers("dilated_ratio", given["dilated_ratio"])} if "dilated_ratio" in given else {}
+    if "segment_length" in given:
+        if "max_wsi_size" in given:
+            raise ValueError("segment_length and max_wsi_size both say how long segments are; give one of them")
+        return fields | {"segment_lengths": _numbers("segment_length", given["segment_length"])}
+    size = integer("tile_size", given.get("tile_size", 256), at_least=1)
+    pixels = integer("max_wsi_size", given.get("max_wsi_size", 262144), at_least=32 * size)  # 1,024 tiles, the first segment
+    return fields | {"segment_lengths": segment_lengths_of(pixels, size)}
+
+
+def _numbers(name: str, value: Any) -> tuple[int, ...]:
+    """Whole numbers, or a text such as '[1024, 5792]', in which LongNet's configuration has them."""
+    try:
+        listed = list(ast.literal_eval(value) if isinstance(value, str) else value)
+    except (SyntaxError, TypeError, ValueError):
+        raise TypeError(f"{name}={shown(value)} must be numbers such as [1024, 5792], or a text of them") from None
+    return tuple(integer(f"{name}[{place}]", number, at_least=1) for place, number in enumerate(listed))

@@ -1,0 +1,111 @@
+"""Modules of others that are patched while an `install` holds: those that are loaded, and those that are loaded later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from threading import RLock
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Patch = Callable[[ModuleType], None]
+
+
+class Handle:
+    """What an `install` returns: `uninstall()`, or the end of a `with` block, undoes it."""
+
+    patches: ClassVar[Patches]
+
+    def uninstall(self) -> None:
+        """Undo this installation; a second time does nothing. With the last one, modules are as they were before the first."""
+        self.patches.remove(self)
+
+    @property
+    def state(self) -> str:
+        """Whether it holds, for `repr`."""
+        return "installed" if self in self.patches.handles else "not installed"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.uninstall()
+
+
+class Patches(MetaPathFinder):
+    """What patches modules, by the names that `fnmatch` takes for theirs, and what takes all of that back.
+
+    A patch is called of a loaded module when an `install` begins to hold, of another once it is loaded: more than once for a
+    module, and perhaps while that is being loaded. It finds the modules as Python does, by the finders that come after it.
+    """
+
+    def __init__(self, by_name: Mapping[str, Patch], restore: Callable[[], None]) -> None:
+        self._by_name, self._restore, self._lock = dict(by_name), restore, RLock()
+        self.handles: list[Handle] = []
+        """The installations that hold; the last one rules."""
+
+    def add(self, handle: Handle) -> None:
+        """Let `handle` hold: modules are patched from now on."""
+        with self._lock:
+            self.handles.append(handle)
+            if self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
+            for name, module in list(sys.modules.items()):
+                self._patch(name, module)
+
+    def remove(self, handle: Handle) -> None:
+        """Let `handle` hold no longer, if it does. After the last one patches are taken back."""
+        with self._lock:
+            if handle in self.handles:
+                self.handles.remove(handle)
+            if not self.handles:
+                self._restore()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+
+    def loaded(self, module: ModuleType) -> None:
+        """Patch a module that has just been loaded, if an installation still holds."""
+        with self._lock:
+            if self.handles:
+                self._patch(module.__name__, module)
+
+    def _patch(self, name: str, module: ModuleType) -> None:
+        for pattern, patch in self._by_name.items():
+            if fnmatchcase(name, pattern):
+                patch(module)
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if self not in sys.meta_path or not any(fnmatchcase(fullname, pattern) for pattern in self._by_name):
+            return None
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        finders = (finder for finder in later if hasattr(finder, "find_spec"))
+        spec = next((spec for finder in finders if (spec := finder.find_spec(fullname, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PatchingLoader(spec.loader, self)
+        return spec
+
+
+class _PatchingLoader(Loader):
+    """`loader`, for once: the module keeps `loader` as its own."""
+
+    def __init__(self, loader: Loader, patches: Patches) -> None:
+        self._loader, self._patches = loader, patches
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._patches.loaded(module)

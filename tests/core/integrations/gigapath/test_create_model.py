@@ -1,0 +1,153 @@
+"""`create_model` by the arguments of GigaPath's: what each sets, what is refused, and what is warned of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.gigapath_package import ARCH, FLASH_ARCH, checkpoints, tiles_and_coords
+
+from dilkit.integrations.gigapath import SlideEncoder, create_model, load_slide_encoder
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    return checkpoints(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        (dict(), dict(segment_lengths=(1024, 5792, 32768, 185363, 1048576), global_pool=False, ngrids=1000, dropout=0.25)),
+        (dict(slide_ngrids=500, dropout=0.5, drop_path_rate=0.0), dict(ngrids=500, dropout=0.5, drop_path=0.0)),
+        (dict(max_wsi_size=250000), dict(segment_lengths=(1024, 4870, 23170, 110217, 524288), tile_size=256)),
+        (dict(tile_size=512), dict(segment_lengths=(1024, 4096, 16384, 65536, 262144), tile_size=512)),
+        (dict(global_pool=None, tile_size=None, max_wsi_size=None), dict(global_pool=False, tile_size=256)),
+        (dict(segment_length=[64, 128], dilated_ratio=(1, 2)), dict(segment_lengths=(64, 128), dilation_rates=(1, 2))),
+        (
+            dict(segment_length="[64, 128]", dilated_ratio="[1, 2]", tile_size=512),
+            dict(segment_lengths=(64, 128), dilation_rates=(1, 2), tile_size=512),
+        ),
+    ],
+)
+def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
+    config = create_model("", ARCH, 1536, **settings).config
+    assert {name: getattr(config, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        (dict(lr=0.1, embed_dim=3), TypeError, "create_model takes no lr, embed_dim; beside the architecture it takes slide_ngr"),
+        (dict(norm_layer=torch.nn.LayerNorm), TypeError, "create_model takes no norm_layer"),
+        (dict(slide_ngrids=0), ValueError, "slide_ngrids=0 must be at least 1"),
+        (dict(drop_path_rate=1.0), ValueError, r"drop_path_rate=1\.0 must be at least 0 and less than 1"),
+        (dict(dropout="much"), TypeError, "dropout='much' is a str"),
+        (dict(global_pool=1), TypeError, "global_pool=1 is a int"),
+        (dict(max_wsi_size=8191), ValueError, "max_wsi_size=8191 must be at least 8192"),
+        (dict(tile_size=0), ValueError, "tile_size=0 must be at least 1"),
+        (dict(segment_length=[64], max_wsi_size=250000), ValueError, "segment_length and max_wsi_size both say"),
+        (dict(segment_length="64, many"), TypeError, "segment_length='64, many' must be numbers such as"),
+        (dict(dilated_ratio=2), TypeError, "dilated_ratio=2 must be numbers"),
+        (dict(dilated_ratio=[1, 0.5, 4, 8, 16]), TypeError, r"dilated_ratio\[1\]=0\.5 is a float"),
+    ],
+)
+def test_refused_settings(settings: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        create_model("", ARCH, 1536, **settings)
+
+
+def test_refused_arguments(files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="model_arch='vit' is not known; choose from 'gigapath_slide_enc12l768d'"):
+        create_model("", "vit", 1536)
+    with pytest.raises(ValueError, match="in_chans=0 must be at least 1"):
+        create_model("", ARCH, 0)
+    with pytest.raises(TypeError, match="pretrained=None is a NoneType; a path, 'hf_hub:NAME' or '' is needed"):
+        create_model(None, ARCH, 1536)
+    with pytest.raises(FileNotFoundError, match=r"none\.pth' is not there; give a file, 'hf_hub:NAME', or '' for random weights"):
+        create_model(tmp_path / "none.pth", ARCH, 1536)
+    fits = (
+        r"does not fit model_arch='gigapath_slide_enc12l768d': .* \(32, 384\) in it and \(48, 1536\).*fits model_arch='gigapath_"
+    )
+    with pytest.raises(ValueError, match=fits + r"slide_enc12l384d' with in_chans=384$"):
+        create_model(files[FLASH_ARCH], ARCH, 1536)
+    with pytest.raises(
+        ValueError, match=r"\(32, 384\) in it and \(32, 1536\).* model_arch='gigapath_slide_enc12l384d' with in_chans=3"
+    ):
+        create_model(files[FLASH_ARCH], FLASH_ARCH, 1536)
+
+
+def test_an_untrained_class_token_is_warned_of_where_it_is_called(files: dict[str, Path]) -> None:
+    for settings in (dict(), dict(global_pool=False)):
+        with pytest.warns(UserWarning, match="pretraining did not train: global_pool=True takes the mean") as caught:
+            assert not create_model(files[ARCH], ARCH, 1536, **settings).global_pool
+        assert [one.filename for one in caught] == [__file__]
+    create_model("", ARCH, 1536)  # warnings are errors
+    create_model(files[ARCH], ARCH, 1536, global_pool=True)
+
+
+def test_weights_go_both_ways(files: dict[str, Path]) -> None:
+    model = create_model(str(files[ARCH]), ARCH, 1536, global_pool=True)
+    assert model.training
+    published = torch.load(files[ARCH])["model"]
+    assert model.state_dict().keys() == published.keys()
+    assert all(torch.equal(weight, published[name]) for name, weight in model.state_dict().items())
+    other = create_model("", ARCH, 1536)
+    other.load_state_dict(published, strict=True)
+    loaded = load_slide_encoder(files[ARCH], global_pool=False)
+    loaded.load_state_dict(other.state_dict(), strict=True)
+
+
+def test_tile_size_is_set_and_the_grid_is_not() -> None:
+    model = create_model("", ARCH, 1536, global_pool=True).eval()
+    lengths = model.config.segment_lengths
+    model.tile_size = torch.tensor(512)
+    assert (model.tile_size, model.config.segment_lengths) == (512, lengths)
+    assert model.slide_ngrids == 1000
+    with pytest.raises(AttributeError):
+        model.slide_ngrids = 500
+
+
+def test_training_mode_is_warned_of_where_nothing_is_trained() -> None:
+    tiles, coords = tiles_and_coords(1536)
+    model = create_model("", ARCH, 1536)
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"dropout changes the embeddings.*\.eval\(\)") as caught:
+        model(tiles, coords)
+    assert [one.filename for one in caught] == [__file__]
+    model(tiles, coords)  # warnings are errors
+    with torch.no_grad():
+        create_model("", ARCH, 1536, dropout=0.0, drop_path_rate=0.0)(tiles, coords)
+        model.eval()(tiles, coords)
+
+
+def test_half_coordinates_are_those_pixels_or_refused() -> None:
+    model = create_model("", ARCH, 1536, slide_ngrids=300).eval()
+    tiles, coords = tiles_and_coords(1536)
+    far = coords + 50000 // 256 * 256  # half precision holds these multiples of 256
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="coords are torch.float16"):
+            embedding = model(tiles, far.half())[0]
+        assert torch.equal(embedding, model(tiles, far)[0])
+        with pytest.warns(UserWarning, match="are lost"), pytest.raises(ValueError, match="outside the grid of 300 x 300"):
+            model(tiles, (coords + 65536).half())
+    with pytest.raises(TypeError, match=r"coords is torch\.bfloat16, which does not hold every pixel"):
+        model(tiles, coords.bfloat16())
+
+
+def test_a_loss_of_one_layer_leaves_those_after_it_without_gradients() -> None:
+    model = create_model("", ARCH, 1536, global_pool=True)
+    model(*tiles_and_coords(1536), all_layer_embed=True)[11].sum().backward()
+    without = [name for name, weight in model.named_parameters() if weight.grad is None]
+    last = [name for name, _ in model.named_parameters() if name.startswith(("encoder.layers.11.", "encoder.layer_norm."))]
+    assert without == last
+    assert len(last) == 22
+
+
+def test_it_is_a_slide_encoder_with_their_call() -> None:
+    model = create_model("", ARCH, 1536).eval()
+    tiles, coords = tiles_and_coords(1536)
+    assert isinstance(model, SlideEncoder)
+    with torch.no_grad():
+        assert len(model(x=tiles, coords=coords, all_layer_embed=True)) == len(model(tiles, coords, True)) == 13
