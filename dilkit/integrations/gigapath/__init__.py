@@ -10,8 +10,8 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     encoder.py      the module
     over_ranks.py   one slide over several ranks
     checkpoint.py   loading of published weights
-    features.py     files of tile features
-    attributes.py   what such files say of their tiles
+    features/       files of tile features
+    cohort/         slides of a cohort, embedded one file after the other
     attention_map.py    what the class token looks at
 
 Names are loaded at first use.
