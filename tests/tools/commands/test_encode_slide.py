@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import torch
 from helpers.command_line import json_output, output
 from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 
+from dilkit.comm import run_threads
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoderConfig
-from dilkit.tools.cli import main
+from dilkit.tools.cli import main, parser_of
+from dilkit.tools.commands.encode_slide import ranks, report, task
 
 HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
 """Features that float32 does not hold."""
@@ -177,6 +181,17 @@ def test_embeddings_that_would_replace_one_another_or_their_features(files: Path
     command = arguments(files)
     assert main([command[0], str(files / "a.pt"), *command[1:]]) == 2
     assert "several files would be written as a.pt" in capsys.readouterr().err
+
+
+def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the place of two processes, one rank; the plan and the outcomes travel as between two."""
+    args = parser_of("encode-slide").parse_args(arguments(files, "--json")[1:])
+    work = task.task_of(args, sorted((files / "slides").iterdir()))
+    of_all = partial(report.report, args, [])
+    assert run_threads(1, lambda comm: ranks.work(work, comm, of_all)) == [0]
+    assert [(one["tiles"], one["kept"]) for one in json.loads(capsys.readouterr().out)["slides"]] == [(30, False), (7, False)]
+    again = json_output(capsys, *arguments(files))
+    assert [one["kept"] for one in again["slides"]] == [True, True]
 
 
 def test_the_help_names_the_architectures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         from dilkit.tools.commands.encode_slide.ranks import WAIT, work
 
         kind = "torch" if started.launcher == "torchrun" else "mpi"
-        return run_ranks(kind, lambda comm: work(task, comm, lambda *told: report(args, unread, *told)), timeout=WAIT)
+        return run_ranks(kind, lambda comm: work(task, comm, partial(report, args, unread)), timeout=WAIT)
     return report(args, unread, *_planned_and_embedded(task, args))
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from dilkit import environment
-from dilkit.comm.launch.processes import Ended, Job, JobError, start
+from dilkit.comm.launch.processes import Ended, Job, start
 from dilkit.integrations.gigapath.cohort.manifest import read_manifest
 from dilkit.integrations.gigapath.cohort.run import Plan, Progress
 from dilkit.threads import usable_cores
@@ -29,7 +29,7 @@ _MOST_LINES = 40
 def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -> Outcome:
     """What became of the slides of all ranks.
 
-    Raises `JobError` where a process fails or is killed; what the others have written until then stays, and is kept next time.
+    Raises ChildProcessError where a process fails or is killed; what the others have written until then stays, and is kept next time.
     """
     with tempfile.TemporaryDirectory() as name:
         folder, limit = Path(name), 0.0
@@ -43,7 +43,7 @@ def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -
             ended = job.finish(limit)
         outcomes = [folder / OUTCOME.format(rank=rank) for rank in range(ranks)]
         if ended.code or not all(path.exists() for path in outcomes):
-            raise JobError(_complaint(ranks, ended))
+            raise ChildProcessError(_complaint(ranks, ended))
         return together_of([pickle.loads(path.read_bytes()) for path in outcomes])
 
 
