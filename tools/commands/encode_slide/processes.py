@@ -29,7 +29,7 @@ _MOST_LINES = 40
 def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -> Outcome:
     """What became of the slides of all ranks.
 
-    Raises ChildProcessError where a process fails or is killed; what the others have written until then stays, and is kept next time.
+    Raises ChildProcessError where a process fails or is killed; what has been written until then stays, and is kept next time.
     """
     with tempfile.TemporaryDirectory() as name:
         folder, limit = Path(name), 0.0

@@ -42,6 +42,10 @@ class ReadSettings:
     coords: Path | None = None
     microns_per_pixel: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.coords is not None and not self.coords.is_dir():
+            raise ValueError(f"--coords: {str(self.coords)!r} is no folder; name that of the files of coordinates")
+
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal digits."""

@@ -15,6 +15,9 @@ NPY = ".coords.npy"
 NPZ, META = ".coordinates.npz", ".meta.json"
 """slide2vec's: coordinates as arrays x and y, and what is said of features or of coordinates."""
 
+ENDINGS = (NPY, NPZ, "_patches.h5", ".h5")
+"""Of the files in a folder of coordinates, in the order in which they are looked for."""
+
 
 def is_beside(path: Path) -> bool:
     """Whether a file belongs to another one with features."""
@@ -30,10 +33,10 @@ def coordinates_of(path: Path, folder: Path | None) -> tuple[Any, Mapping[str, A
     """
     said = _meta(path.with_name(path.stem + META))
     named = [Path(str(said["coordinates_npz_path"]))] if said.get("coordinates_npz_path") else []
-    places = [(folder or path.parent) / f"{path.stem}{ending}" for ending in (NPY, NPZ)]
+    places = [path.with_name(f"{path.stem}{ending}") for ending in (NPY, NPZ)] + named
     if folder is not None:
-        places += [folder / f"{path.stem}{ending}" for ending in ("_patches.h5", ".h5")]
-    for place in places if folder is not None else [*places, *named]:
+        places = [folder / f"{path.stem}{ending}" for ending in ENDINGS]
+    for place in places:
         if place.is_file() and place.resolve() != path.resolve():
             with opened(place) as content:
                 return _places(place, content), {**said, **_meta(place.with_suffix(META)), **content.said}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dilkit.integrations.gigapath.features.arrays import COORDS, NAMES, Content, Stored, opened
 from dilkit.integrations.gigapath.features.attributes import Grid, grid_of, tile_encoder_of
-from dilkit.integrations.gigapath.features.beside import NPY, coordinates_of
+from dilkit.integrations.gigapath.features.beside import ENDINGS, NPY, coordinates_of
 from dilkit.integrations.gigapath.positions import holds_pixels
 
 
@@ -128,10 +128,18 @@ def _coordinates(path: Path, content: Content, folder: str | Path | None) -> tup
     """The coordinates of the tiles, and all that is said of these; the file of the features itself has the last word."""
     beside, said = coordinates_of(path, None if folder is None else Path(folder))
     own = content.arrays[COORDS].read() if COORDS in content.arrays else None
+    if folder is not None and beside is None:
+        raise ValueError(f"{path}: the folder {folder} has no coordinates of it: {path.stem}.h5, or {', '.join(ENDINGS)}")
+    if own is not None and beside is not None and not _are_equal(_tensor(path, COORDS, own), _tensor(path, COORDS, beside)):
+        raise ValueError(f"{path}: its coords are not those of the file with its coordinates; name the folder of these tiles")
     where = beside if own is None else own
     if where is None:
         raise ValueError(f"{path}: the coordinates of its tiles are missing; {_needed(path, content)}")
     return _tensor(path, COORDS, where), {**said, **content.said}
+
+
+def _are_equal(own: Tensor, beside: Tensor) -> bool:
+    return own.shape == beside.shape and bool((own.double() == beside.double()).all())
 
 
 def _needed(path: Path, content: Content) -> str:

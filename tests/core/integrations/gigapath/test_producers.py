@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.slide_encoder import slide, small
 
+from dilkit.integrations.gigapath.cohort.settings import ReadSettings
 from dilkit.integrations.gigapath.features import features_in, others_in, read_features, read_header
 
 TILE = 512
@@ -142,3 +143,19 @@ def test_a_damaged_npz_file_is_named(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 damaged")
     with pytest.raises(ValueError, match=r"a\.npz is no \.npz file of numbers"):
         read_header(tmp_path / "a.npz")
+
+
+def test_a_folder_without_coordinates_of_the_slide_is_named(tmp_path):
+    path, options = clam(tmp_path, slide(N)[0][0].numpy())
+    with pytest.raises(ValueError, match=r"a\.pt: the folder .* has no coordinates of it: a\.h5, or"):
+        read_features(path, coords=tmp_path)
+    assert read_header(path, **options).tiles == N
+    with pytest.raises(ValueError, match=r"--coords: '.*none' is no folder"):
+        ReadSettings(coords=tmp_path / "none")
+
+
+def test_coordinates_of_other_tiles_are_refused(tmp_path):
+    path, options = clam_h5(tmp_path, slide(N)[0][0].numpy())
+    h5_file(options["coords"] / "a.h5", {}, coords=cells().numpy() * 256)
+    with pytest.raises(ValueError, match="its coords are not those of the file with its coordinates"):
+        read_header(path, **options)
