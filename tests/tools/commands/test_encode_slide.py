@@ -187,8 +187,8 @@ def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.Captur
     """In the place of two processes, one rank; the plan and the outcomes travel as between two."""
     args = parser_of("encode-slide").parse_args(arguments(files, "--json")[1:])
     work = task.task_of(args, sorted((files / "slides").iterdir()))
-    of_all = partial(report.report, args, [])
-    assert run_threads(1, lambda comm: ranks.work(work, comm, of_all)) == [0]
+    prints = partial(report.show, args), partial(report.report, args, [])
+    assert run_threads(1, lambda comm: ranks.work(work, comm, *prints)) == [0]
     assert [(one["tiles"], one["kept"]) for one in json.loads(capsys.readouterr().out)["slides"]] == [(30, False), (7, False)]
     again = json_output(capsys, *arguments(files))
     assert [one["kept"] for one in again["slides"]] == [True, True]

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--ranks: {args.ranks} processes, and at most {MOST_STARTED} are started on one machine; use torchrun")
     load_torch()
     from dilkit.integrations.gigapath.features import features_in, others_in
-    from dilkit.tools.commands.encode_slide.report import report
+    from dilkit.tools.commands.encode_slide.report import report, show
     from dilkit.tools.commands.encode_slide.task import task_of
 
     paths = features_in(args.features)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         from dilkit.tools.commands.encode_slide.ranks import WAIT, work
 
         kind = "torch" if started.launcher == "torchrun" else "mpi"
-        return run_ranks(kind, lambda comm: work(task, comm, partial(report, args, unread)), timeout=WAIT)
+        return run_ranks(kind, lambda comm: work(task, comm, partial(show, args), partial(report, args, unread)), timeout=WAIT)
     return report(args, unread, *_planned_and_embedded(task, args))
 
 
@@ -93,12 +93,11 @@ def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, O
 
     from dilkit.integrations.gigapath.cohort.run import finish, plan_cohort
     from dilkit.tools.commands.encode_slide.processes import embed_in_processes
-    from dilkit.tools.commands.encode_slide.report import print_plan
+    from dilkit.tools.commands.encode_slide.report import show
 
     model = task.load()  # before anything is changed: a checkpoint that does not fit ends it here
     plan = plan_cohort(task.paths, task.job, args.ranks or 1)
-    if not args.json:
-        print_plan(plan)
+    show(args, plan)
     with tqdm(total=plan.tiles, file=sys.stderr, disable=not sys.stderr.isatty(), unit="tile") as bar:
         if args.ranks is None:
             outcome = task.embed(plan, 0, bar.update, model)

@@ -14,11 +14,13 @@ WAIT = 7 * 24 * 3600.0
 """Seconds that a rank waits for another, which may have much longer slides left."""
 
 
-def work(task: Task, comm: Comm, report: Callable[[Plan, Outcome], int]) -> int:
-    """Embed the slides of this rank; the exit code, on all ranks that of `report` on the first one."""
+def work(task: Task, comm: Comm, show: Callable[[Plan], None], report: Callable[[Plan, Outcome], int]) -> int:
+    """Embed the slides of this rank. The first one shows the plan and reports; its exit code is what `report` returns."""
     model = task.load()
     planned = pickle.dumps(plan_cohort(task.paths, task.job, comm.size)) if comm.rank == 0 else b""
     plan: Plan = pickle.loads(comm.share(planned, "plan")[0])
+    if comm.rank == 0:
+        show(plan)
     own = task.embed(plan, comm.rank, lambda tiles: None, model)
     outcomes: list[Outcome] = [pickle.loads(one) for one in comm.share(pickle.dumps(own), "outcomes")]
     if comm.rank:

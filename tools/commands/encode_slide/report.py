@@ -19,8 +19,10 @@ UNSAID_POOLING = (
 )
 
 
-def print_plan(plan: Plan) -> None:
-    """Print the slides with their tiles and tile sizes, and how much there is to do."""
+def show(args: argparse.Namespace, plan: Plan) -> None:
+    """Print the slides with their tiles and tile sizes, and how much there is to do; nothing where programs read the output."""
+    if args.json:
+        return
     kept = {record.output for record in plan.kept}
     rows = [("slide", "tiles", "tile size", "")]
     for slide in plan.slides:
