@@ -258,6 +258,20 @@ INTEGRATIONS = (
         "torch.cat((self.halves[x], self.halves[y]), dim=1)",
         f"{GIGAPATH}/test_encoder.py::test_positions_are_the_rows_of_the_table",
     ),
+    Mutant(
+        "embeddings of another model keep their records while they are replaced",
+        "dilkit/integrations/gigapath/cohort/run.py",
+        "    manifest.forget(left)\n",
+        "",
+        f"{GIGAPATH}/cohort/test_run.py::test_another_model_or_other_settings_keep_nothing",
+    ),
+    Mutant(
+        "coordinates in micrometres are taken for pixels",
+        "dilkit/integrations/gigapath/features/attributes.py",
+        "(coords.double() * pixels / sizes[0]).round()",
+        "coords.double().round()",
+        f"{GIGAPATH}/test_producers.py::test_a_slide_of_each_producer_has_the_same_embedding",
+    ),
 )
 
 HEADS_OVER_RANKS = (
