@@ -33,7 +33,7 @@ COMMANDS = {
     "gpu-day": "gpu_day",
     "draw": "draw",
     "demo": "demo",
-    "encode-slide": "encode_slide",
+    "encode-slide": "encode_slide.command",
 }
 """Each command with its module in `dilkit.tools.commands`."""
 GRACE = 5.0

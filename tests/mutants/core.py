@@ -272,6 +272,20 @@ INTEGRATIONS = (
         "if is_stand_in(module) and module.__name__ == name:",
         f"{GIGAPATH}/test_installation.py::test_another_name_of_a_stand_in_goes_with_it",
     ),
+    Mutant(
+        "embeddings of another model keep their records while they are replaced",
+        "dilkit/integrations/gigapath/cohort/run.py",
+        "    manifest.forget(left)\n",
+        "",
+        f"{GIGAPATH}/cohort/test_run.py::test_another_model_or_other_settings_keep_nothing",
+    ),
+    Mutant(
+        "coordinates in micrometres are taken for pixels",
+        "dilkit/integrations/gigapath/features/attributes.py",
+        "(coords.double() * pixels / sizes[0]).round()",
+        "coords.double().round()",
+        f"{GIGAPATH}/test_producers.py::test_a_slide_of_each_producer_has_the_same_embedding",
+    ),
 )
 
 HEADS_OVER_RANKS = (

@@ -11,8 +11,8 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     over_ranks.py   one slide over several ranks
     checkpoint.py   loading of published weights
     hub.py          the files of names on the Hugging Face hub
-    features.py     files of tile features
-    attributes.py   what such files say of their tiles
+    features/       files of tile features
+    cohort/         slides of a cohort, embedded one file after the other
     attention_map.py    what the class token looks at
     longnet_vit.py      the encoder by the calls of GigaPath's own package
     installation.py     that encoder in packages that call GigaPath's

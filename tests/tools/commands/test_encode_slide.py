@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import torch
 from helpers.command_line import json_output, output
 from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 
+from dilkit.comm import run_threads
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoderConfig
-from dilkit.tools.cli import main
+from dilkit.tools.cli import main, parser_of
+from dilkit.tools.commands.encode_slide import ranks, report, task
 
 HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
 """Features that float32 does not hold."""
@@ -65,10 +69,10 @@ def test_a_slide_that_will_not_do_is_named_and_the_others_are_embedded(files: Pa
     torch.save({"features": torch.zeros(0, 10), "coords": torch.zeros(0, 2)}, files / "slides" / "empty.pt")
     torch.save({"features": torch.zeros(1, 10), "coords": torch.tensor([[0, 300000]])}, files / "slides" / "far.pt")
     torch.save({"features": torch.zeros(1, 11), "coords": torch.zeros(1, 2)}, files / "slides" / "wide.pt")
-    assert main(arguments(files)) == 2
+    assert main(arguments(files)) == 1
     printed = capsys.readouterr()
     assert "wrote 2 embeddings" in printed.out
-    assert [path.name for path in sorted((files / "out").iterdir())] == ["a.pt", "b.pt"]
+    assert [path.name for path in sorted((files / "out").iterdir())] == ["a.pt", "b.pt", "manifest.json"]
     empty, far, wide = printed.err.splitlines()
     assert "empty.pt: the slide has no tiles" in empty
     assert "far.pt: coords: tile 0 of 1 is at (0, 300000)" in far
@@ -120,11 +124,11 @@ def test_what_a_file_leaves_open_or_says_otherwise_is_refused(
     coords = 512 * torch.cartesian_prod(torch.arange(10), torch.arange(10))
     torch.save({"features": torch.randn(100, 10), "coords": coords, **said}, files / "slides" / "a.pt")
     (files / "slides" / "b.pt").unlink()
-    assert main(arguments(files, *options)) == 2
+    assert main(arguments(files, *options)) == 1
     assert text in capsys.readouterr().err
-    assert not any((files / "out").iterdir())
+    assert not any((files / "out").glob("*.pt"))
     ways_out = ["--tile-size", "512", "--tile-encoder", "uni", "--dtype", "fp64"]
-    assert main(arguments(files, *ways_out)) == (2 if said.get("unit") else 0)
+    assert main(arguments(files, *ways_out)) == (1 if said.get("unit") else 0)
 
 
 def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +149,7 @@ def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str
 def test_embeddings_replace_nothing_but_embeddings(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (files / "out").mkdir()
     write(files / "out" / "a.pt", 3)
-    assert main(arguments(files)) == 2
+    assert main(arguments(files)) == 1
     assert "a.pt is there, and is no embedding to be replaced; choose another --out" in capsys.readouterr().err
     assert set(torch.load(files / "out" / "a.pt", weights_only=True)) == {"features", "coords"}
     assert main(arguments(files, "--out", str(files / "other"))) == main(arguments(files, "--out", str(files / "other"))) == 0
@@ -170,13 +174,24 @@ def test_nothing_half_written_is_left(files: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_embeddings_that_would_replace_one_another_or_their_features(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(files, "--out", str(files / "slides"))) == 2
+    assert main(arguments(files, "--out", str(files / "slides"))) == 1
     assert "a.pt would be replaced by its own embedding" in capsys.readouterr().err
     assert set(torch.load(files / "slides" / "a.pt", weights_only=True)) == {"features", "coords"}
     write(files / "a.pt", 3)
     command = arguments(files)
     assert main([command[0], str(files / "a.pt"), *command[1:]]) == 2
     assert "several files would be written as a.pt" in capsys.readouterr().err
+
+
+def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the place of two processes, one rank; the plan and the outcomes travel as between two."""
+    args = parser_of("encode-slide").parse_args(arguments(files, "--json")[1:])
+    work = task.task_of(args, sorted((files / "slides").iterdir()))
+    prints = partial(report.show, args), partial(report.report, args, [])
+    assert run_threads(1, lambda comm: ranks.work(work, comm, *prints)) == [0]
+    assert [(one["tiles"], one["kept"]) for one in json.loads(capsys.readouterr().out)["slides"]] == [(30, False), (7, False)]
+    again = json_output(capsys, *arguments(files))
+    assert [one["kept"] for one in again["slides"]] == [True, True]
 
 
 def test_the_help_names_the_architectures(capsys: pytest.CaptureFixture[str]) -> None:

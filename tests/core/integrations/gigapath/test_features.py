@@ -101,7 +101,8 @@ def test_what_a_file_says_of_its_tiles(tmp_path, suffix, said, tile_size, tile_e
     [
         (dict(patch_size_level0=512.5), "patch_size_level0=.*512.5.* is no whole number"),
         (dict(patch_size_level0="large"), "patch_size_level0=.*large.* is no whole number"),
-        (dict(unit="um"), "coords are in unit='um'; pixels are needed"),
+        (dict(unit="um"), r"coords are in unit='um', and the file does not say.*give microns_per_pixel"),
+        (dict(unit="mm"), "coords are in unit='mm'; pixels or micrometres are needed"),
         (
             dict(level0_width=9000, level0_height=2304),
             r"coords of tile 4 are \(2048, 2304\), and 1 lie outside the slide of 9000 x 2304 pixels.*x comes first",
@@ -125,10 +126,11 @@ def test_numbers_in_the_other_byte_order(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (TILES, "holds a Tensor; a dictionary"),
-        ({"coords": COORDS}, "holds coords; coords and one of features or tile_embeds"),
-        ({"features": TILES}, "holds features; coords and one of"),
-        ({"features": TILES, "tile_embeds": TILES, "coords": COORDS}, "one of features or tile_embeds are needed"),
+        ([TILES], "holds a list; a dictionary"),
+        (TILES, "the coordinates of its tiles are missing; it holds features"),
+        ({"coords": COORDS}, "holds coords; coords and one of features or tile_embeds or feats"),
+        ({"features": TILES}, "it holds features; coords and one of"),
+        ({"features": TILES, "tile_embeds": TILES, "coords": COORDS}, "one of features or tile_embeds or feats are needed"),
         ({"features": [object], "coords": COORDS}, "no file of tensors"),
         ({"features": ["a"], "coords": COORDS}, "features is no array of numbers"),
     ],
@@ -157,19 +159,19 @@ def test_numbers_without_coordinates_beside_them(tmp_path):
 def test_objects_are_not_read(tmp_path):
     written(tmp_path / "slide.npy")
     np.save(tmp_path / "slide.npy", np.array([{"a": 1}]), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"no \.npy file of numbers: Object arrays"):
+    with pytest.raises(ValueError, match=r"no \.npy file of numbers: .*[Oo]bject"):
         read_features(tmp_path / "slide.npy")
 
 
 def test_without_h5py(tmp_path, monkeypatch):
     (tmp_path / "slide.h5").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"slide\.h5 needs h5py.*pip install h5py, or give \.pt or \.npy"):
+    with pytest.raises(ImportError, match=r"slide\.h5 needs h5py.*pip install h5py, or give \.pt, \.npy or \.npz"):
         read_features(tmp_path / "slide.h5")
 
 
 def test_other_endings_and_missing_files(tmp_path):
-    with pytest.raises(ValueError, match=r"slide\.csv is no file of features; one of \.pt, \.npy, \.h5"):
+    with pytest.raises(ValueError, match=r"slide\.csv is no file of features; one of \.pt, \.npy, \.npz, \.h5"):
         read_features(tmp_path / "slide.csv")
     with pytest.raises(FileNotFoundError, match=r"slide\.pt"):
         read_features(tmp_path / "slide.pt")

@@ -1,0 +1,88 @@
+"""The embeddings of a pack of slides: computed together, each with its own warnings, and written whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from dilkit import files
+from dilkit.integrations.gigapath import attention_map  # by its own module, the name would be that module from then on
+from dilkit.integrations.gigapath.cohort.geojson import write_geojson
+from dilkit.integrations.gigapath.cohort.heatmap import write_heatmap
+from dilkit.integrations.gigapath.cohort.job import Job
+from dilkit.integrations.gigapath.cohort.listing import Refusal, Slide, refusal
+from dilkit.integrations.gigapath.cohort.manifest import SlideRecord, record_of
+from dilkit.integrations.gigapath.encoder import SlideEncoder
+from dilkit.integrations.gigapath.features import read_features
+
+Given = tuple[Tensor, Tensor]
+"""The tiles of a slide and their coordinates."""
+
+
+def embed_pack(model: SlideEncoder, pack: Sequence[Slide], job: Job) -> Iterator[SlideRecord | Refusal]:
+    """Embed slides of one tile size and write their files: what became of each, when its files are there."""
+    model.tile_size = pack[0].tile_size
+    slides, given = [], []
+    for slide in pack:
+        try:
+            given.append(_read(model, slide, job))
+            slides.append(slide)
+        except (ValueError, OSError) as error:
+            yield refusal(slide.path, error)
+    try:
+        embeddings, texts = _embed(model, given, job.model.layers) if slides else ([], [])
+    except ValueError as error:
+        if len(slides) == 1:
+            yield refusal(slides[0].path, error)
+        else:
+            for slide in slides:  # one of them will not do
+                yield from embed_pack(model, [slide], job)
+        return
+    for slide, of_slide, embedding, warned in zip(slides, given, embeddings, texts, strict=True):
+        try:
+            _write(model, slide, of_slide, embedding, job)
+            yield record_of(slide, job.maps_of(slide), warned)
+        except (ValueError, OSError) as error:
+            yield refusal(slide.path, error)
+
+
+def _read(model: SlideEncoder, slide: Slide, job: Job) -> Given:
+    weights = model.cls_token
+    tiles, coords, *_ = read_features(slide.path, coords=job.reading.coords, microns_per_pixel=job.reading.microns_per_pixel)
+    if tiles.shape != (slide.tiles, slide.in_chans):
+        raise ValueError(f"{slide.path} has changed since it was listed; start again")
+    return tiles.to(weights), coords.to(weights.device)
+
+
+def _embed(model: SlideEncoder, given: Sequence[Given], layers: bool) -> tuple[list[Tensor], list[list[str]]]:
+    """The embeddings of each slide, `(1 or layers, embed_dim)` in float32, and what is warned of it."""
+    tiles, coords = (pad_sequence(list(one), batch_first=True) for one in zip(*given, strict=True))
+    lengths = torch.tensor([len(one) for one, _ in given], device=tiles.device)
+    missing = torch.arange(tiles.shape[1], device=tiles.device) >= lengths[:, None]
+    with warnings.catch_warnings(record=True) as warned, torch.no_grad():
+        warnings.simplefilter("always")
+        embeddings = torch.stack(model(tiles, coords, missing, all_layer_embed=layers), dim=1).float().cpu()
+    texts: list[list[str]] = [[] for _ in given]
+    for text in (str(one.message) for one in warned):
+        of_slide = re.match(r"coords of slide (\d+):", text)
+        for i in [int(of_slide[1])] if of_slide else range(len(given)):
+            texts[i].append(re.sub(r"^coords of slide \d+:", "coords:", text))
+    return list(embeddings), texts
+
+
+def _write(model: SlideEncoder, slide: Slide, given: Given, embedding: Tensor, job: Job) -> None:
+    """Write the maps of a slide, then its embedding."""
+    if not bool(embedding.isfinite().all()):
+        raise ValueError(f"the embedding in {job.model.dtype} is not finite; features may be too large: try --dtype float32")
+    if maps := job.maps_of(slide):
+        weights = attention_map(model, given[0][None], given[1][None])[0].float().mean(dim=0).cpu()
+        image, shapes = maps
+        write_heatmap(image, weights, given[1].cpu(), slide.tile_size)
+        write_geojson(shapes, weights, given[1].cpu(), slide.tile_size, job.level0_pixels(slide))
+    with files.replacing(slide.output) as file:
+        torch.save({"layers": embedding.clone()} if job.model.layers else {"embedding": embedding[0].clone()}, file)

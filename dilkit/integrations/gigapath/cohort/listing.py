@@ -1,0 +1,111 @@
+"""The slides of a cohort with their tiles and tile sizes, from the headers of their files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilkit.integrations.gigapath.checkpoint import load_tensors
+from dilkit.integrations.gigapath.cohort.settings import ReadSettings
+from dilkit.integrations.gigapath.features import Header, read_header
+from dilkit.integrations.gigapath.over_ranks import digest
+from dilkit.integrations.gigapath.spacing import commonest_step
+
+USUAL_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Slide:
+    """One slide to embed: its file with size and time of change, its output, tiles and their size, and who says that size.
+
+    `places` is a digest of the coordinates, which may lie in another file; `microns` is how many micrometres a pixel of them has,
+    where the file has micrometres.
+    """
+
+    path: Path
+    bytes: int
+    mtime_ns: int
+    output: Path
+    tiles: int
+    in_chans: int
+    tile_size: int
+    tile_size_from: str
+    places: str
+    microns: float | None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A file that will not do, and why."""
+
+    path: Path
+    reason: str
+
+
+def refusal(path: Path, error: BaseException) -> Refusal:
+    """The refusal of a file, whose reason names the file."""
+    return Refusal(path, str(error) if str(path) in str(error) else f"{path}: {error}")
+
+
+def list_slides(paths: Iterable[Path], out: Path, settings: ReadSettings) -> tuple[list[Slide], list[Refusal]]:
+    """The slides of these files in their order, and the files that will not do.
+
+    Features are not read. Raises ValueError where two files would be written as one, ImportError where a library is missing.
+    """
+    paths = list(paths)
+    if twice := [name for name, times in Counter(path.stem for path in paths).items() if times > 1]:
+        raise ValueError(f"several files would be written as {', '.join(f'{name}.pt' for name in twice)}; embed them apart")
+    slides, refused = [], []
+    for path in paths:
+        try:
+            slides.append(_slide(path, out / f"{path.stem}.pt", settings))
+        except (ValueError, OSError) as error:
+            refused.append(refusal(path, error))
+    return slides, refused
+
+
+def _slide(path: Path, output: Path, settings: ReadSettings) -> Slide:
+    status = path.stat()
+    header = read_header(path, coords=settings.coords, microns_per_pixel=settings.microns_per_pixel)
+    _check_output(output, path)
+    _check_tile_encoder(header.tile_encoder, settings.tile_encoder)
+    size, whence = _tile_size(header, settings.tile_size)
+    facts = (header.tiles, header.in_chans, size, whence, digest(header.coords), header.microns)
+    return Slide(path, status.st_size, status.st_mtime_ns, output, *facts)
+
+
+def _check_output(output: Path, path: Path) -> None:
+    """Raise ValueError where `output` is there and is no embedding."""
+    if not output.exists():
+        return
+    if output.samefile(path):
+        raise ValueError(f"{path} would be replaced by its own embedding; choose another --out")
+    content = load_tensors(output)
+    if not isinstance(content, dict) or set(content) not in ({"embedding"}, {"layers"}):
+        raise ValueError(f"{output} is there, and is no embedding to be replaced; choose another --out")
+
+
+def _check_tile_encoder(name: str | None, needed: str) -> None:
+    if name is not None and needed.lower() not in name.lower():
+        raise ValueError(
+            f"features are of {name!r}, not of {needed!r}, as the file says; --tile-encoder {name} "
+            "if the checkpoint was trained on them"
+        )
+
+
+def _tile_size(header: Header, given: int | None) -> tuple[int, str]:
+    """Pixels a side of the tiles, and who says so. Raises ValueError where the file says another than `given`, or nobody does."""
+    if header.tile_size is not None:
+        if given not in (None, header.tile_size):
+            raise ValueError(f"tiles have {header.tile_size} pixels a side, as the file says, but --tile-size says {given}")
+        return header.tile_size, "file"
+    if given is not None:
+        return given, "--tile-size"
+    if (step := commonest_step(header.coords)) not in (None, USUAL_SIZE):
+        raise ValueError(
+            f"most neighbours are {step} pixels apart, and neither the file nor --tile-size says how large tiles are; "
+            f"give --tile-size {step}, or what it is if they overlap or have gaps between"
+        )
+    return USUAL_SIZE, "default"

@@ -1,0 +1,164 @@
+"""`manifest.json`: what the embeddings in a folder were made with, and one record a slide, written anew after each slide.
+
+A rank other than the first writes `manifest-RANK.json`, so that no two processes write one file; the next run, or the end of this
+one, puts them together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dilkit import files
+from dilkit.integrations.gigapath.checkpoint import load_tensors
+from dilkit.integrations.gigapath.cohort.listing import Refusal, Slide
+from dilkit.integrations.gigapath.cohort.settings import ModelRecord, versions
+
+NAME, PART = "manifest.json", "manifest-{rank}.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SlideRecord:
+    """A slide that was embedded: its file, tiles, what was written (names in the folder), and what is doubtful about it.
+
+    `bytes`, `mtime_ns` and `places`, a digest of the coordinates, tell whether the file is still the same.
+    """
+
+    file: str
+    bytes: int
+    mtime_ns: int
+    tiles: int
+    tile_size: int
+    tile_size_from: str
+    places: str
+    output: str
+    maps: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def record_of(slide: Slide, maps: Iterable[Path] = (), warnings: Iterable[str] = ()) -> SlideRecord:
+    """The record of a slide that was embedded."""
+    return SlideRecord(
+        file=str(slide.path),
+        bytes=slide.bytes,
+        mtime_ns=slide.mtime_ns,
+        tiles=slide.tiles,
+        tile_size=slide.tile_size,
+        tile_size_from=slide.tile_size_from,
+        places=slide.places,
+        output=slide.output.name,
+        maps=tuple(path.name for path in maps),
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass
+class Manifest:
+    """The manifest of a folder, of one model. `slides` are its records by the name of their output."""
+
+    folder: Path
+    model: ModelRecord
+    rank: int = 0
+    slides: dict[str, SlideRecord] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+    of_others: int = 0
+    """Records that were there of embeddings by another model or other settings, which are not taken over."""
+
+    @property
+    def path(self) -> Path:
+        """The file that this rank writes."""
+        return self.folder / (NAME if self.rank == 0 else PART.format(rank=self.rank))
+
+    def add(self, record: SlideRecord) -> None:
+        """Take up a record, and write the file: it holds the old records or all of these, whenever the process is killed."""
+        self.slides[record.output] = record
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file by these records."""
+        content = dict(
+            format=FORMAT,
+            model=asdict(self.model),
+            versions=versions(),
+            slides=[asdict(self.slides[name]) for name in sorted(self.slides)],
+            refused=[dict(file=str(one.path), reason=one.reason) for one in self.refused],
+        )
+        with files.replacing(self.path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+
+    def forget(self, slides: Iterable[Slide]) -> None:
+        """Leave out slides that are embedded anew, before that begins: of an output that is replaced no old record may stay."""
+        stale = {slide.output.name for slide in slides} & set(self.slides)
+        if stale or self.of_others or parts_in(self.folder)[1:]:
+            self.slides = {name: record for name, record in self.slides.items() if name not in stale}
+            self.write()
+            self.drop_parts()
+
+    def drop_parts(self) -> None:
+        """Remove the files of other ranks, whose records this one has."""
+        for path in parts_in(self.folder):
+            if path != self.path:
+                path.unlink(missing_ok=True)
+
+    def keeps(self, slide: Slide, maps: Iterable[Path]) -> SlideRecord | None:
+        """The record of a slide whose outputs are there, whole and of the same file; None where it has to be embedded."""
+        record = self.slides.get(slide.output.name)
+        if record is None or Path(record.file).name != slide.path.name:
+            return None
+        same = replace(record_of(slide, (), record.warnings), file=record.file, maps=record.maps)  # its folder may have moved
+        if record != same:
+            return None
+        wanted = {path.name for path in maps}
+        there = wanted <= set(record.maps) and all((self.folder / name).is_file() for name in wanted)
+        return record if there and _is_whole(slide.output, self.model.layers) else None
+
+
+def parts_in(folder: Path) -> list[Path]:
+    """The manifests in a folder, those of single ranks too."""
+    return [path for path in (folder / NAME, *sorted(folder.glob(PART.format(rank="*")))) if path.is_file()]
+
+
+def read_manifest(folder: Path, model: ModelRecord) -> Manifest:
+    """The manifest in a folder, with the records that are of this model; empty where there is none.
+
+    Raises ValueError for a file that is no manifest: it is not replaced.
+    """
+    manifest = Manifest(folder, model)
+    for path in parts_in(folder):
+        content = _content(path)
+        records = [_record(path, one) for one in content["slides"]]
+        if model.same_as(content["model"]):
+            manifest.slides |= {record.output: record for record in records}
+        else:
+            manifest.of_others += len(records)
+    return manifest
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(files.read_bytes(path))
+        if content["format"] == FORMAT and isinstance(content["model"], dict) and isinstance(content["slides"], list):
+            return dict(content)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path} is no manifest of format {FORMAT}, and is not replaced; move it away, or choose another --out")
+
+
+def _record(path: Path, values: Any) -> SlideRecord:
+    try:
+        return SlideRecord(**{**values, "maps": tuple(values["maps"]), "warnings": tuple(values["warnings"])})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{path} holds a record of a slide that is none ({error}); move it away") from None
+
+
+def _is_whole(path: Path, layers: bool) -> bool:
+    """Whether an output can be read, and holds what is wanted."""
+    try:
+        content = load_tensors(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and set(content) == {"layers" if layers else "embedding"}

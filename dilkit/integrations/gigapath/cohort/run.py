@@ -1,0 +1,98 @@
+"""A run over a cohort: planned once, then computed by one process or by several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilkit.integrations.gigapath.cohort.embedding import embed_pack
+from dilkit.integrations.gigapath.cohort.heatmap import check_matplotlib
+from dilkit.integrations.gigapath.cohort.job import Job
+from dilkit.integrations.gigapath.cohort.listing import Refusal, Slide, list_slides
+from dilkit.integrations.gigapath.cohort.manifest import Manifest, SlideRecord, read_manifest
+from dilkit.integrations.gigapath.cohort.packs import packs_of, shares_of
+from dilkit.integrations.gigapath.encoder import SlideEncoder
+
+Progress = Callable[[int], object]
+"""Is given the tiles of a slide when it is done."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run finds and has to do: all slides, the records of those that are kept, packs for each rank, what will not do.
+
+    `of_others` counts the embeddings in the folder that were made by another model or other settings.
+    """
+
+    slides: tuple[Slide, ...]
+    kept: tuple[SlideRecord, ...]
+    shares: tuple[list[list[Slide]], ...]
+    refused: tuple[Refusal, ...]
+    of_others: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that are to be computed."""
+        return sum(slide.tiles for share in self.shares for pack in share for slide in pack)
+
+
+def plan_cohort(paths: Iterable[Path], job: Job, ranks: int = 1) -> Plan:
+    """List the slides, and divide those that are not there yet over ranks. What single ranks have left is put together.
+
+    Raises ImportError where a library is missing, ValueError where nothing can begin.
+    """
+    if job.heatmaps:
+        check_matplotlib()
+    slides, refused = list_slides(paths, job.out, job.reading)
+    slides, undrawn = _drawable(slides, job) if job.heatmaps else (slides, [])
+    manifest = read_manifest(job.out, job.model)
+    records = [manifest.keeps(slide, job.maps_of(slide)) for slide in slides]
+    left = [slide for slide, record in zip(slides, records, strict=True) if record is None]
+    manifest.forget(left)
+    kept = tuple(record for record in records if record is not None)
+    return Plan(tuple(slides), kept, tuple(shares_of(packs_of(left), ranks)), (*refused, *undrawn), manifest.of_others)
+
+
+def _drawable(slides: Sequence[Slide], job: Job) -> tuple[list[Slide], list[Refusal]]:
+    """The slides whose maps can be drawn, and those where something is missing for it."""
+    drawable, undrawn = [], []
+    for slide in slides:
+        try:
+            job.level0_pixels(slide)
+            drawable.append(slide)
+        except ValueError as error:
+            undrawn.append(Refusal(slide.path, str(error)))
+    return drawable, undrawn
+
+
+def embed_share(
+    model: SlideEncoder, plan: Plan, job: Job, rank: int = 0, progress: Progress = lambda tiles: None
+) -> tuple[list[SlideRecord], list[Refusal]]:
+    """Embed the slides of a rank: the records of those embedded, and those that would not do.
+
+    A record is in the manifest as soon as its files are there; `finish` puts those of all ranks together.
+    """
+    manifest = read_manifest(job.out, job.model) if rank == 0 else Manifest(job.out, job.model, rank)
+    refused: list[Refusal] = []
+    records: list[SlideRecord] = []
+    for pack in plan.shares[rank]:
+        tiles = {slide.output.name: slide.tiles for slide in pack}
+        for one in embed_pack(model, pack, job):
+            if isinstance(one, Refusal):
+                refused.append(one)
+                progress(tiles[f"{one.path.stem}.pt"])
+            else:
+                records.append(one)
+                manifest.add(one)
+                progress(one.tiles)
+    return records, refused
+
+
+def finish(plan: Plan, job: Job, refused: Sequence[Refusal]) -> None:
+    """Write the manifest of all ranks, with all that would not do; nothing where the folder holds no embedding of the model."""
+    manifest = read_manifest(job.out, job.model)
+    manifest.refused = list(refused)
+    if manifest.slides or refused:
+        manifest.write()
+        manifest.drop_parts()

@@ -1,0 +1,61 @@
+"""What all slides of a run have in common: the model, and how files are read and written."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import dilkit
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """What embeddings are made with: two runs with the same one make the same embeddings, but for rounding.
+
+    `sha256` is that of the checkpoint's file; `layers` says whether the embeddings of all layers are written.
+    """
+
+    arch: str
+    checkpoint: str
+    sha256: str
+    pooling: str
+    dtype: str
+    tail: str
+    ngrids: int
+    layers: bool
+
+    def same_as(self, other: dict[str, object]) -> bool:
+        """Whether a manifest's record is of the same model; the checkpoint's file may have moved."""
+        return {**asdict(self), "checkpoint": ""} == {**other, "checkpoint": ""}
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """How files of features are read: what they leave open, and what their features must be of."""
+
+    tile_size: int | None = None
+    tile_encoder: str = "gigapath"
+    coords: Path | None = None
+    microns_per_pixel: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.coords is not None and not self.coords.is_dir():
+            raise ValueError(f"--coords: {str(self.coords)!r} is no folder; name that of the files of coordinates")
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes."""
+    return {"dilkit": dilkit.__version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -1,0 +1,175 @@
+"""The tiles of one slide, as a file of features holds them: `read_features`, and `read_header` without the features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dilkit.integrations.gigapath.features.arrays import COORDS, NAMES, Content, Stored, opened
+from dilkit.integrations.gigapath.features.attributes import Grid, grid_of, tile_encoder_of
+from dilkit.integrations.gigapath.features.beside import ENDINGS, NPY, coordinates_of
+from dilkit.integrations.gigapath.positions import holds_pixels
+
+
+class Features(NamedTuple):
+    """The tiles of one slide, as `read_features` finds them.
+
+    - `tiles`: `(n, in_chans)` floating-point numbers.
+    - `coords`: `(n, 2)` pixels x and y: of level 0, or of the tiles as they were embedded where the file has micrometres.
+    - `tile_size`: how many such pixels a side the tiles have, as the file says: `model.tile_size`. None where it does not say.
+    - `tile_encoder`: the network that made the features, as the file says; None where it does not.
+    """
+
+    tiles: Tensor
+    coords: Tensor
+    tile_size: int | None
+    tile_encoder: str | None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file of features says without its features being read.
+
+    `tiles` and `in_chans` are the shape of the features; `coords`, `tile_size` and `tile_encoder` those of `Features`; `microns`
+    is how many micrometres a pixel of `coords` has where the file has micrometres, else None.
+    """
+
+    tiles: int
+    in_chans: int
+    coords: Tensor
+    tile_size: int | None
+    tile_encoder: str | None
+    microns: float | None
+
+
+def read_features(path: str | Path, *, coords: str | Path | None = None, microns_per_pixel: float | None = None) -> Features:
+    """The tiles of one slide: `Features(tiles, coords, tile_size, tile_encoder)`.
+
+    - `.pt`: a dictionary of tensors, `features`, `tile_embeds` or `feats`, and `coords`; no code is read.
+    - `.h5`: datasets of these names, as TRIDENT, CLAM and STAMP write them. It needs h5py.
+    - `.npz`: arrays of these names.
+    - `.npy`: the features; the coordinates are in the file beside it, `NAME.coords.npy` for `NAME.npy`.
+
+    A `.pt` or `.npz` file may hold the features alone. Their coordinates are where slide2vec's `NAME.meta.json` beside it
+    says, or in the folder `coords`: `NAME.h5` of CLAM's patches, `NAME_patches.h5` of TRIDENT, `NAME.coordinates.npz` of
+    slide2vec. The file in that folder says the tile size, too, of features in whose own file nothing is said, as in CLAM's.
+
+    What else a file says is in attributes of an `.h5` file or its datasets, or in entries of the dictionary:
+    `patch_size_level0`, `tile_size_lv0`, or `patch_size` with `patch_level` and `downsample`; `encoder`, `extractor` or
+    `encoder_name`; `level0_width`, `level0_height` and `unit` are checked. STAMP's micrometres become pixels of its tiles by
+    `tile_size_um` and `tile_size_px`; where a file lacks these, `microns_per_pixel` is needed. A first dimension of 1 is dropped.
+
+    Raises OSError for a file that cannot be read, ImportError where h5py is missing, and ValueError, naming the file, for other
+    content: names, shapes, dtypes, no tiles, numbers that are not finite, coordinates in other units or outside the slide.
+
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from dilkit.integrations.gigapath import read_features
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "slide.pt")
+        ...     torch.save({"features": torch.randn(5, 8), "coords": torch.zeros(5, 2), "patch_size_level0": 512}, path)
+        ...     tiles, coords, tile_size, _ = read_features(path)
+        >>> tiles.shape, coords.shape, tile_size
+        (torch.Size([5, 8]), torch.Size([5, 2]), 512)
+    """
+    path = Path(path)
+    with opened(path) as content:
+        name, stored = _features(path, content)
+        where, said = _coordinates(path, content, coords)
+        tiles = _tensor(path, name, stored.read())
+    grid = _grid(path, tuple(tiles.shape), where, said, microns_per_pixel)
+    if not tiles.is_floating_point():
+        raise ValueError(f"{path}: features are {tiles.dtype}; floating-point numbers are needed")
+    finite = tiles.isfinite().all(dim=1)
+    if not bool(finite.all()):
+        raise ValueError(f"{path}: features of tile {int(finite.logical_not().nonzero()[0])} are not finite")
+    return Features(tiles, grid.coords, grid.tile_size, tile_encoder_of(said))
+
+
+def read_header(path: str | Path, *, coords: str | Path | None = None, microns_per_pixel: float | None = None) -> Header:
+    """What a file says of its tiles; the features themselves stay where they are. Raises as `read_features` does.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from dilkit.integrations.gigapath.features import read_header
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"features": torch.randn(5, 8), "coords": torch.zeros(5, 2)}, Path(folder, "slide.pt"))
+    ...     header = read_header(Path(folder, "slide.pt"))
+    >>> header.tiles, header.in_chans
+    (5, 8)
+    """
+    path = Path(path)
+    with opened(path) as content:
+        shape = _features(path, content)[1].shape
+        where, said = _coordinates(path, content, coords)
+    shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+    grid = _grid(path, shape, where, said, microns_per_pixel)
+    return Header(shape[0], shape[1], grid.coords, grid.tile_size, tile_encoder_of(said), grid.microns)
+
+
+def _features(path: Path, content: Content) -> tuple[str, Stored]:
+    """The features with their name. Raises ValueError unless there is one array of such a name."""
+    named = [name for name in NAMES if name in content.arrays]
+    if len(named) != 1:
+        raise ValueError(f"{path} holds {', '.join(content.arrays) or 'nothing'}; {COORDS} and one of {_NAMES} are needed")
+    return named[0], content.arrays[named[0]]
+
+
+_NAMES = " or ".join(NAMES)
+
+
+def _coordinates(path: Path, content: Content, folder: str | Path | None) -> tuple[Tensor, Mapping[str, Any]]:
+    """The coordinates of the tiles, and all that is said of these; the file of the features itself has the last word."""
+    beside, said = coordinates_of(path, None if folder is None else Path(folder))
+    own = content.arrays[COORDS].read() if COORDS in content.arrays else None
+    if folder is not None and beside is None:
+        raise ValueError(f"{path}: the folder {folder} has no coordinates of it: {path.stem}.h5, or {', '.join(ENDINGS)}")
+    if own is not None and beside is not None and not _are_equal(_tensor(path, COORDS, own), _tensor(path, COORDS, beside)):
+        raise ValueError(f"{path}: its coords are not those of the file with its coordinates; name the folder of these tiles")
+    where = beside if own is None else own
+    if where is None:
+        raise ValueError(f"{path}: the coordinates of its tiles are missing; {_needed(path, content)}")
+    return _tensor(path, COORDS, where), {**said, **content.said}
+
+
+def _are_equal(own: Tensor, beside: Tensor) -> bool:
+    return own.shape == beside.shape and bool((own.double() == beside.double()).all())
+
+
+def _needed(path: Path, content: Content) -> str:
+    if path.suffix == ".npy":
+        return f"{path.stem}{NPY}, an array (n, 2), is needed beside it"
+    held = ", ".join(content.arrays)
+    return f"it holds {held}; {COORDS} and one of {_NAMES} are needed, or the folder of the coordinates (--coords)"
+
+
+def _grid(path: Path, shape: tuple[int, ...], coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None) -> Grid:
+    """Where tiles lie. Raises ValueError for shapes, dtypes and numbers that do not fit."""
+    if len(shape) != 2 or coords.shape != (shape[0], 2):
+        raise ValueError(f"{path}: features {tuple(shape)} and coords {tuple(coords.shape)}; (n, in_chans) and (n, 2) are needed")
+    if shape[0] == 0:
+        raise ValueError(f"{path}: the slide has no tiles; leave it out")
+    if not holds_pixels(coords.dtype):
+        raise ValueError(f"{path}: coords are {coords.dtype}, which does not hold every pixel; integers or float32 are needed")
+    try:
+        return grid_of(coords, said, microns_per_pixel)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _tensor(path: Path, name: str, value: Any) -> Tensor:
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(_in_native_order(np.array(value)))
+    except TypeError as error:
+        raise ValueError(f"{path}: {name} is no array of numbers: {error}") from None
+    return tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor
+
+
+def _in_native_order(numbers: Any) -> Any:
+    return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)

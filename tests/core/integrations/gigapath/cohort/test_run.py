@@ -1,0 +1,184 @@
+"""A run over a cohort: right embeddings, whatever is packed; what is there is kept, what is not the same is made anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from helpers.cohorts import LENGTHS, cohort, embed, right, write_slide
+from helpers.forks import in_child
+from helpers.slide_encoder import small
+
+from dilkit.integrations.gigapath.cohort import run
+from dilkit.integrations.gigapath.cohort.packs import packs_of, shares_of
+from dilkit.integrations.gigapath.cohort.run import embed_share, finish, plan_cohort
+
+NAMES = [f"s{i}.pt" for i in range(len(LENGTHS))]
+
+
+def manifest(job):
+    return json.loads((job.out / "manifest.json").read_text())
+
+
+def test_packed_slides_have_the_embeddings_that_they_have_alone(tmp_path):
+    paths, job = cohort(tmp_path)
+    plan = plan_cohort(paths, job)
+    assert [len(pack) for pack in plan.shares[0]] == [5]
+    assert plan.tiles == sum(LENGTHS)
+    assert embed(paths, job) == (NAMES, [], [])
+    for i, n in enumerate(LENGTHS):
+        found = torch.load(job.out / f"s{i}.pt", weights_only=True)["embedding"]
+        assert torch.allclose(found, right(n, i), atol=1e-6)
+
+
+def test_the_manifest_says_what_was_made_of_what_with_what(tmp_path):
+    paths, job = cohort(tmp_path)
+    embed(paths, job)
+    content = manifest(job)
+    assert content["model"]["sha256"] == job.model.sha256
+    assert content["versions"]["torch"] == torch.__version__
+    assert [(one["output"], one["tiles"], one["tile_size"]) for one in content["slides"]] == [
+        (name, n, 256) for name, n in zip(NAMES, LENGTHS, strict=True)
+    ]
+    assert [one["file"] for one in content["slides"]] == [str(path) for path in paths]
+
+
+def test_what_is_there_is_kept(tmp_path):
+    paths, job = cohort(tmp_path)
+    embed(paths[:3], job)
+    assert embed(paths, job) == (NAMES[3:], NAMES[:3], [])
+    assert embed(paths, job) == ([], NAMES, [])
+    assert len(manifest(job)["slides"]) == 5
+
+
+@pytest.mark.parametrize("change", ["file", "same size", "output", "damaged", "coordinates"])
+def test_what_is_not_the_same_is_made_anew(tmp_path, change):
+    paths, job = cohort(tmp_path)
+    embed(paths, job)
+    if change == "file":
+        write_slide(paths[1], 9)
+    elif change == "same size":
+        write_slide(paths[1], LENGTHS[1], seed=9)
+        os.utime(paths[1], ns=(0, 0))
+    elif change == "output":
+        (job.out / "s1.pt").unlink()
+    elif change == "damaged":
+        (job.out / "manifest.json").write_text(
+            (job.out / "manifest.json").read_text().replace(f'"bytes": {paths[1].stat().st_size}', '"bytes": 1', 1)
+        )
+    else:
+        times = paths[1].stat()
+        write_slide(paths[1], LENGTHS[1], seed=1, patch_size_level0=256)
+        os.utime(paths[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+    written, kept, refused = embed(paths, job)
+    assert "s1.pt" in written
+    assert sorted(written + kept) == NAMES
+    assert refused == []
+
+
+@pytest.mark.parametrize("change", [dict(sha256="0"), dict(pooling="mean of tiles"), dict(dtype="float32"), dict(layers=True)])
+def test_another_model_or_other_settings_keep_nothing(tmp_path, change):
+    paths, job = cohort(tmp_path)
+    embed(paths, job)
+    other = replace(job, model=replace(job.model, **change))
+    plan = plan_cohort(paths[:2], other)
+    assert (plan.kept, plan.of_others) == ((), 5)
+    assert manifest(other)["slides"] == []  # from now on: an output of which nobody knows who made it has no record
+    embed(paths[:2], other)
+    assert plan_cohort(paths[:2], job).kept == ()
+
+
+def test_a_checkpoint_and_features_that_were_moved_are_the_same(tmp_path):
+    paths, job = cohort(tmp_path)
+    embed(paths, job)
+    (tmp_path / "moved").mkdir()
+    moved = [path.rename(tmp_path / "moved" / path.name) for path in paths]
+    assert embed(moved, replace(job, model=replace(job.model, checkpoint="elsewhere.pth"))) == ([], NAMES, [])
+
+
+def test_slides_that_will_not_do_are_named_and_the_others_of_their_pack_embedded(tmp_path):
+    paths, job = cohort(tmp_path)
+    torch.save({"features": torch.randn(2, 10), "coords": torch.tensor([[0, 0], [0, 300000]])}, paths[1])
+    torch.save({"features": torch.full((2, 10), torch.nan), "coords": torch.zeros(2, 2)}, paths[3])
+    paths[4].write_bytes(b"damaged")
+    written, _, refused = embed(paths, job)
+    assert written == ["s0.pt", "s2.pt"]
+    assert sorted(text.split(": ")[0].rpartition("/")[2][:5] for text in refused) == ["s1.pt", "s3.pt", "s4.pt"]
+    assert any("lie outside the grid" in text for text in refused)
+    assert len(manifest(job)["refused"]) == 3
+    write_slide(paths[1], 4)
+    assert embed(paths, job)[:2] == (["s1.pt"], ["s0.pt", "s2.pt"])
+
+
+def test_a_warning_is_of_the_slide_that_it_is_about(tmp_path):
+    paths, job = cohort(tmp_path)
+    torch.save({"features": torch.randn(10, 10), "coords": torch.zeros(10, 2).long()}, paths[2])
+    embed(paths, job)
+    texts = [one["warnings"] for one in manifest(job)["slides"]]
+    assert [len(one) for one in texts] == [0, 0, 1, 0, 0]
+    assert texts[2][0].startswith("coords: 10 of 10 tiles share a cell")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_killed_loses_nothing(tmp_path, monkeypatch, ranks):
+    """Killed in the middle: each output is whole and has its record, and the next run embeds the others alone."""
+    paths, job = cohort(tmp_path)
+    monkeypatch.setattr(run, "packs_of", lambda slides: packs_of(slides, 1))
+    plan = plan_cohort(paths, job, ranks)
+    done = []
+
+    def killed(tiles):
+        done.append(tiles)
+        if len(done) == 2 // ranks:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def embed_until_killed(rank):
+        torch.set_num_threads(1)  # a forked child has none of the threads that this process has started
+        embed_share(small(), plan, job, rank, killed)
+
+    for rank in range(ranks):
+        assert in_child(partial(embed_until_killed, rank)) == f"signal {int(signal.SIGKILL)}"
+    there = sorted(path.name for path in job.out.glob("s*.pt"))
+    assert len(there) == 2
+    written, kept, refused = embed(paths, job)
+    assert (kept, sorted(written + kept), refused) == (there, NAMES, [])
+    assert [path.name for path in job.out.glob("manifest*")] == ["manifest.json"]
+
+
+def test_ranks_divide_the_slides_and_their_manifests_come_together(tmp_path):
+    paths, job = cohort(tmp_path)
+    plan = plan_cohort(paths, job, ranks=2)
+    plan = replace(plan, shares=tuple(shares_of(packs_of(plan.slides, 10), 2)))
+    loads = [sum(slide.tiles for pack in share for slide in pack) for share in plan.shares]
+    assert loads == [30, 29]
+    for rank in (1, 0):
+        embed_share(small(), plan, job, rank)
+    finish(plan, job, [])
+    assert [one["output"] for one in manifest(job)["slides"]] == NAMES
+    assert sorted(path.name for path in job.out.iterdir()) == ["manifest.json", *NAMES]
+
+
+def test_packs_hold_few_tiles_of_one_size(tmp_path):
+    paths, job = cohort(tmp_path)
+    write_slide(paths[1], 7, patch_size_level0=512)
+    slides = plan_cohort(paths, job).slides
+    packs = [[slide.tiles for slide in pack] for pack in packs_of(slides, 24)]
+    assert sorted(packs) == [[3], [7], [12, 7], [30]]
+    assert all(len(pack) == 1 or len(pack) * pack[0] <= 24 for pack in packs)
+    assert [7] in packs
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"format": 2}', '{"format": 1, "model": {}, "slides": [{}]}'])
+def test_a_file_that_is_no_manifest_is_not_replaced(tmp_path, content):
+    paths, job = cohort(tmp_path)
+    (job.out / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"manifest\.json (is no manifest|holds a record)"):
+        plan_cohort(paths, job)
+    assert (job.out / "manifest.json").read_text() == content

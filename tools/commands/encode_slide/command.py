@@ -1,0 +1,109 @@
+"""`dilkit encode-slide`: embeddings of slides by GigaPath's slide encoder, from files of tile features."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dilkit import environment
+from dilkit.integrations.gigapath.config import ARCHITECTURES
+from dilkit.tools.console.arguments import add_backend_argument, device_here, dtype_name, make_folder, positive, whole
+from dilkit.tools.console.interrupt import load_torch
+
+if TYPE_CHECKING:
+    from dilkit.integrations.gigapath.cohort.run import Plan
+    from dilkit.tools.commands.encode_slide.task import Outcome, Task
+
+MOST_STARTED = 64
+HELP = """\
+embed slides with GigaPath's slide encoder, from files of tile features
+
+Reads .h5, .pt, .npz and .npy files as TRIDENT, CLAM, STAMP and slide2vec write them: features, tile_embeds or feats, and coords
+(needs h5py for .h5). Where coordinates lie in files of their own, --coords names their folder. How many pixels a tile has a side
+is what the file says, or --tile-size.
+
+Lists the slides, then writes NAME.pt into --out for each: {"embedding": (embed_dim,)}, or with --all-layers
+{"layers": (depth + 1, embed_dim)}; and manifest.json: the model, and one record a slide. A file is there whole or not at all.
+Started again, it keeps what it has written of the same files with the same model and settings. A slide that will not do is
+named, the others are embedded all the same, and the exit code is 1.
+
+Slides are divided over the processes of torchrun or mpirun, or over --ranks N processes that it starts."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the files, the checkpoint, and what differs from the architecture's own settings."""
+    parser.add_argument("features", nargs="+", type=Path, metavar="FEATURES", help="files of tile features, or folders of them")
+    weights = "the weights, such as slide_encoder.pth, or hf_hub:prov-gigapath/prov-gigapath"
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help=weights)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the embeddings")
+    parser.add_argument("--arch", choices=ARCHITECTURES, default=next(iter(ARCHITECTURES)), help="default %(default)s")
+    parser.add_argument("--ngrids", type=whole(1), default=1000, metavar="N", help="cells of a tile a side (default 1000)")
+    size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
+    parser.add_argument("--tile-size", type=whole(1), metavar="PIXELS", help=size)
+    coords = "folder of coordinates, where they are not with the features: CLAM's or TRIDENT's patches, slide2vec's tiles"
+    parser.add_argument("--coords", type=Path, metavar="DIR", help=coords)
+    microns = (
+        "micrometres of a pixel of level 0, for STAMP's files that do not say how many pixels a tile has, and their --heatmap"
+    )
+    parser.add_argument("--microns-per-pixel", type=positive, metavar="UM", help=microns)
+    encoder = "what the file says made the features must have this in its name (default %(default)s)"
+    parser.add_argument("--tile-encoder", default="gigapath", metavar="NAME", help=encoder)
+    parser.add_argument("--tail", choices=("zeros", "exact"), default="zeros", help="padded keys, or none (default zeros)")
+    pool = "the mean of the tiles, or the class token, which pretraining does not train (default, with a warning)"
+    parser.add_argument("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
+    parser.add_argument("--all-layers", action="store_true", help="of the input and of each layer")
+    heatmap = "also the class token's attention in the last layer: NAME.png (needs matplotlib), NAME.geojson for QuPath"
+    parser.add_argument("--heatmap", action="store_true", help=heatmap)
+    parser.add_argument("--ranks", type=whole(1), metavar="N", help="divide the slides over so many processes of this machine")
+    parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
+    parser.add_argument("--dtype", type=dtype_name, default="float32", help="of weights and tiles (default %(default)s)")
+    add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Embed all slides: 0, or 1 where one would not do. Raises ValueError or OSError where none can be embedded."""
+    started = environment.launch()
+    if started is not None and started.size > 1 and args.ranks not in (None, started.size):
+        raise ValueError(f"--ranks: {args.ranks}, but {started.launcher} started {started.size} processes; leave it out")
+    if (args.ranks or 1) > MOST_STARTED:
+        raise ValueError(f"--ranks: {args.ranks} processes, and at most {MOST_STARTED} are started on one machine; use torchrun")
+    load_torch()
+    from dilkit.integrations.gigapath.features import features_in, others_in
+    from dilkit.tools.commands.encode_slide.report import report, show
+    from dilkit.tools.commands.encode_slide.task import task_of
+
+    paths = features_in(args.features)
+    unread = [path for path in others_in(args.features) if path.resolve() != args.out.resolve()]
+    make_folder("--out", args.out)
+    task = task_of(args, paths)
+    if started is not None and started.size > 1:
+        from dilkit.comm.launch.ranks import run_ranks
+        from dilkit.tools.commands.encode_slide.ranks import WAIT, work
+
+        kind = "torch" if started.launcher == "torchrun" else "mpi"
+        return run_ranks(kind, lambda comm: work(task, comm, partial(show, args), partial(report, args, unread)), timeout=WAIT)
+    return report(args, unread, *_planned_and_embedded(task, args))
+
+
+def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, Outcome]:
+    """The plan, and what became of its slides, in this process or in those of --ranks."""
+    from tqdm import tqdm
+
+    from dilkit.integrations.gigapath.cohort.run import finish, plan_cohort
+    from dilkit.tools.commands.encode_slide.processes import embed_in_processes
+    from dilkit.tools.commands.encode_slide.report import show
+
+    model = task.load()  # before anything is changed: a checkpoint that does not fit ends it here
+    plan = plan_cohort(task.paths, task.job, args.ranks or 1)
+    show(args, plan)
+    with tqdm(total=plan.tiles, file=sys.stderr, disable=not sys.stderr.isatty(), unit="tile") as bar:
+        if args.ranks is None:
+            outcome = task.embed(plan, 0, bar.update, model)
+        else:
+            del model
+            outcome = embed_in_processes(task, plan, args.ranks, bar.update)
+    finish(plan, task.job, [*plan.refused, *outcome.refused])
+    return plan, outcome
