@@ -29,6 +29,7 @@ _HOMES = {
     "attention_map": "attention_map",
     "load_slide_encoder": "checkpoint",
     "read_features": "features",
+    "read_header": "features",
 }
 
 __all__ = [*_HOMES]
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from dilkit.integrations.gigapath.config import SlideEncoderConfig as SlideEncoderConfig
     from dilkit.integrations.gigapath.encoder import SlideEncoder as SlideEncoder
     from dilkit.integrations.gigapath.features import read_features as read_features
+    from dilkit.integrations.gigapath.features import read_header as read_header
 
 
 def __getattr__(name: str) -> Any:
