@@ -13,7 +13,7 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     hub.py          the files of names on the Hugging Face hub
     features/       files of tile features
     cohort/         slides of a cohort, embedded one file after the other
-    attention_map.py    what the class token looks at
+    tile_attention.py   what the class token looks at
     longnet_vit.py      the encoder by the calls of GigaPath's own package
     installation.py     that encoder in packages that call GigaPath's
     stand_ins.py        modules where a package is not installed
@@ -32,25 +32,27 @@ _HOMES = {
     "Installation": "installation",
     "SlideEncoder": "encoder",
     "SlideEncoderConfig": "config",
-    "attention_map": "attention_map",
+    "attention_map": "tile_attention",
     "create_model": "longnet_vit",
     "install": "installation",
     "load_slide_encoder": "checkpoint",
     "read_features": "features",
+    "read_header": "features",
 }
 
 __all__ = [*_HOMES]
 
 if TYPE_CHECKING:
-    from dilkit.integrations.gigapath.attention_map import attention_map as attention_map
     from dilkit.integrations.gigapath.checkpoint import load_slide_encoder as load_slide_encoder
     from dilkit.integrations.gigapath.config import ARCHITECTURES as ARCHITECTURES
     from dilkit.integrations.gigapath.config import SlideEncoderConfig as SlideEncoderConfig
     from dilkit.integrations.gigapath.encoder import SlideEncoder as SlideEncoder
     from dilkit.integrations.gigapath.features import read_features as read_features
+    from dilkit.integrations.gigapath.features import read_header as read_header
     from dilkit.integrations.gigapath.installation import Installation as Installation
     from dilkit.integrations.gigapath.installation import install as install
     from dilkit.integrations.gigapath.longnet_vit import create_model as create_model
+    from dilkit.integrations.gigapath.tile_attention import attention_map as attention_map
 
 
 def __getattr__(name: str) -> Any:

@@ -41,16 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the embeddings")
     parser.add_argument("--arch", choices=ARCHITECTURES, default=next(iter(ARCHITECTURES)), help="default %(default)s")
     parser.add_argument("--ngrids", type=whole(1), default=1000, metavar="N", help="cells of a tile a side (default 1000)")
-    size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
-    parser.add_argument("--tile-size", type=whole(1), metavar="PIXELS", help=size)
-    coords = "folder of coordinates, where they are not with the features: CLAM's or TRIDENT's patches, slide2vec's tiles"
-    parser.add_argument("--coords", type=Path, metavar="DIR", help=coords)
-    microns = (
-        "micrometres of a pixel of level 0, for STAMP's files that do not say how many pixels a tile has, and their --heatmap"
-    )
-    parser.add_argument("--microns-per-pixel", type=positive, metavar="UM", help=microns)
-    encoder = "what the file says made the features must have this in its name (default %(default)s)"
-    parser.add_argument("--tile-encoder", default="gigapath", metavar="NAME", help=encoder)
+    _add_reading(parser)
     parser.add_argument("--tail", choices=("zeros", "exact"), default="zeros", help="padded keys, or none (default zeros)")
     pool = "the mean of the tiles, or the class token, which pretraining does not train (default, with a warning)"
     parser.add_argument("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
@@ -61,6 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
     parser.add_argument("--dtype", type=dtype_name, default="float32", help="of weights and tiles (default %(default)s)")
     add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add what files of features leave open."""
+    size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
+    parser.add_argument("--tile-size", type=whole(1), metavar="PIXELS", help=size)
+    coords = "folder of coordinates, where they are not with the features: CLAM's or TRIDENT's patches, slide2vec's tiles"
+    parser.add_argument("--coords", type=Path, metavar="DIR", help=coords)
+    microns = (
+        "micrometres of a pixel of level 0, for STAMP's files that do not say how many pixels a tile has, and their --heatmap"
+    )
+    parser.add_argument("--microns-per-pixel", type=positive, metavar="UM", help=microns)
+    encoder = "what the file says made the features must have this in its name (default %(default)s)"
+    parser.add_argument("--tile-encoder", default="gigapath", metavar="NAME", help=encoder)
 
 
 def run(args: argparse.Namespace) -> int:

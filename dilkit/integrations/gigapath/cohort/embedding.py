@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import files
-from dilkit.integrations.gigapath import attention_map  # by its own module, the name would be that module from then on
+from dilkit.integrations.gigapath import attention_map
 from dilkit.integrations.gigapath.cohort.geojson import write_geojson
 from dilkit.integrations.gigapath.cohort.heatmap import write_heatmap
 from dilkit.integrations.gigapath.cohort.job import Job

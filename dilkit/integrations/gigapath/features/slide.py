@@ -97,7 +97,7 @@ def read_header(path: str | Path, *, coords: str | Path | None = None, microns_p
 
     >>> import tempfile, torch
     >>> from pathlib import Path
-    >>> from dilkit.integrations.gigapath.features import read_header
+    >>> from dilkit.integrations.gigapath import read_header
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"features": torch.randn(5, 8), "coords": torch.zeros(5, 2)}, Path(folder, "slide.pt"))
     ...     header = read_header(Path(folder, "slide.pt"))

@@ -85,15 +85,15 @@ def slide2vec_tiling(folder, tiles):
 def test_a_slide_of_each_producer_has_the_same_embedding(tmp_path, producer):
     tiles, coords = slide(N)
     path, options = producer(tmp_path, tiles[0].numpy())
-    found = read_features(path, **options)
+    features = read_features(path, **options)
     model = small()
     with torch.no_grad():
         [right] = model(tiles, coords)
-        model.tile_size = found.tile_size
-        [embedding] = model(found.tiles[None], found.coords[None])
+        model.tile_size = features.tile_size
+        [embedding] = model(features.tiles[None], features.coords[None])
     assert torch.equal(embedding, right)
     header = read_header(path, **options)
-    assert (header.tiles, header.in_chans, header.tile_size) == (N, tiles.shape[2], found.tile_size)
+    assert (header.tiles, header.in_chans, header.tile_size) == (N, tiles.shape[2], features.tile_size)
     assert header.tile_encoder in ("gigapath", None)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.forks import in_child
 from helpers.gigapath_package import ARCH, checkpoints, without
 
@@ -34,6 +35,7 @@ def test_a_script_is_run_as_python_runs_it(tmp_path: Path, monkeypatch: pytest.M
     checkpoints(tmp_path, monkeypatch)
 
     def run() -> None:
+        torch.set_num_threads(1)  # a forked child has none of the threads that this process has started
         with without("gigapath", "flash_attn"), pytest.raises(SystemExit) as ended:
             main(["run", "--flash-attn", "2.5.8", "--backend", "reference", str(script), "--x", ARCH, "--help"])
         assert ended.value.code == 3

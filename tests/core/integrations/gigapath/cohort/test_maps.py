@@ -40,8 +40,8 @@ def test_maps_lie_beside_the_embeddings(tmp_path):
     )
     shapes = json.loads((job.out / "s0.geojson").read_text())["features"]
     right = attention_map(small(), *slide(30, 0))[0].float().mean(dim=0)
-    found = [one["properties"]["measurements"]["attention"] for one in shapes]
-    assert found == pytest.approx(right.tolist(), rel=1e-5)
+    written = [one["properties"]["measurements"]["attention"] for one in shapes]
+    assert written == pytest.approx(right.tolist(), rel=1e-5)
     assert (job.out / "s0.png").read_bytes().startswith(b"\x89PNG")
     assert embed(paths[:2], job)[1] == ["s0.pt", "s1.pt"]
 

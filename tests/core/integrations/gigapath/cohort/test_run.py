@@ -33,8 +33,8 @@ def test_packed_slides_have_the_embeddings_that_they_have_alone(tmp_path):
     assert plan.tiles == sum(LENGTHS)
     assert embed(paths, job) == (NAMES, [], [])
     for i, n in enumerate(LENGTHS):
-        found = torch.load(job.out / f"s{i}.pt", weights_only=True)["embedding"]
-        assert torch.allclose(found, right(n, i), atol=1e-6)
+        embedding = torch.load(job.out / f"s{i}.pt", weights_only=True)["embedding"]
+        assert torch.allclose(embedding, right(n, i), atol=1e-6)
 
 
 def test_the_manifest_says_what_was_made_of_what_with_what(tmp_path):
