@@ -4,7 +4,8 @@
     splits.py       who is learnt from and who is judged, patient by patient
     slides.py       files of tile features
     settings.py     how training goes
-    model.py        encoder and head
+    encoders.py     the encoder that training begins with
+    model.py        that, and the head
     objectives.py   cross entropy, and Cox's partial likelihood
     rates.py        learning rates by layer and step
     accumulation.py gradients of several slides, one after the other

@@ -28,6 +28,7 @@ from dilkit.integrations.gigapath.finetuning.record import Interval
 from dilkit.integrations.gigapath.finetuning.run import finetune
 from dilkit.integrations.gigapath.finetuning.settings import Settings
 from dilkit.integrations.gigapath.finetuning.slides import look_through, slide_reader
+from dilkit.threads import torch_threads
 
 SLIDES = 2000
 ENCODER = SlideEncoderConfig(embed_dim=48, depth=2, num_heads=4, in_chans=WIDTH, ngrids=16, dropout=0.0, drop_path=0.0)
@@ -51,7 +52,8 @@ def prove(folder: Path, seed: int, slides: int = SLIDES, epochs: int = EPOCHS) -
     settings = Settings(epochs=epochs, accumulate=16, base_rate=0.016, seed=seed)
     with seeded(seed, torch.device("cpu")):
         encoder = SlideEncoder(ENCODER)
-    record = finetune(labels, look_through(labels, folder), encoder, folder / "out", settings)
+    with torch_threads(1):  # slides of a hundred tiles: more threads wait for one another
+        record = finetune(labels, look_through(labels, folder), encoder, folder / "out", settings)
     held_out = record.judged["test"]
     if held_out.auroc is None:
         raise ValueError(f"slides={slides} are too few: all that are held out are of one class")

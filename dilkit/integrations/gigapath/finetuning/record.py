@@ -85,7 +85,20 @@ class EncoderFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Finetuning:
-    """All of a run. `losses`: of each step. `judged`: by split. `seconds`: of training, earlier parts of a resumed run too."""
+    """All of a run, as `finetune` returns it.
+
+    - `labels`: the name of the table. `tiles`: of all slides together.
+    - `losses`: of each step of the optimizer; `curve`: of each epoch.
+    - `judged`: by split, `"train"`, `"val"` and `"test"`, those that have slides.
+    - `predictions`: of all slides, in the order of the table.
+    - `seconds`: of training, in the earlier parts of a resumed run too.
+    - `notes`: what makes the figures doubtful.
+
+        >>> from dilkit.integrations.gigapath.finetuning import Finetuning
+        >>> best = lambda record: min(record.curve, key=lambda epoch: epoch.val).epoch  # of a Finetuning, where val has slides
+        >>> "curve" in Finetuning.__dataclass_fields__
+        True
+    """
 
     labels: str
     classes: tuple[str, ...]

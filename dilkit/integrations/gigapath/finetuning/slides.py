@@ -43,6 +43,17 @@ def look_through(
 
     Raises ValueError naming the lines of `labels` whose slides have no file, or one that will not do: see `read_features`; tiles
     of another width or of another tile encoder than those of the first; tiles that lie as tiles of another size do.
+
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from dilkit.integrations.gigapath.finetuning import look_through, read_labels
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "labels.csv")
+        ...     _ = path.write_text("slide,time,event\\na,12.5,1\\n")
+        ...     torch.save({"features": torch.randn(5, 8), "coords": torch.zeros(5, 2)}, Path(folder, "a.pt"))
+        ...     [slide] = look_through(read_labels(path), Path(folder))
+        >>> slide.path.name, slide.tiles, slide.tile_size, slide.width
+        ('a.pt', 5, 256, 8)
     """
     by_name = {path.stem: path for path in features_in([folder])}
     several: list[SlideFile] = []

@@ -33,6 +33,16 @@ def split_examples(labels: Labels, seed: int = 0, val_share: float = 0.1, test_s
 
     Raises ValueError for shares that leave nothing to learn from, and for splits of which nothing can be learnt or judged: a
     class that only one of train and test has, no event, no pair of patients whose times can be compared.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from dilkit.integrations.gigapath.finetuning import read_labels, split_examples
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "labels.csv")
+        ...     _ = path.write_text("slide,label\\n" + "".join(f"{i},{'ab'[i % 2]}\\n" for i in range(20)))
+        ...     splits = split_examples(read_labels(path))
+        >>> len(splits.train), len(splits.val), len(splits.test)
+        (14, 2, 4)
     """
     if labels.has_splits:
         splits = _members(labels, {one.patient: str(one.split) for one in labels.examples}, drawn=False)
