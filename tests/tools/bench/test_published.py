@@ -31,10 +31,7 @@ from dilkit.tools.results.file import new_result, read_result
 from dilkit.tools.results.record import Entry, MatmulRate, Samples
 
 GROUPS = ("lengths", "implementations", "as published", "heads", "batches", "configurations")
-CASES = (
-    *(next(iter(group(name).values())) for name in GROUPS),
-    *(HELD[0], group("orders")["multi-segment"]),
-)
+CASES = (*(next(iter(group(name).values())) for name in GROUPS), *(HELD[0], group("orders")["multi-segment"]))
 TWO = Setting(2048, (512, 1024), (1, 2), 2, ranks=2)
 TINY = Settings(
     alone=CASES,

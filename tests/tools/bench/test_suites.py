@@ -65,10 +65,7 @@ PICTURED = ("slides",)
 """One is enough to see that a picture is written: plots of every kind are drawn in tests/tools/report/test_report.py."""
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("cpu", ()), ("patterns", ()), ("serving", ()), ("slides", ("--full",))],
-)
+@pytest.mark.parametrize(("name", "options"), [("cpu", ()), ("patterns", ()), ("serving", ()), ("slides", ("--full",))])
 def test_a_suite_measures_and_judges_everything(
     name: str, options: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture
 ) -> None:

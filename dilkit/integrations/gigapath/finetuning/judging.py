@@ -16,10 +16,11 @@ from dilkit.integrations.gigapath.finetuning.splits import Splits
 
 
 def predictions(labels: Labels, splits: Splits, scores: Tensor) -> tuple[Prediction, ...]:
-    """What the scores `(slides, outputs)` of all slides say, in the order of the file."""
+    """What the scores `(slides, outputs)` say of all slides that are in a split, in the order of the file."""
     side = {index: name for name in SPLITS for index in getattr(splits, name)}
     results = []
-    for index, (one, row) in enumerate(zip(labels.examples, scores, strict=True)):
+    for index in sorted(side):
+        one, row = labels.examples[index], scores[index]
         values = dict(line=one.line, split=side[index], label=one.label, time=one.time, event=one.event)
         if labels.is_survival:
             values |= dict(risk=row.item())

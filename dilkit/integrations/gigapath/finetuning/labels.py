@@ -153,7 +153,7 @@ def _faults(row: dict[str, str]) -> Iterator[str]:
 
 def _is_time(text: str) -> bool:
     try:
-        return 0 <= float(text) < math.inf
+        return 0 <= float(text) < math.inf and "_" not in text
     except ValueError:
         return False
 

@@ -17,7 +17,7 @@ from dilkit import files
 
 WIDTH = 16
 """Features of a tile."""
-SIDES = (8, 9, 10)
+SIDES = (7, 8, 9)
 """Tiles a side of a slide, which is a square."""
 BLOCK = 3
 """Tiles a side of the block that is marked in slides of one class; as many are marked in the other."""

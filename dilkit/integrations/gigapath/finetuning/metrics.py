@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,22 +80,31 @@ def c_index(risks: Tensor, times: Tensor, events: Tensor) -> float | None:
     >>> c_index(torch.tensor([3.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False]))
     0.8333333333333334
     """
-    ends = ~events
-    comparable = events[:, None] & ((times[:, None] < times) | ((times[:, None] == times) & ends))
-    pairs = int(comparable.sum())
-    if not pairs:
-        return None
+    right, comparable = _pairs(risks, times, events)
+    pairs = comparable.sum().item()
+    return right.sum().item() / pairs if pairs else None
+
+
+def _pairs(risks: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each pair, `(n, n)`, how right it is, 0, 0.5 or 1, and 1 where it can be compared, the first having the event first."""
+    first = (times[:, None] < times) | ((times[:, None] == times) & ~events)
+    comparable = (events[:, None] & first).double()
     right = (risks[:, None] > risks).double() + 0.5 * (risks[:, None] == risks)
-    return float((right * comparable).sum()) / pairs
+    return right * comparable, comparable
 
 
 def c_index_interval(risks: Tensor, times: Tensor, events: Tensor, resamples: int, seed: int) -> Interval | None:
-    """Harrell's C of patients, `(n,)` each, with its interval."""
+    """Harrell's C of patients, `(n,)` each, with its interval as `bootstrap` has it; None without pairs.
 
-    def value(rows: Tensor) -> float | None:
-        return c_index(risks[rows], times[rows], events[rows])
-
-    return bootstrap(value, [str(i) for i in range(len(risks))], resamples, seed)
+    A patient who is drawn several times is no pair with itself, so that pairs are weighed by how often both were drawn.
+    """
+    whole = c_index(risks, times, events)
+    if whole is None:
+        return None
+    drawn = torch.randint(len(risks), (resamples, len(risks)), generator=torch.Generator().manual_seed(seed))
+    often = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=torch.float64))
+    right, pairs = (((often @ one) * often).sum(dim=1) for one in _pairs(risks, times, events))
+    return _interval(whole, (right / pairs)[pairs > 0].tolist())
 
 
 def bootstrap(value: Callable[[Tensor], float | None], patients: Sequence[str], resamples: int, seed: int) -> Interval | None:
@@ -106,15 +116,21 @@ def bootstrap(value: Callable[[Tensor], float | None], patients: Sequence[str], 
     whole = value(torch.arange(len(patients)))
     if whole is None:
         return None
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(patients))}
-    rows = [[i for i, name in enumerate(patients) if name == own] for own in numbers]
+    by_patient: dict[str, list[int]] = defaultdict(list)
+    for row, patient in enumerate(patients):
+        by_patient[patient].append(row)
+    rows = list(by_patient.values())
     generator = torch.Generator().manual_seed(seed)
     values = []
     for _ in range(resamples):
         drawn = torch.randint(len(rows), (len(rows),), generator=generator).tolist()
-        one = value(torch.tensor([row for patient in drawn for row in rows[patient]]))
+        one = value(torch.tensor([row for number in drawn for row in rows[number]]))
         if one is not None:
             values.append(one)
+    return _interval(whole, values)
+
+
+def _interval(whole: float, values: Sequence[float]) -> Interval:
     edges = torch.tensor([(1 - COVERED) / 2, (1 + COVERED) / 2], dtype=torch.float64)
     low, high = torch.tensor(values or [whole], dtype=torch.float64).quantile(edges).tolist()
     return Interval(whole, low, high, len(values))

@@ -17,13 +17,15 @@ from dilkit.integrations.gigapath.finetuning.labels import Labels
 
 
 class Objective(Protocol):
-    """`separable`: whether the loss of several slides is the mean of their own."""
+    """`separable`: whether the loss of several slides is the mean of their own. `defined`: whether they have one."""
 
     @property
     def outputs(self) -> int: ...
 
     @property
     def separable(self) -> bool: ...
+
+    def defined(self, indices: Sequence[int]) -> bool: ...
 
     def loss(self, scores: Tensor, indices: Sequence[int]) -> Tensor: ...
 
@@ -35,6 +37,9 @@ class ClassObjective:
     targets: Tensor
     outputs: int
     separable: bool = True
+
+    def defined(self, indices: Sequence[int]) -> bool:
+        return len(indices) > 0
 
     def loss(self, scores: Tensor, indices: Sequence[int]) -> Tensor:
         return F.cross_entropy(scores, self.targets[list(indices)].to(scores.device))
@@ -48,6 +53,9 @@ class SurvivalObjective:
     events: Tensor
     outputs: int = 1
     separable: bool = False
+
+    def defined(self, indices: Sequence[int]) -> bool:
+        return bool(self.events[list(indices)].any())
 
     def loss(self, scores: Tensor, indices: Sequence[int]) -> Tensor:
         own = list(indices)

@@ -49,7 +49,7 @@ class Proof:
 def prove(folder: Path, seed: int, slides: int = SLIDES, epochs: int = EPOCHS) -> Proof:
     """Make slides up in `folder`, and train both on them."""
     labels = read_labels(write_made_up(folder, slides, seed))
-    settings = Settings(epochs=epochs, accumulate=16, base_rate=0.016, seed=seed)
+    settings = Settings(epochs=epochs, accumulate=4, base_rate=0.064, seed=seed)
     with seeded(seed, torch.device("cpu")):
         encoder = SlideEncoder(ENCODER)
     with torch_threads(1):  # slides of a hundred tiles: more threads wait for one another

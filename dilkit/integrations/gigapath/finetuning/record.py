@@ -19,7 +19,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Losses at the end of an epoch, `train` as the mean over it, and the learning rate of its last step."""
+    """Losses: `train` as the mean over the epoch, `val` at its end, where it is defined. `rate`: that of the last step."""
 
     epoch: int
     rate: float
@@ -90,7 +90,7 @@ class Finetuning:
     - `labels`: the name of the table. `tiles`: of all slides together.
     - `losses`: of each step of the optimizer; `curve`: of each epoch.
     - `judged`: by split, `"train"`, `"val"` and `"test"`, those that have slides.
-    - `predictions`: of all slides, in the order of the table.
+    - `predictions`: of all slides that are in a split, in the order of the table.
     - `seconds`: of training, in the earlier parts of a resumed run too.
     - `notes`: what makes the figures doubtful.
 

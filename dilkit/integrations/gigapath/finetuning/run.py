@@ -19,7 +19,7 @@ from dilkit.integrations.gigapath.finetuning.objectives import objective_of
 from dilkit.integrations.gigapath.finetuning.record import EncoderFacts, Finetuning
 from dilkit.integrations.gigapath.finetuning.settings import Settings
 from dilkit.integrations.gigapath.finetuning.slides import SlideFile, slide_reader
-from dilkit.integrations.gigapath.finetuning.splits import Splits, split_examples
+from dilkit.integrations.gigapath.finetuning.splits import Splits, check_splits, split_examples
 from dilkit.integrations.gigapath.finetuning.training import Training
 from dilkit.integrations.gigapath.over_ranks import digest
 
@@ -79,7 +79,9 @@ def finetune(
     if not labels.is_survival:
         torchmetrics_curves()
     _check_slides(labels, slides, encoder)
-    splits = splits or split_examples(labels, settings.seed)
+    if splits is None:
+        splits = split_examples(labels, settings.seed)
+    check_splits(labels, splits)
     objective = objective_of(labels)
     with seeded(settings.seed, encoder.cls_token.device):
         model = SlideModel(encoder, objective.outputs, slide_reader(slides, encoder.cls_token), settings.freeze)

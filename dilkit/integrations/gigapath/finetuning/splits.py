@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -48,7 +48,7 @@ def split_examples(labels: Labels, seed: int = 0, val_share: float = 0.1, test_s
         splits = _members(labels, {one.patient: str(one.split) for one in labels.examples}, drawn=False)
     else:
         splits = _drawn(labels, seed, val_share, test_share)
-    _check(labels, splits)
+    check_splits(labels, splits)
     return splits
 
 
@@ -95,8 +95,13 @@ def _every(patients: list[str], share: Fraction) -> dict[str, None]:
     return dict.fromkeys(chosen)
 
 
-def _check(labels: Labels, splits: Splits) -> None:
-    """Raise ValueError where nothing can be learnt from `train`, or nothing judged on `test`."""
+def check_splits(labels: Labels, splits: Splits) -> None:
+    """Raise ValueError where nothing can be learnt from `train` or judged on `test`, or a patient is on both sides."""
+    sides: dict[str, str] = {}
+    for name in SPLITS:
+        for one in (labels.examples[i] for i in getattr(splits, name)):
+            if (before := sides.setdefault(one.patient, name)) != name:
+                raise ValueError(f"{labels.source}: line {one.line}: patient {one.patient!r} is in splits {before} and {name}")
     train, test = ([labels.examples[i] for i in indices] for indices in (splits.train, splits.test))
     if not train or not test:
         empty = "test" if train else "train"
@@ -107,6 +112,11 @@ def _check(labels: Labels, splits: Splits) -> None:
         if not _are_comparable(test):
             raise ValueError(f"{labels.source}: no two patients in split test have times that can be compared; {OTHERWISE}")
         return
+    _check_classes(labels, train, test)
+
+
+def _check_classes(labels: Labels, train: Sequence[Example], test: Sequence[Example]) -> None:
+    """Raise ValueError for a class that is in one of both alone."""
     for name, others, other in (("train", test, "test"), ("test", train, "train")):
         own = {one.label for one in (train if name == "train" else test)}
         if lacking := [one for one in others if one.label not in own]:

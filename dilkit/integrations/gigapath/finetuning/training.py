@@ -30,6 +30,7 @@ FORMAT = 1
 class Training:
     """Training of a `SlideModel` on the slides of `splits.train`. `losses` are those of the steps so far, `curve` of the epochs.
 
+    A step whose slides have no loss, such as Cox's where nobody has the event, is passed over, with 0 as its loss.
     What is random depends on the seed, the step and the slide alone, so that what `save` wrote and `load` reads goes on as if
     nothing had been between. `facts` say by name what a run is of; a file of a run with others is refused.
     """
@@ -111,6 +112,9 @@ class Training:
         set_rate(self.optimizer, self._rate(step))
         self.model.train()
         self.optimizer.zero_grad()
+        if not self.objective.defined(group):
+            self.losses.append(0.0)
+            return
         loss = accumulate(self.model, group, self.objective, self.settings.seed * MIXER + step)
         if not math.isfinite(loss):
             raise ValueError(
@@ -133,9 +137,10 @@ class Training:
     def _epoch(self) -> Epoch:
         """What to note of the epoch that has just ended."""
         last = self.losses[-self.steps_of_epoch :]
-        sizes = [len(self._slides_of(step)) for step in range(len(self.losses) - len(last), len(self.losses))]
+        groups = [self._slides_of(step) for step in range(len(self.losses) - len(last), len(self.losses))]
+        sizes = [len(group) if self.objective.defined(group) else 0 for group in groups]
         train = sum(loss * size for loss, size in zip(last, sizes, strict=True)) / sum(sizes)
         val = None
-        if self.splits.val:
+        if self.objective.defined(self.splits.val):
             val = self.objective.loss(self.scores(self.splits.val), self.splits.val).item()
         return Epoch(len(self.curve) + 1, self._rate(len(self.losses) - 1), train, val)

@@ -63,6 +63,7 @@ def test_survival_and_what_is_not_read(tmp_path: Path) -> None:
         (["slide,label", "a,x", "b,y", "a,y"], "line 4: slide 'a' is that of line 2"),
         (["slide,time,event", "a,-1,1"], "line 2: time='-1' is no number of 0 or more"),
         (["slide,time,event", "a,nan,1"], "line 2: time='nan' is no number"),
+        (["slide,time,event", "a,1_0,1"], "line 2: time='1_0' is no number"),
         (["slide,time,event", "a,1,yes"], "line 2: event='yes' must be 1 (seen) or 0"),
         (["slide,label,split", "a,x,training"], "line 2: split='training' must be one of train, val, test"),
         (

@@ -80,10 +80,16 @@ def test_resamples_that_say_nothing_are_left_out() -> None:
     assert 100 < interval.resamples < 200
 
 
-def test_the_interval_of_a_c_index_covers_it() -> None:
-    interval = c_index_interval(*patients(40), resamples=200, seed=0)
+def test_the_interval_of_a_c_index_is_that_of_patients_drawn_again() -> None:
+    whole = patients(9)
+    interval = c_index_interval(*whole, resamples=60, seed=0)
+    drawn = torch.randint(9, (60, 9), generator=torch.Generator().manual_seed(0))
+    values = [c_index(*(x[rows] for x in whole)) for rows in drawn]
+    defined = torch.tensor([one for one in values if one is not None], dtype=torch.float64)
     assert interval is not None
-    assert interval.low < interval.value == c_index(*patients(40)) < interval.high
+    assert interval.resamples == len(defined)
+    assert (interval.low, interval.high) == pytest.approx(defined.quantile(torch.tensor([0.025, 0.975]).double()).tolist())
+    assert interval.low < interval.value == c_index(*whole) < interval.high
 
 
 def test_margins_tell_probabilities_near_1_apart() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dilkit.integrations.gigapath.finetuning import read_labels, split_examples
 from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels
+from dilkit.integrations.gigapath.finetuning.splits import Splits, check_splits
 
 
 def labels_of(patients: list[tuple[int, str]]) -> Labels:
@@ -70,6 +71,13 @@ def test_splits_of_which_nothing_can_be_learnt_or_judged(tmp_path: Path, header:
         split_examples(read_labels(table(tmp_path, header, *lines)))
     assert complaint in str(raised.value)
     assert "choose another seed or larger shares, or give a column split" in str(raised.value)
+
+
+def test_splits_with_a_patient_on_both_sides_are_refused(tmp_path: Path) -> None:
+    lines = "a,x,1", "b,y,2", "c,x,3", "d,y,2"
+    labels = read_labels(table(tmp_path, "slide,label,patient", *lines))
+    with pytest.raises(ValueError, match="line 5: patient '2' is in splits train and test"):
+        check_splits(labels, Splits(train=(0, 1), val=(), test=(2, 3), drawn=False))
 
 
 @pytest.mark.parametrize(

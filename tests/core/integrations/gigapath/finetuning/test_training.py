@@ -150,6 +150,26 @@ def test_folders_with_an_earlier_run(tmp_path: Path) -> None:
         finetune(labels, files, tiny_encoder(), tmp_path / "out", SETTINGS, resume=True)
 
 
+def test_steps_without_an_event_are_passed_over(tmp_path: Path) -> None:
+    """Weight decay would change weights without a gradient too."""
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    splits = replace(split_examples(labels), train=(0, 9, 1))
+    assert [labels.examples[i].event for i in splits.train] == [False, False, True]
+    encoder = tiny_encoder()
+    seen = [encoder.cls_token.tolist()]
+    settings = replace(SETTINGS, accumulate=1, warmup_epochs=0.0, weight_decay=0.5, base_rate=10.0)
+    with_event = set(range(9))
+
+    def look(step: int, *_: object) -> None:
+        seen.append(encoder.cls_token.tolist())
+        if seen[-1] == seen[-2]:
+            with_event.discard(step - 1)
+
+    finetune(labels, files, encoder, tmp_path / "out", settings, splits=splits, progress=look)
+    assert len(with_event) == 3
+    assert {step // 3 for step in with_event} == {0, 1, 2}
+
+
 def test_a_loss_that_is_not_finite_ends_it(tmp_path: Path) -> None:
     labels, files = cohort(tmp_path / "slides", survival=True)
     with pytest.raises(ValueError, match=r"the loss of step \d is nan; lower base_rate=1e\+30"):
