@@ -34,6 +34,7 @@ COMMANDS = {
     "draw": "draw",
     "demo": "demo",
     "encode-slide": "encode_slide.command",
+    "finetune-slide": "finetune_slide",
 }
 """Each command with its module in `dilkit.tools.commands`."""
 GRACE = 5.0

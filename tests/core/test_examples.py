@@ -10,6 +10,7 @@ from helpers.launch import missing
 import dilkit
 import dilkit.comm
 import dilkit.integrations.gigapath
+import dilkit.integrations.gigapath.finetuning
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
 import dilkit.nn
@@ -19,6 +20,7 @@ PACKAGES = (
     dilkit.nn,
     dilkit.comm,
     dilkit.integrations.gigapath,
+    dilkit.integrations.gigapath.finetuning,
     dilkit.integrations.torchscale,
     dilkit.integrations.transformers,
 )

@@ -288,6 +288,37 @@ INTEGRATIONS = (
     ),
 )
 
+FINETUNING = (
+    Mutant(
+        "tied events are taken as if each were the first",
+        "dilkit/integrations/gigapath/finetuning/objectives.py",
+        "-earlier / events_at_time",
+        "0 * earlier / events_at_time",
+        f"{GIGAPATH}/finetuning/test_objectives.py::test_the_loss_is_that_of_the_definition",
+    ),
+    Mutant(
+        "a slide that is computed twice drops something else the second time",
+        "dilkit/integrations/gigapath/finetuning/accumulation.py",
+        "_scored(model, index, seed).backward(",
+        "_scored(model, index, seed + 1).backward(",
+        f"{GIGAPATH}/finetuning/test_training.py::test_both_passes_drop_the_same",
+    ),
+    Mutant(
+        "a frozen encoder drops at random",
+        "dilkit/integrations/gigapath/finetuning/model.py",
+        "self.encoder.train(mode and not self.freeze)",
+        "self.encoder.train(mode)",
+        f"{GIGAPATH}/finetuning/test_training.py::test_a_resumed_run_is_the_uninterrupted_run",
+    ),
+    Mutant(
+        "intervals are of slides, not of patients",
+        "dilkit/integrations/gigapath/finetuning/metrics.py",
+        "by_patient[patient].append(row)",
+        "by_patient[patient + str(row)].append(row)",
+        f"{GIGAPATH}/finetuning/test_metrics.py::test_intervals_are_of_whole_patients",
+    ),
+)
+
 HEADS_OVER_RANKS = (
     Mutant(
         "heads of every rank are computed as if they were the first ones",
@@ -336,4 +367,4 @@ TESTING = (
     ),
 )
 
-CORE = (*PATTERNS, *OPERATORS, *DECODING, *ORDERS, *SELECTION, *INTEGRATIONS, *HEADS_OVER_RANKS, *TESTING)
+CORE = (*PATTERNS, *OPERATORS, *DECODING, *ORDERS, *SELECTION, *INTEGRATIONS, *FINETUNING, *HEADS_OVER_RANKS, *TESTING)

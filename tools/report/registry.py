@@ -38,6 +38,8 @@ from dilkit.tools.demo.ranks import document as ranks_demo
 from dilkit.tools.demo.ranks.record import RanksDemoResult
 from dilkit.tools.demo.text import document as text_demo
 from dilkit.tools.demo.text.record import DemoResult
+from dilkit.tools.finetuning import document as finetuning
+from dilkit.tools.finetuning.record import FinetuneResult
 from dilkit.tools.gpu_day import document as gpu_day
 from dilkit.tools.gpu_day.record import GpuDayResult
 from dilkit.tools.report.document import Document, Section
@@ -72,6 +74,7 @@ KINDS = {
         (LlamaDemoResult, llama_demo),
         (RanksDemoResult, ranks_demo),
         (KernelsResult, kernels),
+        (FinetuneResult, finetuning),
     )
 }
 """By name, in the order in which docs/measurements.md lists them."""

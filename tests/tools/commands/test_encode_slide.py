@@ -104,18 +104,10 @@ def test_the_tile_size_is_the_file_s_or_the_option_s(files: Path, capsys: pytest
     ("said", "options", "text"),
     [
         ({}, [], "most neighbours are 512 pixels apart, and neither the file nor --tile-size says how large tiles are"),
-        (
-            dict(patch_size_level0=512),
-            ["--tile-size", "256"],
-            "512 pixels a side, as the file says, but --tile-size says 256",
-        ),
+        (dict(patch_size_level0=512), ["--tile-size", "256"], "512 pixels a side, as the file says, but --tile-size says 256"),
         (dict(encoder="uni_v2", patch_size_level0=512), [], "features are of 'uni_v2', not of 'gigapath'"),
         (dict(unit="um"), ["--tile-size", "512"], "coords are in unit='um'"),
-        (
-            dict(features=HUGE, patch_size_level0=512),
-            ["--dtype", "fp32"],
-            "float32 is not finite",
-        ),
+        (dict(features=HUGE, patch_size_level0=512), ["--dtype", "fp32"], "float32 is not finite"),
     ],
 )
 def test_what_a_file_leaves_open_or_says_otherwise_is_refused(

@@ -1,0 +1,57 @@
+"""Fine-tuning of a slide encoder for classes of slides or for survival: `read_labels`, `look_through`, `finetune`.
+
+    labels.py       the table of slides
+    splits.py       who is learnt from and who is judged, patient by patient
+    slides.py       files of tile features
+    settings.py     how training goes
+    encoders.py     the encoder that training begins with
+    model.py        that, and the head
+    objectives.py   cross entropy, and Cox's partial likelihood
+    rates.py        learning rates by layer and step
+    accumulation.py gradients of several slides, one after the other
+    training.py     the steps, saved and resumed
+    metrics.py      AUROC, C-index and their intervals
+    judging.py      predictions, and how right they are
+    record.py       what was found
+    run.py          all of it
+    made_up.py      slides that only the places of their tiles tell apart
+    proof.py        what is learnt of those
+
+Names are loaded at first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Finetuning": "record",
+    "Settings": "settings",
+    "finetune": "run",
+    "look_through": "slides",
+    "read_labels": "labels",
+    "split_examples": "splits",
+}
+
+__all__ = [*_HOMES]
+
+if TYPE_CHECKING:
+    from dilkit.integrations.gigapath.finetuning.labels import read_labels as read_labels
+    from dilkit.integrations.gigapath.finetuning.record import Finetuning as Finetuning
+    from dilkit.integrations.gigapath.finetuning.run import finetune as finetune
+    from dilkit.integrations.gigapath.finetuning.settings import Settings as Settings
+    from dilkit.integrations.gigapath.finetuning.slides import look_through as look_through
+    from dilkit.integrations.gigapath.finetuning.splits import split_examples as split_examples
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,136 @@
+"""How right scores are: AUROC and ROC curves, by torchmetrics, and Harrell's C-index; intervals by a bootstrap over patients."""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.integrations.gigapath.finetuning.record import Interval, Roc
+
+COVERED = 0.95
+"""The share of resamples within an interval."""
+
+
+def torchmetrics_curves() -> Any:
+    """torchmetrics' functions of classes. Raises ImportError saying what to install."""
+    try:
+        return importlib.import_module("torchmetrics.functional.classification")
+    except ImportError as error:
+        raise ImportError(
+            f"AUROC needs torchmetrics, which cannot be imported ({error}): pip install 'dilkit[finetune]'; survival needs none"
+        ) from None
+
+
+def margins(scores: Tensor) -> Tensor:
+    """The logit of each class's probability, `(n, classes)` like `scores`: in it no two probabilities near 1 become one."""
+    classes = scores.shape[1]
+    others = torch.stack([scores[:, [c for c in range(classes) if c != own]].logsumexp(dim=1) for own in range(classes)], dim=1)
+    return scores - others
+
+
+def auroc(scores: Tensor, positive: Tensor) -> float:
+    """The chance that a positive slide has a higher score than another, ties counted half; `(n,)` both."""
+    value: Tensor = torchmetrics_curves().binary_auroc(_ranks(scores), positive.long())
+    return value.item()
+
+
+def roc(label: str, scores: Tensor, positive: Tensor) -> Roc:
+    """The ROC curve of `scores` `(n,)` for the class `label`, from (0, 0) to (1, 1)."""
+    false, true, _ = torchmetrics_curves().binary_roc(_ranks(scores), positive.long())
+    return Roc(label, tuple(zip(false.tolist(), true.tolist(), strict=True)))
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """`scores` as equally spaced numbers between 0 and 1 in the same order: others torchmetrics rounds by a sigmoid."""
+    values, places = torch.unique(scores, return_inverse=True)
+    ranks: Tensor = (places + 0.5).double() / len(values)
+    return ranks
+
+
+def auroc_interval(
+    scores: Tensor, targets: Tensor, classes: Sequence[int], patients: Sequence[str], resamples: int, seed: int
+) -> Interval | None:
+    """The mean AUROC of these classes, each against all others; None where a class, or all others, are missing.
+
+    `scores` `(n, classes)`, `targets` `(n,)`, and whose the slides are.
+    """
+    by_margin = margins(scores)
+
+    def value(rows: Tensor) -> float | None:
+        positive = [targets[rows] == one for one in classes]
+        if any(bool(of.all()) or not bool(of.any()) for of in positive):
+            return None
+        return sum(auroc(by_margin[rows, one], of) for one, of in zip(classes, positive, strict=True)) / len(classes)
+
+    return bootstrap(value, patients, resamples, seed)
+
+
+def c_index(risks: Tensor, times: Tensor, events: Tensor) -> float | None:
+    """Harrell's C: of all pairs that can be compared, the share in which who has the event first has the higher risk.
+
+    A pair can be compared where the earlier time is that of an event; of an event and an end of observation at the same time the
+    event is the earlier one; two events at the same time cannot be compared. Equal risks count half. All are `(n,)`. None where
+    there is no such pair.
+
+    >>> c_index(torch.tensor([3.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False]))
+    0.8333333333333334
+    """
+    right, comparable = _pairs(risks, times, events)
+    pairs = comparable.sum().item()
+    return right.sum().item() / pairs if pairs else None
+
+
+def _pairs(risks: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each pair, `(n, n)`, how right it is, 0, 0.5 or 1, and 1 where it can be compared, the first having the event first."""
+    first = (times[:, None] < times) | ((times[:, None] == times) & ~events)
+    comparable = (events[:, None] & first).double()
+    right = (risks[:, None] > risks).double() + 0.5 * (risks[:, None] == risks)
+    return right * comparable, comparable
+
+
+def c_index_interval(risks: Tensor, times: Tensor, events: Tensor, resamples: int, seed: int) -> Interval | None:
+    """Harrell's C of patients, `(n,)` each, with its interval as `bootstrap` has it; None without pairs.
+
+    A patient who is drawn several times is no pair with itself, so that pairs are weighed by how often both were drawn.
+    """
+    whole = c_index(risks, times, events)
+    if whole is None:
+        return None
+    drawn = torch.randint(len(risks), (resamples, len(risks)), generator=torch.Generator().manual_seed(seed))
+    often = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=torch.float64))
+    right, pairs = (((often @ one) * often).sum(dim=1) for one in _pairs(risks, times, events))
+    return _interval(whole, (right / pairs)[pairs > 0].tolist())
+
+
+def bootstrap(value: Callable[[Tensor], float | None], patients: Sequence[str], resamples: int, seed: int) -> Interval | None:
+    """`value` of all rows, and between which values those of 95% of resamples lie; None where it is not defined.
+
+    A resample draws as many patients as there are, with replacement, and takes all rows of each; those that `value` is not
+    defined for are left out. With one of them left, the interval is that value.
+    """
+    whole = value(torch.arange(len(patients)))
+    if whole is None:
+        return None
+    by_patient: dict[str, list[int]] = defaultdict(list)
+    for row, patient in enumerate(patients):
+        by_patient[patient].append(row)
+    rows = list(by_patient.values())
+    generator = torch.Generator().manual_seed(seed)
+    values = []
+    for _ in range(resamples):
+        drawn = torch.randint(len(rows), (len(rows),), generator=generator).tolist()
+        one = value(torch.tensor([row for number in drawn for row in rows[number]]))
+        if one is not None:
+            values.append(one)
+    return _interval(whole, values)
+
+
+def _interval(whole: float, values: Sequence[float]) -> Interval:
+    edges = torch.tensor([(1 - COVERED) / 2, (1 + COVERED) / 2], dtype=torch.float64)
+    low, high = torch.tensor(values or [whole], dtype=torch.float64).quantile(edges).tolist()
+    return Interval(whole, low, high, len(values))

@@ -1,0 +1,146 @@
+"""The course of training: steps of the optimizer, what is saved of them, and how they go on from there, bit by bit the same."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit import files
+from dilkit.integrations.gigapath.checkpoint import load_tensors
+from dilkit.integrations.gigapath.finetuning.accumulation import MIXER, accumulate
+from dilkit.integrations.gigapath.finetuning.model import SlideModel
+from dilkit.integrations.gigapath.finetuning.objectives import Objective
+from dilkit.integrations.gigapath.finetuning.rates import optimizer_of, rate_at, set_rate
+from dilkit.integrations.gigapath.finetuning.record import Epoch
+from dilkit.integrations.gigapath.finetuning.settings import Settings
+from dilkit.integrations.gigapath.finetuning.splits import Splits
+
+SAVE_SECONDS = 600.0
+"""Within an epoch too, training is saved as often as that."""
+FORMAT = 1
+
+
+class Training:
+    """Training of a `SlideModel` on the slides of `splits.train`. `losses` are those of the steps so far, `curve` of the epochs.
+
+    A step whose slides have no loss, such as Cox's where nobody has the event, is passed over, with 0 as its loss.
+    What is random depends on the seed, the step and the slide alone, so that what `save` wrote and `load` reads goes on as if
+    nothing had been between. `facts` say by name what a run is of; a file of a run with others is refused.
+    """
+
+    def __init__(
+        self, model: SlideModel, objective: Objective, splits: Splits, settings: Settings, facts: Mapping[str, str]
+    ) -> None:
+        self.model, self.objective, self.splits, self.settings = model, objective, splits, settings
+        self.facts = dict(facts)
+        self.optimizer = optimizer_of(model.encoder, model.head, model.encoder.config.depth, settings)
+        self.losses: list[float] = []
+        self.curve: list[Epoch] = []
+        self.seconds = 0.0
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Steps of the optimizer in an epoch."""
+        return -(-len(self.splits.train) // self.settings.accumulate)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.steps_of_epoch * self.settings.epochs
+
+    def run(self, checkpoint: Path, progress: Callable[[int, int, float], None] | None = None) -> None:
+        """Train to the end. `checkpoint` is written after each epoch, and every 10 minutes within; `progress(step, steps, loss)`.
+
+        Raises ValueError for a loss that is not finite, before the weights take anything from it.
+        """
+        start, earlier = time.monotonic(), self.seconds
+        saved = start
+        while len(self.losses) < self.steps:
+            self._step()
+            self.seconds = earlier + time.monotonic() - start
+            if progress:
+                progress(len(self.losses), self.steps, self.losses[-1])
+            if len(self.losses) % self.steps_of_epoch == 0:
+                self.curve.append(self._epoch())
+            elif time.monotonic() - saved < SAVE_SECONDS:
+                continue
+            self.save(checkpoint)
+            saved = time.monotonic()
+
+    def scores(self, indices: Sequence[int]) -> Tensor:
+        """The scores `(n, outputs)` of slides, in eval mode, in double precision on the CPU."""
+        self.model.eval()
+        with torch.no_grad():
+            return torch.stack([self.model(index) for index in indices]).double().cpu()
+
+    def save(self, path: Path) -> None:
+        """Write what `load` needs; the file is there whole or as it was."""
+        weights = {name: weight.detach() for name, weight in self.model.trained().items()}
+        course = dict(losses=self.losses, curve=[astuple(one) for one in self.curve], seconds=self.seconds)
+        with files.replacing(path) as file:
+            facts = dict(format=FORMAT, facts=self.facts)
+            torch.save({**facts, **course, "weights": weights, "optimizer": self.optimizer.state_dict()}, file)
+
+    def load(self, path: Path) -> None:
+        """Go on from what `save` wrote. Raises ValueError for another file, or one of a run that differs, naming in what."""
+        content = load_tensors(path)
+        if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("facts"), dict):
+            raise ValueError(f"{path} is no checkpoint of this command; choose another folder")
+        self._check_facts(path, content["facts"])
+        self.model.load_trained(content["weights"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.losses, self.seconds = list(content["losses"]), content["seconds"]
+        self.curve = [Epoch(*values) for values in content["curve"]]
+
+    def _check_facts(self, path: Path, facts: Mapping[str, Any]) -> None:
+        differing = [
+            f"{name} ({facts.get(name)} there, {own} here)" for name, own in self.facts.items() if facts.get(name) != own
+        ]
+        if differing:
+            raise ValueError(f"{path} is of a run with other {'; '.join(differing)}; give the same, or another folder")
+
+    def _step(self) -> None:
+        step = len(self.losses)
+        group = self._slides_of(step)
+        set_rate(self.optimizer, self._rate(step))
+        self.model.train()
+        self.optimizer.zero_grad()
+        if not self.objective.defined(group):
+            self.losses.append(0.0)
+            return
+        loss = accumulate(self.model, group, self.objective, self.settings.seed * MIXER + step)
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss of step {step + 1} is {loss}; lower base_rate={self.settings.base_rate}, or warm up longer"
+            )
+        self.optimizer.step()
+        self.losses.append(loss)
+
+    def _rate(self, step: int) -> float:
+        return rate_at(step / self.steps_of_epoch, self.settings)
+
+    def _slides_of(self, step: int) -> list[int]:
+        """The slides of a step: those of an epoch in an order of chance, cut into groups."""
+        epoch, part = divmod(step, self.steps_of_epoch)
+        generator = torch.Generator().manual_seed(self.settings.seed * MIXER + epoch)
+        order = torch.randperm(len(self.splits.train), generator=generator).tolist()
+        size = self.settings.accumulate
+        return [self.splits.train[place] for place in order[part * size : (part + 1) * size]]
+
+    def _epoch(self) -> Epoch:
+        """What to note of the epoch that has just ended."""
+        last = self.losses[-self.steps_of_epoch :]
+        groups = [self._slides_of(step) for step in range(len(self.losses) - len(last), len(self.losses))]
+        sizes = [len(group) if self.objective.defined(group) else 0 for group in groups]
+        train = sum(loss * size for loss, size in zip(last, sizes, strict=True)) / sum(sizes)
+        val = None
+        if self.objective.defined(self.splits.val):
+            val = self.objective.loss(self.scores(self.splits.val), self.splits.val).item()
+        return Epoch(len(self.curve) + 1, self._rate(len(self.losses) - 1), train, val)

@@ -1,0 +1,152 @@
+"""AUROC and C-index against their definitions and other libraries, and their intervals."""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.slide_tables import cohort, tiny_encoder
+from torch import Tensor
+
+from dilkit.integrations.gigapath.finetuning import Settings, finetune
+from dilkit.integrations.gigapath.finetuning.metrics import (
+    auroc,
+    auroc_interval,
+    bootstrap,
+    c_index,
+    c_index_interval,
+    margins,
+    roc,
+)
+
+
+def needs_torchmetrics() -> None:
+    pytest.importorskip("torchmetrics", reason="torchmetrics is not installed (pip install dilkit[finetune])")
+
+
+def patients(n: int, distinct: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    """Risks, times and events of n patients, with ties."""
+    generator = torch.Generator().manual_seed(n)
+    risks = torch.randint(distinct, (n,), generator=generator).double()
+    times = (risks.flip(0) + torch.randint(distinct, (n,), generator=generator)).double()
+    return risks, times, torch.rand(n, generator=generator) < 0.6
+
+
+def harrell(risks: Tensor, times: Tensor, events: Tensor) -> float:
+    """By its definition, pair by pair."""
+    right, pairs = 0.0, 0
+    for i, j in product(range(len(risks)), repeat=2):
+        if events[i] and (times[i] < times[j] or (times[i] == times[j] and not events[j])):
+            pairs += 1
+            right += 1.0 if risks[i] > risks[j] else 0.5 if risks[i] == risks[j] else 0.0
+    return right / pairs
+
+
+@pytest.mark.parametrize("n", [5, 12, 30])
+def test_the_c_index_is_that_of_the_definition(n: int) -> None:
+    assert c_index(*patients(n)) == pytest.approx(harrell(*patients(n)), abs=1e-12)
+
+
+def test_the_c_index_of_lifelines() -> None:
+    utils = pytest.importorskip("lifelines.utils", reason="lifelines is not installed (pip install dilkit[peers])")
+    risks, times, events = patients(40)
+    expected = utils.concordance_index(times.numpy(), -risks.numpy(), events.numpy())
+    assert c_index(risks, times, events) == pytest.approx(expected, abs=1e-12)
+
+
+def test_without_a_pair_there_is_no_c_index() -> None:
+    assert c_index(torch.zeros(2), torch.ones(2), torch.tensor([True, True])) is None
+    assert c_index_interval(torch.zeros(2), torch.ones(2), torch.tensor([True, True]), 5, 0) is None
+
+
+def test_intervals_are_of_whole_patients() -> None:
+    """The mean over slides, of which one patient has all but two: its interval is as wide as patients differ."""
+    x = torch.tensor([0.0, 1.0, *[0.5] * 8])
+    interval = bootstrap(lambda rows: x[rows].mean().item(), ["a", "b", *"c" * 8], resamples=400, seed=0)
+    assert interval is not None
+    assert interval.value == 0.5
+    assert (interval.low, interval.high, interval.resamples) == (0.0, 1.0, 400)
+    again = bootstrap(lambda rows: x[rows].mean().item(), ["a", "b", *"c" * 8], resamples=400, seed=0)
+    assert again == interval
+
+
+def test_resamples_that_say_nothing_are_left_out() -> None:
+    interval = bootstrap(lambda rows: None if (rows == 0).all() else 0.25, ["a", "b"], resamples=200, seed=0)
+    assert interval is not None
+    assert (interval.low, interval.high) == (0.25, 0.25)
+    assert 100 < interval.resamples < 200
+
+
+def test_the_interval_of_a_c_index_is_that_of_patients_drawn_again() -> None:
+    whole = patients(9)
+    interval = c_index_interval(*whole, resamples=60, seed=0)
+    drawn = torch.randint(9, (60, 9), generator=torch.Generator().manual_seed(0))
+    values = [c_index(*(x[rows] for x in whole)) for rows in drawn]
+    defined = torch.tensor([one for one in values if one is not None], dtype=torch.float64)
+    assert interval is not None
+    assert interval.resamples == len(defined)
+    assert (interval.low, interval.high) == pytest.approx(defined.quantile(torch.tensor([0.025, 0.975]).double()).tolist())
+    assert interval.low < interval.value == c_index(*whole) < interval.high
+
+
+def test_margins_tell_probabilities_near_1_apart() -> None:
+    scores = torch.tensor([[0.0, 50.0], [0.0, 60.0]], dtype=torch.float64)
+    assert scores.softmax(dim=1)[0, 1] == scores.softmax(dim=1)[1, 1]
+    assert torch.equal(margins(scores)[:, 1], torch.tensor([50.0, 60.0], dtype=torch.float64))
+    three = torch.randn(4, 3, dtype=torch.float64)
+    assert torch.allclose(margins(three).sigmoid(), three.softmax(dim=1))
+
+
+def test_auroc_is_a_share_of_pairs() -> None:
+    needs_torchmetrics()
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(-4, 5, (40,), generator=generator).double() * 100
+    positive = torch.rand(40, generator=generator) < 0.4
+    pairs = scores[positive][:, None] - scores[~positive]
+    assert auroc(scores, positive) == pytest.approx(((pairs > 0).double() + 0.5 * (pairs == 0)).mean().item(), abs=1e-6)
+    curve = roc("x", scores, positive)
+    assert curve.points[0] == (0.0, 0.0)
+    assert curve.points[-1] == (1.0, 1.0)
+    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed (pip install dilkit[peers])")
+    assert auroc(scores, positive) == pytest.approx(metrics.roc_auc_score(positive.numpy(), scores.numpy()), abs=1e-6)
+
+
+def test_auroc_of_three_classes_is_the_mean_of_each_against_the_others() -> None:
+    needs_torchmetrics()
+    scores, targets = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 3
+    names = [str(i // 2) for i in range(30)]
+    single = [auroc_interval(scores, targets, [one], names, 50, 0) for one in range(3)]
+    whole = auroc_interval(scores, targets, range(3), names, 50, 0)
+    assert whole is not None
+    assert whole.value == pytest.approx(sum(one.value for one in single if one) / 3)
+    assert whole.low <= whole.value <= whole.high
+    assert auroc_interval(scores, torch.zeros(30, dtype=torch.int64), [0], names, 50, 0) is None
+
+
+def test_classes_are_judged(tmp_path: Path) -> None:
+    needs_torchmetrics()
+    labels, files = cohort(tmp_path / "slides", 24)
+    settings = Settings(epochs=2, accumulate=6, base_rate=0.1, resamples=30)
+    record = finetune(labels, files, tiny_encoder(), tmp_path / "out", settings)
+    held_out = record.judged["test"]
+    assert held_out.auroc is not None
+    assert held_out.auroc.low <= held_out.auroc.value <= held_out.auroc.high
+    assert [one.label for one in held_out.roc] == ["b"]
+    assert held_out.c_index is None
+    assert all(sum(one.probabilities) == pytest.approx(1) for one in record.predictions)
+    shown = [(one.probabilities[1], one.label == "b") for one in record.predictions if one.split == "test"]
+    scores, positive = (torch.tensor(column) for column in zip(*shown, strict=True))
+    assert auroc(scores, positive) == pytest.approx(held_out.auroc.value)
+
+
+def test_what_is_missing_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, files = cohort(tmp_path / "slides")
+    for name in [name for name in sys.modules if name.startswith("torchmetrics")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    with pytest.raises(ImportError, match=r"AUROC needs torchmetrics.*pip install 'dilkit\[finetune\]'; survival needs none"):
+        finetune(labels, files, tiny_encoder(), tmp_path / "out", Settings())
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,216 @@
+"""Training: gradients of several slides are those of one batch, a frozen encoder stays, and a resumed run is the same run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.slide_tables import cohort, table, tiny_encoder, write_slide
+
+from dilkit.integrations.gigapath import load_slide_encoder
+from dilkit.integrations.gigapath.finetuning import Finetuning, Settings, finetune, look_through, read_labels, split_examples
+from dilkit.integrations.gigapath.finetuning import training as training_module
+from dilkit.integrations.gigapath.finetuning.accumulation import accumulate
+from dilkit.integrations.gigapath.finetuning.model import SlideModel
+from dilkit.integrations.gigapath.finetuning.objectives import objective_of
+from dilkit.integrations.gigapath.finetuning.slides import slide_reader
+
+SETTINGS = Settings(epochs=3, accumulate=4, base_rate=0.3, resamples=20)
+DROPPING: dict[str, Any] = dict(dropout=0.2, drop_path=0.2)
+
+
+@pytest.mark.parametrize("survival", [False, True])
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_gradients_are_those_of_one_batch(tmp_path: Path, survival: bool, activation_checkpointing: bool) -> None:
+    """Of slides of different lengths, padded into one batch."""
+    labels, files = cohort(tmp_path, survival=survival)
+    options: dict[str, Any] = dict(dropout=0.0, drop_path=0.0, dtype=torch.float64)
+    encoder = tiny_encoder(activation_checkpointing=activation_checkpointing, **options)
+    read = slide_reader(files, encoder.cls_token)
+    objective, group = objective_of(labels), [1, 6, 3, 8, 10]
+    model = SlideModel(encoder, objective.outputs, read)
+    loss = accumulate(model, group, objective, seed=0)
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    model.zero_grad()
+
+    slides = [read(i) for i in group]
+    longest = max(slide.tiles.shape[1] for slide in slides)
+    tiles, coords = torch.zeros(5, longest, 6, dtype=torch.float64), torch.zeros(5, longest, 2, dtype=torch.int64)
+    missing = torch.ones(5, longest, dtype=torch.bool)
+    for row, slide in enumerate(slides):
+        n = slide.tiles.shape[1]
+        tiles[row, :n], coords[row, :n], missing[row, :n] = slide.tiles[0], slide.coords[0], False
+    whole = objective.loss(model.head(encoder(tiles, coords, missing)[0]), group)
+    whole.backward()
+    assert loss == pytest.approx(whole.item())
+    for name, weight in model.named_parameters():
+        assert torch.allclose(gradients[name], weight.grad, rtol=1e-8, atol=1e-10), name
+
+
+def test_both_passes_drop_the_same(tmp_path: Path) -> None:
+    """Cox's likelihood needs each slide twice: the gradients are those of one function of the weights."""
+    labels, files = cohort(tmp_path, survival=True)
+    encoder = tiny_encoder(**DROPPING, dtype=torch.float64).train()
+    model = SlideModel(encoder, 1, slide_reader(files, encoder.cls_token))
+    objective, group, step = objective_of(labels), [0, 1, 4, 5], 1e-6
+    before = accumulate(model, group, objective, seed=3)
+    direction = {name: torch.randn_like(weight) for name, weight in model.named_parameters()}
+    slope = sum((weight.grad * direction[name]).sum().item() for name, weight in model.named_parameters())
+    for name, weight in model.named_parameters():
+        weight.data += step * direction[name]
+    after = accumulate(model, group, objective, seed=3)
+    assert (after - before) / step == pytest.approx(slope, rel=1e-3)
+    assert accumulate(model, group, objective, seed=4) != pytest.approx(after)
+
+
+def interrupted(labels: Any, files: Any, out: Path, settings: Settings, steps: int) -> Finetuning:
+    """The record of a run that ended after so many steps, and went on in what stands for another process."""
+
+    def stop(step: int, *_: object) -> None:
+        if step == steps:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune(labels, files, tiny_encoder(**DROPPING), out, settings, progress=stop)
+    torch.randn(7)  # a process that goes on has other random numbers behind it
+    return finetune(labels, files, tiny_encoder(**DROPPING), out, settings, resume=True)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize(("steps", "save_seconds"), [(3, 600.0), (2, 0.0)])
+def test_a_resumed_run_is_the_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: bool, steps: int, save_seconds: float
+) -> None:
+    """Bit by bit: from the end of the epoch before, and from within an epoch, where that was saved."""
+    monkeypatch.setattr(training_module, "SAVE_SECONDS", save_seconds)
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    settings = replace(SETTINGS, freeze=freeze)
+    whole = finetune(labels, files, tiny_encoder(**DROPPING), tmp_path / "whole", settings)
+    again = interrupted(labels, files, tmp_path / "parts", settings, steps)
+    assert len(whole.losses) == 6
+    assert replace(again, seconds=whole.seconds) == whole
+    first, second = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("whole", "parts"))
+    for part in ("model", "head"):
+        assert all(torch.equal(weight, second[part][name]) for name, weight in first[part].items())
+
+
+def test_steps_depend_on_the_seed(tmp_path: Path) -> None:
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    runs = [
+        finetune(labels, files, tiny_encoder(), tmp_path / f"{i}", replace(SETTINGS, seed=seed)).losses
+        for i, seed in enumerate((0, 0, 1))
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_frozen_encoder_does_not_change(tmp_path: Path) -> None:
+    """Nor is a slide read twice for it."""
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    encoder = tiny_encoder(**DROPPING)
+    before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
+    record = finetune(labels, files, encoder, tmp_path / "out", replace(SETTINGS, freeze=True))
+    assert all(torch.equal(weight, before[name]) for name, weight in encoder.state_dict().items())
+    assert record.encoder.trained_parameters == 17
+    assert len({*record.losses}) == 6
+    trained = finetune(labels, files, encoder, tmp_path / "other", SETTINGS)
+    assert trained.encoder.trained_parameters == trained.encoder.parameters == 17 + sum(w.numel() for w in before.values())
+    changed = {name for name, weight in encoder.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == before.keys()
+
+
+def test_the_trained_encoder_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    encoder = tiny_encoder()
+    monkeypatch.setattr("dilkit.integrations.gigapath.checkpoint.ARCHITECTURES", {"tiny": encoder.config})
+    finetune(labels, files, encoder, tmp_path / "out", SETTINGS)
+    read = load_slide_encoder(tmp_path / "out" / "model.pt", "tiny", ngrids=8, global_pool=False)
+    assert all(torch.equal(weight, read.state_dict()[name]) for name, weight in encoder.state_dict().items())
+
+
+def test_folders_with_an_earlier_run(tmp_path: Path) -> None:
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    with pytest.raises(ValueError, match=r"resume: .*checkpoint.pt is not there"):
+        finetune(labels, files, tiny_encoder(), tmp_path / "out", SETTINGS, resume=True)
+    finetune(labels, files, tiny_encoder(), tmp_path / "out", SETTINGS)
+    before = (tmp_path / "out" / "checkpoint.pt").read_bytes()
+    with pytest.raises(ValueError, match=r"checkpoint.pt is there, of an earlier run; resume goes on from it"):
+        finetune(labels, files, tiny_encoder(), tmp_path / "out", SETTINGS)
+    with pytest.raises(
+        ValueError, match=r"is of a run with other settings \(Settings\(epochs=3.* there, .* here\); give the same"
+    ):
+        finetune(labels, files, tiny_encoder(), tmp_path / "out", replace(SETTINGS, epochs=4), resume=True)
+    with pytest.raises(ValueError, match=r"is of a run with other weights \("):
+        finetune(labels, files, tiny_encoder(seed=1), tmp_path / "out", SETTINGS, resume=True)
+    assert (tmp_path / "out" / "checkpoint.pt").read_bytes() == before
+    torch.save({"model": {}}, tmp_path / "out" / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"is no checkpoint of this command; choose another folder"):
+        finetune(labels, files, tiny_encoder(), tmp_path / "out", SETTINGS, resume=True)
+
+
+def test_steps_without_an_event_are_passed_over(tmp_path: Path) -> None:
+    """Weight decay would change weights without a gradient too."""
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    splits = replace(split_examples(labels), train=(0, 9, 1))
+    assert [labels.examples[i].event for i in splits.train] == [False, False, True]
+    encoder = tiny_encoder()
+    seen = [encoder.cls_token.tolist()]
+    settings = replace(SETTINGS, accumulate=1, warmup_epochs=0.0, weight_decay=0.5, base_rate=10.0)
+    with_event = set(range(9))
+
+    def look(step: int, *_: object) -> None:
+        seen.append(encoder.cls_token.tolist())
+        if seen[-1] == seen[-2]:
+            with_event.discard(step - 1)
+
+    finetune(labels, files, encoder, tmp_path / "out", settings, splits=splits, progress=look)
+    assert len(with_event) == 3
+    assert {step // 3 for step in with_event} == {0, 1, 2}
+
+
+def test_a_loss_that_is_not_finite_ends_it(tmp_path: Path) -> None:
+    labels, files = cohort(tmp_path / "slides", survival=True)
+    with pytest.raises(ValueError, match=r"the loss of step \d is nan; lower base_rate=1e\+30"):
+        finetune(labels, files, tiny_encoder(), tmp_path / "out", replace(SETTINGS, base_rate=1e30, epochs=6))
+
+
+@pytest.mark.parametrize(
+    ("write", "complaint"),
+    [
+        (dict(tiles=4), r"line 3: .*holds no file of features for slide 'b'"),
+        (dict(name="b", tiles=4, width=7), r"line 3: .*b.pt: tiles have 7 features, but 6 in .*a.pt"),
+        (dict(name="b", tiles=4, encoder="uni"), r"line 3: .*b.pt: features are of 'uni', but of 'gigapath'"),
+        (dict(name="b", tiles=4, patch_size_level0=512), r"line 3: .*b.pt: tiles have 512 pixels .* but tile_size=256"),
+        (dict(name="b", tiles=0), "line 3: .*b.pt: the slide has no tiles"),
+    ],
+)
+def test_files_that_will_not_do_are_named_with_their_lines(tmp_path: Path, write: dict[str, Any], complaint: str) -> None:
+    write_slide(tmp_path / "a.pt", 3, encoder="gigapath")
+    write_slide(tmp_path / f"{write.pop('name', 'c')}.pt", **write)
+    labels = read_labels(table(tmp_path, "slide,time,event", "a,1,1", "b,2,1"))
+    with pytest.raises(ValueError, match=complaint):
+        look_through(labels, tmp_path, tile_size=256)
+
+
+def test_slides_that_do_not_fit_the_encoder(tmp_path: Path) -> None:
+    labels, files = cohort(tmp_path, survival=True)
+    with pytest.raises(ValueError, match=r"line 2: .*s0.pt has 6 features a tile, and the encoder takes in_chans=10"):
+        finetune(labels, files, tiny_encoder(in_chans=10), tmp_path / "out", SETTINGS)
+    with pytest.raises(ValueError, match="slides has 11 files for 12 lines of labels"):
+        finetune(labels, files[1:], tiny_encoder(), tmp_path / "out", SETTINGS)
+
+
+def test_the_record_says_what_is_doubtful(tmp_path: Path) -> None:
+    for i in range(8):
+        write_slide(tmp_path / f"s{i}.pt", 3 + i)
+    labels = read_labels(table(tmp_path, "slide,time,event,site", *(f"s{i},{i},1,x" for i in range(8))))
+    splits = split_examples(labels, val_share=0.0, test_share=0.4)
+    record = finetune(labels, look_through(labels, tmp_path), tiny_encoder(), tmp_path / "out", SETTINGS, splits=splits)
+    patients, unread = record.notes
+    assert "has no column patient: each slide was taken for a patient of its own" in patients
+    assert "column site is not read" in unread
+    assert (record.drawn_splits, record.has_patients, record.tiles) == (True, False, sum(range(3, 11)))
+    assert record.judged.keys() == {"train", "test"}
+    assert [one.val for one in record.curve] == [None, None, None]

@@ -1,0 +1,136 @@
+"""`dilkit finetune-slide`: GigaPath's slide encoder trained for classes of slides or survival, from files of tile features."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dilkit.integrations.gigapath.config import ARCHITECTURES
+from dilkit.integrations.gigapath.finetuning.settings import Settings
+from dilkit.tools.console.arguments import add_backend_argument, device_here, make_folder, number, whole
+from dilkit.tools.console.interrupt import load_torch
+
+if TYPE_CHECKING:
+    from dilkit.integrations.gigapath import SlideEncoder
+    from dilkit.integrations.gigapath.finetuning.slides import SlideFile
+
+DEFAULTS = Settings()
+SETTINGS = ("epochs", "warmup_epochs", "accumulate", "base_rate", "layer_decay", "weight_decay", "freeze", "seed", "resamples")
+CHANGES = ("embed_dim", "depth", "num_heads", "ngrids", "global_pool", "dropout", "drop_path")
+"""Arguments that change the architecture's configuration."""
+HELP = """\
+train GigaPath's slide encoder for classes of slides or survival, from files of tile features
+
+LABELS is a CSV file with columns slide, the name of its file of features without the ending; label, or else time and event (1:
+seen, 0: observation ended); patient, so that no patient is on both sides; split (train, val, test), or patients are drawn.
+Features are files as `dilkit encode-slide` reads them.
+
+Writes into --out: finetune.json, .md and .png (all figures and predictions, a page, learning and ROC curves), model.pt, whose
+encoder encode-slide takes as --checkpoint, and checkpoint.pt, from which --resume goes on. AUROC needs torchmetrics:
+pip install 'dilkit[finetune]'."""
+_share = number("a number from 0 to 1, 1 left out", lambda value: 0 <= value < 1)
+_rate = number("a number of 0 or more", lambda value: value >= 0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the table, the features, the encoder, and how it is trained."""
+    parser.add_argument("labels", type=Path, metavar="LABELS", help="the table of slides, a CSV file")
+    parser.add_argument("features", type=Path, metavar="FEATURES", help="the folder of files of tile features")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out, to the same result")
+    parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
+    add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")
+    _add_encoder(parser.add_argument_group("encoder"))
+    _add_training(parser.add_argument_group("training"))
+
+
+def _add_encoder(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--checkpoint", type=Path, metavar="FILE", help="the weights, such as slide_encoder.pth (default: random weights)")
+    add("--arch", choices=ARCHITECTURES, default=next(iter(ARCHITECTURES)), help="default %(default)s")
+    for name, what in (("--embed-dim", "width"), ("--depth", "layers"), ("--num-heads", "heads")):
+        add(name, type=whole(1), metavar="N", help=f"{what} of another encoder, without --checkpoint (default: that of --arch)")
+    add("--ngrids", type=whole(1), default=1000, metavar="N", help="cells of a tile a side (default 1000)")
+    size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
+    add("--tile-size", type=whole(1), metavar="PIXELS", help=size)
+    made = "what files that say it must have in the name of their tile encoder, with --checkpoint (default %(default)s)"
+    add("--tile-encoder", default="gigapath", metavar="NAME", help=made)
+    pool = "the mean of the tiles, or the class token as in GigaPath's scripts (default: the mean)"
+    add("--global-pool", action=argparse.BooleanOptionalAction, default=True, help=pool)
+    add("--dropout", type=_share, default=0.1, metavar="P", help="default %(default)s")
+    add("--drop-path", type=_share, default=0.0, metavar="P", help="default %(default)s")
+    again = "compute each layer anew in the backward pass, instead of holding what it needs (default: do)"
+    add("--activation-checkpointing", action=argparse.BooleanOptionalAction, default=True, help=again)
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--freeze", action="store_true", help="train the head alone, on embeddings that are computed once")
+    add("--epochs", type=whole(1), default=DEFAULTS.epochs, metavar="N", help="default %(default)s")
+    rise = "of the rising learning rate (default %(default)s)"
+    add("--warmup-epochs", type=_rate, default=DEFAULTS.warmup_epochs, metavar="N", help=rise)
+    add("--accumulate", type=whole(1), default=DEFAULTS.accumulate, metavar="N", help="slides a step (default %(default)s)")
+    rate = "the highest learning rate is this times --accumulate / 256 (default %(default)s)"
+    add("--base-rate", type=_rate, default=DEFAULTS.base_rate, metavar="RATE", help=rate)
+    decay = "a layer's learning rate over that of the next (default %(default)s)"
+    add("--layer-decay", type=_rate, default=DEFAULTS.layer_decay, metavar="FACTOR", help=decay)
+    add("--weight-decay", type=_rate, default=DEFAULTS.weight_decay, metavar="W", help="of AdamW (default %(default)s)")
+    for name, share in (("val", 0.1), ("test", 0.2)):
+        share_of = f"of the patients, to {'watch' if name == 'val' else 'judge'}, if LABELS has no splits (default {share})"
+        add(f"--{name}-share", type=_share, default=share, metavar="SHARE", help=share_of)
+    add("--seed", type=whole(0), default=0, metavar="N", help="of splits, order, dropout and bootstrap (default 0)")
+    add("--resamples", type=whole(1), default=DEFAULTS.resamples, metavar="N", help="of the bootstrap (default %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, judge, and write all that was found: 0."""
+    load_torch()
+    from dilkit.device import probe
+    from dilkit.integrations.gigapath.finetuning import finetune, look_through, read_labels, split_examples
+    from dilkit.tools.finetuning.record import FinetuneResult
+    from dilkit.tools.report.files import publish
+    from dilkit.tools.results.file import new_result
+
+    settings = Settings(**{name: getattr(args, name) for name in SETTINGS})
+    labels = read_labels(args.labels)
+    splits = split_examples(labels, args.seed, args.val_share, args.test_share)
+    with _bar("slide") as shown:
+        slides = look_through(labels, args.features, args.tile_size, lambda done: shown(done, len(labels.examples)))
+    encoder = _encoder(args, slides)
+    make_folder("--out", args.out)
+    with _bar("step") as shown:
+        record = finetune(labels, slides, encoder, args.out, settings, splits=splits, resume=args.resume, progress=shown)
+    began = None if args.checkpoint is None else str(args.checkpoint)
+    result = new_result(FinetuneResult, probe(args.device), checkpoint=began, run=record)
+    publish(result, args.out, "finetune", "dilkit finetune-slide", args.json)
+    return 0
+
+
+def _encoder(args: argparse.Namespace, slides: Sequence[SlideFile]) -> SlideEncoder:
+    from dilkit.integrations.gigapath.finetuning import encoders
+
+    if args.checkpoint is not None:
+        encoders.check_tile_encoder(slides, args.tile_encoder)
+    changes: dict[str, Any] = {name: getattr(args, name) for name in CHANGES}
+    config = encoders.config_for(slides, args.arch, args.checkpoint is not None, **changes)
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "backend", "seed", "activation_checkpointing")}
+    return encoders.first_encoder(config, args.checkpoint, args.arch, **options)
+
+
+@contextlib.contextmanager
+def _bar(unit: str) -> Iterator[Callable[..., None]]:
+    """A function of how many are done, how many there are, and the loss, which moves a bar on a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(unit=unit, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+
+        def show(done: int, total: int, loss: float | None = None) -> None:
+            bar.total = total
+            bar.set_postfix({} if loss is None else {"loss": f"{loss:.4f}"}, refresh=False)
+            bar.update(done - bar.n)
+
+        yield show
