@@ -14,8 +14,10 @@ What is sent first travels while the local attention is computed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +35,7 @@ from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary
 from dilkit.op.rules import without_autocast
-from dilkit.op.through_lse import power_of_two, through_lse
+from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
 
@@ -173,20 +175,19 @@ def _through_lse(
     inputs = query, key, value.new_zeros(()).expand(value.shape), mask, sink
     held = None if held is None else held.without_values()
 
-    def factor(size: Tensor) -> Tensor:
-        of_all = _largest_of_all(context.comm, abs(context.op.scale) * size.item())
-        return power_of_two(size.new_tensor(of_all), context.plan.seq)
-
     def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         dquery, dkey, _ = _backward(context, dout, inputs, out, lse, held)
         return dquery, dkey
 
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
-    return through_lse(dlse, lse, query, key, factor, backward)
+    of_all = partial(_largest_of_all, context.comm)
+    return through_lse(dlse, lse, query, key, context.op.scale, context.plan.seq, of_all, backward)
 
 
-def _largest_of_all(comm: Comm, here: float) -> float:
-    return max(float(record) for record in comm.share(repr(here).encode(), "sizes of gradients"))
+def _largest_of_all(comm: Comm, here: Tensor) -> Tensor:
+    """The largest of all ranks, number by number; NaN where a rank has NaN."""
+    records = comm.share(json.dumps(here.tolist()).encode(), "sizes of gradients")
+    return torch.stack([here.new_tensor(json.loads(record)) for record in records]).amax(dim=0)
 
 
 def _on_any_rank(comm: Comm, here: bool) -> bool:

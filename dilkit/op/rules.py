@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
-from dilkit.op.through_lse import power_of_two, through_lse
+from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
@@ -122,15 +122,13 @@ def _differentiate_lse(
     """Gradients of query and key through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
     call, value = without_dropout(call), key.new_zeros(()).expand(key.shape)
 
-    def factor(size: Tensor) -> Tensor:
-        return power_of_two(abs(scale) * size, query.shape[1])
-
     def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         dquery, dkey, _ = backward_op(dout, query, key, value, out, lse, mask, scale, call, *packed)
         return dquery, dkey
 
     with without_autocast(query.device.type):
-        return through_lse(dlse.transpose(1, 2), lse.transpose(1, 2), query, key, factor, backward)
+        by_row = dlse.transpose(1, 2), lse.transpose(1, 2)
+        return through_lse(*by_row, query, key, scale, query.shape[1], lambda largest: largest, backward)
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:

@@ -17,7 +17,9 @@ def through_lse(
     lse: Tensor,
     query: Tensor,
     key: Tensor,
-    factor: Callable[[Tensor], Tensor],
+    scale: float,
+    rows: int,
+    of_all: Callable[[Tensor], Tensor],
     backward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of query and key through `lse`; `dlse` and `lse` are `(batch, seq, heads)`.
@@ -25,28 +27,30 @@ def through_lse(
         dS_ij = P_ij dlse_i      where a backward pass has      dS_ij = P_ij (dout_i . v_j - dout_i . out_i)
 
     With values that are 0, dout_i = (1, 0, ...) and out_i = (-dlse_i, 0, ...) the second is the first. `backward(dout, out)` is
-    that pass: gradients of query and key where all values are 0. `factor(size)` is the `power_of_two` by which `dlse` is
-    multiplied before it is rounded, for gradients of about that size.
+    that pass: gradients of query and key where all values are 0. `rows` of the whole sequence are added up; `of_all` gives, for
+    largest magnitudes `(3,)` here, those of all ranks.
     """
     dlse = dlse.masked_fill(lse == -math.inf, 0.0)
     dout, out = torch.zeros_like(query), torch.zeros_like(query)
     dout[..., 0] = 1
+    of_dlse, of_query, of_key = of_all(torch.stack([_largest(x) for x in (dlse, query, key)]))
 
-    def gradients(largest: Tensor) -> list[Tensor]:
-        power = factor(_largest(dlse) * largest)
+    def gradients(of_factor: Tensor) -> list[Tensor]:
+        size = abs(scale) * of_factor
+        power = power_of_two(of_dlse * size.clamp(min=2.0**-_ROOM), rows)  # which dlse itself has to fit as well
         out[..., 0] = -power * dlse
         return [(x / power).to(query.dtype) for x in backward(dout, out)]
 
-    by_key, by_query = _largest(key), _largest(query)
     if query.dtype == torch.float16:  # its range is too small for both at once where queries and keys differ in size
-        return gradients(by_key)[0], gradients(by_query)[1]
-    dquery, dkey = gradients(torch.maximum(by_key, by_query))
+        return gradients(of_key)[0], gradients(of_query)[1]
+    dquery, dkey = gradients(torch.maximum(of_key, of_query))
     return dquery, dkey
 
 
 def _largest(x: Tensor) -> Tensor:
     """The largest magnitude, in fp32 or more; 0 where there is none."""
-    return (x.abs().amax() if x.numel() else x.new_zeros(())).to(torch.promote_types(x.dtype, torch.float32))
+    largest = x.abs().amax() if x.numel() else x.new_zeros(())
+    return largest.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 def power_of_two(largest: Tensor, rows: int) -> Tensor:

@@ -26,3 +26,20 @@ def test_each_gradient_is_as_exact_as_its_dtype(dtype: torch.dtype, ratio: float
     for gradient, exact in zip(gradients(query, key, value, dlse), of_fp64, strict=True):
         rounded = exact.to(dtype).double() - exact  # the least that there can be, in subnormal numbers too
         assert (gradient.double() - exact).norm() <= 3 * (torch.finfo(dtype).eps * exact.norm() + rounded.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("zero", ["scale", "query", "key", "dlse"])
+def test_what_is_zero_makes_gradients_of_zero(dtype: torch.dtype, zero: str) -> None:
+    """And no NaN: numbers are multiplied by powers of two that the largest of them decides."""
+    query, key, value = torch.randn(3, 1, 64, 2, 8, dtype=dtype).unbind()
+    given = dict(query=query, key=key, dlse=1000 * torch.randn(1, 2, 64))
+    given |= {zero: torch.zeros_like(given[zero])} if zero in given else {}
+    inputs = given["query"].requires_grad_(), given["key"].requires_grad_()
+    scale = 0.0 if zero == "scale" else None
+    lse = dilated_attention(*inputs, value, Pattern([16, 64], [1, 4]), return_lse=True, scale=scale)[1]
+    dquery, dkey = torch.autograd.grad((lse * given["dlse"]).sum(), inputs)
+    assert bool(dquery.isfinite().all() and dkey.isfinite().all())
+    assert (not bool(dquery.any()), not bool(dkey.any())) == dict(
+        scale=(True, True), query=(False, True), key=(True, False), dlse=(True, True)
+    )[zero]
