@@ -80,7 +80,7 @@ def interrupted(labels: Any, files: Any, out: Path, settings: Settings, steps: i
 
 
 @pytest.mark.parametrize("freeze", [False, True])
-@pytest.mark.parametrize(("steps", "save_seconds"), [(3, 600.0), (2, 0.0)])
+@pytest.mark.parametrize(("steps", "save_seconds"), [pytest.param(3, 600.0, marks=pytest.mark.slow), (2, 0.0)])
 def test_a_resumed_run_is_the_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: bool, steps: int, save_seconds: float
 ) -> None:
