@@ -19,6 +19,30 @@ FEWEST = 8
 """Neighbours of one distance that have to be there to say something: a few tiles may lie anywhere."""
 
 
+USUAL_SIZE = 256
+"""Pixels a side of GigaPath's tiles."""
+
+
+def settled_tile_size(said: int | None, given: int | None, coords: Tensor, option: str = "tile_size") -> tuple[int, str]:
+    """Pixels a side of a slide's tiles, and who says so: its file, `option`, or nobody where they lie as usual tiles do.
+
+    `said`: what the file says, `given`: what `option` does. Raises ValueError where these differ, or nobody says it and tiles
+    lie as those of another size.
+    """
+    if said is not None:
+        if given not in (None, said):
+            raise ValueError(f"tiles have {said} pixels a side, as the file says, but {option} says {given}")
+        return said, "file"
+    if given is not None:
+        return given, option
+    if (step := commonest_step(coords)) not in (None, USUAL_SIZE):
+        raise ValueError(
+            f"most neighbours are {step} pixels apart, and neither the file nor {option} says how large tiles are; "
+            f"give {option} {step}, or what it is if they overlap or have gaps between"
+        )
+    return USUAL_SIZE, "default"
+
+
 def check_spacing(coords: Tensor, cells: Tensor, lengths: Sequence[int], tile_size: int) -> None:
     """Look at slides, packed, of `lengths` tiles each, by their pixels and cells, both `(n, 2)`.
 

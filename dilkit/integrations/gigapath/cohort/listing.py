@@ -9,11 +9,9 @@ from pathlib import Path
 
 from dilkit.integrations.gigapath.checkpoint import load_tensors
 from dilkit.integrations.gigapath.cohort.settings import ReadSettings
-from dilkit.integrations.gigapath.features import Header, read_header
+from dilkit.integrations.gigapath.features import read_header
 from dilkit.integrations.gigapath.over_ranks import digest
-from dilkit.integrations.gigapath.spacing import commonest_step
-
-USUAL_SIZE = 256
+from dilkit.integrations.gigapath.spacing import settled_tile_size
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def _slide(path: Path, output: Path, settings: ReadSettings) -> Slide:
     header = read_header(path, coords=settings.coords, microns_per_pixel=settings.microns_per_pixel)
     _check_output(output, path)
     _check_tile_encoder(header.tile_encoder, settings.tile_encoder)
-    size, whence = _tile_size(header, settings.tile_size)
+    size, whence = settled_tile_size(header.tile_size, settings.tile_size, header.coords, "--tile-size")
     facts = (header.tiles, header.in_chans, size, whence, digest(header.coords), header.microns)
     return Slide(path, status.st_size, status.st_mtime_ns, output, *facts)
 
@@ -93,19 +91,3 @@ def _check_tile_encoder(name: str | None, needed: str) -> None:
             f"features are of {name!r}, not of {needed!r}, as the file says; --tile-encoder {name} "
             "if the checkpoint was trained on them"
         )
-
-
-def _tile_size(header: Header, given: int | None) -> tuple[int, str]:
-    """Pixels a side of the tiles, and who says so. Raises ValueError where the file says another than `given`, or nobody does."""
-    if header.tile_size is not None:
-        if given not in (None, header.tile_size):
-            raise ValueError(f"tiles have {header.tile_size} pixels a side, as the file says, but --tile-size says {given}")
-        return header.tile_size, "file"
-    if given is not None:
-        return given, "--tile-size"
-    if (step := commonest_step(header.coords)) not in (None, USUAL_SIZE):
-        raise ValueError(
-            f"most neighbours are {step} pixels apart, and neither the file nor --tile-size says how large tiles are; "
-            f"give --tile-size {step}, or what it is if they overlap or have gaps between"
-        )
-    return USUAL_SIZE, "default"

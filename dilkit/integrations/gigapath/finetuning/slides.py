@@ -9,11 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from dilkit.checks import shown
-from dilkit.integrations.gigapath.features import Features, features_in, read_features
+from dilkit.integrations.gigapath.features import features_in, read_features
 from dilkit.integrations.gigapath.finetuning.labels import MOST_COMPLAINTS, Labels
-from dilkit.integrations.gigapath.spacing import commonest_step
-
-USUAL_SIZE = 256
+from dilkit.integrations.gigapath.spacing import settled_tile_size
 
 
 @dataclass(frozen=True)
@@ -88,20 +86,11 @@ def slide_reader(files: Sequence[SlideFile], like: Tensor) -> Callable[[int], Sl
 def _file(path: Path, tile_size: int | None) -> SlideFile:
     features = read_features(path)
     tiles, width = features.tiles.shape
-    return SlideFile(path, tiles, _size(path, features, tile_size), width, features.tile_encoder)
-
-
-def _size(path: Path, features: Features, given: int | None) -> int:
-    """Pixels a side of the tiles: what the file says, or else `given`, or else the usual size if tiles lie so."""
-    if features.tile_size is not None:
-        if given not in (None, features.tile_size):
-            raise ValueError(f"{path}: tiles have {features.tile_size} pixels a side, as the file says, but tile_size={given}")
-        return features.tile_size
-    if given is not None:
-        return given
-    if (step := commonest_step(features.coords)) not in (None, USUAL_SIZE):
-        raise ValueError(f"{path}: most neighbours are {step} pixels apart, and the file does not say tile_size; give it")
-    return USUAL_SIZE
+    try:
+        size, _ = settled_tile_size(features.tile_size, tile_size, features.coords)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return SlideFile(path, tiles, size, width, features.tile_encoder)
 
 
 def _check_alike(first: SlideFile, other: SlideFile) -> None:

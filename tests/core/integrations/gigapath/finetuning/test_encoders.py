@@ -56,6 +56,6 @@ def test_tiles_whose_size_nobody_says(tmp_path: Path) -> None:
     assert look_through(labels, tmp_path)[0].tile_size == 256
     content = torch.load(tmp_path / "a.pt")
     torch.save({**content, "coords": 2 * content["coords"]}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"line 2: .*512 pixels apart, and the file does not say tile_size; give it"):
+    with pytest.raises(ValueError, match=r"line 2: .*512 pixels apart, and neither the file nor tile_size says"):
         look_through(labels, tmp_path)
     assert look_through(labels, tmp_path, tile_size=512)[0].tile_size == 512

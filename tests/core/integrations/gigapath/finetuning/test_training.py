@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_finite_ends_it(tmp_path: Path) -> None:
         (dict(tiles=4), r"line 3: .*holds no file of features for slide 'b'"),
         (dict(name="b", tiles=4, width=7), r"line 3: .*b.pt: tiles have 7 features, but 6 in .*a.pt"),
         (dict(name="b", tiles=4, encoder="uni"), r"line 3: .*b.pt: features are of 'uni', but of 'gigapath'"),
-        (dict(name="b", tiles=4, patch_size_level0=512), r"line 3: .*b.pt: tiles have 512 pixels .* but tile_size=256"),
+        (dict(name="b", tiles=4, patch_size_level0=512), r"line 3: .*b.pt: tiles have 512 pixels .* but tile_size says 256"),
         (dict(name="b", tiles=0), "line 3: .*b.pt: the slide has no tiles"),
     ],
 )
