@@ -10,7 +10,7 @@ import torch
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -47,6 +47,7 @@ def last_rows(qkv: list[Tensor], lengths: list[int], rows: int, pattern: Pattern
 
 @settings(max_examples=20, deadline=None)
 @given(patterns_with_heads(), st.lists(st.integers(0, 60), min_size=1, max_size=4), st.integers(1, 9), st.sampled_from(ABLE))
+@example((PATTERN, (4, 2)), [5, 0], 3, "sdpa")
 def test_last_rows_are_those_of_the_whole(drawn: tuple[Pattern, Heads], before: list[int], rows: int, backend: str) -> None:
     pattern, heads = drawn
     assume(backend != "sdpa" or pattern.overlap == "count")
