@@ -32,10 +32,10 @@ def test_the_table_has_every_class_in_every_split(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_encoder_learns_where_tiles_lie_and_their_mean_does_not_say(tmp_path: Path, seed: int) -> None:
+def test_the_encoder_learns_where_tiles_lie_and_their_mean_does_not_say(tmp_path: Path) -> None:
+    """Of one seed: each takes minutes. The module's own command runs others."""
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed (pip install dilkit[finetune])")
-    proof = prove(tmp_path, seed)
+    proof = prove(tmp_path, seed=0)
     assert proof.patients == 200
     assert proof.encoder.value >= 0.95
     assert proof.mean_of_tiles.value <= 0.6
