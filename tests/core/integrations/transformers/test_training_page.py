@@ -179,7 +179,8 @@ print("equal")
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed; test_heads.py restates its calls"
+    importlib.util.find_spec("deepspeed") is None,
+    reason="deepspeed, whose calls test_heads.py restates, is not installed, nor with dilkit[peers]",
 )
 def test_ulysses(tmp_path: Path) -> None:
     assert run("ulysses.py", tmp_path, ULYSSES).count("equal") == 2
