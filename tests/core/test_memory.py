@@ -73,7 +73,8 @@ def test_peak_memory_sees_temporaries_inside_operators() -> None:
         return (x * 2 + x).sum()
 
     two_temporaries()  # the code of an operator is read into memory at its first call
-    assert peak_memory(two_temporaries) == pytest.approx(32 * MIB, abs=TOLERANCE)
+    peaks = [peak_memory(two_temporaries) for _ in range(3)]  # to one of which other threads may add
+    assert min(peaks) == pytest.approx(32 * MIB, abs=TOLERANCE)
 
 
 def take_code_away() -> None:
