@@ -2,12 +2,12 @@
 
 Forward:
 
-    S = scale * q k^T + log count        lse = logsumexp(S)        P = exp(S - lse)        out = P v
+    S = softcap(scale * q k^T) + bias + log count    lse = logsumexp(S)    P = exp(S - lse)    out = P v
 
 Backward, given the `out` and `lse` of the forward pass:
 
     delta = rowsum(dout * out)           dP = dout v^T             dS = P * (dP - delta)
-    dq = scale * dS k                    dk = scale * dS^T q       dv = P^T dout
+    dq = scale * dS k                    dk = scale * dS^T q       dv = P^T dout        dS times softcap' in dq and dk
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dilkit.backend import COUNT, Backend, Limits
+from dilkit.bias.form import BIASES, LoweredBias
 from dilkit.checks import one_of
 from dilkit.inputs import Inputs
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dilkit.op.dropout import Dropout
@@ -43,7 +45,9 @@ class Reference(Backend):
     name = "reference"
     summary = "the definition, blockwise over queries: any device, any pattern, slow"
     requires = ("torch",)
-    limits = Limits(devices=None, varlen=True, kv_cache=True, dropout=True, forms=frozenset({COUNT}))
+    limits = Limits(
+        devices=None, varlen=True, kv_cache=True, dropout=True, softcap=True, biases=frozenset(BIASES), forms=frozenset({COUNT})
+    )
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
         if compute_dtype is not None:
@@ -64,34 +68,44 @@ class Reference(Backend):
 
         q, k, v = (self._by_head(x, problem) for x in inputs[:3])
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
-        for rows, scores in _score_blocks(q, k, problem, inputs.key_padding_mask):
+        for rows, scores, _ in _score_blocks(q, k, problem, inputs):
             lse[..., rows] = torch.logsumexp(scores, dim=-1)
             p = _probabilities(scores, lse[..., rows])
             out[..., rows, :] = _weighted(p if inputs.dropout is None else p * _factors(inputs.dropout, rows, p, problem), v)
         lse_dtype = torch.float64 if inputs.query.dtype == torch.float64 else torch.float32
         return _by_token(out, inputs.query), lse.flatten(1, 2).to(lse_dtype)
 
-    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         if inputs.cu_seqlens is not None:
             return self._packed_backward(dout, inputs, out, lse, problem)
         import torch
+
+        from dilkit.op.boundary import lse_dtype
 
         q, k, v, do, o = (self._by_head(x, problem) for x in (*inputs[:3], dout, out))
         lse = lse.to(q.dtype).reshape(q.shape[:-1])
         delta = (do * o).sum(-1)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for rows, scores in _score_blocks(q, k, problem, inputs.key_padding_mask):
+        bias = None if inputs.bias is None or not inputs.bias.form.learned else _as(inputs.bias, q.dtype)
+        dbias = None if bias is None else torch.zeros_like(bias.weights)
+        for rows, scores, slope in _score_blocks(q, k, problem, inputs):
             p, dout_rows = _probabilities(scores, lse[..., rows]), do[..., rows, :]
             unseen, dp = scores == -math.inf, dout_rows @ v.mT
             kept = p
             if inputs.dropout is not None:
                 factors = _factors(inputs.dropout, rows, p, problem)
                 kept, dp = p * factors, (dp * factors).masked_fill(factors == 0, 0.0)
-            dscores = (p * (dp - delta[..., rows, None]) * problem.scale).masked_fill(unseen, 0.0)
+            dscores = (p * (dp - delta[..., rows, None])).masked_fill(unseen, 0.0)
+            if bias is not None and dbias is not None:
+                from dilkit.bias.evaluated import gradient
+
+                dbias += gradient(bias, dscores.flatten(1, 2), *_numbers(rows, k))
+            dscores = dscores * problem.scale if slope is None else (dscores * (slope * problem.scale)).masked_fill(unseen, 0.0)
             dq[..., rows, :] = _weighted(dscores, k)
             dk += _weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
             dv += _weighted(kept.mT, dout_rows).sum(2, keepdim=True)
-        return _by_token(dq, inputs.query), _by_token(dk, inputs.key), _by_token(dv, inputs.value)
+        gradients = _by_token(dq, inputs.query), _by_token(dk, inputs.key), _by_token(dv, inputs.value)
+        return gradients if dbias is None else (*gradients, dbias.to(lse_dtype(inputs.query.dtype)))
 
     def _packed_forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
@@ -101,23 +115,27 @@ class Reference(Backend):
             out[:, rows], lse[..., rows] = self.forward(own, one)
         return out, lse
 
-    def _packed_backward(
-        self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _packed_backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         import torch
 
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3])
+        bias = inputs.bias
+        dbias = [] if bias is None or not bias.form.learned else [torch.zeros_like(bias.weights)]
         for rows, one, own in _sequences(problem, inputs):
             gradients = self.backward(dout[:, rows], own, out[:, rows], lse[..., rows], one)
-            dq[:, rows], dk[:, rows], dv[:, rows] = gradients
-        return dq, dk, dv
+            dq[:, rows], dk[:, rows], dv[:, rows], *of_bias = gradients
+            dbias = [whole + part for whole, part in zip(dbias, of_bias, strict=True)]
+        return dq, dk, dv, *dbias
 
     def _last_rows(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         parts, (query, key, value) = [], inputs[:3]
         assert inputs.cache_seqlens is not None
         for b, length in enumerate(inputs.cache_seqlens.tolist()):
             one = replace(problem, batch=1, seq=length, kv_cache=False)
-            parts.append(self.forward(Inputs(query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length]), one))
+            own = Inputs(
+                query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length], bias=_bias_of(inputs.bias, b, length)
+            )
+            parts.append(self.forward(own, one))
         return _joined(parts)
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
@@ -138,7 +156,10 @@ def _sequences(problem: Problem, inputs: Inputs) -> Iterator[tuple[slice, Proble
         if start < stop:
             rows, (query, key, value) = slice(start, stop), inputs[:3]
             dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(number)
-            own = Inputs(query[:, rows], key[:, rows], value[:, rows], dropout=dropout)
+            bias = inputs.bias
+            if bias is not None and bias.positions is not None:
+                bias = bias._replace(positions=bias.positions[:, rows])
+            own = Inputs(query[:, rows], key[:, rows], value[:, rows], dropout=dropout, bias=bias)
             yield rows, replace(problem, seq=stop - start, varlen=False), own
 
 
@@ -154,25 +175,55 @@ def _by_token(x: Tensor, like: Tensor) -> Tensor:
     return x.flatten(1, 2).transpose(1, 2).to(like.dtype).contiguous()
 
 
-def _score_blocks(q: Tensor, k: Tensor, problem: Problem, mask: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+def _bias_of(bias: LoweredBias | None, b: int, length: int) -> LoweredBias | None:
+    """The bias of the first rows of one sequence of a batch."""
+    if bias is None or bias.positions is None:
+        return bias
+    at = b if len(bias.positions) > 1 else 0
+    return bias._replace(positions=bias.positions[at : at + 1, :length])
+
+
+def _as(bias: LoweredBias, dtype: torch.dtype) -> LoweredBias:
+    """`bias` in the computing dtype."""
+    positions = None if bias.positions is None else bias.positions.to(dtype)
+    return bias._replace(weights=bias.weights.to(dtype), positions=positions)
+
+
+def _numbers(rows: slice, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the queries and keys of a block."""
+    import torch
+
+    return torch.arange(rows.start, rows.stop, device=k.device), torch.arange(k.shape[-2], device=k.device)
+
+
+def _score_blocks(q: Tensor, k: Tensor, problem: Problem, inputs: Inputs) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Query blocks, as slices of rows, with their scores `(batch, kv_heads, group, rows, seq)`: -inf where nothing is seen.
 
-    `q` holds all rows of the sequence, or the last ones.
+    The last is the derivative of the softcap, where there is one. `q` holds all rows of the sequence, or the last ones.
     """
     import torch
 
     seq, heads, kv_heads = problem.seq, problem.heads, problem.kv_heads
-    first = seq - q.shape[-2]
+    first, mask = seq - q.shape[-2], inputs.key_padding_mask
     block_rows = max(1, BLOCK_SCORES // max(1, problem.batch * heads * seq))
     for start in range(first, seq, block_rows):
         rows = torch.arange(start, min(start + block_rows, seq), device=q.device)
         count = problem.pattern.count_rows(rows, seq, heads, kv_heads=kv_heads, is_causal=problem.is_causal)
-        bias = count.to(q.dtype).log().view(kv_heads, heads // kv_heads, len(rows), seq)
-        unseen = (bias == -math.inf).expand(problem.batch, -1, -1, -1, -1)
+        added = count.to(q.dtype).log().view(kv_heads, heads // kv_heads, len(rows), seq)
+        unseen = (added == -math.inf).expand(problem.batch, -1, -1, -1, -1)
+        if inputs.bias is not None:
+            from dilkit.bias.evaluated import evaluate
+
+            of_pairs = evaluate(_as(inputs.bias, q.dtype), rows, torch.arange(seq, device=q.device))
+            added = added + of_pairs.reshape(len(of_pairs), kv_heads, -1, len(rows), seq)
         if mask is not None:
             unseen = unseen | mask[:, None, None, None, :]
-        block = slice(start - first, start - first + block_rows)
-        yield block, (problem.scale * (q[..., block, :] @ k.mT) + bias).masked_fill(unseen, -math.inf)
+        block = slice(start - first, start - first + len(rows))
+        scores, slope = problem.scale * (q[..., block, :] @ k.mT), None
+        if problem.softcap:
+            share = torch.tanh(scores / problem.softcap)
+            scores, slope = problem.softcap * share, 1 - share * share
+        yield block, (scores + added).masked_fill(unseen, -math.inf), slope
 
 
 def _factors(dropout: Dropout, rows: slice, p: Tensor, problem: Problem) -> Tensor:

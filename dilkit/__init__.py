@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _HOMES = {
+    "Alibi": "bias.alibi",
     "Backend": "backend",
     "BlockSparse": "pattern",
     "Branch": "pattern",
+    "CoordinateAlibi": "bias.alibi",
     "Device": "device",
     "DilatedAttention": "nn",
     "DilatedCache": "decoding",
     "DilatedSegment": "pattern",
     "Documents": "pattern",
     "GlobalTokens": "pattern",
+    "GridTable": "bias.tables",
     "Inputs": "inputs",
     "Intervals": "pattern",
     "Limits": "backend",
@@ -32,9 +35,11 @@ _HOMES = {
     "Prefix": "pattern",
     "Problem": "problem",
     "Refusal": "backend",
+    "RelativeTable": "bias.tables",
     "SlidingWindow": "pattern",
     "Strided": "pattern",
     "TokenOrder": "orders.token_order",
+    "alibi_slopes": "bias.alibi",
     "attention_mass": "weights",
     "attention_rows": "weights",
     "dilated_attention": "attention",
@@ -48,6 +53,7 @@ _HOMES = {
     "register_backend": "registry",
     "register_kind": "pattern",
     "sort_points": "orders.points",
+    "t5_buckets": "bias.tables",
     "unregister_backend": "registry",
     "use_backend": "selector",
 }
@@ -65,6 +71,12 @@ if TYPE_CHECKING:
     from dilkit.backend import Backend as Backend
     from dilkit.backend import Limits as Limits
     from dilkit.backend import Refusal as Refusal
+    from dilkit.bias.alibi import Alibi as Alibi
+    from dilkit.bias.alibi import CoordinateAlibi as CoordinateAlibi
+    from dilkit.bias.alibi import alibi_slopes as alibi_slopes
+    from dilkit.bias.tables import GridTable as GridTable
+    from dilkit.bias.tables import RelativeTable as RelativeTable
+    from dilkit.bias.tables import t5_buckets as t5_buckets
     from dilkit.decoding import DilatedCache as DilatedCache
     from dilkit.decoding.kvcache import dilated_attention_with_kvcache as dilated_attention_with_kvcache
     from dilkit.device import Device as Device

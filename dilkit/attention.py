@@ -7,9 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.operators import forward_op
+from dilkit.op.scores import scores_of
 from dilkit.packed.nested import attend_nested
 from dilkit.pattern import Pattern
 
@@ -25,6 +27,8 @@ def dilated_attention(
     sink: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    bias: Bias | None = None,
+    softcap: float | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -32,6 +36,7 @@ def dilated_attention(
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
 
+    With `softcap` and `bias` the score is `softcap * tanh(scale * q_i . k_j / softcap) + bias(h, i, j) + log count[h, i, j]`.
     `count[h, i, j]` is the pattern's (`dilkit.Pattern`): how many times query i of head h sees key j. A row that sees no key has
     `out = 0`, `lse = -inf` and zero gradients.
 
@@ -49,6 +54,9 @@ def dilated_attention(
     - `dropout_p`: the probability with which a weight is dropped, from 0 up to but without 1; the others are multiplied by
       `1 / (1 - dropout_p)`, and `lse` is of all. The seed is one draw from torch's default generator of the CPU
       (`torch.manual_seed`); it and the place of a weight alone decide, the same on every backend.
+    - `bias`: what is added to the scores by head and position: `dilkit.Alibi`, `CoordinateAlibi`, `RelativeTable` or `GridTable`,
+      of the heads of `query`. Its slopes or table may require a gradient. Zero keys and sinks have no bias.
+    - `softcap`: scores are `softcap * tanh(score / softcap)`, before the bias (Gemma 2, arXiv 2408.00118).
     - `backend`: a name, or names in order of preference. By default `dilkit.use_backend` decides, then `DILKIT_BACKEND`, then
       what suits the problem and the device (`dilkit.explain`).
     - `return_lse`: whether to return `lse` too.
@@ -84,8 +92,11 @@ def dilated_attention(
     boolean("return_lse", return_lse)
     if getattr(query, "is_nested", False):
         options: Any = dict(is_causal=is_causal, sink=sink, scale=scale, dropout_p=dropout_p, backend=backend)
+        options |= dict(bias=bias, softcap=softcap)
         return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
     check_inputs(query, key, value, pattern, key_padding_mask, sink)
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
-    out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further_arguments(dropout_p))
+    scores = scores_of(bias, softcap, query, pattern, key.shape[2])
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
+    further = further_arguments(dropout_p, scores=scores)
+    out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further)
     return (out, lse) if return_lse else out

@@ -91,6 +91,10 @@ class Limits:
     """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
     dropout: bool = False
     """Whether weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
+    softcap: bool = False
+    """Whether scores may be capped (`problem.softcap`)."""
+    biases: frozenset[str] = frozenset()
+    """The kinds of bias that may be added to the scores (`Inputs.bias`), of `dilkit.bias.form.BIASES`."""
     grouped_heads: bool = True
     """Whether there may be fewer key/value heads than query heads."""
     head_ranges: bool = True
@@ -106,7 +110,7 @@ class Limits:
     """The supported values of `Pattern.overlap`."""
 
     def __post_init__(self) -> None:
-        for name in ("devices", "dtypes", "device_features", "forms", "branch_kinds", "offsets", "overlaps"):
+        for name in ("devices", "dtypes", "device_features", "biases", "forms", "branch_kinds", "offsets", "overlaps"):
             names = getattr(self, name)
             if names is None and name in ("devices", "forms", "branch_kinds"):
                 continue
@@ -121,7 +125,17 @@ class Limits:
             warnings.warn("Limits(branch_kinds=) is now Limits(forms=), see docs/migrating.md", DeprecationWarning, stacklevel=3)
         for name in ("min_capability", "max_capability"):
             check_capability(name, getattr(self, name))
-        for name in ("causal", "key_padding_mask", "gradients", "varlen", "kv_cache", "dropout", "grouped_heads", "head_ranges"):
+        for name in (
+            "causal",
+            "key_padding_mask",
+            "gradients",
+            "varlen",
+            "kv_cache",
+            "dropout",
+            "softcap",
+            "grouped_heads",
+            "head_ranges",
+        ):
             boolean(name, getattr(self, name))
         integer("head_dim_multiple", self.head_dim_multiple, at_least=1)
         if self.max_head_dim is not None:
@@ -176,6 +190,11 @@ class Limits:
                 found.append(Refusal(code, "yes", "not supported"))
         if problem.dropout_p and not self.dropout:
             found.append(Refusal("dropout_p", f"{problem.dropout_p:g}", "drops no weights", "dropout_p=0, or another backend"))
+        if problem.softcap and not self.softcap:
+            found.append(Refusal("softcap", f"{problem.softcap:g}", "caps no scores", 'backend="reference"'))
+        if problem.bias is not None and problem.bias.name not in self.biases:
+            limit = f"adds {_listed(self.biases)}" if self.biases else "adds nothing to the scores"
+            found.append(Refusal("bias", problem.bias.name, limit, 'backend="reference"'))
         chosen = {"offset": (pattern.offset, self.offsets), "overlap": (pattern.overlap, self.overlaps)}
         for code, (value, known) in chosen.items():
             if value not in known:
@@ -287,10 +306,11 @@ class Backend(ABC):
         last rows against a cache with `inputs.cache_seqlens` if `limits.kv_cache`, and `inputs.dropout` if `limits.dropout`.
         """
 
-    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         """`(dquery, dkey, dvalue)`, exact given the `out` and `lse` of the whole softmax: `P = exp(s - lse)`.
 
-        `dout` has a contiguous last dimension. Rows with `lse = -inf` have zero gradient. There is none against a cache.
+        `dout` has a contiguous last dimension. Rows with `lse = -inf` have zero gradient. There is none against a cache. With
+        `problem.bias.learned` a fourth is the gradient of `inputs.bias.weights`, summed over the batch.
         """
         raise NotImplementedError(f"backend {self.name!r} states gradients in its limits but has no backward")
 

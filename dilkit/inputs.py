@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.bias.form import LoweredBias
     from dilkit.op.dropout import Dropout
 
 
@@ -41,3 +42,5 @@ class Inputs(NamedTuple):
     tensors' device, from the rows of `query` to the capacity, which is `problem.seq`."""
     dropout: Dropout | None = None
     """Which weights are dropped: `dropout.kept(heads, rows, keys, batch)`, and `dropout.factor` multiplies the others."""
+    bias: LoweredBias | None = None
+    """What is added to the scores: `weights` `(heads, entries)` and, if `problem.bias.placed`, `positions` of the keys' rows."""

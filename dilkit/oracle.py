@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dilkit.pattern import DilatedSegment, Pattern
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from dilkit.bias.base import Bias
     from dilkit.op.dropout import Dropout
 
 
@@ -26,6 +28,8 @@ def oracle_attention(
     sink: Tensor | None = None,
     scale: float | None = None,
     dropout: Dropout | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
     dtype: str = "float64",
 ) -> tuple[Tensor, Tensor]:
     """One softmax over the count matrix, as a matrix, differentiable by autograd.
@@ -34,7 +38,11 @@ def oracle_attention(
 
     With `tail="zeros"` the keys that segments are padded with are appended to the sequence, as keys and values of zeros;
     `sink` `(heads,)` is the logit of one more key with a value of zeros. Weights that `dropout` drops are 0 in `out`, and the
-    others multiplied by its factor.
+    others multiplied by its factor. With `softcap` and `bias` the score is
+
+        softcap * tanh(scale * q_i . k_j / softcap) + bias(h, i, j) + log count[h, i, j]
+
+    that of an appended key is the logarithm of its count alone.
 
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
@@ -52,8 +60,9 @@ def oracle_attention(
     rows = torch.arange(seq, device=q.device)
     padding = None if is_causal else padded_keys(pattern, rows, seq, heads, heads // group)
     k, v, count = with_zero_keys(k, v, count, padding)
+    added = None if bias is None else bias_of_rows(bias, rows, rows, batch, q.dtype)
     factors = None if dropout is None else dropout.kept(heads, rows, rows, batch).to(q.dtype) * dropout.factor
-    out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink, factors)
+    out, lse = softmax_of_count(q, k, v, count, head_dim**-0.5 if scale is None else scale, sink, factors, added, softcap)
     return out.transpose(1, 2), lse.expand(batch, heads, seq)
 
 
@@ -64,6 +73,7 @@ def oracle_attention_varlen(
     pattern: Pattern,
     lengths: Sequence[int],
     dropout: Dropout | None = None,
+    bias: Bias | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """`oracle_attention` of each of the sequences of these `lengths`, which are packed one after the other in a batch of 1."""
@@ -76,8 +86,9 @@ def oracle_attention_varlen(
     parts, places = [], []
     for (length, _), numbers in alike.items():  # sequences of equal length are a batch: there may be thousands of short ones
         rows = (torch.tensor([starts[n] for n in numbers])[:, None] + torch.arange(length)).to(query.device)
-        own = None if dropout is None else dropout.of_sequence(numbers[0])
-        out, lse = oracle_attention(query[0, rows], key[0, rows], value[0, rows], pattern, dropout=own, **options)
+        own: dict[str, Any] = dict(dropout=None if dropout is None else dropout.of_sequence(numbers[0]))
+        own["bias"] = None if bias is None else bias.of_rows(rows)
+        out, lse = oracle_attention(query[0, rows], key[0, rows], value[0, rows], pattern, **own, **options)
         parts.append((out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)))
         places.append(rows.flatten())
     order = torch.cat(places).argsort()
@@ -86,15 +97,23 @@ def oracle_attention_varlen(
 
 
 def oracle_attention_last(
-    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, lengths: Sequence[int], last: int, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    lengths: Sequence[int],
+    last: int,
+    bias: Bias | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The `last` rows of `oracle_attention` of each sequence of a batch, of which the first `lengths[b]` rows are there."""
     import torch
 
-    parts = [
-        oracle_attention(query[b : b + 1, :length], key[b : b + 1, :length], value[b : b + 1, :length], pattern, **options)
-        for b, length in enumerate(lengths)
-    ]
+    parts = []
+    for b, length in enumerate(lengths):
+        q, k, v = (x[b : b + 1, :length] for x in (query, key, value))
+        own = None if bias is None else bias.of_sequence(b, length)
+        parts.append(oracle_attention(q, k, v, pattern, bias=own, **options))
     return torch.cat([out[:, -last:] for out, _ in parts]), torch.cat([lse[:, :, -last:] for _, lse in parts])
 
 
@@ -106,16 +125,24 @@ def softmax_of_count(
     scale: float,
     sink: Tensor | None = None,
     factors: Tensor | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The oracle's arithmetic, for any rows of a count.
 
     `q` is `(..., rows, head_dim)`, `k` and `v` are `(..., seq, head_dim)`, `count` is `(..., rows, seq)`; returns `out` like `q`
     and `lse` `(..., rows)`. `sink` `(heads,)`: the logit of a further key, for `q` `(..., heads, rows, head_dim)`.
     `factors` `(..., rows, keys)`: what the weights of the first keys are multiplied by in `out`; the values of others are zeros.
+    `bias` `(..., rows, keys)`: what is added to the scores of the first keys, after they were capped.
     """
     import torch
 
-    scores = scale * (q @ k.mT) + count.to(q.dtype).log()
+    scores = scale * (q @ k.mT)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + torch.nn.functional.pad(bias, (0, scores.shape[-1] - bias.shape[-1]))
+    scores = scores + count.to(q.dtype).log()
     if sink is not None:
         column = sink.to(q.dtype)[:, None, None]
         scores, v = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1), torch.nn.functional.pad(v, (0, 0, 0, 1))
@@ -128,6 +155,15 @@ def softmax_of_count(
     if factors is not None:
         weights, v = weights[..., : factors.shape[-1]] * factors, v[..., : factors.shape[-1], :]
     return weights @ v, lse
+
+
+def bias_of_rows(bias: Bias, queries: Tensor, keys: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
+    """What a bias adds to the scores of these rows with these keys, `(batch, heads, queries, keys)`."""
+    import torch
+
+    wide = torch.promote_types(dtype, torch.float32)
+    matrix = bias.with_weights(bias.weights.to(wide)).matrix(queries, keys).to(dtype)
+    return matrix.expand(batch, *matrix.shape[-3:])
 
 
 def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: int) -> Tensor | None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dilkit.bias.form import BiasForm
 from dilkit.checks import boolean, integer, one_of, probability, real, shown
 from dilkit.device import Device, probe
 from dilkit.pattern import Pattern
@@ -73,6 +74,10 @@ class Problem:
     """Whether only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
     dropout_p: float = 0.0
     """The probability with which a weight is dropped."""
+    softcap: float = 0.0
+    """Scores are `softcap * tanh(score / softcap)` before the bias; 0 for none."""
+    bias: BiasForm | None = None
+    """What kind of bias is added to the scores."""
     scale: float = _FROM_THE_REST
     """The factor of the scores; by default `head_dim ** -0.5`."""
 
@@ -95,9 +100,18 @@ class Problem:
         object.__setattr__(self, "scale", check_scale(scale, self.dtype))
         self.pattern.check_heads(self.heads, self.kv_heads)
         object.__setattr__(self, "dropout_p", probability("dropout_p", self.dropout_p))
+        self._check_scores()
         self._check_sizes()
         if not (self.varlen or self.kv_cache):  # of these, only the lengths of the sequences say
             self.pattern.check_seq(self.seq)
+
+    def _check_scores(self) -> None:
+        softcap = real("softcap", self.softcap)
+        if softcap < 0:
+            raise ValueError(f"softcap={softcap:g} must be at least 0, for none")
+        object.__setattr__(self, "softcap", softcap)
+        if self.bias is not None and not isinstance(self.bias, BiasForm):
+            raise TypeError(f"bias={shown(self.bias)} is a {type(self.bias).__name__}; a dilkit.bias.form.BiasForm is needed")
 
     def _check_sizes(self) -> None:
         sizes = self.batch, self.seq, self.heads, self.head_dim
@@ -155,6 +169,8 @@ class Problem:
         flags = ("is_causal", "key_padding_mask", "requires_grad", "varlen", "kv_cache")
         options = "".join(f", {name}" for name in flags if getattr(self, name))
         options += f", dropout_p={self.dropout_p:g}" if self.dropout_p else ""
+        options += f", softcap={self.softcap:g}" if self.softcap else ""
+        options += f", bias: {self.bias}" if self.bias else ""
         return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"
 
 

@@ -76,7 +76,7 @@ class Native(Backend):
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
-        query, key, value, mask, cu_seqlens, cache_seqlens, dropout = inputs
+        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, _ = inputs
         if cu_seqlens is not None:
             _check_lengths(problem, cu_seqlens.diff())
         out, lse = empty_outputs(query)
@@ -91,7 +91,7 @@ class Native(Backend):
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
-        query, key, value, mask, cu_seqlens, _, dropout = inputs
+        query, key, value, mask, cu_seqlens, _, dropout, _ = inputs
         lse, plain = lse.contiguous(), torch.contiguous_format
         dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
         tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout

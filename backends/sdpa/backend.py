@@ -72,7 +72,7 @@ class SDPA(Backend):
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         """On a GPU packed sequences wait for `cu_seqlens`, for how many segments have which length decides what is called."""
-        query, key, value, key_padding_mask, cu_seqlens, cache_seqlens, _ = inputs
+        query, key, value, key_padding_mask, cu_seqlens, cache_seqlens, *_ = inputs
         if cache_seqlens is not None:
             return last_rows(query, key, value, problem, cache_seqlens)
         if cu_seqlens is not None:

@@ -83,7 +83,7 @@ class AttentionOp:
         dout, out, shape = dout.view(query.shape), out.view(query.shape), query.shape[:3]
         lse = lse.view(shape).transpose(1, 2).contiguous()
         options = self.encode(stack.pattern, stack.is_causal)
-        grads = backward_op(dout, query, key, value, out, lse, mask, self.scale, options, **self.dropout(stack.places))
+        grads = backward_op(dout, query, key, value, out, lse, mask, self.scale, options, **self.dropout(stack.places))[:3]
         dquery, dkey, dvalue = (grad.reshape(-1, grad.shape[-1]) for grad in grads)
         results, keys = stack.results, torch.arange(len(stack.keys), device=dkey.device)
         if stack.real_queries is not None:

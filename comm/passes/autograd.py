@@ -181,7 +181,8 @@ def _through_lse(
 
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
     of_all = partial(_largest_of_all, context.comm)
-    return through_lse(dlse, lse, query, key, context.op.scale, context.plan.seq, of_all, backward)
+    dquery, dkey = through_lse(dlse, lse, query, key, context.op.scale, context.plan.seq, of_all, backward)
+    return dquery, dkey
 
 
 def _largest_of_all(comm: Comm, here: Tensor) -> Tensor:

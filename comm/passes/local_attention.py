@@ -107,7 +107,7 @@ def local_backward(
         tensors = (dout[:, rows], query[:, rows], key[:, rows], value[:, rows], out[:, rows], part_lse)
         part_mask = None if mask is None else mask[:, rows]
         options = op.encode(r.pattern, is_causal)
-        part_gradients = backward_op(*tensors, part_mask, op.scale, options, **op.dropout(r.places(len(query))))
+        part_gradients = backward_op(*tensors, part_mask, op.scale, options, **op.dropout(r.places(len(query))))[:3]
         if grads is None and part_gradients[0].shape == query.shape:
             grads = tuple(grad.contiguous() for grad in part_gradients)
         else:

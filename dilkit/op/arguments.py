@@ -14,6 +14,7 @@ from dilkit.op.boundary import check_shapes
 from dilkit.op.dropout import draw_seed
 from dilkit.op.operators import encode_call
 from dilkit.op.rules import AUTOCAST_KEYS
+from dilkit.op.scores import PLAIN, Scores
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
@@ -31,17 +32,24 @@ def encode_arguments(
     scale: float | None,
     backend: str | Sequence[str] | None,
     dropout_p: float = 0.0,
+    scores: Scores = PLAIN,
 ) -> tuple[float, str]:
     """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
     boolean("is_causal", is_causal)
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else ",".join(names_of(backend))
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    return factor, encode_call(pattern, is_causal, requires_grad, names, probability("dropout_p", dropout_p))
+    requires_grad = requires_grad or (scores.form is not None and scores.form.learned)
+    options = probability("dropout_p", dropout_p), scores.softcap, scores.form
+    return factor, encode_call(pattern, is_causal, requires_grad, names, *options)
 
 
-def further_arguments(dropout_p: float, cu_seqlens: Tensor | None = None, max_seqlen: int | None = None) -> tuple[Any, ...]:
+def further_arguments(
+    dropout_p: float, cu_seqlens: Tensor | None = None, max_seqlen: int | None = None, scores: Scores = PLAIN
+) -> tuple[Any, ...]:
     """The arguments of the forward operator after the sink, as far as they are needed; for dropout a seed is drawn."""
+    if scores.bias is not None:
+        return cu_seqlens, max_seqlen, draw_seed() if dropout_p > 0 else None, None, *scores.tensors
     if dropout_p > 0:
         return cu_seqlens, max_seqlen, draw_seed()
     return () if cu_seqlens is None else (cu_seqlens, max_seqlen)

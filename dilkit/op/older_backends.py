@@ -15,7 +15,7 @@ from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 Forward: TypeAlias = Callable[[Inputs, Problem], tuple[Tensor, Tensor]]
-Backward: TypeAlias = Callable[[Tensor, Inputs, Tensor, Tensor, Problem], tuple[Tensor, Tensor, Tensor]]
+Backward: TypeAlias = Callable[[Tensor, Inputs, Tensor, Tensor, Problem], tuple[Tensor, ...]]
 
 
 class Methods(NamedTuple):

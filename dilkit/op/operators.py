@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from dilkit import plan
 from dilkit.backend import Backend
+from dilkit.bias.form import LoweredBias
 from dilkit.device import probe
 from dilkit.inputs import Inputs
 from dilkit.op import boundary, flops, sequences
@@ -30,7 +31,9 @@ from dilkit.op.schema import (
     encode_call,
     forward_op,
     library,
+    scores_asked,
 )
+from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, zero_keys_of
 from dilkit.problem import Problem
 from dilkit.selector import requested_backends, select, state
@@ -50,11 +53,14 @@ def _forward(
     max_seqlen: int | None = None,
     dropout_seed: Tensor | None = None,
     dropout_places: Tensor | None = None,
+    bias: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other.
 
     `cu_seqlens`: the one element of the batch is sequences packed one after the other, which begin there. `dropout_seed`: int64
     `()` on the CPU, where the call asks for dropout; `dropout_places`: where the rows lie in the whole, as `Dropout.places`.
+    `bias`, `positions`: as in `LoweredBias`, where the call has a bias.
     """
     tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
@@ -70,7 +76,8 @@ def _forward(
     dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
     starts = None if cu_seqlens is None else cu_seqlens.contiguous()
     returned: tuple[Tensor, ...]
-    returned = prepared.forward(Inputs(query, key, value, key_padding_mask, starts, None, dropout), prepared.problem)
+    scores = _bias(prepared.problem, bias, positions, query)
+    returned = prepared.forward(Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores), prepared.problem)
     if prepared.foreign:
         wanted = dict(zip(("out", "lse"), boundary.empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
@@ -95,23 +102,30 @@ def _backward(
     max_seqlen: int | None = None,
     dropout_seed: Tensor | None = None,
     dropout_places: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`(dquery, dkey, dvalue)` given the `out` and `lse` of the whole softmax; raises as `_forward` does."""
+    bias: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`(dquery, dkey, dvalue, dbias)` given the `out` and `lse` of the whole softmax; raises as `_forward` does.
+
+    `dbias` is that of the weights of a learned bias; it is empty where there is none.
+    """
     tensors = (dout, query, key, value, out, lse) + (() if key_padding_mask is None else (key_padding_mask,))
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
     prepared = _prepared(boundary.SAVED, tensors, scale, call, longest)
+    scores = _bias(prepared.problem, bias, positions, query)
     if query.numel() == 0:
-        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), _bias_gradient(prepared.problem, query)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
     dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
     starts = None if cu_seqlens is None else cu_seqlens.contiguous()
-    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout)
-    returned = prepared.backward(dout, inputs, out, lse, prepared.problem)
-    if not prepared.foreign:
-        return returned
-    wanted = dict(dquery=query, dkey=key, dvalue=value)
-    dquery, dkey, dvalue = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
-    return dquery, dkey, dvalue
+    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores)
+    returned: tuple[Tensor, ...] = prepared.backward(dout, inputs, out, lse, prepared.problem)
+    learned = prepared.problem.bias is not None and prepared.problem.bias.learned
+    if prepared.foreign:
+        wanted = dict(dquery=query, dkey=key, dvalue=value, **(dict(dbias=bias) if learned and bias is not None else {}))
+        returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
+    dquery, dkey, dvalue = returned[:3]
+    return dquery, dkey, dvalue, returned[3] if learned else _bias_gradient(prepared.problem, query)
 
 
 @dataclass(frozen=True)
@@ -138,6 +152,19 @@ def _dropout(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dr
     return None if problem.dropout_p == 0 else dropout_of(problem, seed, places)
 
 
+def _bias(problem: Problem, weights: Tensor | None, positions: Tensor | None, query: Tensor) -> LoweredBias | None:
+    """The bias of a call, where it has one. Raises TypeError or ValueError for tensors that are not those of its form."""
+    check_bias(problem.bias, weights, positions, query, query.shape[1])
+    return None if problem.bias is None or weights is None else LoweredBias(problem.bias, weights, positions)
+
+
+def _bias_gradient(problem: Problem, query: Tensor) -> Tensor:
+    """Zeros for the weights of a learned bias, else an empty tensor."""
+    form, heads = problem.bias, problem.heads
+    shape = (heads, form.entries) if form is not None and form.learned else (0,)
+    return query.new_zeros(shape, dtype=boundary.lse_dtype(query.dtype))
+
+
 def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
     """What the pattern cache has for these tensors: one look-up by their shapes, strides, dtypes and devices.
 
@@ -157,6 +184,7 @@ def _prepare(
     query, key = tensors[names.index("query")], tensors[names.index("key")]
     batch, seq, heads, head_dim = query.shape
     pattern, is_causal, requires_grad = decode_call(call)
+    softcap, bias = scores_asked(call)
     problem = Problem(
         pattern=pattern,
         batch=batch,
@@ -171,6 +199,8 @@ def _prepare(
         requires_grad=requires_grad,
         varlen=longest > 0,
         dropout_p=dropout_asked(call),
+        softcap=softcap,
+        bias=bias,
         scale=scale,
     )
     asked = backends_asked(call)
@@ -188,8 +218,12 @@ _TENSOR_BYTES = 400
 """What is kept of each tensor takes about as much."""
 
 
-def _fake_backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+def _fake_backward(
+    dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Any, scale: float, call: str, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    form, heads = scores_asked(call)[1], query.shape[2]
+    dbias = lse.new_empty((heads, form.entries) if form is not None and form.learned else (0,))
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), dbias
 
 
 library.impl("dilated_attention", _forward, "CompositeExplicitAutograd")

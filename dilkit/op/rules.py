@@ -19,7 +19,9 @@ from dilkit.selector import requested_backends
 
 _SINK = 6
 """Which argument of the forward operator is the sink; it, and those after it, are left out where there are none."""
-_TRAILING = (None,) * 5
+_BIAS = 11
+"""Which one is the weights of the bias."""
+_TRAILING = (None,) * 7
 """What the sink and the arguments after it are where they are left out."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -31,7 +33,7 @@ class Differentiable(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call, *others = inputs
-        sink, cu_seqlens, ctx.max_seqlen, seed, places = (*others, *_TRAILING)[: len(_TRAILING)]
+        sink, cu_seqlens, ctx.max_seqlen, seed, places, bias, positions = (*others, *_TRAILING)[: len(_TRAILING)]
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = isinstance(out, (FakeTensor, FunctionalTensor))
@@ -39,26 +41,31 @@ class Differentiable(torch.autograd.Function):
         ctx.call = asking_for(call, ",".join(names)) if names else call
         ctx.set_materialize_grads(False)
         ctx.inputs = len(inputs)
-        ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse, seed, places)
+        ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse, seed, places, bias, positions)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, mask, sink, cu_seqlens, out, lse, *dropout = ctx.saved_tensors
-        packed = () if cu_seqlens is None else (cu_seqlens, ctx.max_seqlen)
-        further = packed if dropout[0] is None else (cu_seqlens, ctx.max_seqlen, *dropout)
-        dquery = dkey = dvalue = dsink = None
-        wanted = any(ctx.needs_input_grad[:3])
+        query, key, value, mask, sink, cu_seqlens, out, lse, *dropout, bias, positions = ctx.saved_tensors
+        packed, scores = (cu_seqlens, ctx.max_seqlen), (bias, positions)
+        dquery = dkey = dvalue = dsink = dbias = None
+        learned = bias is not None and ctx.needs_input_grad[_BIAS]
+        wanted = any(ctx.needs_input_grad[:3]) or learned
         if dout is not None and wanted:
-            dquery, dkey, dvalue = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *further)
+            further = _needed(*packed, *dropout, *scores)
+            found = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *further)
+            dquery, dkey, dvalue, dbias = found
         if dlse is not None and wanted:
-            by_query, by_key = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, packed)
-            dquery = by_query if dquery is None else dquery + by_query
-            dkey = by_key if dkey is None else dkey + by_key
+            further = _needed(*packed, None, None, *scores)
+            through = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, further)
+            dquery, dkey, dbias = (
+                its if mine is None else mine + its for mine, its in zip((dquery, dkey, dbias), through, strict=True)
+            )
         if sink is not None and ctx.needs_input_grad[_SINK]:
             check_sink(sink, query)
             dsink = sink_gradient(sink, out, lse, dout, dlse)
-        return (dquery, dkey, dvalue, None, None, None, dsink, *_TRAILING[1:])[: ctx.inputs]
+        trailing = dsink, None, None, None, None, dbias if learned else None, None
+        return (dquery, dkey, dvalue, None, None, None, *trailing)[: ctx.inputs]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
@@ -71,9 +78,9 @@ class DifferentiableOnce(torch.autograd.Function):
     """The backward operator, which has no gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        dquery, dkey, dvalue = _below_autograd(backward_op, *inputs)
-        return dquery, dkey, dvalue
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dquery, dkey, dvalue, dbias = _below_autograd(backward_op, *inputs)
+        return dquery, dkey, dvalue, dbias
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
@@ -102,6 +109,12 @@ def autograd(op: Any, function: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _needed(*further: Any) -> tuple[Any, ...]:
+    """Arguments of the backward operator after `call`, without the last ones that are None."""
+    last = max((at for at, x in enumerate(further) if x is not None), default=-1)
+    return further[: last + 1]
+
+
 def _requires_grad(inputs: tuple[Any, ...]) -> bool:
     for x in inputs:  # noqa: SIM110 (`any` with a generator takes three times as long)
         if isinstance(x, Tensor) and x.requires_grad:
@@ -117,14 +130,14 @@ def _differentiate_lse(
     mask: Tensor | None,
     scale: float,
     call: str,
-    packed: tuple[Any, ...],
-) -> tuple[Tensor, Tensor]:
-    """Gradients of query and key through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
+    further: tuple[Any, ...],
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key and bias through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
     call, value = without_dropout(call), key.new_zeros(()).expand(key.shape)
 
-    def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        dquery, dkey, _ = backward_op(dout, query, key, value, out, lse, mask, scale, call, *packed)
-        return dquery, dkey
+    def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+        dquery, dkey, _, dbias = backward_op(dout, query, key, value, out, lse, mask, scale, call, *further)
+        return dquery, dkey, dbias
 
     with without_autocast(query.device.type):
         by_row = dlse.transpose(1, 2), lse.transpose(1, 2)
@@ -150,19 +163,28 @@ def vmap(
     max_seqlen: int | None = None,
     dropout_seed: Tensor | None = None,
     dropout_places: Tensor | None = None,
+    bias: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Any:
-    """The vmap rule: the mapped dimension becomes part of the batch. Packed, or with a sink for each of its elements, they are
-    calls."""
+    """The vmap rule: the mapped dimension becomes part of the batch. Packed, or with a sink, weights or positions for each of its
+    elements, they are calls."""
     if dropout_seed is not None:
         raise RuntimeError(
             "dilated_attention does not support vmap with dropout_p > 0: which weights are dropped depends on their place in the "
             "batch; make the mapped dimension a part of the batch, or use dropout_p=0"
         )
     given = query, key, value, mask
-    if cu_seqlens is not None or (sink is not None and in_dims[_SINK] is not None):
-        at = [*in_dims[:4], *(*in_dims[_SINK:], None, None)[:2]]
-        parts = [_elements(x, dim, info.batch_size) for x, dim in zip((*given, sink, cu_seqlens), at, strict=True)]
-        found = [forward_op(*tensors, scale, call, own, cu, max_seqlen) for *tensors, own, cu in zip(*parts, strict=True)]
+    dims = (*in_dims, *_TRAILING)
+    by_element = sink, cu_seqlens, bias, positions
+    at_element = dims[_SINK], dims[_SINK + 1], dims[_BIAS], dims[_BIAS + 1]
+    mapped = any(x is not None and dim is not None for x, dim in zip(by_element, at_element, strict=True))
+    if cu_seqlens is not None or positions is not None or mapped:
+        at = [*in_dims[:4], *at_element]
+        parts = [_elements(x, dim, info.batch_size) for x, dim in zip((*given, *by_element), at, strict=True)]
+        found = [
+            forward_op(*tensors, scale, call, own, cu, max_seqlen, None, None, weights, placed)
+            for *tensors, own, cu, weights, placed in zip(*parts, strict=True)
+        ]
         return tuple(torch.stack(results) for results in zip(*found, strict=True)), (0, 0)
 
     def joined(x: Tensor | None, dim: int | None) -> Tensor | None:
@@ -172,7 +194,7 @@ def vmap(
 
     tensors = [joined(x, dim) for x, dim in zip(given, in_dims, strict=False)]
     batch = query.shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
-    out, lse = forward_op(*tensors, scale, call, sink)
+    out, lse = forward_op(*tensors, scale, call, sink, None, None, None, None, bias)
     return tuple(x.unflatten(0, (info.batch_size, batch)) for x in (out, lse)), (0, 0)
 
 

@@ -20,15 +20,15 @@ def through_lse(
     scale: float,
     rows: int,
     of_all: Callable[[Tensor], Tensor],
-    backward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """Gradients of query and key through `lse`; `dlse` and `lse` are `(batch, seq, heads)`.
+    backward: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key and whatever else `backward` gives, through `lse`; `dlse` and `lse` are `(batch, seq, heads)`.
 
         dS_ij = P_ij dlse_i      where a backward pass has      dS_ij = P_ij (dout_i . v_j - dout_i . out_i)
 
     With values that are 0, dout_i = (1, 0, ...) and out_i = (-dlse_i, 0, ...) the second is the first. `backward(dout, out)` is
-    that pass: gradients of query and key where all values are 0. `rows` of the whole sequence are added up; `of_all` gives, for
-    largest magnitudes `(3,)` here, those of all ranks.
+    that pass: gradients of query, key and others where all values are 0. `rows` of the whole sequence are added up; `of_all`
+    gives, for largest magnitudes `(3,)` here, those of all ranks.
     """
     dlse = dlse.masked_fill(lse == -math.inf, 0.0)
     dout, out = torch.zeros_like(query), torch.zeros_like(query)
@@ -39,12 +39,12 @@ def through_lse(
         size = abs(scale) * of_factor
         power = power_of_two(of_dlse * size.clamp(min=2.0**-_ROOM), rows)  # which dlse itself has to fit as well
         out[..., 0] = -power * dlse
-        return [(x / power).to(query.dtype) for x in backward(dout, out)]
+        return [(x / power).to(x.dtype) for x in backward(dout, out)]
 
     if query.dtype == torch.float16:  # its range is too small for both at once where queries and keys differ in size
-        return gradients(of_key)[0], gradients(of_query)[1]
-    dquery, dkey = gradients(torch.maximum(of_key, of_query))
-    return dquery, dkey
+        dquery, _, *others = gradients(of_key)
+        return dquery, gradients(of_query)[1], *others
+    return tuple(gradients(torch.maximum(of_key, of_query)))
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.operators import forward_op
+from dilkit.op.scores import packed_scores
 from dilkit.op.sequences import check_cu_seqlens
 from dilkit.pattern import Pattern
 
@@ -29,6 +31,8 @@ def dilated_attention_varlen(
     sink: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    bias: Bias | None = None,
+    softcap: float | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -47,6 +51,7 @@ def dilated_attention_varlen(
       always, they are checked at once.
     - `is_causal`, `sink`, `scale`, `dropout_p`, `backend`, `return_lse`: as in `dilated_attention`. Sequence b drops the weights
       that element b of a batch would.
+    - `bias`, `softcap`: as there; positions begin anew with each sequence, coordinates are `(total, 1 to 3)`.
 
     Returns `out`, with the shape and dtype of `query`; with `return_lse` also `lse` `(heads, total)`. Both are differentiable
     once. With backend `native` they are those of one call for each sequence, to the bit. Raises ValueError or TypeError for
@@ -70,8 +75,10 @@ def dilated_attention_varlen(
     if max_seqlen is not None and not isinstance(max_seqlen, torch.SymInt):
         max_seqlen = min(integer("max_seqlen", max_seqlen, at_least=0), _MOST_ROWS)
     check_inputs(query, key, value, pattern, sink=sink)
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
-    out, lse = forward_op(query, key, value, None, factor, call, sink, *further_arguments(dropout_p, cu_seqlens, max_seqlen))
+    scores = packed_scores(bias, softcap, query, pattern, key.shape[2], cu_seqlens)
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
+    further = further_arguments(dropout_p, cu_seqlens, max_seqlen, scores)
+    out, lse = forward_op(query, key, value, None, factor, call, sink, *further)
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.oracle import (
+    bias_of_rows,
     oracle_attention,
     oracle_attention_last,
     oracle_attention_varlen,
@@ -31,12 +32,13 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.bias.base import Bias
     from dilkit.op.dropout import Dropout
     from dilkit.testing.tensors import Tensors
 
 Results = dict[str, "Tensor"]
-"""`out`, `lse`, `dq`, `dk`, `dv` and `dsink`, or some of them, by name."""
-LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsink": 3.0}
+"""`out`, `lse`, `dq`, `dk`, `dv`, `dsink` and `dbias`, or some of them, by name."""
+LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsink": 3.0, "dbias": 3.0}
 """How many times the error of plain torch math is still right."""
 DROPOUT_SEED = 7
 """What torch's generator is seeded with before calls that drop weights."""
@@ -111,13 +113,16 @@ def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), la
 
     def compute(dtype: str) -> Results:
         options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype, dropout=dropout_in(problem))
+        options["softcap"] = problem.softcap or None
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        def attend(
+            q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Bias | None = None
+        ) -> tuple[Tensor, Tensor]:
             if last:
-                return oracle_attention_last(q, k, v, problem.pattern, lengths, last, sink=sink, **options)
+                return oracle_attention_last(q, k, v, problem.pattern, lengths, last, sink=sink, bias=bias, **options)
             if lengths:
-                return oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, **options)
-            return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, **options)
+                return oracle_attention_varlen(q, k, v, problem.pattern, lengths, sink=sink, bias=bias, **options)
+            return oracle_attention(q, k, v, problem.pattern, key_padding_mask=mask, sink=sink, bias=bias, **options)
 
         return differentiated(attend, tensors.to(dtype), problem.requires_grad)
 
@@ -160,6 +165,7 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
     padding = None if problem.is_causal else padded_keys(problem.pattern, rows, problem.seq, problem.heads, problem.kv_heads)
     dropout, keys = dropout_in(problem), torch.arange(problem.seq, device=rows.device)
     kept = None if dropout is None else dropout.kept(problem.heads, rows, keys, problem.batch).to(kind) * dropout.factor
+    added = None if tensors.bias is None else bias_of_rows(tensors.bias, rows, keys, problem.batch, kind)
     rows_by_name: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
     for head in range(problem.heads):
         query = tensors.query.detach()[:, rows, head].to(kind).requires_grad_(problem.requires_grad)
@@ -167,7 +173,8 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
         seen = count[head][None] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
         sink = None if tensors.sink is None else tensors.sink.detach()[head : head + 1]
         inputs = with_zero_keys(key, value, seen, None if padding is None else padding[head])
-        out, lse = softmax_of_count(query, *inputs, problem.scale, sink, None if kept is None else kept[:, head])
+        factors, bias = (None if x is None else x[:, head] for x in (kept, added))
+        out, lse = softmax_of_count(query, *inputs, problem.scale, sink, factors, bias, problem.softcap or None)
         if problem.requires_grad:
             rows_by_name["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
         rows_by_name["out"].append(out.detach())
@@ -178,18 +185,24 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
 def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool) -> Results:
     """`attend(q, k, v, mask) -> (out, lse)` and, with `gradients`, its gradients: through `lse` too where there is a `dlse`.
 
-    Where there are sinks they are a fifth argument.
+    Where there are sinks they are a fifth argument, and a bias is given by its name.
     """
     import torch
 
-    inputs = [x.detach().requires_grad_(gradients) for x in (*tensors.qkv, tensors.sink) if x is not None]
-    out, lse = attend(*inputs[:3], tensors.mask, *inputs[3:])
+    leaves = dict(zip(("dq", "dk", "dv", "dsink"), (*tensors.qkv, tensors.sink), strict=True))
+    leaves["dbias"] = None if tensors.bias is None else tensors.bias.weights
+    inputs = {name: x.detach().requires_grad_(gradients) for name, x in leaves.items() if x is not None}
+    options: dict[str, Any] = {}
+    if tensors.bias is not None:
+        options["bias"] = tensors.bias.with_weights(inputs["dbias"])
+    sinks = [inputs["dsink"]] if "dsink" in inputs else []
+    out, lse = attend(inputs["dq"], inputs["dk"], inputs["dv"], tensors.mask, *sinks, **options)
     results = dict(out=out.detach(), lse=lse.detach())
     if gradients:
         outputs, incoming = [out], [tensors.dout]
         if tensors.dlse is not None:
             outputs, incoming = [out, lse], [tensors.dout, tensors.dlse.to(lse.dtype)]
-        results |= zip(("dq", "dk", "dv", "dsink"), torch.autograd.grad(outputs, inputs, incoming), strict=False)
+        results |= zip(inputs, torch.autograd.grad(outputs, list(inputs.values()), incoming), strict=True)
     return results
 
 
@@ -210,6 +223,8 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
     """
     import torch
 
+    from dilkit.testing.biases import largest_distance
+
     q, k, v, dout = (x.detach().abs().nan_to_num(0.0) for x in (*tensors.qkv, tensors.dout))
     largest = {name: x[x.isfinite()].abs().max().item() if x.isfinite().any() else 0.0 for name, x in exact.items()}
     means = dout.mean(dtype=torch.float64) * v.mean(dtype=torch.float64)
@@ -217,6 +232,8 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
     most_q, most_k, most_v, most_dout = (x.max().item() for x in (q, k, v, dout))
     natural = dict(out=most_v, lse=1.0, dq=difference * most_k, dk=difference * most_q, dv=most_dout)
     natural["dsink"] = problem.batch * problem.seq * means.item() * problem.head_dim  # if each row looked at the sink alone
+    if tensors.bias is not None:
+        natural["dbias"] = natural["dsink"] * largest_distance(tensors.bias, problem.seq)
     accumulating, result = torch.finfo(torch.float32).eps, torch.finfo(getattr(torch, dtype)).eps
     accumulating *= max(1.0, largest["lse"])
     return {name: accumulating * natural[name] + result / 2 * size for name, size in largest.items()}

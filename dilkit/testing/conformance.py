@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dilkit import dilated_attention, dilated_attention_varlen, dilated_attention_with_kvcache
+from dilkit.bias.base import Bias
 from dilkit.checks import visible
 from dilkit.device import device_named
 from dilkit.op import kvcache, operators
@@ -101,7 +102,9 @@ def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> 
 
 def _given(tensors: Tensors) -> list[Tensor]:
     """What a backend is given to read."""
-    return [x for x in (*tensors.qkv, tensors.mask, tensors.sink) if x is not None]
+    bias = tensors.bias
+    of_bias = () if bias is None else (bias.weights, getattr(bias, "coordinates", None))
+    return [x for x in (*tensors.qkv, tensors.mask, tensors.sink, *of_bias) if x is not None]
 
 
 @lru_cache(maxsize=1024)
@@ -118,12 +121,19 @@ def _decide(backend: str, case: Case, device: str, requires_grad: bool) -> Decis
 
 
 def _call(
-    case: Case, backend: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, sink: Tensor | None = None
+    case: Case,
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    sink: Tensor | None = None,
+    bias: Bias | None = None,
 ) -> Any:
     options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, sink=sink, backend=backend, return_lse=True)
     if case.rows:
         return _last_rows(case, q, k, v, sink, backend)
-    options["dropout_p"] = case.dropout_p
+    options |= dict(dropout_p=case.dropout_p, bias=bias, softcap=case.softcap or None)
     with seeded():
         if not case.lengths:
             return dilated_attention(q, k, v, case.pattern, key_padding_mask=mask, **options)
@@ -143,11 +153,13 @@ def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None,
 
 
 def _clean(found: Results, case: Case) -> Results:
-    """The results of rows that are not poisoned; the gradient of a sink is of all rows."""
+    """The results of rows that are not poisoned; gradients of sinks and biases are of all rows."""
     if not case.poisoned:
         return found
     rows, by_row = clean_rows(case).to(found["out"].device), {"lse": 2}
-    return {name: x[(slice(None),) * by_row.get(name, 1) + (rows,)] for name, x in found.items() if name != "dsink"}
+    return {
+        name: x[(slice(None),) * by_row.get(name, 1) + (rows,)] for name, x in found.items() if name not in ("dsink", "dbias")
+    }
 
 
 def _malformed(found: Results, tensors: Tensors, case: Case) -> list[str]:
@@ -156,8 +168,10 @@ def _malformed(found: Results, tensors: Tensors, case: Case) -> list[str]:
     batch, seq, heads, head_dim = tensors.query.shape
     query, key = (batch, case.rows or seq, heads, head_dim), tuple(tensors.key.shape)
     shapes = dict(out=query, lse=(query[0], query[2], query[1]), dq=query, dk=key, dv=key, dsink=query[2:3])
+    if tensors.bias is not None:
+        shapes["dbias"] = tuple(tensors.bias.weights.shape)
     for name, x in found.items():
-        dtype = lse_dtype(tensors.query.dtype) if name == "lse" else tensors.query.dtype
+        dtype = lse_dtype(tensors.query.dtype) if name in ("lse", "dbias") else tensors.query.dtype
         if x.dtype != dtype or tuple(x.shape) != shapes[name]:
             wrong.append(f"{name} is {x.dtype} {tuple(x.shape)}; {dtype} {shapes[name]} is right")
     clean = _clean(found, case)

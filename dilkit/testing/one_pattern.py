@@ -14,6 +14,8 @@ _FIELDS: dict[str, Fields] = {
     "grouped heads": dict(kv_heads=1),
     "sink": dict(sink="random"),
     "dropout": dict(dropout_p=0.2),
+    "bias": dict(bias="alibi"),
+    "softcap": dict(softcap=1.0),
     "sliced": dict(layout="sliced"),
 }
 
@@ -23,7 +25,7 @@ def cases_of(pattern: Pattern, seq: int = 48, heads: int = 4) -> tuple[Case, ...
     every dtype. Raises PatternError where `pattern` takes no sequence of `seq` tokens.
 
     >>> len(cases_of(Pattern([8, 16], [1, 2])))
-    40
+    48
     """
     pattern.check_seq(seq)
     lengths = (seq, *(shorter for shorter in (seq // 3, 1, 0) if _takes(pattern, shorter)), seq)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dilkit.device import Device, probe
@@ -21,6 +21,7 @@ from dilkit.pattern import (
     Strided,
 )
 from dilkit.problem import DTYPES, Problem
+from dilkit.testing.bias_forms import BIAS_FORMS
 
 NESTED = Pattern([8, 16, 32], [1, 2, 4])
 RAGGED = Pattern([6, 10, 21], [1, 3, 5])
@@ -46,7 +47,7 @@ class Case:
     `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
     them from in a backward pass, so `gradients` is False there; "ignored NaN" is in keys and values that the mask ignores.
     `poisoned`: every other sequence is made of NaN and inf, of which nothing may show in the others.
-    `sink`: "none", or one of `SINKS`; of heads that have none the logit is -inf.
+    `sink`: "none", or one of `SINKS`; of heads that have none the logit is -inf. `bias`: "none", or one of `BIAS_FORMS`.
     """
 
     feature: str
@@ -69,6 +70,8 @@ class Case:
     rows: int = 0
     poisoned: bool = False
     dropout_p: float = 0.0
+    bias: str = "none"
+    softcap: float = 0.0
 
     @property
     def name(self) -> str:
@@ -85,6 +88,9 @@ class Case:
         sizes: Fields = dict(seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim)
         flags: Fields = dict(is_causal=self.is_causal, key_padding_mask=self.mask != "none", scale=self.scale)
         many: Fields = dict(varlen=bool(self.lengths) and not self.rows, kv_cache=bool(self.rows), dropout_p=self.dropout_p)
+        form = None if self.bias == "none" else BIAS_FORMS[self.bias]
+        learned = requires_grad and self.gradients
+        many |= dict(softcap=self.softcap, bias=form if form is None else replace(form, learned=learned))
         where: Fields = dict(device=device or probe("cpu"), requires_grad=requires_grad and self.gradients)
         return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **many, **where)
 
@@ -308,6 +314,38 @@ OTHER_KINDS = tuple(
     Case(feature="kinds", variant=variant, dtype=dtype, **fields) for variant, fields in _OTHER_KINDS.items() for dtype in DTYPES
 )
 """Patterns with branches of other kinds than dilated segments, alone and in mixes."""
+
+_SCORES: dict[str, Fields] = {
+    "alibi": dict(bias="alibi"),
+    "alibi causal": dict(bias="alibi", is_causal=True, pattern=RAGGED, seq=53),
+    "alibi grouped mask": dict(bias="alibi", kv_heads=2, mask="random", layout="sliced"),
+    "alibi mixed": dict(bias="alibi", pattern=Pattern.of(*_MIXED), seq=61, heads=6, kv_heads=3),
+    "alibi strides packed": dict(bias="alibi", pattern=Pattern.of(Strided(4)), batch=1, lengths=(0, 13, 1, 25), seq=39),
+    "alibi one element": dict(bias="alibi", mask="element", pattern=Pattern([8, 35], [1, 5], head_shard=(3, 8))),
+    "coordinates": dict(bias="euclidean"),
+    "coordinates causal dropout": dict(bias="euclidean", is_causal=True, dropout_p=0.2, pattern=RAGGED, seq=47),
+    "coordinates packed": dict(bias="euclidean", batch=1, lengths=(0, 13, 25, 1), seq=39, kv_heads=2),
+    "coordinates dense mask": dict(bias="euclidean", pattern=Pattern.dense(), mask="right", seq=67),
+    "coordinates l1 in space": dict(bias="l1", pattern=Pattern.of(*_MIXED, tail="zeros"), sink="random", seq=43),
+    "coordinates max": dict(bias="max", is_causal=True, head_dim=32),
+    "coordinates in a line": dict(bias="in a line", pattern=Pattern.of(SlidingWindow(9, 2)), seq=50),
+    "clipped table": dict(bias="clipped", kv_heads=1),
+    "clipped table causal": dict(bias="clipped", is_causal=True, pattern=FIVE, seq=70),
+    "buckets": dict(bias="buckets", pattern=Pattern.dense(), seq=59),
+    "buckets packed causal": dict(bias="buckets", batch=1, lengths=(0, 23, 25, 1), seq=49, is_causal=True),
+    "grid": dict(bias="grid", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),
+    "grid dense grouped": dict(bias="grid", pattern=Pattern.dense(), seq=64, kv_heads=2, mask="left"),
+    "grid in space once": dict(bias="grid in space", pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once"), seq=45),
+    "softcap": dict(softcap=0.7),
+    "softcap causal sink": dict(softcap=2.0, is_causal=True, pattern=RAGGED, seq=47, sink="random", kv_heads=2),
+    "softcap large": dict(softcap=5.0, values="large query"),
+    "softcap alibi mask": dict(softcap=1.5, bias="alibi", mask="random", dropout_p=0.1),
+    "softcap grid packed": dict(softcap=1.0, bias="buckets", batch=1, lengths=(13, 1, 25), seq=39, head_dim=24),
+}
+SCORES = tuple(
+    Case(feature="scores", variant=variant, dtype=dtype, **fields) for variant, fields in _SCORES.items() for dtype in DTYPES
+)
+"""Scores that know positions, and capped ones."""
 
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
 _DEFAULT: Fields = dict(pattern=_LONG, seq=2048, head_dim=64, batch=1)

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.op.boundary import lse_dtype
 from dilkit.problem import Problem
+from dilkit.testing.bias_forms import BIAS_FORMS
+from dilkit.testing.biases import made_bias
 from dilkit.testing.poison import poisoned
 from dilkit.testing.problems import Case
 
@@ -20,7 +23,7 @@ LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "
 
 @dataclass(frozen=True)
 class Tensors:
-    """Inputs, and the incoming gradients of `out` and `lse`; None for a mask, a gradient of `lse` or sinks that there are not."""
+    """Inputs, and the incoming gradients of `out` and `lse`; None for what there is not."""
 
     query: Tensor
     key: Tensor
@@ -29,6 +32,7 @@ class Tensors:
     dout: Tensor
     dlse: Tensor | None = None
     sink: Tensor | None = None
+    bias: Bias | None = None
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:
@@ -51,7 +55,11 @@ class Tensors:
         if problem.key_padding_mask:
             mask = torch.zeros(problem.batch, problem.seq, dtype=torch.bool, device=where)
             mask[:, problem.seq - problem.seq // 8 :] = True
-        return cls(query, key, value, mask, dout)
+        bias = None
+        if problem.bias is not None:
+            sizes = heads, problem.batch, problem.seq
+            bias = in_dtype(made_bias(problem.bias, *sizes, generator, str(where)), lse_dtype(query.dtype))
+        return cls(query, key, value, mask, dout, bias=bias)
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,9 +67,10 @@ class Tensors:
         return self.query, self.key, self.value
 
     def to(self, dtype: str) -> Tensors:
-        """The same numbers in `dtype`, which ask for no gradients."""
+        """The same numbers in `dtype`, which ask for no gradients; a bias, whose dtype is its own, stays."""
         q, k, v, dout = (x.detach().to(getattr(torch, dtype)) for x in (*self.qkv, self.dout))
-        return Tensors(q, k, v, self.mask, dout, self.dlse, None if self.sink is None else self.sink.detach().to(q.dtype))
+        sink = None if self.sink is None else self.sink.detach().to(q.dtype)
+        return Tensors(q, k, v, self.mask, dout, self.dlse, sink, self.bias)
 
 
 def make_tensors(case: Case, device: str = "cpu") -> Tensors:
@@ -81,7 +90,20 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     q, k, v, dout = (_laid_out(x.to(device, kind), case.layout) for x in (q, k, v, dout))
     sink = _sink(case, draw)
     mask, sink = (None if x is None else x.to(device) for x in (mask, sink))
-    return Tensors(q, k, v, mask, dout, dlse.to(device, lse_dtype(kind)), None if sink is None else sink.to(kind))
+    wide = lse_dtype(kind)
+    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), None if sink is None else sink.to(kind), _bias(case, draw, device))
+
+
+def _bias(case: Case, draw: torch.Generator, device: str) -> Bias | None:
+    if case.bias == "none":
+        return None
+    made = made_bias(BIAS_FORMS[case.bias], case.heads, case.batch, case.seq, draw, device)
+    return in_dtype(made, lse_dtype(getattr(torch, case.dtype)))
+
+
+def in_dtype(bias: Bias, dtype: torch.dtype) -> Bias:
+    """`bias` with weights in `dtype`."""
+    return bias.with_weights(bias.weights.to(dtype))
 
 
 def _sized(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
 from dilkit.testing.one_pattern import cases_of
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS
+from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS, SCORES
 from dilkit.tools.console.arguments import add_backend_argument, add_written_pattern, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json
@@ -34,7 +34,7 @@ check every backend against the fp64 oracle on the problem list
 On a CUDA device each of torch's kernels is checked by itself too (sdpa:flash and so on), the list goes on with larger cases, and
 backends that promise equal bits run after run are held to it. With --pattern that pattern is checked instead of the list, with
 every feature of a call. Exit code 1 when anything is wrong, or when a backend that --backend names computes no case at all."""
-LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS)
+LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS, *SCORES)
 OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")

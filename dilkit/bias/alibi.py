@@ -1,0 +1,126 @@
+"""Distances as biases: `Alibi` along the sequence, `CoordinateAlibi` of coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dilkit.bias.base import Bias
+from dilkit.bias.checks import floating
+from dilkit.bias.form import METRICS, BiasForm, LoweredBias
+from dilkit.checks import integer, one_of
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """The slopes of ALiBi, `(heads,)`, float32: `2 ** (-8 * (h + 1) / heads)` where `heads` is a power of two.
+
+    For other numbers those of the largest power of two below, then every other one of twice as many (arXiv 2108.12409, and its
+    authors' code). Raises ValueError for less than one head.
+
+        >>> from dilkit import alibi_slopes
+        >>> alibi_slopes(4)
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+    integer("heads", heads, at_least=1)
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2.0 ** (-4 * (h + 1) / power) for h in range(0, 2 * (heads - power), 2)]
+    return torch.tensor(slopes)
+
+
+@dataclass(frozen=True, eq=False)
+class Alibi(Bias):
+    """A penalty by the distance along the sequence (ALiBi, arXiv 2108.12409).
+
+        bias(h, i, j) = -slopes[h] * |i - j|
+
+    `slopes`: floating-point `(heads,)`, which may require a gradient. Raises TypeError or ValueError for other tensors, and for
+    numbers that are not finite.
+
+        >>> import torch
+        >>> from dilkit import Alibi, Pattern, alibi_slopes, dilated_attention
+        >>> q = k = v = torch.randn(1, 64, 4, 8)
+        >>> dilated_attention(q, k, v, Pattern([16, 64], [1, 4]), bias=Alibi(alibi_slopes(4))).shape
+        torch.Size([1, 64, 4, 8])
+    """
+
+    slopes: Tensor
+    weights_name: ClassVar[str] = "slopes"
+
+    def __post_init__(self) -> None:
+        floating("slopes", self.slopes, (1,), "(heads,)")
+
+    def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return -self.slopes[:, None, None] * (queries[:, None] - keys).abs()
+
+    def lowered(self, dtype: Any) -> LoweredBias:
+        return LoweredBias(BiasForm(), self.slopes.to(dtype)[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinateAlibi(Bias):
+    """A penalty by the distance of two tokens in space, as TITAN has it for the tiles of a slide (arXiv 2411.19666).
+
+        bias(h, i, j) = -slopes[h] * |x_i - x_j|        euclidean: sqrt(sum d_k ** 2)    l1: sum |d_k|    max: max |d_k|
+
+    - `slopes`: floating-point `(heads,)`, which may require a gradient, in units of one over those of the coordinates.
+    - `coordinates`: floating-point `(batch, seq, 1 to 3)`, or `(seq, 1 to 3)` for all sequences; of packed sequences
+      `(total, 1 to 3)`. They have no gradient, and are refused if they require one.
+    - `metric`: "euclidean", "l1" or "max".
+
+    Coordinates are used in float32 (float64 beside float64). Raises TypeError or ValueError for what does not fit.
+
+        >>> import torch
+        >>> from dilkit import CoordinateAlibi, Pattern, dilated_attention
+        >>> q = k = v = torch.randn(1, 64, 4, 8)
+        >>> tiles = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"), -1).flatten(0, 1)
+        >>> dilated_attention(q, k, v, Pattern.dense(), bias=CoordinateAlibi(torch.full((4,), 0.5), tiles)).shape
+        torch.Size([1, 64, 4, 8])
+    """
+
+    slopes: Tensor
+    coordinates: Tensor
+    metric: str = "euclidean"
+    weights_name: ClassVar[str] = "slopes"
+    by_row: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        floating("slopes", self.slopes, (1,), "(heads,)")
+        floating("coordinates", self.coordinates, (2, 3), "(batch, seq, 1 to 3) or (seq, 1 to 3)")
+        one_of("metric", self.metric, METRICS)
+        if not 1 <= self.coordinates.shape[-1] <= 3:
+            raise ValueError(f"coordinates has shape {tuple(self.coordinates.shape)}; 1 to 3 numbers a row are needed")
+        if self.coordinates.requires_grad:
+            raise ValueError("coordinates requires a gradient, which it does not have; pass coordinates.detach()")
+
+    def of_rows(self, rows: Tensor) -> CoordinateAlibi:
+        given = self.coordinates.squeeze(0) if self.coordinates.dim() == 3 else self.coordinates
+        return replace(self, coordinates=given[rows])
+
+    def of_sequence(self, number: int, length: int) -> CoordinateAlibi:
+        given = self.coordinates.expand(1, *self.coordinates.shape[-2:]) if self.coordinates.dim() == 2 else self.coordinates
+        return replace(self, coordinates=given[number if len(given) > 1 else 0, :length])
+
+    def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
+        x = self.coordinates.to(torch.promote_types(self.slopes.dtype, self.coordinates.dtype))
+        apart = x[..., queries, :].unsqueeze(-2) - x[..., keys, :].unsqueeze(-3)
+        if self.metric == "euclidean":
+            distance = apart.square().sum(-1).sqrt()
+        else:
+            distance = apart.abs().sum(-1) if self.metric == "l1" else apart.abs().amax(-1)
+        return -self.slopes[:, None, None] * distance.unsqueeze(-3)
+
+    def lowered(self, dtype: Any) -> LoweredBias:
+        x = self.coordinates if self.coordinates.dim() == 3 else self.coordinates[None]
+        form = BiasForm(dims=x.shape[-1], metric=self.metric, placed=True)
+        return LoweredBias(form, self.slopes.to(dtype)[:, None], x.to(dtype))
+
+    def check_rows(self, batch: int, seq: int) -> None:
+        shape = self.coordinates.shape
+        if shape[-2] != seq or (len(shape) == 3 and shape[0] not in (1, batch)):
+            raise ValueError(
+                f"coordinates of the bias have shape {tuple(shape)}; ({batch}, {seq}, 1 to 3) or ({seq}, 1 to 3) is needed"
+            )

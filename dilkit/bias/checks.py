@@ -1,0 +1,54 @@
+"""What the tensors of a bias must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.checks import not_distributed, shown
+from dilkit.problem import DTYPES
+
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+
+
+def floating(name: str, x: object, dims: tuple[int, ...], shape: str) -> None:
+    """Raise TypeError or ValueError unless `x` is a floating-point tensor of finite numbers with so many dimensions."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}={shown(x)} is a {type(x).__name__}; a torch.Tensor {shape} is needed")
+    not_distributed(name, x)
+    if x.dtype not in _DTYPES or x.layout is not torch.strided:
+        raise TypeError(f"{name} is {x.dtype}, {x.layout}; a plain tensor of {', '.join(DTYPES)} is needed ({name}.float())")
+    if x.dim() not in dims or 0 in x.shape[-1:]:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; {shape} is needed")
+    check_finite(name, x)
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    """Raise ValueError, with the place, for a number that is not finite; nothing is looked at while torch traces."""
+    if _traced(x):
+        return
+    wrong = (~x.detach().isfinite()).nonzero()
+    if len(wrong):
+        at = wrong[0].tolist()
+        raise ValueError(f"{name}{at} is {x.detach()[tuple(at)].item()}; finite numbers are needed")
+
+
+def whole(name: str, x: Any) -> Tensor:
+    """`x` as int64. Raises TypeError or ValueError unless it is a tensor `(n,)` of whole numbers, n odd."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} is {kind}; an integer torch.Tensor is needed, a bucket for each i - j from -m to m")
+    if x.dim() != 1 or x.shape[0] % 2 == 0:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; (2 * m + 1,) is needed, a bucket for each i - j from -m to m")
+    return x.long()
+
+
+def _traced(x: Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or x.is_meta
+        or torch._C._are_functorch_transforms_active()
+        or type(x).__name__ == "FakeTensor"
+    )

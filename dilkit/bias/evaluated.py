@@ -1,0 +1,53 @@
+"""A lowered bias of single rows in plain torch, and the gradient of its weights: what backends without a kernel go by."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dilkit.bias.form import BiasForm, LoweredBias
+
+
+def evaluate(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
+    """What is added to the scores of these rows with these keys, int64: `(batch or 1, heads, len(queries), len(keys))`."""
+    form, weights, _ = bias
+    of_pairs = _measure(bias, queries, keys)
+    if not form.sizes:
+        return -weights[:, :, None] * of_pairs.unsqueeze(1)
+    return weights.T[of_pairs].movedim(-1, 1)
+
+
+def gradient(bias: LoweredBias, dscores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """The gradient of the weights, `(heads, entries)`, given that of the scores, `(batch, heads, len(queries), len(keys))`."""
+    form, weights, _ = bias
+    of_pairs = _measure(bias, queries, keys)
+    if not form.sizes:
+        return -(dscores * of_pairs.unsqueeze(1)).sum((0, 2, 3))[:, None]
+    by_head = dscores.transpose(0, 1)
+    places = of_pairs.expand(by_head.shape[1:]).reshape(1, -1).expand(len(weights), -1)
+    return torch.zeros_like(weights, dtype=dscores.dtype).scatter_add_(1, places, by_head.flatten(1))
+
+
+def _measure(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
+    """Distances, or the numbers of entries, `(batch or 1, len(queries), len(keys))`."""
+    form, weights, positions = bias
+    if positions is None:
+        positions = torch.arange(int(max(queries.max(), keys.max())) + 1, device=weights.device, dtype=weights.dtype)[
+            None, :, None
+        ]
+    apart = positions[:, queries, None] - positions[:, None, keys]
+    return _entries(form, apart) if form.sizes else _distances(form, apart)
+
+
+def _distances(form: BiasForm, apart: Tensor) -> Tensor:
+    if form.metric == "euclidean":
+        return apart.square().sum(-1).sqrt()
+    return apart.abs().sum(-1) if form.metric == "l1" else apart.abs().amax(-1)
+
+
+def _entries(form: BiasForm, apart: Tensor) -> Tensor:
+    entries = torch.zeros(apart.shape[:-1], dtype=torch.int64, device=apart.device)
+    for k, size in enumerate(form.sizes):
+        most = size // 2
+        entries = entries * size + apart[..., k].long().clamp(-most, most) + most
+    return entries

@@ -1,0 +1,167 @@
+"""Tables as biases: `RelativeTable` by the distance along the sequence, `GridTable` by the offset on a grid."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dilkit.bias.base import Bias
+from dilkit.bias.checks import floating, whole
+from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.checks import boolean, integer
+
+
+def t5_buckets(num_buckets: int = 32, max_distance: int = 128, *, bidirectional: bool = True) -> Tensor:
+    """The buckets of T5's relative attention bias (arXiv 1910.10683), int64 `(2 * max_distance + 1,)`.
+
+    Entry `i - j + max_distance` is the bucket of query i and key j. Half of the buckets of a direction are single distances, the
+    others grow as logarithms up to `max_distance`, beyond which all share the last. `bidirectional`, as in T5's encoder: keys
+    before and after the query have buckets of their own; in its decoder keys after it share bucket 0. Raises ValueError for
+    numbers that leave no bucket.
+
+        >>> from dilkit import t5_buckets
+        >>> t5_buckets(8, 6).tolist()  # of keys 6 after the query, ..., at its place, ..., 6 before it
+        [7, 7, 7, 6, 6, 5, 0, 1, 2, 2, 3, 3, 3]
+    """
+    boolean("bidirectional", bidirectional)
+    integer("num_buckets", num_buckets, at_least=4 if bidirectional else 2)
+    own = num_buckets // 2 if bidirectional else num_buckets
+    exact = own // 2
+    integer("max_distance", max_distance, at_least=exact + 1)
+    after = torch.arange(max_distance, -max_distance - 1, -1)  # j - i, which T5 calls the relative position
+    distance = after.abs() if bidirectional else (-after).clamp(min=0)
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (own - exact)
+    bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp(max=own - 1))
+    return bucket + (after > 0) * own if bidirectional else bucket
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeTable(Bias):
+    """A learned number for each bucket of distances along the sequence, as T5 has it.
+
+        bias(h, i, j) = table[h, buckets[clip(i - j, -m, m) + m]]
+
+    - `table`: floating-point `(heads, entries)`, which may require a gradient.
+    - `buckets`: whole numbers `(2 * m + 1,)`, the entry for each `i - j` from -m to m, such as `dilkit.t5_buckets()`. By
+      default entry `i - j + m` of a table of `2 * m + 1` entries: distances are clipped (Shaw et al., arXiv 1803.02155).
+
+    Raises TypeError or ValueError for what does not fit.
+
+        >>> import torch
+        >>> from dilkit import Pattern, RelativeTable, dilated_attention, t5_buckets
+        >>> q = k = v = torch.randn(1, 64, 4, 8)
+        >>> table = torch.randn(4, 32, requires_grad=True)
+        >>> dilated_attention(q, k, v, Pattern([64], [1]), bias=RelativeTable(table, t5_buckets())).sum().backward()
+        >>> table.grad.shape
+        torch.Size([4, 32])
+    """
+
+    table: Tensor
+    buckets: Tensor | None = None
+    weights_name: ClassVar[str] = "table"
+
+    def __post_init__(self) -> None:
+        floating("table", self.table, (2,), "(heads, entries)")
+        entries = self.table.shape[1]
+        if self.buckets is None:
+            if entries % 2 == 0:
+                raise ValueError(f"table has {entries} entries; without buckets an odd number is needed, i - j from -m to m")
+            return
+        buckets = whole("buckets", self.buckets)
+        least, most = (0, 0) if torch.compiler.is_compiling() else (int(buckets.min()), int(buckets.max()))
+        if least < 0 or most >= entries:
+            raise ValueError(f"buckets are from {least} to {most}; 0 to {entries - 1} are needed, the entries of table")
+        object.__setattr__(self, "buckets", buckets)
+
+    def _by_difference(self) -> Tensor:
+        """`(heads, 2 * m + 1)`, differentiable."""
+        return self.table if self.buckets is None else self.table[:, self.buckets.to(self.table.device)]
+
+    def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
+        table = self._by_difference()
+        most = table.shape[1] // 2
+        return table[:, (queries[:, None] - keys).clamp(-most, most) + most]
+
+    def lowered(self, dtype: Any) -> LoweredBias:
+        table = self._by_difference()
+        return LoweredBias(BiasForm(sizes=(table.shape[1],)), table.to(dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class GridTable(Bias):
+    """A learned number for each offset on a grid, as Swin and the neighborhood attention of NAT and DiNAT have it.
+
+        bias(h, i, j) = table[h, y_i - y_j + (a - 1) / 2, x_i - x_j + (b - 1) / 2]        (a, b) = table.shape[1:]
+
+    for rows of a row-major grid, `(y, x) = divmod(row, shape[1])`; an offset beyond the table takes its nearest entry.
+
+    - `table`: floating-point `(heads, a)`, `(heads, a, b)` or `(heads, a, b, c)`, odd numbers; it may require a gradient. For a
+      window of k tokens they are `2 * k - 1`. Swin's table, `((2 * k - 1) ** 2, heads)`, is `table.T.unflatten(1, (a, b))`.
+      NATTEN counts offsets the other way round, `y_j - y_i`: its `rpb` is `rpb.flip(1, 2)`.
+    - `shape`: the sizes of the grid. A sequence is at most its product.
+    - `dilation`: offsets are counted in steps of so many tokens, as in DiNAT, where every key that a query sees is a multiple of
+      them away.
+
+    Raises TypeError or ValueError for what does not fit.
+
+        >>> import torch
+        >>> from dilkit import GridTable, Pattern, dilated_attention
+        >>> q = k = v = torch.randn(1, 64, 4, 8)
+        >>> bias = GridTable(torch.randn(4, 5, 5), (8, 8))
+        >>> dilated_attention(q, k, v, Pattern.natten((8, 8), (3, 3)), bias=bias).shape
+        torch.Size([1, 64, 4, 8])
+    """
+
+    table: Tensor
+    shape: tuple[int, ...]
+    dilation: int | tuple[int, ...] = 1
+    weights_name: ClassVar[str] = "table"
+
+    def __post_init__(self) -> None:
+        floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
+        shape = tuple(integer("shape", size, at_least=1) for size in self.shape)
+        steps = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,) * len(shape)
+        dilation = tuple(integer("dilation", step, at_least=1) for step in steps)
+        sizes = self.table.shape[1:]
+        if not len(shape) == len(dilation) == len(sizes):
+            raise ValueError(
+                f"table has shape {tuple(self.table.shape)}, shape={shape} and dilation={dilation}; each "
+                "needs as many sizes as the grid has dimensions"
+            )
+        if any(size % 2 == 0 for size in sizes):
+            raise ValueError(
+                f"table has shape {tuple(self.table.shape)}; odd sizes are needed, 2 * k - 1 of a window of k tokens"
+            )
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dilation", dilation)
+
+    def _coordinates(self, rows: Tensor) -> Tensor:
+        """Whole numbers `(len(rows), dims)`."""
+        assert isinstance(self.dilation, tuple)
+        columns, left = [], rows
+        for size, step in zip(self.shape[:0:-1], self.dilation[:0:-1], strict=True):
+            columns.append(left % size // step)
+            left = left // size
+        return torch.stack([left // self.dilation[0], *columns[::-1]], -1)
+
+    def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
+        apart = self._coordinates(queries)[:, None] - self._coordinates(keys)
+        entry = torch.zeros_like(apart[..., 0])
+        for k, size in enumerate(self.table.shape[1:]):
+            entry = entry * size + apart[..., k].clamp(-(size // 2), size // 2) + size // 2
+        return self.table.flatten(1)[:, entry]
+
+    def lowered(self, dtype: Any) -> LoweredBias:
+        rows = torch.arange(math.prod(self.shape), device=self.table.device)
+        form = BiasForm(dims=len(self.shape), sizes=tuple(self.table.shape[1:]), placed=True)
+        return LoweredBias(form, self.table.to(dtype).flatten(1), self._coordinates(rows).to(dtype)[None])
+
+    def check_rows(self, batch: int, seq: int) -> None:
+        if seq > (tokens := math.prod(self.shape)):
+            raise ValueError(
+                f"shape={self.shape} of the bias is a grid of {tokens} tokens; at least the {seq} of query are needed"
+            )

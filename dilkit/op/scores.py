@@ -1,0 +1,151 @@
+"""What changes the scores of a call: the bias and the softcap, checked, and as the torch operators take them.
+
+score = softcap(scale * q_i . k_j) + bias(h, i, j) + log count        softcap(s) = cap * tanh(s / cap)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dilkit.bias.base import Bias
+from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.checks import real, shown
+from dilkit.op.boundary import check_memory, lse_dtype
+from dilkit.op.sequences import places
+from dilkit.pattern import Pattern
+
+
+class Scores(NamedTuple):
+    """The bias of a call, lowered, and its softcap; None and 0 where it has none."""
+
+    bias: LoweredBias | None = None
+    softcap: float = 0.0
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weights and positions."""
+        return (None, None) if self.bias is None else (self.bias.weights, self.bias.positions)
+
+    @property
+    def form(self) -> BiasForm | None:
+        """The facts of the bias."""
+        return None if self.bias is None else self.bias.form
+
+
+PLAIN = Scores()
+
+
+def scores_of(
+    bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, rows: int | None = None
+) -> Scores:
+    """Both, of a call with `query` `(batch, seq, heads, head_dim)`; `rows` of the keys where they are not those of `query`.
+
+    Raises TypeError or ValueError, naming the argument, for what does not fit.
+    """
+    if bias is None and softcap is None:
+        return PLAIN
+    cap = check_softcap(softcap)
+    if bias is None:
+        return Scores(None, cap)
+    own, rows = _fitting(bias, query, pattern, kv_heads), query.shape[1] if rows is None else rows
+    own.check_rows(query.shape[0], rows)
+    return Scores(_lowered(own, query, slice(0, rows)), cap)
+
+
+def packed_scores(
+    bias: Bias | None, softcap: float | None, query: Tensor, pattern: Pattern, kv_heads: int, cu_seqlens: Tensor
+) -> Scores:
+    """Both, of a packed call with `query` `(1, total, heads, head_dim)`: positions begin anew with each sequence."""
+    if bias is None or (isinstance(bias, Bias) and bias.by_row):
+        return scores_of(bias, softcap, query, pattern, kv_heads)
+    own = _fitting(bias, query, pattern, kv_heads)
+    if cu_seqlens.device.type == "cpu" and len(cu_seqlens) > 1 and not torch.compiler.is_compiling():
+        own.check_rows(1, int(cu_seqlens.diff().max()))
+    return Scores(_lowered(own, query, places(cu_seqlens, query.shape[1]).long()), check_softcap(softcap))
+
+
+def _fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bias:
+    """`bias` for the heads of `query`. Raises TypeError or ValueError for one that is none, of other heads or elsewhere."""
+    if not isinstance(bias, Bias):
+        raise TypeError(
+            f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi or dilkit.RelativeTable is needed, "
+            "never a tensor of all pairs"
+        )
+    bias = _of_heads(bias, query.shape[2], kv_heads, pattern)
+    if bias.weights.device != query.device:
+        raise ValueError(
+            f"{bias.weights_name} of the bias is on {bias.weights.device} but query on {query.device}; move it there"
+        )
+    return bias
+
+
+def check_softcap(softcap: float | None) -> float:
+    """The softcap as a number, 0 for None. Raises TypeError or ValueError for one that is none."""
+    if softcap is None:
+        return 0.0
+    cap = real("softcap", softcap)
+    if cap <= 0:
+        raise ValueError(f"softcap={cap:g} must be more than 0, the largest score before the bias; use None for none")
+    return cap
+
+
+def _of_heads(bias: Bias, heads: int, kv_heads: int, pattern: Pattern) -> Bias:
+    """`bias` for the heads of the tensors: where these are a part of the model's, their own part of the model's weights."""
+    given, shard = len(bias.weights), pattern.head_shard
+    if given == heads:
+        return bias
+    group = heads // kv_heads
+    if shard is not None and given == shard[1] * group:
+        return bias.with_weights(bias.weights[shard[0] * group :][:heads])
+    whole = "" if shard is None else f", or of all {shard[1] * group} of the model"
+    raise ValueError(f"{bias.weights_name} of the bias is of {given} heads; the {heads} heads of query are needed{whole}")
+
+
+def _lowered(bias: Bias, query: Tensor, rows: slice | Tensor) -> LoweredBias:
+    """What kernels take: of positions those of `rows`."""
+    form, weights, positions = bias.lowered(lse_dtype(query.dtype))
+    learned = torch.is_grad_enabled() and weights.requires_grad
+    if positions is not None:
+        last = positions.shape[1] - 1
+        taken = positions[:, rows if isinstance(rows, slice) else rows.clamp(0, last)]
+        positions = taken.to(query.device).contiguous()
+    return LoweredBias(replace(form, learned=learned), weights.contiguous(), positions)
+
+
+def placed_at(scores: Scores, rows: Tensor) -> Scores:
+    """`scores` of rows in another order: row r of the call is the one with the number `rows[r]`, int64 `(seq,)`, of the bias.
+
+    Positions are given from then on, also of a bias that needs none along a sequence.
+    """
+    if scores.bias is None:
+        return scores
+    form, weights, positions = scores.bias
+    positions = rows.to(weights.dtype)[None, :, None] if positions is None else positions[:, rows]
+    return scores._replace(bias=LoweredBias(replace(form, placed=True), weights, positions.contiguous()))
+
+
+def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor | None, query: Tensor, rows: int) -> None:
+    """Raise TypeError or ValueError unless the tensors at the operator are those of the form, for `rows` of the key.
+
+    Kernels take their addresses, so nothing is taken for granted.
+    """
+    heads, dtype = query.shape[2], lse_dtype(query.dtype)
+    wanted: dict[str, tuple[Tensor | None, tuple[tuple[int, ...], ...]]] = {"bias": (weights, ()), "positions": (positions, ())}
+    if form is not None:
+        wanted["bias"] = weights, ((heads, form.entries),)
+        if form.placed:
+            wanted["positions"] = positions, ((1, rows, form.dims), (query.shape[0], rows, form.dims))
+    for name, (x, shapes) in wanted.items():
+        if (x is None) != (not shapes):
+            raise ValueError(f"{name} is {'missing' if shapes else 'given'}, which the call's text does not say: bias {form}")
+        if x is None:
+            continue
+        if x.dtype != dtype or x.device != query.device or not x.is_contiguous():
+            raise TypeError(f"{name} is {x.dtype} on {x.device}; {dtype} on {query.device}, contiguous, is needed beside query")
+        if tuple(x.shape) not in shapes:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; {shapes[-1]} is needed")
+        check_memory((name,), (x,))
