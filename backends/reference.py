@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dilkit.backend import COUNT, Backend, Limits
+from dilkit.backends.packed_sequences import sequences
 from dilkit.bias.form import BIASES, LoweredBias
 from dilkit.checks import one_of
 from dilkit.inputs import Inputs
@@ -111,7 +111,7 @@ class Reference(Backend):
         from dilkit.op.boundary import empty_outputs
 
         out, lse = empty_outputs(inputs.query)
-        for rows, one, own in _sequences(problem, inputs):
+        for rows, one, own in sequences(problem, inputs):
             out[:, rows], lse[..., rows] = self.forward(own, one)
         return out, lse
 
@@ -121,7 +121,7 @@ class Reference(Backend):
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3])
         bias = inputs.bias
         dbias = [] if bias is None or not bias.form.learned else [torch.zeros_like(bias.weights)]
-        for rows, one, own in _sequences(problem, inputs):
+        for rows, one, own in sequences(problem, inputs):
             gradients = self.backward(dout[:, rows], own, out[:, rows], lse[..., rows], one)
             dq[:, rows], dk[:, rows], dv[:, rows], *of_bias = gradients
             dbias = [whole + part for whole, part in zip(dbias, of_bias, strict=True)]
@@ -147,20 +147,6 @@ class Reference(Backend):
         name = self.compute_dtype or ("float64" if x.dtype == torch.float64 else "float32")
         by_head = x.transpose(1, 2).reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
         return by_head.to(getattr(torch, name)).contiguous()
-
-
-def _sequences(problem: Problem, inputs: Inputs) -> Iterator[tuple[slice, Problem, Inputs]]:
-    """The rows of each packed sequence that has any, with problem and inputs of that sequence alone."""
-    assert inputs.cu_seqlens is not None
-    for number, (start, stop) in enumerate(pairwise(inputs.cu_seqlens.tolist())):
-        if start < stop:
-            rows, (query, key, value) = slice(start, stop), inputs[:3]
-            dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(number)
-            bias = inputs.bias
-            if bias is not None and bias.positions is not None:
-                bias = bias._replace(positions=bias.positions[:, rows])
-            own = Inputs(query[:, rows], key[:, rows], value[:, rows], dropout=dropout, bias=bias)
-            yield rows, replace(problem, seq=stop - start, varlen=False), own
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

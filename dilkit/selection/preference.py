@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.device import Capability
+from dilkit.pattern.lowering import Band, Segments
 from dilkit.problem import DTYPES, Problem
 
 BY_DESIGN = "by design, until `dilkit tune` has measured"
@@ -98,10 +99,16 @@ def _shares_keys(problem: Problem) -> bool:
     return any(sum(branch.serves(head) for branch in branches) > 1 for head in range(problem.heads))
 
 
+def _nothing_dilated(problem: Problem) -> bool:
+    """Whether every form shows all rows and columns in its reach."""
+    return all(form.rate == 1 for form in problem.forms if isinstance(form, (Segments, Band)))
+
+
 FEATURES: dict[str, Callable[[Problem], bool]] = {
     "shared keys": _shares_keys,
     "key padding mask": lambda problem: problem.key_padding_mask,
     "training": lambda problem: problem.requires_grad,
+    "nothing dilated": _nothing_dilated,
     "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND,
 }
 """The features of a problem that a row may require beside its device and dtype."""

@@ -24,10 +24,11 @@ _WARPGROUPS = (((9, 0), (11, 9)),)
 _SINGLE = ("float32",)
 _HALVES = ("bfloat16", "float16")
 
-_RAW_FIRST = ("cupy_raw", "sdpa", "numba_cuda", "triton", "reference")
-_TORCH_FIRST = ("sdpa", "cupy_raw", "numba_cuda", "triton", "reference")
-_RAW_BEFORE_TRITON = ("sdpa", "cupy_raw", "triton", "numba_cuda", "reference")
-_TRITON_BEFORE_RAW = ("sdpa", "triton", "cupy_raw", "numba_cuda", "reference")
+_RAW_FIRST = ("cupy_raw", "sdpa", "numba_cuda", "triton", "flex", "reference")
+_TORCH_FIRST = ("sdpa", "cupy_raw", "numba_cuda", "triton", "flex", "reference")
+_RAW_BEFORE_TRITON = ("sdpa", "cupy_raw", "triton", "numba_cuda", "flex", "reference")
+_GENERATED_BEFORE_OURS = ("sdpa", "flex", "cupy_raw", "triton", "numba_cuda", "reference")
+_TRITON_BEFORE_RAW = ("sdpa", "triton", "cupy_raw", "numba_cuda", "flex", "reference")
 
 TABLE = (
     PreferenceRow(
@@ -92,14 +93,19 @@ TABLE = (
     ),
     PreferenceRow(
         *("cuda", _WARPGROUPS, _HALVES, ("key padding mask",)),
-        ("triton", "cupy_raw", "sdpa", "numba_cuda", "reference"),
+        ("triton", "cupy_raw", "sdpa", "numba_cuda", "flex", "reference"),
         "takes the mask, and Triton compiles it to the products of whole warpgroups, which cupy_raw does not know; torch's flash "
         "and cuDNN attention do not take masks, which leaves its slower memory-efficient kernel",
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, _HALVES, ("key padding mask",)),
-        ("cupy_raw", "triton", "sdpa", "numba_cuda", "reference"),
+        ("cupy_raw", "triton", "sdpa", "numba_cuda", "flex", "reference"),
         "takes the mask; torch's flash and cuDNN attention do not, which leaves its slower memory-efficient kernel",
+    ),
+    PreferenceRow(
+        *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("nothing dilated",)),
+        _GENERATED_BEFORE_OURS,
+        "torch's kernels are in wide use here, and FlexAttention's, which look at all pairs of what is dilated",
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, _SINGLE, ()),

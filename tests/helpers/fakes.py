@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dilkit import Backend, Limits, register_backend, unregister_backend
+from dilkit.backends.flex.backend import Flex
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.backends.sdpa.backend import SDPA
@@ -55,4 +56,4 @@ def family(cupy: bool = True) -> dict[str, Backend]:
     raw.requires, raw.extra = () if cupy else ("cupy",), "cuda"  # type: ignore[misc]
     readable = Fake("numba_cuda", 5, Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32"})))
     triton = Fake("triton", 4, replace(limits, min_capability=(8, 0)))
-    return {backend.name: backend for backend in (Native(), SDPA(), Reference(), raw, readable, triton)}
+    return {backend.name: backend for backend in (Native(), SDPA(), Flex(), Reference(), raw, readable, triton)}

@@ -13,7 +13,7 @@ from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilkit import Device, Pattern, Problem, backend, registry
+from dilkit import BlockSparse, Device, DilatedSegment, Pattern, Problem, backend, registry
 from dilkit.device import GENERATIONS
 from dilkit.problem import DTYPES
 from dilkit.selection.preference import BY_DESIGN, FEATURES, LAUNCH_BOUND, Preference, measured_first
@@ -94,6 +94,15 @@ def test_small_problems_of_many_branches_are_launched_once(device: str, dtype: s
     assert picked(small) == "cupy_raw"
     assert "one launch" in why(small)
     assert picked(replace(small, pattern=ONE)) == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_torch_refuses_is_generated_unless_it_is_dilated_or_the_gpu_is_old(dtype: str) -> None:
+    grid = dict(pattern=Pattern.natten((512, 256), 31))
+    assert [picked(problem(device, dtype, **grid)) for device in ("sm_80", "sm_90", "sm_75")] == ["flex", "flex", "reference"]
+    masked = Pattern.of(BlockSparse.local_global(1024, 128), DilatedSegment(2**15, 4))
+    assert picked(problem("sm_80", dtype, pattern=masked)) == "flex", "by which alone it can be computed"
+    assert "generates" in why(problem("sm_80", "float32", **grid))
 
 
 def test_branches_of_different_heads_share_no_keys() -> None:
@@ -266,7 +275,7 @@ def test_named_backends_share_out_their_priorities(
 def test_measured_orders_come_first_and_the_table_orders_the_rest() -> None:
     posed = problem("sm_61", "float32")
     wanted = measured_first((("numba_cuda", 0.002), ("sdpa", 0.0031)), table_preference(posed))
-    assert wanted.order == ("numba_cuda", "sdpa", "cupy_raw", "triton", "reference")
+    assert wanted.order == ("numba_cuda", "sdpa", "cupy_raw", "triton", "flex", "reference")
     decided = trace(posed, family(), (), wanted)
     assert (decided.picked, decided.why) == ("numba_cuda", "measured by `dilkit tune`: numba_cuda 2 ms, sdpa 3.1 ms")
     assert "not among those measured by `dilkit tune`" in str(wanted.why("cupy_raw"))

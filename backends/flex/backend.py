@@ -1,0 +1,179 @@
+"""torch's FlexAttention as a backend, on GPUs: torch generates a kernel for a pattern, and keeps it.
+
+Backward, given `out` and `lse` of the whole softmax, of which FlexAttention may have computed a part: with
+
+    w = exp(own lse - lse)      dout' = w dout      dlse' = w (dout . own out - dout . out)
+
+its own backward pass, P' (dout' . v - dout' . own out + dlse'), is P (dout . v - dout . out), the gradient of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from dilkit.backend import Backend, Limits, Refusal
+from dilkit.backends.packed_sequences import sequences
+from dilkit.bias.form import BIASES
+from dilkit.inputs import Inputs
+from dilkit.pattern.lowering import FORMS
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
+COMPILED = 64
+"""Compiled functions that are kept."""
+
+Attend = Callable[..., "tuple[Tensor, Tensor]"]
+
+
+class Flex(Backend):
+    """FlexAttention, compiled at the first call with a pattern, a dtype and one of a few lengths, which takes many seconds."""
+
+    name = "flex"
+    summary = "torch's FlexAttention, which generates a kernel for any pattern, bias and softcap: GPUs from 8.0 on"
+    requires = ("torch", "triton")
+    limits = Limits(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        min_capability=(8, 0),
+        max_head_dim=MOST_HEAD_DIM,
+        varlen=True,
+        softcap=True,
+        biases=frozenset(BIASES),
+        forms=FORMS,
+    )
+    priority = 2
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        found = [*super().refusals(problem)]
+        if problem.head_dim < LEAST_HEAD_DIM:
+            found.append(Refusal("head_dim", str(problem.head_dim), f"at least {LEAST_HEAD_DIM}"))
+        if problem.seq >= 2**31 // 2:
+            found.append(Refusal("seq", f"{problem.seq:,}", "rows are counted in 32 bits"))
+        if found:  # so far without a table having been made
+            return tuple(found)
+        from dilkit.backends.flex.pairs import MOST_CELLS, table_cells
+
+        if (cells := max(map(table_cells, problem.forms), default=0)) > MOST_CELLS:
+            limit = f"at most {MOST_CELLS:,} cells of a table of runs"
+            found.append(Refusal("branch kind", f"{cells:,} cells", limit, "fewer runs of keys a row, or backend='reference'"))
+        return tuple(found)
+
+    def detail(self, problem: Problem) -> str:
+        return (
+            "torch.compile generates a kernel at the first call of a pattern and a padded length, which takes half a minute or so"
+        )
+
+    def attend(self, problem: Problem) -> Attend:
+        """The function that computes `(out, lse)`, compiled anew for problems that it was not made for."""
+        return _compiled((problem.pattern.to_json(), problem.is_causal, problem.softcap, problem.bias, problem.varlen))
+
+    def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+        from dilkit.op.boundary import empty_outputs, lse_dtype
+
+        if _mixes_poison(inputs):
+            out, lse = empty_outputs(inputs.query)
+            for rows, one, own in sequences(problem, inputs):
+                out[:, rows], lse[..., rows] = self.forward(own, one)
+            return out, lse
+        out, lse = self._of(_finite(inputs), problem)
+        unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
+        out = out.masked_fill(unseen, 0.0)
+        return out.contiguous(), lse.to(lse_dtype(inputs.query.dtype)).contiguous()
+
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
+        import torch
+
+        if _mixes_poison(inputs):
+            return self._one_by_one(dout, inputs, out, lse, problem)
+        inputs, learned = _finite(inputs), problem.bias is not None and problem.bias.learned
+        leaves = [x.detach().requires_grad_() for x in inputs[:3]]
+        if learned and inputs.bias is not None:
+            leaves.append(inputs.bias.weights.detach().requires_grad_())
+            inputs = inputs._replace(bias=inputs.bias._replace(weights=leaves[3]))
+        with _recording():
+            own_out, own_lse = self._of(inputs._replace(query=leaves[0], key=leaves[1], value=leaves[2]), problem)
+            unseen = (lse == -math.inf) | (own_lse == -math.inf)
+            weight = (own_lse - lse).masked_fill(unseen, -math.inf).exp().detach()
+            wide = dout.to(weight.dtype)
+            apart = (wide * (own_out.detach().to(weight.dtype).masked_fill(unseen.transpose(1, 2)[..., None], 0.0) - out)).sum(-1)
+            by_row = weight.transpose(1, 2).unsqueeze(-1)
+            incoming = (wide * by_row).to(own_out.dtype), (weight * apart.transpose(1, 2)).to(own_lse.dtype)
+            gradients = torch.autograd.grad((own_out, own_lse), leaves, incoming)
+        return tuple(gradient.contiguous() for gradient in gradients)
+
+    def _one_by_one(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
+        import torch
+
+        whole = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3]]
+        of_bias: list[Tensor] = []
+        for rows, one, own in sequences(problem, inputs):
+            (*parts,) = self.backward(dout[:, rows], own, out[:, rows], lse[..., rows], one)
+            for x, part in zip(whole, parts, strict=False):
+                x[:, rows] = part
+            of_bias += parts[3:]
+        return (*whole, sum(of_bias[1:], of_bias[0])) if of_bias else tuple(whole)
+
+    def _of(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+        """`out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`."""
+        from dilkit.backends.flex.call import flex_call
+
+        out, lse = self.attend(problem)(*flex_call(inputs, problem), problem.kv_heads != problem.heads)
+        rows = inputs.query.shape[1]
+        return out[:, :, :rows].transpose(1, 2), lse[:, :, :rows]
+
+
+def _mixes_poison(inputs: Inputs) -> bool:
+    """Whether a packed call has keys or values that are not finite: in the block of another sequence, 0 times them is NaN.
+
+    Not looked at while a CUDA graph is captured.
+    """
+    import torch
+
+    if inputs.cu_seqlens is None or (inputs.key.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    return not bool(inputs.key.isfinite().all() & inputs.value.isfinite().all())
+
+
+def _finite(inputs: Inputs) -> Inputs:
+    """Inputs whose ignored keys are 0: 0 times what is not finite is NaN."""
+    from dilkit.backends.ignored_keys import without_ignored
+
+    key, value = (without_ignored(x, inputs.key_padding_mask) for x in (inputs.key, inputs.value))
+    return inputs._replace(key=key, value=value)
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Autograd records what is called, also within an operator, below autograd, as backends are called."""
+    import torch
+
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "AutogradCPU", "AutogradCUDA"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
+
+
+@lru_cache(maxsize=COMPILED)
+def _compiled(key: tuple[Any, ...]) -> Attend:
+    """A compiled function of its own for each key: torch counts compilations by code object, and gives up after a few."""
+    import torch
+    from torch.nn.attention import flex_attention as flex
+
+    def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any, scale: float, grouped: bool) -> Any:
+        score_mod = None if of_weights is None else of_weights(weights)
+        out, aux = flex.flex_attention(*(q, k, v, score_mod, block_mask, scale, grouped), return_aux=flex.AuxRequest(lse=True))
+        return out, aux.lse
+
+    own = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
+    function: Attend = torch.compile(own, fullgraph=True, dynamic=False)
+    return function

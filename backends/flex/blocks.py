@@ -1,0 +1,102 @@
+"""Which blocks of rows and columns may hold a pair that a form shows, and which hold nothing else. No pair is looked at.
+
+       columns, in blocks of `BLOCK`
+rows   some   at least all blocks that hold a pair: others are passed over
+       whole  of these only such as hold pairs alone: in them the pairs need not be asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, Segments
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Bools = NDArray[np.bool_]
+
+BLOCK = 128
+
+
+def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Some and whole, bool `(heads, blocks, blocks)` of a sequence of `seq` tokens, a multiple of `BLOCK`."""
+    count = seq // BLOCK
+    some, whole = (np.zeros((heads, count, count), np.bool_) for _ in range(2))
+    for form in forms:
+        own_some, own_whole = _of_form(form, count)
+        served = slice(*form.heads)
+        some[served] |= own_some
+        if not form.without and form.without_rows is None and form.without_columns is None:
+            whole[served] |= own_whole
+    if is_causal:
+        some, whole = np.tril(some), np.tril(whole, -1)
+    return torch.from_numpy(some), torch.from_numpy(whole)
+
+
+def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks are set in each row, and the columns of all, those first: int32."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
+
+
+def _of_form(form: Form, count: int) -> tuple[Bools, Bools]:
+    first = np.arange(count) * BLOCK
+    last = first + BLOCK - 1
+    if isinstance(form, Segments):
+        low, high = first // form.length, last // form.length
+        some = (low[:, None] <= high) & (low <= high[:, None])
+        return some, (low == high)[:, None] & some & (low == high) & (form.rate == 1)
+    if isinstance(form, Band):
+        nearest, farthest = first[:, None] - last, last[:, None] - first  # of i - j
+        some = (nearest <= form.back) & (farthest >= -form.ahead)
+        return some, (farthest <= form.back) & (nearest >= -form.ahead) & (form.rate == 1 and form.first == 0)
+    if isinstance(form, Global):
+        rows, columns = (_share(runs, count) for runs in (form.rows, form.columns))
+        return (rows > 0)[:, None] | (columns > 0), (rows == BLOCK)[:, None] | (columns == BLOCK)
+    if isinstance(form, Runs):
+        return _of_runs(form, count)
+    assert isinstance(form, Grid)
+    rest = int(np.prod(form.shape[1:]))
+    reach = ((form.kernel[0] - 1) * form.dilation[0] + 1) * rest - 1  # a window is moved back by less than its own length
+    return _of_form(Band(heads=form.heads, back=reach, ahead=reach), count)[0], np.zeros((count, count), np.bool_)
+
+
+def _share(runs: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """How many positions of each block lie in one of the runs, which have none in common."""
+    change = np.zeros(count * BLOCK + 1, np.int64)
+    for bounds, step in ((runs[:, 0], 1), (runs[:, 1], -1)):
+        np.add.at(change, np.minimum(bounds, count * BLOCK), step)
+    inside: NDArray[np.int64] = (change.cumsum()[:-1] > 0).reshape(count, BLOCK).sum(1)
+    return inside
+
+
+def _of_runs(form: Runs, count: int) -> tuple[Bools, Bools]:
+    """Each run of rows marks the blocks that its columns touch in the blocks that its rows touch."""
+    table, seq = form.queries, count * BLOCK
+    start = np.concatenate(([0], table.stop[:-1]))
+    run = np.repeat(np.arange(len(table.runs)), table.runs)
+    top, bottom = start[run], np.minimum(table.stop[run], seq)
+    left, right = table.columns[:, 0], np.minimum(table.columns[:, 1], seq)
+    there = (top < bottom) & (left < right)
+    top, bottom, left, right = (x[there] for x in (top, bottom, left, right))
+    some = _rectangles(top // BLOCK, (bottom - 1) // BLOCK + 1, left // BLOCK, (right - 1) // BLOCK + 1, count)
+    return some, _rectangles(-(-top // BLOCK), bottom // BLOCK, -(-left // BLOCK), right // BLOCK, count)
+
+
+def _rectangles(
+    top: NDArray[np.int64], bottom: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64], count: int
+) -> Bools:
+    """The cells of rectangles, from the first to before the last row and column of each, empty ones aside."""
+    marks = np.zeros((count + 1, count + 1), np.int64)
+    there = (top < bottom) & (left < right)
+    for rows, sign in ((top[there], 1), (bottom[there], -1)):
+        np.add.at(marks, (rows, left[there]), sign)
+        np.add.at(marks, (rows, right[there]), -sign)
+    cells: Bools = marks.cumsum(0).cumsum(1)[:-1, :-1] > 0
+    return cells

@@ -1,0 +1,191 @@
+"""A call of FlexAttention: tensors padded to one of a few lengths, what a pair sees and what its score becomes.
+
+query, key, value (batch, seq, heads, head_dim)  ->  (batch, heads, padded, head_dim)
+mask_mod(b, h, i, j)   the count is not 0, j is a token that is not ignored, and lies in the sequence of i
+score_mod(s, b, h, i, j)   softcap(s) + bias + log count
+block mask             `blocks.py`, of the padded length, without what lies beyond the end
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from dilkit import plan
+from dilkit.backends.flex.blocks import BLOCK, blocks_of, listed
+from dilkit.backends.flex.pairs import Shows, counter
+from dilkit.backends.flex.scores import bias_of
+from dilkit.inputs import Inputs
+from dilkit.pattern.lowering import Band
+from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEPS = 8
+"""Padded lengths between a power of two and the next: a call computes at most an eighth more rows than it has."""
+
+Mod = Callable[..., Any]
+
+
+class FlexCall(NamedTuple):
+    """What `flex_attention` is called with; tensors `(batch, heads, padded, head_dim)`.
+
+    `score_mod` makes the change of scores of the weights of a bias, through which they have their gradient.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score_mod: Callable[[Tensor | None], Mod] | None
+    weights: Tensor | None
+    block_mask: Any
+    scale: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What calls of one pattern share: the count of a pair, and the blocks that may hold one."""
+
+    count: Shows
+    some: Tensor
+    whole: Tensor
+    nbytes: int
+
+
+def padded(seq: int) -> int:
+    """The length that sequences of `seq` tokens are computed with."""
+    step = max(BLOCK, (1 << max(seq - 1, 1).bit_length()) // (2 * STEPS))
+    return -(-seq // step) * step
+
+
+def prepare(problem: Problem, rows: int, device: torch.device) -> Prepared:
+    """The count and the blocks for calls with as many rows as `rows`, made once for a padded length."""
+    kept = padded(rows) if not problem.varlen else 0
+    heads = problem.heads, problem.kv_heads
+    key = "flex", problem.pattern.to_json(), heads, problem.is_causal, kept, problem.seq if problem.varlen else 0, str(device)
+    return plan.cached(key, _prepare, problem, kept, device)
+
+
+def _prepare(problem: Problem, length: int, device: torch.device) -> Prepared:
+    forms = problem.forms
+    count = counter(forms, max(length, problem.seq), device)
+    some, whole = (x.to(device) for x in blocks_of(forms, length, problem.heads, problem.is_causal))
+    return Prepared(count, some, whole, 2 * some.nbytes + forms.nbytes + plan.ENTRY_BYTES)
+
+
+def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
+    """The call that computes `problem`."""
+    rows = inputs.query.shape[1]
+    query, key, value = (_padded(x, padded(rows)) for x in inputs[:3])
+    prepared = prepare(problem, rows, query.device)
+    length = torch.tensor(rows, dtype=torch.int32, device=query.device)
+    packed = None if inputs.cu_seqlens is None else _places(inputs.cu_seqlens, padded(rows), problem.seq)
+    mask_mod = _mask_mod(prepared.count, length, inputs, problem, packed)
+    some, whole = (prepared.some, prepared.whole) if packed is None else _packed_blocks(problem, packed[0])
+    return FlexCall(
+        *(query, key, value),
+        _score_mod(prepared.count, inputs, problem, packed),
+        None if inputs.bias is None else inputs.bias.weights,
+        _block_mask(_ended(some, whole, rows), mask_mod, query.shape[2]),
+        problem.scale,
+    )
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    return F.pad(x.transpose(1, 2), (0, 0, 0, length - x.shape[1]))
+
+
+def _places(cu_seqlens: Tensor, length: int, longest: int) -> tuple[Tensor, Tensor]:
+    """Of each row the number of its sequence, one more for those after the last, and its place in it, int32."""
+    rows = torch.arange(length, dtype=torch.int32, device=cu_seqlens.device)
+    number = torch.searchsorted(cu_seqlens, rows, right=True).to(torch.int32) - 1
+    return number, (rows - cu_seqlens[number.long()]).clamp(max=longest - 1)  # tables have no place for rows after the last
+
+
+def _mask_mod(count: Shows, length: Tensor, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None) -> Mod:
+    mask, is_causal = inputs.key_padding_mask, problem.is_causal
+    ignored = None if mask is None else F.pad(mask, (0, padded(mask.shape[1]) - mask.shape[1]))
+
+    def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+        seen = (j < length) & (i < length)
+        if is_causal:
+            seen = seen & (j <= i)
+        if ignored is not None:
+            seen = seen & ~ignored[b, j]
+        if packed is None:
+            return seen & (count(h, i, j) > 0)
+        number, place = packed
+        return seen & (number[i] == number[j]) & (count(h, place[i], place[j]) > 0)
+
+    return mask_mod
+
+
+def _score_mod(
+    count: Shows, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None
+) -> Callable[[Tensor | None], Mod] | None:
+    several = problem.pattern.overlap == "count" and _shown_by_several(problem)
+    if not (problem.softcap or several or inputs.bias):
+        return None
+    softcap, bias = problem.softcap, inputs.bias
+    if bias is not None and bias.positions is not None:
+        given, length = bias.positions, padded(inputs.query.shape[1])
+        bias = bias._replace(positions=F.pad(given, (0, 0, 0, length - given.shape[1])))
+    place = None if packed is None else packed[1]
+
+    def of_weights(weights: Tensor | None) -> Mod:
+        own = None if bias is None or weights is None else bias_of(bias._replace(weights=weights))
+
+        def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            at, to = (i, j) if place is None else (place[i], place[j])
+            if softcap:
+                score = softcap * torch.tanh(score / softcap)
+            if own is not None and bias is not None:
+                score = score + (own(b, h, at, to) if bias.positions is None else own(b, h, i, j))
+            return score + torch.log(count(h, at, to).clamp(min=1).to(torch.float32)) if several else score
+
+        return score_mod
+
+    return of_weights
+
+
+def _shown_by_several(problem: Problem) -> bool:
+    """Whether forms of different branches serve one head."""
+    served = [(form.branch, head) for form in problem.forms for head in range(*form.heads)]
+    heads = [head for _, head in set(served)]
+    return len(heads) > len(set(heads))
+
+
+def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks in which a sequence has rows and columns, and that lie within reach where all forms are bands."""
+    ends = number.view(-1, BLOCK)
+    first, last = ends[:, 0], ends[:, -1]
+    some = (first[:, None] <= last) & (first <= last[:, None])
+    if all(isinstance(form, Band) for form in problem.forms):
+        near, _ = blocks_of(problem.forms, len(number), problem.heads, problem.is_causal)
+        some = some & near.any(0).to(some.device)
+    elif problem.is_causal:
+        some = some.tril()
+    some = some.expand(problem.heads, *some.shape)
+    return some, torch.zeros_like(some)
+
+
+def _ended(some: Tensor, whole: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The blocks without those beyond the end of the sequence; what reaches beyond it is not whole."""
+    begun, ended = math.ceil(rows / BLOCK), rows // BLOCK
+    there = torch.arange(some.shape[-1], device=some.device)
+    return some & (there < begun) & (there[:, None] < begun), whole & (there < ended) & (there[:, None] < ended)
+
+
+def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, length: int) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    some, whole = (x[None] for x in blocks)
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(length, length)
+    )

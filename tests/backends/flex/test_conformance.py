@@ -1,0 +1,152 @@
+"""`flex` on the problem list, by the operators beneath FlexAttention on the CPU; and what it makes of forms, pair by pair."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.flex_on_cpu import FlexOnCpu
+from helpers.strategies import Heads, mixes_with_heads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilkit import (
+    BlockSparse,
+    Device,
+    GlobalTokens,
+    Intervals,
+    Pattern,
+    PatternError,
+    Problem,
+    SlidingWindow,
+    explain,
+    register_backend,
+    unregister_backend,
+)
+from dilkit.backends.flex.backend import Flex
+from dilkit.backends.flex.blocks import BLOCK, blocks_of
+from dilkit.backends.flex.call import flex_call, padded
+from dilkit.backends.flex.pairs import MOST_INTERVALS, counter
+from dilkit.inputs import Inputs
+from dilkit.oracle import oracle_attention
+from dilkit.testing.conformance import check
+from dilkit.testing.packings import SEQUENCES
+from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, SCORES, Case
+
+CPU = torch.device("cpu")
+LISTED = [case for case in (*PROBLEMS, *SEQUENCES, *OTHER_KINDS, *SCORES) if case.dtype != "float64" and not case.rows]
+USUAL = LISTED[7::61]
+"""By default so many."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_cpu() -> Iterator[None]:
+    register_backend(FlexOnCpu())
+    yield
+    unregister_backend("flex_on_cpu")
+
+
+def sums_in_half(case: Case) -> bool:
+    """Whether the dense operators would sum the gradient of weights in half precision, other than a generated kernel."""
+    return case.bias != "none" and case.dtype != "float32"
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in USUAL), id=case.name) for case in LISTED]
+)
+def test_results_and_gradients_are_right_or_refused(case: Case) -> None:
+    result = check("flex_on_cpu", replace(case, gradients=False) if sums_in_half(case) else case)
+    if result.verdict == "refused":
+        pytest.skip("; ".join(result.reasons))
+    assert result.verdict == "passed", (result.reasons, result.ratios)
+
+
+@given(drawn=mixes_with_heads(), seq=st.integers(1, 80))
+@settings(max_examples=25)
+def test_pairs_are_those_of_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:
+    pattern, (heads, kv_heads) = drawn
+    try:
+        problem = Problem(pattern=pattern, seq=seq, heads=heads, kv_heads=kv_heads, head_dim=8)
+    except PatternError:  # of another number of tokens
+        return
+    if "unlowered" in problem.forms.names:
+        return
+    h, i, j = torch.meshgrid(torch.arange(heads), torch.arange(seq), torch.arange(seq), indexing="ij")
+    assert torch.equal(counter(problem.forms, seq, CPU)(h, i, j), pattern.count(seq, heads, kv_heads=kv_heads).to(torch.int32))
+
+
+@given(
+    drawn=st.sampled_from(
+        [
+            Pattern([100, 256, 512], [1, 2, 4]),
+            Pattern.of(SlidingWindow(200), GlobalTokens([3, 300, 301])),
+            Pattern.of(SlidingWindow(400, 3)),
+            Pattern.of(BlockSparse.bigbird(8, 64, heads=2)),
+            Pattern.of(BlockSparse.local_global(4, 128)),
+            Pattern.of(Intervals([max(i - 300, 0) for i in range(512)], [i + 3 for i in range(512)])),
+            Pattern.natten((16, 32), (5, 7), (2, 1)),
+            Pattern.of(SlidingWindow(60), BlockSparse.local_global(4, 128), overlap="once"),
+        ]
+    ),
+    is_causal=st.booleans(),
+)
+@settings(max_examples=16)
+def test_blocks_hold_every_pair_and_whole_ones_nothing_else(drawn: Pattern, is_causal: bool) -> None:
+    some, whole = blocks_of(Problem(pattern=drawn, seq=512, heads=2, head_dim=8).forms, 512, 2, is_causal)
+    seen = drawn.count(512, 2, is_causal=is_causal).numpy() > 0
+    blocks = seen.reshape(2, 512 // BLOCK, BLOCK, 512 // BLOCK, BLOCK)
+    assert np.all(some.numpy() >= blocks.any((2, 4)))
+    assert np.all(whole.numpy() <= blocks.all((2, 4)))
+    assert np.all(whole.numpy() <= some.numpy())
+
+
+def test_rows_of_many_runs_are_looked_up_in_a_table() -> None:
+    layout = torch.zeros(1, 40, 40, dtype=torch.bool)
+    layout[0, :, ::3] = True
+    problem = Problem(pattern=Pattern.of(BlockSparse(layout, 2)), seq=77, heads=1, head_dim=8)
+    assert problem.forms[0].queries.runs.max() > MOST_INTERVALS
+    i, j = torch.meshgrid(torch.arange(77), torch.arange(77), indexing="ij")
+    assert torch.equal(counter(problem.forms, 77, CPU)(i * 0, i, j), problem.pattern.count(77, 1)[0].to(torch.int32))
+
+
+def test_lengths_are_padded_to_few() -> None:
+    lengths = range(1, 40_000)
+    assert all(seq <= padded(seq) < seq + max(BLOCK, seq // 4) and padded(seq) % BLOCK == 0 for seq in lengths)
+    assert len({padded(seq) for seq in lengths}) < 80
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++ here")
+def test_compiled_it_is_right_and_new_lengths_compile_nothing() -> None:
+    """Forward alone, and without `lse`: more is not compiled for CPUs."""
+    pattern, flex = Pattern.of(SlidingWindow(20), GlobalTokens(2)), FlexOnCpu()
+
+    @torch.compile(fullgraph=True, dynamic=False)
+    def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any) -> Any:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return flex_attention(q, k, v, of_weights(weights), block_mask)
+
+    for seq in (200, 187, 250):
+        q, k, v = torch.randn(3, 1, seq, 2, 16).unbind()
+        problem = Problem.of(q, k, pattern)
+        assert not flex.refusals(problem)
+        with torch._dynamo.config.patch(error_on_recompile=seq != 200):
+            out = attend(*flex_call(Inputs(q, k, v), problem)[:6])[:, :, :seq].transpose(1, 2)
+        torch.testing.assert_close(out.double(), oracle_attention(q, k, v, pattern)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_chosen_where_kernels_of_ours_and_torchs_refuse() -> None:
+    device = Device.assume("sm_80")
+    problem = Problem(pattern=Pattern.natten((32, 32), 7), seq=1024, heads=4, head_dim=64, device=device, dtype="bfloat16")
+    verdicts = {decision.name: decision.verdict for decision in explain(problem).decisions}
+    able = [name for name in ("cupy_raw", "triton", "sdpa", "numba_cuda") if verdicts.get(name) in ("picked", "able")]
+    assert not able
+    reasons = " ".join(map(str, Flex().refusals(problem)))
+    assert not reasons.replace("module triton: not installed (pip install triton)", "")
