@@ -7,6 +7,7 @@ rows   some   at least all blocks that hold a pair: others are passed over
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,13 @@ def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> t
     if is_causal:
         some, whole = np.tril(some), np.tril(whole, -1)
     return torch.from_numpy(some), torch.from_numpy(whole)
+
+
+def ended(some: Tensor, whole: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The blocks without those beyond the end of the sequence; what reaches beyond it is not whole."""
+    begun, ended = math.ceil(rows / BLOCK), rows // BLOCK
+    there = torch.arange(some.shape[-1], device=some.device)
+    return some & (there < begun) & (there[:, None] < begun), whole & (there < ended) & (there[:, None] < ended)
 
 
 def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ block mask             `blocks.py`, of the padded length, without what lies beyo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from dilkit import plan
-from dilkit.backends.flex.blocks import BLOCK, blocks_of, listed
+from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
 from dilkit.backends.flex.pairs import Shows, counter
 from dilkit.backends.flex.scores import bias_of
 from dilkit.inputs import Inputs
@@ -92,7 +91,7 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
         *(query, key, value),
         _score_mod(prepared.count, inputs, problem, packed),
         None if inputs.bias is None else inputs.bias.weights,
-        _block_mask(_ended(some, whole, rows), mask_mod, query.shape[2]),
+        _block_mask(ended(some, whole, rows), mask_mod, query.shape[2]),
         problem.scale,
     )
 
@@ -173,13 +172,6 @@ def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
         some = some.tril()
     some = some.expand(problem.heads, *some.shape)
     return some, torch.zeros_like(some)
-
-
-def _ended(some: Tensor, whole: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The blocks without those beyond the end of the sequence; what reaches beyond it is not whole."""
-    begun, ended = math.ceil(rows / BLOCK), rows // BLOCK
-    there = torch.arange(some.shape[-1], device=some.device)
-    return some & (there < begun) & (there[:, None] < begun), whole & (there < ended) & (there[:, None] < ended)
 
 
 def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, length: int) -> Any:

@@ -12,15 +12,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, unflatten
+from torch import Tensor
 
+from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
+from dilkit.backends.flex.pairs import counter
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import Implementation
-from dilkit.tools.measure.pairs import counter
-
-BLOCK = 128
-"""Rows and columns of a block of FlexAttention's mask."""
 
 
 def flex_attention(inputs: Tensors, problem: Problem) -> Tensor:
@@ -36,7 +34,7 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
     """
     from torch.nn.attention import flex_attention as flex
 
-    count = counter(problem, device)
+    count = counter(problem.forms, problem.seq, device)
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
         seen = count(h, i, j) > 0
@@ -65,54 +63,14 @@ def _counts_above_one(problem: Problem) -> bool:
 
 
 def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device) -> Any:
-    """The blocks in which any query sees any key: no matrix of `seq**2` is made."""
+    """The blocks in which a query may see a key: no matrix of `seq**2` is made."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    blocks = _blocks if problem.pattern.only_segments else _blocks_of_any_kind
-    some, whole = (x.to(device) for x in blocks(problem))
-    partial = some & ~whole
+    blocks = blocks_of(problem.forms, -(-problem.seq // BLOCK) * BLOCK, problem.heads, problem.is_causal)
+    some, whole = (x[None].to(device) for x in ended(*blocks, problem.seq))
     return BlockMask.from_kv_blocks(
-        *listed(partial), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
+        *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
     )
-
-
-def _blocks(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Which blocks hold a pair that is seen, and which hold nothing else: bool `(1, heads, blocks, blocks)`.
-
-    A block that a branch sees whole is one of a branch of rate 1, or it counts among the others.
-    """
-    seq, group = problem.seq, problem.heads // problem.kv_heads
-    rows, count = torch.arange(seq), -(-seq // BLOCK)
-    some, whole = (torch.zeros(problem.heads, count, count, dtype=torch.bool) for _ in range(2))
-    for branch in problem.pattern.segments:
-        length, rate = min(branch.segment_length, seq), branch.dilation_rate
-        for head in filter(branch.serves, range(problem.heads)):
-            kept = rows % length % rate == problem.pattern.head_offset(rate, head // group, problem.kv_heads)
-            held = torch.zeros(count, -(-seq // length), dtype=torch.float32)
-            held.index_put_((rows[kept] // BLOCK, rows[kept] // length), torch.ones(()), accumulate=True)
-            some[head] |= (held > 0).float() @ (held > 0).float().T > 0
-            filled = (held == BLOCK).float()
-            whole[head] |= filled @ filled.T > 0
-    if problem.is_causal:
-        some, whole = some.tril(), whole.tril(-1)
-    return some[None], whole[None]
-
-
-def _blocks_of_any_kind(problem: Problem) -> tuple[Tensor, Tensor]:
-    """As `_blocks`, from the count of as many rows at a time as a block has."""
-    seq, missing, found = problem.seq, -problem.seq % BLOCK, []
-    for rows in torch.split(torch.arange(seq), BLOCK):
-        seen = problem.pattern.count_rows(rows, seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal) > 0
-        cells = unflatten(torch.nn.functional.pad(seen, (0, missing, 0, BLOCK - len(rows))), 2, (-1, BLOCK))
-        found.append((cells.any(3).any(1), cells.all(3).all(1)))
-    some, whole = (torch.stack(rows, 1)[None] for rows in zip(*found, strict=True))
-    return some, whole
-
-
-def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks are set in each row, and their columns first."""
-    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def compiler() -> str:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
-from dilkit import DilatedSegment, GlobalTokens, Pattern, Problem, SlidingWindow, Strided
+from dilkit import Pattern, Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.commands import bench
-from dilkit.tools.measure import correctness, flex, pairs
+from dilkit.tools.measure import correctness
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.site import pages as docs
 
 PATTERN = Pattern([16, 32], [1, 4])
-MIX = Pattern.of(
-    SlidingWindow(150, 2), GlobalTokens([3, 300]), GlobalTokens(2, "read", heads=(1, 2)), Strided(90), DilatedSegment(256, 1)
-)
-LARGER = Problem(pattern=MIX, seq=500, heads=2, head_dim=8, is_causal=True)
 SMALL = Problem(pattern=PATTERN, seq=64, heads=4, head_dim=8, batch=2, dtype="float64", requires_grad=True)
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 
@@ -64,45 +59,6 @@ def test_a_peer_that_computes_something_else_is_wrong(seq) -> None:
 )
 def test_what_a_peer_cannot_do_is_refused(name, change, reason) -> None:
     assert any(reason in refusal for refusal in BASELINES[name].refusals(replace(SMALL, **change)))
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        Problem(pattern=Pattern([200, 400, 700], [1, 2, 5], offset="block"), seq=700, heads=4, head_dim=8),
-        Problem(pattern=Pattern([256, 300], [1, 3]), seq=650, heads=4, kv_heads=2, head_dim=8, is_causal=True),
-        Problem(pattern=Pattern([512, 300], [256, 1], heads=[(0, 2), (1, 3)]), seq=600, heads=3, head_dim=8),
-        LARGER,
-        Problem(pattern=Pattern.bigbird(700, 64), seq=700, heads=2, head_dim=8),
-    ],
-    ids=["block", "grouped causal", "ranges", "every kind", "blocks"],
-)
-def test_blocks_of_the_mask_are_those_of_the_count(problem) -> None:
-    seen = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal) > 0
-    missing = -problem.seq % flex.BLOCK
-    cells = torch.nn.functional.pad(seen, (0, missing, 0, missing))
-    cells = cells.unflatten(1, (-1, flex.BLOCK)).unflatten(3, (-1, flex.BLOCK))
-    some, whole = (flex._blocks if problem.pattern.only_segments else flex._blocks_of_any_kind)(problem)
-    assert torch.equal(some[0], cells.any(4).any(2))
-    assert whole.any()
-    assert torch.equal(whole[0] & cells.all(4).all(2), whole[0])
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        SMALL,
-        replace(SMALL, seq=59, pattern=Pattern([16, 30], [1, 4])),
-        replace(SMALL, kv_heads=2, pattern=Pattern([16], [4], "block")),
-        replace(LARGER, is_causal=False),
-        replace(SMALL, pattern=Pattern.bigbird(64, 5, heads=4)),
-        replace(SMALL, pattern=Pattern.natten((4, 16), (3, 5), (1, 3))),
-    ],
-)
-def test_the_count_of_indices_is_that_of_the_pattern(problem) -> None:
-    count, n = pairs.counter(problem, torch.device("cpu")), torch.arange(problem.seq)
-    found = count(torch.arange(problem.heads)[:, None, None], n[:, None], n).expand(problem.heads, -1, -1)
-    assert torch.equal(found, problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads))
 
 
 def test_without_a_compiler_flex_is_refused(monkeypatch) -> None:

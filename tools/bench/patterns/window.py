@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.tools.measure.flex import BLOCK, compiler, listed
+from dilkit.backends.flex.blocks import BLOCK, listed
+from dilkit.tools.measure.flex import compiler
 
 
 def no_compiler() -> tuple[str, ...]:
