@@ -3,6 +3,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.backends.native.branches import BranchArrays
+from dilkit.bias.form import LoweredBias
 from dilkit.op.dropout import Dropout
 
 class EncodedProblem:
@@ -14,6 +15,7 @@ class EncodedProblem:
         once: int,
         scale: float,
         arrays: BranchArrays,
+        scores: tuple[float, int, int, tuple[int, int, int]] = ...,
     ) -> None: ...
     @property
     def chunks(self) -> int: ...
@@ -34,6 +36,7 @@ def forward(
     mask: Tensor | None,
     starts: Tensor | None = None,
     dropout: Dropout | None = None,
+    bias: LoweredBias | None = None,
 ) -> None: ...
 def forward_last(
     encoded: EncodedProblem,
@@ -45,6 +48,7 @@ def forward_last(
     out: Tensor,
     lse: Tensor,
     lengths: Tensor,
+    bias: LoweredBias | None = None,
 ) -> None: ...
 def backward(
     encoded: EncodedProblem,
@@ -63,6 +67,7 @@ def backward(
     delta: Tensor,
     starts: Tensor | None = None,
     dropout: Dropout | None = None,
-) -> None: ...
+    bias: LoweredBias | None = None,
+) -> Tensor | None: ...
 def exp(isa: str, x: NDArray[float32], y: NDArray[float32]) -> None: ...
 def multiply_add(isa: str, rounds: int) -> int: ...

@@ -3,7 +3,12 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+import torch
+
 from dilkit.op._facts cimport locate
+
+cdef enum:
+    MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
 
 cdef extern from "native.h":
     ctypedef struct TensorView:
@@ -43,6 +48,16 @@ cdef extern from "native.h":
         double keep_scale
         int64_t first_batch, first_head
         const Place *places
+        double softcap
+        int bias
+        int64_t position_dims
+        int64_t[3] table_size
+        int64_t entries
+        const char *bias_weights
+        TensorView positions
+        double *dbias
+        int64_t first_part
+        int one_part
         const char *mask
         int64_t mask_batch, mask_row
         TensorView q, k, v, out, dout, dq, dk, dv
@@ -60,6 +75,7 @@ cdef extern from "native.h":
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
     int64_t native_rounds(const Problem *problem) nogil
+    int64_t native_parts(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
 
 cdef extern from "blocks.h":
@@ -150,19 +166,23 @@ cdef class EncodedProblem:
     """A problem's sizes and branches as the C kernel reads them, without tensors: made once, used by many calls.
 
     `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk, residue classes; seq
-    is 0 where each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous.
+    is 0 where each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous. `scores`: the softcap,
+    and of a bias what it is a function of, the numbers of a position, and three sizes of a table.
     """
 
     cdef Problem problem
     cdef bytes numbers
 
     def __init__(
-        self, sizes, int dtype, int causal, int once, double scale, arrays
+        self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, (1, 1, 1))
     ):
         cdef Problem *p = &self.problem
         cdef const int64_t *at[13]
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
         p.step = 1
+        p.softcap, p.bias, p.position_dims, table = scores
+        p.table_size[0], p.table_size[1], p.table_size[2] = table
+        p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
         p.branches, p.lse_head, p.keep_scale = len(arrays.kind), p.seq, 1.0
         self.numbers = joined(arrays, at)
@@ -235,6 +255,28 @@ cdef int set_dropout(Problem *p, dropout, starts) except -1:
     return 0
 
 
+cdef int set_bias(Problem *p, bias, int64_t rows) except -1:
+    """The tensors of a bias, a `LoweredBias`; None where the problem has none. `rows`: those of the keys."""
+    cdef int64_t[2] strides
+    cdef int64_t bytes = 8 if p.dtype == 0 else 4
+    if (bias is None) != (p.bias == 0):
+        raise ValueError(f"bias is {'missing' if bias is None else 'given'}, which the problem does not say")
+    if bias is None:
+        return 0
+    weights, positions = bias.weights, bias.positions
+    if tuple(weights.shape) != (p.heads, p.entries) or weights.itemsize != bytes or not weights.is_contiguous():
+        raise ValueError(f"weights of the bias have shape {tuple(weights.shape)}; ({p.heads}, {p.entries}), contiguous, is needed")
+    p.bias_weights = locate(weights, strides, 0)
+    if positions is None:
+        return 0
+    if tuple(positions.shape) not in ((1, rows, p.position_dims), (p.batch, rows, p.position_dims)) or positions.itemsize != bytes or not positions.is_contiguous():
+        raise ValueError(f"positions have shape {tuple(positions.shape)}; ({p.batch} or 1, {rows}, {p.position_dims}), contiguous, is needed")
+    p.positions.data = locate(positions, strides, 2)
+    p.positions.row = strides[1]
+    p.positions.batch = strides[0] if positions.shape[0] > 1 else 0
+    return 0
+
+
 cdef int interrupted() noexcept with gil:
     """Whether a signal's handler has raised, as that of Ctrl-C does; what it raised stays set."""
     return PyErr_CheckSignals()
@@ -252,19 +294,20 @@ cdef int run(const InstructionSet *code, const Problem *problem, int phase, int 
     return 0
 
 
-def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None, dropout=None):
+def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None):
     """Write `out` and `lse`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
 
     `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last. `dropout`: a
-    `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU.
+    `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU. `bias`: a `LoweredBias`, where the problem has one.
     """
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
+    set_bias(&p, bias, k.shape[1])
     set_sequences(&p, starts, q)
     run(code_of(isa), &p, FORWARD, threads)
 
 
-def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, lengths):
+def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, lengths, bias=None):
     """Write `out` and `lse` of the last rows of sequences of these `lengths`, contiguous int32, none less than the rows of `q`."""
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, None)
     cdef int64_t i, capacity = k.shape[1]
@@ -272,6 +315,7 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
     p.seq = p.lse_head = q.shape[1]
     if not p.batch == q.shape[0] == k.shape[0]:
         raise ValueError(f"{p.batch} lengths for {q.shape[0]} sequences and {k.shape[0]} in the cache; as many are needed")
+    set_bias(&p, bias, capacity)
     for i in range(p.batch):
         if not p.seq <= p.lengths[i] <= capacity:
             raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.seq} rows to the {capacity} of the cache are needed")
@@ -279,16 +323,28 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
     run(code_of(isa), &p, FORWARD, threads)
 
 
-def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None):
-    """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous."""
+def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None, bias=None):
+    """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous.
+
+    With a learned bias the gradient of its weights in parts `(parts, heads, entries)`, float64, to be added up; else None.
+    """
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
+    set_bias(&p, bias, k.shape[1])
     set_sequences(&p, starts, q)
     cdef int64_t[1] none
+    cdef int64_t parts = 1
+    gradient = None
+    if bias is not None and bias.form.learned:
+        parts = native_parts(&p)
+        p.one_part = parts * p.heads * p.entries > MOST_PARTS
+        gradient = lse.new_zeros((1 if p.one_part else max(parts, 1), p.heads, p.entries), dtype=torch.float64)
+        p.dbias = <double *>locate(gradient, none, 0)
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
     run(code_of(isa), &p, BACKWARD_QUERY, threads)
     for p.round in range(native_rounds(&p)):
-        run(code_of(isa), &p, BACKWARD_KEY, threads)
+        run(code_of(isa), &p, BACKWARD_KEY, 1 if p.one_part else threads)
+    return gradient
 
 
 def exp(str isa, const float[::1] x, float[::1] y):

@@ -21,6 +21,7 @@ from dilkit.backends.native.branches import (
     residue_classes,
     widest_window,
 )
+from dilkit.bias.form import BIASES, METRICS
 from dilkit.inputs import Inputs
 from dilkit.pattern.lowering import FORMS, Band, Grid, Segments
 from dilkit.problem import DTYPES, Problem
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
     from dilkit.backends.native._native import EncodedProblem
     from dilkit.backends.native.branches import BranchArrays
 
-    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays]
+    EncodedScores = tuple[float, int, int, tuple[int, int, int]]
+    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores]
+
+NO_BIAS, TABLE = 0, 4
+"""What a bias is a function of, beside the metrics from 1 on: kernels/native.h."""
 
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
@@ -60,7 +65,9 @@ class Native(Backend):
     name = "native"
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, forms=FORMS)
+    limits = Limits(
+        devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, softcap=True, biases=frozenset(BIASES), forms=FORMS
+    )
     priority = 20
     reproducible = True
 
@@ -76,27 +83,27 @@ class Native(Backend):
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
-        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, _ = inputs
+        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias = inputs
         if cu_seqlens is not None:
             _check_lengths(problem, cu_seqlens.diff())
         out, lse = empty_outputs(query)
         threads, tensors = _threads(problem, query.shape[1]), (query, key, value, out, lse)
         if cache_seqlens is None:
-            _kernel().forward(_encoded(problem), instruction_set(), threads, *tensors, mask, cu_seqlens, dropout)
+            _kernel().forward(_encoded(problem), instruction_set(), threads, *tensors, mask, cu_seqlens, dropout, bias)
         else:
             _check_lengths(problem, cache_seqlens)
-            _kernel().forward_last(_encoded(problem), instruction_set(), threads, *tensors, cache_seqlens)
+            _kernel().forward_last(_encoded(problem), instruction_set(), threads, *tensors, cache_seqlens, bias)
         return out, lse
 
-    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         import torch
 
-        query, key, value, mask, cu_seqlens, _, dropout, _ = inputs
+        query, key, value, mask, cu_seqlens, _, dropout, bias = inputs
         lse, plain = lse.contiguous(), torch.contiguous_format
         dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
-        tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout
-        _kernel().backward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
-        return dq, dk, dv
+        tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout, bias
+        parts = _kernel().backward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
+        return (dq, dk, dv) if parts is None else (dq, dk, dv, parts.sum(0).to(lse.dtype))
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:
@@ -158,7 +165,7 @@ def _threads(problem: Problem, rows: int) -> int:
 def _encoded(problem: Problem) -> EncodedProblem:
     """`problem` as the C kernel reads it; made once and kept in the cache. It has no length where sequences have their own."""
     sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
-    options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache
+    options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
     evaluated = problem.seq if problem.pattern.is_evaluated else 0
     key = "native", problem.pattern.to_json(), sizes, options, evaluated
     return plan.cached(key, _encode, problem)
@@ -174,7 +181,7 @@ def _encode(problem: Problem) -> EncodedProblem:
 
 
 def encode_problem(problem: Problem) -> EncodeArguments:
-    """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, and the branches."""
+    """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, the branches, and what changes the scores."""
     sizes = problem.heads, problem.kv_heads, problem.head_dim
     return (
         (problem.batch, _seq(problem), *sizes, BLOCK_ROWS, ROW_STEP, CHUNK_ROWS, residue_classes(problem)),
@@ -183,4 +190,16 @@ def encode_problem(problem: Problem) -> EncodeArguments:
         problem.pattern.overlap == "once",
         problem.scale,
         branch_arrays(problem),
+        _encode_scores(problem),
     )
+
+
+def _encode_scores(problem: Problem) -> EncodedScores:
+    """The softcap, and of the bias what it is a function of, the numbers of a position, and the sizes of its table."""
+    form = problem.bias
+    if form is None:
+        return problem.softcap, NO_BIAS, 0, (1, 1, 1)
+    lacking = (1,) * (3 - len(form.sizes))  # dimensions that a table has not are the last ones, in which all positions are 0
+    kind = TABLE if form.sizes else METRICS.index(form.metric) + 1
+    a, b, c = (*form.sizes, *lacking)
+    return problem.softcap, kind, form.dims, (a, b, c)

@@ -331,6 +331,7 @@ _SCORES: dict[str, Fields] = {
     "coordinates in a line": dict(bias="in a line", pattern=Pattern.of(SlidingWindow(9, 2)), seq=50),
     "clipped table": dict(bias="clipped", kv_heads=1),
     "clipped table causal": dict(bias="clipped", is_causal=True, pattern=FIVE, seq=70),
+    "clipped table long": dict(bias="clipped", pattern=Pattern.of(SlidingWindow(400)), seq=613, heads=2, head_dim=8, batch=1),
     "buckets": dict(bias="buckets", pattern=Pattern.dense(), seq=59),
     "buckets packed causal": dict(bias="buckets", batch=1, lengths=(0, 23, 25, 1), seq=49, is_causal=True),
     "grid": dict(bias="grid", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),

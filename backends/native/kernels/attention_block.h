@@ -9,7 +9,7 @@
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
  *               attend_row_list               for each row list, tile of rows by tile of rows
  *                 attend_between, attend_queries, attend_keys   columns by which row vectors may see them
- *                   attend_tile                   q k^T, softmax step, dropout, accumulate      -> scores, slot_sums
+ *                   attend_tile                   q k^T, scores.h, softmax step, dropout, accumulate  -> scores, slot_sums
  *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
  *
  *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . packed_columns[1]
@@ -31,6 +31,7 @@
 #include "relation.h"
 #include "scratch.h"
 #include "results.h"
+#include "scores.h"
 #include "packing.h"
 #include "dropout.h"
 #include "few_rows.h"
@@ -47,7 +48,10 @@ static void N(attend_tile)(
     REAL max[TILE_ROWS], rescale[TILE_ROWS];
     for (int r = 0; r < TILE_ROWS; r++)
         max[r] = -(REAL)INFINITY, rescale[r] = 1;
-    N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, scale, bias);
+    const int scored = N(has_scores)(p);
+    N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, scale, scored ? 0 : bias);
+    if (scored)
+        N(score_tile)(task, first, count, vectors, from, to, bias, max);
     for (int i = 0; i < task->own; i++)
         masked |= N(mask_relation)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
     for (int i = task->own; i < task->relations; i++)
@@ -72,6 +76,10 @@ static void N(attend_tile)(
     N(softmax_backward_step)(
         s->scores, s->score_gradients, lse, delta, by_column, low, high, s->column_position, masked, from, to, vectors * N(LANES)
     );
+    if (by_column && p->dbias)
+        N(sum_bias_gradient)(task, first, count, from, to);
+    if (p->softcap > 0)
+        N(uncap_gradients)(task, vectors, from, to);
     N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->score_gradients, s->packed_columns[0], from, to, p->dim);
     if (by_column && p->dropout)
         N(drop_weights)(s->scores, s->kept, from, to, vectors * N(LANES));
@@ -181,6 +189,8 @@ static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_
         s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : -(REAL)INFINITY;
         if (row < p->block_rows)
             *low = row < *low ? row : *low, *high = row > *high ? row : *high;
+        if (p->bias != NO_BIAS)
+            N(place_row)(task, i, row < p->block_rows ? task->start + row : task->start, task->head + line % p->shared_heads);
         for (int n = 0; n < task->relations; n++)
             N(relate_row)(&s->relation[n], task->phase == BACKWARD_KEY, i, row < p->block_rows ? task->start + row : task->start);
     }

@@ -14,7 +14,7 @@ static int N(are_few)(const Task *task, const RowList *lists, int count) {
     int64_t rows = 0;
     for (int i = 0; i < count; i++)
         rows += lists[i].count;
-    return task->phase == FORWARD && rows <= FEW_ROWS * count && !task->relations && !task->p->dropout;
+    return task->phase == FORWARD && rows <= FEW_ROWS * count && !task->relations && !task->p->dropout && !N(has_scores)(task->p);
 }
 
 /* The rows of the slots as they are, one after the other, and 0 in their sums. */

@@ -45,6 +45,31 @@ enum { COLUMNS_TOGETHER = 8 }; /* values of so many are summed up at once */
 #define VECTOR_MAX_double(a, b) N(select)((Lanes)(a > b), a, b)
 #endif
 
+/* Nor a square root, nor lanes that are read from anywhere. */
+#if defined(__AVX512F__) && VECTOR_BYTES == 64
+#define VECTOR_SQRT_float(x) (Vector) _mm512_sqrt_ps((__m512)(x))
+#define VECTOR_SQRT_double(x) (Vector) _mm512_sqrt_pd((__m512d)(x))
+#define GATHER_float(from, at) (Vector) _mm512_i32gather_ps((__m512i)(at), from, 4)
+#define GATHER_double(from, at) (Vector) _mm512_i64gather_pd((__m512i)(at), from, 8)
+#elif defined(__AVX2__) && VECTOR_BYTES == 32
+#define VECTOR_SQRT_float(x) (Vector) _mm256_sqrt_ps((__m256)(x))
+#define VECTOR_SQRT_double(x) (Vector) _mm256_sqrt_pd((__m256d)(x))
+#define GATHER_float(from, at) (Vector) _mm256_i32gather_ps(from, (__m256i)(at), 4)
+#define GATHER_double(from, at) (Vector) _mm256_i64gather_pd(from, (__m256i)(at), 8)
+#else
+#define OF_LANES(number)                        \
+    ({                                          \
+        Vector lanes = {0};                     \
+        for (int l = 0; l < N(LANES); l++)      \
+            lanes[l] = number;                  \
+        lanes;                                  \
+    })
+#define VECTOR_SQRT_float(x) OF_LANES(sqrtf((x)[l]))
+#define VECTOR_SQRT_double(x) OF_LANES(sqrt((x)[l]))
+#define GATHER_float(from, at) OF_LANES((from)[(at)[l]])
+#define GATHER_double(from, at) OF_LANES((from)[(at)[l]])
+#endif
+
 /* The product of the low halves of vectors of 64-bit words. */
 #if defined(__AVX512F__) && VECTOR_BYTES == 64
 #define MULTIPLY_LOW(a, b) (Words) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))

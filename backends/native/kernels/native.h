@@ -40,6 +40,9 @@ static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
+/* What a bias is a function of: distances of positions, in a metric, or differences, by which a table has an entry for each. */
+enum { NO_BIAS, EUCLIDEAN, L1, MAXIMUM, TABLE };
+
 /* A tensor (batch, seq, heads, dim) with a contiguous last dimension; strides in bytes. */
 typedef struct {
     char *data;
@@ -96,6 +99,14 @@ typedef struct {
     double keep_scale; /* the factor of weights that are kept; 1 where none are dropped */
     int64_t first_batch, first_head; /* the numbers of the first sequence and head of the tensors */
     const Place *places; /* (batch,): in place of both, where each element of the batch lies; else NULL */
+    double softcap; /* scores are at most so large; 0: not capped */
+    int bias;
+    int64_t position_dims, table_size[3], entries; /* numbers of a position; sizes of a table, those that it lacks are 1; weights of a head */
+    const char *bias_weights; /* (heads, entries) contiguous, double for FLOAT64, else float */
+    TensorView positions;     /* (batch, seq, position_dims) of such numbers; without `data` that of a row is its number in the sequence */
+    double *dbias;            /* (parts, heads, entries), zeros, to which each task adds in a part of its own, from `first_part` on; or NULL */
+    int64_t first_part;
+    int one_part; /* all tasks add to one part: one after the other */
     const char *mask; /* (batch, seq), nonzero = key ignored; NULL = none */
     int64_t mask_batch, mask_row; /* strides in bytes */
     TensorView q, k, v, out, dout, dq, dk, dv;
@@ -146,6 +157,9 @@ enum { NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY };
 
 /* How often BACKWARD_KEY runs, with `round` 0, 1, 2, ... */
 int64_t native_rounds(const Problem *problem);
+
+/* The parts of `dbias`, as many as tasks of a key/value head run in BACKWARD_KEY. */
+int64_t native_parts(const Problem *problem);
 
 /* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */
 int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void));

@@ -116,6 +116,8 @@ static void N(place_columns)(const Task *task, const ColumnTile *tile) {
     const Scratch *s = &task->s;
     for (int64_t k = tile->count; k < round_up(tile->count, REGISTER_ROWS); k++)
         s->column_position[k] = (REAL)INFINITY, s->column_lse[k] = s->column_delta[k] = 0; /* beyond what any row sees */
+    for (int64_t k = 0; task->p->bias != NO_BIAS && k < round_up(tile->count, REGISTER_ROWS); k++)
+        N(place_column)(task, k, tile->column[k < tile->count ? k : 0]);
     for (int64_t k = 0; k < tile->count; k++) {
         s->column_position[k] = (REAL)(tile->column[k] - task->start);
         for (int n = 0; n < task->relations; n++)

@@ -36,6 +36,10 @@ typedef struct {
     REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum; in BACKWARD_QUERY lse and delta */
     REAL *slot_first, *slot_last; /* (slots + TILE_ROWS,): the first and last position that a slot may see, as column_position has them */
     REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
+    REAL *row_at[3], *row_slope; /* (slots + TILE_ROWS,): positions of rows, and the slope of their heads, for a bias; */
+    INTEGER *row_table;          /* where the table of their heads begins */
+    REAL *column_at[3];          /* (TILE_COLUMNS,): positions of columns */
+    REAL *cap_slope;             /* (TILE_COLUMNS, TILE_ROWS): the derivative of the softcap */
     REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD_KEY */
     REAL *row_max, *row_sum;   /* (lines + 1,): running maximum and sum between tiles of different cells */
     int64_t *slot_line;        /* (slots,): the line of a slot */
@@ -102,6 +106,11 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->slot_first = RESERVE(slots + TILE_ROWS, REAL), s->slot_last = RESERVE(slots + TILE_ROWS, REAL);
     s->column_position = RESERVE(TILE_COLUMNS, REAL);
     s->column_lse = RESERVE(TILE_COLUMNS, REAL), s->column_delta = RESERVE(TILE_COLUMNS, REAL);
+    size_t biased = p->bias != NO_BIAS;
+    for (int d = 0; d < 3; d++)
+        s->row_at[d] = RESERVE(biased * (slots + TILE_ROWS), REAL), s->column_at[d] = RESERVE(biased * TILE_COLUMNS, REAL);
+    s->row_slope = RESERVE(biased * (slots + TILE_ROWS), REAL), s->row_table = RESERVE(biased * (slots + TILE_ROWS), INTEGER);
+    s->cap_slope = RESERVE(p->softcap > 0 && phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
     s->row_max = RESERVE(lines + 1, REAL), s->row_sum = RESERVE(lines + 1, REAL);
     s->relation = RESERVE((size_t)p->relations, Relation);
     s->row_bounds = RESERVE((size_t)p->relations * 6 * (slots + TILE_ROWS), INTEGER);

@@ -31,6 +31,7 @@ static inline void take_class(Problem *p, int64_t step, int64_t residue) {
         move_rows(views[n], 0, residue);
         views[n]->row *= step;
     }
+    move_rows(&p->positions, 0, residue), p->positions.row *= step;
     p->mask = p->mask ? p->mask + residue * p->mask_row : NULL, p->mask_row *= step;
     p->lse += bytes, p->delta = p->delta ? p->delta + bytes : NULL;
     p->seq = p->seq > residue ? parts_of(p->seq - residue, step) : 0;
@@ -51,6 +52,7 @@ static inline Problem sequence_of(const Problem *whole, int64_t number) {
         move_rows(by_query[n], batch, first - p.first_row);
         move_rows(by_key[n], batch, first);
     }
+    move_rows(&p.positions, batch, first);
     int64_t moved = (batch * p.heads * p.lse_head + first - p.first_row) * bytes;
     p.lse += moved;
     p.delta = p.delta ? p.delta + moved : NULL;

@@ -94,6 +94,7 @@ static void run_task(const WorkQueue *queue, int64_t task, void *scratch) {
     }
     int64_t sequence = sequence_of_task(queue->task_end, sequences_in(queue->problem), task);
     Problem problem = sequence_of(queue->problem, sequence);
+    problem.first_part = sequence ? queue->task_end[sequence - 1] / problem.kv_heads : 0;
     queue->code->run_task(&problem, queue->phase, task - (sequence ? queue->task_end[sequence - 1] : 0), scratch);
 }
 
@@ -152,6 +153,15 @@ int64_t native_rounds(const Problem *problem) {
         most = sequence.seq > 0 ? greater(most, sequence.chunks) : most;
     }
     return most;
+}
+
+int64_t native_parts(const Problem *problem) {
+    int64_t tasks = has_sequences(problem) ? 0 : native_tasks(problem, BACKWARD_KEY);
+    for (int64_t i = 0; has_sequences(problem) && i < sequences_in(problem); i++) {
+        Problem sequence = sequence_of(problem, i);
+        tasks += tasks_of_sequence(&sequence, BACKWARD_KEY);
+    }
+    return tasks / problem->kv_heads;
 }
 
 int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {

@@ -21,7 +21,7 @@ from dilkit.environment import BF16_SETS
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import explain, select
 from dilkit.testing.conformance import check
-from dilkit.testing.problems import DROPPING, LAYOUTS, PROBLEMS, Case
+from dilkit.testing.problems import DROPPING, LAYOUTS, PROBLEMS, SCORES, Case
 
 LONG = {
     "nested": dict(pattern=Pattern([128, 256, 512], [1, 2, 4]), heads=2),
@@ -81,7 +81,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def in_turn() -> list[Any]:
     """Each variant in one dtype and on one instruction set, the next in the next; the others wait for the slow tests."""
     sets, listed = _native.instruction_sets(), []
-    for at, case in enumerate((*PROBLEMS, *DROPPING)):
+    for at, case in enumerate((*PROBLEMS, *DROPPING, *SCORES)):
         variant, dtype = divmod(at, len(DTYPES))
         for number, name in enumerate(sets):
             usual = (dtype, number) == (variant % len(DTYPES), variant // len(DTYPES) % len(sets))

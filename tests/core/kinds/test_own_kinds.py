@@ -79,7 +79,7 @@ def test_verify_checks_them(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--seq", "33", "--pattern", "Colours(3), Echo(5)", "--backend", "native,reference", "--json")
     assert main(["verify", *options]) == 0
     judged = json.loads(capsys.readouterr().out)["backends"]
-    assert {name: one["counts"]["passed"] for name, one in judged.items()} == {"native": 40, "reference": 48}
+    assert {name: one["counts"]["passed"] for name, one in judged.items()} == {"native": 48, "reference": 48}
     assert main(["verify", "--pattern", "Echo(5), natten((4, 5), 3)"]) == 2
 
 

@@ -1,0 +1,75 @@
+"""Biases and softcaps of the CPU kernel: bits for any number of threads, gradients in one part, and tensors that do not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit import Alibi, CoordinateAlibi, GridTable, Pattern, Problem, RelativeTable, dilated_attention
+from dilkit.backends.native.backend import Native
+from dilkit.bias.base import Bias
+from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.inputs import Inputs
+from dilkit.threads import torch_threads
+
+PATTERN = Pattern([128, 600], [1, 4])
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+def results(bias: Bias, seq: int = 600, backend: str = "native", **options: float) -> list[Tensor]:
+    """The result, and the gradients of query and weights."""
+    torch.manual_seed(1)
+    q, k, v = (normal(1, seq, 2, 16).requires_grad_() for _ in range(3))
+    weights = bias.weights.detach().requires_grad_()
+    out = dilated_attention(q, k, v, PATTERN, bias=bias.with_weights(weights), backend=backend, **options)
+    return [out, *torch.autograd.grad(out.sin().sum(), (q, weights))]
+
+
+@pytest.mark.parametrize("kind", ["alibi", "coordinates", "table"])
+def test_threads_change_no_bit(kind: str) -> None:
+    slopes = torch.tensor([0.01, 0.1])
+    biases = {
+        "alibi": Alibi(slopes),
+        "coordinates": CoordinateAlibi(slopes, normal(600, 2)),
+        "table": RelativeTable(normal(2, 65)),
+    }
+    found = []
+    for count in (1, 2, 5):
+        with torch_threads(count):
+            found.append(results(biases[kind], softcap=3.0))
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_table_too_large_for_parts_is_summed_in_one() -> None:
+    """A number for each of 129 x 129 x 129 offsets and four parts would be more than `MOST_PARTS`."""
+    table = GridTable(normal(2, 129, 129, 129), (8, 8, 10))
+    for ours, right in zip(results(table), results(table, backend="reference"), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "positions", "told"),
+    [
+        (torch.zeros(3, 1), torch.zeros(1, 30, 2), r"weights of the bias have shape \(3, 1\); \(2, 1\)"),
+        (torch.zeros(2, 1, dtype=torch.float64), torch.zeros(1, 30, 2), "weights of the bias"),
+        (torch.zeros(2, 2)[:, ::2], torch.zeros(1, 30, 2), "weights of the bias"),
+        (torch.zeros(2, 1), torch.zeros(1, 29, 2), r"positions have shape \(1, 29, 2\); \(1 or 1, 30, 2\)"),
+        (torch.zeros(2, 1), torch.zeros(1, 30, 3), "positions have shape"),
+        (torch.zeros(2, 1), torch.zeros(1, 60, 2)[:, ::2], "positions have shape"),
+    ],
+)
+def test_tensors_of_a_bias_that_do_not_fit_are_refused_where_their_addresses_are_taken(
+    weights: Tensor, positions: Tensor, told: str
+) -> None:
+    form = BiasForm(dims=2, metric="euclidean", placed=True)
+    x = normal(1, 30, 2, 8)
+    problem = Problem.of(x, x, Pattern.dense(), bias=form)
+    with pytest.raises(ValueError, match=told):
+        Native().forward(Inputs(x, x, x, bias=LoweredBias(form, weights, positions)), problem)
+    with pytest.raises(ValueError, match="bias is missing"):
+        Native().forward(Inputs(x, x, x), problem)
