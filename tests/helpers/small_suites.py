@@ -18,6 +18,7 @@ from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.cpu.cases import CpuSizes
 from dilkit.tools.bench.gpu.cases import GpuSizes
 from dilkit.tools.bench.patterns.cases import PatternsSizes
+from dilkit.tools.bench.scores.cases import ScoresSizes
 from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.llama import LlamaConfig
 from dilkit.tools.bench.slides.cases import SlidesSizes
@@ -42,6 +43,10 @@ SIZES: dict[str, Sizes] = {
     "gpu": GpuSizes(1, CONFIGURATIONS, seeds=(32, 64), launch_bound=32, long=512),
     "patterns": PatternsSizes(
         **dict(divisor=1, tokens=256, heads=2, head_dim=16, window=16, block=8, long=300, short=100, long_globals=4, threads=1)
+    ),
+    "scores": ScoresSizes(
+        **dict(divisor=1, configuration=CONFIGURATIONS["B"], head_dim=16, table=9, tiles=70, threads=1),
+        **dict(layer_seq=40, layer_heads=4, layer_kv_heads=2, layer_head_dim=16),
     ),
     "serving": ServingSizes(
         **dict(

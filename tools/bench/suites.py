@@ -13,6 +13,7 @@ SUITES = {
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
     "patterns": "dilkit.tools.bench.patterns.suite:PatternsSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
+    "scores": "dilkit.tools.bench.scores.suite:ScoresSuite",
     "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",
     "serving": "dilkit.tools.bench.serving.suite:ServingSuite",
     "slides": "dilkit.tools.bench.slides.suite:SlidesSuite",

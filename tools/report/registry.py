@@ -26,6 +26,8 @@ from dilkit.tools.bench.published import document as published
 from dilkit.tools.bench.published.record import PublishedResult
 from dilkit.tools.bench.ranks import document as ranks
 from dilkit.tools.bench.ranks.record import RanksResult
+from dilkit.tools.bench.scores import document as scores
+from dilkit.tools.bench.scores.record import ScoresResult
 from dilkit.tools.bench.serving import document as serving
 from dilkit.tools.bench.serving.record import ServingResult
 from dilkit.tools.bench.slides import document as slides
@@ -67,6 +69,7 @@ KINDS = {
         (SlidesResult, slides),
         (ServingResult, serving),
         (PatternsResult, patterns),
+        (ScoresResult, scores),
         (BenchResult, one_pattern),
         (OverheadResult, overhead),
         (DemoResult, text_demo),

@@ -19,6 +19,7 @@ from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.patterns import suite as patterns
 from dilkit.tools.bench.patterns import ways, window
 from dilkit.tools.bench.patterns.record import PatternsResult
+from dilkit.tools.bench.scores.record import ScoresResult
 from dilkit.tools.bench.serving import decoding, llama
 from dilkit.tools.bench.serving.record import ServingResult
 from dilkit.tools.bench.slides import suite as slides
@@ -74,12 +75,19 @@ def look_at_patterns(result: PatternsResult, page: str) -> None:
     assert "DilatedSegment(128, 8)" in page
 
 
-LOOKS = dict(cpu=look_at_cpu, patterns=look_at_patterns, serving=look_at_serving, slides=look_at_slides)
+def look_at_scores(result: ScoresResult, page: str) -> None:
+    assert {check.what for case in result.kinds for check in case.entries["table"].check} >= {"dbias", "dq rows"}
+    assert "70 tiles" in page
+
+
+LOOKS = dict(cpu=look_at_cpu, patterns=look_at_patterns, scores=look_at_scores, serving=look_at_serving, slides=look_at_slides)
 PICTURED = ("slides",)
 """One is enough to see that a picture is written: plots of every kind are drawn in tests/tools/report/test_report.py."""
 
 
-@pytest.mark.parametrize(("name", "options"), [("cpu", ()), ("patterns", ()), ("serving", ()), ("slides", ("--full",))])
+@pytest.mark.parametrize(
+    ("name", "options"), [("cpu", ()), ("patterns", ()), ("scores", ()), ("serving", ()), ("slides", ("--full",))]
+)
 def test_a_suite_measures_and_judges_everything(
     name: str, options: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture
 ) -> None:
