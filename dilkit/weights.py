@@ -1,21 +1,25 @@
 """What attention looks at: how much each key gets in all, and the weights of single rows. No matrix of all weights is made.
 
-P[h, i, j] = count[h, i, j] * exp(scale * q_i . k_j - lse[i])        out[i] = sum_j P[h, i, j] v_j
+P[h, i, j] = count[h, i, j] * exp(softcap(scale * q_i . k_j) + bias(h, i, j) - lse[i])        out[i] = sum_j P[h, i, j] v_j
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
+from dilkit.bias.evaluated import evaluate
 from dilkit.checks import boolean, real
 from dilkit.op.arguments import check_inputs
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.op.rules import without_autocast
+from dilkit.op.scores import scores_of
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
@@ -33,6 +37,8 @@ def attention_mass(
     key_padding_mask: Tensor | None = None,
     scale: float | None = None,
     sink: Tensor | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> Tensor:
     """How much attention each key gets in all, `mass[h, j] = sum_i P[h, i, j]`: exact, in memory that is linear in `seq`.
@@ -54,32 +60,43 @@ def attention_mass(
     factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
     (batch, seq, heads, _), kv_heads = query.shape, key.shape[2]
     pattern.check_heads(heads, kv_heads)
+    with torch.no_grad():
+        scores = scores_of(bias, softcap, query.to(_wide(query, key)), pattern, kv_heads)
     group, names = heads // kv_heads, "" if backend is None else ",".join(names_of(backend))
     mass = query.new_zeros((batch, heads, seq), dtype=_wide(query, key), requires_grad=False)
     for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
         own = slice(start * group, stop * group)
         if some := pattern.of_kv_heads(start, stop, heads, kv_heads) if start < stop else None:
-            call = encode_call(some, is_causal, True, names)
+            call = encode_call(some, is_causal, True, names, 0.0, scores.softcap, scores.form)
+            weights, positions = scores.tensors
+            placed = () if weights is None else (weights[own], positions)
             part = query[:, :, own], key[:, :, start:stop], None if sink is None else sink.detach()[own]
             with without_autocast(query.device.type):
-                mass[:, own] = _columns_summed(*part, key_padding_mask, factor, call)
+                mass[:, own] = _columns_summed(*part, key_padding_mask, factor, call, placed)
     return mass
 
 
 def _columns_summed(
-    query: Tensor, key: Tensor, sink: Tensor | None, key_padding_mask: Tensor | None, factor: float, call: str
+    query: Tensor,
+    key: Tensor,
+    sink: Tensor | None,
+    key_padding_mask: Tensor | None,
+    factor: float,
+    call: str,
+    bias: tuple[Any, ...],
 ) -> Tensor:
     """`mass` of the heads that are given, `(batch, heads, seq)`."""
     query, key = (x.detach().to(_wide(query, key)) for x in (query, key))
     (batch, seq, heads, dim), group = query.shape, query.shape[2] // key.shape[2]
     nothing = query.new_zeros(dim)
     value, out = nothing.expand(key.shape), nothing.expand(query.shape)  # of values 0 the results are 0
-    lse = forward_op(query, key, value, key_padding_mask, factor, call, sink)[1]
+    further = (None,) * 4
+    lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further, *bias)[1]
     parts = []
     for start in range(0, group, dim):  # the query heads of a key/value head have a column each
         columns = torch.arange(heads, device=query.device) % group - start
         dout = (columns[:, None] == torch.arange(dim, device=query.device)).to(query.dtype).expand(query.shape)
-        dvalue = backward_op(dout, query, key, value, out, lse, key_padding_mask, factor, call)[2]
+        dvalue = backward_op(dout, query, key, value, out, lse, key_padding_mask, factor, call, *further, *bias)[2]
         parts.append(dvalue[..., : group - start])
     return torch.cat(parts, dim=-1).permute(0, 2, 3, 1).reshape(batch, heads, seq)
 
@@ -94,6 +111,8 @@ def attention_rows(
     key_padding_mask: Tensor | None = None,
     scale: float | None = None,
     sink: Tensor | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The weights of some rows, `P[h, i, j]` for i in `rows`: exact, in plain torch.
 
@@ -112,10 +131,15 @@ def attention_rows(
     (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
     which = _positions(rows, seq).to(query.device)
     factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
+    changed = scores_of(bias, softcap, query.to(_wide(query, key)), pattern, kv_heads)
     query, key = (x.to(_wide(query, key)) for x in (query[:, which], key))
     grouped = query.view(batch, len(which), kv_heads, heads // kv_heads, dim)
     with without_autocast(query.device.type):
         scores = factor * torch.einsum("bmkgd,bskd->bkgms", grouped, key).flatten(1, 2)
+        if changed.softcap:
+            scores = changed.softcap * torch.tanh(scores / changed.softcap)
+        if changed.bias is not None:
+            scores = scores + evaluate(changed.bias, which, torch.arange(seq, device=which.device))
     count = pattern.count_rows(which, seq, heads, kv_heads=kv_heads, is_causal=is_causal)
     unseen = (count == 0).expand(scores.shape)
     if key_padding_mask is not None:

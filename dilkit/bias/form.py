@@ -49,7 +49,8 @@ class BiasForm:
 
     def encode(self) -> str:
         """The form as text without a semicolon or a comma."""
-        return f"{self.dims}/{'x'.join(map(str, self.sizes))}/{self.metric}/{self.placed:d}{self.learned:d}"
+        sizes = "x".join([f"{size}" for size in self.sizes])  # not str, which torch.compile knows of no size
+        return f"{self.dims}/{sizes}/{self.metric}/{self.placed:d}{self.learned:d}"
 
     @classmethod
     def decode(cls, text: str) -> BiasForm:

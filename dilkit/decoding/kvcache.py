@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean
 from dilkit.op.arguments import check_pattern, encode_arguments
 from dilkit.op.kvcache import check_no_gradient, check_tensors, last_rows_op
+from dilkit.op.scores import scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 
@@ -24,6 +26,8 @@ def dilated_attention_with_kvcache(
     cache_seqlens: Tensor,
     sink: Tensor | None = None,
     scale: float | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -41,6 +45,8 @@ def dilated_attention_with_kvcache(
       other of these tensors has a part in, and no two of its elements; views side by side in one tensor are such.
     - `cache_seqlens`: int32 `(batch,)` on the device of `query`: rows of each sequence that are in the cache before. It is not
       changed: add `new` for the next call.
+    - `bias`, `softcap`: as in `dilated_attention`; positions are those in the whole sequence, and coordinates are
+      `(batch, capacity, 1 to 3)`, of which rows that are not there yet are not read.
     - `sink`, `scale`, `backend`, `return_lse`: as in `dilated_attention`.
 
     Returns `out`, with the shape and dtype of `query`; with `return_lse` also `lse` `(batch, heads, rows)`. It has no gradient.
@@ -65,7 +71,8 @@ def dilated_attention_with_kvcache(
     pattern.check_heads(query.shape[2], k_cache.shape[2])
     if sink is not None:
         check_sink(sink, query)
-    check_no_gradient(*given.values(), sink)
-    factor, call = encode_arguments(query, k_cache, v_cache, pattern, True, scale, backend)
-    out, lse = last_rows_op(query, k_cache, v_cache, key, value, cache_seqlens, factor, call, sink)
+    scores = scores_of(bias, softcap, query, pattern, k_cache.shape[2], k_cache.shape[1])
+    check_no_gradient(*given.values(), sink, *scores.tensors)
+    factor, call = encode_arguments(query, k_cache, v_cache, pattern, True, scale, backend, 0.0, scores)
+    out, lse = last_rows_op(query, k_cache, v_cache, key, value, cache_seqlens, factor, call, sink, *scores.tensors)
     return (out, lse) if return_lse else out

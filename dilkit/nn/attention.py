@@ -8,8 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from dilkit.attention import dilated_attention
-from dilkit.checks import real
+from dilkit.bias.base import Bias
+from dilkit.checks import real, shown
 from dilkit.op.arguments import check_pattern
+from dilkit.op.scores import check_softcap
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
@@ -18,13 +20,15 @@ from dilkit.selector import names_of
 
 
 class DilatedAttention(nn.Module):
-    """`dilkit.dilated_attention` as a module without parameters: the inner attention of `MultiheadDilatedAttention`.
+    """`dilkit.dilated_attention` as a module, without parameters but a bias: the inner attention of `MultiheadDilatedAttention`.
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
 
-    `pattern`, `scale` and `backend` are those of `dilkit.dilated_attention`. With `order`, a `dilkit.order` of the grid that the
-    tokens come from, or several `orders`, which the heads use in turn, it is `dilkit.ordered_dilated_attention`. Raises
-    TypeError or ValueError, naming the argument, for a pattern, a scale or orders that do not fit.
+    `pattern`, `scale`, `softcap` and `backend` are those of `dilkit.dilated_attention`; `bias` is added to the scores unless
+    `forward` is given another. Its slopes or table are `bias_weights` of the state dict, a parameter if they are an
+    `nn.Parameter`, else a buffer. With `order`, a `dilkit.order` of the grid that the tokens come from, or several `orders`,
+    which the heads use in turn, it is `dilkit.ordered_dilated_attention`. Raises TypeError or ValueError, naming the
+    argument, for a pattern, a scale or orders that do not fit.
 
     Example:
 
@@ -38,6 +42,8 @@ class DilatedAttention(nn.Module):
         DilatedAttention(Pattern([16, 64], [1, 4]))
     """
 
+    bias_weights: Tensor
+
     def __init__(
         self,
         pattern: Pattern,
@@ -45,6 +51,8 @@ class DilatedAttention(nn.Module):
         order: TokenOrder | None = None,
         orders: Sequence[TokenOrder] | None = None,
         scale: float | None = None,
+        bias: Bias | None = None,
+        softcap: float | None = None,
         backend: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -52,9 +60,27 @@ class DilatedAttention(nn.Module):
         self.pattern = pattern
         self.orders = order_or_orders(order, orders)
         self.scale = None if scale is None else real("scale", scale)
+        self.softcap = check_softcap(softcap) or None
+        self._keep_bias(bias)
         if backend is not None:
             names_of(backend)  # raises for what are no names
         self.backend = backend
+
+    def _keep_bias(self, bias: Bias | None) -> None:
+        """Its weights become a part of this module."""
+        if bias is not None and not isinstance(bias, Bias):
+            raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi is needed")
+        self._bias = bias
+        weights = None if bias is None else bias.weights
+        if weights is None or isinstance(weights, nn.Parameter):
+            self.register_parameter("bias_weights", weights)
+        else:
+            self.register_buffer("bias_weights", weights)
+
+    @property
+    def bias(self) -> Bias | None:
+        """The bias with the weights that this module has now."""
+        return None if self._bias is None else self._bias.with_weights(self.bias_weights)
 
     def forward(
         self,
@@ -66,15 +92,21 @@ class DilatedAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         sink: Tensor | None = None,
         dropout_p: float = 0.0,
+        bias: Bias | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`."""
+        """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`.
+
+        A `bias` takes the place of the module's own.
+        """
         options: dict[str, Any] = dict(
             is_causal=is_causal,
             key_padding_mask=key_padding_mask,
             sink=sink,
             scale=self.scale,
             dropout_p=dropout_p,
+            bias=self.bias if bias is None else bias,
+            softcap=self.softcap,
             backend=self.backend,
             return_lse=return_lse,
         )
@@ -83,7 +115,8 @@ class DilatedAttention(nn.Module):
         return dilated_attention(query, key, value, self.pattern, **options)
 
     def extra_repr(self) -> str:
-        options = {**shown_orders(self.orders), "scale": self.scale, "backend": self.backend}
+        options = {**shown_orders(self.orders), "scale": self.scale, "bias": self._bias and type(self._bias).__name__}
+        options |= {"softcap": self.softcap, "backend": self.backend}
         return str(self.pattern) + appended({name: value for name, value in options.items() if value is not None})
 
 

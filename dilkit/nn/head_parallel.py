@@ -141,6 +141,12 @@ def _pattern_of_model(module: nn.Module) -> Pattern:
             f"HeadParallel is given {type(module).__name__}, which holds no dilkit.Pattern as its `pattern`; a "
             "MultiheadDilatedAttention, DilatedAttention or RingDilatedAttention is needed"
         )
+    bias: Any = getattr(module, "bias", None)
+    if bias is not None and bias.weights.requires_grad:
+        raise ValueError(
+            f"{type(module).__name__} has a bias that is learned, of which a rank would have the gradient of its own heads; use "
+            "weights that are fixed, a buffer"
+        )
     if pattern.head_shard is not None:
         raise ValueError(
             f"pattern={pattern} of {type(module).__name__} has head_shard={pattern.head_shard}, heads of a rank already; give "
@@ -151,7 +157,8 @@ def _pattern_of_model(module: nn.Module) -> Pattern:
 
 def _same_for_all(module: nn.Module, pattern: Pattern) -> bool:
     """Whether `module` computes all heads alike, whatever their numbers are."""
-    return not pattern.differs_by_head and len(getattr(module, "orders", None) or ()) < 2
+    biased = getattr(module, "bias", None) is not None  # of the heads of the model, which the pattern then says
+    return not biased and not pattern.differs_by_head and len(getattr(module, "orders", None) or ()) < 2
 
 
 def _pattern_of_rank(pattern: Pattern, rank: int, size: int, heads: int, kv_heads: int) -> Pattern:

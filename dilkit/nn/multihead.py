@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer, probability, real, shown
 from dilkit.decoding import DilatedCache
 from dilkit.nn.attention import DilatedAttention, appended
@@ -183,6 +184,7 @@ class MultiheadDilatedAttention(nn.Module):
         cache: DilatedCache | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
+        score_bias: Bias | None = None,
     ) -> tuple[Tensor, None]:
         """`(output, None)`; `output` has the shape of `query`.
 
@@ -203,6 +205,8 @@ class MultiheadDilatedAttention(nn.Module):
           what the cache has kept, and are kept for later ones. Positions then go on from `cache.seen`.
         - `cu_seqlens`, `max_seqlen`: where sequences begin that are packed in `query` `(total, embed_dim)`, as in
           `dilkit.dilated_attention_varlen`. Each is attended to by itself, and its positions begin at 0.
+        - `score_bias`: what is added to the scores in this call, `bias` of `dilkit.dilated_attention`, of all heads of the layer:
+          a `CoordinateAlibi` of these rows, say. By default that of the inner attention, `DilatedAttention(pattern, bias=)`.
         - `need_weights`: only its default is supported, which is not torch's. `average_attn_weights` has no effect without it.
 
         Raises ValueError or TypeError for arguments that do not fit.
@@ -210,7 +214,7 @@ class MultiheadDilatedAttention(nn.Module):
         accept_only("need_weights", need_weights, False)
         if is_nested(query):
             given: Any = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
-            given |= dict(positions=positions, cache=cache, max_seqlen=max_seqlen)
+            given |= dict(positions=positions, cache=cache, max_seqlen=max_seqlen, score_bias=score_bias)
             return self._forward_nested(query, key, value, cu_seqlens, is_causal=is_causal, **given)
         key = query if key is None else key
         value = key if value is None else value
@@ -234,7 +238,7 @@ class MultiheadDilatedAttention(nn.Module):
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
         packed = None if cu_seqlens is None else (cu_seqlens, max_seqlen)
-        attended = self._attended(q, k, v, causal, key_padding_mask, cache, packed)
+        attended = self._attended(q, k, v, causal, key_padding_mask, cache, packed, score_bias)
         out = attended.reshape(*query.shape[:-1], q.shape[-2] * self.head_dim)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
@@ -252,14 +256,27 @@ class MultiheadDilatedAttention(nn.Module):
         return True
 
     def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, key_padding_mask: Tensor | None, cache: Any, packed: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        key_padding_mask: Tensor | None,
+        cache: Any,
+        packed: Any,
+        score_bias: Bias | None,
     ) -> Tensor:
         """What the inner attention gives, `(batch, seq, heads, head_dim)`, or for packed rows without the batch."""
         options, inner = self._options(), cast(Any, self.attention)
+        if score_bias is not None and cache is not None:
+            raise ValueError("score_bias is given with cache, which knows no bias; compute whole sequences")
+        if score_bias is not None and packed is None:
+            options["bias"] = score_bias
         if cache is not None:
             out: Any = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
         elif packed is not None:
-            options |= dict(is_causal=causal, scale=inner.scale, backend=inner.backend)
+            options |= dict(is_causal=causal, scale=inner.scale, backend=inner.backend, softcap=inner.softcap)
+            options["bias"] = inner.bias if score_bias is None else score_bias
             out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, *packed, **options)
         else:
             out = inner(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
@@ -305,6 +322,8 @@ class MultiheadDilatedAttention(nn.Module):
         inner = self._plain_attention("cache")
         if cache.pattern != inner.pattern:
             raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
+        if inner.bias is not None or inner.softcap is not None:
+            raise ValueError(f"cache is given, but the inner attention is {inner}, and a cache knows no bias and no softcap")
         layer = _FILLED_BY.setdefault(cache, weakref.ref(self))() if cache.seen else None
         if layer not in (None, self):
             raise ValueError(

@@ -12,18 +12,20 @@ from torch import Tensor
 
 from dilkit import plan
 from dilkit.backend import Backend
+from dilkit.bias.form import LoweredBias
 from dilkit.inputs import Inputs
 from dilkit.op.boundary import check_memory, check_returned, empty_outputs
 from dilkit.op.older_backends import Forward, methods_of
 from dilkit.op.overlap import check_written
-from dilkit.op.schema import backends_asked, decode_call, library
+from dilkit.op.schema import backends_asked, decode_call, library, scores_asked
+from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import add_zero_keys, check_sink
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import requested_backends, select, state
 
 library.define(
     "last_rows(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? key, Tensor? value, Tensor cache_seqlens, "
-    "float scale, str call, Tensor? sink=None) -> (Tensor, Tensor)"
+    "float scale, str call, Tensor? sink=None, Tensor? bias=None, Tensor? positions=None) -> (Tensor, Tensor)"
 )
 last_rows_op = torch.ops.dilkit.last_rows.default
 
@@ -126,6 +128,8 @@ def _last_rows(
     scale: float,
     call: str,
     sink: Tensor | None = None,
+    bias: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
     tensors = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
@@ -133,6 +137,9 @@ def _last_rows(
     if sink is not None:
         check_sink(sink, query)
         given["sink"] = sink
+    form = scores_asked(call)[1]
+    check_bias(form, bias, positions, query, k_cache.shape[1])
+    given |= {name: x for name, x in dict(bias=bias, positions=positions).items() if x is not None}
     check_memory(tuple(given), tuple(given.values()))
     check_no_gradient(*given.values())
     new = 0 if key is None else key.shape[1]
@@ -149,7 +156,8 @@ def _last_rows(
         _append(v_cache, value, cache_seqlens)
     if query.numel() == 0:
         return empty_outputs(query)
-    inputs = Inputs(query, k_cache, v_cache, cache_seqlens=cache_seqlens + new)
+    scores = None if form is None or bias is None else LoweredBias(form, bias, positions)
+    inputs = Inputs(query, k_cache, v_cache, cache_seqlens=cache_seqlens + new, bias=scores)
     returned = prepared.forward(inputs, prepared.problem)
     wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
     out, lse = check_returned(prepared.backend.name, returned, wanted, tuple(tensors.values()))
@@ -160,7 +168,8 @@ def _last_rows(
 
 def _prepare(query: Tensor, k_cache: Tensor, asked: tuple[str, ...], scale: float, call: str) -> PreparedLastRows:
     pattern, _, _ = decode_call(call)
-    last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale)
+    softcap, bias = scores_asked(call)
+    last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale, softcap=softcap, bias=bias)
     problem = replace(last_rows, seq=k_cache.shape[1])
     backend = select(problem, asked)
     return PreparedLastRows(backend, methods_of(backend).forward, problem, len(call) + plan.ENTRY_BYTES)

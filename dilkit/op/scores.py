@@ -30,6 +30,12 @@ class Scores(NamedTuple):
         """Weights and positions."""
         return (None, None) if self.bias is None else (self.bias.weights, self.bias.positions)
 
+    def of_part(self, number: int, parts: int) -> Scores:
+        """Those of one of so many equal parts of the heads."""
+        if self.bias is None:
+            return self
+        return self._replace(bias=self.bias._replace(weights=self.bias.weights.tensor_split(parts)[number]))
+
     @property
     def form(self) -> BiasForm | None:
         """The facts of the bias."""

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import forward_op
 from dilkit.op.schema import with_pattern
+from dilkit.op.scores import placed_at, scores_of
 from dilkit.orders.heads import as_orders, check_orders, first_head, head_texts, move_heads
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -31,6 +33,8 @@ def ordered_dilated_attention(
     sink: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    bias: Bias | None = None,
+    softcap: float | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -50,6 +54,9 @@ def ordered_dilated_attention(
       (`order(..., is_generation_order=True)`), these include its own future, so every order but the identity is refused, and so
       are several orders.
 
+    - `bias`: positions are those of the rows as they are given, row-major, whatever the order; coordinates move with their rows.
+      With several orders each key/value head is one call.
+
     The other arguments, the results and the errors are those of `dilated_attention`. Dropout goes by places in the
     order. Raises ValueError for an order of another length than the sequence, and for a curve through a grid where the pattern
     has neighborhoods (`Neighborhood`), which are of cells that lie row by row.
@@ -68,21 +75,29 @@ def ordered_dilated_attention(
     orders = as_orders("order", order)
     check_inputs(query, key, value, pattern, key_padding_mask, sink)
     boolean("return_lse", return_lse)
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p)
-    further = further_arguments(dropout_p)
+    scores = scores_of(bias, softcap, query, pattern, key.shape[2])
+    if len(orders) == 1 and not orders[0].is_identity:
+        scores = placed_at(scores, orders[0].index(query.device).long())
+    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
+    further = further_arguments(dropout_p, scores=scores)
     heads, first = key.shape[2], first_head(pattern)
     check_orders(orders, query.shape[1], heads, pattern, is_causal)
     if all(order.is_identity for order in orders):
         out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further)
         return (out, lse) if return_lse else out
     query, key, value = (move_heads(x, orders, first, heads) for x in (query, key, value))
-    if key_padding_mask is None or len(orders) == 1:
+    if len(orders) == 1 or (key_padding_mask is None and scores.bias is None):
         mask = None if key_padding_mask is None else orders[0].apply(key_padding_mask)
         out, lse = forward_op(query, key, value, mask, factor, call, sink, *further)
     else:
-        by_order = [order.apply(key_padding_mask) for order in orders]
-        masks = [by_order[(first + head) % len(orders)] for head in range(heads)]
-        out, lse = _head_by_head(query, key, value, masks, pattern, factor, call, sink, further)
+        own = [orders[(first + head) % len(orders)] for head in range(heads)]
+        masks = [None if key_padding_mask is None else order.apply(key_padding_mask) for order in own]
+        furthers = [further] * heads
+        if scores.bias is not None:
+            placed = [placed_at(scores, order.index(query.device).long()) for order in own]
+            _, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, placed[0])
+            furthers = [(*further[:4], *one.of_part(head, heads).tensors) for head, one in enumerate(placed)]
+        out, lse = _head_by_head(query, key, value, masks, pattern, factor, call, sink, furthers)
     out = move_heads(out, orders, first, heads, inverse=True)
     if not return_lse:
         return out
@@ -93,19 +108,19 @@ def _head_by_head(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    masks: list[Tensor],
+    masks: Sequence[Tensor | None],
     pattern: Pattern,
     factor: float,
     call: str,
     sink: Tensor | None,
-    further: tuple[Any, ...],
+    furthers: Sequence[tuple[Any, ...]],
 ) -> tuple[Tensor, Tensor]:
-    """All heads, with a mask for each key/value head."""
+    """All heads, with a mask and further arguments for each key/value head."""
     rows = (x.tensor_split(key.shape[2], 2) for x in (query, key, value))
     texts = head_texts(pattern.to_json(), query.shape[2], key.shape[2])
     heads_out = [
         nothing(q, own) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text), own, *further)
-        for q, k, v, mask, text, own in zip(*rows, masks, texts, sink_by_head(sink, key.shape[2]), strict=True)
+        for q, k, v, mask, text, own, further in zip(*rows, masks, texts, sink_by_head(sink, key.shape[2]), furthers, strict=True)
     ]
     return torch.cat([out for out, _ in heads_out], 2), torch.cat([lse for _, lse in heads_out], 1)
 

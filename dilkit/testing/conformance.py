@@ -132,7 +132,7 @@ def _call(
 ) -> Any:
     options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, sink=sink, backend=backend, return_lse=True)
     if case.rows:
-        return _last_rows(case, q, k, v, sink, backend)
+        return _last_rows(case, q, k, v, sink, backend, bias)
     options |= dict(dropout_p=case.dropout_p, bias=bias, softcap=case.softcap or None)
     with seeded():
         if not case.lengths:
@@ -141,7 +141,7 @@ def _call(
         return tuple(x.unsqueeze(0) for x in dilated_attention_varlen(q[0], k[0], v[0], case.pattern, cu_seqlens, **options))
 
 
-def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, backend: str) -> Any:
+def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, backend: str, bias: Bias | None) -> Any:
     """The last rows against a cache that holds what is before them, and NaN from there on."""
     before = torch.tensor(case.lengths, device=q.device) - case.rows
     places = before[:, None] + torch.arange(case.rows, device=q.device)
@@ -149,6 +149,7 @@ def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None,
     unwritten = torch.arange(case.seq, device=q.device) >= before[:, None]
     k_cache, v_cache = (x.masked_fill(unwritten[:, :, None, None], torch.nan) for x in (k, v))
     options: dict[str, Any] = dict(scale=case.scale, sink=sink, backend=backend, return_lse=True, cache_seqlens=before.int())
+    options |= dict(bias=bias, softcap=case.softcap or None)
     return dilated_attention_with_kvcache(query, k_cache, v_cache, case.pattern, key=key, value=value, **options)
 
 

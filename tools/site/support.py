@@ -31,6 +31,7 @@ from dilkit.pattern.lowering import FORMS, Band, Form, Global, Grid, Runs, Segme
 from dilkit.tools.report.markdown import rows_markdown
 
 FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
+FEATURES |= {"softcap": "softcap", "biases": "biases"}
 """What a call may ask for, and the limit that says whether a backend can; None: the operator adds it to any backend's results."""
 CALLS: dict[str, Callable[..., Any]] = {
     "dilated_attention": dilated_attention,
@@ -54,7 +55,7 @@ EXAMPLES = (
 )
 """A branch of each kind."""
 
-OPTIONS = ("is_causal", "key_padding_mask", "dropout_p", "sink", "return_lse")
+OPTIONS = ("is_causal", "key_padding_mask", "dropout_p", "sink", "bias", "softcap", "return_lse")
 
 
 def support_table(backends: Sequence[Backend]) -> str:
@@ -90,5 +91,5 @@ def form_table(root: Path) -> str:
     return rows_markdown(rows)
 
 
-def _word(can: bool) -> str:
+def _word(can: object) -> str:
     return "yes" if can else "no"

@@ -23,9 +23,10 @@ SENTENCES = {
 METHOD = (
     "fp32; times are medians of samples taken in turns. Before it is timed, every way is compared with the definition in fp64: "
     "all results at a short length, and random rows at full length. Slopes and tables are learned where there is a backward "
-    "pass; torch's matrix of all pairs is made before it is timed, and takes so much memory that there are few heads. Eager "
-    "torch multiplies, caps, masks and weighs in operators of their own. Memory is the most that a call held beside its inputs, "
-    "by the high-water mark of the process, with the matrix where there is one."
+    "pass. torch's matrix of all pairs is made from slopes and coordinates in the call, as dilkit's distances are, or before; it "
+    "takes so much memory that there are few heads. Eager torch multiplies, caps, masks and weighs in operators of their own. "
+    "Memory is the most that a call held beside its inputs, by the high-water mark of the process, with the matrix where there "
+    "is one."
 )
 _NAMES, _SECONDS, _BYTES = Axis("", "number"), Axis("time", "seconds"), Axis("memory beside the inputs", "bytes")
 

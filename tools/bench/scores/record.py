@@ -9,7 +9,7 @@ from typing import ClassVar
 from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
 PLAIN, ALIBI, COORDINATES, TABLE = "no bias", "ALiBi", "2-D ALiBi", "table"
-OURS, MATRIX, EAGER = "dilkit", "torch, full matrix", "torch, eager"
+OURS, MATRIX, GIVEN, EAGER = "dilkit", "torch, full matrix", "torch, matrix made before", "torch, eager"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ScoresCase(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresResult(SuiteResult):
-    """Biases on a CPU: of each kind beside `PLAIN`; `OURS` beside `MATRIX` or `EAGER`."""
+    """Biases on a CPU: of each kind beside `PLAIN`; `OURS` beside `MATRIX` and `GIVEN`, or `EAGER`."""
 
     KIND: ClassVar[str] = "suite-scores"
 

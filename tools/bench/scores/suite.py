@@ -15,8 +15,19 @@ from dilkit.problem import Problem
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.scores import targets
 from dilkit.tools.bench.scores.cases import PLANE, ScoresSizes
-from dilkit.tools.bench.scores.record import ALIBI, COORDINATES, EAGER, MATRIX, OURS, PLAIN, TABLE, ScoresCase, ScoresResult
-from dilkit.tools.bench.scores.ways import MakeWay, compared, eager, native, with_matrix
+from dilkit.tools.bench.scores.record import (
+    ALIBI,
+    COORDINATES,
+    EAGER,
+    GIVEN,
+    MATRIX,
+    OURS,
+    PLAIN,
+    TABLE,
+    ScoresCase,
+    ScoresResult,
+)
+from dilkit.tools.bench.scores.ways import MakeWay, compared, eager, native, with_given_matrix, with_matrix
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 
 LONG_ROUNDS = 3
@@ -47,7 +58,9 @@ class ScoresSuite(Suite[ScoresResult]):
     def wrong(self, result: ScoresResult) -> bool:
         """Whether a check failed, or dilkit did; torch's matrices may be out of memory."""
         verdicts = [(name, entry.verdict) for case in result.cases() for name, entry in case.entries.items()]
-        return any(verdict == "wrong" or (verdict == "failed" and name not in (MATRIX, EAGER)) for name, verdict in verdicts)
+        return any(
+            verdict == "wrong" or (verdict == "failed" and name not in (MATRIX, GIVEN, EAGER)) for name, verdict in verdicts
+        )
 
     def case(self, what: str, ways: Mapping[str, tuple[MakeWay, Problem]], rounds: int) -> ScoresCase:
         """The ways checked, then timed in turns."""
@@ -68,7 +81,8 @@ class ScoresSuite(Suite[ScoresResult]):
             seq=self.sizes.tiles // self.divisor, heads=self.sizes.tile_heads, head_dim=self.sizes.head_dim
         )
         problem = Problem(pattern=Pattern.dense(), bias=PLANE, **sizes)
-        return self.case(f"{problem.seq:,} tiles", {OURS: (native, problem), MATRIX: (with_matrix, problem)}, LONG_ROUNDS)
+        ways = {OURS: native, MATRIX: with_matrix, GIVEN: with_given_matrix}
+        return self.case(f"{problem.seq:,} tiles", {name: (make, problem) for name, make in ways.items()}, LONG_ROUNDS)
 
     def layer(self) -> ScoresCase:
         """The attention of a layer, causal over all tokens."""

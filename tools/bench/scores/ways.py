@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit import dilated_attention
+from dilkit import CoordinateAlibi, dilated_attention
+from dilkit.bias.base import Bias
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check, Results, differentiated, expected, expected_rows, shortened
 from dilkit.testing.tensors import Tensors
@@ -52,18 +53,39 @@ def native(problem: Problem, inputs: Tensors) -> Way:
 
 
 def with_matrix(problem: Problem, inputs: Tensors) -> Way:
-    """torch's attention with a bias of all pairs, made before it is timed; the pattern is dense, not causal."""
-    assert inputs.bias is not None
-    rows = torch.arange(problem.seq)
-    matrix = inputs.bias.matrix(rows, rows)
-    matrix = matrix if matrix.dim() == 4 else matrix[None]
+    """torch's attention with the bias of all pairs, which the call makes; the pattern is dense, not causal."""
 
-    def attend(*rows: Tensor, bias: Any) -> Any:
-        q, k, v = (x.transpose(1, 2) for x in rows[:3])
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, matrix).transpose(1, 2)
-        return out, out.new_empty(0)
+    def attend(*rows: Tensor, bias: Bias) -> Any:
+        return _masked(rows, _matrix(bias, problem.seq))
+
+    return Way(problem, inputs, attend)
+
+
+def with_given_matrix(problem: Problem, inputs: Tensors) -> Way:
+    """The same with a matrix that was made before, as for further layers of a model."""
+    assert inputs.bias is not None
+    matrix = _matrix(inputs.bias, problem.seq)
+
+    def attend(*rows: Tensor, bias: Bias) -> Any:
+        return _masked(rows, matrix)
 
     return Way(problem, inputs, attend, held_bytes=matrix.nbytes)
+
+
+def _matrix(bias: Bias, seq: int) -> Tensor:
+    """`(batch or 1, heads, seq, seq)`; distances of coordinates by torch's own function for them."""
+    if isinstance(bias, CoordinateAlibi):
+        exact = "donot_use_mm_for_euclid_dist"  # by its products distances have half the digits
+        apart = torch.cdist(bias.coordinates, bias.coordinates, compute_mode=exact)
+        return -bias.slopes[:, None, None] * apart.unsqueeze(1)
+    rows = torch.arange(seq)
+    return bias.matrix(rows, rows)[None]
+
+
+def _masked(rows: Sequence[Any], matrix: Tensor) -> Any:
+    q, k, v = (x.transpose(1, 2) for x in rows[:3])
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, matrix).transpose(1, 2)
+    return out, out.new_empty(0)
 
 
 def eager(problem: Problem, inputs: Tensors) -> Way:

@@ -1,0 +1,278 @@
+"""Biases and softcaps in every way of calling: modules, token orders, caches, weights, transforms; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dilkit import (
+    Alibi,
+    CoordinateAlibi,
+    DilatedAttention,
+    DilatedCache,
+    GridTable,
+    MultiheadDilatedAttention,
+    Pattern,
+    RelativeTable,
+    attention_mass,
+    attention_rows,
+    dilated_attention,
+    dilated_attention_varlen,
+    dilated_attention_with_kvcache,
+    order,
+    ordered_dilated_attention,
+    t5_buckets,
+)
+from dilkit.bias.base import Bias
+from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.scores import scores_of
+from dilkit.oracle import oracle_attention
+
+PATTERN = Pattern([8, 36], [1, 2])
+HEADS, SEQ = 4, 36
+SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.05], dtype=torch.float64)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def qkv(batch: int = 2, seq: int = SEQ) -> tuple[Tensor, Tensor, Tensor]:
+    return normal(batch, seq, HEADS, 8), normal(batch, seq, 2, 8), normal(batch, seq, 2, 8)
+
+
+def every_bias(batch: int = 2, seq: int = SEQ) -> dict[str, Bias]:
+    return dict(
+        alibi=Alibi(SLOPES),
+        coordinates=CoordinateAlibi(SLOPES, normal(batch, seq, 2)),
+        table=RelativeTable(normal(HEADS, 12), t5_buckets(12, 20)),
+        grid=GridTable(normal(HEADS, 5, 5), (6, 6)),
+    )
+
+
+KINDS = tuple(every_bias())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("orders", [1, 2])
+def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orders: int) -> None:
+    """A dense pattern computes the same along any order, so a bias of row-major positions must as well."""
+    along = [order((6, 6)), order((6, 6), "morton")][:orders]
+    bias, (q, k, v) = every_bias()[kind], qkv()
+    found = ordered_dilated_attention(q, k, v, Pattern.dense(), along, bias=bias, softcap=2.0)
+    torch.testing.assert_close(found, oracle_attention(q, k, v, Pattern.dense(), bias=bias, softcap=2.0)[0])
+    inner = DilatedAttention(Pattern.dense(), orders=along, bias=bias, softcap=2.0)
+    torch.testing.assert_close(inner(q, k, v), found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mass_and_rows_are_those_of_the_biased_scores(kind: str) -> None:
+    bias, (q, k, _) = every_bias()[kind], qkv()
+    options: dict[str, Any] = dict(bias=bias, softcap=1.5)
+    rows = attention_rows(q, k, PATTERN, range(SEQ), **options)
+    unit = torch.eye(SEQ, dtype=torch.float64).expand(2, 2, SEQ, SEQ).transpose(1, 2)
+    wide = (torch.nn.functional.pad(x, (0, SEQ - 8)) for x in (q, k))
+    right = oracle_attention(*wide, unit, PATTERN, scale=8**-0.5, **options)[0].transpose(1, 2)
+    torch.testing.assert_close(rows, right)
+    torch.testing.assert_close(attention_mass(q, k, PATTERN, **options), right.sum(2))
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_last_rows_have_their_places_in_the_whole_sequence(kind: str, backend: str) -> None:
+    bias, (q, k, v) = every_bias()[kind], qkv()
+    right, _ = oracle_attention(q, k, v, PATTERN, is_causal=True, bias=bias, softcap=2.0)
+    options: dict[str, Any] = dict(bias=bias, softcap=2.0, backend=backend)
+    seen = torch.full((2,), SEQ, dtype=torch.int32)
+    found = dilated_attention_with_kvcache(q[:, -3:], k, v, PATTERN, cache_seqlens=seen, **options)
+    torch.testing.assert_close(found, right[:, -3:])
+
+
+def test_a_module_keeps_the_weights_of_its_bias() -> None:
+    table = nn.Parameter(normal(HEADS, 7))
+    layer = MultiheadDilatedAttention(32, HEADS, DilatedAttention(PATTERN, bias=RelativeTable(table), softcap=3.0)).double()
+    assert "attention.bias_weights" in layer.state_dict()
+    other = copy.deepcopy(layer)
+    other.attention.bias_weights.data.zero_()
+    other.load_state_dict(layer.state_dict())
+    x = normal(2, SEQ, 32)
+    torch.testing.assert_close(other(x)[0], layer(x)[0])
+    layer(x)[0].sum().backward()
+    assert layer.attention.bias_weights.grad.any()
+    assert (
+        "attention.bias_weights"
+        in MultiheadDilatedAttention(32, HEADS, DilatedAttention(PATTERN, bias=Alibi(SLOPES))).state_dict()
+    )  # a buffer
+
+
+def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on() -> None:
+    layer = MultiheadDilatedAttention(32, HEADS, DilatedAttention(PATTERN, bias=Alibi(SLOPES))).double()
+    x, coordinates = normal(1, SEQ, 32), normal(SEQ, 2)
+    bias = CoordinateAlibi(SLOPES, coordinates)
+    own = MultiheadDilatedAttention(32, HEADS, DilatedAttention(PATTERN, bias=bias)).double()
+    own.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x, score_bias=bias)[0], own(x)[0])
+    packed = layer(x[0], cu_seqlens=torch.tensor([0, SEQ], dtype=torch.int32), score_bias=bias)[0]
+    torch.testing.assert_close(packed, own(x)[0][0])
+    assert not torch.allclose(layer(x)[0], own(x)[0])
+    with pytest.raises(ValueError, match="a cache knows no bias and no softcap"):
+        layer.eval()(x, is_causal=True, cache=DilatedCache(PATTERN, HEADS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_torch_compile_nothing_changes(kind: str) -> None:
+    bias, (q, k, v) = every_bias()[kind], qkv()
+
+    def attend(q: Tensor, weights: Tensor) -> Tensor:
+        own = bias.with_weights(weights)
+        return dilated_attention(q, k, v, PATTERN, bias=own, softcap=2.0, backend="reference")
+
+    found = []
+    for call in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        leaves = q.clone().requires_grad_(), bias.weights.clone().requires_grad_()
+        out = call(*leaves)
+        found.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
+    torch.testing.assert_close(*found)
+
+
+def test_the_operators_pass_the_checks_of_torch() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(1))
+    scores = scores_of(CoordinateAlibi(SLOPES.clone().requires_grad_(), normal(SEQ, 2)), 2.0, q, PATTERN, 2)
+    call = encode_call(PATTERN, False, True, "reference", 0.0, scores.softcap, scores.form)
+    tensors = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in scores.tensors]
+    given = q, k, v, None, 0.3, call, None, None, None, None, None, *tensors
+    torch.library.opcheck(forward_op, given)
+    out, lse = forward_op(*given)
+    saved = (x.detach() for x in (torch.ones_like(out), q, k, v, out, lse))
+    torch.library.opcheck(backward_op, (*saved, None, 0.3, call, None, None, None, None, *(x.detach() for x in tensors)))
+
+
+@pytest.mark.parametrize("mapped", ["inputs", "weights", "coordinates"])
+def test_mapped_by_vmap(mapped: str) -> None:
+    q, k, v = (normal(3, 1, SEQ, HEADS, 8) for _ in range(3))
+    slopes, places = SLOPES.expand(3, HEADS) * torch.arange(1, 4)[:, None], normal(3, 1, SEQ, 2)
+    dims = (0, 0, 0, 0 if mapped == "weights" else None, 0 if mapped == "coordinates" else None)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, places: Tensor) -> Tensor:
+        return dilated_attention(q, k, v, PATTERN, bias=CoordinateAlibi(slopes, places), backend="reference")
+
+    given = q, k, v, *(x if dim == 0 else x[0] for x, dim in zip((slopes, places), dims[3:], strict=True))
+    found = torch.vmap(attend, dims)(*given)
+    one_by_one = [attend(*(x[i] if dim == 0 else x for x, dim in zip(given, dims, strict=True))) for i in range(3)]
+    torch.testing.assert_close(found, torch.stack(one_by_one))
+
+
+def test_under_autocast_weights_keep_their_digits() -> None:
+    q, k, v = (x.float() for x in qkv())
+    bias = Alibi(SLOPES.float() + 1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = dilated_attention(q, k, v, PATTERN, bias=bias)
+    half = (x.bfloat16() for x in (q, k, v))
+    assert torch.equal(out, dilated_attention(*half, PATTERN, bias=bias))
+
+
+def test_gradients_through_lse_reach_the_weights() -> None:
+    q, k, v = qkv()
+    found = []
+    for attend in (dilated_attention, oracle_attention):
+        slopes = SLOPES.clone().requires_grad_()
+        options = dict(return_lse=True) if attend is dilated_attention else {}
+        _, lse = attend(q, k, v, PATTERN, bias=Alibi(slopes), **options)
+        found.append(torch.autograd.grad(lse.sin().sum(), slopes))
+    torch.testing.assert_close(*found)
+
+
+Q, K, V = torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4)
+TWO, PLANE = torch.ones(2), torch.zeros(6, 2)
+
+
+def calls(**options: Any) -> Tensor:
+    return dilated_attention(Q, K, V, Pattern.dense(), **options)
+
+
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: Alibi([1.0, 2.0]), TypeError, "slopes=.* is a list; a torch.Tensor"),
+    (lambda: Alibi(torch.ones(2, dtype=torch.int64)), TypeError, "slopes is torch.int64"),
+    (lambda: Alibi(torch.ones(2, 1)), ValueError, r"slopes has shape \(2, 1\); \(heads,\)"),
+    (lambda: Alibi(torch.tensor([1.0, math.nan])), ValueError, r"slopes\[1\] is nan; finite"),
+    (lambda: Alibi(torch.tensor([math.inf, 1.0])), ValueError, r"slopes\[0\] is inf"),
+    (lambda: CoordinateAlibi(TWO, torch.zeros(6)), ValueError, r"coordinates has shape \(6,\)"),
+    (lambda: CoordinateAlibi(TWO, torch.zeros(6, 4)), ValueError, "1 to 3 numbers a row"),
+    (lambda: CoordinateAlibi(TWO, torch.zeros(6, 2, dtype=torch.int64)), TypeError, "coordinates is torch.int64"),
+    (lambda: CoordinateAlibi(TWO, torch.zeros(6, 2).requires_grad_()), ValueError, "coordinates requires a gradient"),
+    (lambda: CoordinateAlibi(TWO, torch.full((6, 2), math.nan)), ValueError, r"coordinates\[0, 0\] is nan"),
+    (lambda: CoordinateAlibi(TWO, PLANE, "l2"), ValueError, "metric='l2' is not known"),
+    (lambda: RelativeTable(torch.ones(2)), ValueError, r"table has shape \(2,\)"),
+    (lambda: RelativeTable(torch.ones(2, 4)), ValueError, "4 entries; without buckets an odd number"),
+    (lambda: RelativeTable(torch.ones(2, 4), torch.zeros(4, dtype=torch.int64)), ValueError, r"buckets has shape \(4,\)"),
+    (lambda: RelativeTable(torch.ones(2, 4), torch.zeros(3)), TypeError, "buckets is torch.float32"),
+    (lambda: RelativeTable(torch.ones(2, 4), torch.tensor([0, 1, 4])), ValueError, "buckets are from 0 to 4; 0 to 3"),
+    (lambda: RelativeTable(torch.ones(2, 4), torch.tensor([0, -1, 2])), ValueError, "buckets are from -1"),
+    (lambda: GridTable(torch.ones(2, 3), (2, 3)), ValueError, "as many sizes as the grid has"),
+    (lambda: GridTable(torch.ones(2, 4, 3), (2, 3)), ValueError, "odd sizes are needed"),
+    (lambda: GridTable(torch.ones(2, 3, 3), (2, 3), (1, 1, 1)), ValueError, "dilation=.*as many sizes"),
+    (lambda: GridTable(torch.ones(2, 3, 3), (0, 3)), ValueError, "shape=0 must be at least 1"),
+    (lambda: t5_buckets(3), ValueError, "num_buckets=3"),
+    (lambda: t5_buckets(32, 8), ValueError, "max_distance=8"),
+    (lambda: calls(bias=torch.zeros(1, 2, 6, 6)), TypeError, "is a Tensor; a value such as"),
+    (lambda: calls(bias=Alibi(torch.ones(3))), ValueError, "slopes of the bias is of 3 heads; the 2 heads of query"),
+    (lambda: calls(bias=CoordinateAlibi(TWO, torch.zeros(5, 2))), ValueError, r"coordinates of the bias have shape \(5, 2\)"),
+    (lambda: calls(bias=CoordinateAlibi(TWO, torch.zeros(2, 6, 2))), ValueError, r"shape \(2, 6, 2\); \(1, 6, 1 to 3\)"),
+    (lambda: calls(bias=GridTable(torch.ones(2, 3, 3), (2, 2))), ValueError, "grid of 4 tokens; at least the 6 of query"),
+    (lambda: calls(bias=Alibi(torch.ones(2, device="meta"))), ValueError, "is on meta but query on cpu"),
+    (lambda: calls(softcap=0), ValueError, "softcap=0 must be more than 0"),
+    (lambda: calls(softcap=-1.0), ValueError, "softcap=-1"),
+    (lambda: calls(softcap=math.inf), ValueError, "softcap"),
+    (lambda: calls(softcap="50"), TypeError, "softcap"),
+    (lambda: calls(softcap=True), TypeError, "softcap"),
+    (lambda: calls(bias=Alibi(TWO), backend="sdpa"), ValueError, "bias alibi: adds nothing to the scores"),
+    (lambda: calls(softcap=2.0, backend="sdpa"), ValueError, "softcap 2: caps no scores"),
+    (lambda: DilatedAttention(PATTERN, bias=TWO), TypeError, "bias=.* is a Tensor"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_what_is_no_bias_is_refused(number: int) -> None:
+    call, error, told = WRONG[number]
+    with pytest.raises(error, match=told):
+        call()
+
+
+ALIBI = encode_call(Pattern.dense(), False, False, "reference", 0.0, 0.0, scores_of(Alibi(TWO), None, Q, Pattern.dense(), 2).form)
+RESIZED = torch.ones(2, 1)
+RESIZED.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "positions", "told"),
+    [
+        (None, None, "bias is missing"),
+        (torch.ones(2, 1), torch.zeros(1, 6, 1), "positions is given"),
+        (torch.ones(2, 1).double(), None, "bias is torch.float64"),
+        (torch.ones(2, 2), None, r"bias has shape \(2, 2\); \(2, 1\)"),
+        (torch.ones(2, 2)[:, :1], None, "contiguous"),
+        (RESIZED, None, "beyond the 0 bytes"),
+    ],
+)
+def test_the_operator_takes_no_tensors_but_those_of_the_bias(weights: Any, positions: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        forward_op(Q, K, V, None, 0.5, ALIBI, None, None, None, None, None, weights, positions)
+    plain = encode_call(Pattern.dense(), False, False, "reference")
+    with pytest.raises((TypeError, ValueError), match="bias is given, which the call's text does not say"):
+        forward_op(Q, K, V, None, 0.5, plain, None, None, None, None, None, torch.ones(2, 1), None)
+
+
+def test_a_packed_sequence_longer_than_the_grid_is_refused() -> None:
+    bias = GridTable(torch.ones(2, 3, 3), (2, 2))
+    starts = torch.tensor([0, 4, 6], dtype=torch.int32)
+    dilated_attention_varlen(Q[0], K[0], V[0], Pattern.dense(), starts, bias=bias)
+    with pytest.raises(ValueError, match="grid of 4 tokens; at least the 5 of query"):
+        dilated_attention_varlen(
+            Q[0], K[0], V[0], Pattern.dense(), starts - torch.tensor([0, -1, 0], dtype=torch.int32), bias=bias
+        )
