@@ -68,7 +68,14 @@ ALTERNATING = dict(sliding_window=WINDOW, layer_types=["sliding_attention", "ful
 WINDOWED = dict(
     mistral=partial(_of, "MistralConfig", "MistralForCausalLM", grouped=True, sliding_window=WINDOW),
     gemma2=partial(
-        _of, "Gemma2Config", "Gemma2ForCausalLM", grouped=True, head_dim=8, attn_logit_softcapping=None, **ALTERNATING
+        _of,
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        grouped=True,
+        head_dim=8,
+        attn_logit_softcapping=0.001,
+        query_pre_attn_scalar=1,
+        **ALTERNATING,
     ),
     gemma3=partial(_of, "Gemma3TextConfig", "Gemma3ForCausalLM", grouped=True, head_dim=8, **ALTERNATING),
     qwen2=partial(qwen2, use_sliding_window=True, **ALTERNATING),

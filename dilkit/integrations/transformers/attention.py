@@ -63,7 +63,7 @@ def attend(
     `given`, `mesh`: those of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None
     where nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
     """
-    check_options(module, options)
+    check_options(module, options, key)
     check_one_sequence(module)
     mask = checked_mask(attention_mask, module, query, key)
     causal = mask.causal if mask is not None and mask.causal is not None else _layer_is_causal(module, is_causal)
@@ -84,6 +84,7 @@ def attend(
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
+    call["softcap"] = options.get("softcap")
     packing, tokens = _packing(q, key.shape[2], mask, options), None if mask is None else mask.tokens
     seen = k.shape[1] if tokens is None else tokens.shape[1]
     k, v = k[:, :seen], v[:, :seen]

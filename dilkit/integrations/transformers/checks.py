@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
 from dilkit.integrations.transformers.cached import KEPT_BY
+from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
 REFUSED = {
-    "softcap": "scores are not capped; take a configuration without it",
     "position_bias": "nothing is added to the scores; take a model with rotary or absolute positions",
     "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",
     "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
@@ -23,8 +23,14 @@ OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context
 """What `forward` of a layer takes if its keys may be of another sequence than its queries."""
 
 
-def check_options(module: Any, options: dict[str, Any]) -> None:
-    """Raise ValueError for arguments that ask for another attention."""
+def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
+    """Raise ValueError for arguments that ask for another attention, or for one that the holder of the keys does not compute."""
+    if (softcap := options.get("softcap")) is not None:
+        kept = "a dilated_cache()" if getattr(key, KEPT_BY, None) is not None else None
+        if what := "context_parallel" if getattr(module, KEPT_AS, None) is not None else kept:
+            raise ValueError(
+                f"softcap={softcap} with {what}, which caps no scores; take a DynamicCache or whole sequences, or set it to None"
+            )
     for name, reason in REFUSED.items():
         if (asked := options.get(name)) is not None and asked is not False:
             raise ValueError(f"{name}={_short(asked)} of {type(module).__name__}: {reason}")

@@ -13,7 +13,7 @@ from helpers.project import run
 from dilkit import Pattern
 
 package = transformers()
-from dilkit.integrations.transformers import register  # noqa: E402
+from dilkit.integrations.transformers import dilated_cache, register  # noqa: E402
 
 TOKENS = sequences((12,))[0][None]
 
@@ -28,10 +28,11 @@ def refused(words: str, model: Any, **inputs: Any) -> None:
         result(model, input_ids=TOKENS, **inputs)
 
 
-def test_capped_scores() -> None:
+def test_capped_scores_in_a_dilated_cache() -> None:
     config = package.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, layer_types=["full_attention"] * 2)
     config._attn_implementation = "dilkit"
-    refused("softcap=50.0 of Gemma2Attention: scores are not capped", package.Gemma2ForCausalLM(config).eval())
+    model = package.Gemma2ForCausalLM(config).eval()
+    refused("softcap=50.0 with a dilated_cache", model, past_key_values=dilated_cache())
 
 
 def test_position_biases_and_cross_attention() -> None:

@@ -106,9 +106,10 @@ def test_chunks_of_a_prompt(name: str, cache: str) -> None:
         assert_close(torch.cat(outs, 1), result(eager, input_ids=TOKENS), **CLOSE)
 
 
-def test_gradients_are_those_of_eager_attention() -> None:
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_gradients_are_those_of_eager_attention(name: str) -> None:
     found = []
-    for model in pair("gemma3"):
+    for model in pair(name):
         result(model, **padded(sequences(), "right"))[0, :5].square().sum().backward()
         found.append({name: x.grad for name, x in model.named_parameters()})
     for name, x in found[0].items():
