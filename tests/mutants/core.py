@@ -70,10 +70,10 @@ OPERATORS = (
         "tests/core/op/test_boundary.py::test_the_key_of_tensors_is_another_for_other_tensors",
     ),
     Mutant(
-        "the gradient of keys lacks what comes through lse",
+        "gradients lack what comes through lse",
         "dilkit/op/rules.py",
-        "dkey = by_key if dkey is None else dkey + by_key",
-        "dkey = by_key if dkey is None else dkey",
+        "its if mine is None else mine + its for",
+        "its if mine is None else mine for",
         "tests/core/op/test_operators.py::test_the_gradient_of_lse_is_the_oracles_where_rows_see_nothing",
     ),
     Mutant(
