@@ -84,7 +84,7 @@ def write(case: Case, file: BinaryIO) -> None:
     tensors = make_tensors(case)
     problem = case.problem()
     with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
-        (batch, _, *sizes), dtype, causal, once, scale, arrays = encode_problem(problem)
+        (batch, _, *sizes), dtype, causal, once, scale, arrays, _ = encode_problem(problem)
     mask = tensors.mask
     starts = [0, *accumulate(case.lengths)] if case.lengths else []
     counts = len(arrays.kind), len(starts), mask is not None, 0
