@@ -61,7 +61,7 @@ def attention_mass(
     (batch, seq, heads, _), kv_heads = query.shape, key.shape[2]
     pattern.check_heads(heads, kv_heads)
     with torch.no_grad():
-        scores = scores_of(bias, softcap, query.to(_wide(query, key)), pattern, kv_heads)
+        scores = scores_of(bias, softcap, _like(query, _wide(query, key)), pattern, kv_heads)
     group, names = heads // kv_heads, "" if backend is None else ",".join(names_of(backend))
     mass = query.new_zeros((batch, heads, seq), dtype=_wide(query, key), requires_grad=False)
     for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
@@ -131,7 +131,7 @@ def attention_rows(
     (batch, seq, heads, dim), kv_heads = query.shape, key.shape[2]
     which = _positions(rows, seq).to(query.device)
     factor = _checked(query, key, pattern, is_causal, key_padding_mask, scale, sink)
-    changed = scores_of(bias, softcap, query.to(_wide(query, key)), pattern, kv_heads)
+    changed = scores_of(bias, softcap, _like(query, _wide(query, key)), pattern, kv_heads)
     query, key = (x.to(_wide(query, key)) for x in (query[:, which], key))
     grouped = query.view(batch, len(which), kv_heads, heads // kv_heads, dim)
     with without_autocast(query.device.type):
@@ -156,6 +156,11 @@ def attention_rows(
 def _wide(query: Tensor, key: Tensor) -> torch.dtype:
     """The dtype of the weights, of which an autocast, which lets dtypes differ, takes nothing away."""
     return torch.promote_types(lse_dtype(query.dtype), lse_dtype(key.dtype))
+
+
+def _like(query: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of the shape and device of `query` in another dtype, without its memory."""
+    return query.new_empty((), dtype=dtype, requires_grad=False).expand(query.shape)
 
 
 def _checked(

@@ -5,6 +5,7 @@ score = softcap(scale * q_i . k_j) + bias(h, i, j) + log count        softcap(s)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -122,16 +123,17 @@ def _lowered(bias: Bias, query: Tensor, rows: slice | Tensor) -> LoweredBias:
     return LoweredBias(replace(form, learned=learned), weights.contiguous(), positions)
 
 
-def placed_at(scores: Scores, rows: Tensor) -> Scores:
-    """`scores` of rows in another order: row r of the call is the one with the number `rows[r]`, int64 `(seq,)`, of the bias.
+def placed_along(scores: Scores, apply: Callable[[Tensor], Tensor], rows: int) -> Scores:
+    """`scores` of a sequence of so many rows in another order, into which `apply` brings rows `(batch, rows, ...)`.
 
     Positions are given from then on, also of a bias that needs none along a sequence.
     """
     if scores.bias is None:
         return scores
     form, weights, positions = scores.bias
-    positions = rows.to(weights.dtype)[None, :, None] if positions is None else positions[:, rows]
-    return scores._replace(bias=LoweredBias(replace(form, placed=True), weights, positions.contiguous()))
+    if positions is None:
+        positions = torch.arange(rows, dtype=weights.dtype, device=weights.device)[None, :, None]
+    return scores._replace(bias=LoweredBias(replace(form, placed=True), weights, apply(positions).contiguous()))
 
 
 def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor | None, query: Tensor, rows: int) -> None:

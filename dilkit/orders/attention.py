@@ -15,7 +15,7 @@ from dilkit.op.arguments import check_inputs, encode_arguments, further_argument
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import forward_op
 from dilkit.op.schema import with_pattern
-from dilkit.op.scores import placed_at, scores_of
+from dilkit.op.scores import placed_along, scores_of
 from dilkit.orders.heads import as_orders, check_orders, first_head, head_texts, move_heads
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -77,7 +77,7 @@ def ordered_dilated_attention(
     boolean("return_lse", return_lse)
     scores = scores_of(bias, softcap, query, pattern, key.shape[2])
     if len(orders) == 1 and not orders[0].is_identity:
-        scores = placed_at(scores, orders[0].index(query.device).long())
+        scores = placed_along(scores, orders[0].apply, query.shape[1])
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
     further = further_arguments(dropout_p, scores=scores)
     heads, first = key.shape[2], first_head(pattern)
@@ -94,7 +94,7 @@ def ordered_dilated_attention(
         masks = [None if key_padding_mask is None else order.apply(key_padding_mask) for order in own]
         furthers = [further] * heads
         if scores.bias is not None:
-            placed = [placed_at(scores, order.index(query.device).long()) for order in own]
+            placed = [placed_along(scores, order.apply, query.shape[1]) for order in own]
             _, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, placed[0])
             furthers = [(*further[:4], *one.of_part(head, heads).tensors) for head, one in enumerate(placed)]
         out, lse = _head_by_head(query, key, value, masks, pattern, factor, call, sink, furthers)

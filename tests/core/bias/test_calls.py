@@ -71,6 +71,15 @@ def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orde
     torch.testing.assert_close(inner(q, k, v), found)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+def test_along_an_order_a_call_can_be_compiled() -> None:
+    attention = DilatedAttention(Pattern.dense(), order=order((6, 6)), bias=Alibi(SLOPES))
+    q, k, v = qkv()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_mass_and_rows_are_those_of_the_biased_scores(kind: str) -> None:
     bias, (q, k, _) = every_bias()[kind], qkv()
@@ -125,6 +134,7 @@ def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on() -> None
         layer.eval()(x, is_causal=True, cache=DilatedCache(PATTERN, HEADS))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_torch_compile_nothing_changes(kind: str) -> None:
     bias, (q, k, v) = every_bias()[kind], qkv()

@@ -15,7 +15,7 @@ from dilkit import Alibi, CoordinateAlibi, GridTable, Pattern, RelativeTable, al
 from dilkit.bias.base import Bias
 from dilkit.bias.evaluated import evaluate, gradient
 from dilkit.bias.form import BiasForm
-from dilkit.op.scores import placed_at, scores_of
+from dilkit.op.scores import placed_along, scores_of
 from dilkit.oracle import oracle_attention
 
 SLOPES = torch.tensor([0.5, 0.25], dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_each_bias_is_its_formula_and_its_lowered_form_is_the_same(number: int) 
 def test_rows_in_another_order_keep_their_positions(number: int) -> None:
     bias, _ = biases()[number]
     order, query = torch.randperm(12), normal(1, 12, 2, 4)
-    lowered = placed_at(scores_of(bias, None, query, Pattern.dense(), 2), order).bias
+    lowered = placed_along(scores_of(bias, None, query, Pattern.dense(), 2), lambda x: x[:, order], 12).bias
     assert lowered is not None
     every = torch.arange(12)
     torch.testing.assert_close(evaluate(lowered, every, every)[0], bias.matrix(order, order))
