@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -59,6 +59,14 @@ def every_bias(batch: int = 2, seq: int = SEQ) -> dict[str, Bias]:
 KINDS = tuple(every_bias())
 
 
+@pytest.fixture
+def nothing_traced() -> Iterator[None]:
+    """What was compiled before, or is later, makes no size of these calls dynamic."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("orders", [1, 2])
 def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orders: int) -> None:
@@ -72,7 +80,7 @@ def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orde
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.usefixtures("nothing_traced")
 def test_along_an_order_a_call_can_be_compiled() -> None:
     attention = DilatedAttention(Pattern.dense(), order=order((6, 6)), bias=Alibi(SLOPES))
     q, k, v = qkv()
@@ -134,7 +142,7 @@ def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on() -> None
         layer.eval()(x, is_causal=True, cache=DilatedCache(PATTERN, HEADS))
 
 
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.usefixtures("nothing_traced")
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_torch_compile_nothing_changes(kind: str) -> None:
     bias, (q, k, v) = every_bias()[kind], qkv()
