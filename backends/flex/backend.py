@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,14 @@ COMPILED = 64
 """Compiled functions that are kept."""
 
 Attend = Callable[..., "tuple[Tensor, Tensor]"]
+
+
+@cache
+def _returns_lse() -> bool:
+    """Whether FlexAttention has the argument by which `lse` is asked for here; it came after FlexAttention itself."""
+    from torch.nn.attention import flex_attention as flex
+
+    return hasattr(flex, "AuxRequest")
 
 
 class Flex(Backend):
@@ -57,8 +65,14 @@ class Flex(Backend):
             found.append(Refusal("head_dim", str(problem.head_dim), f"at least {LEAST_HEAD_DIM}"))
         if problem.seq >= 2**31 // 2:
             found.append(Refusal("seq", f"{problem.seq:,}", "rows are counted in 32 bits"))
-        if found:  # so far without a table having been made
+        if found:  # so far without a table having been made, or torch imported
             return tuple(found)
+        if not _returns_lse():
+            return (
+                Refusal(
+                    "torch", "its FlexAttention", "one that returns lse with AuxRequest is needed", "install torch 2.9 or newer"
+                ),
+            )
         from dilkit.backends.flex.pairs import MOST_CELLS, table_cells
 
         if (cells := max(map(table_cells, problem.forms), default=0)) > MOST_CELLS:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from dilkit import plan
 from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
-from dilkit.backends.flex.pairs import Shows, counter
+from dilkit.backends.flex.pairs import Shows, counter, shown_by_several
 from dilkit.backends.flex.scores import bias_of
 from dilkit.inputs import Inputs
 from dilkit.pattern.lowering import Band
@@ -87,6 +87,8 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     packed = None if inputs.cu_seqlens is None else _places(inputs.cu_seqlens, padded(rows), problem.seq)
     mask_mod = _mask_mod(prepared.count, length, inputs, problem, packed)
     some, whole = (prepared.some, prepared.whole) if packed is None else _packed_blocks(problem, packed[0])
+    if inputs.key_padding_mask is not None:  # of whole blocks FlexAttention asks for no pair, and would see ignored keys
+        whole = torch.zeros_like(whole)
     return FlexCall(
         *(query, key, value),
         _score_mod(prepared.count, inputs, problem, packed),
@@ -128,7 +130,7 @@ def _mask_mod(count: Shows, length: Tensor, inputs: Inputs, problem: Problem, pa
 def _score_mod(
     count: Shows, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None
 ) -> Callable[[Tensor | None], Mod] | None:
-    several = problem.pattern.overlap == "count" and _shown_by_several(problem)
+    several = shown_by_several(problem)
     if not (problem.softcap or several or inputs.bias):
         return None
     softcap, bias = problem.softcap, inputs.bias
@@ -151,13 +153,6 @@ def _score_mod(
         return score_mod
 
     return of_weights
-
-
-def _shown_by_several(problem: Problem) -> bool:
-    """Whether forms of different branches serve one head."""
-    served = [(form.branch, head) for form in problem.forms for head in range(*form.heads)]
-    heads = [head for _, head in set(served)]
-    return len(heads) > len(set(heads))
 
 
 def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:

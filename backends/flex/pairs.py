@@ -15,6 +15,7 @@ import torch
 from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, Segments
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import UNBOUNDED
+from dilkit.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +44,12 @@ def counter(forms: Sequence[Form], seq: int, device: torch.device) -> Shows:
         return total
 
     return count
+
+
+def shown_by_several(problem: Problem) -> bool:
+    """Whether a count may be more than 1: forms of several branches serve one head, and each of them counts."""
+    served = {(form.branch, head) for form in problem.forms for head in range(*form.heads)}
+    return problem.pattern.overlap == "count" and len(served) > len({head for _, head in served})
 
 
 def table_cells(form: Form) -> int:

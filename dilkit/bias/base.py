@@ -24,6 +24,11 @@ class Bias(ABC):
     """Whether it holds something of each row, which packed sequences have one after the other."""
 
     @property
+    def most_rows(self) -> int | None:
+        """The longest sequence that it is for; None for any."""
+        return None
+
+    @property
     def weights(self) -> Tensor:
         """The slopes or the table, of the model's heads in the first dimension."""
         weights: Tensor = getattr(self, self.weights_name)

@@ -26,8 +26,14 @@ def floating(name: str, x: object, dims: tuple[int, ...], shape: str) -> None:
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """Raise ValueError, with the place, for a number that is not finite; nothing is looked at while torch traces."""
+    """Raise ValueError, with the place, for a number that is not finite; nothing is looked at while torch traces.
+
+    On a GPU the device fails later.
+    """
     if _traced(x):
+        return
+    if x.is_cuda:  # which nothing is to wait for; a later call says "device-side assert triggered"
+        torch._assert_async(x.detach().isfinite().all(), f"{name} has numbers that are not finite")
         return
     wrong = (~x.detach().isfinite()).nonzero()
     if len(wrong):
@@ -43,6 +49,18 @@ def whole(name: str, x: Any) -> Tensor:
     if x.dim() != 1 or x.shape[0] % 2 == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; (2 * m + 1,) is needed, a bucket for each i - j from -m to m")
     return x.long()
+
+
+def check_range(name: str, x: Tensor, below: int, what: str) -> None:
+    """Raise ValueError unless whole numbers are from 0 to `below` - 1, `what` that is; on a GPU the device fails later."""
+    if _traced(x):
+        return
+    if x.is_cuda:
+        torch._assert_async(((x >= 0) & (x < below)).all(), f"{name} are not from 0 to {below - 1}")
+        return
+    least, most = int(x.min()), int(x.max())
+    if least < 0 or most >= below:
+        raise ValueError(f"{name} are from {least} to {most}; 0 to {below - 1} are needed, {what}")
 
 
 def _traced(x: Tensor) -> bool:

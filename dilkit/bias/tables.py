@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.bias.checks import floating, whole
+from dilkit.bias.checks import check_range, floating, whole
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.checks import boolean, integer
 
@@ -72,9 +72,7 @@ class RelativeTable(Bias):
                 raise ValueError(f"table has {entries} entries; without buckets an odd number is needed, i - j from -m to m")
             return
         buckets = whole("buckets", self.buckets)
-        least, most = (0, 0) if torch.compiler.is_compiling() else (int(buckets.min()), int(buckets.max()))
-        if least < 0 or most >= entries:
-            raise ValueError(f"buckets are from {least} to {most}; 0 to {entries - 1} are needed, the entries of table")
+        check_range("buckets", buckets, entries, "the entries of table")
         object.__setattr__(self, "buckets", buckets)
 
     def _by_difference(self) -> Tensor:
@@ -138,6 +136,10 @@ class GridTable(Bias):
             )
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dilation", dilation)
+
+    @property
+    def most_rows(self) -> int | None:
+        return math.prod(self.shape)
 
     def _coordinates(self, rows: Tensor) -> Tensor:
         """Whole numbers `(len(rows), dims)`."""

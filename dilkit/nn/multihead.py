@@ -268,6 +268,11 @@ class MultiheadDilatedAttention(nn.Module):
     ) -> Tensor:
         """What the inner attention gives, `(batch, seq, heads, head_dim)`, or for packed rows without the batch."""
         options, inner = self._options(), cast(Any, self.attention)
+        if score_bias is not None and self._rank_heads is not None:
+            raise ValueError(
+                "score_bias is given, but this layer has its heads over ranks, of which each would have the gradient of its own "
+                "alone; give fixed weights to the inner attention: DilatedAttention(pattern, bias=)"
+            )
         if score_bias is not None and cache is not None:
             raise ValueError("score_bias is given with cache, which knows no bias; compute whole sequences")
         if score_bias is not None and packed is None:

@@ -70,9 +70,14 @@ def packed_scores(
     if bias is None or (isinstance(bias, Bias) and bias.by_row):
         return scores_of(bias, softcap, query, pattern, kv_heads)
     own = _fitting(bias, query, pattern, kv_heads)
-    if cu_seqlens.device.type == "cpu" and len(cu_seqlens) > 1 and not torch.compiler.is_compiling():
+    at_once = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if at_once and len(cu_seqlens) > 1:
         own.check_rows(1, int(cu_seqlens.diff().max()))
-    return Scores(_lowered(own, query, places(cu_seqlens, query.shape[1]).long()), check_softcap(softcap))
+    rows = places(cu_seqlens, query.shape[1]).long()
+    scores = Scores(_lowered(own, query, rows), check_softcap(softcap))
+    if not at_once and (most := own.most_rows) is not None:
+        torch._assert_async((rows < most).all(), f"a packed sequence has more rows than the {most} of the bias")
+    return scores
 
 
 def _fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bias:

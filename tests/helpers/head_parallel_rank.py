@@ -38,7 +38,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, PatternError, dilated_attention
+from dilkit import Alibi, DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, PatternError, dilated_attention
 from dilkit.comm import RingDilatedAttention, TorchComm, shard, sum_over_ranks
 from dilkit.nn import HeadParallel
 
@@ -139,6 +139,11 @@ def refusals(mesh: DeviceMesh) -> None:
     for name, x in (("sink", pair(mesh, sink=True)[1].sinks), ("key_padding_mask", ignored)):
         with pytest.raises(TypeError, match=f"^{name} is a DTensor"):
             dilated_attention(rows, rows, rows, MODULO, **{name: x})
+    with pytest.raises(ValueError, match="score_bias is given, but this layer has its heads over ranks"):
+        pair(mesh)[1](X, score_bias=Alibi(torch.ones(HEADS)))
+    learned = DilatedAttention(MODULO, bias=Alibi(torch.ones(HEADS, requires_grad=True)))
+    with pytest.raises(ValueError, match="has a bias that is learned"):
+        parallelize_module(learned, mesh, HeadParallel())
     with pytest.raises(ValueError, match="its heads over ranks"):
         pair(mesh, BLOCK)[1].to_torchscale_state_dict()
 

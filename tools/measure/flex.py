@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
-from dilkit.backends.flex.pairs import counter
+from dilkit.backends.flex.pairs import counter, shown_by_several
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import Implementation
@@ -45,7 +45,7 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
 
     blocks = _block_mask(problem, sees, device)
     options: dict[str, Any] = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads, block_mask=blocks)
-    options |= dict(score_mod=weigh) if _counts_above_one(problem) else {}
+    options |= dict(score_mod=weigh) if shown_by_several(problem) else {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = flex.flex_attention(q, k, v, **options)
@@ -54,12 +54,6 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
     # torch counts compilations by code object and gives up after a few: each problem gets a code object of its own.
     own = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
     return torch.compile(own, fullgraph=True, dynamic=False)
-
-
-def _counts_above_one(problem: Problem) -> bool:
-    """Whether a key may be seen more than once: several branches serve the same head."""
-    served = [sum(branch.serves(head) for branch in problem.pattern.branches) for head in range(problem.heads)]
-    return problem.pattern.overlap == "count" and max(served) > 1
 
 
 def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device) -> Any:

@@ -93,6 +93,8 @@ def _check_attention(module: MultiheadDilatedAttention, state: dict[str, Tensor]
         "overlap='once'": getattr(pattern, "overlap", None) == "once",
         "sinks": module.sinks is not None,
         "token orders": getattr(inner, "orders", None) is not None,
+        "a bias of the scores": getattr(inner, "bias", None) is not None,
+        f"the softcap {getattr(inner, 'softcap', None)}": getattr(inner, "softcap", None) is not None,
         f"the scale {getattr(inner, 'scale', None)}": getattr(inner, "scale", None) is not None,
     }
     if wrong := [what for what, given in reasons.items() if given]:

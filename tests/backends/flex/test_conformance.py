@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,38 @@ def test_blocks_hold_every_pair_and_whole_ones_nothing_else(drawn: Pattern, is_c
     assert np.all(whole.numpy() <= some.numpy())
 
 
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("lengths", [(), (300, 0, 129)])
+@pytest.mark.parametrize("pattern", [Pattern.dense(), Pattern.of(SlidingWindow(150)), Pattern([64, 256], [1, 2])], ids=str)
+def test_what_is_not_asked_pair_by_pair_is_seen(pattern: Pattern, lengths: tuple[int, ...], mask: bool) -> None:
+    """FlexAttention passes over blocks that are not listed, and asks for no pair of whole ones; dense operators ask for all."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    if lengths and mask:
+        return  # packed sequences have no mask
+    seq, ignored = 429, torch.rand(2, 429) < 0.3
+    x = torch.randn(1 if lengths else 2, seq, 2, 16)
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32) if lengths else None
+    problem = Problem.of(x, x, pattern, varlen=bool(lengths), key_padding_mask=mask, is_causal=True)
+    inputs = Inputs(x, x, x, key_padding_mask=ignored if mask else None, cu_seqlens=starts)
+    blocks = flex_call(inputs, problem).block_mask
+    count = padded(seq) // BLOCK
+    seen = create_mask(blocks.mask_mod, len(x), 2, padded(seq), padded(seq), "cpu")
+    cells = seen.unflatten(3, (count, BLOCK)).unflatten(2, (count, BLOCK)).transpose(3, 4).flatten(4)
+    for head in range(2):
+        for row in range(count):
+            some, whole = (
+                set(indices[0, head, row, : int(number[0, head, row])].tolist())
+                for number, indices in (
+                    (blocks.kv_num_blocks, blocks.kv_indices),
+                    (blocks.full_kv_num_blocks, blocks.full_kv_indices),
+                )
+            )
+            own = cells[:, head, row]
+            assert all(own[:, column].all() for column in whole)
+            assert not any(own[:, column].any() for column in set(range(count)) - some - whole)
+
+
 def test_rows_of_many_runs_are_looked_up_in_a_table() -> None:
     layout = torch.zeros(1, 40, 40, dtype=torch.bool)
     layout[0, :, ::3] = True
@@ -125,7 +158,7 @@ def test_lengths_are_padded_to_few() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++ here")
 def test_compiled_it_is_right_and_new_lengths_compile_nothing() -> None:
     """Forward alone, and without `lse`: more is not compiled for CPUs."""
-    pattern, flex = Pattern.of(SlidingWindow(20), GlobalTokens(2)), FlexOnCpu()
+    pattern, flex = Pattern.of(SlidingWindow(180), GlobalTokens(2)), FlexOnCpu()
 
     @torch.compile(fullgraph=True, dynamic=False)
     def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any) -> Any:
@@ -135,11 +168,14 @@ def test_compiled_it_is_right_and_new_lengths_compile_nothing() -> None:
 
     for seq in (200, 187, 250):
         q, k, v = torch.randn(3, 1, seq, 2, 16).unbind()
-        problem = Problem.of(q, k, pattern)
+        ignored = torch.rand(1, seq) < 0.3
+        problem = Problem.of(q, k, pattern, key_padding_mask=True)
         assert not flex.refusals(problem)
         with torch._dynamo.config.patch(error_on_recompile=seq != 200):
-            out = attend(*flex_call(Inputs(q, k, v), problem)[:6])[:, :, :seq].transpose(1, 2)
-        torch.testing.assert_close(out.double(), oracle_attention(q, k, v, pattern)[0], rtol=1e-5, atol=1e-5)
+            out = attend(*flex_call(Inputs(q, k, v, ignored), problem)[:6])[:, :, :seq].transpose(1, 2)
+        torch.testing.assert_close(
+            out.double(), oracle_attention(q, k, v, pattern, key_padding_mask=ignored)[0], rtol=1e-5, atol=1e-5
+        )
 
 
 def test_it_is_chosen_where_kernels_of_ours_and_torchs_refuse() -> None:

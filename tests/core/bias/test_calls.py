@@ -286,6 +286,16 @@ def test_the_operator_takes_no_tensors_but_those_of_the_bias(weights: Any, posit
         forward_op(Q, K, V, None, 0.5, plain, None, None, None, None, None, torch.ones(2, 1), None)
 
 
+@pytest.mark.usefixtures("nothing_traced")
+def test_a_packed_sequence_longer_than_the_grid_is_refused_by_a_graph_too() -> None:
+    bias, starts = GridTable(torch.ones(2, 3, 3), (2, 2)), torch.tensor([0, 5, 6], dtype=torch.int32)
+    attend = torch.compile(
+        lambda cu: dilated_attention_varlen(Q[0], K[0], V[0], Pattern.dense(), cu, 6, bias=bias), backend="aot_eager"
+    )
+    with pytest.raises(RuntimeError, match="more rows than the 4 of the bias"):
+        attend(starts)
+
+
 def test_a_packed_sequence_longer_than_the_grid_is_refused() -> None:
     bias = GridTable(torch.ones(2, 3, 3), (2, 2))
     starts = torch.tensor([0, 4, 6], dtype=torch.int32)

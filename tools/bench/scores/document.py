@@ -16,7 +16,9 @@ SENTENCES = {
     "a slide, dense with 2-D ALiBi: time of torch with a matrix over dilkit's": (
         "a slide with 2-D ALiBi by torch with a matrix takes {} as long as by dilkit"
     ),
-    "a layer with a softcap: time of eager torch over dilkit's": "a layer with a softcap in eager torch {}",
+    "a layer with a softcap: time of eager torch over dilkit's": (
+        "a layer with a softcap by eager torch takes {} as long as by dilkit"
+    ),
     "forward, ALiBi: time over that without a bias": "ALiBi costs {} the time without a bias",
 }
 """Figures by name, and the words that docs/measurements.md has for the worst value of each."""

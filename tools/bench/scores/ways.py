@@ -56,7 +56,7 @@ def with_matrix(problem: Problem, inputs: Tensors) -> Way:
     """torch's attention with the bias of all pairs, which the call makes; the pattern is dense, not causal."""
 
     def attend(*rows: Tensor, bias: Bias) -> Any:
-        return _masked(rows, _matrix(bias, problem.seq))
+        return _masked(rows, _matrix(bias))
 
     return Way(problem, inputs, attend)
 
@@ -64,7 +64,7 @@ def with_matrix(problem: Problem, inputs: Tensors) -> Way:
 def with_given_matrix(problem: Problem, inputs: Tensors) -> Way:
     """The same with a matrix that was made before, as for further layers of a model."""
     assert inputs.bias is not None
-    matrix = _matrix(inputs.bias, problem.seq)
+    matrix = _matrix(inputs.bias)
 
     def attend(*rows: Tensor, bias: Bias) -> Any:
         return _masked(rows, matrix)
@@ -72,14 +72,12 @@ def with_given_matrix(problem: Problem, inputs: Tensors) -> Way:
     return Way(problem, inputs, attend, held_bytes=matrix.nbytes)
 
 
-def _matrix(bias: Bias, seq: int) -> Tensor:
-    """`(batch or 1, heads, seq, seq)`; distances of coordinates by torch's own function for them."""
-    if isinstance(bias, CoordinateAlibi):
-        exact = "donot_use_mm_for_euclid_dist"  # by its products distances have half the digits
-        apart = torch.cdist(bias.coordinates, bias.coordinates, compute_mode=exact)
-        return -bias.slopes[:, None, None] * apart.unsqueeze(1)
-    rows = torch.arange(seq)
-    return bias.matrix(rows, rows)[None]
+def _matrix(bias: Bias) -> Tensor:
+    """`(batch, heads, seq, seq)`, of distances by torch's own function for them."""
+    assert isinstance(bias, CoordinateAlibi)
+    exact = "donot_use_mm_for_euclid_dist"  # by its products distances have half the digits
+    apart = torch.cdist(bias.coordinates, bias.coordinates, compute_mode=exact)
+    return -bias.slopes[:, None, None] * apart.unsqueeze(1)
 
 
 def _masked(rows: Sequence[Any], matrix: Tensor) -> Any:

@@ -9,7 +9,7 @@ import torch
 from helpers.torchscale_peer import PEERS, layer
 from torch import nn
 
-from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, order
+from dilkit import Alibi, DilatedAttention, MultiheadDilatedAttention, Pattern, order
 from dilkit.integrations.torchscale import install
 
 EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
@@ -83,6 +83,8 @@ def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
         (BLOCK, dict(sink=True), "sinks"),
         (DilatedAttention(BLOCK.pattern, order=order((4, 4))), {}, "token orders"),
         (DilatedAttention(BLOCK.pattern, scale=0.5), {}, "the scale 0.5"),
+        (DilatedAttention(BLOCK.pattern, softcap=3.0), {}, "the softcap 3.0"),
+        (DilatedAttention(BLOCK.pattern, bias=Alibi(torch.ones(4))), {}, "a bias of the scores"),
     ],
 )
 def test_what_torchscale_cannot_hold_is_refused(attention: nn.Module, options: dict[str, Any], text: str) -> None:
