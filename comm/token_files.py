@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -14,6 +15,8 @@ from dilkit.files import check_regular
 
 _NPY = b"\x93NUMPY"
 """What `.npy` files begin with."""
+_HEADER_LOCK = threading.Lock()
+"""Held while numpy parses a header: in Python 3.11 two threads that parse at once can end in a SystemError (recursion depth)."""
 _MALFORMED = (
     *(ValueError, TypeError, EOFError, SyntaxError, MemoryError, OverflowError, RecursionError),
     TokenError,  # what numpy lets through of a header with an open bracket
@@ -37,7 +40,7 @@ def mapped_tokens(path: str | Path, dtype: Any) -> Any:
 def _mapped_npy(path: Path) -> Any:
     """The array in an `.npy` file, all of it."""
     try:
-        with np.errstate(over="ignore"):  # a size that overflows is refused as one that the file does not have
+        with _HEADER_LOCK, np.errstate(over="ignore"):  # a size that overflows is refused as one that the file does not have
             tokens: Any = np.lib.format.open_memmap(path, mode="r")
     except _MALFORMED as error:
         raise ValueError(f"path={str(path)!r} cannot be read as .npy: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from io import BytesIO
 from itertools import pairwise
@@ -136,6 +137,23 @@ def test_each_rank_reads_its_tokens_from_a_file(tmp_path: Path, pattern: Pattern
         assert torch.equal(pairs.int(), shard(torch.from_numpy(tokens).view(-1, 2), comm, dim=0))
 
     run_threads(3, on_rank)
+
+
+def test_ranks_of_one_process_read_headers_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 counts the depth of a parse for all threads together: two at once can end in a SystemError."""
+    np.save(tmp_path / "tokens.npy", np.arange(6))
+    open_memmap, reading, at_once = np.lib.format.open_memmap, [], []
+
+    def slow_open(*args: Any, **kwargs: Any) -> Any:
+        reading.append(None)
+        at_once.append(len(reading))
+        time.sleep(0.01)  # the other ranks arrive
+        reading.pop()
+        return open_memmap(*args, **kwargs)
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", slow_open)
+    run_threads(3, lambda comm: load_shard(tmp_path / "tokens.npy", comm))
+    assert at_once == [1, 1, 1]
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
