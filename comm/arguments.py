@@ -16,6 +16,7 @@ from dilkit.op import boundary
 from dilkit.op.arguments import check_inputs
 from dilkit.op.dropout import draw_seed
 from dilkit.op.rules import AUTOCAST_KEYS
+from dilkit.op.scores import check_softcap
 from dilkit.orders.heads import Orders, as_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -46,6 +47,7 @@ class Arguments:
     """Whether a backward pass may follow, where the tensors do not say it: within an operator they require no gradients."""
     seed: Tensor | None = None
     """The seed that was drawn for dropout, int64 `()`; None: `facts` draws one."""
+    softcap: float | None = None
 
     @property
     def orders(self) -> Orders:
@@ -94,6 +96,7 @@ class Arguments:
         boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)
         boolean("is_causal", self.is_causal)
         probability("dropout_p", self.dropout_p)
+        check_softcap(self.softcap)
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)
         one_of("schedule", self.schedule, SCHEDULES)
@@ -122,6 +125,7 @@ class Arguments:
             rows_require_grad=self.rows_require_grad and bool(self.orders),  # they then travel back to where they came from
             scale=self.factor,
             dropout_p=float(self.dropout_p),
+            softcap=check_softcap(self.softcap),
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
             order="; ".join(map(order_fingerprint, self.orders)),

@@ -32,6 +32,7 @@ def ring_dilated_attention(
     schedule: str = "auto",
     fuse_branches: bool = True,
     order: TokenOrder | Sequence[TokenOrder] | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact dilated attention over the ranks of `comm`: what `dilkit.dilated_attention` finds for the whole sequence.
@@ -53,6 +54,8 @@ def ring_dilated_attention(
 
     With `dropout_p` the weights of the whole sequence are dropped that `dilkit.dilated_attention` drops, whatever the number of
     ranks. Each rank draws a seed, and that of rank 0 is taken.
+
+    With `softcap` the score is `softcap * tanh(scale * q_i . k_j / softcap) + log count[h, i, j]`; the sink is not capped.
 
     `schedule` and `fuse_branches` are those of `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result are those
     of `dilkit.dilated_attention`.
@@ -91,6 +94,7 @@ def ring_dilated_attention(
         fuse_branches,
         order,
         return_lse,
+        softcap=softcap,
     )
     if torch.compiler.is_compiling() and operator.can_be_compiled(arguments):
         out, lse = operator.attend(arguments, comm)

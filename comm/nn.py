@@ -12,6 +12,7 @@ from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.op.scores import check_softcap
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
@@ -52,6 +53,7 @@ class RingDilatedAttention(nn.Module):
         backend: str | Sequence[str] | None = None,
         schedule: str = "auto",
         fuse_branches: bool = True,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(pattern, Pattern):
@@ -61,6 +63,7 @@ class RingDilatedAttention(nn.Module):
         boolean("fuse_branches", fuse_branches)
         self.pattern, self.comm, self.schedule, self.fuse_branches = pattern, comm, schedule, fuse_branches
         self.scale = None if scale is None else real("scale", scale)
+        self.softcap = check_softcap(softcap) or None
         if backend is not None:
             names_of(backend)  # raises for what are no names
         self.backend = backend
@@ -94,6 +97,7 @@ class RingDilatedAttention(nn.Module):
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
             order=self.orders,
+            softcap=self.softcap,
             return_lse=return_lse,
         )
 
@@ -102,5 +106,6 @@ class RingDilatedAttention(nn.Module):
         return positions(rows, self.comm, device)
 
     def extra_repr(self) -> str:
+        softcap = "" if self.softcap is None else f", softcap={self.softcap:g}"
         orders = "".join(f", {name}={value!r}" for name, value in shown_orders(self.orders).items())
-        return f"{self.pattern}{orders}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}"
+        return f"{self.pattern}{orders}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}{softcap}"

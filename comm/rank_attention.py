@@ -18,6 +18,7 @@ from dilkit.comm.passes.context import PassContext
 from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, restore_outputs
 from dilkit.comm.transports.base import Comm
+from dilkit.op.scores import check_softcap
 from dilkit.orders.attention import nothing, sink_by_head
 from dilkit.orders.heads import check_orders, first_head, head_texts, used_orders
 from dilkit.pattern import Pattern
@@ -66,7 +67,8 @@ class RankAttention:
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
         plan.check_dropout(given.dropout_p)
         head = first_head(pattern) * (heads[0] // heads[1])
-        op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head)
+        softcap = check_softcap(given.softcap)
+        op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head, softcap)
         return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse)
 
     def attend_in_order(self, rows: list[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:

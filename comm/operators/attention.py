@@ -42,10 +42,11 @@ backward_op = torch.ops.dilkit.attention_over_ranks_backward.default
 
 
 def can_be_compiled(given: Arguments) -> bool:
-    """Whether the operator can be given these arguments, right or wrong. Others, and token orders, break the graph."""
+    """Whether the operator can be given these arguments, right or wrong. Others, token orders and a softcap break the graph."""
     tensors = [given.query, given.key, given.value, *(x for x in (given.mask, given.sink) if x is not None)]
     return (
         given.order is None
+        and given.softcap is None
         and isinstance(given.pattern, Pattern)
         and all(isinstance(x, Tensor) for x in tensors)
         and all(type(x) in (int, float) for x in (0 if given.scale is None else given.scale, given.dropout_p))

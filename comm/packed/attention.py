@@ -37,6 +37,7 @@ def ring_dilated_attention_varlen(
     scale: float | None = None,
     backend: str | Sequence[str] | None = None,
     schedule: str = "auto",
+    softcap: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact dilated attention of packed sequences over ranks: `dilkit.dilated_attention_varlen` of the whole packing.
@@ -68,7 +69,8 @@ def ring_dilated_attention_varlen(
 
     def arguments() -> Arguments:
         q, k, v = (batch_of_one(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
-        return Arguments(q, k, v, pattern, is_causal, None, sink, scale, 0.0, backend, schedule, True, None, return_lse)
+        options = sink, scale, 0.0, backend, schedule, True, None, return_lse
+        return Arguments(q, k, v, pattern, is_causal, None, *options, softcap=softcap)
 
     def facts() -> dict[str, Any]:
         own_facts = arguments().facts()
@@ -114,6 +116,7 @@ class PackedRankAttention:
         given, first = self.arguments, sequences.starts[0]
         starts = torch.tensor([start - first for start in sequences.starts], dtype=torch.int32, device=rows[0].device)
         options: dict[str, Any] = dict(is_causal=given.is_causal, sink=given.sink, scale=given.scale, backend=given.backend)
+        options["softcap"] = given.softcap
         query, key, value = rows
         packed = query, key, value, given.pattern, starts, max(sequences.lengths)
         out, lse = dilated_attention_varlen(*packed, **options, return_lse=True)

@@ -30,7 +30,7 @@ class AttentionOp:
     """Attention with the options that all calls of a pass share.
 
     `backend` names who computes, comma-separated; empty is the automatic choice. `seed`: that of all ranks where weights are
-    dropped; `first_head`: the number in the whole model of this rank's first query head.
+    dropped; `first_head`: the number in the whole model of this rank's first query head. `softcap`: 0 for none.
     """
 
     scale: float
@@ -39,6 +39,7 @@ class AttentionOp:
     dropout_p: float = 0.0
     seed: Tensor | None = None
     first_head: int = 0
+    softcap: float = 0.0
 
     @property
     def without_dropout(self) -> AttentionOp:
@@ -47,7 +48,7 @@ class AttentionOp:
 
     def encode(self, pattern: Pattern, is_causal: bool) -> str:
         """The options as the torch operators take them: one string."""
-        return encode_call(pattern, is_causal, self.requires_grad, self.backend, self.dropout_p)
+        return encode_call(pattern, is_causal, self.requires_grad, self.backend, self.dropout_p, self.softcap)
 
     def dropout(self, places: NDArray[np.int64]) -> dict[str, Tensor]:
         """What the torch operators are given for dropout; nothing where there is none.

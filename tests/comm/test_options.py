@@ -1,4 +1,4 @@
-"""Sinks, dropout and tails of zeros over ranks: those of the whole, with all gradients, whatever shards, schedules and orders.
+"""Sinks, softcaps, dropout and tails of zeros over ranks: those of the whole, with gradients, whatever shards, schedules, orders.
 
 A sink and the padding that a row sees are added once, by the rank with the row; weights are dropped by the seed of rank 0.
 """
@@ -26,8 +26,13 @@ from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
 
 PATTERN = Pattern([8, 24, 97], [1, 3, 5], tail="zeros")
-P, SEED = 0.4, 2**62 + 12345
-OPTIONS: dict[str, dict[str, Any]] = {"tail": {}, "sink": dict(sink=True), "dropout": dict(dropout_p=P)}
+P, CAP, SEED = 0.4, 0.7, 2**62 + 12345
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tail": {},
+    "sink": dict(sink=True),
+    "dropout": dict(dropout_p=P),
+    "softcap": dict(softcap=CAP),
+}
 each_option = pytest.mark.parametrize("option", OPTIONS)
 
 
@@ -60,7 +65,7 @@ def over_ranks(whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], opt
     def on_rank(comm: ThreadComm) -> list[Tensor]:
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         part = {name: x[:, rows] if name == "key_padding_mask" else x for name, x in options.items()}
-        asked = dict(dropout_p=P) if option == "dropout" else {}
+        asked = OPTIONS[option] if option in ("dropout", "softcap") else {}
 
         def attend(*qkv: Tensor, **more: Any) -> Any:
             return ring_dilated_attention(*qkv, pattern, comm, return_lse=True, **asked, **part, **more)
@@ -73,7 +78,9 @@ def over_ranks(whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], opt
 
 def on_one(whole: list[Tensor], pattern: Pattern, option: str, first_head: int = 0, **options: Any) -> list[Tensor]:
     """What the oracle gives."""
-    asked = dict(dropout=Dropout(P, SEED, first_head=first_head)) if option == "dropout" else {}
+    asked: dict[str, Any] = dict(softcap=CAP) if option == "softcap" else {}
+    if option == "dropout":
+        asked = dict(dropout=Dropout(P, SEED, first_head=first_head))
     return results(lambda *qkv, **more: oracle_attention(*qkv, pattern, **asked, **options, **more), whole, option)
 
 
@@ -126,7 +133,7 @@ def test_tails_send_what_is_planned(world_size: int, schedule: str) -> None:
         assert_counted(computed, make_tensors(case))
 
 
-@each_option
+@pytest.mark.parametrize("option", ["tail", "sink", "dropout"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_along_token_orders(masked: bool, option: str) -> None:
     pattern = Pattern([12, 24, 48], [1, 3, 5], heads=[(0, 4), (0, 3), (1, 4)], tail="zeros")  # the last heads see sinks alone
@@ -138,6 +145,19 @@ def test_along_token_orders(masked: bool, option: str) -> None:
         return ordered_dilated_attention(*qkv, pattern, orders, return_lse=True, **asked, **options, **more)
 
     close(over_ranks(whole, pattern, even_cuts(48, 3), option, order=orders, **options), results(attend, whole, option))
+
+
+def test_softcap_of_a_module_along_an_order() -> None:
+    along, whole, cuts = order((6, 8)), tensors(48, (4, 2), 1, "softcap"), even_cuts(48, 3)
+
+    def on_rank(comm: ThreadComm) -> Tensor:
+        rows = slice(*cuts[comm.rank : comm.rank + 2])
+        out = RingDilatedAttention(PATTERN, comm, order=along, softcap=CAP)(*(x[:, rows] for x in whole))
+        assert isinstance(out, Tensor)
+        return out
+
+    want, _ = oracle_attention(*(along.apply(x) for x in whole), PATTERN, softcap=CAP)
+    close([torch.cat(run_threads(3, on_rank, timeout=30), 1)], [along.restore(want)])
 
 
 def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +190,14 @@ def test_a_module_over_ranks(option: str) -> None:
     close([torch.cat([out for out, _ in several], 1), sum((part for _, part in several), 0 * grad)], [want, grad])
 
 
-@pytest.mark.parametrize("option", ["sink", "dropout_p"])
+@pytest.mark.parametrize("option", ["sink", "dropout_p", "softcap"])
 def test_ranks_agree_on_it(option: str) -> None:
     whole = tensors(16, (4, 4), 0, "sink")
 
     def on_rank(comm: ThreadComm) -> str:
         rows = slice(8 * comm.rank, 8 * comm.rank + 8)
         given: dict[str, Any] = dict(sink=whole[3] if comm.rank else None, dropout_p=0.1 * (1 + comm.rank))
+        given["softcap"] = CAP if comm.rank else None
         with pytest.raises(PlanMismatch, match=option) as caught:
             ring_dilated_attention(*(x[:, rows] for x in whole[:3]), PATTERN, comm, **{option: given[option]})
         return str(caught.value)

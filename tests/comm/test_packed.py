@@ -110,14 +110,14 @@ def test_anything(
 ) -> None:
     (pattern, heads), lengths = drawn, [*lengths, 4]
     cuts = uneven_cuts(sum(lengths), size, data.draw(st.integers(0, 99), "seed"))
-    whole = tensors(sum(lengths), heads)
+    whole, options = tensors(sum(lengths), heads), dict[str, Any](is_causal=is_causal, softcap=(None, 0.7)[size % 2])
 
     def oracle(*leaves: Tensor) -> tuple[Tensor, Tensor]:
         qkv = (x[None] for x in leaves[:3])
-        out, lse = oracle_attention_varlen(*qkv, pattern, lengths, is_causal=is_causal, sink=leaves[3])  # type: ignore[arg-type]
+        out, lse = oracle_attention_varlen(*qkv, pattern, lengths, sink=leaves[3], **options)  # type: ignore[arg-type]
         return out[0], lse[0]
 
-    close(over_ranks(whole, lengths, pattern, cuts, is_causal=is_causal), on_one(oracle, whole))
+    close(over_ranks(whole, lengths, pattern, cuts, **options), on_one(oracle, whole))
 
 
 def test_neighborhoods_of_grids_packed_one_after_the_other() -> None:
