@@ -67,6 +67,7 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
         f"head_dim {problem.head_dim}",
         *(flag for flag in ("requires_grad", "varlen") if getattr(problem, flag)),
         *(("dropout",) if problem.dropout_p else ()),
+        *(("softcap",) if problem.softcap else ()),
         *(() if problem.pattern.only_segments else ("kinds",)),
     )
     return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *asked)

@@ -54,6 +54,7 @@ class TritonTiles(TiledBackend):
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
+        softcap=True,
         forms=FORMS,
     )
     priority = 4
@@ -106,7 +107,7 @@ class TritonTiles(TiledBackend):
         scales = (problem.scale * math.log2(math.e),) if role == "forward" else (problem.scale, problem.scale * math.log2(math.e))
         arguments = *given, _mask(mask, tables[0]), TableView(*tables), *numbers, *scales
         bounded = min(back, ahead) < problem.seq - 1
-        constants = dict(FIRST=first, BOUNDED=bounded, MASKED=mask is not None, PRECISION="ieee")
+        constants = dict(FIRST=first, BOUNDED=bounded, MASKED=mask is not None, PRECISION="ieee", SOFTCAP=problem.softcap)
         constants |= dict(DIM=problem.head_dim, SIZE=padded(problem.head_dim), ROWS=sizes.rows, COLUMNS=sizes.columns)
         self._launch(role, problem, sizes, len(tables[0]) * problem.batch, arguments, constants)
 

@@ -1,7 +1,7 @@
 """The kernels of the gradients in Triton: `delta`, the gradient of queries, the gradients of keys and values.
 
     P = 2 ** (score - lse * log2(e))        dS = P * (dout . v - delta)         delta = dout . out, row by row
-    dq = scale * sum_k dS k        dk = scale * sum_q dS q        dv = sum_q P dout
+    dq = scale * sum_k dS k        dk = scale * sum_q dS q        dv = sum_q P dout        dS times softcap' in dq and dk
 
     dquery, over tiles of queries                         dkeyvalue, over tiles of keys, one query head after another
       strip --> keys   -- . queries --> P ---+              strip --> queries -- . keys   --> P ---+--> . douts   --> dvalue
@@ -20,7 +20,9 @@ import triton
 import triton.language as tl
 
 from dilkit.backends.triton.tiles import (
+    below_cap,
     by_row,
+    capped_scores,
     load_rows,
     load_sums,
     not_ignored,
@@ -51,18 +53,19 @@ def dots(dout, out, delta, seq, heads, DIM: tl.constexpr, SIZE: tl.constexpr, RO
 def add_keys(
     sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head, base, back, ahead, scale2,
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Add to the gradient of queries what comes from keys: strips of a span that a bound has `CUT`, or the others."""
     first, end = turns(span, CUT)
     for turn in range(first, end):
-        keys, scores, positions, there = scored_keys(
+        keys, scores, capped, positions, there = scored_keys(
             queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
-            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
         )  # fmt: skip
         values = load_rows(value, batch, head, positions, there, DIM, SIZE)
         weights = tl.exp2(scores - lses[:, None])
         products = tl.dot(douts, values.T, input_precision=PRECISION) - deltas[:, None]
+        products = below_cap(products, capped, SOFTCAP)
         sums = tl.dot((weights * products).to(keys.dtype), keys, sums, input_precision=PRECISION)
     return sums
 
@@ -71,7 +74,7 @@ def add_keys(
 def dquery(
     query, key, value, dout, lse, delta, dquery, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of queries, or add to it unless `FIRST`."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
@@ -83,12 +86,12 @@ def dquery(
     sums = tl.zeros([ROWS, SIZE], tl.float32)
     sums = add_keys(
         sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
-        False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
     )  # fmt: skip
     if BOUNDED:
         sums = add_keys(
             sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head // group, base, back, ahead,
-            scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+            scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
         )  # fmt: skip
     store_rows(dquery, batch, head, rows, there, sums * scale, not FIRST, DIM, SIZE)
 
@@ -97,6 +100,7 @@ def dquery(
 def add_queries(
     key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base, back, ahead,
     scale2, CUT: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Add to the gradients of keys and values what comes from queries, in the same way."""
     first, end = turns(span, CUT)
@@ -105,12 +109,14 @@ def add_queries(
         lses, deltas = load_sums(lse, delta, batch, head, heads, seq, positions, there)
         queries = load_rows(query, batch, head, positions, there, DIM, SIZE)
         douts = load_rows(dout, batch, head, positions, there, DIM, SIZE)
-        scores = tl.dot(keys, queries.T, input_precision=PRECISION) * scale2 + (bias - lses)[None, :]
+        capped = capped_scores(tl.dot(keys, queries.T, input_precision=PRECISION), scale2, SOFTCAP)
+        scores = capped + (bias - lses)[None, :]
         if CUT:
             scores = within(scores, rows, positions, back, ahead)
         weights = tl.exp2(scores)
         value_sums = tl.dot(weights.to(douts.dtype), douts, value_sums, input_precision=PRECISION)
         products = tl.dot(values, douts.T, input_precision=PRECISION) - deltas[None, :]
+        products = below_cap(products, capped, SOFTCAP)
         key_sums = tl.dot((weights * products).to(queries.dtype), queries, key_sums, input_precision=PRECISION)
     return key_sums, value_sums
 
@@ -119,7 +125,7 @@ def add_queries(
 def dkeyvalue(
     query, key, value, dout, lse, delta, dkey, dvalue, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of keys and values, or add to them unless `FIRST`. Those of ignored keys are zero."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
@@ -134,12 +140,12 @@ def dkeyvalue(
         head, span = kv_head * group + i, span_at(table, tile * group + i)
         key_sums, value_sums = add_queries(
             key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base, back,
-            ahead, scale2, False, DIM, SIZE, COLUMNS, PRECISION,
+            ahead, scale2, False, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
         )  # fmt: skip
         if BOUNDED:
             key_sums, value_sums = add_queries(
                 key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base,
-                back, ahead, scale2, True, DIM, SIZE, COLUMNS, PRECISION,
+                back, ahead, scale2, True, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
             )  # fmt: skip
     if MASKED:  # their rows of zeros have weights all the same
         key_sums = tl.where(real[:, None], key_sums, 0.0)

@@ -1,7 +1,7 @@
 """The forward kernel in Triton: attention of one tile of queries, by one online softmax over the keys of all branches.
 
-    score = scale * log2(e) * q . k + log2(multiplicity)        out = sum_k 2 ** (score - maximum) * v / total
-                                                                lse = (maximum + log2(total)) * ln(2)
+    score = log2(e) * softcap(scale * q . k) + log2(multiplicity)    out = sum_k 2 ** (score - maximum) * v / total
+                                                                     lse = (maximum + log2(total)) * ln(2)
 
     rows of the tile --> queries ---+
     strip --> positions --> keys ---+--> scores --> online softmax --> weights --+
@@ -35,14 +35,14 @@ from dilkit.backends.triton.tiles import (
 def attend(
     maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head, base, back, ahead, scale2,
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the strips of a span that a bound has `CUT`, or over the others."""
     first, end = turns(span, CUT)
     for turn in range(first, end):
-        _, scores, positions, there = scored_keys(
+        _, scores, _, positions, there = scored_keys(
             queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
-            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
         )  # fmt: skip
         highest = tl.maximum(maximum, tl.max(scores, 1))
         finite = tl.where(highest == -float("inf"), 0.0, highest)
@@ -59,7 +59,7 @@ def attend(
 def forward(
     query, key, value, out, lse, mask, table, batches, seq, heads, group, back, ahead, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Write `out` and `lse`. `group`: query heads that share a key/value head. `FIRST`: no earlier group has written."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
@@ -76,12 +76,12 @@ def forward(
     span, flags = span_at(table, tile), mask + batch.to(tl.int64) * seq
     maximum, total, sums = attend(
         maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
-        False, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+        False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
     )  # fmt: skip
     if BOUNDED:
         maximum, total, sums = attend(
             maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
-            True, MASKED, DIM, SIZE, COLUMNS, PRECISION,
+            True, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
         )  # fmt: skip
     seen = total > 0
     whole = tl.where(seen, total, 1.0)

@@ -3,10 +3,11 @@
     tile     rows (positions) = row + step * (0 .. rows - 1), of one head: the rows of one softmax
     strip    positions = base + first + step * (0 .. count - 1), of what the tile sees: the columns of one step of the loop
     span     strips from .. to, of which all rows see those in the middle as a whole; before and after it, a bound cuts them
-    scores   [row, column] = scale2 * rows . columns + bias[column], -inf beyond the bounds row - back .. row + ahead
+    scores   [row, column] = capped(rows . columns) + bias[column], -inf beyond the bounds row - back .. row + ahead
+    capped   products times scale2, or with a SOFTCAP softcap2 * tanh(products * scale2 / softcap2)
 
 `dilkit.backends.triton.tables` makes tiles and strips on the host; a strip's biases are log2 of how often each column counts. All
-scores are to the base 2: `scale2 = scale * log2(e)`.
+scores are to the base 2: `scale2 = scale * log2(e)`, `softcap2 = SOFTCAP * log2(e)`. A SOFTCAP of 0 is none.
 """
 
 from __future__ import annotations
@@ -125,21 +126,53 @@ def not_ignored(flags, positions, there):
 
 
 @triton.jit
+def tanh(x):
+    """tanh(x), of which small values keep their relative precision, and NaN stays NaN."""
+    size = tl.abs(x)
+    size = tl.where(size > 16.0, 16.0, size)  # from 10 on it is 1 in fp32
+    square = size * size
+    small = size * (945.0 + square * (105.0 + square)) / (945.0 + square * (420.0 + square * 15.0))
+    large = 1.0 - 2.0 / (tl.exp2(size * (2.0 * LOG2E)) + 1.0)
+    magnitude = tl.where(size < 0.6, small, large)  # a continued fraction, exact to 1e-9 below 0.6
+    return tl.where(x < 0.0, -magnitude, magnitude)
+
+
+@triton.jit
+def capped_scores(products, scale2, SOFTCAP: tl.constexpr):
+    """Scores from products of rows: scaled, and capped if there is a SOFTCAP."""
+    scores = products * scale2
+    if SOFTCAP > 0.0:
+        scores = tanh(products * (scale2 / (SOFTCAP * LOG2E))) * (SOFTCAP * LOG2E)
+    return scores
+
+
+@triton.jit
+def below_cap(products, capped, SOFTCAP: tl.constexpr):
+    """Gradients of scores before the softcap, from those of `capped` scores."""
+    if SOFTCAP > 0.0:
+        share = capped * (1.0 / (SOFTCAP * LOG2E))
+        products *= 1.0 - share * share
+    return products
+
+
+@triton.jit
 def scored_keys(
     queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """The keys of the strip of a turn, the scores of queries for them, their positions, and whether they are there."""
+    """The keys of the strip of a turn, the scores of queries for them, before the biases too, their positions, and whether they
+    are there."""
     positions, there, bias = strip_at(table, strip_of_turn(span, turn, CUT), base, COLUMNS)
     if MASKED:
         there = not_ignored(flags, positions, there)
         bias = tl.where(there, bias, -float("inf"))
     keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
-    scores = tl.dot(queries, keys.T, input_precision=PRECISION) * scale2 + bias[None, :]
+    capped = capped_scores(tl.dot(queries, keys.T, input_precision=PRECISION), scale2, SOFTCAP)
+    scores = capped + bias[None, :]
     if CUT:
         scores = within(scores, rows, positions, back, ahead)
-    return keys, scores, positions, there
+    return keys, scores, capped, positions, there
 
 
 @triton.jit

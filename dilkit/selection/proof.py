@@ -79,7 +79,9 @@ _proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
 def _prove(name: str, problem: Problem, facts: tuple[str, ...]) -> Proof:
     _check_not_capturing(name, problem)
     request = dict(backend=name, device=f"{problem.device.type}:{problem.device.index}", dtype=problem.dtype)
-    flags = dict(gradients=problem.requires_grad, varlen=problem.varlen, dropout=problem.dropout_p > 0)
+    flags = dict(
+        gradients=problem.requires_grad, varlen=problem.varlen, dropout=problem.dropout_p > 0, softcap=problem.softcap > 0
+    )
     asked = request | flags | dict(kinds=not problem.pattern.only_segments, head_dim=problem.head_dim)
     command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(asked)]
     proof = Proof(facts, outcome(command))

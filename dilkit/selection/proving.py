@@ -1,6 +1,6 @@
 """`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print what was wrong; nothing if all was right.
 
-REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds.
+REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds, softcap.
 """
 
 from __future__ import annotations
@@ -30,14 +30,21 @@ KINDS_ONCE = Pattern.of(SlidingWindow(150, 2), SlidingWindow(40), GlobalTokens([
 
 
 def cases(
-    dtype: str, head_dim: int, gradients: bool, varlen: bool = False, dropout: bool = False, kinds: bool = False
+    dtype: str,
+    head_dim: int,
+    gradients: bool,
+    varlen: bool = False,
+    dropout: bool = False,
+    kinds: bool = False,
+    softcap: bool = False,
 ) -> Iterator[Case]:
     """A few problems with every feature that kernels are used with: each takes a GPU less than a millisecond.
 
-    `kinds`: with branches of other kinds than segments, too.
+    `kinds`: with branches of other kinds than segments, too. `softcap`: with scores that are capped.
     """
     sizes: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=head_dim, dtype=dtype, gradients=gradients)
     sizes |= dict(dropout_p=0.3) if dropout else {}
+    sizes |= dict(softcap=1.5) if softcap else {}
     if varlen:
         yield Case(feature="proof", variant="packed", pattern=NESTED, seq=501, batch=1, lengths=(200, 0, 1, 300), **sizes)
         yield Case(
@@ -62,7 +69,8 @@ def cases(
 def main(request: str) -> int:
     """Print what is wrong with each case that is not right, or that none was computed."""
     asked = json.loads(request)
-    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], asked["varlen"], asked["dropout"], asked["kinds"])
+    features = {name: asked[name] for name in ("varlen", "dropout", "kinds", "softcap")}
+    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], **features)
     with environment.without_proofs():
         results = [check(asked["backend"], case, asked["device"]) for case in chosen]
     texts = " | ".join(f"{r.case.variant}: {'; '.join(r.reasons)}" for r in results if r.verdict in ("failed", "broken"))

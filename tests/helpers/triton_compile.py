@@ -113,11 +113,13 @@ class Compiled:
     shared: int
 
 
-def compile_kernel(role: str, dtype: str, head_dim: int, capability: int, sizes: Sizes, folder: Path) -> Compiled:
+def compile_kernel(
+    role: str, dtype: str, head_dim: int, capability: int, sizes: Sizes, folder: Path, softcap: float = 0.0
+) -> Compiled:
     """The kernel of `role` with all that makes it larger: causal, masked, grouped heads, in a later group of branches."""
     launcher = CompilingLauncher(role, sizes)
     fields: dict[str, Any] = dict(seq=320, heads=4, kv_heads=2, head_dim=head_dim, batch=2, dtype=dtype, is_causal=True)
-    problem = Problem(pattern=Pattern([320, 320], [1, 64]), key_padding_mask=True, **fields)
+    problem = Problem(pattern=Pattern([320, 320], [1, 64]), key_padding_mask=True, softcap=softcap, **fields)
     q, k, v = (torch.zeros(2, 320, heads, head_dim, dtype=getattr(torch, dtype)) for heads in (4, 2, 2))
     mask, backend = torch.zeros(2, 320, dtype=torch.bool), TritonTiles(launcher)
     driver.set_active(FakeDriver(capability))

@@ -30,6 +30,7 @@ def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.Monke
     assert facts[6:] == ("float32", "head_dim 32")
     window = replace(PROBLEM, pattern=Pattern.of(SlidingWindow(4)))
     assert CupyRaw().proof_facts(window) == (*facts, "kinds")
+    assert CupyRaw().proof_facts(replace(PROBLEM, softcap=2.0)) == (*facts, "softcap")
     texts = cuda_compile._texts()
     monkeypatch.setattr(cuda_compile, "_texts", lambda: texts | {"dilated.cuh": texts["dilated.cuh"] + "\n"})
     assert CupyRaw().proof_facts(PROBLEM)[5] != facts[5]

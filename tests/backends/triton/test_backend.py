@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,12 +52,13 @@ def test_each_group_is_one_launch_and_later_ones_continue() -> None:
     made = TritonTiles(recorder)
     out, lse = made.forward(Inputs(q, k, v, key_padding_mask=torch.zeros(2, 500, dtype=torch.bool)), problem)
     assert (out.shape, lse.shape) == (q.shape, (2, 4, 500))
-    made.backward(out, Inputs(q, k, v), out, lse, problem)
+    made.backward(out, Inputs(q, k, v), out, lse, replace(problem, softcap=30.0))
     roles = [role for role, *_ in recorder.launches]
     assert roles == ["forward", "forward", "dots", "dquery", "dquery", "dkeyvalue", "dkeyvalue"]
     constants = [given[-1] for given in recorder.launches if given[0] != "dots"]
     assert [x["FIRST"] for x in constants] == [True, False] * 3
     assert [x["MASKED"] for x in constants] == [True, True, False, False, False, False]
+    assert [x["SOFTCAP"] for x in constants] == [0.0] * 2 + [30.0] * 4
     for _, sizes, programs, arguments, given in recorder.launches:
         assert given["ROWS"] == sizes.rows
         assert programs > 0

@@ -49,12 +49,12 @@ def test_kernels_agree_with_the_oracle_on_every_case(share: str) -> None:
     print(interpret("--all", "--share", share))
 
 
-def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path) -> None:
+def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path, softcap: float = 0.0) -> None:
     """Kernels do not spill, tall or low, and those for halves multiply on tensor cores."""
     for low in (False, True):
         sizes = sizes_for(role, dtype, head_dim, (capability // 10, capability % 10), low)
-        found = compile_kernel(role, dtype, head_dim, capability, sizes, folder)
-        where = f"{role} {dtype} {head_dim} sm_{capability} {sizes}"
+        found = compile_kernel(role, dtype, head_dim, capability, sizes, folder, softcap)
+        where = f"{role} {dtype} {head_dim} sm_{capability} {sizes} softcap {softcap}"
         assert (found.spills, found.stack) == (0, 0), f"{where}: {found.registers} registers"
         assert found.shared <= SHARED_BYTES[capability], where
         assert bool(re.search(PRODUCTS[capability], found.ptx)) == (dtype != "float32"), where
@@ -72,6 +72,12 @@ def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Pa
 )
 def test_kernels_compile_without_a_gpu(role: str, dtype: str, head_dim: int, capability: int, tmp_path: Path) -> None:
     check_code(role, dtype, head_dim, capability, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ROLES)
+def test_kernels_that_cap_scores_compile_without_a_gpu(role: str, tmp_path: Path) -> None:
+    check_code(role, "float16", 32, 90, tmp_path, softcap=30.0)
 
 
 @pytest.mark.kernels

@@ -75,7 +75,7 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
-    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False)
+    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False, softcap=False)
     assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", head_dim=32, **flags)]
     in_a_new_process()
     with registered(Proven()):
@@ -197,7 +197,7 @@ def test_a_program_that_is_not_there() -> None:
 
 
 REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, head_dim=20)
-REQUEST |= dict(varlen=False, dropout=False, kinds=False)
+REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False)
 
 
 @pytest.fixture
@@ -205,7 +205,9 @@ def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the problem of so many tiles that it takes the CPU ten times as long as all others."""
     every = proving.cases
     assert [case.variant for case in every("float32", 20, gradients=False)].count("many tiles") == 1
-    monkeypatch.setattr(proving, "cases", lambda *asked: (case for case in every(*asked) if case.variant != "many tiles"))
+    monkeypatch.setattr(
+        proving, "cases", lambda *asked, **features: (case for case in every(*asked, **features) if case.variant != "many tiles")
+    )
 
 
 @pytest.mark.usefixtures("few_tiles")
@@ -218,6 +220,7 @@ def test_the_whole_way_on_a_backend_that_is_right() -> None:
 def test_every_case_of_a_proof_on_a_backend_that_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     proving.main(json.dumps(REQUEST | dict(varlen=True, kinds=True)))
     proving.main(json.dumps(REQUEST | dict(dropout=True)))
+    proving.main(json.dumps(REQUEST | dict(softcap=True)))
     assert capsys.readouterr().out.strip() == ""
 
 
