@@ -192,9 +192,10 @@ class Limits:
             found.append(Refusal("dropout_p", f"{problem.dropout_p:g}", "drops no weights", "dropout_p=0, or another backend"))
         if problem.softcap and not self.softcap:
             found.append(Refusal("softcap", f"{problem.softcap:g}", "caps no scores", 'backend="reference"'))
-        if problem.bias is not None and problem.bias.name not in self.biases:
-            limit = f"adds {_listed(self.biases)}" if self.biases else "adds nothing to the scores"
-            found.append(Refusal("bias", problem.bias.name, limit, 'backend="reference"'))
+        for name in () if problem.bias is None else problem.bias.names:
+            if name not in self.biases:
+                limit = f"adds {_listed(self.biases)}" if self.biases else "adds nothing to the scores"
+                found.append(Refusal("bias", name, limit, 'backend="reference"'))
         chosen = {"offset": (pattern.offset, self.offsets), "overlap": (pattern.overlap, self.overlaps)}
         for code, (value, known) in chosen.items():
             if value not in known:

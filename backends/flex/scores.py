@@ -18,7 +18,7 @@ def bias_of(bias: LoweredBias) -> Bias:
         if positions is None:
             return [i - j]
         at = b if len(positions) > 1 else b * 0
-        return [positions[at, i, k] - positions[at, j, k] for k in range(form.dims)]
+        return [positions[at, i, k] - positions[at, j, k - form.dims] for k in range(form.dims)]
 
     def distance(b: Any, h: Any, i: Any, j: Any) -> Any:
         parts = apart(b, i, j)

@@ -51,6 +51,7 @@ cdef extern from "native.h":
         double softcap
         int bias
         int64_t position_dims
+        int64_t key_position
         int64_t[3] table_size
         int64_t entries
         const char *bias_weights
@@ -167,20 +168,21 @@ cdef class EncodedProblem:
 
     `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk, residue classes; seq
     is 0 where each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous. `scores`: the softcap,
-    and of a bias what it is a function of, the numbers of a position, and three sizes of a table.
+    and of a bias what it is a function of, the numbers of a position, whether a row has two positions, and three sizes of a table.
     """
 
     cdef Problem problem
     cdef bytes numbers
 
     def __init__(
-        self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, (1, 1, 1))
+        self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, False, (1, 1, 1))
     ):
         cdef Problem *p = &self.problem
         cdef const int64_t *at[13]
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
         p.step = 1
-        p.softcap, p.bias, p.position_dims, table = scores
+        p.softcap, p.bias, p.position_dims, apart, table = scores
+        p.key_position = p.position_dims if apart else 0
         p.table_size[0], p.table_size[1], p.table_size[2] = table
         p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
@@ -269,8 +271,9 @@ cdef int set_bias(Problem *p, bias, int64_t rows) except -1:
     p.bias_weights = locate(weights, strides, 0)
     if positions is None:
         return 0
-    if tuple(positions.shape) not in ((1, rows, p.position_dims), (p.batch, rows, p.position_dims)) or positions.itemsize != bytes or not positions.is_contiguous():
-        raise ValueError(f"positions have shape {tuple(positions.shape)}; ({p.batch} or 1, {rows}, {p.position_dims}), contiguous, is needed")
+    columns = p.key_position + p.position_dims
+    if tuple(positions.shape) not in ((1, rows, columns), (p.batch, rows, columns)) or positions.itemsize != bytes or not positions.is_contiguous():
+        raise ValueError(f"positions have shape {tuple(positions.shape)}; ({p.batch} or 1, {rows}, {columns}), contiguous, is needed")
     p.positions.data = locate(positions, strides, 2)
     p.positions.row = strides[1]
     p.positions.batch = strides[0] if positions.shape[0] > 1 else 0

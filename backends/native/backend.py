@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dilkit.backends.native._native import EncodedProblem
     from dilkit.backends.native.branches import BranchArrays
 
-    EncodedScores = tuple[float, int, int, tuple[int, int, int]]
+    EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores]
 
 NO_BIAS, TABLE = 0, 4
@@ -195,11 +195,12 @@ def encode_problem(problem: Problem) -> EncodeArguments:
 
 
 def _encode_scores(problem: Problem) -> EncodedScores:
-    """The softcap, and of the bias what it is a function of, the numbers of a position, and the sizes of its table."""
+    """The softcap, and of the bias what it is a function of, the numbers of a position, whether a row has two, and the sizes of
+    its table."""
     form = problem.bias
     if form is None:
-        return problem.softcap, NO_BIAS, 0, (1, 1, 1)
+        return problem.softcap, NO_BIAS, 0, False, (1, 1, 1)
     lacking = (1,) * (3 - len(form.sizes))  # dimensions that a table has not are the last ones, in which all positions are 0
     kind = TABLE if form.sizes else METRICS.index(form.metric) + 1
     a, b, c = (*form.sizes, *lacking)
-    return problem.softcap, kind, form.dims, (a, b, c)
+    return problem.softcap, kind, form.dims, form.apart, (a, b, c)

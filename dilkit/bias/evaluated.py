@@ -35,7 +35,7 @@ def _measure(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
         positions = torch.arange(int(max(queries.max(), keys.max())) + 1, device=weights.device, dtype=weights.dtype)[
             None, :, None
         ]
-    apart = positions[:, queries, None] - positions[:, None, keys]
+    apart = positions[:, queries, None, : form.dims] - positions[:, None, keys, -form.dims :]
     return _entries(form, apart) if form.sizes else _distances(form, apart)
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 METRICS = ("euclidean", "l1", "max")
 
-ALIBI, COORDINATES, TABLE, GRID_TABLE = BIASES = "alibi", "coordinates", "table", "grid table"
-"""The names of `BiasForm.name`: distances along the sequence and of coordinates, tables by differences along the sequence and of
-coordinates."""
+ALIBI, COORDINATES, TABLE, GRID_TABLE, APART = BIASES = "alibi", "coordinates", "table", "grid table", "apart"
+"""What a backend may take: distances along the sequence and of coordinates, tables by differences along the sequence and of
+coordinates (`BiasForm.name`), and `BiasForm.apart`."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class BiasForm:
 
     `dims`: numbers of a position. `sizes`: of a table, how many differences each dimension has, an odd number; else empty.
     `metric`: of distances, one of `METRICS`. `placed`: positions are given as a tensor; otherwise a row's position is its number
-    in its sequence. `learned`: a backward pass returns the gradient of the weights as well.
+    in its sequence. `learned`: a backward pass returns the gradient of the weights as well. `apart`: a row has two positions, one
+    as a query and one as a key, as where queries and keys of different ranks are computed with.
     """
 
     dims: int = 1
@@ -34,40 +35,53 @@ class BiasForm:
     metric: str = "l1"
     placed: bool = False
     learned: bool = False
+    apart: bool = False
 
     @property
     def name(self) -> str:
-        """One of `BIASES`."""
+        """One of `BIASES`, without `apart`."""
         if self.sizes:
             return GRID_TABLE if self.placed else TABLE
         return COORDINATES if self.placed else ALIBI
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of `BIASES` that a backend must take."""
+        return (self.name, APART) if self.apart else (self.name,)
 
     @property
     def entries(self) -> int:
         """The weights of a head."""
         return math.prod(self.sizes)
 
+    @property
+    def columns(self) -> int:
+        """The numbers of a row of `positions`: those of its position, or of both."""
+        return self.dims * (1 + self.apart)
+
     def encode(self) -> str:
         """The form as text without a semicolon or a comma."""
         sizes = "x".join([f"{size}" for size in self.sizes])  # not str, which torch.compile knows of no size
-        return f"{self.dims}/{sizes}/{self.metric}/{self.placed:d}{self.learned:d}"
+        return f"{self.dims}/{sizes}/{self.metric}/{self.placed:d}{self.learned:d}{self.apart:d}"
 
     @classmethod
     def decode(cls, text: str) -> BiasForm:
         """The form of a text that `encode` wrote. Raises ValueError for another."""
         dims, sizes, metric, flags = text.split("/")
-        return cls(int(dims), tuple(map(int, sizes.split("x"))) if sizes else (), metric, flags[0] == "1", flags[1] == "1")
+        return cls(int(dims), tuple(map(int, sizes.split("x"))) if sizes else (), metric, *(flag == "1" for flag in flags))
 
     def __str__(self) -> str:
         what = f"table of {' x '.join(map(str, self.sizes))}" if self.sizes else f"{self.metric} distance in {self.dims}-D"
-        return what + (" of given positions" if self.placed else "") + (", learned" if self.learned else "")
+        placed = (" of given positions" if self.placed else "") + (", apart for queries and keys" if self.apart else "")
+        return what + placed + (", learned" if self.learned else "")
 
 
 class LoweredBias(NamedTuple):
     """The tensors of a bias beside its form, in the dtype of `lse`, contiguous.
 
     `weights` `(heads, entries)`: slopes, or a flattened table. `positions` `(batch or 1, rows, dims)`, of all rows of the key, if
-    the form is `placed`; those of a table are whole numbers.
+    the form is `placed`; those of a table are whole numbers. `(batch or 1, rows, 2 * dims)` where they are `apart`: that of the
+    row as a query, then as a key.
     """
 
     form: BiasForm

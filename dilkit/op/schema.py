@@ -26,7 +26,7 @@ library.define(
 forward_op = torch.ops.dilkit.dilated_attention.default
 backward_op = torch.ops.dilkit.dilated_attention_backward.default
 
-_FORMAT = "5"
+_FORMAT = "6"
 """The first letter of every call: change it with `encode_call` and with what autograd does in `dilkit.op.rules`, because
 torch.compile keeps whole graphs on disk and finds them again by such constants."""
 

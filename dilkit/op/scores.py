@@ -151,7 +151,7 @@ def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor 
     if form is not None:
         wanted["bias"] = weights, ((heads, form.entries),)
         if form.placed:
-            wanted["positions"] = positions, ((1, rows, form.dims), (query.shape[0], rows, form.dims))
+            wanted["positions"] = positions, ((1, rows, form.columns), (query.shape[0], rows, form.columns))
     for name, (x, shapes) in wanted.items():
         if (x is None) != (not shapes):
             raise ValueError(f"{name} is {'missing' if shapes else 'given'}, which the call's text does not say: bias {form}")

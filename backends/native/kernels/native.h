@@ -103,7 +103,8 @@ typedef struct {
     int bias;
     int64_t position_dims, table_size[3], entries; /* numbers of a position; sizes of a table, those that it lacks are 1; weights of a head */
     const char *bias_weights; /* (heads, entries) contiguous, double for FLOAT64, else float */
-    TensorView positions;     /* (batch, seq, position_dims) of such numbers; without `data` that of a row is its number in the sequence */
+    TensorView positions;     /* (batch, seq, columns) of such numbers; without `data` that of a row is its number in the sequence */
+    int64_t key_position;     /* the column where the position of a row as a key begins: 0, or position_dims after that as a query */
     double *dbias;            /* (parts, heads, entries), zeros, to which each task adds in a part of its own, from `first_part` on; or NULL */
     int64_t first_part;
     int one_part; /* all tasks add to one part: one after the other */

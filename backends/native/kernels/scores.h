@@ -32,19 +32,19 @@ static int N(bias_way)(const Problem *p) {
     return p->bias == L1 ? N(SPACE_L1) : N(SPACE_MAX);
 }
 
-/* The number `d` of the position of row x of the sequence. */
-static inline REAL N(position_of)(const Task *task, int64_t x, int d) {
+/* The number `d` of the position of row x of the sequence, as a key or as a query. */
+static inline REAL N(position_of)(const Task *task, int64_t x, int d, int as_key) {
     const Problem *p = task->p;
     if (!p->positions.data)
         return (REAL)((x - task->start) * p->step);
     const char *row = row_address(&p->positions, task->batch, x, 0);
-    return ((const REAL *)(const void *)row)[d];
+    return ((const REAL *)(const void *)row)[as_key ? p->key_position + d : d];
 }
 
 static void N(place_row)(const Task *task, int64_t slot, int64_t x, int64_t head) {
     const Problem *p = task->p;
     for (int d = 0; d < 3; d++)
-        task->s.row_at[d][slot] = d < p->position_dims ? N(position_of)(task, x, d) : 0;
+        task->s.row_at[d][slot] = d < p->position_dims ? N(position_of)(task, x, d, task->phase == BACKWARD_KEY) : 0;
     task->s.row_slope[slot] = ((const REAL *)(const void *)p->bias_weights)[head * p->entries];
     task->s.row_table[slot] = (INTEGER)(head * p->entries);
 }
@@ -52,7 +52,7 @@ static void N(place_row)(const Task *task, int64_t slot, int64_t x, int64_t head
 /* Columns up to a whole register block have a place as well, whatever it is: no row sees them. */
 static void N(place_column)(const Task *task, int64_t k, int64_t x) {
     for (int d = 0; d < 3; d++)
-        task->s.column_at[d][k] = d < task->p->position_dims ? N(position_of)(task, x, d) : 0;
+        task->s.column_at[d][k] = d < task->p->position_dims ? N(position_of)(task, x, d, task->phase != BACKWARD_KEY) : 0;
 }
 
 static inline Vector N(magnitude)(Vector x) { return N(vector_max)(x, -x); }
