@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean, not_distributed, one_of, probability, real
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
+from dilkit.comm.scores import bias_fingerprint, check_rank_bias
 from dilkit.op import boundary
 from dilkit.op.arguments import check_inputs
 from dilkit.op.dropout import draw_seed
@@ -47,6 +49,7 @@ class Arguments:
     """Whether a backward pass may follow, where the tensors do not say it: within an operator they require no gradients."""
     seed: Tensor | None = None
     """The seed that was drawn for dropout, int64 `()`; None: `facts` draws one."""
+    bias: Bias | None = None
     softcap: float | None = None
 
     @property
@@ -78,12 +81,12 @@ class Arguments:
         """Whether a backward pass may follow."""
         if self.recorded is not None:
             return self.recorded
-        sink = self.sink is not None and self.sink.requires_grad
-        return self.rows_require_grad or (torch.is_grad_enabled() and sink)
+        others = self.sink, None if self.bias is None else self.bias.weights
+        return self.rows_require_grad or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in others))
 
     @property
     def rows_require_grad(self) -> bool:
-        """Whether gradients of rows may be asked for, and not of the sink alone."""
+        """Whether gradients of rows may be asked for, and not of the sink or a bias alone."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
     def check(self) -> None:
@@ -96,6 +99,7 @@ class Arguments:
         boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)
         boolean("is_causal", self.is_causal)
         probability("dropout_p", self.dropout_p)
+        check_rank_bias(self.bias, self.query, self.pattern, self.key.shape[2])
         check_softcap(self.softcap)
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)
@@ -125,6 +129,7 @@ class Arguments:
             rows_require_grad=self.rows_require_grad and bool(self.orders),  # they then travel back to where they came from
             scale=self.factor,
             dropout_p=float(self.dropout_p),
+            bias=bias_fingerprint(self.bias),
             softcap=check_softcap(self.softcap),
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,

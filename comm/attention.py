@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.comm.arguments import Arguments
 from dilkit.comm.operators import attention as operator
 from dilkit.comm.rank_attention import agreed
@@ -32,6 +33,7 @@ def ring_dilated_attention(
     schedule: str = "auto",
     fuse_branches: bool = True,
     order: TokenOrder | Sequence[TokenOrder] | None = None,
+    bias: Bias | None = None,
     softcap: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -55,7 +57,9 @@ def ring_dilated_attention(
     With `dropout_p` the weights of the whole sequence are dropped that `dilkit.dilated_attention` drops, whatever the number of
     ranks. Each rank draws a seed, and that of rank 0 is taken.
 
-    With `softcap` the score is `softcap * tanh(scale * q_i . k_j / softcap) + log count[h, i, j]`; the sink is not capped.
+    With `softcap` and `bias` the score is `softcap * tanh(scale * q_i . k_j / softcap) + bias(h, i, j) + log count[h, i, j]`; the
+    sink is as it is. A `CoordinateAlibi` has the coordinates of this rank's rows, which travel with them; any other bias is that
+    of the whole sequence. The gradient of its slopes or table is of what the rank computes: sum it over ranks, as the sink's.
 
     `schedule` and `fuse_branches` are those of `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result are those
     of `dilkit.dilated_attention`.
@@ -94,6 +98,7 @@ def ring_dilated_attention(
         fuse_branches,
         order,
         return_lse,
+        bias=bias,
         softcap=softcap,
     )
     if torch.compiler.is_compiling() and operator.can_be_compiled(arguments):

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean, one_of, real
 from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.nn.attention import appended
+from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.scores import check_softcap
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
@@ -19,14 +22,16 @@ from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
 
-class RingDilatedAttention(nn.Module):
-    """`ring_dilated_attention` as a module without parameters.
+class RingDilatedAttention(KeptBias):
+    """`ring_dilated_attention` as a module, without parameters but a bias.
 
     Given to `MultiheadDilatedAttention` as its inner attention, it computes on shards `(batch, rows, embed_dim)` what the same
     module with `DilatedAttention(pattern)` computes on the whole sequence. Its own inputs are `(batch, rows, heads, head_dim)`.
 
-    The arguments are those of `ring_dilated_attention`; `order` is one token order, `orders` several that the heads use in turn:
-    shards are of the row-major sequence, and rows travel to their places along the orders and back.
+    The arguments are those of `ring_dilated_attention`. `order` is one token order, `orders` several that the heads use in turn:
+    shards are of the row-major sequence, and rows travel to their places along the orders and back. `bias` is kept as
+    `DilatedAttention` keeps it, with the same state dict, and added unless `forward` is given another; the gradient of its
+    weights is of what the rank computes: sum it over ranks.
 
     Raises TypeError or ValueError for arguments that do not fit, such as a schedule that is not known.
 
@@ -53,6 +58,7 @@ class RingDilatedAttention(nn.Module):
         backend: str | Sequence[str] | None = None,
         schedule: str = "auto",
         fuse_branches: bool = True,
+        bias: Bias | None = None,
         softcap: float | None = None,
     ) -> None:
         super().__init__()
@@ -64,6 +70,7 @@ class RingDilatedAttention(nn.Module):
         self.pattern, self.comm, self.schedule, self.fuse_branches = pattern, comm, schedule, fuse_branches
         self.scale = None if scale is None else real("scale", scale)
         self.softcap = check_softcap(softcap) or None
+        self._keep_bias(bias)
         if backend is not None:
             names_of(backend)  # raises for what are no names
         self.backend = backend
@@ -79,9 +86,13 @@ class RingDilatedAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         sink: Tensor | None = None,
         dropout_p: float = 0.0,
+        bias: Bias | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`ring_dilated_attention` of this rank's rows, on tensors `(batch, rows, heads, head_dim)`."""
+        """`ring_dilated_attention` of this rank's rows, on tensors `(batch, rows, heads, head_dim)`.
+
+        A `bias` takes the place of the module's own.
+        """
         return ring_dilated_attention(
             query,
             key,
@@ -97,6 +108,7 @@ class RingDilatedAttention(nn.Module):
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
             order=self.orders,
+            bias=self.bias if bias is None else bias,
             softcap=self.softcap,
             return_lse=return_lse,
         )
@@ -106,6 +118,7 @@ class RingDilatedAttention(nn.Module):
         return positions(rows, self.comm, device)
 
     def extra_repr(self) -> str:
-        softcap = "" if self.softcap is None else f", softcap={self.softcap:g}"
+        scores = {"bias": self._bias and type(self._bias).__name__, "softcap": self.softcap}
+        changed = appended({name: value for name, value in scores.items() if value is not None})
         orders = "".join(f", {name}={value!r}" for name, value in shown_orders(self.orders).items())
-        return f"{self.pattern}{orders}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}{softcap}"
+        return f"{self.pattern}{orders}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}{changed}"

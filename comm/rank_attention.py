@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
+from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import STEP, Arguments
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.autograd import AttentionOverRanks
 from dilkit.comm.passes.context import PassContext
 from dilkit.comm.plan.exchange_plan import exchange_plan
-from dilkit.comm.reorder import Reordering, reorder_inputs, restore_outputs
+from dilkit.comm.reorder import Reordering, reorder_inputs, reorder_positions, restore_outputs
+from dilkit.comm.scores import rank_bias
 from dilkit.comm.transports.base import Comm
-from dilkit.op.scores import check_softcap
+from dilkit.op.scores import Scores, check_softcap
 from dilkit.orders.attention import nothing, sink_by_head
 from dilkit.orders.heads import check_orders, first_head, head_texts, used_orders
 from dilkit.pattern import Pattern
@@ -50,17 +53,27 @@ class RankAttention:
     def compute(self) -> tuple[Tensor, Tensor]:
         """`(out, lse)` along the token orders of the call, if it has any; `lse` is then empty unless it is returned."""
         given, rows = self.arguments, self.rows
+        bias = self.bias(rows, given.bias)
         check_orders(given.orders, self.cuts[-1], rows[1].shape[2], given.pattern, given.is_causal)
         if all(order.is_identity for order in given.orders):
-            return self.attend(rows, given.pattern, given.mask, given.sink)
-        return self.attend_in_order(rows, given.mask)
+            return self.attend(rows, given.pattern, given.mask, given.sink, bias)
+        return self.attend_in_order(rows, given.mask, bias)
 
-    def attend(self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    def bias(self, rows: Sequence[Tensor], given: Bias | None) -> LoweredBias | None:
+        """What a given bias is to query, key and value of this rank."""
+        first, kv_heads = self.cuts[self.comm.rank], rows[1].shape[2]
+        return rank_bias(given, rows[0], self.arguments.pattern, kv_heads, first, self.cuts[-1])
+
+    def attend(
+        self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None, sink: Tensor | None, bias: LoweredBias | None
+    ) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of query, key and value, which lie in the order of their attention."""
-        out, lse = AttentionOverRanks.apply(*rows, mask, sink, self.context(rows, pattern))  # type: ignore[no-untyped-call]
+        form, *tensors = (None, None, None) if bias is None else bias
+        context = self.context(rows, pattern, form)
+        out, lse = AttentionOverRanks.apply(*rows, mask, sink, *tensors, context)  # type: ignore[no-untyped-call]
         return out, lse
 
-    def context(self, rows: Sequence[Tensor], pattern: Pattern) -> PassContext:
+    def context(self, rows: Sequence[Tensor], pattern: Pattern, bias: BiasForm | None = None) -> PassContext:
         """What the passes need besides query, key and value. Raises ValueError for what no exchange plan serves."""
         given, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
         options: dict[str, Any] = dict(is_causal=given.is_causal, schedule=given.schedule, fuse_branches=given.fuse_branches)
@@ -68,32 +81,46 @@ class RankAttention:
         plan.check_dropout(given.dropout_p)
         head = first_head(pattern) * (heads[0] // heads[1])
         softcap = check_softcap(given.softcap)
-        op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head, softcap)
+        op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head, softcap, bias)
         return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse)
 
-    def attend_in_order(self, rows: list[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def attend_in_order(self, rows: list[Tensor], mask: Tensor | None, bias: LoweredBias | None) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of row-major query, key and value along the token orders; `lse` is empty unless it is returned."""
         given, pattern = self.arguments, self.arguments.pattern
         orders, first = used_orders(given.orders, first_head(pattern), rows[1].shape[2])
         reordering = Reordering(self.comm, orders, self.cuts, first, rows[1].shape[2])
         rows, masks = reorder_inputs(reordering, rows, mask)
-        one_mask = len(orders) == 1 or mask is None
-        out, lse = self.attend(rows, pattern, masks[0], given.sink) if one_mask else self._attend_by_head(rows, masks)
+        biases = _in_order(reordering, bias)
+        if len(orders) == 1 or (mask is None and bias is None):
+            out, lse = self.attend(rows, pattern, masks[0], given.sink, biases[0])
+        else:
+            out, lse = self._attend_by_head(rows, masks, biases)
         if not given.return_lse:
             return restore_outputs(reordering, out)[0], lse.new_empty(0)
         out, lse = restore_outputs(reordering, out, lse.transpose(1, 2))
         return out, lse.transpose(1, 2).contiguous()
 
-    def _attend_by_head(self, rows: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """`attend` with a mask for each key/value head.
+    def _attend_by_head(
+        self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], biases: Sequence[LoweredBias | None]
+    ) -> tuple[Tensor, Tensor]:
+        """`attend` with a mask and positions for each key/value head.
 
         Backward, autograd visits the heads last to first, the same on all ranks, as it does with nodes that are ready alike.
         """
         kv_heads = rows[1].shape[2]
         texts = head_texts(self.arguments.pattern.to_json(), rows[0].shape[2], kv_heads)
-        split = (x.tensor_split(kv_heads, 2) for x in rows)
+        split, sinks = (x.tensor_split(kv_heads, 2) for x in rows), sink_by_head(self.arguments.sink, kv_heads)
+        own = [Scores(bias).of_part(head, kv_heads).bias for head, bias in enumerate(biases)]
         results = [
-            nothing(q, own) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask, own)
-            for q, k, v, mask, text, own in zip(*split, masks, texts, sink_by_head(self.arguments.sink, kv_heads), strict=True)
+            nothing(q, sink) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask, sink, bias)
+            for q, k, v, mask, text, sink, bias in zip(*split, masks, texts, sinks, own, strict=True)
         ]
         return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 1)
+
+
+def _in_order(reordering: Reordering, bias: LoweredBias | None) -> list[LoweredBias | None]:
+    """The bias of a rank's rows along the order of each key/value head."""
+    if bias is None or bias.positions is None:
+        return [None] * reordering.kv_heads
+    form = replace(bias.form, placed=True)
+    return [LoweredBias(form, bias.weights, moved) for moved in reorder_positions(reordering, bias.positions)]

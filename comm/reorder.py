@@ -175,6 +175,15 @@ def reorder_inputs(reordering: Reordering, rows: list[Tensor], mask: Tensor | No
     return moved, [masks[:, :, head if several else 0].contiguous() for head in range(reordering.kv_heads)]
 
 
+def reorder_positions(reordering: Reordering, positions: Tensor) -> list[Tensor]:
+    """Positions `(batch or 1, rows, dims)` of a rank's rows along the order of each key/value head; they have no gradients."""
+    several = len(reordering.orders) > 1
+    by_head = positions[:, :, None].expand(-1, -1, reordering.kv_heads if several else 1, -1)
+    with reordering.comm.broken_by_errors():
+        (moved,) = reordering.apply([by_head], False, "positions put in order")
+    return [moved[:, :, head if several else 0].contiguous() for head in range(reordering.kv_heads)]
+
+
 def restore_outputs(reordering: Reordering, *results: Tensor) -> list[Tensor]:
     """Results `(batch, rows, heads, ...)` back in row-major order; differentiable."""
     moved = _Reorder.apply(reordering, True, "results put back in order", *results)  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from dilkit.comm.operators import call as calls
 from dilkit.comm.operators.order import in_order
 from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
 from dilkit.comm.passes.differentiation import differentiable_once
+from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.rank_attention import RankAttention, agreed
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary, rules
@@ -42,11 +43,12 @@ backward_op = torch.ops.dilkit.attention_over_ranks_backward.default
 
 
 def can_be_compiled(given: Arguments) -> bool:
-    """Whether the operator can be given these arguments, right or wrong. Others, token orders and a softcap break the graph."""
+    """Whether the operator can be given these arguments, right or wrong. Others, such as orders and biases, break the graph."""
     tensors = [given.query, given.key, given.value, *(x for x in (given.mask, given.sink) if x is not None)]
     return (
         given.order is None
         and given.softcap is None
+        and given.bias is None
         and isinstance(given.pattern, Pattern)
         and all(isinstance(x, Tensor) for x in tensors)
         and all(type(x) in (int, float) for x in (0 if given.scale is None else given.scale, given.dropout_p))
@@ -83,7 +85,7 @@ def _forward(
     with rules.without_autocast(query.device.type):
         attention = agreed(call.arguments(query, key, value, mask, sink, scale, dropout_p, seed), call.comm)
         context = attention.context((query, key), attention.arguments.pattern)
-        saved = forward_pass(context, query, key, value, mask, sink)
+        saved = forward_pass(context, RankInputs(query, key, value, mask, sink))
     rows = query.new_empty(0, query.shape[-1]) if saved.rows is None else saved.rows
     flags = query.new_empty(0, dtype=torch.bool) if saved.flags is None else saved.flags
     seed = torch.zeros((), dtype=torch.int64, device="cpu") if attention.seed is None else attention.seed
@@ -117,8 +119,8 @@ def _backward(
     attention = RankAttention(arguments, call.comm, tuple(agreement[:-1].tolist()), seed)
     context = attention.context((query, key), arguments.pattern)
     received = (rows, None if mask is None else flags) if context.plan.uses_all_to_all else (None, None)
-    saved = Saved(query, key, value, mask, sink, out, lse.transpose(1, 2), *received)
-    gradients = backward_pass(context, dout, dlse, saved)
+    saved = Saved(*RankInputs(query, key, value, mask, sink), out, lse.transpose(1, 2), *received)
+    *gradients, _ = backward_pass(context, dout, dlse, saved)
     dsink = gradient_of_sink(dout, dlse, saved) if of_sink else None
     return *gradients, query.new_empty(0) if dsink is None else dsink
 

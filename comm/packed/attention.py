@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import Arguments
 from dilkit.comm.packed.plan import PackedPlan, WholeSequences
@@ -37,6 +38,7 @@ def ring_dilated_attention_varlen(
     scale: float | None = None,
     backend: str | Sequence[str] | None = None,
     schedule: str = "auto",
+    bias: Bias | None = None,
     softcap: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -70,7 +72,7 @@ def ring_dilated_attention_varlen(
     def arguments() -> Arguments:
         q, k, v = (batch_of_one(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
         options = sink, scale, 0.0, backend, schedule, True, None, return_lse
-        return Arguments(q, k, v, pattern, is_causal, None, *options, softcap=softcap)
+        return Arguments(q, k, v, pattern, is_causal, None, *options, bias=bias, softcap=softcap)
 
     def facts() -> dict[str, Any]:
         own_facts = arguments().facts()
@@ -104,19 +106,26 @@ class PackedRankAttention:
         for sequence in self.plan.cut_sequences:
             here = sequence.rows(rank, self.plan.cuts[rank])
             attention = RankAttention(given, self.comm, sequence.plan.cuts, None)
-            results.append((here.start, *attention.attend([x[:, here] for x in rows], given.pattern, None, given.sink)))
+            own = [x[:, here] for x in rows]
+            bias = attention.bias(own, self._bias(here))
+            results.append((here.start, *attention.attend(own, given.pattern, None, given.sink, bias)))
         whole = self.plan.whole(rank)
         if whole.rows.start < whole.rows.stop:
             results.append((whole.rows.start, *self._whole([x[0, whole.rows] for x in rows], whole)))
         results.sort(key=lambda part: part[0])
         return torch.cat([out for _, out, _ in results], 1).squeeze(0), torch.cat([lse for _, _, lse in results], 2).squeeze(0)
 
+    def _bias(self, rows: slice) -> Bias | None:
+        """The bias of these rows of the rank."""
+        bias = self.arguments.bias
+        return None if bias is None else bias.of_rows(torch.arange(rows.start, rows.stop, device=self.arguments.query.device))
+
     def _whole(self, rows: Sequence[Tensor], sequences: WholeSequences) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of the sequences that no other rank has rows of, as a batch of one."""
         given, first = self.arguments, sequences.starts[0]
         starts = torch.tensor([start - first for start in sequences.starts], dtype=torch.int32, device=rows[0].device)
         options: dict[str, Any] = dict(is_causal=given.is_causal, sink=given.sink, scale=given.scale, backend=given.backend)
-        options["softcap"] = given.softcap
+        options |= dict(bias=self._bias(sequences.rows), softcap=given.softcap)
         query, key, value = rows
         packed = query, key, value, given.pattern, starts, max(sequences.lengths)
         out, lse = dilated_attention_varlen(*packed, **options, return_lse=True)

@@ -9,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit.bias.form import BiasForm
 from dilkit.comm.passes.partial_results import PartialResults
 from dilkit.comm.passes.problem_stacks import ProblemStack
+from dilkit.comm.passes.rank_bias import TableBias
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.pattern import Pattern
 
@@ -23,6 +25,11 @@ class QKVRows:
     keys: Tensor
     values: Tensor
     flags: Tensor | None
+    bias: TableBias | None = None
+
+    def bias_of(self, stack: ProblemStack) -> dict[str, Tensor]:
+        """What the torch operators are given for the bias of a stack; nothing where there is none."""
+        return {} if self.bias is None else self.bias.of_stack(stack)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,8 @@ class AttentionOp:
     """Attention with the options that all calls of a pass share.
 
     `backend` names who computes, comma-separated; empty is the automatic choice. `seed`: that of all ranks where weights are
-    dropped; `first_head`: the number in the whole model of this rank's first query head. `softcap`: 0 for none.
+    dropped; `first_head`: the number in the whole model of this rank's first query head. `softcap`: 0 for none. `bias`: that of
+    the whole.
     """
 
     scale: float
@@ -40,15 +48,20 @@ class AttentionOp:
     seed: Tensor | None = None
     first_head: int = 0
     softcap: float = 0.0
+    bias: BiasForm | None = None
 
     @property
     def without_dropout(self) -> AttentionOp:
         """The same with every weight."""
         return replace(self, dropout_p=0.0, seed=None)
 
-    def encode(self, pattern: Pattern, is_causal: bool) -> str:
+    def encode(self, pattern: Pattern, is_causal: bool, bias: BiasForm | None) -> str:
         """The options as the torch operators take them: one string."""
-        return encode_call(pattern, is_causal, self.requires_grad, self.backend, self.dropout_p, self.softcap)
+        return encode_call(pattern, is_causal, self.requires_grad, self.backend, self.dropout_p, self.softcap, bias)
+
+    def encode_stack(self, stack: ProblemStack, rows: QKVRows) -> str:
+        """Those of a stack."""
+        return self.encode(stack.pattern, stack.is_causal, None if rows.bias is None else rows.bias.form)
 
     def dropout(self, places: NDArray[np.int64]) -> dict[str, Tensor]:
         """What the torch operators are given for dropout; nothing where there is none.
@@ -61,8 +74,8 @@ class AttentionOp:
 
     def forward(self, results: PartialResults, stack: ProblemStack, rows: QKVRows) -> None:
         """Merge what the queries of a stack see of its keys into `results`."""
-        options = self.encode(stack.pattern, stack.is_causal)
-        out, lse = forward_op(*_inputs(stack, rows), self.scale, options, **self.dropout(stack.places))
+        further = {**self.dropout(stack.places), **rows.bias_of(stack)}
+        out, lse = forward_op(*_inputs(stack, rows), self.scale, self.encode_stack(stack, rows), **further)
         out, lse = out.reshape(-1, out.shape[-1]), lse.transpose(1, 2).reshape(-1)
         if stack.real_queries is None:
             results.merge(stack.results, out, lse)
@@ -83,8 +96,10 @@ class AttentionOp:
             dout.masked_fill_(~stack.real_queries[:, None], 0.0)
         dout, out, shape = dout.view(query.shape), out.view(query.shape), query.shape[:3]
         lse = lse.view(shape).transpose(1, 2).contiguous()
-        options = self.encode(stack.pattern, stack.is_causal)
-        grads = backward_op(dout, query, key, value, out, lse, mask, self.scale, options, **self.dropout(stack.places))[:3]
+        options, further = self.encode_stack(stack, rows), {**self.dropout(stack.places), **rows.bias_of(stack)}
+        *grads, dweights = backward_op(dout, query, key, value, out, lse, mask, self.scale, options, **further)
+        if rows.bias is not None:
+            rows.bias.add_gradient(stack, dweights)
         dquery, dkey, dvalue = (grad.reshape(-1, grad.shape[-1]) for grad in grads)
         results, keys = stack.results, torch.arange(len(stack.keys), device=dkey.device)
         if stack.real_queries is not None:

@@ -15,7 +15,6 @@ What is sent first travels while the local attention is computed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from dilkit.comm.passes.context import PassContext
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.local_attention import local_backward, local_forward
 from dilkit.comm.passes.partial_results import merge_rows
+from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.passes.ring.backward import ring_backward
 from dilkit.comm.passes.ring.forward import ring_forward
 from dilkit.comm.passes.rows import add_rows
@@ -40,17 +40,24 @@ from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
 
 class Saved(NamedTuple):
-    """The tensors that the forward pass leaves to the backward pass. `lse` is `(batch, seq, heads)`; `rows` were received."""
+    """The tensors that the forward pass leaves to the backward pass, as `RankInputs` and `ReceivedRows` have them.
+
+    `lse` is `(batch, seq, heads)`. What was received is None where nothing was.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     mask: Tensor | None
     sink: Tensor | None
+    weights: Tensor | None
+    positions: Tensor | None
     out: Tensor
     lse: Tensor
-    rows: Tensor | None
-    flags: Tensor | None
+    rows: Tensor | None = None
+    flags: Tensor | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
 
 
 class AttentionOverRanks(torch.autograd.Function):
@@ -64,10 +71,13 @@ class AttentionOverRanks(torch.autograd.Function):
         value: Tensor,
         mask: Tensor | None,
         sink: Tensor | None,
+        weights: Tensor | None,
+        positions: Tensor | None,
         context: PassContext,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.context, saved = context, forward_pass(context, query, key, value, mask, sink)
+        ctx.context = context
+        saved = forward_pass(context, RankInputs(query, key, value, mask, sink, weights, positions))
         ctx.save_for_backward(*saved)
         return saved.out, saved.lse.transpose(1, 2).contiguous()
 
@@ -76,35 +86,33 @@ class AttentionOverRanks(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         with ctx.context.comm.broken_by_errors():
             saved = Saved(*ctx.saved_tensors)
-        dquery, dkey, dvalue = backward_pass(ctx.context, dout, dlse, saved)
+        dquery, dkey, dvalue, dweights = backward_pass(ctx.context, dout, dlse, saved)
         dsink = gradient_of_sink(dout, dlse, saved) if ctx.needs_input_grad[4] else None
-        return dquery, dkey, dvalue, None, dsink, None
+        return dquery, dkey, dvalue, None, dsink, dweights if ctx.needs_input_grad[5] else None, None, None
 
 
-def forward_pass(
-    context: PassContext, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sink: Tensor | None
-) -> Saved:
+def forward_pass(context: PassContext, inputs: RankInputs) -> Saved:
     """The forward pass of a call, with all that it sends."""
-    inputs = query, key, value, mask, sink
-    with without_autocast(query.device.type), context.comm.broken_by_errors():
+    with without_autocast(inputs.query.device.type), context.comm.broken_by_errors():
         out, lse, held = _forward(context, inputs)
-    return Saved(*inputs, out, lse, *((None, None) if held is None else (held.rows, held.flags)))
+    return Saved(*inputs, out, lse, *(() if held is None else held[:4]))
 
 
-def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value; None for `dout` and `dlse` `(batch, heads, seq)` is 0."""
-    query, key, value, mask, sink, out, lse, rows, flags = saved
+def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, ...]:
+    """Gradients of query, key, value and the weights of a bias; None for `dout` and `dlse` `(batch, heads, seq)` is 0."""
+    query, key, value, mask, sink, weights, positions, out, lse, rows, flags, of_queries, of_keys = saved
     with context.comm.broken_by_errors():
         dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
         query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
-        inputs = query, key, value, mask, sink
-        held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags)
+        inputs = RankInputs(query, key, value, mask, sink, weights, positions)
+        inputs.check_bias(context.op.bias)
+        held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags, of_queries, of_keys)
         with without_autocast(out.device.type):
-            dquery, dkey, dvalue = _backward(context, dout, inputs, out, lse, held)
+            dquery, dkey, dvalue, dweights = _backward(context, dout, inputs, out, lse, held)
             if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
-                by_query, by_key = _through_lse(context, dlse, inputs, lse, held)
-                dquery, dkey = dquery + by_query, dkey + by_key
-    return dquery, dkey, dvalue
+                by_query, by_key, by_weights = _through_lse(context, dlse, inputs, lse, held)
+                dquery, dkey, dweights = dquery + by_query, dkey + by_key, dweights + by_weights
+    return dquery, dkey, dvalue, dweights
 
 
 def gradient_of_sink(dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> Tensor | None:
@@ -127,62 +135,60 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     return *inputs, lse.contiguous()
 
 
-def _forward(context: PassContext, inputs: Sequence[Any]) -> tuple[Tensor, Tensor, ReceivedRows | None]:
-    query, key, value, mask, sink = inputs
+def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, ReceivedRows | None]:
     op, plan, comm, held, under_way = context.op, context.plan, context.comm, None, None
+    bias = inputs.bias(op.bias)
     if plan.uses_all_to_all:
-        under_way = AllToAllForward(op, comm, context.tables, query, key, value, mask)
-    out, lse = local_forward(op, context.ranges, plan.is_causal, query, key, value, mask)
+        under_way = AllToAllForward(op, comm, context.tables, inputs, bias)
+    out, lse = local_forward(op, context.ranges, plan.is_causal, inputs, bias)
     if under_way is not None:
         held = under_way.compute()
     for branch in context.ring_branches:
-        for rows, found in ring_forward(op, comm, plan, branch, query, key, value, mask):
+        for rows, found in ring_forward(op, comm, plan, branch, inputs, bias):
             merge_rows(out, lse, rows, found)
     if under_way is not None:
         under_way.merge_into(out, lse)
-    zero_keys = context.zero_keys(query)
-    if zero_keys is not None or sink is not None:
-        add_zero_keys(out, lse.transpose(1, 2), zero_keys, sink)
+    zero_keys = context.zero_keys(inputs.query)
+    if zero_keys is not None or inputs.sink is not None:
+        add_zero_keys(out, lse.transpose(1, 2), zero_keys, inputs.sink)
     return out, lse, held
 
 
 def _backward(
-    context: PassContext, dout: Tensor, inputs: Sequence[Any], out: Tensor, lse: Tensor, held: ReceivedRows | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    context: PassContext, dout: Tensor, inputs: RankInputs, out: Tensor, lse: Tensor, held: ReceivedRows | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and the weights of a bias, which are empty where there is none."""
     op, plan, comm, under_way = context.op, context.plan, context.comm, None
-    query, key, value, mask, _ = inputs
+    bias = inputs.bias(op.bias)
     if held is not None:
         under_way = AllToAllBackward(op, comm, context.tables, dout, out, lse)
-    grads = local_backward(op, context.ranges, plan.is_causal, dout, (query, key, value, mask), out, lse)
+    grads = local_backward(op, context.ranges, plan.is_causal, dout, inputs, bias, out, lse)
     if held is not None and under_way is not None:
-        under_way.compute(held)
+        under_way.compute(held, bias)
     for branch in context.ring_branches:
-        for found in ring_backward(op, comm, plan, branch, query, key, value, mask, dout, out, lse):
+        for found in ring_backward(op, comm, plan, branch, inputs, bias, dout, out, lse):
             add_rows(grads[0], found.queries, found.dquery)
             add_rows(grads[1], found.keys, found.dkey)
             add_rows(grads[2], found.keys, found.dvalue)
     if under_way is not None:
         under_way.add_to(*grads)
-    return grads
+    return *grads, lse.new_empty(0) if bias is None else bias.gradient
 
 
 def _through_lse(
-    context: PassContext, dlse: Tensor | None, inputs: Sequence[Any], lse: Tensor, held: ReceivedRows | None
-) -> tuple[Tensor, Tensor]:
-    """Gradients of query and key through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
-    context = replace(context, op=context.op.without_dropout)
-    query, key, value, mask, sink = inputs
-    inputs = query, key, value.new_zeros(()).expand(value.shape), mask, sink
+    context: PassContext, dlse: Tensor | None, inputs: RankInputs, lse: Tensor, held: ReceivedRows | None
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key and weights through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
+    context, inputs = replace(context, op=context.op.without_dropout), inputs.without_values
     held = None if held is None else held.without_values()
 
-    def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        dquery, dkey, _ = _backward(context, dout, inputs, out, lse, held)
-        return dquery, dkey
+    def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+        dquery, dkey, _, dweights = _backward(context, dout, inputs, out, lse, held)
+        return dquery, dkey, dweights
 
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
     of_all = partial(_largest_of_all, context.comm)
-    dquery, dkey = through_lse(dlse, lse, query, key, context.op.scale, context.plan.seq, of_all, backward)
-    return dquery, dkey
+    return through_lse(dlse, lse, inputs.query, inputs.key, context.op.scale, context.plan.seq, of_all, backward)
 
 
 def _largest_of_all(comm: Comm, here: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class PassContext:
     @property
     def tables(self) -> IndexTables:
         """This rank's index tables."""
-        return index_tables(self.plan, self.comm.rank, self.batch, self.device, self.op.dropout_p > 0)
+        return index_tables(self.plan, self.comm.rank, self.batch, self.device, self.op.dropout_p > 0, self.op.bias is not None)
 
     @property
     def ranges(self) -> tuple[LocalRange, ...]:

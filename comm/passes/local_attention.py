@@ -13,6 +13,8 @@ from torch import Tensor
 
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.partial_results import PartialResults
+from dilkit.comm.passes.rank_bias import RankBias
+from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import backward_op, forward_op
@@ -53,17 +55,15 @@ def local_forward(
     op: AttentionOp,
     ranges: tuple[LocalRange, ...],
     is_causal: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
+    inputs: RankInputs,
+    bias: RankBias | None,
 ) -> tuple[Tensor, Tensor]:
     """`out` like `query`, contiguous, and `lse` `(batch, seq, heads)`; 0 and -inf where nothing is seen within the shard."""
-    out = lse = None
+    out, lse, query = None, None, inputs.query
     for r in ranges:
         rows = slice(r.start, r.stop)
-        inputs = (query[:, rows], key[:, rows], value[:, rows], None if mask is None else mask[:, rows])
-        part_out, found_lse = forward_op(*inputs, op.scale, op.encode(r.pattern, is_causal), **op.dropout(r.places(len(query))))
+        options, further = _options(op, r, is_causal, len(query), bias)
+        part_out, found_lse = forward_op(*inputs.of_range(rows), op.scale, options, **further)
         found_lse = found_lse.transpose(1, 2).contiguous()
         if out is None and part_out.shape == query.shape:
             out, lse = part_out, found_lse
@@ -71,6 +71,14 @@ def local_forward(
             out, lse = _no_results(query) if out is None or lse is None else (out, lse)
             _merge(out[:, rows], lse[:, rows], part_out, found_lse)
     return _no_results(query) if out is None or lse is None else (out, lse)
+
+
+def _options(op: AttentionOp, r: LocalRange, is_causal: bool, batch: int, bias: RankBias | None) -> tuple[str, dict[str, Tensor]]:
+    """The options of a range as the torch operators take them, and further tensors."""
+    further = op.dropout(r.places(batch))
+    if bias is None:
+        return op.encode(r.pattern, is_causal, None), further
+    return op.encode(r.pattern, is_causal, bias.form), {**further, **bias.of_range(slice(r.start, r.stop))}
 
 
 def _no_results(query: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,25 +102,30 @@ def local_backward(
     ranges: tuple[LocalRange, ...],
     is_causal: bool,
     dout: Tensor,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    inputs: RankInputs,
+    bias: RankBias | None,
     out: Tensor,
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, contiguous, given the `out` and `lse` `(batch, seq, heads)` of the whole softmax."""
-    query, key, value, mask = inputs
+    """Gradients of query, key and value, contiguous, given the `out` and `lse` `(batch, seq, heads)` of the whole softmax.
+
+    That of the weights of the bias is added to its own.
+    """
     grads: tuple[Tensor, ...] | None = None
     for r in ranges:
         rows = slice(r.start, r.stop)
         part_lse = lse[:, rows].transpose(1, 2).contiguous()
-        tensors = (dout[:, rows], query[:, rows], key[:, rows], value[:, rows], out[:, rows], part_lse)
-        part_mask = None if mask is None else mask[:, rows]
-        options = op.encode(r.pattern, is_causal)
-        part_gradients = backward_op(*tensors, part_mask, op.scale, options, **op.dropout(r.places(len(query))))[:3]
-        if grads is None and part_gradients[0].shape == query.shape:
+        *qkv, mask = inputs.of_range(rows)
+        options, further = _options(op, r, is_causal, len(dout), bias)
+        tensors = dout[:, rows], *qkv, out[:, rows], part_lse, mask
+        *part_gradients, dweights = backward_op(*tensors, op.scale, options, **further)
+        if bias is not None and bias.form.learned:
+            bias.gradient.add_(dweights)
+        if grads is None and part_gradients[0].shape == dout.shape:
             grads = tuple(grad.contiguous() for grad in part_gradients)
         else:
-            grads = grads or tuple(x.new_zeros(x.shape) for x in (query, key, value))
+            grads = grads or tuple(x.new_zeros(x.shape) for x in inputs[:3])
             for grad, more in zip(grads, part_gradients, strict=True):
                 grad[:, rows] += more
-    dquery, dkey, dvalue = grads or (x.new_zeros(x.shape) for x in (query, key, value))
+    dquery, dkey, dvalue = grads or (x.new_zeros(x.shape) for x in inputs[:3])
     return dquery, dkey, dvalue

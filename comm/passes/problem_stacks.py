@@ -25,11 +25,13 @@ class ProblemStack:
     they lie (`results`: the same for messages of queries alone; `flags`: for messages of keys alone). Where a problem has fewer
     queries or keys than `rows`, others stand in, which `real_queries` and `real_keys` exclude; None: all are real. `places`
     `(batch * problems, 5)`: where they lie in the whole, as `dilkit.op.dropout.Dropout` has it, heads counted among the rank's.
+    `first_head`: the first query head of the first problem, which is that of all where they were stacked by head.
     """
 
     pattern: Pattern
     rows: int
     width: int
+    first_head: int
     is_causal: bool
     places: NDArray[np.int64]
     queries: Tensor
@@ -39,6 +41,11 @@ class ProblemStack:
     flags: Tensor
     real_queries: Tensor | None
     real_keys: Tensor | None
+
+    @property
+    def heads(self) -> slice:
+        """The query heads of all problems, where they were stacked by head."""
+        return slice(self.first_head, self.first_head + self.width)
 
     @property
     def index_tensors(self) -> dict[str, Tensor]:
@@ -115,13 +122,18 @@ def _tiles(problem: SmallProblem) -> Iterator[_Tile]:
             yield _Tile(problem, (q, min(q + side, queries)), (k, min(k + side, keys)))
 
 
-def stack_problems(problems: Iterable[SmallProblem], runs: RunsByRole, batch: int, most_rows: int) -> Iterator[ProblemStack]:
-    """These problems as stacks, equal ones together, up to about `most_rows` query rows in a stack."""
+def stack_problems(
+    problems: Iterable[SmallProblem], runs: RunsByRole, batch: int, most_rows: int, by_head: bool = False
+) -> Iterator[ProblemStack]:
+    """These problems as stacks, equal ones together, up to about `most_rows` query rows in a stack.
+
+    `by_head`: those of different heads are apart.
+    """
     alike: dict[tuple[Any, ...], list[_Tile]] = defaultdict(list)
     for problem in problems:
         for tile in _tiles(problem):
             first = problem.queries.kept[0]
-            apart = (first.branch, problem.key_group, tile.query_range[0], tile.key_range[0])
+            apart = (first.branch, problem.key_group, tile.query_range[0], tile.key_range[0], first.first if by_head else 0)
             whole = tile.queries == tile.keys and not (problem.excluded_queries or problem.excluded_keys)
             sizes = (max(tile.queries, tile.keys), first.width, whole)
             alike[apart, tile.pattern, problem.is_causal, sizes].append(tile)
@@ -130,7 +142,8 @@ def stack_problems(problems: Iterable[SmallProblem], runs: RunsByRole, batch: in
         for start in range(0, len(tiles), at_once):
             some = tiles[start : start + at_once]
             places = np.array([(number, *tile.place) for number in range(batch) for tile in some], np.int64).reshape(-1, 5)
-            yield ProblemStack(pattern, rows, width, is_causal, places, *_index_tensors(some, runs, rows, width, batch, whole))
+            first_head, tensors = some[0].problem.queries.kept[0].first, _index_tensors(some, runs, rows, width, batch, whole)
+            yield ProblemStack(pattern, rows, width, first_head, is_causal, places, *tensors)
 
 
 def _index_tensors(

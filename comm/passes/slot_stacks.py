@@ -17,13 +17,18 @@ from dilkit.pattern import Pattern
 Sides = tuple[ProblemRows, ...]
 
 
-def stack_slots(problems: Iterable[SlotProblem], runs: RunsByRole, batch: int, most_rows: int) -> Iterator[ProblemStack]:
-    """These problems as stacks, heads that follow one pattern together: one head at least, up to about `most_rows` query rows."""
-    alike: dict[tuple[int, int, Pattern, int], list[SlotProblem]] = defaultdict(list)
+def stack_slots(
+    problems: Iterable[SlotProblem], runs: RunsByRole, batch: int, most_rows: int, by_head: bool = False
+) -> Iterator[ProblemStack]:
+    """These problems as stacks, heads that follow one pattern together: one head at least, up to about `most_rows` query rows.
+
+    `by_head`: those of different heads are apart.
+    """
+    alike: dict[tuple[int, int, Pattern, int, int], list[SlotProblem]] = defaultdict(list)
     for problem in problems:
         first = problem.queries[0].kept[0]
-        alike[first.branch, problem.key_group, problem.pattern, first.width].append(problem)
-    for (_, _, pattern, width), found in alike.items():
+        alike[first.branch, problem.key_group, problem.pattern, first.width, first.first if by_head else 0].append(problem)
+    for (_, _, pattern, width, _), found in alike.items():
         rows = found[0].slot * found[0].slots
         at_once = max(1, most_rows // (rows * width * max(batch, 1)))
         for start in range(0, len(found), at_once):
@@ -39,7 +44,8 @@ def _stack(
     real = _real(queries, slot, rows, width, batch), _real(keys, slot, rows, 1, batch)
     places = np.zeros((batch * len(problems), 5), np.int64)  # no weight is dropped: rows do not lie at equal steps
     tensors = of_queries, of_keys, of_values, of_results, of_flags
-    return ProblemStack(pattern, rows, width, False, places, *tensors, *real)
+    first_head = queries[0][0].kept[0].first
+    return ProblemStack(pattern, rows, width, first_head, False, places, *tensors, *real)
 
 
 def _row_numbers(problems: Sequence[Sides], slot: int, rows: int, width: int, batch: int, runs: RunsByRows) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dilkit.attention import dilated_attention
 from dilkit.bias.base import Bias
-from dilkit.checks import real, shown
+from dilkit.checks import real
+from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.arguments import check_pattern
 from dilkit.op.scores import check_softcap
 from dilkit.orders.attention import ordered_dilated_attention
@@ -19,7 +20,7 @@ from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
 
-class DilatedAttention(nn.Module):
+class DilatedAttention(KeptBias):
     """`dilkit.dilated_attention` as a module, without parameters but a bias: the inner attention of `MultiheadDilatedAttention`.
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
@@ -42,8 +43,6 @@ class DilatedAttention(nn.Module):
         DilatedAttention(Pattern([16, 64], [1, 4]))
     """
 
-    bias_weights: Tensor
-
     def __init__(
         self,
         pattern: Pattern,
@@ -65,22 +64,6 @@ class DilatedAttention(nn.Module):
         if backend is not None:
             names_of(backend)  # raises for what are no names
         self.backend = backend
-
-    def _keep_bias(self, bias: Bias | None) -> None:
-        """Its weights become a part of this module."""
-        if bias is not None and not isinstance(bias, Bias):
-            raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi is needed")
-        self._bias = bias
-        weights = None if bias is None else bias.weights
-        if weights is None or isinstance(weights, nn.Parameter):
-            self.register_parameter("bias_weights", weights)
-        else:
-            self.register_buffer("bias_weights", weights)
-
-    @property
-    def bias(self) -> Bias | None:
-        """The bias with the weights that this module has now."""
-        return None if self._bias is None else self._bias.with_weights(self.bias_weights)
 
     def forward(
         self,

@@ -58,9 +58,9 @@ def scores_of(
     cap = check_softcap(softcap)
     if bias is None:
         return Scores(None, cap)
-    own, rows = _fitting(bias, query, pattern, kv_heads), query.shape[1] if rows is None else rows
+    own, rows = fitting(bias, query, pattern, kv_heads), query.shape[1] if rows is None else rows
     own.check_rows(query.shape[0], rows)
-    return Scores(_lowered(own, query, slice(0, rows)), cap)
+    return Scores(lowered(own, query.dtype, slice(0, rows)), cap)
 
 
 def packed_scores(
@@ -69,18 +69,18 @@ def packed_scores(
     """Both, of a packed call with `query` `(1, total, heads, head_dim)`: positions begin anew with each sequence."""
     if bias is None or (isinstance(bias, Bias) and bias.by_row):
         return scores_of(bias, softcap, query, pattern, kv_heads)
-    own = _fitting(bias, query, pattern, kv_heads)
+    own = fitting(bias, query, pattern, kv_heads)
     at_once = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
     if at_once and len(cu_seqlens) > 1:
         own.check_rows(1, int(cu_seqlens.diff().max()))
     rows = places(cu_seqlens, query.shape[1]).long()
-    scores = Scores(_lowered(own, query, rows), check_softcap(softcap))
+    scores = Scores(lowered(own, query.dtype, rows), check_softcap(softcap))
     if not at_once and (most := own.most_rows) is not None:
         torch._assert_async((rows < most).all(), f"a packed sequence has more rows than the {most} of the bias")
     return scores
 
 
-def _fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bias:
+def fitting(bias: object, query: Tensor, pattern: Pattern, kv_heads: int) -> Bias:
     """`bias` for the heads of `query`. Raises TypeError or ValueError for one that is none, of other heads or elsewhere."""
     if not isinstance(bias, Bias):
         raise TypeError(
@@ -117,14 +117,14 @@ def _of_heads(bias: Bias, heads: int, kv_heads: int, pattern: Pattern) -> Bias:
     raise ValueError(f"{bias.weights_name} of the bias is of {given} heads; the {heads} heads of query are needed{whole}")
 
 
-def _lowered(bias: Bias, query: Tensor, rows: slice | Tensor) -> LoweredBias:
-    """What kernels take: of positions those of `rows`."""
-    form, weights, positions = bias.lowered(lse_dtype(query.dtype))
+def lowered(bias: Bias, dtype: torch.dtype, rows: slice | Tensor = slice(None)) -> LoweredBias:
+    """What kernels take beside queries of a dtype: of positions those of `rows`."""
+    form, weights, positions = bias.lowered(lse_dtype(dtype))
     learned = torch.is_grad_enabled() and weights.requires_grad
     if positions is not None:
         last = positions.shape[1] - 1
         taken = positions[:, rows if isinstance(rows, slice) else rows.clamp(0, last)]
-        positions = taken.to(query.device).contiguous()
+        positions = taken.to(weights.device).contiguous()
     return LoweredBias(replace(form, learned=learned), weights.contiguous(), positions)
 
 
@@ -137,8 +137,25 @@ def placed_along(scores: Scores, apply: Callable[[Tensor], Tensor], rows: int) -
         return scores
     form, weights, positions = scores.bias
     if positions is None:
-        positions = torch.arange(rows, dtype=weights.dtype, device=weights.device)[None, :, None]
+        positions = positions_along(weights, 0, rows)
     return scores._replace(bias=LoweredBias(replace(form, placed=True), weights, apply(positions).contiguous()))
+
+
+MOST_ROWS = 2**24
+"""Numbers of rows up to which float32 has each."""
+
+
+def positions_along(weights: Tensor, first: int, rows: int) -> Tensor:
+    """The positions of rows along a sequence, `(1, rows, 1)`, as kernels take them beside these weights.
+
+    Raises ValueError for positions that float32 does not have.
+    """
+    if first + rows > MOST_ROWS and weights.dtype == torch.float32:
+        raise ValueError(
+            f"a bias of a sequence of {first + rows:,} or more rows, whose positions are given to the kernel, needs query in "
+            f"float64: float32 has numbers up to {MOST_ROWS:,} exactly"
+        )
+    return torch.arange(first, first + rows, dtype=weights.dtype, device=weights.device)[None, :, None]
 
 
 def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor | None, query: Tensor, rows: int) -> None:

@@ -17,6 +17,7 @@ from dilkit.comm import exchange_plan, run_threads
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.autograd import _backward, _forward
 from dilkit.comm.passes.context import PassContext
+from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
@@ -75,9 +76,9 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
         if gpu:
             query, key, value, mask, dout = put((query, key, value, mask, dout))
         context = PassContext(AttentionOp(0.3, "", True), comm, plan, len(query), query.device, returns_lse=False)
-        inputs = query, key, value, mask, None  # no sink
+        inputs = RankInputs(query, key, value, mask)
         out, lse, held = _forward(context, inputs)
-        grads = _backward(context, dout, inputs, out, lse, held)
+        *grads, _ = _backward(context, dout, inputs, out, lse, held)
         return [out, lse, *grads]
 
     def pretending(comm: ThreadComm) -> list[Tensor]:

@@ -9,6 +9,7 @@ from dilkit.comm.passes.all_to_all.forward import ReceivedRows, write_slices
 from dilkit.comm.passes.all_to_all.index_tables import IndexTables
 from dilkit.comm.passes.all_to_all.message_layout import ReturnTable
 from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.rows import pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm
 
@@ -28,12 +29,15 @@ class AllToAllBackward:
             columns.append(rows)
         self.rows = comm.exchange(pack_columns(*columns), sent.counts, received.counts, "results and their gradients")
 
-    def compute(self, held: ReceivedRows) -> None:
-        """Compute gradients of what this rank received in the forward pass, and send them to who holds the rows."""
+    def compute(self, held: ReceivedRows, bias: RankBias | None) -> None:
+        """Compute gradients of what this rank received in the forward pass, and send them to who holds the rows.
+
+        That of the weights of the bias is added to its own.
+        """
         dout, out, lse = unpack_columns(self.rows.wait(), *self.columns)
         grads, dqueries = lse.new_zeros(held.rows.shape), lse.new_zeros(dout.shape)
         for stack in self.tables.stacks:
-            (results, dquery), (keys, dkey, dvalue) = self.op.backward(stack, held.as_qkv(), dout, out, lse[:, 0])
+            (results, dquery), (keys, dkey, dvalue) = self.op.backward(stack, held.as_qkv(bias), dout, out, lse[:, 0])
             dqueries[results] += dquery
             grads[stack.keys[keys]] += dkey
             grads[stack.values[keys]] += dvalue

@@ -10,6 +10,8 @@ from dilkit.comm.passes.all_to_all.index_tables import IndexTables
 from dilkit.comm.passes.all_to_all.message_layout import MessageSlice
 from dilkit.comm.passes.attention_op import AttentionOp, QKVRows
 from dilkit.comm.passes.partial_results import PartialResults
+from dilkit.comm.passes.rank_bias import RankBias
+from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.passes.rows import collect_rows, pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm, Pending
 
@@ -18,13 +20,18 @@ class ReceivedRows(NamedTuple):
     """What a rank received in the forward pass, and needs again in the backward pass."""
 
     rows: Tensor
-    flags: Tensor | None
+    flags: Tensor | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
     has_values: bool = True
 
-    def as_qkv(self) -> QKVRows:
+    def as_qkv(self, bias: RankBias | None) -> QKVRows:
         """Queries, keys and values lie in one table."""
         values = self.rows if self.has_values else self.rows.new_zeros(()).expand(self.rows.shape)
-        return QKVRows(self.rows, self.rows, values, self.flags)
+        of_tables = None
+        if bias is not None and self.query_positions is not None and self.key_positions is not None:
+            of_tables = bias.of_tables(self.query_positions, self.key_positions)
+        return QKVRows(self.rows, self.rows, values, self.flags, of_tables)
 
     def without_values(self) -> ReceivedRows:
         """The same, with values that are 0."""
@@ -34,30 +41,39 @@ class ReceivedRows(NamedTuple):
 class AllToAllForward:
     """A forward pass under way. Making it sends queries, keys and values; then `compute()`, then `merge_into(...)`."""
 
-    def __init__(
-        self, op: AttentionOp, comm: Comm, tables: IndexTables, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> None:
-        self.op, self.comm, self.tables, self.like = op, comm, tables, query
+    def __init__(self, op: AttentionOp, comm: Comm, tables: IndexTables, inputs: RankInputs, bias: RankBias | None) -> None:
+        self.op, self.comm, self.tables, self.like, self.bias = op, comm, tables, inputs.query, bias
         sent, received = tables.sent["qkv"], tables.received["qkv"]
-        rows = query.new_empty(sum(sent.counts), query.shape[-1])
-        for role, x in zip("qkv", (query, key, value), strict=True):
+        rows = self.like.new_empty(sum(sent.counts), self.like.shape[-1])
+        for role, x in zip("qkv", inputs[:3], strict=True):
             write_slices(rows, tables.packed[role], x)
         self.rows = comm.exchange(rows, sent.counts, received.counts, "queries, keys and values")
-        self.flags = None if mask is None else self._send_flags(mask, key.shape[2])
+        mask, (batch, _, heads, _), kv_heads = inputs.mask, self.like.shape, inputs.key.shape[2]
+        self.flags = None
+        if mask is not None:
+            flags = mask[:, :, None, None].expand(*mask.shape, kv_heads, 1)
+            self.flags = self._send("k", flags.contiguous(), "key_padding_mask")
+        self.query_positions = self.key_positions = None
+        if bias is not None:
+            self.query_positions = self._send("q", bias.by_head(batch, heads), "positions of queries")
+            self.key_positions = self._send("k", bias.by_head(batch, kv_heads), "positions of keys")
 
-    def _send_flags(self, mask: Tensor, heads: int) -> Pending:
-        sent, received = self.tables.sent["k"], self.tables.received["k"]
-        flags = mask.new_empty(sum(sent.counts), 1)
-        write_slices(flags, self.tables.packed["kk"], mask[:, :, None, None].expand(*mask.shape, heads, 1).contiguous())
-        return self.comm.exchange(flags, sent.counts, received.counts, "key_padding_mask")
+    def _send(self, role: str, x: Tensor, step: str) -> Pending:
+        """Send what goes with the rows of queries or of keys, `(batch, rows, heads, width)`."""
+        sent, received = self.tables.sent[role], self.tables.received[role]
+        rows = x.new_empty(sum(sent.counts), x.shape[-1])
+        write_slices(rows, self.tables.packed[2 * role], x)
+        return self.comm.exchange(rows, sent.counts, received.counts, step)
 
     def compute(self) -> ReceivedRows:
         """Compute with what this rank received, and send the results."""
-        held = ReceivedRows(self.rows.wait(), None if self.flags is None else self.flags.wait().view(-1))
+        further = self.flags, self.query_positions, self.key_positions
+        flags, of_queries, of_keys = (None if pending is None else pending.wait() for pending in further)
+        held = ReceivedRows(self.rows.wait(), None if flags is None else flags.view(-1), of_queries, of_keys)
         sent, received = self.tables.sent["q"], self.tables.received["q"]
         found = PartialResults.empty(sum(received.counts), self.like.shape[-1], self.like)
         for stack in self.tables.stacks:
-            self.op.forward(found, stack, held.as_qkv())
+            self.op.forward(found, stack, held.as_qkv(self.bias))
         results = pack_columns(found.out.to(self.like.dtype), found.lse[:, None])
         self.results = self.comm.exchange(results, received.counts, sent.counts, "results")
         return held

@@ -63,23 +63,26 @@ class IndexTables:
         )
 
 
-def index_tables(plan: ExchangePlan, rank: int, batch: int, device: torch.device = HOST, dropout: bool = False) -> IndexTables:
+def index_tables(
+    plan: ExchangePlan, rank: int, batch: int, device: torch.device = HOST, dropout: bool = False, by_head: bool = False
+) -> IndexTables:
     """The tables of a rank, for rows on `device`, made once and kept in the cache of patterns.
 
-    With `dropout` each problem has rows at equal steps, so that the place of each weight in the whole is known.
+    With `dropout` each problem has rows at equal steps, so that the place of each weight in the whole is known. With `by_head`
+    no stack has problems of different heads, so that each has a bias of its own.
     """
     in_slots = not dropout and any(isinstance(exchange, BlockExchange) for exchange in plan.exchanges)
-    name = ("exchange tables", plan, rank, batch, in_slots)
+    name = ("exchange tables", plan, rank, batch, in_slots, by_head)
     if device.type == HOST.type:
-        return core_plan.cached(name, lambda: _TableBuilder(plan, rank, batch, in_slots).tables())
-    return core_plan.cached((*name, device), lambda: index_tables(plan, rank, batch, dropout=dropout).to(device))
+        return core_plan.cached(name, lambda: _TableBuilder(plan, rank, batch, in_slots, by_head).tables())
+    return core_plan.cached((*name, device), lambda: index_tables(plan, rank, batch, HOST, dropout, by_head).to(device))
 
 
 class _TableBuilder:
     """Makes the index tables of one rank."""
 
-    def __init__(self, plan: ExchangePlan, rank: int, batch: int, in_slots: bool) -> None:
-        self.plan, self.rank, self.batch, self.in_slots = plan, rank, batch, in_slots
+    def __init__(self, plan: ExchangePlan, rank: int, batch: int, in_slots: bool, by_head: bool) -> None:
+        self.plan, self.rank, self.batch, self.in_slots, self.by_head = plan, rank, batch, in_slots, by_head
         self.rows = batch * len(plan.positions(rank)) * plan.heads
         self.outgoing, self.incoming = self._outgoing(), self._incoming()
 
@@ -94,7 +97,7 @@ class _TableBuilder:
         gradients = {role: ReturnTable.of(packed[role]) for role in "qkv"}
         # One problem a stack where bits must be the same for every world size: a backend's may depend on what else is in a call.
         most_rows = stack_rows(self.rows) if self.plan.fuse_branches else 0
-        every, facts = list(self._problems()), (self._received_runs(), self.batch, most_rows)
+        every, facts = list(self._problems()), (self._received_runs(), self.batch, most_rows, self.by_head)
         stacks = (*stack_problems((one for one in every if isinstance(one, SmallProblem)), *facts),)
         stacks += (*stack_slots((one for one in every if isinstance(one, SlotProblem)), *facts),)
         return IndexTables(self.sent, self.received, packed, results, gradients, stacks)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.attention_op import AttentionOp, QKVRows
+from dilkit.comm.passes.attention_op import AttentionOp
+from dilkit.comm.passes.rank_bias import RankBias
+from dilkit.comm.passes.rank_inputs import RankInputs
+from dilkit.comm.passes.ring.forward import block_rows, own_positions
 from dilkit.comm.passes.ring.kv_rotation import KVBlock, KVRotation, RowTransfer
 from dilkit.comm.passes.ring.segment import RingSegment, hops, ring_segments
 from dilkit.comm.passes.rows import collect_rows
@@ -33,13 +36,17 @@ class RingGradients:
 
 
 def ring_backward(
-    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: RankInputs, bias: RankBias | None,
     dout: Tensor, out: Tensor, lse: Tensor,
 ) -> list[RingGradients]:  # fmt: skip
-    """Gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows."""
-    segments = ring_segments(plan, branch, comm.rank, len(query), query.device)
-    backward = _RingBackward(op, comm, segments, query, key, dout, out, lse)
-    for hop, blocks in KVRotation(comm, segments, hops(plan, branch), key, value, mask):
+    """Gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows.
+
+    That of the weights of the bias is added to its own.
+    """
+    query = inputs.query
+    segments = ring_segments(plan, branch, comm.rank, len(query), query.device, bias is not None)
+    backward = _RingBackward(op, comm, segments, inputs, bias, dout, out, lse)
+    for hop, blocks in KVRotation(comm, segments, hops(plan, branch), inputs, bias):
         backward.hop(hop, blocks)
     backward.receive()
     return backward.found
@@ -53,23 +60,25 @@ class _RingBackward:
         op: AttentionOp,
         comm: Comm,
         segments: list[RingSegment],
-        query: Tensor,
-        key: Tensor,
+        inputs: RankInputs,
+        bias: RankBias | None,
         dout: Tensor,
         out: Tensor,
         lse: Tensor,
     ) -> None:
-        self.op, self.comm, self.segments = op, comm, segments
+        self.op, self.comm, self.segments, self.bias = op, comm, segments, bias
         self.found: list[RingGradients] = []
         self.own: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.positions: list[Tensor | None] = []
         self.transfer: RowTransfer | None = None
         self.expected: list[int] = []
-        d = query.shape[-1]
-        self.like = key.new_empty(0, 2 * d)
+        query, d = inputs.query, inputs.query.shape[-1]
+        self.like = inputs.key.new_empty(0, 2 * d)
         for segment in segments:
             rows, keys = segment.own_rows("q"), segment.own_rows("k")
             own = (collect_rows(query, rows), collect_rows(dout, rows), collect_rows(out, rows))
             self.own.append((*own, lse.reshape(-1)[rows]))
+            self.positions.append(own_positions(bias, query, rows))
             zeros = [lse.new_zeros(len(x), d) for x in (rows, keys, keys)]
             self.found.append(RingGradients(rows, zeros[0], keys, zeros[1], zeros[2]))
 
@@ -100,9 +109,10 @@ class _RingBackward:
     def _compute(self, i: int, segment: RingSegment, hop: int, block: KVBlock) -> Tensor:
         """The gradients of a block, `(n, 2 * head_dim)`; those of the queries are added up here."""
         query, dout, out, lse = self.own[i]
-        grads = lse.new_zeros(len(block[0]), self.like.shape[1])
+        grads = lse.new_zeros(len(block.keys), self.like.shape[1])
+        tables = block_rows(query, self.positions[i], block, self.bias)
         for stack in segment.stacks(hop):
-            (rows, dquery), (keys, dkey, dvalue) = self.op.backward(stack, QKVRows(query, *block), dout, out, lse)
+            (rows, dquery), (keys, dkey, dvalue) = self.op.backward(stack, tables, dout, out, lse)
             self.found[i].dquery[rows] += dquery
             grads[stack.keys[keys]] += torch.cat((dkey, dvalue), dim=1)
         return grads

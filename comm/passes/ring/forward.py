@@ -6,7 +6,9 @@ from torch import Tensor
 
 from dilkit.comm.passes.attention_op import AttentionOp, QKVRows
 from dilkit.comm.passes.partial_results import PartialResults
-from dilkit.comm.passes.ring.kv_rotation import KVRotation
+from dilkit.comm.passes.rank_bias import RankBias
+from dilkit.comm.passes.rank_inputs import RankInputs
+from dilkit.comm.passes.ring.kv_rotation import KVBlock, KVRotation
 from dilkit.comm.passes.ring.segment import hops, ring_segments
 from dilkit.comm.passes.rows import collect_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
@@ -14,16 +16,31 @@ from dilkit.comm.transports.base import Comm
 
 
 def ring_forward(
-    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: RankInputs, bias: RankBias | None
 ) -> list[tuple[Tensor, PartialResults]]:
     """What this rank's queries see through a branch: `(rows, results)` for each of its segments."""
-    segments = ring_segments(plan, branch, comm.rank, len(query), query.device)
+    query = inputs.query
+    segments = ring_segments(plan, branch, comm.rank, len(query), query.device, bias is not None)
     rows = [segment.own_rows("q") for segment in segments]
     queries = [collect_rows(query, own) for own in rows]
+    places = [own_positions(bias, query, own) for own in rows]
     partials = [PartialResults.empty(len(own), query.shape[-1], query) for own in rows]
-    for hop, blocks in KVRotation(comm, segments, hops(plan, branch), key, value, mask):
-        for segment, own, results, block in zip(segments, queries, partials, blocks, strict=True):
+    for hop, blocks in KVRotation(comm, segments, hops(plan, branch), inputs, bias):
+        for segment, own, at, results, block in zip(segments, queries, places, partials, blocks, strict=True):
             if block is not None:
                 for stack in segment.stacks(hop):
-                    op.forward(results, stack, QKVRows(own, *block))
+                    op.forward(results, stack, block_rows(own, at, block, bias))
     return list(zip(rows, partials, strict=True))
+
+
+def own_positions(bias: RankBias | None, query: Tensor, rows: Tensor) -> Tensor | None:
+    """The positions of rows of queries, by their numbers."""
+    return None if bias is None else collect_rows(bias.by_head(len(query), query.shape[2]), rows)
+
+
+def block_rows(queries: Tensor, positions: Tensor | None, block: KVBlock, bias: RankBias | None) -> QKVRows:
+    """Own queries with a block of keys."""
+    of_tables = None
+    if bias is not None and positions is not None and block.positions is not None:
+        of_tables = bias.of_tables(positions, block.positions)
+    return QKVRows(queries, block.keys, block.values, block.flags, of_tables)

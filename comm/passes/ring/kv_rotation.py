@@ -10,16 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dilkit.comm.passes.rank_bias import RankBias
+from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.passes.ring.segment import RingSegment
 from dilkit.comm.passes.rows import collect_rows, pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm, Pending
 
-KVBlock = tuple[Tensor, Tensor, Tensor | None]
-"""Keys and values `(n, head_dim)`, and their mask flags `(n,)` or None."""
+
+class KVBlock(NamedTuple):
+    """Keys and values `(n, head_dim)`, their mask flags `(n,)` or None, and their positions `(n, dims)` or None."""
+
+    keys: Tensor
+    values: Tensor
+    flags: Tensor | None
+    positions: Tensor | None
 
 
 class KVRotation:
@@ -29,14 +38,16 @@ class KVRotation:
     being computed with, in buffers of their own.
     """
 
-    def __init__(
-        self, comm: Comm, segments: list[RingSegment], hops: int, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> None:
+    def __init__(self, comm: Comm, segments: list[RingSegment], hops: int, inputs: RankInputs, bias: RankBias | None) -> None:
         self.comm, self.segments, self.hops = comm, segments, hops
-        self.columns = [(key.shape[-1], key.dtype)] * 2 + [(1, torch.bool)] * (mask is not None)
+        _, key, value, mask, *_ = inputs
         tensors = [key, value]
+        if bias is not None:
+            tensors.append(bias.by_head(len(key), key.shape[2]))
         if mask is not None:
             tensors.append(mask[:, :, None, None].expand(*key.shape[:3], 1).contiguous())
+        self.has_flags, self.has_positions = mask is not None, bias is not None
+        self.columns = [(x.shape[-1], x.dtype) for x in tensors]
         self.own = [pack_columns(*(collect_rows(x, segment.own_rows("k")) for x in tensors)) for segment in segments]
         self.like = key.new_empty(0, sum(width * dtype.itemsize for width, dtype in self.columns), dtype=torch.uint8)
 
@@ -50,8 +61,9 @@ class KVRotation:
                 held = [next(arrived) if segment.reaches(-hop - 1) else None for segment in self.segments]
 
     def _block(self, rows: Tensor) -> KVBlock:
-        key, value, *flags = unpack_columns(rows, *self.columns)
-        return key, value, flags[0].view(-1) if flags else None
+        key, value, *further = unpack_columns(rows, *self.columns)
+        flags = further.pop().view(-1) if self.has_flags else None
+        return KVBlock(key, value, flags, further.pop() if self.has_positions else None)
 
     def _rotate(self, hop: int, held: list[Tensor | None]) -> RowTransfer:
         """Begin to send each block on to the next rank, and to receive the one of the rank before."""

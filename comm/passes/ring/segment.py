@@ -25,6 +25,8 @@ class RingSegment:
     member: int
     batch: int
     device: torch.device = HOST
+    by_head: bool = False
+    """Whether no stack has problems of different heads."""
 
     @property
     def size(self) -> int:
@@ -75,7 +77,7 @@ class RingSegment:
         key_runs = _runs((rows, 1) for rows in keys.values())
         runs = {"q": query_runs, "qq": query_runs, "k": key_runs, "v": key_runs, "kk": key_runs}
         most_rows = stack_rows(self.batch * len(self.plan.positions(self.rank)) * self.plan.heads)
-        return (stack.to(self.device) for stack in stack_problems(problems, runs, self.batch, most_rows))
+        return (stack.to(self.device) for stack in stack_problems(problems, runs, self.batch, most_rows, self.by_head))
 
 
 def _runs(widths: Iterable[tuple[KeptRows, int]]) -> RunsByRows:
@@ -85,10 +87,12 @@ def _runs(widths: Iterable[tuple[KeptRows, int]]) -> RunsByRows:
     return {rows: (at, width, rows.positions, width, total) for (rows, width), at in zip(kept, starts, strict=True)}
 
 
-def ring_segments(plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device = HOST) -> list[RingSegment]:
+def ring_segments(
+    plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device = HOST, by_head: bool = False
+) -> list[RingSegment]:
     """The segments of a ring branch that a rank holds rows of, for rows on `device`."""
     return [
-        RingSegment(plan, segment, segment.index_of(rank), batch, device)
+        RingSegment(plan, segment, segment.index_of(rank), batch, device, by_head)
         for segment in plan.sharded_segments[branch]
         if segment.holds(rank)
     ]

@@ -1,0 +1,52 @@
+"""The bias of attention over ranks: what each rank is given of it, what all must agree on, and the positions of its rows.
+
+A bias of rows, such as `CoordinateAlibi`, is given to each rank for its own rows; any other is that of the whole sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from hashlib import sha256
+
+from torch import Tensor
+
+from dilkit.bias.base import Bias
+from dilkit.bias.form import LoweredBias
+from dilkit.op.scores import fitting, lowered, positions_along
+from dilkit.pattern import Pattern
+
+
+def check_rank_bias(bias: Bias | None, query: Tensor, pattern: Pattern, kv_heads: int) -> None:
+    """Raise TypeError or ValueError for a bias that does not fit the rows of a rank, `(batch, rows, heads, head_dim)`."""
+    if bias is not None and fitting(bias, query, pattern, kv_heads).by_row:
+        bias.check_rows(*query.shape[:2])
+
+
+def bias_fingerprint(bias: Bias | None) -> str:
+    """What ranks compare to know that they have the same bias: all of it but its weights, and what it holds of rows."""
+    if bias is None:
+        return ""
+    form, weights, _ = lowered(bias, bias.weights.dtype)
+    facts = [type(bias).__name__, str(form), tuple(weights.shape)]
+    for field in fields(bias) if not bias.by_row else ():  # type: ignore[arg-type]
+        value = getattr(bias, field.name)
+        if field.name != bias.weights_name:
+            is_tensor = isinstance(value, Tensor)
+            facts.append(sha256(value.cpu().numpy().tobytes()).hexdigest()[:32] if is_tensor else value)
+    return "; ".join(map(str, facts))
+
+
+def rank_bias(bias: Bias | None, query: Tensor, pattern: Pattern, kv_heads: int, first: int, seq: int) -> LoweredBias | None:
+    """The bias of a rank whose rows begin at `first` in a sequence of `seq`; positions are always given.
+
+    The form is that of the whole: where it is not `placed`, rows that follow each other do without their positions. Raises
+    ValueError where this is no bias of the whole sequence.
+    """
+    if bias is None:
+        return None
+    own, rows = fitting(bias, query, pattern, kv_heads), query.shape[1]
+    if own.by_row:
+        return lowered(own, query.dtype, slice(0, rows))
+    own.check_rows(query.shape[0], seq)
+    given = lowered(own, query.dtype, slice(first, first + rows))
+    return given if given.positions is not None else given._replace(positions=positions_along(given.weights, first, rows))

@@ -1,0 +1,30 @@
+"""`KeptBias`: the bias of a module, whose slopes or table are a part of the module."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dilkit.bias.base import Bias
+from dilkit.checks import shown
+
+
+class KeptBias(nn.Module):
+    """A module that holds a bias: its weights are `bias_weights` of the state dict, a parameter if they are an `nn.Parameter`."""
+
+    bias_weights: Tensor
+
+    def _keep_bias(self, bias: Bias | None) -> None:
+        """Its weights become a part of this module."""
+        if bias is not None and not isinstance(bias, Bias):
+            raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi is needed")
+        self._bias = bias
+        weights = None if bias is None else bias.weights
+        if weights is None or isinstance(weights, nn.Parameter):
+            self.register_parameter("bias_weights", weights)
+        else:
+            self.register_buffer("bias_weights", weights)
+
+    @property
+    def bias(self) -> Bias | None:
+        """The bias with the weights that this module has now."""
+        return None if self._bias is None else self._bias.with_weights(self.bias_weights)
