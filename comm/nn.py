@@ -118,7 +118,7 @@ class RingDilatedAttention(KeptBias):
         return positions(rows, self.comm, device)
 
     def extra_repr(self) -> str:
-        scores = {"bias": self._bias and type(self._bias).__name__, "softcap": self.softcap}
+        scores = {"bias": self.of_model and type(self.of_model).__name__, "softcap": self.softcap}
         changed = appended({name: value for name, value in scores.items() if value is not None})
         orders = "".join(f", {name}={value!r}" for name, value in shown_orders(self.orders).items())
         return f"{self.pattern}{orders}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}{changed}"

@@ -32,10 +32,9 @@ def _measure(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
     """Distances, or the numbers of entries, `(batch or 1, len(queries), len(keys))`."""
     form, weights, positions = bias
     if positions is None:
-        positions = torch.arange(int(max(queries.max(), keys.max())) + 1, device=weights.device, dtype=weights.dtype)[
-            None, :, None
-        ]
-    apart = positions[:, queries, None, : form.dims] - positions[:, None, keys, -form.dims :]
+        apart = (queries[:, None] - keys).to(weights.dtype)[None, :, :, None]
+    else:
+        apart = positions[:, queries, None, : form.dims] - positions[:, None, keys, -form.dims :]
     return _entries(form, apart) if form.sizes else _distances(form, apart)
 
 

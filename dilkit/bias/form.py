@@ -7,6 +7,7 @@ table       bias[h, i, j] = weights[h, index(p_i - p_j)]            each dimensi
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +28,8 @@ class BiasForm:
     `dims`: numbers of a position. `sizes`: of a table, how many differences each dimension has, an odd number; else empty.
     `metric`: of distances, one of `METRICS`. `placed`: positions are given as a tensor; otherwise a row's position is its number
     in its sequence. `learned`: a backward pass returns the gradient of the weights as well. `apart`: a row has two positions, one
-    as a query and one as a key, as where queries and keys of different ranks are computed with.
+    as a query and one as a key, as where queries and keys of different ranks are computed with. Raises ValueError for what
+    is no such form, as kernels take addresses by it.
     """
 
     dims: int = 1
@@ -36,6 +38,16 @@ class BiasForm:
     placed: bool = False
     learned: bool = False
     apart: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.dims <= 3 or (self.dims > 1 and not self.placed):
+            raise ValueError(f"dims={self.dims} must be 1 to 3, and 1 where no positions are given (placed={self.placed})")
+        if self.sizes and (len(self.sizes) != self.dims or any(size < 1 or size % 2 == 0 for size in self.sizes)):
+            raise ValueError(f"sizes={self.sizes} must be an odd number for each of dims={self.dims} dimensions")
+        if self.metric not in METRICS:
+            raise ValueError(f"metric={self.metric!r} is not known; one of {', '.join(METRICS)} is needed")
+        if self.apart and not self.placed:
+            raise ValueError("apart=True is of positions that are given, but placed=False")
 
     @property
     def name(self) -> str:
@@ -67,13 +79,21 @@ class BiasForm:
     @classmethod
     def decode(cls, text: str) -> BiasForm:
         """The form of a text that `encode` wrote. Raises ValueError for another."""
-        dims, sizes, metric, flags = text.split("/")
+        dims, sizes, metric, flags = _parts(text)
         return cls(int(dims), tuple(map(int, sizes.split("x"))) if sizes else (), metric, *(flag == "1" for flag in flags))
 
     def __str__(self) -> str:
         what = f"table of {' x '.join(map(str, self.sizes))}" if self.sizes else f"{self.metric} distance in {self.dims}-D"
         placed = (" of given positions" if self.placed else "") + (", apart for queries and keys" if self.apart else "")
         return what + placed + (", learned" if self.learned else "")
+
+
+def _parts(text: str) -> tuple[str, str, str, str]:
+    parts = re.fullmatch(r"(\d)/([\dx]*)/(\w+)/([01]{3})", text)
+    if parts is None:
+        raise ValueError(f"bias={text!r} of a call is not of the form 'dims/sizes/metric/flags' that encode writes")
+    dims, sizes, metric, flags = parts.groups()
+    return dims, sizes, metric, flags
 
 
 class LoweredBias(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.bias.checks import check_range, floating, whole
 from dilkit.bias.form import BiasForm, LoweredBias
-from dilkit.checks import boolean, integer
+from dilkit.checks import boolean, integer, shown
 
 
 def t5_buckets(num_buckets: int = 32, max_distance: int = 128, *, bidirectional: bool = True) -> Tensor:
@@ -121,6 +121,8 @@ class GridTable(Bias):
 
     def __post_init__(self) -> None:
         floating("table", self.table, (2, 3, 4), "(heads, a), (heads, a, b) or (heads, a, b, c)")
+        if not isinstance(self.shape, (tuple, list)):
+            raise TypeError(f"shape={shown(self.shape)} is a {type(self.shape).__name__}; a sequence of sizes is needed")
         shape = tuple(integer("shape", size, at_least=1) for size in self.shape)
         steps = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,) * len(shape)
         dilation = tuple(integer("dilation", step, at_least=1) for step in steps)

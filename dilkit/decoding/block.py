@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dilkit.bias.evaluated import evaluate
+from dilkit.bias.form import LoweredBias
+from dilkit.op.scores import Scores
 from dilkit.pattern import Branch
 from dilkit.pattern.heads import Heads
 
@@ -34,15 +37,29 @@ class Block:
     def slots(self) -> int:
         return self.stored.shape[3]
 
-    def score(self, query: Tensor, scores: Tensor, scale: float) -> None:
-        """Fill `scores` `(heads, batch, rows, group, slots)` with `scale * q . k`, and -inf where a row does not see a key."""
+    def score(self, query: Tensor, scores: Tensor, scale: float, changed: Scores) -> None:
+        """Fill `scores` `(heads, batch, rows, group, slots)` with `scale * q . k`, and -inf where a row does not see a key.
+
+        They are capped, and have a bias, as `changed` says.
+        """
         rows, keys = query[self.heads, :, self.rows].flatten(2, 3).flatten(0, 1), self.stored[0].flatten(0, 1)
         if rows.dtype == torch.float16:  # whose largest number a product may exceed before it is scaled
             rows, keys = rows.float(), keys.float()
         product = rows @ keys.mT
         scores.copy_(product.view(scores.shape)).mul_(scale)
+        if changed.softcap:
+            scores.div_(changed.softcap).tanh_().mul_(changed.softcap)
+        if changed.bias is not None:
+            scores.add_(self._added(changed.bias, len(query)))
         if self.unseen is not None:
             scores.masked_fill_(self.unseen, -torch.inf)
+
+    def _added(self, bias: LoweredBias, kv_heads: int) -> Tensor:
+        """What a bias of all heads adds, `(heads, batch or 1, rows, group, slots)`."""
+        rows, keys = (positions(x, self.stored.device) for x in (self.queries, self.keys))
+        added = evaluate(bias, rows, keys)
+        grouped = added.reshape(len(added), kv_heads, -1, *added.shape[2:])
+        return grouped[:, self.heads].permute(1, 0, 3, 2, 4)
 
     def gather(self, weights: Tensor, out: Tensor, careful: bool) -> None:
         """Add what the rows get, by `weights` like `scores`, to `out` `(kv_heads, batch, rows, group, head_dim)`.

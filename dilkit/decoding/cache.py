@@ -6,19 +6,20 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from dilkit.attention import dilated_attention
+from dilkit.bias.base import Bias
 from dilkit.checks import integer, real
 from dilkit.decoding.branch_rows import BranchRows
 from dilkit.decoding.chunk import attend_chunk
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.state import CacheState, loaded, state_of
 from dilkit.decoding.stores import check_decodable, open_stores
-from dilkit.op.arguments import check_inputs, check_pattern
+from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
+from dilkit.op.operators import forward_op
+from dilkit.op.scores import Scores, scores_of
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import Problem, check_scale
 from dilkit.selector import requested_backends, select
@@ -114,6 +115,8 @@ class DilatedCache:
         *,
         sink: Tensor | None = None,
         scale: float | None = None,
+        bias: Bias | None = None,
+        softcap: float | None = None,
         backend: str | Sequence[str] | None = None,
     ) -> Tensor:
         """What the next rows get, `(batch, rows, heads, head_dim)` like `query`; their keys and values are remembered.
@@ -123,13 +126,19 @@ class DilatedCache:
         - `sink`, `scale`: those of `dilated_attention`, which computes a prompt, by `backend` if it is given. The first rows are
           one, and with segments alone a chunk that begins where all of them do. Other rows are computed in plain torch.
 
+        - `bias`, `softcap`: those of `dilated_attention`, the same at each call; positions count from the first row that it has
+          seen. Of coordinates, those of all rows up to the last of these are given, `(batch, seen + rows, 1 to 3)`: the cache
+          keeps none. A grid has at least as many tokens.
+
         There are no gradients. Raises TypeError or ValueError for arguments that do not fit each other or the rows before; the
         cache is then as it was.
         """
         layout = self._checked(query, key, value, sink)
+        changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
+        _check_no_gradient(query, key, value, sink, changed.tensors[0])
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
         check_scale(factor, str(query.dtype).removeprefix("torch."))
-        self._check_backend(query, key, factor, backend)
+        self._check_backend(query, key, factor, changed, backend)
         if self._layout != layout:  # nothing has been seen
             self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -137,7 +146,7 @@ class DilatedCache:
         while start < total:
             count = self._at_once(total - start, layout)
             rows = slice(start, start + count)
-            out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, sink, backend)
+            out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, changed, sink, backend)
             self._seen += count
             self._longest = max(self._longest, self._seen)
             start += count
@@ -202,14 +211,17 @@ class DilatedCache:
         self._seen, self._layout, self._stores = loaded(state, self.pattern, self.kv_heads, self.rollback)
         self._longest = max((store.latest for store in self._stores), default=0)
 
-    def _check_backend(self, query: Tensor, key: Tensor, scale: float, backend: str | Sequence[str] | None) -> None:
+    def _check_backend(
+        self, query: Tensor, key: Tensor, scale: float, changed: Scores, backend: str | Sequence[str] | None
+    ) -> None:
         """Raise, before anything is kept, for an unknown one, or if none can compute those of the rows that need one."""
         before = -self._seen % self._period
         needed = query.shape[1] - before > 1
         if needed or backend is not None:
             requested = requested_backends(backend)
         if needed and query.numel():
-            select(Problem.of(query[:, before:], key, self.pattern, is_causal=True, scale=scale), requested)
+            prompt = Problem.of(query[:, before:], key, self.pattern, is_causal=True, scale=scale)
+            select(replace(prompt, softcap=changed.softcap, bias=changed.form), requested)
 
     def _at_once(self, rows: int, layout: Layout) -> int:
         """How many of the next `rows` rows are taken together."""
@@ -229,16 +241,19 @@ class DilatedCache:
         key: Tensor,
         value: Tensor,
         scale: float,
+        changed: Scores,
         sink: Tensor | None,
         backend: str | Sequence[str] | None,
     ) -> Tensor:
         if not self._fresh(count := query.shape[1]):
             once = self.pattern.among(query.shape[2], key.shape[2]) if self.pattern.overlap == "once" else None
-            return attend_chunk(self._stores, self._seen, (query, key, value), scale, sink, once)
-        out = dilated_attention(query, key, value, self.pattern, is_causal=True, sink=sink, scale=scale, backend=backend)
+            return attend_chunk(self._stores, self._seen, (query, key, value), scale, changed, sink, once)
+        own = changed.of_rows(slice(self._seen, self._seen + count))
+        factor, call = encode_arguments(query, key, value, self.pattern, True, scale, backend, scores=own)
+        out: Tensor = forward_op(query, key, value, None, factor, call, sink, *further_arguments(0.0, scores=own))[0]
         for store in self._stores:
             store.append_last(self._seen + count, key, value)
-        return cast(Tensor, out)
+        return out
 
     def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
         """The layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
@@ -248,8 +263,6 @@ class DilatedCache:
         self.pattern.check_seq(self._seen + query.shape[1])
         if not query.dtype == key.dtype == value.dtype:
             raise TypeError(f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; one dtype is needed (.to(query))")
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (query, key, value, sink)):
-            raise ValueError("a tensor requires a gradient, which a cache has none of; decode under torch.no_grad()")
         (batch, _, heads, head_dim), kv_heads = query.shape, key.shape[2]
         layout = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device)
         wanted = self._layout if self._layout and self._seen else replace(layout, kv_heads=self.kv_heads)
@@ -265,3 +278,9 @@ class DilatedCache:
 
     def __repr__(self) -> str:
         return f"DilatedCache({self.pattern}, kv_heads={self.kv_heads}, seen={self.seen}, nbytes={self.nbytes})"
+
+
+def _check_no_gradient(*tensors: Tensor | None) -> None:
+    """Raise ValueError where a gradient of one of these is wanted."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise ValueError("a tensor requires a gradient, which a cache has none of; decode under torch.no_grad()")

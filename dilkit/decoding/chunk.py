@@ -16,6 +16,7 @@ from torch import Tensor
 from dilkit.decoding.block import Block, seen_by
 from dilkit.decoding.branch_rows import BranchRows
 from dilkit.op.boundary import lse_dtype
+from dilkit.op.scores import Scores
 from dilkit.pattern.heads import Heads
 
 Table = tuple[Block, int]
@@ -27,13 +28,14 @@ def attend_chunk(
     seen: int,
     rows: tuple[Tensor, Tensor, Tensor],
     scale: float,
+    changed: Scores,
     sink: Tensor | None,
     once: Heads | None,
 ) -> Tensor:
     """Store the keys and values of `rows`, of which there are `BranchRows.at_once` at most, and return what their queries get.
 
-    `rows` are query, key and value, `(batch, count, heads, head_dim)`. `once`: the heads, where a key that several branches
-    show counts once.
+    `rows` are query, key and value, `(batch, count, heads, head_dim)`. `changed`: the bias and the softcap of their scores.
+    `once`: the heads, where a key that several branches show counts once.
     """
     query, key, value = rows
     batch, count, kv_heads, head_dim = key.shape
@@ -43,7 +45,7 @@ def attend_chunk(
     if sink is not None:
         scores[..., -1] = sink.detach().view(kv_heads, 1, 1, -1)
     for block, column in tables:
-        block.score(query, _part(scores, block, column), scale)
+        block.score(query, _part(scores, block, column), scale, changed)
     weights = scores.softmax(-1).to(query.dtype)
     out = _gathered(tables, weights, query, scores.dtype, careful=False)
     if any(block.unseen is not None for block, _ in tables) and not bool(out.isfinite().all()):

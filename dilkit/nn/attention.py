@@ -98,7 +98,7 @@ class DilatedAttention(KeptBias):
         return dilated_attention(query, key, value, self.pattern, **options)
 
     def extra_repr(self) -> str:
-        options = {**shown_orders(self.orders), "scale": self.scale, "bias": self._bias and type(self._bias).__name__}
+        options = {**shown_orders(self.orders), "scale": self.scale, "bias": self.of_model and type(self.of_model).__name__}
         options |= {"softcap": self.softcap, "backend": self.backend}
         return str(self.pattern) + appended({name: value for name, value in options.items() if value is not None})
 

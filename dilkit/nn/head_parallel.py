@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, pa
 from dilkit.checks import LONGEST, not_distributed
 from dilkit.compiler import not_compiled
 from dilkit.nn.in_projection import APART, PACKED
+from dilkit.nn.kept_bias import KeptBias
 from dilkit.nn.multihead import MultiheadDilatedAttention
 from dilkit.nn.rank_heads import NormOverRanks, RankHeads
 from dilkit.pattern import BlockSparse, Pattern
@@ -26,14 +27,15 @@ class HeadParallel(ParallelStyle):
 
     H is the number of key/value heads of the model, a multiple of n; query heads go with theirs. Heads see what they see on one
     rank: the rank's pattern says which they are (`head_shard` of `dilkit.Pattern`). A pattern that is the same for all heads
-    stays as it is, unless weights are dropped or several token orders used, which go by the number of a head. Results and
+    stays as it is, unless weights are dropped, or a bias or several orders used, which go by the number of a head. Results and
     gradients are those of one rank within rounding. The module is one of two:
 
     - `MultiheadDilatedAttention`: queries, keys, values and sinks are cut by heads, as `ColwiseParallel` cuts, `out_proj` as
       `RowwiseParallel` does. Inputs are the same on all ranks, or DTensors, and so is the output, a local tensor. Parameters are
       DTensors: `full_tensor()` of each is that of one rank. No DTensor holds one rank's rows of the packed `in_proj_weight`,
       so it becomes `q_proj_weight`, `k_proj_weight` and `v_proj_weight`; state dicts load in either layout. `in_proj_bias` is
-      whole on each rank. A `layer_norm` is over the heads of all ranks, for which two numbers travel for each row.
+      whole on each rank, and so are the weights of a bias of the scores. A `layer_norm` is over the heads of all ranks, for
+      which two numbers travel for each row.
     - A module that holds a `pattern` and is called with query and key `(batch, seq, heads of the rank, head_dim)` first, such as
       `DilatedAttention` and `dilkit.comm.RingDilatedAttention`: all ranks have as many heads, as behind a `ColwiseParallel`
       projection. `pattern` becomes the rank's when the module is called.
@@ -89,7 +91,7 @@ def _divide(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str
             f"num_kv_heads={layer.num_kv_heads} of {layer.num_heads} heads cannot be divided by the {mesh.size()} ranks of the "
             "mesh, each of which has equally many; use a number of ranks that divides it"
         )
-    inner = _inner_of_rank(layer, mesh)
+    inner = _inner_of_rank(layer, mesh, source)
     parallelize_module(layer.out_proj, mesh, RowwiseParallel(), **source)
     layer.attention, layer._rank_heads = inner, ranks
     _take_apart(layer)
@@ -121,15 +123,20 @@ def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Place
         setattr(module, name, nn.Parameter(whole, requires_grad=given.requires_grad))
 
 
-def _inner_of_rank(layer: MultiheadDilatedAttention, mesh: DeviceMesh) -> nn.Module:
-    """The inner attention with the pattern of the rank's heads. Others may have the same module, which stays as it is."""
+def _inner_of_rank(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str, Any]) -> nn.Module:
+    """The inner attention with the pattern of the rank's heads. Others may have the same module, which stays as it is.
+
+    The weights of a bias that is learned are whole on each rank, a DTensor.
+    """
     pattern = _pattern_of_model(layer.attention)
     heads, kv_heads = layer.num_heads // mesh.size(), layer.num_kv_heads // mesh.size()
     part = _pattern_of_rank(pattern, mesh.get_local_rank(), mesh.size(), heads, kv_heads)
     if not layer.dropout and _same_for_all(layer.attention, pattern):
         return layer.attention
     inner: Any = copy.copy(layer.attention)
-    inner.pattern = part
+    inner.pattern, inner._parameters = part, dict(inner._parameters)
+    if isinstance(inner, KeptBias) and isinstance(inner.bias_weights, nn.Parameter):
+        _distribute(inner, "bias_weights", mesh, Replicate(), source)
     return inner  # type: ignore[no-any-return]
 
 
@@ -140,12 +147,6 @@ def _pattern_of_model(module: nn.Module) -> Pattern:
         raise TypeError(
             f"HeadParallel is given {type(module).__name__}, which holds no dilkit.Pattern as its `pattern`; a "
             "MultiheadDilatedAttention, DilatedAttention or RingDilatedAttention is needed"
-        )
-    bias: Any = getattr(module, "bias", None)
-    if bias is not None and bias.weights.requires_grad:
-        raise ValueError(
-            f"{type(module).__name__} has a bias that is learned, of which a rank would have the gradient of its own heads; use "
-            "weights that are fixed, a buffer"
         )
     if pattern.head_shard is not None:
         raise ValueError(
@@ -186,16 +187,17 @@ class _BeforeCall:
             return  # the module says what it needs
         not_distributed("query", query)
         not_distributed("key", key)
-        call = (query.shape[2], key.shape[2], bool(given.get("dropout_p")))
+        by_number = bool(given.get("dropout_p")) or given.get("bias") is not None
+        call = (query.shape[2], key.shape[2], by_number)
         if getattr(module, "_placed_for", None) != call:
             self.place(module, call)
 
     @not_compiled  # what it makes is no constant of a graph; calls with as many heads later on find it made
     def place(self, module: Any, call: tuple[int, int, bool]) -> None:
-        """Give `module` the pattern for calls with so many query and key/value heads, where weights are dropped or not."""
-        heads, kv_heads, drops = call
+        """Give `module` the pattern for calls with so many query and key/value heads, where their numbers matter or not."""
+        heads, kv_heads, by_number = call
         pattern = self.pattern
-        if drops or not _same_for_all(module, pattern):
+        if by_number or not _same_for_all(module, pattern):
             pattern = _pattern_of_rank(pattern, self.rank, self.size, heads, kv_heads)
         module.pattern, module._placed_for = pattern, call
 
@@ -210,4 +212,9 @@ def _follow_calls(module: nn.Module, mesh: DeviceMesh) -> None:
             raise ValueError(
                 f"module has its heads over {other.size} ranks already; they cannot go over the {size} ranks of {mesh} too"
             )
+    if isinstance(module, KeptBias) and module.bias_weights is not None and module.bias_weights.requires_grad:
+        raise ValueError(
+            f"{type(module).__name__} has a bias that is learned, of which a rank would have the gradient of its own heads; "
+            "give it to a MultiheadDilatedAttention and this style to that, or use weights that are fixed, a buffer"
+        )
     module.register_forward_pre_hook(_BeforeCall(_pattern_of_model(module), rank, size), with_kwargs=True)

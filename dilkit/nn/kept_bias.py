@@ -12,12 +12,14 @@ class KeptBias(nn.Module):
     """A module that holds a bias: its weights are `bias_weights` of the state dict, a parameter if they are an `nn.Parameter`."""
 
     bias_weights: Tensor
+    of_model: Bias | None
+    """The bias that was given, of all heads of the model."""
 
     def _keep_bias(self, bias: Bias | None) -> None:
         """Its weights become a part of this module."""
         if bias is not None and not isinstance(bias, Bias):
             raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi is needed")
-        self._bias = bias
+        self.of_model = bias
         weights = None if bias is None else bias.weights
         if weights is None or isinstance(weights, nn.Parameter):
             self.register_parameter("bias_weights", weights)
@@ -27,4 +29,4 @@ class KeptBias(nn.Module):
     @property
     def bias(self) -> Bias | None:
         """The bias with the weights that this module has now."""
-        return None if self._bias is None else self._bias.with_weights(self.bias_weights)
+        return None if self.of_model is None else self.of_model.with_weights(self.bias_weights)

@@ -16,6 +16,7 @@ from dilkit.decoding import DilatedCache
 from dilkit.nn.attention import DilatedAttention, appended
 from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
 from dilkit.nn.in_projection import lay_out
+from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.sequences import check_cu_seqlens, places
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.packed.nested import is_nested, nested_like, packed_rows
@@ -268,25 +269,28 @@ class MultiheadDilatedAttention(nn.Module):
     ) -> Tensor:
         """What the inner attention gives, `(batch, seq, heads, head_dim)`, or for packed rows without the batch."""
         options, inner = self._options(), cast(Any, self.attention)
-        if score_bias is not None and self._rank_heads is not None:
-            raise ValueError(
-                "score_bias is given, but this layer has its heads over ranks, of which each would have the gradient of its own "
-                "alone; give fixed weights to the inner attention: DilatedAttention(pattern, bias=)"
-            )
-        if score_bias is not None and cache is not None:
-            raise ValueError("score_bias is given with cache, which knows no bias; compute whole sequences")
-        if score_bias is not None and packed is None:
-            options["bias"] = score_bias
+        if (bias := self._bias_of_call(score_bias)) is not None:
+            options["bias"] = bias
         if cache is not None:
-            out: Any = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, **options)
+            out: Any = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, softcap=inner.softcap, **options)
         elif packed is not None:
             options |= dict(is_causal=causal, scale=inner.scale, backend=inner.backend, softcap=inner.softcap)
-            options["bias"] = inner.bias if score_bias is None else score_bias
             out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, *packed, **options)
         else:
             out = inner(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
         attended: Tensor = out
         return attended
+
+    def _bias_of_call(self, given: Bias | None) -> Bias | None:
+        """The bias of a call, of the heads that are computed here: `given`, or that of the inner attention."""
+        inner, ranks = self.attention if isinstance(self.attention, KeptBias) else None, self._rank_heads
+        if ranks is None:
+            return inner.bias if given is None and inner is not None else given
+        if given is not None:
+            return given.with_weights(ranks.part_of_all(given.weights))
+        if inner is None or inner.of_model is None:
+            return None
+        return inner.of_model.with_weights(ranks.part_of_all(inner.bias_weights))
 
     def _forward_nested(self, query: Tensor, key: Any, value: Any, cu_seqlens: Any, **options: Any) -> tuple[Tensor, None]:
         """`forward` of a jagged tensor: of its rows as packed sequences."""
@@ -327,8 +331,6 @@ class MultiheadDilatedAttention(nn.Module):
         inner = self._plain_attention("cache")
         if cache.pattern != inner.pattern:
             raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
-        if inner.bias is not None or inner.softcap is not None:
-            raise ValueError(f"cache is given, but the inner attention is {inner}, and a cache knows no bias and no softcap")
         layer = _FILLED_BY.setdefault(cache, weakref.ref(self))() if cache.seen else None
         if layer not in (None, self):
             raise ValueError(

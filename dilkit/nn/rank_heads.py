@@ -42,6 +42,10 @@ class RankHeads:
         rank, size = self.mesh.get_local_rank(), self.mesh.size()
         return [one.chunk(size)[rank] for one in self._of_all(bias).tensor_split(cuts)]
 
+    def part_of_all(self, weights: Tensor) -> Tensor:
+        """The rank's part of what all ranks have of all heads, in the first dimension; its gradient is the sum over ranks."""
+        return self._of_all(weights).chunk(self.mesh.size())[self.mesh.get_local_rank()]
+
     def every(self, x: Tensor) -> Tensor:
         """`x` `(..., n)` of all ranks, one after the other: `(..., ranks * n)`."""
         return self._of_all(DTensor.from_local(x, self.mesh, [Shard(x.dim() - 1)], run_check=False))

@@ -37,6 +37,12 @@ class Scores(NamedTuple):
             return self
         return self._replace(bias=self.bias._replace(weights=self.bias.weights.tensor_split(parts)[number]))
 
+    def of_rows(self, rows: slice) -> Scores:
+        """Those of rows that follow each other, by themselves."""
+        if self.bias is None or self.bias.positions is None:
+            return self
+        return self._replace(bias=self.bias._replace(positions=self.bias.positions[:, rows].contiguous()))
+
     @property
     def form(self) -> BiasForm | None:
         """The facts of the bias."""
@@ -121,10 +127,12 @@ def lowered(bias: Bias, dtype: torch.dtype, rows: slice | Tensor = slice(None)) 
     """What kernels take beside queries of a dtype: of positions those of `rows`."""
     form, weights, positions = bias.lowered(lse_dtype(dtype))
     learned = torch.is_grad_enabled() and weights.requires_grad
+    if positions is not None and positions.device != weights.device:
+        raise ValueError(f"coordinates of the bias are on {positions.device} but its slopes on {weights.device}; move them there")
     if positions is not None:
         last = positions.shape[1] - 1
         taken = positions[:, rows if isinstance(rows, slice) else rows.clamp(0, last)]
-        positions = taken.to(weights.device).contiguous()
+        positions = taken.contiguous()
     return LoweredBias(replace(form, learned=learned), weights.contiguous(), positions)
 
 

@@ -34,6 +34,7 @@ from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
 from dilkit.testing import conformance
 from dilkit.testing.accuracy import differentiated
+from dilkit.testing.bias_forms import BIAS_FORMS
 from dilkit.testing.conformance import Result
 from dilkit.testing.problems import LAYOUTS, SINKS, VALUES, Case
 from dilkit.testing.tensors import make_tensors
@@ -100,12 +101,19 @@ def report(counts: dict[str, Counter[str]], problems: int, seconds: float) -> No
 def random_case(number: int) -> Case:
     """The problem of this number: of every sixth or so, the tokens are cut into sequences of different lengths."""
     draw = random.Random(number)
-    case = random_batch(draw, number)
+    case = with_positions(draw, random_batch(draw, number))
     if draw.random() < 0.67 or case.mask != "none":
         return case
     cuts = sorted(draw.choices(range(case.seq + 1), k=draw.choice([0, 1, 2, 5, 40])))
     lengths = tuple(stop - start for start, stop in pairwise((0, *cuts, case.seq)))
     return replace(case, batch=1, lengths=lengths)
+
+
+def with_positions(draw: random.Random, case: Case) -> Case:
+    """Of every third problem or so the scores are capped, have a bias, or both."""
+    if draw.random() < 0.67 or case.values != "normal":
+        return case
+    return replace(case, bias=draw.choice(["none", *BIAS_FORMS]), softcap=draw.choice([0.0, 0.7, 5.0]))
 
 
 def random_batch(draw: random.Random, number: int) -> Case:

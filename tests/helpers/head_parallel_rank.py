@@ -31,14 +31,23 @@ from helpers.head_parallel import (
 )
 from helpers.project import ROOT
 from helpers.rank import connect, say
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from dilkit import Alibi, DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, PatternError, dilated_attention
+from dilkit import (
+    Alibi,
+    DilatedAttention,
+    DilatedCache,
+    MultiheadDilatedAttention,
+    Pattern,
+    PatternError,
+    RelativeTable,
+    dilated_attention,
+)
 from dilkit.comm import RingDilatedAttention, TorchComm, shard, sum_over_ranks
 from dilkit.nn import HeadParallel
 
@@ -73,6 +82,28 @@ def calls(mesh: DeviceMesh) -> None:
         cache = DilatedCache(split.attention.pattern, split.num_kv_heads // mesh.size())
         steps = [split(X[:, i:j], cache=cache)[0] for i, j in ((0, 30), (30, 31), (31, SEQ))]
         close(torch.cat(steps, 1), alone(X)[0], "from a cache")
+
+
+def biases(mesh: DeviceMesh) -> None:
+    """A learned bias of the layer or of a call, whose gradient is of the heads of all ranks."""
+    slopes = torch.randn(HEADS, generator=torch.Generator().manual_seed(6))
+
+    def layer() -> Any:
+        inner = DilatedAttention(MODULO, bias=RelativeTable(nn.Parameter(torch.zeros(HEADS, 9))), softcap=2.0)
+        return drawn(lambda: Layer(inner)).attn
+
+    alone, split = layer(), parallelize_module(layer(), mesh, HeadParallel())
+    gradients: list[list[Tensor]] = []
+    for one in (alone, split):
+        given = slopes.clone().requires_grad_()
+        outs = one(X)[0], one(X, score_bias=Alibi(given))[0]
+        sum(out.square().sum() for out in outs).backward()
+        weights = one.attention.bias_weights.grad
+        gradients.append([*outs, given.grad, weights if one is alone else weights.full_tensor()])
+    for got, expected in zip(*gradients[::-1], strict=True):
+        close(got, expected, "a bias and its gradient")
+    saved = split.state_dict()["attention.bias_weights"].full_tensor()
+    close(saved, alone.state_dict()["attention.bias_weights"], "the state dict of a bias")
 
 
 def states(mesh: DeviceMesh, folder: Path) -> None:
@@ -139,8 +170,6 @@ def refusals(mesh: DeviceMesh) -> None:
     for name, x in (("sink", pair(mesh, sink=True)[1].sinks), ("key_padding_mask", ignored)):
         with pytest.raises(TypeError, match=f"^{name} is a DTensor"):
             dilated_attention(rows, rows, rows, MODULO, **{name: x})
-    with pytest.raises(ValueError, match="score_bias is given, but this layer has its heads over ranks"):
-        pair(mesh)[1](X, score_bias=Alibi(torch.ones(HEADS)))
     learned = DilatedAttention(MODULO, bias=Alibi(torch.ones(HEADS, requires_grad=True)))
     with pytest.raises(ValueError, match="has a bias that is learned"):
         parallelize_module(learned, mesh, HeadParallel())
@@ -196,6 +225,7 @@ def main(launcher: str, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (comm.size,), mesh_dim_names=("tp",))
     all_cases(mesh, comm.size)
     calls(mesh)
+    biases(mesh)
     states(mesh, folder)
     refusals(mesh)
     if comm.size == 2:

@@ -138,8 +138,12 @@ def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on() -> None
     packed = layer(x[0], cu_seqlens=torch.tensor([0, SEQ], dtype=torch.int32), score_bias=bias)[0]
     torch.testing.assert_close(packed, own(x)[0][0])
     assert not torch.allclose(layer(x)[0], own(x)[0])
-    with pytest.raises(ValueError, match="a cache knows no bias and no softcap"):
-        layer.eval()(x, is_causal=True, cache=DilatedCache(PATTERN, HEADS))
+    cache, whole = DilatedCache(PATTERN, HEADS), layer.eval()(x, is_causal=True, score_bias=bias)[0]
+    with torch.no_grad():
+        for start, stop in ((0, 7), (7, SEQ)):
+            seen = CoordinateAlibi(SLOPES, coordinates[:stop])
+            out = layer(x[:, start:stop], is_causal=True, cache=cache, score_bias=seen)[0]
+            torch.testing.assert_close(out, whole[:, start:stop])
 
 
 @pytest.mark.usefixtures("nothing_traced")

@@ -8,12 +8,14 @@ from helpers.malformed.kinds import KINDS
 from helpers.malformed.orders import LOCALITY, ORDERS, POINTS
 from helpers.malformed.plug_ins import BACKENDS
 from helpers.malformed.ranks import FAULTS, PLANS, RANKS, SHARDS
+from helpers.malformed.scores import SCORES
 from helpers.malformed.values import FACTS, PATTERNS
 
 TABLE = {
     f"{part}: {name}": case
     for part, cases in dict(
         call=CALLS,
+        scores=SCORES,
         pattern=PATTERNS,
         kinds=KINDS,
         facts=FACTS,
