@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from unittest import mock
 
 import numpy as np
@@ -20,10 +20,15 @@ import torch
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
 from dilkit.backends.native.backend import encode_problem
+from dilkit.bias.base import Bias
+from dilkit.bias.form import LoweredBias
+from dilkit.bias.tables import RelativeTable
+from dilkit.op.scores import Scores, packed_scores, scores_of
 from dilkit.oracle import oracle_attention, oracle_attention_varlen
+from dilkit.problem import DTYPES
 from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import PROBLEMS, Case
-from dilkit.testing.tensors import make_tensors
+from dilkit.testing.problems import PROBLEMS, SCORES, Case
+from dilkit.testing.tensors import Tensors, make_tensors
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "backends/native/kernels"
@@ -31,6 +36,8 @@ DRIVER = ROOT / "tests/sanitize/driver.c"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 LENGTHS = 0, 1, 64, 0, 138, 297
 """Of the sequences of packed problems."""
+OF_SCORES = "float32", "bfloat16"
+"""The dtypes of problems with a bias or a softcap, whose code is that of the dtype that sums are in."""
 PACKED_TOO = "nested", "odd", "classes"
 MIXED = Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70))
 SCATTERED = Pattern.of(GlobalTokens(range(1, 501, 3)), GlobalTokens([7, 490], "read"), SlidingWindow(1))
@@ -53,6 +60,9 @@ LONG = (
     Case(feature="long", variant="classes", pattern=CLASSES, seq=504, heads=2, kv_heads=1, head_dim=24, batch=2, mask="random"),
     Case(feature="long", variant="line", pattern=Pattern.natten((501,), 91, 2), seq=501, heads=1, head_dim=24),
     Case(feature="long", variant="scattered", pattern=SCATTERED, seq=501, heads=2, head_dim=16),
+    Case(feature="long", variant="alibi", pattern=MIXED, seq=501, heads=2, kv_heads=1, head_dim=8, bias="alibi", softcap=3.0),
+    Case(feature="long", variant="table", pattern=CLASSES, seq=504, heads=2, kv_heads=1, head_dim=8, bias="clipped"),
+    Case(feature="long", variant="grid", pattern=GRIDS, seq=504, heads=2, kv_heads=1, head_dim=8, bias="grid"),
 )
 
 
@@ -68,13 +78,14 @@ def cases() -> Iterator[Case]:
 
     Caches and dropout are left out: the driver computes the last rows of every causal problem itself, and drops nothing.
     """
-    listed = (case for case in (*PROBLEMS, *PACKED) if case.values == "normal" and not case.poisoned)
-    yield from (case for case in listed if not (case.zero_keys or case.rows or case.dropout_p))
+    scores = (case for case in SCORES if case.dtype in OF_SCORES)
+    listed = (case for case in (*PROBLEMS, *PACKED, *scores) if case.values == "normal" and not case.poisoned)
+    yield from (case for case in listed if not (case.zero_keys or case.rows or case.dropout_p or case.sink != "none"))
     packed = (
         replace(case, batch=1, lengths=LENGTHS, seq=sum(LENGTHS), mask="none") for case in LONG if case.variant in PACKED_TOO
     )
     for case in (*LONG, *packed):
-        for dtype in ("float32", "float64", "bfloat16", "float16"):
+        for dtype in DTYPES if case.bias == "none" else OF_SCORES:
             for is_causal in (False, True):
                 yield replace(case, dtype=dtype, is_causal=is_causal)
 
@@ -84,12 +95,16 @@ def write(case: Case, file: BinaryIO) -> None:
     tensors = make_tensors(case)
     problem = case.problem()
     with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
-        (batch, _, *sizes), dtype, causal, once, scale, arrays, _ = encode_problem(problem)
+        (batch, _, *sizes), dtype, causal, once, scale, arrays, scores = encode_problem(problem)
     mask = tensors.mask
     starts = [0, *accumulate(case.lengths)] if case.lengths else []
-    counts = len(arrays.kind), len(starts), mask is not None, 0
+    bias, lowered = bias_of(case, tensors)
+    positions = None if lowered is None else lowered.positions
+    counts = len(arrays.kind), len(starts), mask is not None, 0 if positions is None else len(positions)
     file.write(np.array([batch, case.seq, *sizes, dtype, causal, once, *counts], np.int64).tobytes())
-    file.write(np.array([scale], np.float64).tobytes())
+    softcap, kind, dims, apart, sizes_of_table = scores
+    file.write(np.array([kind, dims, apart, *sizes_of_table], np.int64).tobytes())
+    file.write(np.array([scale, softcap], np.float64).tobytes())
     file.write(np.array([array.size for array in arrays], np.int64).tobytes())
     for array in arrays:
         file.write(array.tobytes())
@@ -98,14 +113,36 @@ def write(case: Case, file: BinaryIO) -> None:
     if mask is not None:
         file.write(mask.numpy().astype(np.uint8).tobytes())
     file.write(np.array(starts, np.int32).tobytes())
-    qkv = [x.detach().double().requires_grad_() for x in tensors.qkv]
-    options = dict(is_causal=case.is_causal, scale=case.scale)
+    for x in () if lowered is None else lowered[1:]:
+        file.write(b"" if x is None else x.detach().numpy().tobytes())
+    leaves = [x.detach().double().requires_grad_() for x in tensors.qkv]
+    if bias is not None:
+        leaves.append(bias.weights.detach().double().requires_grad_())
+        bias = bias.with_weights(leaves[3])
+    qkv = leaves[:3]
+    options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, bias=bias, softcap=case.softcap or None)
     if case.lengths:
         out, lse = oracle_attention_varlen(*qkv, case.pattern, case.lengths, **options)
     else:
         out, lse = oracle_attention(*qkv, case.pattern, key_padding_mask=mask, **options)
-    for x in (out, lse, *torch.autograd.grad(out, qkv, tensors.dout.double())):
+    for x in (out, lse, *torch.autograd.grad(out, leaves, tensors.dout.double())):
         file.write(x.detach().contiguous().numpy().astype(np.float64).tobytes())
+
+
+def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | None]:
+    """The bias of a case with weights that are those of the kernel, and what the kernel takes."""
+    bias = tensors.bias
+    if isinstance(bias, RelativeTable) and bias.buckets is not None:
+        bias = RelativeTable(bias.table[:, bias.buckets].contiguous())
+    if bias is None:
+        return None, None
+    options = bias, None, tensors.query, case.pattern, case.kv_heads or case.heads
+    scores: Scores
+    if case.lengths:
+        scores = packed_scores(*options, torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32))
+    else:
+        scores = scores_of(*options)
+    return bias, scores.bias
 
 
 def build(program: Path, compiler: str, flags: Sequence[str], codes: Mapping[str, Sequence[str]]) -> None:

@@ -1,7 +1,7 @@
 /* Runs the CPU kernel over the problems of a file, forward and backward, and compares with the results in the file. It is built with
  * sanitizers. Every instruction set that runs here computes with one thread and with four, in buffers of exactly the size needed.
  *
- *     run.py ---> file: header, branches, q, k, v, dout, mask, starts, expected out, lse, dq, dk, dv ---> next ---> check ---> native_run
+ *     run.py ---> file: header, scores, branches, q, k, v, dout, mask, starts, bias, expected results ---> next ---> check ---> native_run
  */
 #include "blocks.h"
 #include "load_store.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HEADER = 16, ARRAYS = 13 };
+enum { HEADER = 16, ARRAYS = 13, SCORES = 6, RESULTS = 6 }; /* results: out, lse, dq, dk, dv and those of the weights of a bias */
 
 static FILE *file;
 
@@ -59,7 +59,18 @@ static int agrees(const char *what, const char *found, const double *expected, i
     return 1;
 }
 
-/* Run one problem with the code for one instruction set; the five results are compared with `expected`. */
+/* The sum of the parts of the gradient of a bias is as expected. */
+static int check_bias(const Problem *p, int64_t parts, const double *expected) {
+    int64_t count = p->heads * p->entries;
+    double *sum = calloc((size_t)count, sizeof(double));
+    for (int64_t i = 0; i < parts * count; i++)
+        sum[i % count] += p->dbias[i];
+    int right = agrees("dbias", (const char *)sum, expected, count, FLOAT64, p->dtype);
+    free(sum);
+    return right;
+}
+
+/* Run one problem with the code for one instruction set; the results are compared with `expected`. */
 static int check(const InstructionSet *code, Problem p, int threads, double *const *expected) {
     int dtype = p.dtype, wide = dtype == FLOAT64 ? FLOAT64 : FLOAT32, right = 1;
     int64_t rows = p.starts ? p.seq : p.batch * p.seq, queries = rows * p.heads, keys = rows * p.kv_heads, lse = size_of(wide) * queries;
@@ -68,6 +79,10 @@ static int check(const InstructionSet *code, Problem p, int threads, double *con
     p.lse = malloc((size_t)lse), p.delta = malloc((size_t)lse);
     p.out = view(out, p.seq, p.heads, p.dim, dtype), p.dq = view(dq, p.seq, p.heads, p.dim, dtype);
     p.dk = view(dk, p.seq, p.kv_heads, p.dim, dtype), p.dv = view(dv, p.seq, p.kv_heads, p.dim, dtype);
+    int64_t parts = native_parts(&p);
+    if (p.bias != NO_BIAS && (p.one_part = threads == 1))
+        parts = 1;
+    p.dbias = p.bias != NO_BIAS ? calloc((size_t)(parts * p.heads * p.entries), sizeof(double)) : NULL;
     right &= native_run(code, &p, FORWARD, threads, NULL) == NATIVE_DONE;
     right &= native_run(code, &p, BACKWARD_QUERY, threads, NULL) == NATIVE_DONE;
     for (p.round = 0; p.round < native_rounds(&p); p.round++)
@@ -75,7 +90,8 @@ static int check(const InstructionSet *code, Problem p, int threads, double *con
     right &= agrees("out", out, expected[0], queries * p.dim, dtype, dtype) && agrees("lse", p.lse, expected[1], queries, wide, dtype);
     right &= agrees("dq", dq, expected[2], queries * p.dim, dtype, dtype);
     right &= agrees("dk", dk, expected[3], keys * p.dim, dtype, dtype) && agrees("dv", dv, expected[4], keys * p.dim, dtype, dtype);
-    free(out), free(dq), free(dk), free(dv), free(p.lse), free(p.delta);
+    right &= !p.dbias || check_bias(&p, parts, expected[5]);
+    free(out), free(dq), free(dk), free(dv), free(p.lse), free(p.delta), free(p.dbias);
     return right;
 }
 
@@ -124,14 +140,24 @@ static int next(const int64_t *header, int number_of) {
     p.dtype = (int)header[9], p.causal = (int)header[10], p.once = (int)header[11], p.branches = header[12];
     p.lse_head = p.seq, p.keep_scale = 1;
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
-    double *scale = bytes(8);
+    int64_t *scores = bytes(8 * SCORES), wide = p.dtype == FLOAT64 ? 8 : 4;
+    double *scale = bytes(8 * 2);
+    p.bias = (int)scores[0], p.position_dims = scores[1], p.key_position = scores[2] * scores[1], p.softcap = scale[1];
+    memcpy(p.table_size, scores + 3, sizeof p.table_size);
+    p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2];
     int64_t *array[ARRAYS], *counts = bytes(8 * ARRAYS);
     for (int i = 0; i < ARRAYS; i++)
         array[i] = bytes(8 * counts[i]);
     char *q = bytes(queries * size), *k = bytes(keys * size), *v = bytes(keys * size), *dout = bytes(queries * size);
     char *mask = header[14] ? bytes(p.batch * p.seq) : NULL;
     int32_t *starts = header[13] ? bytes(4 * header[13]) : NULL;
-    double *expected[5] = {bytes(8 * queries * p.dim), bytes(8 * queries), bytes(8 * queries * p.dim), bytes(8 * keys * p.dim), bytes(8 * keys * p.dim)};
+    int64_t weights = p.bias != NO_BIAS ? p.heads * p.entries : 0, row = p.position_dims * wide;
+    char *bias = bytes(weights * wide), *positions = header[15] ? bytes(header[15] * p.seq * row) : NULL;
+    const int64_t sizes[RESULTS] = {queries * p.dim, queries, queries * p.dim, keys * p.dim, keys * p.dim, weights};
+    double *expected[RESULTS];
+    for (int i = 0; i < RESULTS; i++)
+        expected[i] = bytes(8 * sizes[i]);
+    p.bias_weights = bias, p.positions = (TensorView){positions, header[15] > 1 ? p.seq * row : 0, row, 0};
     p.scale = *scale, p.kind = array[0], p.length = array[1], p.ahead = array[2], p.rate = array[3];
     p.grid = (const Grid *)(const void *)array[4];
     p.offset = array[5], p.without = array[6], p.beyond = array[7], p.shown = (const uint64_t *)array[8];
@@ -152,8 +178,8 @@ static int next(const int64_t *header, int number_of) {
             }
     for (int i = 0; i < ARRAYS; i++)
         free(array[i]);
-    free(counts), free(scale), free(starts), free(q), free(k), free(v), free(dout), free(mask);
-    for (int i = 0; i < 5; i++)
+    free(counts), free(scores), free(bias), free(positions), free(scale), free(starts), free(q), free(k), free(v), free(dout), free(mask);
+    for (int i = 0; i < RESULTS; i++)
         free(expected[i]);
     return right;
 }
