@@ -14,24 +14,24 @@ from dilkit.comm.plan.traffic import Rows
 def exchange_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
     """`(world_size,)`: bytes of the rows that each rank receives in a forward pass, and keeps for the backward pass.
 
-        batch * (query rows computed * row + key rows computed with * (2 * row + 1 with a mask))
+        batch * (query rows computed * query_bytes + key rows computed with * key_value_bytes)
 
     Rows that a rank sends to itself are among them; blocks that go round a ring are not kept.
     """
     total = np.zeros(plan.world_size, np.int64)
     for branch, (route, counts) in enumerate(zip(plan.routes, plan.row_counts, strict=True)):
         if route.kind != "ring":
-            total += counts.queries_computed * rows.row_bytes + counts.keys_computed * rows.key_value_bytes
+            total += counts.queries_computed * rows.query_bytes + counts.keys_computed * rows.key_value_bytes
         if not plan.fuse_branches:
             queries, keys = local_row_counts(plan.forms[branch], plan.cuts, plan.heads, plan.kv_heads)
-            total += queries * rows.row_bytes + keys * rows.key_value_bytes
+            total += queries * rows.query_bytes + keys * rows.key_value_bytes
     return total * rows.batch
 
 
 def ring_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
     """`(world_size,)`: the most bytes of key/value blocks of a ring that lie on each rank at a time.
 
-        batch * 4 * rows of the largest block * (2 * row + 1 with a mask)
+        batch * 4 * rows of the largest block * key_value_bytes
 
     Four blocks lie in separate buffers: the rank's own, the one it computes with, the one it sends on, and the one it receives.
     """

@@ -256,10 +256,23 @@ class ExchangePlan:
             (ring if route.kind == "ring" else moved)[:] += self._joint_pairs() if self.is_joint else counts.pairs
         return Work(local, moved, ring)
 
-    def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> int:
-        """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts."""
-        by_rank = self.all_bytes(phase, head_dim=head_dim, dtype=dtype, batch=batch, key_padding_mask=key_padding_mask)
-        return int(by_rank[self._rank(rank)])
+    def bytes(
+        self,
+        rank: int,
+        phase: str,
+        *,
+        head_dim: int,
+        dtype: str,
+        batch: int = 1,
+        key_padding_mask: bool = False,
+        position_dims: int = 0,
+    ) -> int:
+        """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts.
+
+        The other arguments are those of `dilkit.comm.Rows`.
+        """
+        rows = Rows(head_dim, dtype, batch, key_padding_mask, position_dims)
+        return int(self.traffic(phase, rows).sent[self._rank(rank)])
 
     def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> IntArray:
         """`bytes` of all ranks, `(world_size,)`."""

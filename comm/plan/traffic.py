@@ -17,7 +17,9 @@ from dilkit.problem import DTYPE_BYTES, DTYPES
 class Rows:
     """How large rows are: `head_dim` numbers of a dtype, `batch` of each, and whether a mask flag travels with each key.
 
-    `dtype` is a name such as `"float32"` or `"bfloat16"`. An exchange plan counts rows; this turns its counts into bytes.
+    `dtype` is a name such as `"float32"` or `"bfloat16"`. `position_dims`: with a bias of the scores, the numbers of a position,
+    which travels with each query and key: 1 along a sequence, or as many as coordinates or a grid have. An exchange plan counts
+    rows; this turns its counts into bytes.
 
     Raises ValueError or TypeError for a dtype that is not known and for sizes below 1.
 
@@ -31,12 +33,14 @@ class Rows:
     dtype: str
     batch: int = 1
     key_padding_mask: bool = False
+    position_dims: int = 0
 
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
         boolean("key_padding_mask", self.key_padding_mask)
         integer("head_dim", self.head_dim, at_least=1)
         integer("batch", self.batch, at_least=1)
+        integer("position_dims", self.position_dims, at_least=0)
 
     @property
     def row_bytes(self) -> int:
@@ -49,9 +53,14 @@ class Rows:
         return 8 if self.dtype == "float64" else 4
 
     @property
+    def query_bytes(self) -> int:
+        """Bytes of one row of queries, with its position."""
+        return self.row_bytes + self.position_dims * self.lse_bytes
+
+    @property
     def key_value_bytes(self) -> int:
-        """Bytes of one row of keys and one of values, with the flag of the mask."""
-        return 2 * self.row_bytes + self.key_padding_mask
+        """Bytes of one row of keys and one of values, with the flag of the mask and the position."""
+        return 2 * self.row_bytes + self.key_padding_mask + self.position_dims * self.lse_bytes
 
 
 @dataclass(frozen=True)
@@ -106,21 +115,21 @@ def branch_traffic(counts: RowCounts | ExchangeCounts, is_ring: bool, backward: 
 
     | phase | there | back |
     |---|---|---|
-    | forward | queries, keys, values (and flags) | results, each row with its lse |
+    | forward | queries, keys, values (flags and positions) | results, each row with its lse |
     | backward | results, their gradients and lse | gradients of queries, keys and values |
 
-    Round a ring go keys and values (and flags). In a backward pass their gradients are returned in one hop.
+    Round a ring go keys and values (flags and positions). In a backward pass their gradients are returned in one hop.
     """
     nothing = PhaseTraffic.none(counts.world_size)
     if is_ring and isinstance(counts, RowCounts):
         return PhaseTraffic(nothing.there, nothing.back, _ring_traffic(counts, backward, rows) * rows.batch)
-    row, key_value, lse = rows.row_bytes, rows.key_value_bytes, rows.lse_bytes
+    row, query, key_value, lse = rows.row_bytes, rows.query_bytes, rows.key_value_bytes, rows.lse_bytes
     out, owned = counts.queries_sent, counts.queries_received
     if backward:
         there = Traffic(out * (2 * row + lse), owned * (2 * row + lse))
         back = Traffic(owned * row + counts.keys_received * 2 * row, out * row + counts.keys_sent * 2 * row)
     else:
-        there = Traffic(out * row + counts.keys_sent * key_value, owned * row + counts.keys_received * key_value)
+        there = Traffic(out * query + counts.keys_sent * key_value, owned * query + counts.keys_received * key_value)
         back = Traffic(owned * (row + lse), out * (row + lse))
     return PhaseTraffic(there * rows.batch, back * rows.batch, nothing.ring)
 

@@ -166,6 +166,25 @@ def test_every_schedule(schedule: str, name: str, is_causal: bool) -> None:
     close(computed, on_one(name, whole, pattern, **options))
 
 
+@pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
+def test_positions_are_counted(schedule: str) -> None:
+    pattern, cuts, (q, k, v, slopes) = Pattern([8, 24, 97], [1, 3, 5]), (0, 13, 40, 61), tensors("coordinates", 61, (6, 3), 0)
+    plan = exchange_plan(pattern, cuts, 6, 3, schedule=schedule)
+
+    def on_rank(comm: ThreadComm) -> None:
+        rows, sizes = slice(*cuts[comm.rank : comm.rank + 2]), dict(head_dim=4, dtype="float64", batch=2, position_dims=2)
+        mine = [x[:, rows].clone().requires_grad_() for x in (q, k, v)]
+        bias = CoordinateAlibi(slopes, coordinates(61)[:, rows])
+        out = ring_dilated_attention(*mine, pattern, comm, schedule=schedule, bias=bias)
+        assert isinstance(out, Tensor)
+        assert comm.sent_bytes == plan.bytes(comm.rank, "forward", **sizes)
+        forward = comm.sent_bytes
+        out.sum().backward()
+        assert comm.sent_bytes - forward == plan.bytes(comm.rank, "backward", **sizes)
+
+    run_threads(3, on_rank, timeout=30)
+
+
 @each_bias
 @pytest.mark.parametrize("several", [False, True])
 def test_positions_are_those_of_rows_as_given_along_orders(name: str, several: bool) -> None:
