@@ -11,6 +11,7 @@ import dilkit
 import dilkit.comm
 import dilkit.integrations.gigapath
 import dilkit.integrations.gigapath.finetuning
+import dilkit.integrations.natten
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
 import dilkit.nn
@@ -21,6 +22,7 @@ PACKAGES = (
     dilkit.comm,
     dilkit.integrations.gigapath,
     dilkit.integrations.gigapath.finetuning,
+    dilkit.integrations.natten,
     dilkit.integrations.torchscale,
     dilkit.integrations.transformers,
 )
