@@ -12,6 +12,7 @@ import dilkit.comm
 import dilkit.integrations.gigapath
 import dilkit.integrations.gigapath.finetuning
 import dilkit.integrations.natten
+import dilkit.integrations.titan
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
 import dilkit.nn
@@ -23,6 +24,7 @@ PACKAGES = (
     dilkit.integrations.gigapath,
     dilkit.integrations.gigapath.finetuning,
     dilkit.integrations.natten,
+    dilkit.integrations.titan,
     dilkit.integrations.torchscale,
     dilkit.integrations.transformers,
 )
