@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import DilatedSegment, Neighborhood, Pattern
 
 if TYPE_CHECKING:
     import torch
@@ -170,12 +170,17 @@ def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: 
     """Which query of `rows` sees which padded key, bool `(heads, len(rows), keys)`; None where nothing is padded.
 
     Branch by branch and segment by segment: positions from the segment's last token to the end of its padding, of which a head
-    keeps what it would keep of tokens.
+    keeps what it would keep of tokens. Of a window that edges cut off: its places, seen where they lie beyond.
     """
     import torch
 
     seen, padding = [], pattern.branches if pattern.tail == "zeros" else ()
-    for branch in (branch for branch in padding if isinstance(branch, DilatedSegment)):
+    for branch in padding:
+        if isinstance(branch, Neighborhood) and branch.border == "cut":
+            served = torch.tensor([branch.serves(head) for head in range(heads)], device=rows.device)
+            seen.append(_beyond_edges(branch, rows) & served[:, None, None])
+        if not isinstance(branch, DilatedSegment):
+            continue
         length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
         padded = math.ceil(length / rate) * rate
         offsets = torch.full((heads, 1), -1, device=rows.device)
@@ -186,6 +191,21 @@ def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: 
             kept = (start <= rows) & (rows < start + length) & ((rows - start) % rate == offsets)
             seen.append(kept[:, :, None] & (places % rate == offsets)[:, None, :])
     return torch.cat(seen, -1) if seen else None
+
+
+def _beyond_edges(branch: Neighborhood, rows: Tensor) -> Tensor:
+    """Whether each place of the window of each row lies beyond an edge, bool `(len(rows), places)`."""
+    import torch
+
+    beyond = []
+    for places in product(*(range(-(width // 2), width // 2 + 1) for width in branch.kernel_size)):
+        outside, cells = torch.zeros(len(rows), dtype=torch.bool, device=rows.device), branch.tokens
+        for size, step, place in zip(branch.shape, branch.dilation, places, strict=True):
+            cells //= size
+            coordinate = rows // cells % size + place * step
+            outside |= (coordinate < 0) | (coordinate >= size)
+        beyond.append(outside)
+    return torch.stack(beyond, -1)
 
 
 def with_zero_keys(key: Tensor, value: Tensor, count: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
