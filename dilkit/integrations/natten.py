@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.bias.tables import GridTable
-from dilkit.checks import boolean, integer, probability, real
+from dilkit.checks import boolean, probability, real
+from dilkit.nn.checks import even_heads
 from dilkit.pattern import Neighborhood, Pattern
 
 LARGEST = 2**20
@@ -44,10 +45,7 @@ class NeighborhoodAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        integer("dim", dim, at_least=1)
-        if dim % integer("num_heads", num_heads, at_least=1):
-            raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}; each head needs equally many dimensions")
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads, self.head_dim = num_heads, even_heads(dim, num_heads)
         steps = 1 if dilation is None else dilation
         largest = Neighborhood([LARGEST] * self.dims, kernel_size, steps)  # which checks the sizes, and makes them tuples
         self.kernel_size, self.dilation = largest.kernel_size, largest.dilation

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.bias.alibi import CoordinateAlibi, alibi_slopes
-from dilkit.checks import boolean, integer
+from dilkit.checks import boolean
+from dilkit.nn.checks import even_heads
 from dilkit.pattern import Pattern
 
 __all__ = ["TitanAttention", "replace_attention"]
@@ -48,11 +49,8 @@ class TitanAttention(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = True) -> None:
         super().__init__()
-        integer("dim", dim, at_least=1)
-        if dim % integer("num_heads", num_heads, at_least=1):
-            raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}; each head needs equally many dimensions")
         boolean("qkv_bias", qkv_bias)
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads, self.head_dim = num_heads, even_heads(dim, num_heads)
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()

@@ -9,6 +9,7 @@ from helpers.launch import missing
 
 import dilkit
 import dilkit.comm
+import dilkit.integrations.dilateformer
 import dilkit.integrations.gigapath
 import dilkit.integrations.gigapath.finetuning
 import dilkit.integrations.natten
@@ -21,6 +22,7 @@ PACKAGES = (
     dilkit,
     dilkit.nn,
     dilkit.comm,
+    dilkit.integrations.dilateformer,
     dilkit.integrations.gigapath,
     dilkit.integrations.gigapath.finetuning,
     dilkit.integrations.natten,

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
-from dilkit import Pattern, PatternError, dilated_attention
+from dilkit import Pattern, PatternError
 
 SEQ = 37
 
@@ -37,30 +36,6 @@ def test_a_preset_is_what_its_paper_says(name: str, is_causal: bool) -> None:
     pattern, sees = PRESETS[name]
     expected = [[int(sees(i, j) and (j <= i or not is_causal)) for j in range(SEQ)] for i in range(SEQ)]
     assert torch.equal(pattern.count(SEQ, 2, is_causal=is_causal), torch.tensor([expected] * 2, dtype=torch.int32))
-
-
-@pytest.mark.parametrize(("kernel_size", "dilations"), [(3, (1, 2, 3)), (5, (4,))])
-def test_dilateformer_pads_with_zeros(kernel_size: int, dilations: tuple[int, ...]) -> None:
-    """Beside `nn.Unfold`, which takes zeros from beyond the edges of keys and of values; forward, and gradients of the loss."""
-    batch, height, width, heads, dim = 2, 5, 4, 3, 4
-    tensors = [torch.randn(batch, height * width, heads, dim, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    parts = []
-    for group, dilation in enumerate(dilations):
-        size = heads // len(dilations)
-        q, k, v = (x[:, :, group * size : (group + 1) * size] for x in tensors)
-        windows = nn.Unfold(kernel_size, dilation, dilation * (kernel_size // 2))
-        k, v = (
-            windows(x.permute(0, 2, 3, 1).reshape(batch, size * dim, height, width)).unflatten(1, (size, dim, kernel_size**2))
-            for x in (k, v)
-        )
-        weights = (torch.einsum("bnhd,bhdkn->bnhk", q, k) * dim**-0.5).softmax(-1)
-        parts.append(torch.einsum("bnhk,bhdkn->bnhd", weights, v))
-    expected = torch.cat(parts, 2)
-    found = dilated_attention(*tensors, Pattern.dilateformer((height, width), heads, kernel_size, dilations))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    dout = torch.randn_like(expected)
-    both = [torch.autograd.grad(out, tensors, dout) for out in (found, expected)]
-    torch.testing.assert_close(*both, rtol=1e-12, atol=1e-12)
 
 
 def test_the_heads_of_dilateformer_are_equal_groups() -> None:
