@@ -5,8 +5,10 @@ from dilkit.integrations.dilateformer import MultiDilatelocalAttention      in p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,6 +16,9 @@ from dilkit.attention import dilated_attention
 from dilkit.checks import probability, real
 from dilkit.nn.checks import even_heads
 from dilkit.pattern import Pattern
+
+_pattern: Callable[..., Pattern] = torch.compiler.disable(lru_cache(maxsize=256)(Pattern.dilateformer))
+"""`Pattern.dilateformer`, once for each size of a map; torch.compile, which cannot trace it, breaks its graph there."""
 
 __all__ = ["MultiDilatelocalAttention"]
 
@@ -57,25 +62,26 @@ class MultiDilatelocalAttention(nn.Module):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, even_heads(dim, num_heads)
         self.kernel_size, self.dilation = kernel_size, tuple(dilation)
-        self._pattern(1, 1)  # which checks the sizes
+        self._pattern((1, 1))  # which checks the sizes
         self.scale = self.head_dim**-0.5 if qk_scale is None else real("qk_scale", qk_scale)
         self.attn_drop = probability("attn_drop", attn_drop)
         self.qkv = nn.Conv2d(dim, 3 * dim, 1, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def _pattern(self, height: int, width: int) -> Pattern:
-        return Pattern.dilateformer((height, width), self.num_heads, self.kernel_size, self.dilation)
+    def _pattern(self, shape: tuple[int, int]) -> Pattern:
+        return _pattern(shape, self.num_heads, self.kernel_size, self.dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         """`out` like `x`, `(batch, height, width, dim)`."""
         if x.dim() != 4 or x.shape[-1] != self.qkv.in_channels:
             raise ValueError(f"x has shape {tuple(x.shape)}; (batch, height, width, dim={self.qkv.in_channels}) is needed")
         batch, height, width, dim = x.shape
+        pattern = self._pattern((height, width))
         projected = F.linear(x, self.qkv.weight.flatten(1), self.qkv.bias)  # cell by cell, without the channels moving first
         query, key, value = projected.view(batch, height * width, 3, self.num_heads, self.head_dim).unbind(2)
         dropped = self.attn_drop if self.training else 0.0
-        out = dilated_attention(query, key, value, self._pattern(height, width), scale=self.scale, dropout_p=dropped)
+        out = dilated_attention(query, key, value, pattern, scale=self.scale, dropout_p=dropped)
         assert isinstance(out, Tensor)
         result: Tensor = self.proj_drop(self.proj(out.reshape(batch, height, width, dim)))
         return result

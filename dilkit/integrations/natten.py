@@ -6,7 +6,8 @@ from dilkit.integrations.natten import NeighborhoodAttention2D      in place of 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,9 @@ from dilkit.pattern import Neighborhood, Pattern
 
 LARGEST = 2**20
 """The largest window in a dimension."""
+
+_pattern: Callable[..., Pattern] = torch.compiler.disable(lru_cache(maxsize=256)(Pattern.natten))
+"""`Pattern.natten`, once for each size of a map; torch.compile, which cannot trace it, breaks its graph there."""
 
 __all__ = ["NeighborhoodAttention1D", "NeighborhoodAttention2D", "NeighborhoodAttention3D"]
 
@@ -61,6 +65,7 @@ class NeighborhoodAttention(nn.Module):
         """`rpb`, of small random numbers as NATTEN begins with, or None."""
         boolean("rel_pos_bias", rel_pos_bias)
         table = torch.empty(self.num_heads, *(2 * size - 1 for size in self.kernel_size)) if rel_pos_bias else None
+        self._offset_dims = [*range(1, self.dims + 1)]
         self.register_parameter("rpb", None if table is None else nn.Parameter(nn.init.trunc_normal_(table, std=0.02)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,19 +76,19 @@ class NeighborhoodAttention(nn.Module):
             )
         shape = tuple(x.shape[1:-1])
         missing = [max(0, k * d - size) for k, d, size in zip(self.kernel_size, self.dilation, shape, strict=True)]
+        pattern = _pattern(tuple(map(sum, zip(shape, missing, strict=True))), self.kernel_size, self.dilation)
         if any(missing):  # as NAT does it: zeros after the map, which are then projected as all others are
             x = F.pad(x, (0, 0, *(side for count in reversed(missing) for side in (0, count))))
-        out: Tensor = self.proj_drop(self.proj(self._attend(x)))
+        out: Tensor = self.proj_drop(self.proj(self._attend(x, pattern)))
         return out[(slice(None), *map(slice, shape))] if any(missing) else out
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, pattern: Pattern) -> Tensor:
         """The heads' results side by side, like `x`, a map at least as large as a window."""
         batch, *shape, dim = x.shape
         query, key, value = self.qkv(x).view(batch, math.prod(shape), 3, self.num_heads, self.head_dim).unbind(2)
         bias = None
         if self.rpb is not None:  # which counts the offsets of keys from queries
-            bias = GridTable(self.rpb.flip(*range(1, self.rpb.dim())), tuple(shape), self.dilation)
-        pattern = Pattern.natten(shape, self.kernel_size, self.dilation)
+            bias = GridTable(self.rpb.flip(self._offset_dims), tuple(shape), self.dilation)
         dropped = self.attn_drop if self.training else 0.0
         out = dilated_attention(query, key, value, pattern, scale=self.scale, bias=bias, dropout_p=dropped)
         assert isinstance(out, Tensor)

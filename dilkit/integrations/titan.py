@@ -18,6 +18,8 @@ from dilkit.checks import boolean
 from dilkit.nn.checks import even_heads
 from dilkit.pattern import Pattern
 
+DENSE = Pattern.dense()
+
 __all__ = ["TitanAttention", "replace_attention"]
 
 
@@ -100,7 +102,7 @@ class TitanAttention(nn.Module):
     def _tile_rows(self, q: Tensor, k: Tensor, v: Tensor, coordinates: Tensor, tiles: Tensor | None) -> Tensor:
         """`(batch, tiles, heads, head_dim)`: what tiles see of tiles, merged with the class token."""
         call: Any = dict(key_padding_mask=None if tiles is None else ~tiles, bias=CoordinateAlibi(self.slopes, coordinates))
-        seen, lse = dilated_attention(q[:, 1:], k[:, 1:], v[:, 1:], Pattern.dense(), return_lse=True, **call)
+        seen, lse = dilated_attention(q[:, 1:], k[:, 1:], v[:, 1:], DENSE, return_lse=True, **call)
         score = torch.einsum("bnhd,bhd->bhn", q[:, 1:].to(lse.dtype), k[:, 0].to(lse.dtype)) * self.head_dim**-0.5
         share = torch.sigmoid(score - lse).transpose(1, 2).unsqueeze(-1)  # the weight of the class token among all
         out = torch.lerp(seen.to(lse.dtype), v[:, :1].to(lse.dtype), share).to(v.dtype)

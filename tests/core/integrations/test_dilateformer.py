@@ -52,6 +52,15 @@ def test_weights_are_dropped_in_training_alone() -> None:
     assert_close(layer(x), unfolded(layer, x))
 
 
+@pytest.mark.slow
+def test_compiled_it_is_the_same_for_every_size() -> None:
+    layer = MultiDilatelocalAttention(12, 3)
+    compiled = torch.compile(layer, backend="eager")
+    for height in (5, 2, 7, 8):
+        x = torch.randn(1, height, 6, 12)
+        assert_close(compiled(x), layer(x))
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "heads": (lambda: MultiDilatelocalAttention(12, 5), "dim=12 is not divisible by num_heads=5"),
     "groups": (lambda: MultiDilatelocalAttention(12, 4), r"heads=4 are no equal groups, one for each of dilations=\(1, 2, 3\)"),

@@ -80,6 +80,15 @@ def test_weights_are_dropped_in_training_alone() -> None:
     assert torch.equal(layer(x), layer(x))
 
 
+@pytest.mark.slow
+def test_compiled_it_is_the_same_for_every_size() -> None:
+    layer = NeighborhoodAttention2D(6, 2, 3)
+    compiled = torch.compile(layer, backend="eager")
+    for height in (5, 2, 7, 8):
+        x = torch.randn(1, height, 6, 6)
+        assert_close(compiled(x), layer(x))
+
+
 def of_transformers(layer: NeighborhoodAttention2D) -> dict[str, Tensor]:
     """The layer's state by the names of `attention` of a DinatLayer."""
     state, renamed = layer.state_dict(), {}

@@ -114,6 +114,15 @@ def test_a_model_is_changed_to_it_with_its_state_dict(batch: int) -> None:
     assert (encoder.local_alibi.shape, encoder.local_alibi_status) == ((1, 1, 36, 2), False)
 
 
+@pytest.mark.slow
+def test_one_graph_is_compiled_of_it() -> None:
+    attention = TitanAttention.of(PlainAttention())
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    for tiles in (5, 9, 12):
+        x, coordinates = torch.randn(2, 1 + tiles, 12), torch.rand(2, tiles, 2)
+        assert_close(compiled(x, coordinates), attention(x, coordinates))
+
+
 def tiles_of(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
     """A call with coordinates of this shape."""
     return lambda: TitanAttention(12, 3)(torch.randn(2, 5, 12), torch.zeros(shape, dtype=dtype))
