@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
-from dilkit.pattern.lowering import Band, Segments, Unlowered
+from dilkit.pattern.lowering import Band, CutGrid, Segments, Unlowered
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -207,7 +207,10 @@ class Limits:
         if self.forms is None:
             kinds = self.branch_kinds or frozenset({DilatedSegment.kind})
             unknown = {branch.kind for branch in branches} - kinds
-            return [Refusal("branch kind", _listed(unknown), f"supports {_listed(kinds)}")] if unknown else []
+            if unknown:
+                return [Refusal("branch kind", _listed(unknown), f"supports {_listed(kinds)}")]
+            cut = {branches[form.branch].kind for form in problem.forms if isinstance(form, CutGrid)}
+            return [Refusal("branch kind", _listed(cut), "no border='cut', which is newer than branch_kinds")] if cut else []
         if COUNT in self.forms:
             return []
         beyond = [form for form in problem.forms if form.name not in self.forms]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import DilatedSegment, Neighborhood, Pattern
 
 if TYPE_CHECKING:
     import torch
@@ -169,23 +169,50 @@ def bias_of_rows(bias: Bias, queries: Tensor, keys: Tensor, batch: int, dtype: t
 def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: int) -> Tensor | None:
     """Which query of `rows` sees which padded key, bool `(heads, len(rows), keys)`; None where nothing is padded.
 
-    Branch by branch and segment by segment: positions from the segment's last token to the end of its padding, of which a head
-    keeps what it would keep of tokens.
+    Branch by branch: of segments one after the other, of windows that edges cut off place by place.
     """
     import torch
 
-    seen, padding = [], pattern.branches if pattern.tail == "zeros" else ()
-    for branch in (branch for branch in padding if isinstance(branch, DilatedSegment)):
-        length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
-        padded = math.ceil(length / rate) * rate
-        offsets = torch.full((heads, 1), -1, device=rows.device)
-        for head in filter(branch.serves, range(heads)):
-            offsets[head] = pattern.head_offset(rate, head // (heads // kv_heads), kv_heads)
-        for start in range(0, seq, length):
-            places = torch.arange(min(length, seq - start), padded, device=rows.device)
-            kept = (start <= rows) & (rows < start + length) & ((rows - start) % rate == offsets)
-            seen.append(kept[:, :, None] & (places % rate == offsets)[:, None, :])
+    seen: list[Tensor] = []
+    for branch in pattern.branches if pattern.tail == "zeros" else ():
+        served = torch.tensor([branch.serves(head) for head in range(heads)], device=rows.device)[:, None, None]
+        match branch:
+            case DilatedSegment():
+                offsets = [pattern.head_offset(branch.dilation_rate, h // (heads // kv_heads), kv_heads) for h in range(heads)]
+                kept = _beyond_segments(branch, rows, seq, torch.tensor(offsets, device=rows.device)[:, None])
+                seen += [keys & served for keys in kept]
+            case Neighborhood(border="cut"):
+                seen.append(_beyond_edges(branch, rows) & served)
     return torch.cat(seen, -1) if seen else None
+
+
+def _beyond_segments(branch: DilatedSegment, rows: Tensor, seq: int, offsets: Tensor) -> Iterator[Tensor]:
+    """Of each segment, bool `(heads, len(rows), keys)`: positions from its last token to the end of its padding.
+
+    A head keeps of them what it would keep of tokens, by its offset, `(heads, 1)`.
+    """
+    import torch
+
+    length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
+    for start in range(0, seq, length):
+        places = torch.arange(min(length, seq - start), math.ceil(length / rate) * rate, device=rows.device)
+        kept = (start <= rows) & (rows < start + length) & ((rows - start) % rate == offsets)
+        yield kept[:, :, None] & (places % rate == offsets)[:, None, :]
+
+
+def _beyond_edges(branch: Neighborhood, rows: Tensor) -> Tensor:
+    """Whether each place of the window of each row lies beyond an edge, bool `(len(rows), places)`."""
+    import torch
+
+    beyond = []
+    for places in product(*(range(-(width // 2), width // 2 + 1) for width in branch.kernel_size)):
+        outside, cells = torch.zeros(len(rows), dtype=torch.bool, device=rows.device), branch.tokens
+        for size, step, place in zip(branch.shape, branch.dilation, places, strict=True):
+            cells //= size
+            coordinate = rows // cells % size + place * step
+            outside |= (coordinate < 0) | (coordinate >= size)
+        beyond.append(outside)
+    return torch.stack(beyond, -1)
 
 
 def with_zero_keys(key: Tensor, value: Tensor, count: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

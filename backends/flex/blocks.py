@@ -71,7 +71,8 @@ def _of_form(form: Form, count: int) -> tuple[Bools, Bools]:
         return _of_runs(form, count)
     assert isinstance(form, Grid)
     rest = int(np.prod(form.shape[1:]))
-    reach = ((form.kernel[0] - 1) * form.dilation[0] + 1) * rest - 1  # a window is moved back by less than its own length
+    # A window is moved back, if at all, by less than its own length.
+    reach = ((form.kernel[0] - 1) * form.dilation[0] + 1) * rest - 1
     return _of_form(Band(heads=form.heads, back=reach, ahead=reach), count)[0], np.zeros((count, count), np.bool_)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, Segments
+from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, Segments
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
@@ -151,15 +151,17 @@ def _of_table(table: RunTable, run_of: Tensor, seq: int) -> Shows:
 
 
 def _grid(form: Grid) -> Shows:
-    """Dimension by dimension: cell j is in the window of cell i, which moves back from edges."""
+    """Dimension by dimension: cell j is in the window of cell i, which moves back from edges or is cut off."""
+    cut = isinstance(form, CutGrid)
 
     def shows(h: Any, i: Any, j: Any) -> Any:
         near = i == i
         for dim, (size, width, step) in enumerate(zip(form.shape, form.kernel, form.dilation, strict=True)):
             cells = prod(form.shape[dim + 1 :])
             at, to = i // cells % size, j // cells % size
-            last = (size - 1 - at % step) // step + 1 - width  # the last start of a window among the coordinates of this residue
-            start = (at // step - width // 2).clamp(min=0).minimum(last)
+            start = at // step - width // 2
+            if not cut:  # the last start of a window among the coordinates of this residue
+                start = start.clamp(min=0).minimum((size - 1 - at % step) // step + 1 - width)
             near = near & (at % step == to % step) & (to // step >= start) & (to // step < start + width)
         return near
 

@@ -23,6 +23,7 @@ cdef extern from "native.h":
         const int64_t (*columns)[2]
     ctypedef struct Grid:
         int64_t[3] size, kernel, step
+        int64_t cut
     ctypedef struct Problem:
         int64_t batch, seq, heads, kv_heads, dim
         int dtype, causal, once

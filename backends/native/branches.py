@@ -3,7 +3,7 @@
 Segments       SEGMENTS   length, rate, an offset for each head
 Band           BAND       length, how far ahead, rate
 Global, Runs   RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
-Grid           GRID       sizes, kernel sizes and dilations of three dimensions; length of the last
+Grid, CutGrid  GRID       sizes, kernel sizes and dilations of three dimensions, and whether edges cut; length of the last
 
 A branch of the kernel is what forms of one branch of the pattern have in common; by head they differ in offset and tables, and in
 what they leave out.
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments
+from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, RunTable, Segments
 from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
 
@@ -35,7 +35,7 @@ MOST_TOKENS = 2**30
 
 
 class BranchArrays(NamedTuple):
-    """Contiguous: `kind` to `rate` `(branches,)`, `grid` 9 each; `offset` to `shown` `(heads, branches)`; then tables."""
+    """Contiguous: `kind` to `rate` `(branches,)`, `grid` 10 each; `offset` to `shown` `(heads, branches)`; then tables."""
 
     kind: Int64Array
     length: Int64Array
@@ -65,7 +65,7 @@ class KernelBranch(NamedTuple):
     @classmethod
     def of(cls, form: Form) -> KernelBranch:
         """The one that a form belongs to."""
-        none = (1,) * 9
+        none = (1,) * 10
         if isinstance(form, Segments):
             return cls(form.branch, SEGMENTS, form.length, 0, form.rate, none)
         if isinstance(form, Band):
@@ -73,7 +73,7 @@ class KernelBranch(NamedTuple):
         if isinstance(form, Grid):
             sizes = (form.shape, form.kernel, form.dilation)  # dimensions that a grid has not are the first ones, of size 1
             grid = (min(size, UNBOUNDED) for given in sizes for size in (*(1,) * (3 - len(given)), *given))
-            return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), 0, 1, tuple(grid))
+            return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), 0, 1, (*grid, int(isinstance(form, CutGrid))))
         return cls(form.branch, RUNS, form.block if isinstance(form, Runs) else UNBOUNDED, 0, 1, none)
 
 

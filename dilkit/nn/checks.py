@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dilkit.checks import shown
+from dilkit.checks import integer, shown
 
 _WHY_NOT = {
     "add_bias_kv": "a learned key and value would belong to no position; append a token to the sequence instead",
@@ -23,6 +23,14 @@ def accept_only(name: str, given: Any, only: Any) -> None:
         return
     what = f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
     raise ValueError(f"{name}={what} is not supported, only {name}={only!r}: {_WHY_NOT[name]}")
+
+
+def even_heads(dim: int, num_heads: int) -> int:
+    """The dimensions of each head. Raises TypeError or ValueError unless `num_heads` share `dim` evenly."""
+    integer("dim", dim, at_least=1)
+    if dim % integer("num_heads", num_heads, at_least=1):
+        raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}; each head needs equally many dimensions")
+    return dim // num_heads
 
 
 def check_factory(device: Any, dtype: Any) -> None:

@@ -67,10 +67,10 @@ class Pattern(Presets):
 
     - `tail`: "exact" pads nothing. "zeros" fills segments up as torchscale does, where not all heads keep as many rows: a segment
       is padded to a multiple of its rate, and a short last one to the length of the others, with keys of score 0 and value 0
-      (`zero_keys`). Keyword only; under causality no row sees the padding.
+      (`zero_keys`); so are neighborhoods that edges cut off. Keyword only; under causality no row sees the padding.
 
     The last segment may be short, and a segment longer than the sequence is the sequence. `offset` and `tail` are rules of
-    dilated segments, and change nothing in branches of other kinds.
+    dilated segments, `tail` of neighborhoods that are cut off too; they change nothing in branches of other kinds.
     Patterns are hashable values. Raises `PatternError` (a ValueError) or TypeError for arguments that do not fit.
 
     Example:
@@ -337,7 +337,8 @@ class Pattern(Presets):
 
             zero_keys[h, i] = sum over the branches that keep i for h of ceil(w / r) - tokens in the segment of i that h keeps
 
-        Here w is at most `seq`. A row that sees n of them has `lse' = log(exp(lse) + n)` and `out' = out * exp(lse - lse')`.
+        Here w is at most `seq`; of a neighborhood that is cut off it is the cells of its window that are missing. A row that sees
+        n of them has `lse' = log(exp(lse) + n)` and `out' = out * exp(lse - lse')`.
         `rows` (int64, `(m,)`): of these rows only, `(heads, m)` on their device. Raises as `count` does.
 
             >>> from dilkit import Pattern

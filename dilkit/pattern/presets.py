@@ -17,7 +17,7 @@ class Presets:
     """What `Pattern` inherits. In all of them a key counts once, as in the models."""
 
     @classmethod
-    def of(cls, *branches: Branch, overlap: str = "count") -> Self:
+    def of(cls, *branches: Branch, overlap: str = "count", tail: str = "exact") -> Self:
         """The pattern of these branches."""
         raise NotImplementedError
 
@@ -82,6 +82,30 @@ class Presets:
         [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
         """
         return cls.of(Neighborhood(shape, kernel_size, dilation))
+
+    @classmethod
+    def dilateformer(
+        cls, shape: Sequence[int], heads: int, kernel_size: int | Sequence[int] = 3, dilations: Sequence[int] = (1, 2, 3)
+    ) -> Self:
+        """Windows around each cell of a row-major grid, padded with zeros beyond its edges (DilateFormer, arXiv 2302.01791).
+
+        The `heads` are as many equal groups as there are `dilations`, one for each group, in this order.
+
+            >>> from dilkit import Pattern
+            >>> pattern = Pattern.dilateformer((4, 4), heads=2, dilations=(1, 2))
+            >>> pattern.count(16, 2)[1, 0].view(4, 4).tolist()
+            [[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
+            >>> pattern.zero_keys(16, 2)[1, 0].item()  # of the 9 cells of its window
+            5
+        """
+        if not dilations or integer("heads", heads, at_least=1) % len(dilations):
+            raise PatternError(f"heads={heads} are no equal groups, one for each of dilations={tuple(dilations)}")
+        group = heads // len(dilations)
+        groups = [(first, first + group) for first in range(0, heads, group)]
+        branches = (
+            Neighborhood(shape, kernel_size, d, served, border="cut") for d, served in zip(dilations, groups, strict=True)
+        )
+        return cls.of(*branches, tail="zeros")
 
     @classmethod
     def sparse_transformer(cls, stride: int) -> Self:

@@ -292,6 +292,16 @@ _OTHER_KINDS: dict[str, Fields] = {
         seq=42,
         dropout_p=0.3,
     ),
+    "neighborhood cut off": dict(pattern=Pattern.of(Neighborhood((5, 9), (3, 7), border="cut")), seq=45, mask="random"),
+    "neighborhood cut off with zeros": dict(
+        pattern=Pattern.of(Neighborhood((4, 6), 3, (3, 2), border="cut"), tail="zeros"), seq=24, kv_heads=2, sink="random"
+    ),
+    "neighborhood cut off once causal": dict(
+        pattern=Pattern.of(Neighborhood((6, 8), 5, border="cut"), SlidingWindow(4), overlap="once"), seq=48, is_causal=True
+    ),
+    "neighborhood cut off packed": dict(
+        pattern=Pattern.of(Neighborhood((3, 8), 3, border="cut"), tail="zeros"), batch=1, lengths=(24, 24), seq=48, dropout_p=0.2
+    ),
     "documents": dict(pattern=Pattern.of(Documents([13, 1, 20, 19])), seq=53, mask="random"),
     "documents causal": dict(pattern=Pattern.of(Documents([13, 30], heads=(1, 4)), SlidingWindow(5)), is_causal=True, kv_heads=2),
     "prefix": dict(pattern=Pattern.of(Prefix(17)), seq=43, mask="left"),

@@ -9,8 +9,11 @@ from helpers.launch import missing
 
 import dilkit
 import dilkit.comm
+import dilkit.integrations.dilateformer
 import dilkit.integrations.gigapath
 import dilkit.integrations.gigapath.finetuning
+import dilkit.integrations.natten
+import dilkit.integrations.titan
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
 import dilkit.nn
@@ -19,8 +22,11 @@ PACKAGES = (
     dilkit,
     dilkit.nn,
     dilkit.comm,
+    dilkit.integrations.dilateformer,
     dilkit.integrations.gigapath,
     dilkit.integrations.gigapath.finetuning,
+    dilkit.integrations.natten,
+    dilkit.integrations.titan,
     dilkit.integrations.torchscale,
     dilkit.integrations.transformers,
 )

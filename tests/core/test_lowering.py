@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Neighborhood, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.pattern import Branch
-from dilkit.pattern.lowering import Band, Form, Global, Grid, Runs, RunTable, Segments, lower
+from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, RunTable, Segments, lower
 
 Bools = NDArray[np.bool_]
 
@@ -59,10 +59,18 @@ def runs(form: Runs, head: int, seq: int) -> Bools:
 
 def grid(form: Grid, head: int, seq: int) -> Bools:
     """By the branch of the definition: the form has its numbers."""
-    return Pattern.of(Neighborhood(form.shape, form.kernel, form.dilation)).count(seq, 1)[0].numpy().astype(bool)
+    border = "cut" if isinstance(form, CutGrid) else "move"
+    return Pattern.of(Neighborhood(form.shape, form.kernel, form.dilation, border=border)).count(seq, 1)[0].numpy().astype(bool)
 
 
-SHOWN: dict[type[Form], Callable[..., Bools]] = {Segments: segments, Band: band, Global: to_all, Runs: runs, Grid: grid}
+SHOWN: dict[type[Form], Callable[..., Bools]] = {
+    Segments: segments,
+    Band: band,
+    Global: to_all,
+    Runs: runs,
+    Grid: grid,
+    CutGrid: grid,
+}
 
 
 def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:

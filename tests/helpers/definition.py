@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from helpers.strategies import Heads
@@ -46,8 +46,10 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
             return j <= i or (i < length and j < length)
         case Intervals(rows=rows):
             return any(start <= j < stop for start, stop in rows.array()[i].tolist())
-        case Neighborhood(shape=shape, kernel_size=kernel_size, dilation=dilation):
+        case Neighborhood(shape=shape, kernel_size=kernel_size, dilation=dilation, border=border):
             at, to = np.unravel_index(i, shape), np.unravel_index(j, shape)
+            if border == "cut":
+                return all(b in around(a, k, d) for a, b, k, d in zip(at, to, kernel_size, dilation, strict=True))
             return all(b in nearest(a, *sizes) for a, b, *sizes in zip(at, to, shape, kernel_size, dilation, strict=True))
         case BlockSparse(layout=layout, block_size=size):
             first = (pattern.head_shard or (0, 0))[0] * (heads[0] // heads[1])
@@ -60,6 +62,12 @@ def nearest(at: int, size: int, kernel_size: int, dilation: int) -> set[int]:
     """The `kernel_size` coordinates of the residue of `at` that are nearest to it, the lower one of two equally near ones."""
     residue = range(at % dilation, size, dilation)
     return set(sorted(residue, key=lambda x: (abs(x - at), x))[:kernel_size])
+
+
+def around(at: int, kernel_size: int, dilation: int) -> range:
+    """The `kernel_size` coordinates around `at`, whether they are there or not."""
+    first = int(at) - kernel_size // 2 * dilation
+    return range(first, first + kernel_size * dilation, dilation)
 
 
 def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:
@@ -83,6 +91,18 @@ def brute_force_padding(pattern: Pattern, seq: int, heads: Heads, is_causal: boo
         for head, i in np.ndindex(*found.shape):
             place, tokens = i % w, min(w, seq - i // w * w)
             found[head, i] += sum(sees(apart, 0, head, place, j, heads) for j in range(tokens, padded))
+    return found
+
+
+def brute_force_edges(pattern: Pattern, seq: int, heads: Heads) -> np.ndarray:
+    """How many cells beyond an edge each query sees in neighborhoods that are cut off: one cell of a window at a time."""
+    found = np.zeros((heads[0], seq), dtype=int)
+    for branch in pattern.branches:
+        if isinstance(branch, Neighborhood) and branch.border == "cut":
+            for head, i in np.ndindex(*found.shape):
+                at = np.unravel_index(i, branch.shape)
+                cells = product(*map(around, at, branch.kernel_size, branch.dilation)) if branch.serves(head) else ()
+                found[head, i] += sum(any(not 0 <= x < n for x, n in zip(cell, branch.shape, strict=True)) for cell in cells)
     return found
 
 

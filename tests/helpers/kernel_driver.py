@@ -42,8 +42,13 @@ PACKED_TOO = "nested", "odd", "classes"
 MIXED = Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70))
 SCATTERED = Pattern.of(GlobalTokens(range(1, 501, 3)), GlobalTokens([7, 490], "read"), SlidingWindow(1))
 """More global tokens, in more runs, than the kernel takes at a time."""
-GRIDS = Pattern.of(Neighborhood((9, 8, 7), (3, 5, 3), (2, 1, 2), heads=(0, 1)), Neighborhood((12, 42), (7, 9)), SlidingWindow(9))
-ONCE = Pattern.of(*MIXED.branches, BlockSparse.bigbird(24, 21), *GRIDS.branches[:2], overlap="once")
+GRIDS = Pattern.of(
+    Neighborhood((9, 8, 7), (3, 5, 3), (2, 1, 2), heads=(0, 1)),
+    Neighborhood((12, 42), (7, 9)),
+    Neighborhood((12, 42), (5, 25), (3, 2), border="cut"),
+    SlidingWindow(9),
+)
+ONCE = Pattern.of(*MIXED.branches, BlockSparse.bigbird(24, 21), *GRIDS.branches[:3], overlap="once")
 CLASSES = Pattern.of(Strided(9), SlidingWindow(300, 6), SlidingWindow(40, 3, heads=(0, 1)))
 LONG = (
     Case(feature="long", variant="nested", pattern=Pattern([128, 256, 512], [1, 2, 4]), seq=701, heads=2, head_dim=24),

@@ -120,8 +120,10 @@ def neighborhoods(draw: st.DrawFn, heads: int, tokens: int = 90) -> Pattern:
         left //= shape[-1]
     sizes = [2 * draw(st.integers(0, min((size - 1) // 2, 5))) + 1 for size in shape]
     steps = [draw(st.integers(1, min(size // width, 4))) for size, width in zip(shape, sizes, strict=True)]
-    served = draw(st.sampled_from([None, (0, 1), (0, heads)]))
-    branch = Neighborhood(shape, sizes, steps, heads=served)
+    served, border = draw(st.sampled_from([None, (0, 1), (0, heads)])), draw(st.sampled_from(["move", "cut"]))
+    if border == "cut":  # which may reach beyond a grid
+        steps = [step * draw(st.integers(1, 3)) for step in steps]
+    branch = Neighborhood(shape, sizes, steps, heads=served, border=border)
     return Pattern.of(branch, *draw(st.sampled_from([(), (SlidingWindow(3),), (branch,)])))
 
 

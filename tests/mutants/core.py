@@ -25,6 +25,13 @@ PATTERNS = (
         "tests/core/op/test_tails.py::test_zero_keys_are_the_padding",
     ),
     Mutant(
+        "of windows that edges cut off, what lies before the map is not padded",
+        "dilkit/pattern/kinds/neighborhood.py",
+        "(before.clamp(max=width // 2) + after",
+        "(width // 2 + after",
+        f"{VALUES}::test_neighborhoods_that_are_cut_off_stay_around_their_cell",
+    ),
+    Mutant(
         "pairs of two global tokens count twice in FLOPs",
         "dilkit/pattern/kinds/global_tokens.py",
         "else count * (2 * seq - count)",

@@ -27,7 +27,7 @@ from dilkit import (
     ordered_dilated_attention,
 )
 from dilkit.backend import COUNT, Backend
-from dilkit.pattern.lowering import FORMS, Band, Form, Global, Grid, Runs, Segments, lower
+from dilkit.pattern.lowering import FORMS, Band, CutGrid, Form, Global, Grid, Runs, Segments, lower
 from dilkit.tools.report.markdown import rows_markdown
 
 FEATURES = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
@@ -83,7 +83,7 @@ def form_table(root: Path) -> str:
     """One row a form: what it shows, and its fields with their types."""
     rows: list[tuple[str, ...]] = [("form", "what it shows", "fields")]
     of_all = {field.name for field in fields(Form)}
-    for form in (Segments, Band, Global, Runs, Grid, Form):
+    for form in (Segments, Band, Global, Runs, Grid, CutGrid, Form):
         own = (field for field in fields(form) if form is Form or field.name not in of_all)
         typed = ", ".join(f"`{field.name}: {field.type}`".replace("|", "or") for field in own)
         shown = " ".join(inspect.cleandoc(form.__doc__ or "").split("\n\n")[0].split())

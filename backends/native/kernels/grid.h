@@ -9,6 +9,7 @@
  *                                        seen    [..*.......]                 2 is seen by 0 .. 4, and 4 by 0 .. 8 but for those whose
  *                                                                             kernels an edge holds back: near edges the relation
  *                                                                             is not symmetric
+ *     cut            0 sees               [*..]                               0 sees 0 .. 2: the kernel stays, and is cut off
  */
 #ifndef DILKIT_NATIVE_GRID_H
 #define DILKIT_NATIVE_GRID_H
@@ -18,6 +19,7 @@
 typedef struct {
     int64_t size, step, kernel, inner; /* `inner`: the tokens from one coordinate to the next */
     int64_t longest;                   /* cells of a residue class, at most */
+    int cut;                           /* whether edges cut kernels off, which else move back from them */
     double per_inner, per_size, per_step;
 } Axis;
 
@@ -29,8 +31,8 @@ typedef struct {
     int64_t first, last;
 } Interval;
 
-static inline Axis axis_of(int64_t size, int64_t step, int64_t kernel, int64_t inner) {
-    return (Axis){size, step, kernel, inner, parts_of(size, step), 1.0 / (double)inner, 1.0 / (double)size, 1.0 / (double)step};
+static inline Axis axis_of(int64_t size, int64_t step, int64_t kernel, int64_t inner, int cut) {
+    return (Axis){size, step, kernel, inner, parts_of(size, step), cut, 1.0 / (double)inner, 1.0 / (double)size, 1.0 / (double)step};
 }
 
 /* x / divisor rounded down, for 0 <= x < 2**50: half a unit more keeps what is a multiple of the divisor from falling below it. */
@@ -49,6 +51,8 @@ static inline Cell cell_of(const Axis *axis, int64_t x) {
 /* The cells of the same residue class that a cell sees, or, `by_key`, is seen by. */
 static inline Interval neighbors(const Axis *axis, Cell cell, int by_key) {
     int64_t half = axis->kernel / 2, cells = quotient(axis->size - cell.residue - 1, axis->per_step) + 1, end = cells - axis->kernel;
+    if (axis->cut)
+        return (Interval){greater(cell.at - half, 0), lesser(cell.at + half, cells - 1)};
     if (by_key)
         return (Interval){cell.at < axis->kernel ? 0 : cell.at - half, cell.at >= end ? cells - 1 : cell.at + half};
     int64_t first = lesser(greater(cell.at - half, 0), end);
@@ -64,7 +68,7 @@ static inline Interval nearby(const Axis *axis, Cell cell) {
 /* The axes of a grid, the last coordinate's last. */
 static inline void set_axes(const Grid *grid, Axis axes[3]) {
     for (int64_t d = 2, inner = 1; d >= 0; inner *= grid->size[d--])
-        axes[d] = axis_of(grid->size[d], grid->step[d], grid->kernel[d], inner);
+        axes[d] = axis_of(grid->size[d], grid->step[d], grid->kernel[d], inner, (int)grid->cut);
 }
 
 /* Cells of one residue class: first and last coordinate on each axis. */

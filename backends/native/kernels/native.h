@@ -66,6 +66,7 @@ typedef struct {
 /* A row-major grid, of as many cells as the sequence has tokens; dimensions that it has not are the first ones, of size 1. */
 typedef struct {
     int64_t size[3], kernel[3], step[3];
+    int64_t cut; /* whether edges cut neighborhoods off, which else move back from them */
 } Grid;
 
 typedef struct {

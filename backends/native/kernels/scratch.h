@@ -166,7 +166,7 @@ static void N(relate)(const Problem *p, int64_t b, int64_t head, Relation *relat
     Axis axes[3];
     relation->kind = (int)p->kind[b], relation->axes = 1, relation->offset = p->offset[head * p->branches + b];
     if (p->kind[b] != GRID) {
-        relation->axis[0] = p->kind[b] == BAND ? axis_of(p->seq, rate, steps, 1) : axis_of(1, p->rate[b], 0, p->length[b]);
+        relation->axis[0] = p->kind[b] == BAND ? axis_of(p->seq, rate, steps, 1, 0) : axis_of(1, p->rate[b], 0, p->length[b], 0);
         return;
     }
     set_axes(&p->grid[b], axes);

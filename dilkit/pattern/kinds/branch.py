@@ -68,7 +68,7 @@ class Branch(ABC):
         return type(self).forms is Branch.forms
 
     def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
-        """How many keys of padding `tail="zeros"` adds for `rows` of sequences of `seq` tokens: `(heads served, m)`, or none."""
+        """How many zero keys `tail="zeros"` adds for `rows` of sequences of `seq` tokens: `(heads served or 1, m)`, or none."""
         return 0
 
     def check_heads(self, in_model: int) -> None:  # noqa: B027 - most kinds serve all

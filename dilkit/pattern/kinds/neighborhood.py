@@ -7,16 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dilkit.checks import integer
+from dilkit.checks import integer, one_of
 from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.branch import Branch
-from dilkit.pattern.lowering.forms import Grid
+from dilkit.pattern.lowering.forms import CutGrid, Grid
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Sizes = int | Sequence[int]
+
+BORDERS = ("move", "cut")
+
+MOST_CUT = 2**20
+"""Cells of a window that edges cut off, at most: the sum over the branches of a pattern fits into 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,11 @@ class Neighborhood(Branch):
     token sees equally many (NATTEN: arXiv 2204.07143, and 2209.15001 for dilation).
 
     - `shape`: the grid, of one, two or three dimensions; a sequence has as many tokens as it has cells.
-    - `kernel_size`, `dilation`: an integer for all dimensions or one for each; kernel sizes are odd, and
+    - `kernel_size`, `dilation`: an integer for all dimensions or one for each; kernel sizes are odd, and with the border "move"
       `kernel_size * dilation` is at most the size of the grid.
+    - `border`: "move", as above, or "cut": `start = i // d - k // 2`, and what lies beyond an edge is not there, so that tokens
+      near it see fewer. With `tail="zeros"` of the pattern they see a zero key, of score 0 and value 0, for each cell that is
+      missing, as DilateFormer's windows do (arXiv 2302.01791). A window that is cut has at most 2**20 cells.
     - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
 
     Under causality a query sees those of its neighbours that do not come after it in the sequence, and windows move back from
@@ -42,6 +50,9 @@ class Neighborhood(Branch):
         [[1, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0]]
         >>> Pattern.of(Neighborhood((3, 4), kernel_size=(3, 1))).count(12, 1)[0, 5].view(3, 4).tolist()
         [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
+        >>> pattern = Pattern.of(Neighborhood(6, kernel_size=3, border="cut"), tail="zeros")
+        >>> pattern.count(6, 1)[0, 0].tolist(), pattern.zero_keys(6, 1)[0].tolist()
+        ([1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1])
     """
 
     kind: ClassVar[str] = "neighborhood"
@@ -49,26 +60,42 @@ class Neighborhood(Branch):
     shape: tuple[int, ...]
     kernel_size: tuple[int, ...]
     dilation: tuple[int, ...] = (1,)
+    border: str = "move"
     heads: tuple[int, int] | None = None
 
     def __init__(
-        self, shape: Sizes, kernel_size: Sizes, dilation: Sizes = 1, heads: range | tuple[int, int] | None = None
+        self,
+        shape: Sizes,
+        kernel_size: Sizes,
+        dilation: Sizes = 1,
+        heads: range | tuple[int, int] | None = None,
+        *,
+        border: str = "move",
     ) -> None:
+        one_of("border", border, BORDERS, PatternError)
         grid = _sizes("shape", shape, None)
         kernel, steps = _sizes("kernel_size", kernel_size, len(grid)), _sizes("dilation", dilation, len(grid))
         for size, width, step in zip(grid, kernel, steps, strict=True):
             if width % 2 == 0:
                 raise PatternError(f"kernel_size={kernel}: {width} is even, and cannot lie evenly around a token; give odd sizes")
-            if width * step > size:
+            if width * step > size and border == "move":
                 raise PatternError(
                     f"kernel_size={kernel} with dilation={steps} spans {width * step} of a grid of shape {grid}; at most {size}"
                 )
-        for name, value in dict(shape=grid, kernel_size=kernel, dilation=steps, heads=heads).items():
+        if border == "cut" and math.prod(kernel) > MOST_CUT:
+            raise PatternError(f"kernel_size={kernel} with border='cut' has {math.prod(kernel):,} cells; at most {MOST_CUT:,}")
+        for name, value in dict(shape=grid, kernel_size=kernel, dilation=steps, border=border, heads=heads).items():
             object.__setattr__(self, name, value)
         self._settle()
 
     def call(self) -> str:
         return super().call().replace(f", dilation={(1,) * len(self.shape)!r}", "")
+
+    def to_fields(self) -> dict[str, Any]:
+        values = super().to_fields()
+        if self.border == "move":  # the only one that there once was: the text of such a pattern stays what it was
+            del values["border"]
+        return values
 
     @property
     def tokens(self) -> int:
@@ -101,24 +128,53 @@ class Neighborhood(Branch):
         for size, width, step in zip(self.shape, self.kernel_size, self.dilation, strict=True):
             cells //= size
             i, j = rows // cells % size, keys // cells % size
-            start = torch.minimum((i // step - width // 2).clamp(min=0), (size - i % step - 1) // step + 1 - width)[:, None]
-            seen &= (i[:, None] % step == j % step) & (start <= j // step) & (j // step < start + width)
+            start = i // step - width // 2
+            if self.border == "move":
+                start = torch.minimum(start.clamp(min=0), (size - i % step - 1) // step + 1 - width)
+            near = (start[:, None] <= j // step) & (j // step < start[:, None] + width)
+            seen &= near & (i[:, None] % step == j % step)
         return seen[None]
+
+    def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
+        """`(1, m)`: the cells of a window that lie beyond an edge which cuts it off."""
+        if self.border == "move":
+            return 0
+        there, cells = rows.new_ones(len(rows)), self.tokens
+        for size, width, step in zip(self.shape, self.kernel_size, self.dilation, strict=True):
+            cells //= size
+            at = rows // cells % size
+            before, after = at // step, (size - 1 - at) // step
+            there = there * (before.clamp(max=width // 2) + after.clamp(max=width // 2) + 1)
+        return (math.prod(self.kernel_size) - there)[None]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         earlier, own, all_pairs = 0, 1, 1  # pairs whose key comes before the query, is it, and all: from the last dimension on
-        for size, width in zip(reversed(self.shape), reversed(self.kernel_size), strict=True):
-            earlier = size * (width // 2) * all_pairs + size * earlier
-            own, all_pairs = own * size, all_pairs * size * width
+        for size, width, step in zip(*map(reversed, (self.shape, self.kernel_size, self.dilation)), strict=True):
+            before = size * (width // 2) if self.border == "move" else _cut_before(size, width, step)
+            earlier = before * all_pairs + size * earlier
+            own, all_pairs = own * size, all_pairs * (size + 2 * before)
         return len(self.served(heads)) * (earlier + own if is_causal else all_pairs)
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Grid]:
-        return [Grid(heads=self.range_served(heads), shape=self.shape, kernel=self.kernel_size, dilation=self.dilation)]
+        steps = tuple(map(min, self.dilation, self.shape))  # beyond, each cell is alone as well
+        form = Grid if self.border == "move" else CutGrid
+        return [form(heads=self.range_served(heads), shape=self.shape, kernel=self.kernel_size, dilation=steps)]
 
     def __str__(self) -> str:
         grid, kernel = (" x ".join(map(str, sizes)) for sizes in (self.shape, self.kernel_size))
         steps = "" if set(self.dilation) == {1} else f", 1 in {' x '.join(map(str, self.dilation))}"
-        return f"neighborhoods of {kernel} in a grid of {grid}{steps}{self.heads_text()}"
+        border = "" if self.border == "move" else ", cut off at edges"
+        return f"neighborhoods of {kernel} in a grid of {grid}{steps}{border}{self.heads_text()}"
+
+
+def _cut_before(size: int, width: int, step: int) -> int:
+    """The pairs along a dimension whose key comes before the query, of windows that edges cut off: residue by residue."""
+    cells, more = divmod(size, step)  # of a residue; so many have one more
+    pairs = 0
+    for count, length in ((more, cells + 1), (step - more, cells)):
+        reach = min(width // 2, max(length - 1, 0))
+        pairs += count * (reach * length - reach * (reach + 1) // 2)
+    return pairs
 
 
 def _sizes(name: str, sizes: Any, count: int | None) -> tuple[int, ...]:

@@ -4,7 +4,8 @@
     Band       first <= |i - j|,  i - back <= j <= i + ahead,  and (i - j) mod rate == 0
     Global     i is among the rows that see all, or j among the columns that all see
     Runs       the run of rows that i lies in sees a run of columns that j lies in
-    Grid       cell j of a row-major grid lies in the neighborhood of cell i
+    Grid       cell j of a row-major grid lies in the neighborhood of cell i, which moves back from edges
+    CutGrid    the same with neighborhoods that edges cut off
 
 Causality is not among them: the problem says whether keys after a query are seen.
 """
@@ -135,6 +136,13 @@ class Grid(Form):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class CutGrid(Grid):
+    """A `Grid` whose neighborhoods stay around their cell: what would lie beyond an edge is not there."""
+
+    name = "cut grid"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Unlowered(Form):
     """What could not be said as any form, and `why`: whoever computes forms refuses it."""
 
@@ -143,5 +151,5 @@ class Unlowered(Form):
     why: str
 
 
-FORMS = frozenset(form.name for form in (Segments, Band, Global, Runs, Grid))
+FORMS = frozenset(form.name for form in (Segments, Band, Global, Runs, Grid, CutGrid))
 """The names of all forms, as `Limits.forms` has them."""

@@ -3,7 +3,7 @@
     Global      first: of its rows that see all and columns that all see, none takes part in a later form
     Segments
     Band        ascending by rate; one begins where another ends whose rate divides its own
-    Grid
+    Grid, CutGrid
     Runs        last: those of all branches are one form
 
 What is left of any other two is no form: the later one names the earlier, whose pairs it leaves out one by one (`Form.without`).
@@ -16,11 +16,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from dilkit.pattern.lowering.forms import Band, Form, Global, Grid, Runs, Segments, Unlowered
+from dilkit.pattern.lowering.forms import Band, CutGrid, Form, Global, Grid, Runs, Segments, Unlowered
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import union
 
-_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, Runs, Unlowered)
+_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, CutGrid, Runs, Unlowered)
 
 
 def counted_once(forms: Sequence[Form]) -> tuple[Form, ...]:

@@ -21,6 +21,7 @@ from dilkit import (
     Device,
     GlobalTokens,
     Intervals,
+    Neighborhood,
     Pattern,
     PatternError,
     Problem,
@@ -91,6 +92,7 @@ def test_pairs_are_those_of_the_count(drawn: tuple[Pattern, Heads], seq: int) ->
             Pattern.of(BlockSparse.local_global(4, 128)),
             Pattern.of(Intervals([max(i - 300, 0) for i in range(512)], [i + 3 for i in range(512)])),
             Pattern.natten((16, 32), (5, 7), (2, 1)),
+            Pattern.of(Neighborhood((16, 32), (5, 7), (4, 9), border="cut")),
             Pattern.of(SlidingWindow(60), BlockSparse.local_global(4, 128), overlap="once"),
         ]
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.calls import tensors
@@ -62,6 +64,14 @@ def test_limits_by_kinds_are_read_with_a_warning() -> None:
     assert str(refused) == "branch kind global_tokens: supports dilated_segment, sliding_window"
     with pytest.raises(TypeError, match="branch_kinds and forms say the same; give forms alone"):
         Limits(branch_kinds=frozenset(), forms=frozenset())
+
+
+@pytest.mark.filterwarnings("ignore:Limits:DeprecationWarning")
+def test_limits_by_kinds_do_not_take_neighborhoods_that_are_cut_off() -> None:
+    limits, moves = Limits(branch_kinds=frozenset({"neighborhood"})), Neighborhood((8, 512), 3)
+    assert not limits.refusals(problem(Pattern.of(moves)))
+    (refused,) = limits.refusals(problem(Pattern.of(replace(moves, border="cut"))))
+    assert str(refused) == "branch kind neighborhood: no border='cut', which is newer than branch_kinds"
 
 
 def test_the_automatic_choice_is_who_takes_them_and_says_why_not_others() -> None:

@@ -13,7 +13,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers.definition import brute_force
+from helpers.definition import brute_force, brute_force_edges
 from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -155,6 +155,7 @@ def test_every_argument_tells_branches_apart() -> None:
         Neighborhood(9, 3),
         Neighborhood(9, 5),
         Neighborhood(9, 3, 2),
+        Neighborhood(9, 3, border="cut"),
         Neighborhood((9, 1), (3, 1)),
         Neighborhood(9, 3, heads=(0, 1)),
         BlockSparse(LAYOUT, 4),
@@ -293,6 +294,32 @@ def test_neighborhoods_are_the_nearest_of_a_grid(
     assert Pattern.from_json(pattern.to_json()) == pattern == eval(str(pattern), NAMES) == eval(repr(pattern), NAMES)
     with pytest.raises(PatternError, match=rf"seq={branch.tokens + 1}.*{branch.tokens} tokens"):
         Problem(pattern=pattern, seq=branch.tokens + 1, heads=2, head_dim=4)
+
+
+CUT = [
+    Neighborhood(7, 3, border="cut"),
+    Neighborhood(13, 5, 3, border="cut"),
+    Neighborhood((4, 6), (3, 7), border="cut"),
+    Neighborhood((3, 4), (3, 5), (2, 9), border="cut"),
+    Neighborhood((3, 4, 5), (3, 1, 5), (1, 1, 2), heads=(1, 2), border="cut"),
+]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("branch", CUT, ids=str)
+def test_neighborhoods_that_are_cut_off_stay_around_their_cell(branch: Neighborhood, is_causal: bool) -> None:
+    pattern = Pattern.of(branch, tail="zeros")
+    count = pattern.count(branch.tokens, 2, is_causal=is_causal)
+    np.testing.assert_array_equal(count.numpy(), brute_force(pattern, branch.tokens, (2, 2), is_causal))
+    assert pattern.flops(branch.tokens, 2, 1, is_causal=is_causal) == 4 * int(count.sum())
+    zeros = pattern.zero_keys(branch.tokens, 2, is_causal=is_causal)
+    expected = brute_force_edges(pattern, branch.tokens, (2, 2)) * (not is_causal)
+    np.testing.assert_array_equal(zeros.numpy(), expected)
+    assert Pattern.from_json(pattern.to_json()) == pattern == eval(str(pattern), NAMES) == eval(repr(pattern), NAMES)
+
+
+def test_the_text_of_a_neighborhood_that_moves_says_nothing_of_edges() -> None:
+    assert "border" not in Pattern.natten((4, 6), 3).to_json()
 
 
 def test_flops_of_a_large_grid_need_no_matrix() -> None:

@@ -116,6 +116,10 @@ KINDS = {
         branch(Neighborhood, (8, 4), 5), PatternError, ("kernel_size=(5, 5)", "(8, 4)", "at most 4")
     ),
     "a dilation beyond the grid": Case(branch(Neighborhood, 8, 3, 3), PatternError, ("dilation=(3,)", "9", "at most 8")),
+    "a border of no kind": Case(branch(Neighborhood, 8, 3, border="zeros"), PatternError, ("border='zeros'", "'move', 'cut'")),
+    "a window of too many cells": Case(
+        branch(Neighborhood, (8, 8), (2**11 + 1, 2**11 + 1), border="cut"), PatternError, ("4,198,401 cells", "at most 1,048,576")
+    ),
     "a dilation of 0": Case(branch(Neighborhood, 8, 3, 0), PatternError, ("dilation=(0,)", "from 1")),
     "a neighborhood of a fraction": Case(branch(Neighborhood, 8, 3.0), TypeError, ("kernel_size=3.0", "integer")),
     "a grid of other tokens": Case(

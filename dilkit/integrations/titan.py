@@ -1,0 +1,171 @@
+"""The attention of TITAN's slide encoder: distances of tiles as a bias, in memory that grows with the tiles.
+
+model = transformers.AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)
+replace_attention(model)        # then as before: model.encode_slide_from_patch_features(features, coords, patch_size_lv0)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dilkit.attention import dilated_attention
+from dilkit.bias.alibi import CoordinateAlibi, alibi_slopes
+from dilkit.checks import boolean
+from dilkit.nn.checks import even_heads
+from dilkit.pattern import Pattern
+
+DENSE = Pattern.dense()
+
+__all__ = ["TitanAttention", "replace_attention"]
+
+
+class TitanAttention(nn.Module):
+    """The attention of a block of TITAN (arXiv 2411.19666): tiles of a slide behind a class token, which has no place.
+
+        out = proj(softmax_j(scale * q_i . k_j + bias(h, i, j)) . v)
+        bias(h, i, j) = -slopes[h] * |x_i - x_j|  of two tiles, euclidean;  0 if i or j is the class token
+
+    `q, k, v = qkv(x)`, and `slopes` is `dilkit.alibi_slopes(num_heads)`. No coordinates make the class token as near to all as to
+    itself: its row is computed by itself, and its key is merged into the rows of the tiles, by their `lse`. Both are exact, with
+    exact gradients.
+
+    - `dim`, `num_heads`, `qkv_bias`: `head_dim = dim / num_heads`; the names of the state dict are TITAN's: `qkv`, `proj`.
+
+    It is called as TITAN's own, with coordinates in place of a matrix of all pairs. Raises TypeError or ValueError for arguments
+    that do not fit.
+
+        >>> import torch
+        >>> from dilkit.integrations.titan import TitanAttention
+        >>> attention = TitanAttention(48, num_heads=4)
+        >>> x = torch.randn(2, 1 + 20, 48)  # the class token first
+        >>> coordinates = torch.randint(0, 10, (2, 20, 2)).float()
+        >>> attention(x, coordinates).shape
+        torch.Size([2, 21, 48])
+    """
+
+    slopes: Tensor
+
+    def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = True) -> None:
+        super().__init__()
+        boolean("qkv_bias", qkv_bias)
+        self.num_heads, self.head_dim = num_heads, even_heads(dim, num_heads)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop: nn.Module = nn.Identity()
+        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
+
+    @classmethod
+    def of(cls, module: Any) -> TitanAttention:
+        """This attention with the parameters of TITAN's own. Raises ValueError for what is computed in another way.
+
+        >>> from types import SimpleNamespace
+        >>> from dilkit.integrations.titan import TitanAttention
+        >>> TitanAttention.of(SimpleNamespace(pos_encode="abs"))
+        Traceback (most recent call last):
+        ...
+        ValueError: pos_encode='abs' of the attention; 'alibi' is needed, other encodings need no bias
+        """
+        if module.pos_encode != "alibi":
+            raise ValueError(
+                f"pos_encode={module.pos_encode!r} of the attention; 'alibi' is needed, other encodings need no bias"
+            )
+        if module.attn_drop_prob:
+            raise ValueError(f"attn_drop_prob={module.attn_drop_prob} of the attention; 0 is needed, as in the published model")
+        made = cls(module.qkv.in_features, module.num_heads, qkv_bias=module.qkv.bias is not None)
+        for name in ("qkv", "q_norm", "k_norm", "proj", "proj_drop"):
+            setattr(made, name, getattr(module, name))
+        return made.to(module.qkv.weight.device).train(module.training)
+
+    def forward(self, x: Tensor, attn_bias: Tensor, bg_mask: Tensor | None = None) -> Tensor:
+        """`out` like `x`, `(batch, 1 + tiles, dim)`, the class token first.
+
+        `attn_bias`: the coordinates of the tiles, float32 `(batch or 1, tiles, 2)`, in units of a tile; a dimension of size 1 may
+        come after the first. `bg_mask`: bool, `(batch, tiles)` or on a grid, False = background, whose tokens see and are seen by
+        themselves alone; of a batch of one it is ignored, as in TITAN, which takes such tiles out before.
+        """
+        batch, rows, dim = x.shape
+        q, k, v = self.qkv(x).view(batch, rows, 3, self.num_heads, self.head_dim).unbind(2)
+        q, k = self.q_norm(q), self.k_norm(k)
+        coordinates, tiles = self._coordinates(attn_bias, batch, rows - 1), None
+        if bg_mask is not None and batch > 1:
+            tiles = _tiles(bg_mask, batch, rows - 1)
+        out = torch.cat([_class_row(q, k, v, tiles), self._tile_rows(q, k, v, coordinates, tiles)], 1)
+        result: Tensor = self.proj_drop(self.proj(out.reshape(batch, rows, dim)))
+        return result
+
+    def _tile_rows(self, q: Tensor, k: Tensor, v: Tensor, coordinates: Tensor, tiles: Tensor | None) -> Tensor:
+        """`(batch, tiles, heads, head_dim)`: what tiles see of tiles, merged with the class token."""
+        call: Any = dict(key_padding_mask=None if tiles is None else ~tiles, bias=CoordinateAlibi(self.slopes, coordinates))
+        seen, lse = dilated_attention(q[:, 1:], k[:, 1:], v[:, 1:], DENSE, return_lse=True, **call)
+        score = torch.einsum("bnhd,bhd->bhn", q[:, 1:].to(lse.dtype), k[:, 0].to(lse.dtype)) * self.head_dim**-0.5
+        share = torch.sigmoid(score - lse).transpose(1, 2).unsqueeze(-1)  # the weight of the class token among all
+        out = torch.lerp(seen.to(lse.dtype), v[:, :1].to(lse.dtype), share).to(v.dtype)
+        return out if tiles is None else torch.where(tiles[:, :, None, None], out, v[:, 1:])
+
+    def _coordinates(self, given: Tensor, batch: int, tiles: int) -> Tensor:
+        """`(batch or 1, tiles, 2)`. Raises TypeError or ValueError for another tensor, such as a matrix of all pairs."""
+        x = given.squeeze(1) if given.dim() == 4 and given.shape[1] == 1 else given
+        if x.dim() != 3 or x.shape[0] not in (1, batch) or x.shape[1:] != (tiles, 2):
+            raise ValueError(
+                f"attn_bias has shape {tuple(given.shape)}; the coordinates of the tiles, ({batch} or 1, {tiles}, 2), are needed "
+                "in place of a matrix of all pairs"
+            )
+        if x.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"attn_bias is {x.dtype}, which rounds coordinates; float32 is needed, as of features in float32")
+        return x
+
+
+def replace_attention(model: nn.Module) -> None:
+    """Have TITAN compute its attention here: every `attn` of its slide encoder becomes a `TitanAttention` of the same parameters.
+
+    `model` is what `transformers.AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)` gives, or its
+    `vision_encoder`. The encoder then makes the coordinates of the tiles in place of a matrix of all pairs; state dict and calls
+    stay as they are. Raises TypeError for another model, ValueError for one without that bias.
+
+        >>> import torch
+        >>> from dilkit.integrations.titan import replace_attention
+        >>> replace_attention(torch.nn.Linear(1, 1))
+        Traceback (most recent call last):
+        ...
+        TypeError: model is a Linear; TITAN's model or its vision_encoder is needed, with blocks and get_alibi
+    """
+    encoder: Any = getattr(model, "vision_encoder", model)
+    if not all(hasattr(encoder, name) for name in ("blocks", "get_alibi", "pos_encode_type")):
+        raise TypeError(
+            f"model is a {type(model).__name__}; TITAN's model or its vision_encoder is needed, with blocks and get_alibi"
+        )
+    blocks = [block for block in encoder.blocks.modules() if hasattr(block, "attn")]
+    made = [block.attn if isinstance(block.attn, TitanAttention) else TitanAttention.of(block.attn) for block in blocks]
+    for block, attention in zip(blocks, made, strict=True):
+        block.attn = attention
+    encoder.get_alibi = _grid_coordinates
+    encoder.local_alibi, encoder.global_alibi = _grid_coordinates(6, 6), _grid_coordinates(14, 14)  # kept of two sizes
+    encoder.local_alibi_status = encoder.global_alibi_status = False  # not yet of a batch, nor on its device
+
+
+def _grid_coordinates(w: int, h: int, bg_mask: Tensor | None = None) -> Tensor:
+    """The cells of a grid that `bg_mask` has, row by row, as `TitanAttention` takes them: `(1, 1, tiles, 2)`."""
+    device = None if bg_mask is None else bg_mask.device
+    cells = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in (w, h)))
+    return (cells if bg_mask is None else cells[bg_mask.flatten()])[None, None]
+
+
+def _tiles(bg_mask: Tensor, batch: int, tiles: int) -> Tensor:
+    """Which rows after the class token are tiles, `(batch, tiles)`. Raises ValueError for a mask of another size."""
+    if bg_mask.dtype != torch.bool or bg_mask.shape[0] != batch or bg_mask[0].numel() != tiles:
+        raise ValueError(f"bg_mask is {bg_mask.dtype} {tuple(bg_mask.shape)}; bool ({batch}, {tiles}) is needed, True = a tile")
+    return bg_mask.view(batch, -1)
+
+
+def _class_row(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor | None) -> Tensor:
+    """`(batch, 1, heads, head_dim)`: the class token sees itself and all tiles, without a bias."""
+    mask = None if tiles is None else F.pad(tiles, (1, 0), value=True)[:, None, None]
+    query, key, value = (x.transpose(1, 2) for x in (q[:, :1], k, v))
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return out.transpose(1, 2)
