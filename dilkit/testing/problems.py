@@ -300,7 +300,7 @@ _OTHER_KINDS: dict[str, Fields] = {
         pattern=Pattern.of(Neighborhood((6, 8), 5, border="cut"), SlidingWindow(4), overlap="once"), seq=48, is_causal=True
     ),
     "neighborhood cut off packed": dict(
-        pattern=Pattern.of(Neighborhood((3, 8), 3, border="cut"), tail="zeros"), batch=1, lengths=(24, 24), seq=48, dropout_p=0.2
+        pattern=Pattern.of(Neighborhood((3, 8), 3, border="cut"), tail="zeros"), batch=1, lengths=(24, 24), seq=48
     ),
     "documents": dict(pattern=Pattern.of(Documents([13, 1, 20, 19])), seq=53, mask="random"),
     "documents causal": dict(pattern=Pattern.of(Documents([13, 30], heads=(1, 4)), SlidingWindow(5)), is_causal=True, kv_heads=2),

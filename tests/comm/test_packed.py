@@ -120,9 +120,10 @@ def test_anything(
     close(over_ranks(whole, lengths, pattern, cuts, **options), on_one(oracle, whole))
 
 
-def test_neighborhoods_of_grids_packed_one_after_the_other() -> None:
+@pytest.mark.parametrize("pattern", [Pattern.natten((5, 6), 3), Pattern.dilateformer((5, 6), 4, dilations=(1, 3))], ids=str)
+def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> None:
     """Every sequence is a grid of 5 x 6 cells; one of another length is refused by name, whether or not it is cut."""
-    pattern, whole = Pattern.natten((5, 6), 3), tensors(90)
+    whole = tensors(90)
     for lengths, cuts in (([30, 0, 30, 30], (0, 10, 40, 75, 90)), ([30, 30, 30], (0, 30, 90))):
         found = over_ranks(whole, lengths, pattern, cuts)
         one = partial(dilated_attention_varlen, pattern=pattern, cu_seqlens=starts(lengths), return_lse=True)
