@@ -22,6 +22,7 @@ from dilkit.backends.packed_sequences import sequences
 from dilkit.bias.form import BIASES, LoweredBias
 from dilkit.checks import one_of
 from dilkit.inputs import Inputs
+from dilkit.pattern.lowering import GivenBlocks
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -46,7 +47,13 @@ class Reference(Backend):
     summary = "the definition, blockwise over queries: any device, any pattern, slow"
     requires = ("torch",)
     limits = Limits(
-        devices=None, varlen=True, kv_cache=True, dropout=True, softcap=True, biases=frozenset(BIASES), forms=frozenset({COUNT})
+        devices=None,
+        varlen=True,
+        kv_cache=True,
+        dropout=True,
+        softcap=True,
+        biases=frozenset(BIASES),
+        forms=frozenset({COUNT, GivenBlocks.name}),
     )
 
     def __init__(self, compute_dtype: str | None = None, name: str = "reference") -> None:
@@ -64,6 +71,9 @@ class Reference(Backend):
             return self._packed_forward(inputs, problem)
         if inputs.cache_seqlens is not None:
             return self._last_rows(inputs, problem)
+        if inputs.block_layout is not None:
+            parts = [self.forward(own, one) for _, own, one in _with_layouts(inputs, problem)]
+            return _joined(parts)
         import torch
 
         q, k, v = (self._by_head(x, problem) for x in inputs[:3])
@@ -78,6 +88,8 @@ class Reference(Backend):
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         if inputs.cu_seqlens is not None:
             return self._packed_backward(dout, inputs, out, lse, problem)
+        if inputs.block_layout is not None:
+            return self._backward_with_layouts(dout, inputs, out, lse, problem)
         import torch
 
         from dilkit.op.boundary import lse_dtype
@@ -106,6 +118,17 @@ class Reference(Backend):
             dv += _weighted(kept.mT, dout_rows).sum(2, keepdim=True)
         gradients = _by_token(dq, inputs.query), _by_token(dk, inputs.key), _by_token(dv, inputs.value)
         return gradients if dbias is None else (*gradients, dbias.to(lse_dtype(inputs.query.dtype)))
+
+    def _backward_with_layouts(
+        self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem
+    ) -> tuple[Tensor, ...]:
+        import torch
+
+        parts = []
+        for rows, own, one in _with_layouts(inputs, problem):
+            parts.append(self.backward(dout[rows], own, out[rows], lse[rows], one))
+        dq, dk, dv, *dbias = zip(*parts, strict=True)
+        return torch.cat(dq), torch.cat(dk), torch.cat(dv), *(torch.stack(some).sum(0) for some in dbias)
 
     def _packed_forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
@@ -147,6 +170,22 @@ class Reference(Backend):
         name = self.compute_dtype or ("float64" if x.dtype == torch.float64 else "float32")
         by_head = x.transpose(1, 2).reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
         return by_head.to(getattr(torch, name)).contiguous()
+
+
+def _with_layouts(inputs: Inputs, problem: Problem) -> Iterator[tuple[slice, Inputs, Problem]]:
+    """The sequences of a batch one by one, each with a pattern that has the layout of the call."""
+    from dilkit.op.block_layout import with_layouts
+
+    assert inputs.block_layout is not None
+    patterns = with_layouts(problem.pattern, inputs.block_layout, problem.batch, problem.heads, problem.kv_heads)
+    for b, pattern in enumerate(patterns):
+        rows = slice(b, b + 1)
+        mask = None if inputs.key_padding_mask is None else inputs.key_padding_mask[rows]
+        dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(b)
+        bias = _bias_of(inputs.bias, b, problem.seq)
+        query, key, value = (x[rows] for x in inputs[:3])
+        own = Inputs(query, key, value, mask, dropout=dropout, bias=bias)
+        yield rows, own, replace(problem, batch=1, pattern=pattern)
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

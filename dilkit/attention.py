@@ -10,6 +10,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
+from dilkit.op.block_layout import check_layout
 from dilkit.op.operators import forward_op
 from dilkit.op.scores import scores_of
 from dilkit.packed.nested import attend_nested
@@ -29,6 +30,7 @@ def dilated_attention(
     dropout_p: float = 0.0,
     bias: Bias | None = None,
     softcap: float | None = None,
+    block_layout: Tensor | None = None,
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -57,6 +59,9 @@ def dilated_attention(
     - `bias`: what is added to the scores by head and position: `dilkit.Alibi`, `CoordinateAlibi`, `RelativeTable` or `GridTable`,
       of the heads of `query`. Its slopes or table may require a gradient. Zero keys and sinks have no bias.
     - `softcap`: scores are `softcap * tanh(score / softcap)`, before the bias (Gemma 2, arXiv 2408.00118).
+    - `block_layout`: which blocks see which, where the pattern has a branch `BlockSparse(None, block_size)`: a model's choice, of
+      which no plan is made. Bools `(batch or 1, heads or 1, blocks, blocks)` for rows and columns of blocks, or the numbers of
+      the blocks that each block of queries sees, int64 or int32 `(batch or 1, kv_heads or 1, blocks, k)`, -1 for none.
     - `backend`: a name, or names in order of preference. By default `dilkit.use_backend` decides, then `DILKIT_BACKEND`, then
       what suits the problem and the device (`dilkit.explain`).
     - `return_lse`: whether to return `lse` too.
@@ -93,10 +98,13 @@ def dilated_attention(
     if getattr(query, "is_nested", False):
         options: Any = dict(is_causal=is_causal, sink=sink, scale=scale, dropout_p=dropout_p, backend=backend)
         options |= dict(bias=bias, softcap=softcap)
+        if block_layout is not None:
+            raise ValueError("block_layout goes with no jagged tensors; compute sequences of one length as a batch")
         return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
     check_inputs(query, key, value, pattern, key_padding_mask, sink)
+    check_layout(block_layout, pattern, query, key.shape[2])
     scores = scores_of(bias, softcap, query, pattern, key.shape[2])
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
-    further = further_arguments(dropout_p, scores=scores)
+    further = further_arguments(dropout_p, scores=scores, block_layout=block_layout)
     out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further)
     return (out, lse) if return_lse else out

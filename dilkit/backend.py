@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
-from dilkit.pattern.lowering import Band, CutGrid, Segments, Unlowered
+from dilkit.pattern.lowering import Band, CutGrid, GivenBlocks, Segments, Unlowered
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -209,11 +209,12 @@ class Limits:
             unknown = {branch.kind for branch in branches} - kinds
             if unknown:
                 return [Refusal("branch kind", _listed(unknown), f"supports {_listed(kinds)}")]
-            cut = {branches[form.branch].kind for form in problem.forms if isinstance(form, CutGrid)}
-            return [Refusal("branch kind", _listed(cut), "no border='cut', which is newer than branch_kinds")] if cut else []
-        if COUNT in self.forms:
-            return []
+            newer = {branches[form.branch].kind for form in problem.forms if isinstance(form, (CutGrid, GivenBlocks))}
+            limit = "no border='cut' and no layout by call, which are newer than branch_kinds"
+            return [Refusal("branch kind", _listed(newer), limit)] if newer else []
         beyond = [form for form in problem.forms if form.name not in self.forms]
+        if COUNT in self.forms:
+            beyond = [form for form in beyond if isinstance(form, GivenBlocks)]
         if not beyond:
             return []
         refused = _listed({branches[form.branch].kind for form in beyond})

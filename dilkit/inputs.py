@@ -44,3 +44,5 @@ class Inputs(NamedTuple):
     """Which weights are dropped: `dropout.kept(heads, rows, keys, batch)`, and `dropout.factor` multiplies the others."""
     bias: LoweredBias | None = None
     """What is added to the scores: `weights` `(heads, entries)` and, if `problem.bias.placed`, `positions` of the keys' rows."""
+    block_layout: Tensor | None = None
+    """Which blocks see which, for a form `GivenBlocks`: as `dilkit.op.block_layout` says, on the tensors' device, any strides."""

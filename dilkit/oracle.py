@@ -30,6 +30,7 @@ def oracle_attention(
     dropout: Dropout | None = None,
     bias: Bias | None = None,
     softcap: float | None = None,
+    block_layout: Tensor | None = None,
     dtype: str = "float64",
 ) -> tuple[Tensor, Tensor]:
     """One softmax over the count matrix, as a matrix, differentiable by autograd.
@@ -42,13 +43,27 @@ def oracle_attention(
 
         softcap * tanh(scale * q_i . k_j / softcap) + bias(h, i, j) + log count[h, i, j]
 
-    that of an appended key is the logarithm of its count alone.
+    that of an appended key is the logarithm of its count alone. With `block_layout` each sequence of the batch has a pattern of
+    its own.
 
     Shapes as in `dilkit.dilated_attention`; returns `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`,
     both in `dtype`, in which all of the arithmetic happens. Memory is O(heads * seq**2): for small problems.
     """
     import torch
 
+    if block_layout is not None:
+        from dilkit.op.block_layout import with_layouts
+
+        patterns = with_layouts(pattern, block_layout, len(query), query.shape[2], key.shape[2])
+        options: dict[str, Any] = dict(is_causal=is_causal, sink=sink, scale=scale, softcap=softcap, dtype=dtype)
+        parts = []
+        for b, own in enumerate(patterns):
+            options["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[b : b + 1]
+            options["dropout"] = None if dropout is None else dropout.of_sequence(b)
+            options["bias"] = None if bias is None else bias.of_sequence(b, query.shape[1])
+            q, k, v = (x[b : b + 1] for x in (query, key, value))
+            parts.append(oracle_attention(q, k, v, own, **options))
+        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
     q, k, v = (x.to(getattr(torch, dtype)).transpose(1, 2) for x in (query, key, value))
     batch, heads, seq, head_dim = q.shape
     group = heads // k.shape[1]

@@ -20,7 +20,7 @@ from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.packed_sequences import sequences
 from dilkit.bias.form import BIASES
 from dilkit.inputs import Inputs
-from dilkit.pattern.lowering import FORMS
+from dilkit.pattern.lowering import FORMS, GivenBlocks
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Flex(Backend):
         varlen=True,
         softcap=True,
         biases=frozenset(BIASES),
-        forms=FORMS,
+        forms=FORMS | {GivenBlocks.name},
     )
     priority = 2
 

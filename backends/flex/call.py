@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from dilkit import plan
 from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
+from dilkit.backends.flex.given import Shown, given_blocks, given_pairs
 from dilkit.backends.flex.pairs import Shows, counter, shown_by_several
 from dilkit.backends.flex.scores import bias_of
 from dilkit.inputs import Inputs
@@ -85,17 +86,28 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     prepared = prepare(problem, rows, query.device)
     length = torch.tensor(rows, dtype=torch.int32, device=query.device)
     packed = None if inputs.cu_seqlens is None else _places(inputs.cu_seqlens, padded(rows), problem.seq)
-    mask_mod = _mask_mod(prepared.count, length, inputs, problem, packed)
     some, whole = (prepared.some, prepared.whole) if packed is None else _packed_blocks(problem, packed[0])
+    count = _by_batch(prepared.count)
+    if inputs.block_layout is not None:
+        count = _by_batch(prepared.count, given_pairs(inputs.block_layout, problem, padded(rows)))
+        some = some | given_blocks(inputs.block_layout, problem, padded(rows) // BLOCK)
+    mask_mod = _mask_mod(count, length, inputs, problem, packed)
     if inputs.key_padding_mask is not None:  # of whole blocks FlexAttention asks for no pair, and would see ignored keys
         whole = torch.zeros_like(whole)
     return FlexCall(
         *(query, key, value),
-        _score_mod(prepared.count, inputs, problem, packed),
+        _score_mod(count, inputs, problem, packed),
         None if inputs.bias is None else inputs.bias.weights,
         _block_mask(ended(some, whole, rows), mask_mod, query.shape[2]),
         problem.scale,
     )
+
+
+def _by_batch(count: Shows, given: Shown | None = None) -> Shown:
+    """`count(b, h, i, j)`, with what the layout of the call shows, if there is one."""
+    if given is None:
+        return lambda b, h, i, j: count(h, i, j)
+    return lambda b, h, i, j: count(h, i, j) + given(b, h, i, j)
 
 
 def _padded(x: Tensor, length: int) -> Tensor:
@@ -109,7 +121,7 @@ def _places(cu_seqlens: Tensor, length: int, longest: int) -> tuple[Tensor, Tens
     return number, (rows - cu_seqlens[number.long()]).clamp(max=longest - 1)  # tables have no place for rows after the last
 
 
-def _mask_mod(count: Shows, length: Tensor, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None) -> Mod:
+def _mask_mod(count: Shown, length: Tensor, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None) -> Mod:
     mask, is_causal = inputs.key_padding_mask, problem.is_causal
     ignored = None if mask is None else F.pad(mask, (0, padded(mask.shape[1]) - mask.shape[1]))
 
@@ -120,15 +132,15 @@ def _mask_mod(count: Shows, length: Tensor, inputs: Inputs, problem: Problem, pa
         if ignored is not None:
             seen = seen & ~ignored[b, j]
         if packed is None:
-            return seen & (count(h, i, j) > 0)
+            return seen & (count(b, h, i, j) > 0)
         number, place = packed
-        return seen & (number[i] == number[j]) & (count(h, place[i], place[j]) > 0)
+        return seen & (number[i] == number[j]) & (count(b, h, place[i], place[j]) > 0)
 
     return mask_mod
 
 
 def _score_mod(
-    count: Shows, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None
+    count: Shown, inputs: Inputs, problem: Problem, packed: tuple[Tensor, Tensor] | None
 ) -> Callable[[Tensor | None], Mod] | None:
     several = shown_by_several(problem)
     if not (problem.softcap or several or inputs.bias):
@@ -148,7 +160,7 @@ def _score_mod(
                 score = softcap * torch.tanh(score / softcap)
             if own is not None and bias is not None:
                 score = score + (own(b, h, at, to) if bias.positions is None else own(b, h, i, j))
-            return score + torch.log(count(h, at, to).clamp(min=1).to(torch.float32)) if several else score
+            return score + torch.log(count(b, h, at, to).clamp(min=1).to(torch.float32)) if several else score
 
         return score_mod
 
@@ -172,7 +184,7 @@ def _packed_blocks(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
 def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, length: int) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    some, whole = (x[None] for x in blocks)
+    some, whole = (x if x.dim() == 4 else x[None] for x in blocks)
     return BlockMask.from_kv_blocks(
         *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(length, length)
     )

@@ -37,7 +37,8 @@ cdef extern from "native.h":
         const int64_t *without
         const int64_t *beyond
         const uint64_t *shown
-        RunTables runs
+        RunTables runs, given_runs
+        int64_t given, given_batches, given_heads
         const Grid *grid
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
@@ -176,12 +177,12 @@ cdef class EncodedProblem:
     cdef bytes numbers
 
     def __init__(
-        self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, False, (1, 1, 1))
+        self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, False, (1, 1, 1)), int64_t given=-1
     ):
         cdef Problem *p = &self.problem
         cdef const int64_t *at[13]
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
-        p.step = 1
+        p.step, p.given = 1, given
         p.softcap, p.bias, p.position_dims, apart, table = scores
         p.key_position = p.position_dims if apart else 0
         p.table_size[0], p.table_size[1], p.table_size[2] = table
@@ -281,6 +282,37 @@ cdef int set_bias(Problem *p, bias, int64_t rows) except -1:
     return 0
 
 
+cdef const int64_t *numbers_of(array, int64_t count, str name) except NULL:
+    """The address of so many numbers."""
+    if not (array.dtype == "int64" and array.flags.c_contiguous and array.size == count):
+        raise ValueError(f"{name} of a block layout has {array.size} numbers of {array.dtype}; {count} contiguous int64 are needed")
+    return <const int64_t *><size_t>array.ctypes.data
+
+
+cdef int set_layout(Problem *p, given) except -1:
+    """The tables of a call, `GivenTables`; None where the problem has no branch for them."""
+    if (given is None) != (p.given < 0):
+        raise ValueError(f"block_layout is {'missing' if given is None else 'given'}, which the problem does not say")
+    if given is None:
+        return 0
+    cdef int64_t tables = 2 * given.batches * given.heads, rows = len(given.rows_end), runs = len(given.columns)
+    if given.batches not in (1, p.batch) or given.heads < 1 or p.heads % given.heads:
+        raise ValueError(f"a block layout of {given.batches} sequences and {given.heads} heads; those of {p.batch} and {p.heads} are needed")
+    p.given_batches, p.given_heads = given.batches, given.heads
+    p.given_runs.table = numbers_of(given.table, tables + 1, "table")
+    p.given_runs.rows_end = numbers_of(given.rows_end, rows, "rows_end")
+    p.given_runs.first_columns = numbers_of(given.first_columns, rows + 1, "first_columns")
+    if runs == 0:
+        p.given_runs.columns = NULL
+    else:
+        p.given_runs.columns = <const int64_t (*)[2]>numbers_of(given.columns, 2 * runs, "columns")
+    ascending = all((x[1:] >= x[: len(x) - 1]).all() for x in (given.table, given.first_columns))
+    ends = (given.table[0], given.table[tables], given.first_columns[0], given.first_columns[rows]) == (0, rows, 0, runs)
+    if not ascending or not ends or (runs and (given.columns.min() < 0 or (given.columns[:, 0] >= p.seq).any())):
+        raise ValueError("a block layout has runs beyond its tables or the sequence; the kernel would read beyond the tensors")
+    return 0
+
+
 cdef int interrupted() noexcept with gil:
     """Whether a signal's handler has raised, as that of Ctrl-C does; what it raised stays set."""
     return PyErr_CheckSignals()
@@ -298,7 +330,7 @@ cdef int run(const InstructionSet *code, const Problem *problem, int phase, int 
     return 0
 
 
-def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None):
+def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None, given=None):
     """Write `out` and `lse`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
 
     `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last. `dropout`: a
@@ -307,6 +339,7 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mas
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
+    set_layout(&p, given)
     set_sequences(&p, starts, q)
     run(code_of(isa), &p, FORWARD, threads)
 
@@ -320,6 +353,7 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
     if not p.batch == q.shape[0] == k.shape[0]:
         raise ValueError(f"{p.batch} lengths for {q.shape[0]} sequences and {k.shape[0]} in the cache; as many are needed")
     set_bias(&p, bias, capacity)
+    set_layout(&p, None)
     for i in range(p.batch):
         if not p.seq <= p.lengths[i] <= capacity:
             raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.seq} rows to the {capacity} of the cache are needed")
@@ -327,7 +361,7 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
     run(code_of(isa), &p, FORWARD, threads)
 
 
-def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None, bias=None):
+def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None, bias=None, given=None):
     """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous.
 
     With a learned bias the gradient of its weights in parts `(parts, heads, entries)`, float64, to be added up; else None.
@@ -335,6 +369,7 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
+    set_layout(&p, given)
     set_sequences(&p, starts, q)
     cdef int64_t[1] none
     cdef int64_t parts = 1

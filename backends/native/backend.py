@@ -17,13 +17,15 @@ from dilkit.backends.native.branches import (
     MOST_TOKENS,
     MOST_WINDOW,
     branch_arrays,
+    given_branch,
     kernel_branches,
     residue_classes,
     widest_window,
 )
+from dilkit.backends.native.layouts import GivenTables, given_tables
 from dilkit.bias.form import BIASES, METRICS
 from dilkit.inputs import Inputs
-from dilkit.pattern.lowering import FORMS, Band, Grid, Segments
+from dilkit.pattern.lowering import FORMS, Band, GivenBlocks, Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from dilkit.backends.native.branches import BranchArrays
 
     EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
-    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores]
+    EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int]
 
 NO_BIAS, TABLE = 0, 4
 """What a bias is a function of, beside the metrics from 1 on: kernels/native.h."""
@@ -66,7 +68,13 @@ class Native(Backend):
     summary = "our C kernel, all branches in one pass: CPU"
     requires = ("torch",)
     limits = Limits(
-        devices=frozenset({"cpu"}), varlen=True, kv_cache=True, dropout=True, softcap=True, biases=frozenset(BIASES), forms=FORMS
+        devices=frozenset({"cpu"}),
+        varlen=True,
+        kv_cache=True,
+        dropout=True,
+        softcap=True,
+        biases=frozenset(BIASES),
+        forms=FORMS | {GivenBlocks.name},
     )
     priority = 20
     reproducible = True
@@ -83,13 +91,14 @@ class Native(Backend):
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         from dilkit.op.boundary import empty_outputs
 
-        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias = inputs
+        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, _ = inputs
         if cu_seqlens is not None:
             _check_lengths(problem, cu_seqlens.diff())
         out, lse = empty_outputs(query)
         threads, tensors = _threads(problem, query.shape[1]), (query, key, value, out, lse)
         if cache_seqlens is None:
-            _kernel().forward(_encoded(problem), instruction_set(), threads, *tensors, mask, cu_seqlens, dropout, bias)
+            further = cu_seqlens, dropout, bias, _given(inputs, problem)
+            _kernel().forward(_encoded(problem), instruction_set(), threads, *tensors, mask, *further)
         else:
             _check_lengths(problem, cache_seqlens)
             _kernel().forward_last(_encoded(problem), instruction_set(), threads, *tensors, cache_seqlens, bias)
@@ -98,11 +107,12 @@ class Native(Backend):
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         import torch
 
-        query, key, value, mask, cu_seqlens, _, dropout, bias = inputs
+        query, key, value, mask, cu_seqlens, _, dropout, bias, _ = inputs
         lse, plain = lse.contiguous(), torch.contiguous_format
         dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
         tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout, bias
-        parts = _kernel().backward(_encoded(problem), instruction_set(), _threads(problem, query.shape[1]), *tensors)
+        threads, given = _threads(problem, query.shape[1]), _given(inputs, problem)
+        parts = _kernel().backward(_encoded(problem), instruction_set(), threads, *tensors, given)
         return (dq, dk, dv) if parts is None else (dq, dk, dv, parts.sum(0).to(lse.dtype))
 
 
@@ -191,7 +201,17 @@ def encode_problem(problem: Problem) -> EncodeArguments:
         problem.scale,
         branch_arrays(problem),
         _encode_scores(problem),
+        given_branch(problem.forms),
     )
+
+
+def _given(inputs: Inputs, problem: Problem) -> GivenTables | None:
+    """The tables of the layout of a call, where it has one."""
+    layout = inputs.block_layout
+    if layout is None:
+        return None
+    (block,) = {form.block for form in problem.forms if isinstance(form, GivenBlocks)}
+    return given_tables(layout, block)
 
 
 def _encode_scores(problem: Problem) -> EncodedScores:

@@ -3,6 +3,7 @@
 Segments       SEGMENTS   length, rate, an offset for each head
 Band           BAND       length, how far ahead, rate
 Global, Runs   RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
+GivenBlocks    RUNS       the same, of which each call makes the tables (layouts.py)
 Grid, CutGrid  GRID       sizes, kernel sizes and dilations of three dimensions, and whether edges cut; length of the last
 
 A branch of the kernel is what forms of one branch of the pattern have in common; by head they differ in offset and tables, and in
@@ -15,7 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, RunTable, Segments
+from dilkit.pattern.lowering import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, RunTable, Segments
 from dilkit.pattern.runs import UNBOUNDED
 from dilkit.problem import Problem
 
@@ -74,12 +75,18 @@ class KernelBranch(NamedTuple):
             sizes = (form.shape, form.kernel, form.dilation)  # dimensions that a grid has not are the first ones, of size 1
             grid = (min(size, UNBOUNDED) for given in sizes for size in (*(1,) * (3 - len(given)), *given))
             return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), 0, 1, (*grid, int(isinstance(form, CutGrid))))
-        return cls(form.branch, RUNS, form.block if isinstance(form, Runs) else UNBOUNDED, 0, 1, none)
+        return cls(form.branch, RUNS, form.block if isinstance(form, (Runs, GivenBlocks)) else UNBOUNDED, 0, 1, none)
 
 
 def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
     """The branches of the kernel for these forms, in the order of the pattern."""
     return sorted({KernelBranch.of(form) for form in forms})
+
+
+def given_branch(forms: Sequence[Form]) -> int:
+    """The place of the branch of the kernel whose tables each call gives; -1: there is none."""
+    given = [KernelBranch.of(form) for form in forms if isinstance(form, GivenBlocks)]
+    return kernel_branches(forms).index(given[0]) if given else -1
 
 
 def branch_arrays(problem: Problem) -> BranchArrays:

@@ -45,9 +45,15 @@ def encode_arguments(
 
 
 def further_arguments(
-    dropout_p: float, cu_seqlens: Tensor | None = None, max_seqlen: int | None = None, scores: Scores = PLAIN
+    dropout_p: float,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    scores: Scores = PLAIN,
+    block_layout: Tensor | None = None,
 ) -> tuple[Any, ...]:
     """The arguments of the forward operator after the sink, as far as they are needed; for dropout a seed is drawn."""
+    if block_layout is not None:
+        return cu_seqlens, max_seqlen, draw_seed() if dropout_p > 0 else None, None, *scores.tensors, block_layout
     if scores.bias is not None:
         return cu_seqlens, max_seqlen, draw_seed() if dropout_p > 0 else None, None, *scores.tensors
     if dropout_p > 0:

@@ -20,6 +20,7 @@ from dilkit.inputs import Inputs
 from dilkit.op import boundary, flops, sequences
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import key_of
+from dilkit.op.block_layout import check_choice, check_layout
 from dilkit.op.dropout import Dropout, dropout_of
 from dilkit.op.older_backends import Backward, Forward, methods_of
 from dilkit.op.schema import (
@@ -55,12 +56,13 @@ def _forward(
     dropout_places: Tensor | None = None,
     bias: Tensor | None = None,
     positions: Tensor | None = None,
+    block_layout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other.
 
     `cu_seqlens`: the one element of the batch is sequences packed one after the other, which begin there. `dropout_seed`: int64
     `()` on the CPU, where the call asks for dropout; `dropout_places`: where the rows lie in the whole, as `Dropout.places`.
-    `bias`, `positions`: as in `LoweredBias`, where the call has a bias.
+    `bias`, `positions`: as in `LoweredBias`, where the call has a bias. `block_layout`: as in `dilkit.op.block_layout`.
     """
     tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
@@ -68,6 +70,7 @@ def _forward(
     if sink is not None:
         check_sink(sink, query)
         boundary.check_memory(("sink",), (sink,))
+    _check_layout(prepared.problem, block_layout, query)
     if query.numel() == 0:
         return boundary.empty_outputs(query)
     if cu_seqlens is not None and max_seqlen is not None and cu_seqlens.device.type == "cuda":
@@ -77,7 +80,8 @@ def _forward(
     starts = None if cu_seqlens is None else cu_seqlens.contiguous()
     returned: tuple[Tensor, ...]
     scores = _bias(prepared.problem, bias, positions, query)
-    returned = prepared.forward(Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores), prepared.problem)
+    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
+    returned = prepared.forward(inputs, prepared.problem)
     if prepared.foreign:
         wanted = dict(zip(("out", "lse"), boundary.empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
@@ -104,6 +108,7 @@ def _backward(
     dropout_places: Tensor | None = None,
     bias: Tensor | None = None,
     positions: Tensor | None = None,
+    block_layout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`(dquery, dkey, dvalue, dbias)` given the `out` and `lse` of the whole softmax; raises as `_forward` does.
 
@@ -113,12 +118,13 @@ def _backward(
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
     prepared = _prepared(boundary.SAVED, tensors, scale, call, longest)
     scores = _bias(prepared.problem, bias, positions, query)
+    _check_layout(prepared.problem, block_layout, query)
     if query.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), _bias_gradient(prepared.problem, query)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
     dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
     starts = None if cu_seqlens is None else cu_seqlens.contiguous()
-    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores)
+    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
     returned: tuple[Tensor, ...] = prepared.backward(dout, inputs, out, lse, prepared.problem)
     learned = prepared.problem.bias is not None and prepared.problem.bias.learned
     if prepared.foreign:
@@ -156,6 +162,16 @@ def _bias(problem: Problem, weights: Tensor | None, positions: Tensor | None, qu
     """The bias of a call, where it has one. Raises TypeError or ValueError for tensors that are not those of its form."""
     check_bias(problem.bias, weights, positions, query, query.shape[1])
     return None if problem.bias is None or weights is None else LoweredBias(problem.bias, weights, positions)
+
+
+def _check_layout(problem: Problem, layout: Tensor | None, query: Tensor) -> None:
+    """Raise TypeError or ValueError for a block layout that is none of the call, or missing."""
+    check_layout(layout, problem.pattern, query, problem.kv_heads)
+    if layout is None:
+        return
+    if problem.varlen:
+        raise ValueError("block_layout and cu_seqlens cannot go together; compute sequences of one length as a batch")
+    check_choice(layout, problem.is_causal)
 
 
 def _bias_gradient(problem: Problem, query: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ _SINK = 6
 """Which argument of the forward operator is the sink; it, and those after it, are left out where there are none."""
 _BIAS = 11
 """Which one is the weights of the bias."""
-_TRAILING = (None,) * 7
+_TRAILING = (None,) * 8
 """What the sink and the arguments after it are where they are left out."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -33,7 +33,7 @@ class Differentiable(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call, *others = inputs
-        sink, cu_seqlens, ctx.max_seqlen, seed, places, bias, positions = (*others, *_TRAILING)[: len(_TRAILING)]
+        sink, cu_seqlens, ctx.max_seqlen, seed, places, bias, positions, layout = (*others, *_TRAILING)[: len(_TRAILING)]
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
         # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
         traced = isinstance(out, (FakeTensor, FunctionalTensor))
@@ -41,13 +41,13 @@ class Differentiable(torch.autograd.Function):
         ctx.call = asking_for(call, ",".join(names)) if names else call
         ctx.set_materialize_grads(False)
         ctx.inputs = len(inputs)
-        ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse, seed, places, bias, positions)
+        ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse, seed, places, bias, positions, layout)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, mask, sink, cu_seqlens, out, lse, *dropout, bias, positions = ctx.saved_tensors
-        packed, scores = (cu_seqlens, ctx.max_seqlen), (bias, positions)
+        query, key, value, mask, sink, cu_seqlens, out, lse, *dropout, bias, positions, layout = ctx.saved_tensors
+        packed, scores = (cu_seqlens, ctx.max_seqlen), (bias, positions, layout)
         dquery = dkey = dvalue = dsink = dbias = None
         learned = bias is not None and ctx.needs_input_grad[_BIAS]
         wanted = any(ctx.needs_input_grad[:3]) or learned
@@ -64,7 +64,7 @@ class Differentiable(torch.autograd.Function):
         if sink is not None and ctx.needs_input_grad[_SINK]:
             check_sink(sink, query)
             dsink = sink_gradient(sink, out, lse, dout, dlse)
-        trailing = dsink, None, None, None, None, dbias if learned else None, None
+        trailing = dsink, None, None, None, None, dbias if learned else None, None, None
         return (dquery, dkey, dvalue, None, None, None, *trailing)[: ctx.inputs]
 
     @staticmethod
@@ -165,6 +165,7 @@ def vmap(
     dropout_places: Tensor | None = None,
     bias: Tensor | None = None,
     positions: Tensor | None = None,
+    block_layout: Tensor | None = None,
 ) -> Any:
     """The vmap rule: the mapped dimension becomes part of the batch. Packed, or with a sink, weights or positions for each of its
     elements, they are calls."""
@@ -173,6 +174,8 @@ def vmap(
             "dilated_attention does not support vmap with dropout_p > 0: which weights are dropped depends on their place in the "
             "batch; make the mapped dimension a part of the batch, or use dropout_p=0"
         )
+    if block_layout is not None:
+        raise RuntimeError("dilated_attention does not support vmap with a block_layout; make the mapped dimension a batch")
     given = query, key, value, mask
     dims = (*in_dims, *_TRAILING)
     by_element = sink, cu_seqlens, bias, positions

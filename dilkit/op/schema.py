@@ -15,18 +15,19 @@ library = torch.library.Library("dilkit", "DEF")
 library.define(
     "dilated_attention(Tensor query, Tensor key, Tensor value, "
     "Tensor? key_padding_mask, float scale, str call, Tensor? sink=None, Tensor? cu_seqlens=None, SymInt? max_seqlen=None, "
-    "Tensor? dropout_seed=None, Tensor? dropout_places=None, Tensor? bias=None, Tensor? positions=None) -> (Tensor, Tensor)"
+    "Tensor? dropout_seed=None, Tensor? dropout_places=None, Tensor? bias=None, Tensor? positions=None, "
+    "Tensor? block_layout=None) -> (Tensor, Tensor)"
 )
 library.define(
     "dilated_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
     "Tensor? key_padding_mask, float scale, str call, Tensor? cu_seqlens=None, SymInt? max_seqlen=None, "
-    "Tensor? dropout_seed=None, Tensor? dropout_places=None, Tensor? bias=None, Tensor? positions=None) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
+    "Tensor? dropout_seed=None, Tensor? dropout_places=None, Tensor? bias=None, Tensor? positions=None, "
+    "Tensor? block_layout=None) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 forward_op = torch.ops.dilkit.dilated_attention.default
 backward_op = torch.ops.dilkit.dilated_attention_backward.default
 
-_FORMAT = "6"
+_FORMAT = "7"
 """The first letter of every call: change it with `encode_call` and with what autograd does in `dilkit.op.rules`, because
 torch.compile keeps whole graphs on disk and finds them again by such constants."""
 

@@ -298,6 +298,16 @@ class Pattern(Presets):
         for branch in self.branches:
             branch.check_seq(seq)
 
+    @cached_property
+    def given_blocks(self) -> Branch | None:
+        """The branch whose layout each call gives, if there is one."""
+        return next((branch for branch in self.branches if branch.is_given_by_call), None)
+
+    def with_layout(self, layout: Any) -> Pattern:
+        """The pattern with a layout for `given_blocks`, bools `(heads or 1, blocks, blocks)` of the model's heads."""
+        own = [branch.with_layout(layout) if branch.is_given_by_call else branch for branch in self.branches]
+        return self.with_branches(*own)
+
     def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
         """`count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
 

@@ -138,7 +138,7 @@ static int next(const int64_t *header, int number_of) {
     Problem p = {.batch = header[0], .seq = header[1], .heads = header[2], .kv_heads = header[3], .dim = header[4]};
     p.most_block_rows = header[5], p.row_step = header[6], p.least_chunk_rows = header[7], p.classes = header[8], p.step = 1;
     p.dtype = (int)header[9], p.causal = (int)header[10], p.once = (int)header[11], p.branches = header[12];
-    p.lse_head = p.seq, p.keep_scale = 1;
+    p.lse_head = p.seq, p.keep_scale = 1, p.given = -1;
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
     int64_t *scores = bytes(8 * SCORES), wide = p.dtype == FLOAT64 ? 8 : 4;
     double *scale = bytes(8 * 2);

@@ -99,8 +99,7 @@ static void N(attend_band)(const Task *task, int64_t rate) {
 }
 
 /* Consecutive rows from `at` on that see a run of columns each, from `run` on: all columns at once, of which each row sees its own. */
-static void N(attend_rows_in_order)(Task *task, int64_t run, int64_t at, int64_t rows) {
-    const RunTables *t = &task->p->runs;
+static void N(attend_rows_in_order)(Task *task, const RunTables *t, int64_t run, int64_t at, int64_t rows) {
     task->intervals = &t->columns[t->first_columns[run]], task->interval_row = at;
     Segment segment = {task->intervals[0][0], lesser(task->intervals[rows - 1][1], task->p->seq), 1};
     task->runs = branches_overlapping(&segment, 1, task->first_column, task->last_column);
@@ -112,9 +111,8 @@ static void N(attend_rows_in_order)(Task *task, int64_t run, int64_t at, int64_t
 }
 
 /* A branch of RUNS: each run of rows with the runs of columns that it sees, MAX_BRANCHES of these at a time. */
-static void N(attend_runs)(Task *task, int64_t table) {
+static void N(attend_runs)(Task *task, const RunTables *t, int64_t table) {
     enum { EXACT_POSITIONS = 1 << 24 }; /* of rows and columns, as fp32 numbers */
-    const RunTables *t = &task->p->runs;
     Segment segments[MAX_BRANCHES];
     int64_t at = task->start;
     for (int64_t run = run_of_row(t, table, at); at < task->stop && run < t->table[table + 1]; run++) {
@@ -122,7 +120,7 @@ static void N(attend_runs)(Task *task, int64_t table) {
         if (t->rows_end[run] == at + 1 && task->p->seq <= EXACT_POSITIONS)
             rows = rows_in_order(t, run, lesser(t->table[table + 1], run + task->stop - at));
         if (rows > 1) {
-            N(attend_rows_in_order)(task, run, at, rows);
+            N(attend_rows_in_order)(task, t, run, at, rows);
             at += rows, run += rows - 1;
             continue;
         }
@@ -168,6 +166,11 @@ static void N(attend_beyond)(Task *task, int64_t rate, int64_t beyond) {
         N(attend_band)(task, rate);
 }
 
+/* The number of the tables that a call gives for a head. */
+static inline int64_t N(given_table)(const Problem *p, int64_t batch, int64_t head) {
+    return (p->given_batches > 1 ? batch * p->given_heads : 0) + head * p->given_heads / p->heads;
+}
+
 /* The block of rows through all branches of one query head. */
 static void N(attend_block)(Task *task) {
     const Problem *p = task->p;
@@ -185,8 +188,10 @@ static void N(attend_block)(Task *task) {
             N(attend_segments)(task, served);
         else if (p->kind[b] == BAND)
             N(attend_beyond)(task, p->rate[b], p->beyond[at]);
+        else if (p->kind[b] == RUNS && b == p->given)
+            N(attend_runs)(task, &p->given_runs, 2 * N(given_table)(p, task->batch, task->head) + by_key);
         else if (p->kind[b] == RUNS)
-            N(attend_runs)(task, 2 * p->offset[at] + by_key);
+            N(attend_runs)(task, &p->runs, 2 * p->offset[at] + by_key);
         else
             N(attend_neighborhood)(task, &p->grid[b]);
     }

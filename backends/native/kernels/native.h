@@ -81,7 +81,8 @@ typedef struct {
      * from which on a BAND begins; and the set of branches whose pairs are left out one by one, no RUNS (none for SEGMENTS) */
     const int64_t *without, *beyond;
     const uint64_t *shown;
-    RunTables runs;
+    RunTables runs, given_runs; /* given_runs: of the branch `given`, whose tables each call has: a pair for each batch and head of a */
+    int64_t given, given_batches, given_heads; /* layout, each perhaps 1; `given` is -1 where there is no such branch */
     const Grid *grid; /* (branches,), of GRID */
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */

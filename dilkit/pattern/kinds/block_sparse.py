@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.checks import integer
-from dilkit.pattern.checks import PatternError
+from dilkit.pattern.checks import WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds.block_layout import BlockLayout
 from dilkit.pattern.kinds.branch import Branch
-from dilkit.pattern.lowering.forms import Runs
+from dilkit.pattern.lowering.forms import Form, GivenBlocks, Runs
 from dilkit.pattern.lowering.tables import RunTable, turned
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class BlockSparse(Branch):
 
     - `layout`: bools `(heads or 1, blocks, blocks)` or `(blocks, blocks)`, an array, a tensor or nested lists; kept as a
       `BlockLayout`, which is compared and hashed by its content. With several heads, h is the query head's number in the whole
-      model, of which the layout has all.
+      model, of which the layout has all. None: it is given at each call, `block_layout=` of `dilkit.dilated_attention`, as
+      models do that choose their blocks.
     - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
 
     The last block of a sequence may be short, and of a shorter sequence the first blocks count; one of more tokens than the
@@ -42,12 +43,12 @@ class BlockSparse(Branch):
 
     kind: ClassVar[str] = "block_sparse"
 
-    layout: BlockLayout
+    layout: BlockLayout | None
     block_size: int
     heads: tuple[int, int] | None = None
 
     def __init__(self, layout: Any, block_size: int, heads: range | tuple[int, int] | None = None) -> None:
-        made = layout if isinstance(layout, BlockLayout) else BlockLayout.of(layout)
+        made = layout if layout is None or isinstance(layout, BlockLayout) else BlockLayout.of(layout)
         for name, value in dict(layout=made, block_size=block_size, heads=heads).items():
             object.__setattr__(self, name, value)
         self._settle(block_size=block_size)
@@ -101,25 +102,46 @@ class BlockSparse(Branch):
 
     @property
     def differs_by_head(self) -> bool:
-        return self.heads is not None or self.layout.heads > 1
+        return self.heads is not None or (self.layout is not None and self.layout.heads > 1)
+
+    @property
+    def is_given_by_call(self) -> bool:
+        return self.layout is None
+
+    def with_layout(self, layout: Any) -> BlockSparse:
+        return BlockSparse(layout, self.block_size, self.heads)
+
+    @property
+    def own_layout(self) -> BlockLayout:
+        """The layout. Raises `PatternError` where it is given at each call."""
+        if self.layout is None:
+            raise PatternError(
+                f"{self.call()} has no layout of its own, which dilated_attention takes as block_layout= of each call and "
+                "nothing else does; give the branch one (dilkit.BlockSparse(layout, block_size))"
+            )
+        return self.layout
 
     def check_heads(self, in_model: int) -> None:
-        if self.layout.heads not in (1, in_model):
+        if self.layout is not None and self.layout.heads not in (1, in_model):
             raise PatternError(
                 f"layout has {self.layout.heads} heads, but the model has {in_model} query heads; give one for all, or {in_model}"
             )
 
     @property
     def max_seq(self) -> int:
-        return self.layout.blocks * self.block_size
+        return WHOLE_SEQUENCE if self.layout is None else self.layout.blocks * self.block_size
+
+    @property
+    def is_of_whole_sequences(self) -> bool:
+        return self.layout is None
 
     @property
     def unit(self) -> int:
         return self.block_size
 
     def check_seq(self, seq: int) -> None:
-        blocks, size = self.layout.blocks, self.block_size
-        if seq > self.max_seq:
+        if self.layout is not None and seq > self.max_seq:
+            blocks, size = self.layout.blocks, self.block_size
             raise PatternError(
                 f"seq={seq}: layout has {blocks} blocks of {size} tokens, for {self.max_seq} tokens at most; give it more blocks"
             )
@@ -133,6 +155,8 @@ class BlockSparse(Branch):
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         import numpy as np
 
+        if self.layout is None:  # as many as a layout can have
+            return len(self.served(heads)) * (seq * (seq + 1) // 2 if is_causal else seq * seq)
         edges = np.minimum(np.arange(self.layout.blocks + 1, dtype=np.int64) * self.block_size, seq)
         _, row, start, stop = self.layout.runs(self._layouts(heads), self.layout.blocks).T
         rows, before = np.diff(edges).astype(object), np.minimum(stop, row) if is_causal else stop  # sums are of any size
@@ -142,7 +166,10 @@ class BlockSparse(Branch):
             total += (own * (own + 1) // 2).sum()
         return int(total) * (len(self.served(heads)) if self.layout.heads == 1 else 1)
 
-    def forms(self, heads: Heads, seq: int) -> Iterable[Runs]:
+    def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
+        if self.layout is None:
+            yield GivenBlocks(heads=self.range_served(heads), block=self.block_size)
+            return
         ranges = [self.range_served(heads)] if self.layout.heads == 1 else [(head, head + 1) for head in self.served(heads)]
         for served, number in zip(ranges, self._layouts(heads), strict=True):
             blocks, runs = self.layout.blocks, self.layout.runs(range(number, number + 1), self.layout.blocks)[:, 1:]
@@ -152,33 +179,44 @@ class BlockSparse(Branch):
     def _layouts(self, heads: Heads) -> range:
         """The numbers of the layouts of the heads that the branch serves."""
         served = self.served(heads)
-        return range(1) if self.layout.heads == 1 else heads.in_model[served.start : served.stop]
+        return range(1) if self.own_layout.heads == 1 else heads.in_model[served.start : served.stop]
 
     def _of_heads(self, heads: Heads) -> Any:
         """The layouts of the heads that the branch serves, `(heads served or 1, blocks, blocks)`."""
         chosen = self._layouts(heads)
-        return self.layout.array()[chosen.start : chosen.stop]
+        return self.own_layout.array()[chosen.start : chosen.stop]
 
     def to_fields(self) -> dict[str, Any]:
+        if self.layout is None:
+            return dict(kind=self.kind, block_size=self.block_size, heads=self.heads)
         layout = dict(layout=self.layout.text(), layout_heads=self.layout.heads, blocks=self.layout.blocks)
         return dict(kind=self.kind, **layout, block_size=self.block_size, heads=self.heads)
 
     @classmethod
     def arguments(cls) -> dict[str, bool]:
-        return dict(layout=True, layout_heads=True, blocks=True, block_size=True, heads=False)
+        return dict(layout=False, layout_heads=False, blocks=False, block_size=True, heads=False)
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> BlockSparse:
-        layout = BlockLayout.from_text(values["layout_heads"], values["blocks"], values["layout"])
+        sizes = [values.get(name) for name in ("layout_heads", "blocks", "layout")]
+        if all(value is None for value in sizes):
+            return cls(None, values["block_size"], values.get("heads"))
+        if any(value is None for value in sizes):
+            raise PatternError("layout, layout_heads and blocks belong together; give all three or none")
+        layout = BlockLayout.from_text(*sizes)
         return cls(layout, values["block_size"], values.get("heads"))
 
     def call(self) -> str:
+        if self.layout is None:
+            heads = "" if self.heads is None else f", heads={self.heads!r}"
+            return f"BlockSparse(None, {self.block_size}{heads})"
         digest = hashlib.sha256(self.layout.bits).hexdigest()[:8]
         heads = "" if self.heads is None else f", heads={self.heads!r}"
         return f"BlockSparse(<{self.layout}, {digest}>, {self.block_size}{heads})"
 
     def __str__(self) -> str:
-        return f"blocks of {self.block_size:,} tokens: {self.layout}{self.heads_text()}"
+        layout = "chosen at each call" if self.layout is None else str(self.layout)
+        return f"blocks of {self.block_size:,} tokens: {layout}{self.heads_text()}"
 
 
 def _local_global(blocks: int, window: int, global_blocks: int, both_ends: bool = False) -> Any:

@@ -85,6 +85,15 @@ class Branch(ABC):
         return False
 
     @property
+    def is_given_by_call(self) -> bool:
+        """Whether each call says what the branch shows (`block_layout` of `dilkit.dilated_attention`)."""
+        return False
+
+    def with_layout(self, layout: Any) -> Branch:
+        """The branch with what a call says, where `is_given_by_call`."""
+        return self
+
+    @property
     def forgets_every(self) -> int:
         """A row sees nothing before the last multiple of so many tokens."""
         return WHOLE_SEQUENCE

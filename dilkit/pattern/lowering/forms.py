@@ -6,6 +6,7 @@
     Runs       the run of rows that i lies in sees a run of columns that j lies in
     Grid       cell j of a row-major grid lies in the neighborhood of cell i, which moves back from edges
     CutGrid    the same with neighborhoods that edges cut off
+    GivenBlocks    the block of i sees that of j, as each call says
 
 Causality is not among them: the problem says whether keys after a query are seen.
 """
@@ -143,6 +144,15 @@ class CutGrid(Grid):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class GivenBlocks(Form):
+    """Blocks of `block` tokens, of which each call says which see which (`Inputs.block_layout`)."""
+
+    name = "given blocks"
+
+    block: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Unlowered(Form):
     """What could not be said as any form, and `why`: whoever computes forms refuses it."""
 
@@ -152,4 +162,4 @@ class Unlowered(Form):
 
 
 FORMS = frozenset(form.name for form in (Segments, Band, Global, Runs, Grid, CutGrid))
-"""The names of all forms, as `Limits.forms` has them."""
+"""The names of the forms that patterns say by themselves, as `Limits.forms` has them; beside them there is `GivenBlocks`."""

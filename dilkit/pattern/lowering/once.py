@@ -5,6 +5,7 @@
     Band        ascending by rate; one begins where another ends whose rate divides its own
     Grid, CutGrid
     Runs        last: those of all branches are one form
+    GivenBlocks by itself: what each call says is left out of no form, and leaves out none
 
 What is left of any other two is no form: the later one names the earlier, whose pairs it leaves out one by one (`Form.without`).
 """
@@ -16,11 +17,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from dilkit.pattern.lowering.forms import Band, CutGrid, Form, Global, Grid, Runs, Segments, Unlowered
+from dilkit.pattern.lowering.forms import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments, Unlowered
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import union
 
-_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, CutGrid, Runs, Unlowered)
+_TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, CutGrid, Runs, GivenBlocks, Unlowered)
 
 
 def counted_once(forms: Sequence[Form]) -> tuple[Form, ...]:
@@ -60,6 +61,8 @@ def _one_after_another(forms: Iterable[tuple[Form, int | None]], first: int) -> 
 
 def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
     """A form without others, each given with its place."""
+    if others and any(isinstance(one, GivenBlocks) for one in (form, *(other for _, other in others))):
+        return Unlowered(heads=form.heads, branch=form.branch, why=_GIVEN)
     if any(other.without_rows is not None for _, other in others):
         return Unlowered(heads=form.heads, branch=form.branch, why=_NO_FORM)
     changes: dict[str, Any] = dict(
@@ -75,6 +78,7 @@ def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
     return replace(form, **changes)
 
 
+_GIVEN = 'with overlap="once", blocks that each call chooses go with no other branch; use overlap="count"'
 _NO_FORM = 'with overlap="once", a branch without the pairs of one that some rows take no part in is no form; use overlap="count"'
 
 

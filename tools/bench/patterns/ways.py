@@ -62,7 +62,8 @@ def masked(problem: Problem, inputs: Tensors) -> Way:
     (branch,) = problem.pattern.branches
     if not isinstance(branch, BlockSparse):
         raise TypeError(f"pattern {problem.pattern}: a BlockSparse is needed")
-    mask = torch.from_numpy(branch.layout.array().copy())[None]  # of four dimensions, or torch computes without its fused kernel
+    # Of four dimensions, or torch computes without its fused kernel.
+    mask = torch.from_numpy(branch.own_layout.array().copy())[None]
     for dim in (2, 3):
         mask = mask.repeat_interleave(branch.block_size, dim).narrow(dim, 0, problem.seq)
 

@@ -1,0 +1,96 @@
+"""The block layout of a call: which blocks see which, chosen by the model, for a branch `BlockSparse(None, block_size)`.
+
+bool  (batch or 1, heads or 1, blocks, blocks)           entry [b, h, r, c]: block r of queries sees block c of keys
+int   (batch or 1, kv_heads or 1, blocks, k)             the k blocks that block r sees; -1 is none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dilkit.checks import not_distributed
+
+if TYPE_CHECKING:
+    from dilkit.pattern import Pattern
+
+_INTEGERS = torch.int32, torch.int64
+
+
+def check_layout(layout: Tensor | None, pattern: Pattern, query: Tensor, kv_heads: int) -> None:
+    """Raise TypeError or ValueError unless `layout` is one for `query` `(batch, seq, heads, head_dim)`, or none is needed."""
+    branch = pattern.given_blocks
+    if branch is None:
+        if layout is not None:
+            raise ValueError(
+                f"block_layout is given, but {pattern} has no branch for it; give it dilkit.BlockSparse(None, block_size)"
+            )
+        return
+    if layout is None:
+        raise ValueError(
+            f"block_layout is missing: {branch.call()} of the pattern has no layout of its own. Calls of dilated_attention take "
+            "one; elsewhere give the branch its own, BlockSparse(layout, block_size)"
+        )
+    if not isinstance(layout, Tensor):
+        raise TypeError(f"block_layout is a {type(layout).__name__}; a torch.Tensor is needed, bools or the numbers of blocks")
+    not_distributed("block_layout", layout)
+    if layout.dtype is not torch.bool and layout.dtype not in _INTEGERS:
+        raise TypeError(f"block_layout is {layout.dtype}; torch.bool, True = seen, or torch.int64, numbers of blocks, is needed")
+    if layout.layout is not torch.strided or layout.is_nested:
+        raise TypeError(f"block_layout has layout {layout.layout}; a plain tensor, torch.strided, is needed")
+    if layout.device != query.device:
+        raise ValueError(f"block_layout is on {layout.device} but query on {query.device}; move it there")
+    batch, seq, heads, _ = query.shape
+    blocks = -(-seq // branch.unit)
+    of_bools = layout.dtype is torch.bool
+    of_heads, last = (heads, f"{blocks}") if of_bools else (kv_heads, "k")
+    fits = layout.dim() == 4 and layout.shape[0] in (1, batch) and layout.shape[1] in (1, of_heads)
+    if not fits or layout.shape[2] != blocks or (of_bools and layout.shape[3] != blocks):
+        raise ValueError(
+            f"block_layout has shape {tuple(layout.shape)}; ({batch} or 1, {of_heads} or 1, {blocks}, {last}) is "
+            f"needed: seq={seq} tokens are {blocks} blocks of {branch.unit}"
+        )
+
+
+def check_choice(layout: Tensor, is_causal: bool) -> None:
+    """Raise ValueError for chosen blocks that are none, are there twice, or come after a query block under causality."""
+    if layout.dtype is torch.bool or not layout.numel():
+        return
+    blocks = layout.shape[2]
+    low, high = int(layout.min()), int(layout.max())
+    if low < -1 or high >= blocks:
+        raise ValueError(
+            f"block_layout has numbers from {low} to {high}; those of blocks, 0 to {blocks - 1}, or -1 for none are needed"
+        )
+    ascending = layout.sort(-1).values
+    if bool(((ascending[..., 1:] == ascending[..., :-1]) & (ascending[..., 1:] >= 0)).any()):
+        raise ValueError("block_layout has a block twice among those of one query block; each counts once: give -1 for none")
+    rows = torch.arange(blocks, device=layout.device)[:, None]
+    if is_causal and bool((layout > rows).any()):
+        raise ValueError("block_layout has a block after its query block, of which no token is seen with is_causal=True; give -1")
+
+
+def as_bools(layout: Tensor, heads: int) -> Tensor:
+    """`(batch or 1, heads or 1, blocks, blocks)` of either form."""
+    if layout.dtype is torch.bool:
+        return layout
+    blocks, shape = layout.shape[2], layout.shape[:3]
+    seen = torch.zeros(*shape, blocks + 1, dtype=torch.bool, device=layout.device)  # the last column is for -1
+    seen.scatter_(-1, layout.long().where(layout >= 0, blocks), True)
+    seen = seen[..., :blocks]
+    return seen if shape[1] in (1, heads) else seen.repeat_interleave(heads // shape[1], 1)
+
+
+def with_layouts(pattern: Pattern, layout: Tensor, batch: int, heads: int, kv_heads: int) -> Iterator[Pattern]:
+    """For each sequence of a batch `pattern` with its layout: what calls without a kernel for given layouts go by."""
+    shard, layouts = pattern.head_shard, as_bools(layout, heads)
+    for b in range(batch):
+        own = layouts[b if len(layouts) > 1 else 0]
+        if shard is not None and len(own) > 1:  # heads of the model that are not here see nothing
+            of_model = own.new_zeros(shard[1] * heads // kv_heads, *own.shape[1:])
+            of_model[shard[0] * heads // kv_heads :][:heads] = own
+            own = of_model
+        yield pattern.with_layout(own)
