@@ -37,6 +37,10 @@ def _store(branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, 
 def check_decodable(pattern: Pattern) -> None:
     """Raise `PatternError` for a branch that is defined for whole sequences alone."""
     for branch in pattern.branches:
+        if branch.is_given_by_call:
+            raise PatternError(
+                f"{branch.call()}: what it shows is chosen by each call, for whole sequences; DilatedCache takes none"
+            )
         if branch.is_of_whole_sequences:
             raise PatternError(
                 f"{branch.call()}: what a token of a {branch.kind} sees is defined for a whole grid, and a sequence that grows "

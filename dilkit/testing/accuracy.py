@@ -114,6 +114,8 @@ def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), la
     def compute(dtype: str) -> Results:
         options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, dtype=dtype, dropout=dropout_in(problem))
         options["softcap"] = problem.softcap or None
+        if tensors.block_layout is not None:
+            options["block_layout"] = tensors.block_layout
 
         def attend(
             q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Bias | None = None

@@ -135,6 +135,8 @@ def _call(
         return _last_rows(case, q, k, v, sink, backend, bias)
     options |= dict(dropout_p=case.dropout_p, bias=bias, softcap=case.softcap or None)
     with seeded():
+        if case.pattern.given_blocks is not None:
+            options["block_layout"] = make_tensors(case, q.device.type).block_layout
         if not case.lengths:
             return dilated_attention(q, k, v, case.pattern, key_padding_mask=mask, **options)
         cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32, device=q.device)

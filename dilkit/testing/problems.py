@@ -37,6 +37,10 @@ MIXED = 80
 """How many cases join several features at random, by a fixed seed."""
 
 
+BLOCKS = "bools", "bools by head", "numbers", "numbers for all"
+"""How the block layout of a call is given: as bools or as numbers, for how many heads; "for all": also for all of a batch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One problem of the list. Its tensors are made by `dilkit.testing.tensors`, seeded by feature and variant.
@@ -47,6 +51,7 @@ class Case:
     `layout`: how the tensors lie in memory. `values`: their sizes; "huge" scores have no correct digits left to recompute
     them from in a backward pass, so `gradients` is False there; "ignored NaN" is in keys and values that the mask ignores.
     `poisoned`: every other sequence is made of NaN and inf, of which nothing may show in the others.
+    `blocks`: how the layout of a call is given, one of `BLOCKS`, where the pattern needs one.
     `sink`: "none", or one of `SINKS`; of heads that have none the logit is -inf. `bias`: "none", or one of `BIAS_FORMS`.
     """
 
@@ -72,6 +77,7 @@ class Case:
     dropout_p: float = 0.0
     bias: str = "none"
     softcap: float = 0.0
+    blocks: str = "bools"
 
     @property
     def name(self) -> str:
@@ -324,6 +330,29 @@ OTHER_KINDS = tuple(
     Case(feature="kinds", variant=variant, dtype=dtype, **fields) for variant, fields in _OTHER_KINDS.items() for dtype in DTYPES
 )
 """Patterns with branches of other kinds than dilated segments, alone and in mixes."""
+
+_GIVEN = BlockSparse(None, 8)
+_GIVEN_BLOCKS: dict[str, Fields] = {
+    "bools": dict(pattern=Pattern.of(_GIVEN), seq=53),
+    "bools causal": dict(pattern=Pattern.of(_GIVEN), seq=53, is_causal=True, kv_heads=2, mask="random"),
+    "bools by head": dict(pattern=Pattern.of(_GIVEN), seq=64, blocks="bools by head", kv_heads=2, layout="sliced"),
+    "bools once": dict(pattern=Pattern.of(_GIVEN, overlap="once"), seq=40, blocks="bools by head", sink="random"),
+    "numbers": dict(pattern=Pattern.of(_GIVEN), seq=53, blocks="numbers", kv_heads=2),
+    "numbers causal": dict(pattern=Pattern.of(_GIVEN), seq=61, blocks="numbers", is_causal=True, dropout_p=0.2),
+    "numbers for all": dict(pattern=Pattern.of(_GIVEN), seq=37, blocks="numbers for all", values="large query"),
+    "beside others": dict(pattern=Pattern.of(*_MIXED, _GIVEN), seq=61, heads=6, kv_heads=3, blocks="numbers", mask="left"),
+    "some heads": dict(pattern=Pattern.of(BlockSparse(None, 17, heads=(1, 3)), SlidingWindow(5)), seq=70, is_causal=True),
+    "long blocks": dict(pattern=Pattern.of(BlockSparse(None, 300)), seq=613, heads=2, head_dim=8, batch=1),
+    "one block": dict(pattern=Pattern.of(BlockSparse(None, 100)), seq=40, blocks="numbers"),
+    "shard": dict(pattern=Pattern.of(_GIVEN, SlidingWindow(3), head_shard=(3, 8)), seq=43, blocks="bools by head"),
+    "bias": dict(pattern=Pattern.of(_GIVEN), seq=59, bias="alibi", softcap=2.0, kv_heads=2),
+}
+GIVEN_BLOCKS = tuple(
+    Case(feature="given blocks", variant=variant, dtype=dtype, **fields)
+    for variant, fields in _GIVEN_BLOCKS.items()
+    for dtype in DTYPES
+)
+"""Blocks that each call gives."""
 
 _SCORES: dict[str, Fields] = {
     "alibi": dict(bias="alibi"),

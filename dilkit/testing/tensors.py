@@ -15,7 +15,7 @@ from dilkit.problem import Problem
 from dilkit.testing.bias_forms import BIAS_FORMS
 from dilkit.testing.biases import made_bias
 from dilkit.testing.poison import poisoned
-from dilkit.testing.problems import Case
+from dilkit.testing.problems import BLOCKS, Case
 
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
 """Largest (query or key, value) of "large" cases: what plain torch math in the dtype can still multiply without overflow."""
@@ -33,6 +33,7 @@ class Tensors:
     dlse: Tensor | None = None
     sink: Tensor | None = None
     bias: Bias | None = None
+    block_layout: Tensor | None = None
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:
@@ -59,7 +60,7 @@ class Tensors:
         if problem.bias is not None:
             sizes = heads, problem.batch, problem.seq
             bias = in_dtype(made_bias(problem.bias, *sizes, generator, str(where)), lse_dtype(query.dtype))
-        return cls(query, key, value, mask, dout, bias=bias)
+        return cls(query, key, value, mask, dout, bias=bias, block_layout=_block_layout(problem, "bools", generator, where))
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +71,7 @@ class Tensors:
         """The same numbers in `dtype`, which ask for no gradients; a bias, whose dtype is its own, stays."""
         q, k, v, dout = (x.detach().to(getattr(torch, dtype)) for x in (*self.qkv, self.dout))
         sink = None if self.sink is None else self.sink.detach().to(q.dtype)
-        return Tensors(q, k, v, self.mask, dout, self.dlse, sink, self.bias)
+        return Tensors(q, k, v, self.mask, dout, self.dlse, sink, self.bias, self.block_layout)
 
 
 def make_tensors(case: Case, device: str = "cpu") -> Tensors:
@@ -91,7 +92,30 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
     sink = _sink(case, draw)
     mask, sink = (None if x is None else x.to(device) for x in (mask, sink))
     wide = lse_dtype(kind)
-    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), None if sink is None else sink.to(kind), _bias(case, draw, device))
+    sink = None if sink is None else sink.to(kind)
+    bias = _bias(case, draw, device)
+    layout = _block_layout(case.problem(), case.blocks, draw, torch.device("cpu"))
+    return Tensors(q, k, v, mask, dout, dlse.to(device, wide), sink, bias, None if layout is None else layout.to(device))
+
+
+def _block_layout(problem: Problem, form: str, draw: torch.Generator, device: torch.device) -> Tensor | None:
+    """The layout of a call, where the pattern needs one: a third of the blocks, but for no block at all in every fifth row."""
+    branch = problem.pattern.given_blocks
+    if branch is None:
+        return None
+    blocks, by_head = (
+        -(-problem.seq // branch.unit),
+        dict(zip(BLOCKS, (1, problem.heads, problem.kv_heads, 1), strict=True))[form],
+    )
+    batch = 1 if form == "numbers for all" else problem.batch
+    seen = torch.rand(batch, by_head, blocks, blocks, generator=draw, device=device) < 1 / 3
+    seen[:, :, ::5] = False
+    if not form.startswith("numbers"):
+        return seen
+    if problem.is_causal:
+        seen = seen.tril()
+    numbers = torch.arange(blocks, device=device).where(seen, -1)
+    return numbers.sort(-1, descending=True).values[..., : max(1, int(seen.sum(-1).max()))]
 
 
 def _bias(case: Case, draw: torch.Generator, device: str) -> Bias | None:

@@ -18,7 +18,7 @@ from dilkit.op.zero_keys import sink_gradient
 from dilkit.registry import Broken, backends
 from dilkit.testing.conformance import check
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, SCORES, Case
+from dilkit.testing.problems import DROPPING, GIVEN_BLOCKS, OTHER_KINDS, PROBLEMS, SCORES, Case
 
 SIMPLE = Case(feature="plain", variant="nested")
 
@@ -28,7 +28,7 @@ def test_no_backend_is_broken() -> None:
     assert not broken
 
 
-LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS, *SCORES)
+LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS, *GIVEN_BLOCKS, *SCORES)
 SHARES = {"sdpa": 2, "reference": 6}
 """A backend that is not here has every variant of a feature by default, these have one of so many."""
 

@@ -38,10 +38,12 @@ from dilkit.inputs import Inputs
 from dilkit.oracle import oracle_attention
 from dilkit.testing.conformance import check
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, SCORES, Case
+from dilkit.testing.problems import GIVEN_BLOCKS, OTHER_KINDS, PROBLEMS, SCORES, Case
 
 CPU = torch.device("cpu")
-LISTED = [case for case in (*PROBLEMS, *SEQUENCES, *OTHER_KINDS, *SCORES) if case.dtype != "float64" and not case.rows]
+LISTED = [
+    case for case in (*PROBLEMS, *SEQUENCES, *OTHER_KINDS, *GIVEN_BLOCKS, *SCORES) if case.dtype != "float64" and not case.rows
+]
 USUAL = LISTED[7::61]
 """By default so many."""
 

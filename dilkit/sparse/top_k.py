@@ -1,0 +1,63 @@
+"""`top_k_blocks`: for each block of queries the blocks of keys that score highest in the mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dilkit.checks import boolean, integer
+from dilkit.op.arguments import check_inputs
+from dilkit.pattern import Pattern
+
+
+@torch.no_grad()
+def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_causal: bool = False) -> Tensor:
+    """The `k` blocks of keys that each block of queries scores highest, itself always among them.
+
+        score[b, g, r, c] = (mean of the queries of block r, over the query heads of g too) . (mean of the keys of block c)
+
+    This is how MoBA (arXiv 2502.13189) scores the blocks of a query, in the mean over the queries of a block, which see the same.
+
+    - `query` `(batch, seq, heads, head_dim)`, `key` `(batch, seq, kv_heads, head_dim)`; the last block may be short.
+    - `is_causal`: only blocks that do not come after the block of queries. Where there are fewer than `k`, -1 fills up.
+
+    Returns int64 `(batch, kv_heads, blocks, min(k, blocks))`, descending by score behind the own block: `block_layout` of
+    `dilkit.dilated_attention` for a branch `BlockSparse(None, block_size)`. It has no gradient. Raises TypeError or ValueError
+    for tensors that do not fit each other and numbers below 1.
+
+        >>> import torch
+        >>> from dilkit import BlockSparse, Pattern, dilated_attention
+        >>> from dilkit.sparse import top_k_blocks
+        >>> q, k, v = torch.randn(3, 1, 512, 4, 16).unbind()
+        >>> chosen = top_k_blocks(q, k, block_size=64, k=2, is_causal=True)
+        >>> chosen.shape, chosen[0, 0, :2].tolist()
+        (torch.Size([1, 4, 8, 2]), [[0, -1], [1, 0]])
+        >>> pattern = Pattern.of(BlockSparse(None, block_size=64))
+        >>> dilated_attention(q, k, v, pattern, block_layout=chosen, is_causal=True).shape
+        torch.Size([1, 512, 4, 16])
+    """
+    check_inputs(query, key, key, Pattern.dense())
+    boolean("is_causal", is_causal)
+    size, most = integer("block_size", block_size, at_least=1), integer("k", k, at_least=1)
+    of_queries, of_keys = _means(query, size), _means(key, size)
+    blocks = of_keys.shape[1]
+    grouped = of_queries.view(*of_keys.shape[:3], -1, of_keys.shape[3]).mean(3)
+    scores = torch.einsum("brgd,bcgd->bgrc", grouped, of_keys)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(blocks, blocks, dtype=torch.bool, device=scores.device).triu(1), -torch.inf)
+    scores.diagonal(dim1=2, dim2=3).fill_(torch.inf)
+    found = scores.topk(min(most, blocks), dim=-1)
+    return found.indices.masked_fill(found.values == -torch.inf, -1)
+
+
+def _means(x: Tensor, size: int) -> Tensor:
+    """Of each block of rows `(batch, seq, heads, head_dim)`, in float32 or more: `(batch, blocks, heads, head_dim)`."""
+    seq, wide = x.shape[1], x.to(torch.promote_types(x.dtype, torch.float32))
+    blocks = -(-seq // size)
+    filled = F.pad(wide, (0, 0, 0, 0, 0, blocks * size - seq))
+    sums = filled.view(len(x), blocks, size, *x.shape[2:]).sum(2)
+    rows: Tensor = (
+        torch.arange(1, blocks + 1, device=x.device).mul(size).clamp(max=seq) - torch.arange(blocks, device=x.device) * size
+    )
+    return sums / rows[:, None, None]
