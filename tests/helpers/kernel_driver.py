@@ -20,6 +20,7 @@ import torch
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
 from dilkit.backends.native.backend import encode_problem
+from dilkit.backends.native.layouts import given_tables
 from dilkit.bias.base import Bias
 from dilkit.bias.form import LoweredBias
 from dilkit.bias.tables import RelativeTable
@@ -27,7 +28,7 @@ from dilkit.op.scores import Scores, packed_scores, scores_of
 from dilkit.oracle import oracle_attention, oracle_attention_varlen
 from dilkit.problem import DTYPES
 from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import PROBLEMS, SCORES, Case
+from dilkit.testing.problems import GIVEN_BLOCKS, PROBLEMS, SCORES, Case
 from dilkit.testing.tensors import Tensors, make_tensors
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def cases() -> Iterator[Case]:
 
     Caches and dropout are left out: the driver computes the last rows of every causal problem itself, and drops nothing.
     """
-    scores = (case for case in SCORES if case.dtype in OF_SCORES)
+    scores = (case for case in (*SCORES, *GIVEN_BLOCKS) if case.dtype in OF_SCORES)
     listed = (case for case in (*PROBLEMS, *PACKED, *scores) if case.values == "normal" and not case.poisoned)
     yield from (case for case in listed if not (case.zero_keys or case.rows or case.dropout_p or case.sink != "none"))
     packed = (
@@ -100,13 +101,14 @@ def write(case: Case, file: BinaryIO) -> None:
     tensors = make_tensors(case)
     problem = case.problem()
     with mock.patch.multiple("dilkit.backends.native.backend", CHUNK_ROWS=96, BLOCK_ROWS=48):
-        (batch, _, *sizes), dtype, causal, once, scale, arrays, scores = encode_problem(problem)
+        (batch, _, *sizes), dtype, causal, once, scale, arrays, scores, given = encode_problem(problem)
     mask = tensors.mask
     starts = [0, *accumulate(case.lengths)] if case.lengths else []
     bias, lowered = bias_of(case, tensors)
     positions = None if lowered is None else lowered.positions
     counts = len(arrays.kind), len(starts), mask is not None, 0 if positions is None else len(positions)
     file.write(np.array([batch, case.seq, *sizes, dtype, causal, once, *counts], np.int64).tobytes())
+    write_given(given, case, tensors, file)
     softcap, kind, dims, apart, sizes_of_table = scores
     file.write(np.array([kind, dims, apart, *sizes_of_table], np.int64).tobytes())
     file.write(np.array([scale, softcap], np.float64).tobytes())
@@ -126,12 +128,27 @@ def write(case: Case, file: BinaryIO) -> None:
         bias = bias.with_weights(leaves[3])
     qkv = leaves[:3]
     options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, bias=bias, softcap=case.softcap or None)
+    if tensors.block_layout is not None:
+        options["block_layout"] = tensors.block_layout
     if case.lengths:
         out, lse = oracle_attention_varlen(*qkv, case.pattern, case.lengths, **options)
     else:
         out, lse = oracle_attention(*qkv, case.pattern, key_padding_mask=mask, **options)
     for x in (out, lse, *torch.autograd.grad(out, leaves, tensors.dout.double())):
         file.write(x.detach().contiguous().numpy().astype(np.float64).tobytes())
+
+
+def write_given(branch: int, case: Case, tensors: Tensors, file: BinaryIO) -> None:
+    """Append the tables of the block layout of a call; `branch` is -1 where there is none."""
+    layout, given = tensors.block_layout, case.pattern.given_blocks
+    if layout is None or given is None:
+        file.write(np.array([-1, 0, 0, 0, 0], np.int64).tobytes())
+        return
+    tables = given_tables(layout, given.unit)
+    sizes = tables.batches, tables.heads, len(tables.rows_end), len(tables.columns)
+    file.write(np.array([branch, *sizes], np.int64).tobytes())
+    for array in tables[:4]:
+        file.write(array.tobytes())
 
 
 def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | None]:

@@ -1,7 +1,7 @@
 /* Runs the CPU kernel over the problems of a file, forward and backward, and compares with the results in the file. It is built with
  * sanitizers. Every instruction set that runs here computes with one thread and with four, in buffers of exactly the size needed.
  *
- *     run.py ---> file: header, scores, branches, q, k, v, dout, mask, starts, bias, expected results ---> next ---> check ---> native_run
+ *     run.py ---> file: header, given blocks, scores, branches, q, k, v, dout, mask, starts, bias, expected results ---> next ---> check ---> native_run
  */
 #include "blocks.h"
 #include "load_store.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HEADER = 16, ARRAYS = 13, SCORES = 6, RESULTS = 6 }; /* results: out, lse, dq, dk, dv and those of the weights of a bias */
+enum { HEADER = 16, ARRAYS = 13, SCORES = 6, GIVEN = 5, RESULTS = 6 }; /* results: out, lse, dq, dk, dv and those of the weights of a bias */
 
 static FILE *file;
 
@@ -138,7 +138,13 @@ static int next(const int64_t *header, int number_of) {
     Problem p = {.batch = header[0], .seq = header[1], .heads = header[2], .kv_heads = header[3], .dim = header[4]};
     p.most_block_rows = header[5], p.row_step = header[6], p.least_chunk_rows = header[7], p.classes = header[8], p.step = 1;
     p.dtype = (int)header[9], p.causal = (int)header[10], p.once = (int)header[11], p.branches = header[12];
-    p.lse_head = p.seq, p.keep_scale = 1, p.given = -1;
+    p.lse_head = p.seq, p.keep_scale = 1;
+    int64_t *given = bytes(8 * GIVEN), *tables[4]; /* the branch, batches, heads, runs of rows and of columns */
+    p.given = given[0], p.given_batches = given[1], p.given_heads = given[2];
+    const int64_t lengths[] = {2 * given[1] * given[2] + 1, given[3], given[3] + 1, 2 * given[4]};
+    for (int i = 0; i < 4; i++)
+        tables[i] = bytes(p.given < 0 ? 0 : 8 * lengths[i]);
+    p.given_runs = (RunTables){tables[0], tables[1], tables[2], (const int64_t (*)[2])(const void *)tables[3]};
     int64_t queries = p.batch * p.seq * p.heads, keys = p.batch * p.seq * p.kv_heads, size = p.dim * size_of(p.dtype);
     int64_t *scores = bytes(8 * SCORES), wide = p.dtype == FLOAT64 ? 8 : 4;
     double *scale = bytes(8 * 2);
@@ -169,7 +175,7 @@ static int next(const int64_t *header, int number_of) {
         p.starts = starts, p.batch = header[13] - 1;
     else
         choose_blocks(&p);
-    int right = 1, last = p.causal && !mask && !starts && p.classes == 1;
+    int right = 1, last = p.causal && !mask && !starts && p.classes == 1 && p.given < 0;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         for (int threads = 1; threads <= 4; threads += 3)
             if (!check(codes[i], p, threads, expected) || (last && !check_some_last(codes[i], p, threads, expected[0]))) {
@@ -178,7 +184,9 @@ static int next(const int64_t *header, int number_of) {
             }
     for (int i = 0; i < ARRAYS; i++)
         free(array[i]);
-    free(counts), free(scores), free(bias), free(positions), free(scale), free(starts), free(q), free(k), free(v), free(dout), free(mask);
+    for (int i = 0; i < 4; i++)
+        free(tables[i]);
+    free(given), free(counts), free(scores), free(bias), free(positions), free(scale), free(starts), free(q), free(k), free(v), free(dout), free(mask);
     for (int i = 0; i < RESULTS; i++)
         free(expected[i]);
     return right;
