@@ -16,6 +16,7 @@ import dilkit.integrations.natten
 import dilkit.integrations.titan
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
+import dilkit.sparse
 import dilkit.nn
 
 PACKAGES = (
@@ -29,6 +30,7 @@ PACKAGES = (
     dilkit.integrations.titan,
     dilkit.integrations.torchscale,
     dilkit.integrations.transformers,
+    dilkit.sparse,
 )
 PARSER = doctest.DocTestParser()
 
