@@ -16,8 +16,8 @@ import dilkit.integrations.natten
 import dilkit.integrations.titan
 import dilkit.integrations.torchscale
 import dilkit.integrations.transformers
-import dilkit.sparse
 import dilkit.nn
+import dilkit.sparse
 
 PACKAGES = (
     dilkit,
