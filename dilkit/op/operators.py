@@ -70,7 +70,8 @@ def _forward(
     if sink is not None:
         check_sink(sink, query)
         boundary.check_memory(("sink",), (sink,))
-    _check_layout(prepared.problem, block_layout, query)
+    if block_layout is not None or prepared.needs_layout:
+        _check_layout(prepared.problem, block_layout, query)
     if query.numel() == 0:
         return boundary.empty_outputs(query)
     if cu_seqlens is not None and max_seqlen is not None and cu_seqlens.device.type == "cuda":
@@ -118,7 +119,8 @@ def _backward(
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
     prepared = _prepared(boundary.SAVED, tensors, scale, call, longest)
     scores = _bias(prepared.problem, bias, positions, query)
-    _check_layout(prepared.problem, block_layout, query)
+    if block_layout is not None or prepared.needs_layout:
+        _check_layout(prepared.problem, block_layout, query)
     if query.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), _bias_gradient(prepared.problem, query)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
@@ -138,7 +140,7 @@ def _backward(
 class PreparedCall:
     """What was chosen and worked out for calls with the same facts.
 
-    `foreign`: the backend is none of dilkit's own. `zero_keys`: those that rows see at the end of the forward pass, if any do.
+    `foreign`: the backend is none of dilkit's own. `needs_layout`: each call gives the blocks of a branch. `zero_keys`: those that rows see at the end of the forward pass, if any do.
     """
 
     backend: Backend
@@ -147,6 +149,7 @@ class PreparedCall:
     problem: Problem
     admission: boundary.Admission
     foreign: bool
+    needs_layout: bool
     zero_keys: ZeroKeys | None
     nbytes: int
 
@@ -225,7 +228,8 @@ def _prepare(
     padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS and not longest
     zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
     nbytes = _TEXTS * len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
-    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, zero_keys, nbytes)
+    given = pattern.given_blocks is not None
+    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, given, zero_keys, nbytes)
 
 
 _TEXTS = 3

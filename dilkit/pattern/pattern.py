@@ -298,7 +298,7 @@ class Pattern(Presets):
         for branch in self.branches:
             branch.check_seq(seq)
 
-    @cached_property
+    @property
     def given_blocks(self) -> Branch | None:
         """The branch whose layout each call gives, if there is one."""
         return next((branch for branch in self.branches if branch.is_given_by_call), None)
