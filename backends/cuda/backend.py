@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda import scores
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
@@ -20,6 +21,7 @@ from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSched
 from dilkit.backends.tiles.relation_tiles import most_runs
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_BRANCHES, MAX_SEQ, MOST_ROWS
+from dilkit.bias.form import BIASES
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -57,6 +59,8 @@ class CupyRaw(TiledBackend):
         max_head_dim=max(HEAD_DIMS),
         varlen=True,
         dropout=True,
+        softcap=True,
+        biases=frozenset(BIASES),
         forms=FORMS,
     )
     priority = 5
@@ -125,13 +129,20 @@ class CupyRaw(TiledBackend):
         if not items:
             return
         blocks = min(items, self.launcher.resident(kernel, device))
-        if items > blocks:
+        dbias, parts = tensors.get("dbias"), None
+        if dbias is not None:
+            blocks = min(blocks, scores.most_blocks(kernel, problem))
+            parts = scores.bias_parts(kernel, problem, blocks, device)
+            tensors = {**tensors, "bias_parts": parts}
+        elif items > blocks:
             addresses["counter"] = self.launcher.counter(device)
         places = None if dropout is None or dropout.places is None else dropout.places.to(device)
         if places is not None:
             addresses["places"] = places.data_ptr()
         arguments = make_arguments(problem, tensors, group.group, group.tile_count, addresses, first, dropout)
         self.launcher.launch(kernel, blocks, arguments, device)
+        if dbias is not None and parts is not None:
+            scores.add_parts(dbias, parts)
 
     def _schedule(self, kernel: CudaKernel, kind: str, tensors: Tensors, problem: Problem) -> DeviceSchedule:
         device = _device(tensors)
@@ -154,7 +165,18 @@ class CupyRaw(TiledBackend):
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
         capability, dropout = self._capability(problem), problem.dropout_p > 0 and role != "dots"
-        return kernel_for(role, problem.dtype, problem.head_dim, capability, vector, most_rows, problem.varlen, dropout)
+        changed = scores.macros(role, problem.softcap > 0, problem.bias)
+        return kernel_for(
+            role,
+            problem.dtype,
+            problem.head_dim,
+            capability,
+            vector,
+            most_rows,
+            problem.varlen,
+            dropout,
+            changed,
+        )
 
     def _capability(self, problem: Problem) -> Capability:
         capability = self.capability or problem.device.capability

@@ -16,7 +16,7 @@ from dilkit.device import Capability
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.testing.conformance import Result, check
 from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, Case
+from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, SCORES, Case
 
 
 @contextmanager
@@ -103,6 +103,17 @@ def kinds(capability: Capability, dtype: str) -> Runs:
 KINDS = [kinds(FP32, "float32"), kinds(TENSOR_CORES, "bfloat16")]
 
 
+SCORED: Runs = [
+    (capability, case)
+    for capability, dtype in ((FP32, "float32"), (TENSOR_CORES, "bfloat16"))
+    for case in SCORES
+    if case.dtype == dtype and not OnHost(capability).refusals(case.problem())
+]
+FIRST_SCORED = {FP32: ("softcap alibi mask", "clipped table"), TENSOR_CORES: ("coordinates packed", "softcap grid packed")}
+SCORED_FIRST = [run for run in SCORED if run[1].variant in FIRST_SCORED[run[0]]]
+"""Of each kind of kernel, one by distance and one by table, one of them with a softcap."""
+
+
 def name(run: tuple[Capability, Case]) -> str:
     return "sm_{}{}-{}".format(*run[0], run[1].name)
 
@@ -136,6 +147,14 @@ DROPPED_FIRST = [next(run for run in DROPPED if run[0] == FP32), next(run for ru
 
 @pytest.mark.parametrize("run", all_but(DROPPED, DROPPED_FIRST))
 def test_the_kernels_drop_the_right_weights(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
+    with backend(run[0]) as known:
+        result = check(known, run[1])
+    into_matrix(result)
+    assert result.verdict == "passed", result
+
+
+@pytest.mark.parametrize("run", all_but(SCORED, SCORED_FIRST))
+def test_the_kernels_change_scores_rightly(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
     with backend(run[0]) as known:
         result = check(known, run[1])
     into_matrix(result)

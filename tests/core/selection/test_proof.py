@@ -75,7 +75,7 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
-    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False, softcap=False)
+    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False, softcap=False, bias="")
     assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", head_dim=32, **flags)]
     in_a_new_process()
     with registered(Proven()):
@@ -197,7 +197,7 @@ def test_a_program_that_is_not_there() -> None:
 
 
 REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, head_dim=20)
-REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False)
+REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False, bias="")
 
 
 @pytest.fixture
@@ -221,6 +221,8 @@ def test_every_case_of_a_proof_on_a_backend_that_is_right(capsys: pytest.Capture
     proving.main(json.dumps(REQUEST | dict(varlen=True, kinds=True)))
     proving.main(json.dumps(REQUEST | dict(dropout=True)))
     proving.main(json.dumps(REQUEST | dict(softcap=True)))
+    proving.main(json.dumps(REQUEST | dict(bias="2//l1/11")))
+    proving.main(json.dumps(REQUEST | dict(bias="1/9//11", varlen=True)))
     assert capsys.readouterr().out.strip() == ""
 
 
