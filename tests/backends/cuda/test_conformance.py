@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -180,9 +182,18 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
         torch.testing.assert_close(got, right, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.02)
 
 
+CHANGED: Runs = [
+    (capability, replace(case, bias=bias, softcap=softcap))
+    for (capability, case), (bias, softcap) in zip(
+        SIZES, cycle([("grid", 2.0), ("alibi", 0.0), ("euclidean", 0.0), ("none", 1.0)])
+    )
+]
+"""Every size of every kernel with one of the ways in which scores are changed."""
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    "run", REST + SIZES + [run for kind, listed in enumerate(KINDS) for run in listed[1 - kind :: 2]], ids=name
+    "run", REST + SIZES + CHANGED + [run for kind, listed in enumerate(KINDS) for run in listed[1 - kind :: 2]], ids=name
 )
 def test_the_kernels_are_right_at_other_sizes(run: tuple[Capability, Case]) -> None:
     with backend(run[0]) as known:
