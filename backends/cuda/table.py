@@ -104,6 +104,7 @@ MMA_FORWARD = (
     Config((16, 32, 48, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = (
+    Config((64,), 128, 2, 64, since=(12, 0), changed=True),
     Config((32,), 128, 3, 128, defines=(("SPARE", 1),), since=(10, 0)),
     Config((64,), 128, 2, 128, defines=(("SPARE", 2),), since=(9, 0)),
     *(Config((16,), 128, 4, 128), Config((32,), 128, 3, 128), Config((48,), 128, 2, 128)),

@@ -46,18 +46,21 @@ DEVICE void changed_score_gradients(Scores p, Scores ds, const float2 *column_te
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         float4 terms = ((const float4 *)column_terms)[n * 4 + this_thread() % 4];
-        Point queries[2] = {column_point(of, columns, slot, n, 0), column_point(of, columns, slot, n, 1)};
 #pragma unroll
-        for (int m = 0; m < FRAGMENTS; m++)
+        for (int c = 0; c < 2; c++) {
+            Point query = column_point(of, columns, slot, n, c);
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float score = capped(of, p[m][n][e]), bias = bias_of(of, queries[e % 2], own_point(of, tile, m, e / 2));
-                p[m][n][e] = exp2_fast((score + bias) * LOG2E + (e % 2 ? terms.z : terms.x));
-                ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (e % 2 ? terms.w : terms.y));
-                if (SOFTCAP)
-                    ds[m][n][e] *= cap_slope(of, score);
-            }
-        keep_loads_here();
+            for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+                for (int e = c; e < 4; e += 2) {
+                    float score = capped(of, p[m][n][e]), bias = bias_of(of, query, own_point(of, tile, m, e / 2));
+                    p[m][n][e] = exp2_fast((score + bias) * LOG2E + (c ? terms.z : terms.x));
+                    ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (c ? terms.w : terms.y));
+                    if (SOFTCAP)
+                        ds[m][n][e] *= cap_slope(of, score);
+                }
+            keep_loads_here();
+        }
     }
 }
 #endif
