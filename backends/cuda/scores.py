@@ -16,7 +16,6 @@ from dilkit.bias.form import METRICS, BiasForm
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 MOST_PART_BYTES = 2**28
@@ -39,21 +38,16 @@ def macros(role: str, softcap: bool, form: BiasForm | None) -> tuple[tuple[str, 
     return tuple((name, value) for name, value in asked.items() if value)
 
 
-def most_blocks(kernel: CudaKernel, problem: Problem) -> int:
-    """How many blocks may sum the gradient of the weights of a bias."""
-    assert problem.bias is not None
-    return max(1, MOST_PART_BYTES // (4 * problem.bias.entries * (kernel.threads + problem.heads)))
+def bias_parts(kernel: CudaKernel, problem: Problem, blocks: int, dbias: Tensor | None) -> Tensor | None:
+    """Zeros for the blocks that may sum the gradient of the weights, at most `blocks`; None where `dbias` is not wanted."""
+    if dbias is None:
+        return None
+    sizes = dbias.shape[1], kernel.threads + problem.heads
+    most = max(1, MOST_PART_BYTES // (dbias.element_size() * sizes[0] * sizes[1]))
+    return dbias.new_zeros(min(blocks, most), *sizes)
 
 
-def bias_parts(kernel: CudaKernel, problem: Problem, blocks: int, device: torch.device) -> Tensor:
-    """Zeros for so many blocks."""
-    import torch
-
-    assert problem.bias is not None
-    sizes = blocks, problem.bias.entries, kernel.threads + problem.heads
-    return torch.zeros(sizes, dtype=torch.float32, device=device)
-
-
-def add_parts(dbias: Tensor, parts: Tensor) -> None:
+def add_parts(dbias: Tensor | None, parts: Tensor) -> None:
     """Add the sums of all blocks to `dbias` `(heads, entries)`."""
+    assert dbias is not None
     dbias += parts[:, :, -len(dbias) :].sum(0).T

@@ -71,8 +71,8 @@ class TritonTiles(TiledBackend):
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         form = problem.bias
         if form is not None and form.learned and form.entries > MOST_LEARNED:
-            found = Refusal("learned bias", f"{form.entries} weights a head", f"at most {MOST_LEARNED}", 'backend="cupy_raw"')
-            return (*super().refusals(problem), found)
+            many = Refusal("learned bias", f"{form.entries} weights a head", f"at most {MOST_LEARNED}", 'backend="cupy_raw"')
+            return (*super().refusals(problem), many)
         return super().refusals(problem)
 
     def detail(self, problem: Problem) -> str:

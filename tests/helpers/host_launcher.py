@@ -188,8 +188,8 @@ def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[S
     batch = 1 if arguments["starts"] else int(arguments["batch"])
     positions = (batch - 1) * int(arguments["positions_batch"]) + seq * macros.get("DIMS", 1)
     sizes = dict(bias_weights=heads * entries, positions=positions, bias_parts=blocks * entries * (macros["THREADS"] + heads))
-    found = [(int(arguments[name]), 4 * size, name, name != "bias_parts") for name, size in sizes.items()]
-    return [span for span in found if span[0]]
+    spans = [(int(arguments[name]), 4 * size, name, name != "bias_parts") for name, size in sizes.items()]
+    return [span for span in spans if span[0]]
 
 
 def branch_records(address: int, count: int) -> int:
