@@ -16,8 +16,8 @@ STORAGE = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 OLDEST: Capability = (5, 2)
 
-BIASED_THREADS = 256
-"""Of a multiprocessor, that registers of kernels are limited for that add a bias: each then has as many as there can be."""
+CHANGED_THREADS = 256
+"""Of a multiprocessor, that registers are limited for in kernels with a softcap or a bias: each has as many as there can be."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Config:
         """Whether it is for kernels of this padded head_dim on such a device."""
         return head_dim in self.head_dims and self.since <= capability < self.before and self.changed in (None, changed)
 
-    def resident(self, biased: bool) -> int:
+    def resident(self, changed: bool) -> int:
         """The blocks that registers are limited for."""
-        return min(self.blocks, BIASED_THREADS // self.threads) if biased else self.blocks
+        return min(self.blocks, CHANGED_THREADS // self.threads) if changed else self.blocks
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ MMA_FORWARD = (
     Config((16, 32, 48, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = (
-    Config((64,), 128, 2, 64, since=(12, 0), changed=True),
+    Config((64,), 128, 2, 64, since=(10, 0), changed=True),
     Config((32,), 128, 3, 128, defines=(("SPARE", 1),), since=(10, 0)),
     Config((64,), 128, 2, 128, defines=(("SPARE", 2),), since=(9, 0)),
     *(Config((16,), 128, 4, 128), Config((32,), 128, 3, 128), Config((48,), 128, 2, 128)),
@@ -186,13 +186,13 @@ def kernel_for(
     size = padded(head_dim)
     asked = tuple((name, 1) for name, wanted in (("PACKED", packed), ("DROPOUT", dropout)) if wanted)
     defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *asked, *scores
-    biased = "BIASED" in dict(scores)
+    changed = scores != ()
     for family in TABLE:
         if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:
             continue
         for c in family.configs:
-            if c.serves(size, capability, scores != ()) and c.tile_rows <= most_rows:
-                sizes, shared = (c.threads, c.resident(biased), c.tile_rows), c.shared_rows * size * 2
+            if c.serves(size, capability, changed) and c.tile_rows <= most_rows:
+                sizes, shared = (c.threads, c.resident(changed), c.tile_rows), c.shared_rows * size * 2
                 return CudaKernel(family.source, family.name, *sizes, (*defines, *c.defines), shared)
     shown = f"{capability[0]}.{capability[1]}"
     raise ValueError(f"{role} of {dtype} with head_dim={head_dim} on capability {shown}: no kernel; use another backend")

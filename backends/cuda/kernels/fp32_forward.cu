@@ -232,7 +232,9 @@ DEVICE void change_scores(float *scores, const int *positions, const Args *args,
 #pragma unroll
         for (int i = 0; i < THREAD_ROWS; i++) {
             float *score = scores + i * THREAD_KEYS + j;
-            *score = (capped(&of, *score) + bias_of(&of, point_of(&of, own_position(&task->tile, row + i)), key)) * LOG2E;
+            *score = capped(&of, *score);
+            keep_loads_here();
+            *score = (*score + bias_of(&of, point_of(&of, own_position(&task->tile, row + i)), key)) * LOG2E;
         }
         keep_loads_here();
     }
