@@ -81,12 +81,12 @@ def dquery(
     """Write the gradient of queries, or add to it unless `FIRST`."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
     rows, there, head, base = tile_at(table, tile, ROWS)
-    kv_head = head // group
     queries = load_rows(query, batch, head, rows, there, DIM, SIZE)
     douts = load_rows(dout, batch, head, rows, there, DIM, SIZE)
     lses, deltas = load_sums(lse, delta, batch, head, heads, seq, rows, there)
     span, flags = span_at(table, tile), mask + batch.to(tl.int64) * seq
     sums = tl.zeros([ROWS, SIZE], tl.float32)
+    kv_head = head // group
     sums = add_keys(
         sums, queries, douts, lses, deltas, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back,
         ahead, scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS, LEARNED,

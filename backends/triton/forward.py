@@ -64,7 +64,6 @@ def forward(
     """Write `out` and `lse`. `group`: query heads that share a key/value head. `FIRST`: no earlier group has written."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
     rows, there, head, base = tile_at(table, tile, ROWS)
-    kv_head = head // group
     sums_at = by_row(lse, batch, head, heads, seq) + rows
     queries = load_rows(query, batch, head, rows, there, DIM, SIZE)
     if FIRST:
@@ -75,6 +74,7 @@ def forward(
         sums = load_rows(out, batch, head, rows, there, DIM, SIZE).to(tl.float32)
     total = tl.where(maximum == -float("inf"), 0.0, 1.0)
     span, flags = span_at(table, tile), mask + batch.to(tl.int64) * seq
+    kv_head = head // group
     maximum, total, sums = attend(
         maximum, total, sums, queries, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back, ahead,
         scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
