@@ -2,10 +2,10 @@
 
     forward     the kernel "forward"                            query, key, value           -> out, lse
     backward    the kernel "dots"                               dout, out                   -> delta = rowsum(dout * out)
-                the kernel "dquery", over query tiles           query, key, value, dout     -> dquery
+                the kernel "dquery", over query tiles           query, key, value, dout     -> dquery, dbias if that is learned
                 the kernel "dkeyvalue", over key tiles          query, key, value, dout     -> dkey, dvalue
 
-No gradient is summed by atomics, so equal inputs give equal bits.
+No two blocks add to the same number, so equal inputs give equal bits.
 """
 
 from __future__ import annotations

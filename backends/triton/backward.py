@@ -10,7 +10,8 @@
 
 Row i of a tile sees the columns from `i - back` to `i + ahead`: for keys the two have changed places.
 
-A program computes one tile for one element of the batch, sums its gradients in registers and writes them once: no atomics. With
+A program computes one tile for one element of the batch, sums its gradients in registers and writes them once: no atomics, but
+for the gradient of the weights of a bias, of which each program adds to a line of its own. With
 the `lse` of the whole softmax every part of a gradient is exact by itself, so later groups add to what earlier ones have written.
 """
 
