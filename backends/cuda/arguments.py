@@ -26,6 +26,7 @@ VIEW = np.dtype([("data", np.uint64), ("batch", np.int64), ("row", np.int64), ("
 
 VIEWS = ("query", "key", "value", "out", "dout", "dquery", "dkey", "dvalue")
 ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends", "places")
+BIAS_TENSORS = ("bias_weights", "positions", "bias_parts")
 COUNTS = ("tile_count", "branch_count", "batch", "seq", "heads", "kv_heads", "head_dim", "back", "ahead", "once", "first")
 
 ARGUMENTS = np.dtype(
@@ -36,12 +37,16 @@ ARGUMENTS = np.dtype(
     + [(name, np.int32) for name in COUNTS]
     + [("scale", np.float32), ("keep_scale", np.float32)]
     + [(name, np.int32) for name in ("first_batch", "first_head")]
-    + [(name, np.uint32) for name in ("seed_low", "seed_high", "threshold")],
+    + [(name, np.uint32) for name in ("seed_low", "seed_high", "threshold")]
+    + [(name, np.uint64) for name in BIAS_TENSORS]
+    + [("positions_batch", np.int64)]
+    + [(name, np.int32) for name in ("entries", "size_0", "size_1", "size_2")]
+    + [("softcap", np.float32)],
     align=True,
 )
 """`Args` of `kernels/dilated.cuh`, which a kernel gets by value. An address that it does not use is 0."""
 
-_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I 0q")
+_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I {len(BIAS_TENSORS)}q q 4i f 0q")
 """The same for `struct`, which packs it much faster than numpy fills it field by field."""
 
 _NOWHERE = 0, 0, 0, 0
@@ -59,8 +64,9 @@ def make_arguments(
     """The `ARGUMENTS` of one launch: an array of no dimensions, which CuPy passes by value. Without a `group`, it is over rows in
     the order of memory.
 
-    `tensors`: any of `VIEWS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles` (`tile_count` of them),
-    `branches` and, if there are any, `counter`, `starts`, `tile_ends` and `places` of `dropout` lie on the device.
+    `tensors`: any of `VIEWS` and `BIAS_TENSORS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles`
+    (`tile_count` of them), `branches` and, if there are any, `counter`, `starts`, `tile_ends` and `places` of `dropout` lie on
+    the device.
     `first`: whether no earlier group has written the results.
     """
     views = [number for name in VIEWS for number in _view(tensors.get(name))]
@@ -72,7 +78,8 @@ def make_arguments(
     bounds = (group.back, group.ahead) if group else (FAR, FAR)
     flags = *bounds, problem.pattern.overlap == "once", first
     mask_strides = (0, 0) if mask is None else mask.stride()
-    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, problem.scale, *_dropped(dropout))
+    options = problem.scale, *_dropped(dropout), *_scores(problem, tensors)
+    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, *options)
     return np.frombuffer(packed, ARGUMENTS).reshape(())
 
 
@@ -82,6 +89,18 @@ def _dropped(dropout: Dropout | None) -> tuple[float, int, int, int, int, int]:
         return 1.0, 0, 0, 0, 0, 0
     low, high = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
     return dropout.factor, dropout.first_batch, dropout.first_head, low, high, dropout.threshold
+
+
+def _scores(problem: Problem, tensors: Mapping[str, Tensor | None]) -> tuple[float, ...]:
+    """The arguments from `bias_weights` on."""
+    form = problem.bias
+    if form is None:
+        return *(0 for _ in BIAS_TENSORS), 0, 0, 0, 0, 0, problem.softcap
+    given = [tensors.get(name) for name in BIAS_TENSORS]
+    positions = tensors.get("positions")
+    apart = positions.stride(0) if positions is not None and len(positions) > 1 else 0
+    sizes = (*form.sizes, 1, 1, 1)[:3]
+    return *(0 if x is None else x.data_ptr() for x in given), apart, form.entries, *sizes, problem.softcap
 
 
 def _view(tensor: Tensor | None) -> tuple[int, ...]:

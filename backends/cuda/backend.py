@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda import scores
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
@@ -20,11 +21,13 @@ from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSched
 from dilkit.backends.tiles.relation_tiles import most_runs
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_BRANCHES, MAX_SEQ, MOST_ROWS
+from dilkit.bias.form import APART, BIASES
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dilkit.op.dropout import Dropout
 
@@ -57,6 +60,8 @@ class CupyRaw(TiledBackend):
         max_head_dim=max(HEAD_DIMS),
         varlen=True,
         dropout=True,
+        softcap=True,
+        biases=frozenset(BIASES) - {APART},
         forms=FORMS,
     )
     priority = 5
@@ -113,25 +118,26 @@ class CupyRaw(TiledBackend):
         first: bool,
         dropout: Dropout | None,
     ) -> None:
-        device, starts = _device(tensors), tensors.get("starts")
-        items, addresses = group.tile_count * problem.batch, dict(tiles=group.tiles, branches=group.branches)
-        if starts is not None:  # how many tiles there are is known on the device alone
-            ends = group.tile_ends(starts)
-            addresses |= dict(starts=starts.data_ptr(), tile_ends=ends.data_ptr())
-            problem = replace(problem, batch=len(ends))
-            items = min(group.tile_count * len(ends), problem.heads * problem.seq)
-        if items > MOST_ITEMS:
-            raise ValueError(f"{problem}: {items} tiles over the batch, at most {MOST_ITEMS}; use a smaller batch")
+        device = _device(tensors)
+        starts = tensors.get("starts")
+        ends = None if starts is None else group.tile_ends(starts)  # here, so that its memory is not another's before the launch
+        problem, items, addresses = _tiles_of(group, problem, starts, ends)
         if not items:
             return
         blocks = min(items, self.launcher.resident(kernel, device))
-        if items > blocks:
+        parts = scores.bias_parts(kernel, problem, blocks, tensors.get("dbias"))
+        if parts is not None:
+            blocks = len(parts)
+        elif items > blocks:
             addresses["counter"] = self.launcher.counter(device)
         places = None if dropout is None or dropout.places is None else dropout.places.to(device)
         if places is not None:
             addresses["places"] = places.data_ptr()
-        arguments = make_arguments(problem, tensors, group.group, group.tile_count, addresses, first, dropout)
+        given = {**tensors, "bias_parts": parts}
+        arguments = make_arguments(problem, given, group.group, group.tile_count, addresses, first, dropout)
         self.launcher.launch(kernel, blocks, arguments, device)
+        if parts is not None:
+            scores.add_parts(tensors["dbias"], parts)
 
     def _schedule(self, kernel: CudaKernel, kind: str, tensors: Tensors, problem: Problem) -> DeviceSchedule:
         device = _device(tensors)
@@ -154,13 +160,33 @@ class CupyRaw(TiledBackend):
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
         capability, dropout = self._capability(problem), problem.dropout_p > 0 and role != "dots"
-        return kernel_for(role, problem.dtype, problem.head_dim, capability, vector, most_rows, problem.varlen, dropout)
+        changed = scores.macros(role, problem.softcap > 0, problem.bias)
+        options = vector, most_rows, problem.varlen, dropout, changed
+        return kernel_for(role, problem.dtype, problem.head_dim, capability, *options)
 
     def _capability(self, problem: Problem) -> Capability:
         capability = self.capability or problem.device.capability
         if capability is None:
             raise ValueError(f"device={problem.device}: kernels are chosen by its compute capability, which is not known")
         return capability
+
+
+def _tiles_of(
+    group: DeviceGroup, problem: Problem, starts: Tensor | None, ends: Tensor | None
+) -> tuple[Problem, int, dict[str, int]]:
+    """The problem, how many tiles of `group` it has over the batch, at most, and where what says so lies.
+
+    Of packed sequences, which begin at `starts` and whose tiles end at `ends`, the batch becomes their number: how many tiles
+    there are is known on the device alone. Raises ValueError for more tiles than are counted.
+    """
+    items, addresses = group.tile_count * problem.batch, dict(tiles=group.tiles, branches=group.branches)
+    if starts is not None and ends is not None:
+        addresses |= dict(starts=starts.data_ptr(), tile_ends=ends.data_ptr())
+        problem = replace(problem, batch=len(ends))
+        items = min(group.tile_count * len(ends), problem.heads * problem.seq)
+    if items > MOST_ITEMS:
+        raise ValueError(f"{problem}: {items} tiles over the batch, at most {MOST_ITEMS}; use a smaller batch")
+    return problem, items, addresses
 
 
 def _device(tensors: Tensors) -> torch.device:

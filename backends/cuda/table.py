@@ -16,6 +16,9 @@ STORAGE = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 OLDEST: Capability = (5, 2)
 
+CHANGED_THREADS = 256
+"""Of a multiprocessor, that registers are limited for in kernels with a softcap or a bias: each has as many as there can be."""
+
 
 @dataclass(frozen=True)
 class CudaKernel:
@@ -43,7 +46,8 @@ class CudaKernel:
 class Config:
     """How a kernel is compiled for `head_dims`, on devices of capability `since` and above, but below `before`: see `CudaKernel`.
 
-    `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element.
+    `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element. `changed`: whether for kernels
+    with a softcap or a bias, which want more registers, or for the others; None: for both.
     """
 
     head_dims: tuple[int, ...]
@@ -54,6 +58,15 @@ class Config:
     defines: tuple[tuple[str, int], ...] = ()
     since: Capability = OLDEST
     before: Capability = (99, 0)
+    changed: bool | None = None
+
+    def serves(self, head_dim: int, capability: Capability, changed: bool) -> bool:
+        """Whether it is for kernels of this padded head_dim on such a device."""
+        return head_dim in self.head_dims and self.since <= capability < self.before and self.changed in (None, changed)
+
+    def resident(self, changed: bool) -> int:
+        """The blocks that registers are limited for."""
+        return min(self.blocks, CHANGED_THREADS // self.threads) if changed else self.blocks
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,7 @@ AMPERE: Capability = (8, 0)
 
 MMA_FORWARD = (
     Config((128,), 256, 1, 128, 192, since=(12, 0)),
+    Config((96,), 256, 1, 128, 192, since=(12, 0), changed=True),
     Config((96,), 128, 2, 128, 192, since=(12, 0)),
     Config((96, 128), 128, 2, 128, 320, NOT_HELD, since=(9, 0)),
     Config((128,), 256, 1, 128, 192, since=(8, 9)),
@@ -90,6 +104,7 @@ MMA_FORWARD = (
     Config((16, 32, 48, 64), 128, 2, 64, 192),
 )
 MMA_BACKWARD = (
+    Config((64,), 128, 2, 64, since=(10, 0), changed=True),
     Config((32,), 128, 3, 128, defines=(("SPARE", 1),), since=(10, 0)),
     Config((64,), 128, 2, 128, defines=(("SPARE", 2),), since=(9, 0)),
     *(Config((16,), 128, 4, 128), Config((32,), 128, 3, 128), Config((48,), 128, 2, 128)),
@@ -103,12 +118,12 @@ MMA_BACKWARD = (
     Config((128,), 64, 3, 32),
 )
 MMA_DQUERY_PAIRS = tuple(
-    Config((128,), 128, 2, 64, 192, since=since, before=before)
+    Config((128,), 128, 2, 64, 192, since=since, before=before, changed=False)
     for since, before in ((AMPERE, (8, 6)), ((8, 7), (8, 9)), ((9, 0), (12, 0)))
 )
 """Where shared memory has room for two blocks of 54 KB. On the others products take longer than the loads of `mma_dquery`."""
 MMA_DQUERY = Config((96,), 128, 3, 64, since=AMPERE), *MMA_BACKWARD
-FP32_FORWARD = Config((16, 32, 48, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
+FP32_FORWARD = Config((32, 64), 128, 2, 64, changed=True), Config((16, 32, 48, 64), 64, 4, 64), Config((96, 128), 128, 2, 64)
 FP32_DQUERY = (
     Config(HEAD_DIMS, 128, 3, 64, since=(12, 0)),
     Config((16, 32, 48, 64), 128, 4, 64, since=(9, 0)),
@@ -159,23 +174,25 @@ def kernel_for(
     most_rows: int = MOST_ROWS,
     packed: bool = False,
     dropout: bool = False,
+    scores: tuple[tuple[str, int], ...] = (),
 ) -> CudaKernel:
     """The kernel of `TABLE` for a role, dtype, head_dim and compute capability, with tiles of at most `most_rows` rows.
 
     `vector`: whether all rows allow 16-byte loads. `packed`: whether sequences are packed one after the other.
-    `dropout`: whether weights are dropped.
+    `dropout`: whether weights are dropped. `scores`: the macros of `dilkit.backends.cuda.scores`.
 
     Raises ValueError for what no kernel serves.
     """
     size = padded(head_dim)
     asked = tuple((name, 1) for name, wanted in (("PACKED", packed), ("DROPOUT", dropout)) if wanted)
-    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *asked
+    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *asked, *scores
+    changed = scores != ()
     for family in TABLE:
         if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:
             continue
         for c in family.configs:
-            if size in c.head_dims and c.since <= capability < c.before and c.tile_rows <= most_rows:
-                macros = (*defines, *c.defines)
-                return CudaKernel(family.source, family.name, c.threads, c.blocks, c.tile_rows, macros, c.shared_rows * size * 2)
+            if c.serves(size, capability, changed) and c.tile_rows <= most_rows:
+                sizes, shared = (c.threads, c.resident(changed), c.tile_rows), c.shared_rows * size * 2
+                return CudaKernel(family.source, family.name, *sizes, (*defines, *c.defines), shared)
     shown = f"{capability[0]}.{capability[1]}"
     raise ValueError(f"{role} of {dtype} with head_dim={head_dim} on capability {shown}: no kernel; use another backend")

@@ -2,10 +2,10 @@
 
     forward     the kernel "forward"                            query, key, value           -> out, lse
     backward    the kernel "dots"                               dout, out                   -> delta = rowsum(dout * out)
-                the kernel "dquery", over query tiles           query, key, value, dout     -> dquery
+                the kernel "dquery", over query tiles           query, key, value, dout     -> dquery, dbias if that is learned
                 the kernel "dkeyvalue", over key tiles          query, key, value, dout     -> dkey, dvalue
 
-No gradient is summed by atomics, so equal inputs give equal bits.
+No two blocks add to the same number, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROLES = ("forward", "dots", "dquery", "dkeyvalue")
 
 Tensors = Mapping[str, "Tensor | None"]
 """The tensors of one launch by name: query, key, value, out, dout, dquery, dkey, dvalue, lse, delta, mask, and where packed
-sequences begin: starts."""
+sequences begin: starts. Of a bias bias_weights and positions, as in `LoweredBias`, and dbias, to which "dquery" adds."""
 
 
 class TiledBackend(Backend):
@@ -54,19 +54,30 @@ class TiledBackend(Backend):
         self.launch_role("forward", {**_named(inputs), "out": out, "lse": lse}, problem, inputs.dropout)
         return out, lse
 
-    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         import torch
 
         lse = lse.contiguous()
         tensors = {**_named(inputs), "dout": dout, "out": out, "lse": lse, "delta": torch.empty_like(lse)}
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:3])
         self.launch_role("dots", tensors, problem)
-        self.launch_role("dquery", {**tensors, "dquery": dq}, problem, inputs.dropout)
+        dbias = _bias_gradient(inputs, problem)
+        self.launch_role("dquery", {**tensors, "dquery": dq, "dbias": dbias}, problem, inputs.dropout)
         self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem, inputs.dropout)
-        return dq, dk, dv
+        return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
+
+
+def _bias_gradient(inputs: Inputs, problem: Problem) -> Tensor | None:
+    """Zeros for the gradient of the weights of a learned bias, else None."""
+    import torch
+
+    learned = problem.bias is not None and problem.bias.learned
+    return torch.zeros_like(inputs.bias.weights) if learned and inputs.bias is not None else None
 
 
 def _named(inputs: Inputs) -> Tensors:
     """The tensors by the names that kernels have for them."""
     query, key, value, mask, starts, *_ = inputs
-    return {"query": query, "key": key, "value": value, "mask": mask, "starts": starts}
+    bias = inputs.bias
+    named = {"query": query, "key": key, "value": value, "mask": mask, "starts": starts}
+    return named if bias is None else {**named, "bias_weights": bias.weights, "positions": bias.positions}

@@ -68,6 +68,7 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
         *(flag for flag in ("requires_grad", "varlen") if getattr(problem, flag)),
         *(("dropout",) if problem.dropout_p else ()),
         *(("softcap",) if problem.softcap else ()),
+        *((f"bias {problem.bias.code}",) if problem.bias else ()),
         *(() if problem.pattern.only_segments else ("kinds",)),
     )
     return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *asked)

@@ -13,14 +13,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dilkit.backend import Limits
+from dilkit.backend import Limits, Refusal
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, tall_tiles
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import LOW_ROWS
+from dilkit.backends.triton.biases import add_sums, bias_constants, bias_sums, bias_view
 from dilkit.backends.triton.device import DeviceGroup, device_tables
 from dilkit.backends.triton.launch import DeviceLauncher, TritonLauncher
 from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded
+from dilkit.bias.form import APART, BIASES
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 MOST_PROGRAMS = 2**31 - 1
 """Of a launch."""
+
+MOST_LEARNED = 1024
+"""Weights of a head whose gradient is computed: a tile is gone over once for each of those that its pairs have."""
 
 GIVEN = {
     "forward": ("query", "key", "value", "out", "lse"),
@@ -55,12 +60,20 @@ class TritonTiles(TiledBackend):
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
         softcap=True,
+        biases=frozenset(BIASES) - {APART},
         forms=FORMS,
     )
     priority = 4
 
     def __init__(self, launcher: TritonLauncher | None = None) -> None:
         self.launcher = launcher or DeviceLauncher()
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        form = problem.bias
+        if form is not None and form.learned and form.entries > MOST_LEARNED:
+            many = Refusal("learned bias", f"{form.entries} weights a head", f"at most {MOST_LEARNED}", 'backend="cupy_raw"')
+            return (*super().refusals(problem), many)
+        return super().refusals(problem)
 
     def detail(self, problem: Problem) -> str:
         own, size = problem.head_dim, padded(problem.head_dim)
@@ -81,7 +94,7 @@ class TritonTiles(TiledBackend):
         tables = device_tables(problem, sizes, kind, device)
         tables.keep_while_used()
         for i, group in enumerate(tables.groups):
-            self._launch_group(role, given, tensors["mask"], group, problem, sizes, first=i == 0)
+            self._launch_group(role, given, tensors, group, problem, sizes, first=i == 0)
 
     def _launch_dots(self, given: tuple[Any, ...], problem: Problem) -> None:
         """Launch the kernel that needs no tables: it computes rows in the order of memory."""
@@ -94,7 +107,7 @@ class TritonTiles(TiledBackend):
         self,
         role: str,
         given: tuple[Any, ...],
-        mask: Tensor | None,
+        tensors: Tensors,
         group: DeviceGroup,
         problem: Problem,
         sizes: Sizes,
@@ -103,13 +116,19 @@ class TritonTiles(TiledBackend):
         from dilkit.backends.triton.tiles import TableView
 
         tables, back, ahead = group
+        mask, dbias = tensors["mask"], tensors.get("dbias")
+        programs = len(tables[0]) * problem.batch
+        sums = None if dbias is None else bias_sums(programs, dbias)
         numbers = problem.batch, problem.seq, problem.heads, problem.heads // problem.kv_heads, back, ahead
         scales = (problem.scale * math.log2(math.e),) if role == "forward" else (problem.scale, problem.scale * math.log2(math.e))
-        arguments = *given, _mask(mask, tables[0]), TableView(*tables), *numbers, *scales
+        arguments = *given, _mask(mask, tables[0]), TableView(*tables), bias_view(tensors, problem, sums), *numbers, *scales
         bounded = min(back, ahead) < problem.seq - 1
         constants = dict(FIRST=first, BOUNDED=bounded, MASKED=mask is not None, PRECISION="ieee", SOFTCAP=problem.softcap)
         constants |= dict(DIM=problem.head_dim, SIZE=padded(problem.head_dim), ROWS=sizes.rows, COLUMNS=sizes.columns)
-        self._launch(role, problem, sizes, len(tables[0]) * problem.batch, arguments, constants)
+        constants |= bias_constants(problem) | (dict(LEARNED=sums is not None) if role == "dquery" else {})
+        self._launch(role, problem, sizes, programs, arguments, constants)
+        if dbias is not None and sums is not None:
+            add_sums(dbias, sums, tables[0])
 
     def _launch(
         self, role: str, problem: Problem, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]

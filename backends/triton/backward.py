@@ -10,7 +10,8 @@
 
 Row i of a tile sees the columns from `i - back` to `i + ahead`: for keys the two have changed places.
 
-A program computes one tile for one element of the batch, sums its gradients in registers and writes them once: no atomics. With
+A program computes one tile for one element of the batch, sums its gradients in registers and writes them once: no atomics, but
+for the gradient of the weights of a bias, of which each program adds to a line of its own. With
 the `lse` of the whole softmax every part of a gradient is exact by itself, so later groups add to what earlier ones have written.
 """
 
@@ -19,10 +20,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dilkit.backends.triton.scores import below_cap, biased, capped_scores, learn
 from dilkit.backends.triton.tiles import (
-    below_cap,
     by_row,
-    capped_scores,
     load_rows,
     load_sums,
     not_ignored,
@@ -51,20 +51,22 @@ def dots(dout, out, delta, seq, heads, DIM: tl.constexpr, SIZE: tl.constexpr, RO
 
 @triton.jit
 def add_keys(
-    sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head, base, back, ahead, scale2,
-    CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    sums, queries, douts, lses, deltas, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back,
+    ahead, scale2, CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr, LEARNED: tl.constexpr,
 ):  # fmt: skip
     """Add to the gradient of queries what comes from keys: strips of a span that a bound has `CUT`, or the others."""
     first, end = turns(span, CUT)
     for turn in range(first, end):
         keys, scores, capped, positions, there = scored_keys(
-            queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
-            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+            queries, rows, key, flags, table, lowered, span, turn, batch, head, kv_head, base, back, ahead, scale2,
+            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
         )  # fmt: skip
-        values = load_rows(value, batch, head, positions, there, DIM, SIZE)
+        values = load_rows(value, batch, kv_head, positions, there, DIM, SIZE)
         weights = tl.exp2(scores - lses[:, None])
         products = tl.dot(douts, values.T, input_precision=PRECISION) - deltas[:, None]
+        if LEARNED:
+            learn(weights * products, lowered, tl.program_id(0), batch, rows, positions, METRIC, DIMS)
         products = below_cap(products, capped, SOFTCAP)
         sums = tl.dot((weights * products).to(keys.dtype), keys, sums, input_precision=PRECISION)
     return sums
@@ -72,9 +74,10 @@ def add_keys(
 
 @triton.jit(do_not_specialize=["mask", "batches", "seq", "heads", "group", "back", "ahead"])
 def dquery(
-    query, key, value, dout, lse, delta, dquery, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
+    query, key, value, dout, lse, delta, dquery, mask, table, lowered, batches, seq, heads, group, back, ahead, scale, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr,
+    DIMS: tl.constexpr, LEARNED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of queries, or add to it unless `FIRST`."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
@@ -84,23 +87,24 @@ def dquery(
     lses, deltas = load_sums(lse, delta, batch, head, heads, seq, rows, there)
     span, flags = span_at(table, tile), mask + batch.to(tl.int64) * seq
     sums = tl.zeros([ROWS, SIZE], tl.float32)
+    kv_head = head // group
     sums = add_keys(
-        sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
-        False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+        sums, queries, douts, lses, deltas, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back,
+        ahead, scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS, LEARNED,
     )  # fmt: skip
     if BOUNDED:
         sums = add_keys(
-            sums, queries, douts, lses, deltas, rows, key, value, flags, table, span, batch, head // group, base, back, ahead,
-            scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+            sums, queries, douts, lses, deltas, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back,
+            ahead, scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS, LEARNED,
         )  # fmt: skip
     store_rows(dquery, batch, head, rows, there, sums * scale, not FIRST, DIM, SIZE)
 
 
 @triton.jit
 def add_queries(
-    key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base, back, ahead,
-    scale2, CUT: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, lowered, span, batch, head, heads, seq, base, back,
+    ahead, scale2, CUT: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     """Add to the gradients of keys and values what comes from queries, in the same way."""
     first, end = turns(span, CUT)
@@ -110,7 +114,7 @@ def add_queries(
         queries = load_rows(query, batch, head, positions, there, DIM, SIZE)
         douts = load_rows(dout, batch, head, positions, there, DIM, SIZE)
         capped = capped_scores(tl.dot(keys, queries.T, input_precision=PRECISION), scale2, SOFTCAP)
-        scores = capped + (bias - lses)[None, :]
+        scores = biased(capped + (bias - lses)[None, :], lowered, batch, head, rows, positions, -1, METRIC, DIMS)
         if CUT:
             scores = within(scores, rows, positions, back, ahead)
         weights = tl.exp2(scores)
@@ -123,9 +127,10 @@ def add_queries(
 
 @triton.jit(do_not_specialize=["mask", "batches", "seq", "heads", "group", "back", "ahead"])
 def dkeyvalue(
-    query, key, value, dout, lse, delta, dkey, dvalue, mask, table, batches, seq, heads, group, back, ahead, scale, scale2,
-    FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    query, key, value, dout, lse, delta, dkey, dvalue, mask, table, lowered, batches, seq, heads, group, back, ahead, scale,
+    scale2, FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr,
+    DIMS: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of keys and values, or add to them unless `FIRST`. Those of ignored keys are zero."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
@@ -139,13 +144,13 @@ def dkeyvalue(
     for i in range(group):
         head, span = kv_head * group + i, span_at(table, tile * group + i)
         key_sums, value_sums = add_queries(
-            key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base, back,
-            ahead, scale2, False, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+            key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, lowered, span, batch, head, heads, seq,
+            base, back, ahead, scale2, False, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
         )  # fmt: skip
         if BOUNDED:
             key_sums, value_sums = add_queries(
-                key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, span, batch, head, heads, seq, base,
-                back, ahead, scale2, True, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+                key_sums, value_sums, keys, values, rows, query, dout, lse, delta, table, lowered, span, batch, head, heads, seq,
+                base, back, ahead, scale2, True, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
             )  # fmt: skip
     if MASKED:  # their rows of zeros have weights all the same
         key_sums = tl.where(real[:, None], key_sums, 0.0)

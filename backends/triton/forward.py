@@ -1,7 +1,7 @@
 """The forward kernel in Triton: attention of one tile of queries, by one online softmax over the keys of all branches.
 
-    score = log2(e) * softcap(scale * q . k) + log2(multiplicity)    out = sum_k 2 ** (score - maximum) * v / total
-                                                                     lse = (maximum + log2(total)) * ln(2)
+    score = log2(e) * (softcap(scale * q . k) + bias) + log2(multiplicity)    out = sum_k 2 ** (score - maximum) * v / total
+                                                                              lse = (maximum + log2(total)) * ln(2)
 
     rows of the tile --> queries ---+
     strip --> positions --> keys ---+--> scores --> online softmax --> weights --+
@@ -18,9 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dilkit.backends.triton.scores import LN2, LOG2E
 from dilkit.backends.triton.tiles import (
-    LN2,
-    LOG2E,
     by_row,
     load_rows,
     scored_keys,
@@ -33,23 +32,23 @@ from dilkit.backends.triton.tiles import (
 
 @triton.jit
 def attend(
-    maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head, base, back, ahead, scale2,
+    maximum, total, sums, queries, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back, ahead, scale2,
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the strips of a span that a bound has `CUT`, or over the others."""
     first, end = turns(span, CUT)
     for turn in range(first, end):
         _, scores, _, positions, there = scored_keys(
-            queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
-            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+            queries, rows, key, flags, table, lowered, span, turn, batch, head, kv_head, base, back, ahead, scale2,
+            CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
         )  # fmt: skip
         highest = tl.maximum(maximum, tl.max(scores, 1))
         finite = tl.where(highest == -float("inf"), 0.0, highest)
         weights = tl.exp2(scores - finite[:, None])
         rescale = tl.exp2(maximum - finite)
         total = total * rescale + tl.sum(weights, 1)
-        values = load_rows(value, batch, head, positions, there, DIM, SIZE)
+        values = load_rows(value, batch, kv_head, positions, there, DIM, SIZE)
         sums = tl.dot(weights.to(values.dtype), values, sums * rescale[:, None], input_precision=PRECISION)
         maximum = highest
     return maximum, total, sums
@@ -57,9 +56,10 @@ def attend(
 
 @triton.jit(do_not_specialize=["mask", "batches", "seq", "heads", "group", "back", "ahead"])
 def forward(
-    query, key, value, out, lse, mask, table, batches, seq, heads, group, back, ahead, scale2,
+    query, key, value, out, lse, mask, table, lowered, batches, seq, heads, group, back, ahead, scale2,
     FIRST: tl.constexpr, BOUNDED: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr,
+    DIMS: tl.constexpr,
 ):  # fmt: skip
     """Write `out` and `lse`. `group`: query heads that share a key/value head. `FIRST`: no earlier group has written."""
     tile, batch = tl.program_id(0) // batches, tl.program_id(0) % batches
@@ -74,14 +74,15 @@ def forward(
         sums = load_rows(out, batch, head, rows, there, DIM, SIZE).to(tl.float32)
     total = tl.where(maximum == -float("inf"), 0.0, 1.0)
     span, flags = span_at(table, tile), mask + batch.to(tl.int64) * seq
+    kv_head = head // group
     maximum, total, sums = attend(
-        maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
-        False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+        maximum, total, sums, queries, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back, ahead,
+        scale2, False, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
     )  # fmt: skip
     if BOUNDED:
         maximum, total, sums = attend(
-            maximum, total, sums, queries, rows, key, value, flags, table, span, batch, head // group, base, back, ahead, scale2,
-            True, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP,
+            maximum, total, sums, queries, rows, key, value, flags, table, lowered, span, batch, head, kv_head, base, back, ahead,
+            scale2, True, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
         )  # fmt: skip
     seen = total > 0
     whole = tl.where(seen, total, 1.0)

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dilkit.backends.tiles import captured
-from dilkit.backends.triton.sizes import OLDEST, Sizes, sizes_for
+from dilkit.backends.triton.sizes import OLDEST, Sizes, beside_bias, sizes_for
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -37,7 +37,8 @@ class DeviceLauncher:
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         capability = self.capability or problem.device.capability or OLDEST
-        return sizes_for(role, problem.dtype, problem.head_dim, capability, low)
+        sizes = sizes_for(role, problem.dtype, problem.head_dim, capability, low)
+        return sizes if problem.bias is None else beside_bias(sizes)
 
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         import torch

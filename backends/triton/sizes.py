@@ -10,7 +10,7 @@ For these products a thread keeps a whole row of each factor in registers, hence
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dilkit.backends.tiles.schedule import LOW_ROWS
 from dilkit.device import Capability
@@ -71,6 +71,11 @@ TABLE = (
     *(Row("dots", halves, HEAD_DIMS, Sizes(64, 0, 4, 1)) for halves in (True, False)),
 )
 """Tall tiles before low ones. The kernel of `rowsum(dout * out)` has no score tile."""
+
+
+def beside_bias(sizes: Sizes) -> Sizes:
+    """The sizes of a kernel that adds a bias, which takes registers: more warps, and fewer columns."""
+    return replace(sizes, warps=max(8, sizes.warps), columns=min(32, sizes.columns))
 
 
 def padded(head_dim: int) -> int:

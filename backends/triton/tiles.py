@@ -3,11 +3,11 @@
     tile     rows (positions) = row + step * (0 .. rows - 1), of one head: the rows of one softmax
     strip    positions = base + first + step * (0 .. count - 1), of what the tile sees: the columns of one step of the loop
     span     strips from .. to, of which all rows see those in the middle as a whole; before and after it, a bound cuts them
-    scores   [row, column] = capped(rows . columns) + bias[column], -inf beyond the bounds row - back .. row + ahead
-    capped   products times scale2, or with a SOFTCAP softcap2 * tanh(products * scale2 / softcap2)
+    scores   [row, column] = capped(rows . columns) + bias[column], -inf beyond the bounds row - back .. row + ahead; and what
+             `scores` adds for a row and a column, if a call has a bias
 
 `dilkit.backends.triton.tables` makes tiles and strips on the host; a strip's biases are log2 of how often each column counts. All
-scores are to the base 2: `scale2 = scale * log2(e)`, `softcap2 = SOFTCAP * log2(e)`. A SOFTCAP of 0 is none.
+scores are to the base 2.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from dilkit.backends.triton.scores import LOG2E, biased, capped_scores
 
 
 class View(NamedTuple):
@@ -35,10 +37,6 @@ class TableView(NamedTuple):
     spans: Tensor
     strips: Tensor
     biases: Tensor
-
-
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -126,40 +124,10 @@ def not_ignored(flags, positions, there):
 
 
 @triton.jit
-def tanh(x):
-    """tanh(x), of which small values keep their relative precision, and NaN stays NaN."""
-    size = tl.abs(x)
-    size = tl.where(size > 16.0, 16.0, size)  # from 10 on it is 1 in fp32
-    square = size * size
-    small = size * (945.0 + square * (105.0 + square)) / (945.0 + square * (420.0 + square * 15.0))
-    large = 1.0 - 2.0 / (tl.exp2(size * (2.0 * LOG2E)) + 1.0)
-    magnitude = tl.where(size < 0.6, small, large)  # a continued fraction, exact to 1e-9 below 0.6
-    return tl.where(x < 0.0, -magnitude, magnitude)
-
-
-@triton.jit
-def capped_scores(products, scale2, SOFTCAP: tl.constexpr):
-    """Scores from products of rows: scaled, and capped if there is a SOFTCAP."""
-    scores = products * scale2
-    if SOFTCAP > 0.0:
-        scores = tanh(products * (scale2 / (SOFTCAP * LOG2E))) * (SOFTCAP * LOG2E)
-    return scores
-
-
-@triton.jit
-def below_cap(products, capped, SOFTCAP: tl.constexpr):
-    """Gradients of scores before the softcap, from those of `capped` scores."""
-    if SOFTCAP > 0.0:
-        share = capped * (1.0 / (SOFTCAP * LOG2E))
-        products *= 1.0 - share * share
-    return products
-
-
-@triton.jit
 def scored_keys(
-    queries, rows, key, flags, table, span, turn, batch, head, base, back, ahead, scale2,
+    queries, rows, key, flags, table, lowered, span, turn, batch, head, kv_head, base, back, ahead, scale2,
     CUT: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     """The keys of the strip of a turn, the scores of queries for them, before the biases too, their positions, and whether they
     are there."""
@@ -167,9 +135,9 @@ def scored_keys(
     if MASKED:
         there = not_ignored(flags, positions, there)
         bias = tl.where(there, bias, -float("inf"))
-    keys = load_rows(key, batch, head, positions, there, DIM, SIZE)
+    keys = load_rows(key, batch, kv_head, positions, there, DIM, SIZE)
     capped = capped_scores(tl.dot(queries, keys.T, input_precision=PRECISION), scale2, SOFTCAP)
-    scores = capped + bias[None, :]
+    scores = biased(capped + bias[None, :], lowered, batch, head, rows, positions, 1, METRIC, DIMS)
     if CUT:
         scores = within(scores, rows, positions, back, ahead)
     return keys, scores, capped, positions, there

@@ -62,6 +62,12 @@ class BiasForm:
         return (self.name, APART) if self.apart else (self.name,)
 
     @property
+    def code(self) -> str:
+        """What the code of a kernel depends on. In one dimension all metrics are the same, and tables have none."""
+        metric = "" if self.sizes or self.dims == 1 else f", {self.metric}"
+        return f"{self.name} in {self.dims}-D{metric}"
+
+    @property
     def entries(self) -> int:
         """The weights of a head."""
         return math.prod(self.sizes)

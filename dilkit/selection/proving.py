@@ -1,6 +1,6 @@
 """`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print what was wrong; nothing if all was right.
 
-REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds, softcap.
+REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds, softcap, bias.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dilkit import environment
+from dilkit.bias.form import BiasForm
 from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.testing.bias_forms import form_like
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 
@@ -37,12 +39,15 @@ def cases(
     dropout: bool = False,
     kinds: bool = False,
     softcap: bool = False,
+    bias: BiasForm | None = None,
 ) -> Iterator[Case]:
     """A few problems with every feature that kernels are used with: each takes a GPU less than a millisecond.
 
-    `kinds`: with branches of other kinds than segments, too. `softcap`: with scores that are capped.
+    `kinds`: with branches of other kinds than segments, too. `softcap`: with scores that are capped. `bias`: with one that is
+    computed by the same code.
     """
     sizes: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=head_dim, dtype=dtype, gradients=gradients)
+    sizes |= dict(bias=form_like(bias)) if bias else {}
     sizes |= dict(dropout_p=0.3) if dropout else {}
     sizes |= dict(softcap=1.5) if softcap else {}
     if varlen:
@@ -70,7 +75,8 @@ def main(request: str) -> int:
     """Print what is wrong with each case that is not right, or that none was computed."""
     asked = json.loads(request)
     features = {name: asked[name] for name in ("varlen", "dropout", "kinds", "softcap")}
-    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], **features)
+    bias = BiasForm.decode(asked["bias"]) if asked["bias"] else None
+    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], bias=bias, **features)
     with environment.without_proofs():
         results = [check(asked["backend"], case, asked["device"]) for case in chosen]
     texts = " | ".join(f"{r.case.variant}: {'; '.join(r.reasons)}" for r in results if r.verdict in ("failed", "broken"))

@@ -9,9 +9,24 @@ BIAS_FORMS = {
     "euclidean": BiasForm(dims=2, metric="euclidean", placed=True),
     "l1": BiasForm(dims=3, metric="l1", placed=True),
     "max": BiasForm(dims=2, metric="max", placed=True),
+    "euclidean in space": BiasForm(dims=3, metric="euclidean", placed=True),
+    "l1 in a plane": BiasForm(dims=2, metric="l1", placed=True),
+    "max in space": BiasForm(dims=3, metric="max", placed=True),
     "in a line": BiasForm(dims=1, metric="euclidean", placed=True),
     "clipped": BiasForm(sizes=(15,)),
     "buckets": BiasForm(sizes=(2 * 20 + 1,)),
+    "grid in a line": BiasForm(sizes=(9,), placed=True),
     "grid": BiasForm(dims=2, sizes=(5, 7), placed=True),
     "grid in space": BiasForm(dims=3, sizes=(3, 3, 5), placed=True),
 }
+
+
+def form_like(form: BiasForm) -> str:
+    """Which of `BIAS_FORMS` a kernel computes with the same code as `form`.
+
+    >>> from dilkit.bias.form import BiasForm
+    >>> from dilkit.testing.bias_forms import form_like
+    >>> form_like(BiasForm(dims=2, sizes=(27, 27), placed=True, learned=True))
+    'grid'
+    """
+    return next(name for name, known in BIAS_FORMS.items() if known.code == form.code)

@@ -98,7 +98,8 @@ class HostLauncher:
         arguments = np.array(arguments)
         built = kernel.source, tuple(kernel.macros.items()), self.checked
         path = host_compile.compile_kernel(*built)
-        spans = argument_spans(arguments[()], 2 if kernel.macros["STORAGE"] else 4) if memory is None else _spans(memory)
+        spans = argument_spans(arguments[()], 2 if kernel.macros["STORAGE"] else 4) if memory is None else [*_spans(memory)]
+        spans += [] if memory is not None else bias_spans(arguments[()], kernel.macros, blocks)
         ranges, arrays = _ranges(spans), _ranges((*x, False) for x in host_compile.arrays(path))
         count = min(self.workers, blocks)
         error = [ctypes.create_string_buffer(ERROR_BYTES) for _ in range(count)]
@@ -179,6 +180,16 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
     )
     found += [(int(arguments[name]), int(size), name, name in GIVEN) for name, size in sizes.items()]
     return [span for span in found if span[0] and span[1] > 0]
+
+
+def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[Span]:
+    """The memory of a bias."""
+    seq, heads, entries = (int(arguments[name]) for name in ("seq", "heads", "entries"))
+    batch = 1 if arguments["starts"] else int(arguments["batch"])
+    positions = (batch - 1) * int(arguments["positions_batch"]) + seq * macros.get("DIMS", 1)
+    sizes = dict(bias_weights=heads * entries, positions=positions, bias_parts=blocks * entries * (macros["THREADS"] + heads))
+    spans = [(int(arguments[name]), 4 * size, name, name != "bias_parts") for name, size in sizes.items()]
+    return [span for span in spans if span[0]]
 
 
 def branch_records(address: int, count: int) -> int:

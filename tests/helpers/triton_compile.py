@@ -22,6 +22,7 @@ from dilkit import Pattern
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.launch import compiling, kernel
 from dilkit.backends.triton.sizes import Sizes
+from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
@@ -114,20 +115,28 @@ class Compiled:
 
 
 def compile_kernel(
-    role: str, dtype: str, head_dim: int, capability: int, sizes: Sizes, folder: Path, softcap: float = 0.0
+    role: str,
+    dtype: str,
+    head_dim: int,
+    capability: int,
+    sizes: Sizes,
+    folder: Path,
+    softcap: float = 0.0,
+    form: BiasForm | None = None,
 ) -> Compiled:
     """The kernel of `role` with all that makes it larger: causal, masked, grouped heads, in a later group of branches."""
     launcher = CompilingLauncher(role, sizes)
     fields: dict[str, Any] = dict(seq=320, heads=4, kv_heads=2, head_dim=head_dim, batch=2, dtype=dtype, is_causal=True)
-    problem = Problem(pattern=Pattern([320, 320], [1, 64]), key_padding_mask=True, softcap=softcap, **fields)
+    problem = Problem(pattern=Pattern([320, 320], [1, 64]), key_padding_mask=True, softcap=softcap, bias=form, **fields)
     q, k, v = (torch.zeros(2, 320, heads, head_dim, dtype=getattr(torch, dtype)) for heads in (4, 2, 2))
+    bias = None if form is None else LoweredBias(form, torch.zeros(4, form.entries), torch.zeros(2, 320, form.dims))
     mask, backend = torch.zeros(2, 320, dtype=torch.bool), TritonTiles(launcher)
     driver.set_active(FakeDriver(capability))
     try:
         if role == "forward":
-            backend.forward(Inputs(q, k, v, key_padding_mask=mask), problem)
+            backend.forward(Inputs(q, k, v, key_padding_mask=mask, bias=bias), problem)
         else:
-            backend.backward(q, Inputs(q, k, v, key_padding_mask=mask), q, torch.zeros(2, 4, 320), problem)
+            backend.backward(q, Inputs(q, k, v, key_padding_mask=mask, bias=bias), q, torch.zeros(2, 4, 320), problem)
     finally:
         driver.set_active(None)  # so that the next one asks what there is
     return _report(launcher.compiled[-1], folder)

@@ -230,6 +230,29 @@ KERNELS_FOR_GPUS = (
         f"{CUDA}/test_row_dots.py",
         needs="g++",
     ),
+    Mutant(
+        "gradients of the weights of a bias are added to those of the next tile as well",
+        "backends/cuda/kernels/scores.cuh",
+        "STORE(sums + thread, 0.0f);",
+        ";",
+        f"{CUDA}/test_conformance.py::test_the_kernels_change_scores_rightly",
+        needs="g++",
+    ),
+    Mutant(
+        "the derivative of a softcap is left out",
+        "backends/cuda/kernels/scores.cuh",
+        "return 1.0f - share * share;",
+        "return 1.0f;",
+        f"{CUDA}/test_conformance.py::test_the_kernels_change_scores_rightly",
+        needs="g++",
+    ),
+    Mutant(
+        "blocks take tiles from a counter while they sum gradients of the weights of a bias",
+        "backends/cuda/backend.py",
+        "elif items > blocks:",
+        "if items > blocks:",
+        f"{CUDA}/test_scores.py::test_blocks_that_sum_gradients_of_weights_have_tiles_of_their_own",
+    ),
 )
 
 BACKENDS = (*KERNEL, *ON_CPUS, *ON_GPUS, *KERNELS_FOR_GPUS)

@@ -74,7 +74,8 @@ typedef struct {
 /* The one argument of every kernel. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored,
    or null. places is (batch, 5), where dropout finds each element of the batch in the whole (dilkit/op/dropout.py), or null: then
    they follow first_batch and first_head. Later groups of branches merge with what is in out and lse, or add to what is in
-   dquery, dkey and dvalue: their `first` is 0.
+   dquery, dkey and dvalue: their `first` is 0. `scores.cuh` says what bias_weights (heads, entries), positions and bias_parts are;
+   positions of elements of the batch are positions_batch numbers apart, 0 if they share them.
 
    PACKED: `seq` is all rows, `batch` how many sequences they are; sequence s begins at row starts[s], and its tiles are numbered
    from tile_ends[s - 1] (0 for the first) up to tile_ends[s]. `tiles` are those of one long sequence by ascending row: a
@@ -94,6 +95,11 @@ typedef struct {
     float scale, keep_scale;
     int first_batch, first_head;
     unsigned seed_low, seed_high, threshold;
+    const float *bias_weights, *positions;
+    float *bias_parts;
+    long long positions_batch;
+    int entries, size_0, size_1, size_2;
+    float softcap;
 } Args;
 
 /* `count` positions from `first` on, `step` apart, that the rows of a tile see through branch number `branch`. */

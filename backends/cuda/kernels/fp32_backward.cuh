@@ -12,6 +12,7 @@
 #ifndef DILKIT_FP32_BACKWARD
 #define DILKIT_FP32_BACKWARD
 
+#include "scores.cuh"
 #include "fp32_products.cuh"
 
 /* A term of row number `row`, kept in the padding of the weights. BIAS is of the others; LSE and DELTA are of the queries, be
@@ -31,11 +32,12 @@ DEVICE int ignored(const Args *args, long long position) {
     return args->mask && LOAD(args->mask + task.batch * args->mask_batch + position * args->mask_row);
 }
 
-/* The 64 by 64 weights P, from the scores: 8 by 4 of them a thread. lse is subtracted before anything is rounded: both may be
+/* The 64 by 64 weights P, from the products, or, if CHANGED, the scores: 8 by 4 of them a thread. lse is subtracted before anything is rounded: both may be
    large. */
 DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
     int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), step = task.tile.step;
     unsigned lowest = task.tile.row - (OF_KEYS ? args->ahead : args->back), between = (unsigned)args->back + args->ahead;
+    float scale = CHANGED ? 1.0f : args->scale;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         int other = column + 16 * j;
@@ -43,7 +45,7 @@ DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
         float *weight = (float *)weights + other * (4 * WEIGHTS) + row, bias = *row_term(other, BIAS);
 #pragma unroll
         for (int i = 0; i < 8; i++, distance -= 8u * step) {
-            float power = fmaf(score[i][j], args->scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
+            float power = fmaf(score[i][j], scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
             if (distance > between)
                 power = NEG_INF;
             weight[8 * i] = exp2_fast(power);
@@ -82,6 +84,82 @@ DEVICE void compute_score_gradients(const Args *args, int buffer, float gradient
         }
     }
 }
+
+#if CHANGED
+
+/* The bias of an own row and another. */
+DEVICE float bias_between(const ScoreOf *of, Point own, Point other) {
+    return OF_KEYS ? bias_of(of, other, own) : bias_of(of, own, other);
+}
+
+/* Turns products into scores. */
+DEVICE void change_scores(const Args *args, int buffer, float score[8][4]) {
+    ScoreOf of = score_of(args, task.batch, work.query_head);
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        Point other = point_of(&of, positions[buffer][column + 16 * j]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            Point own = point_of(&of, own_position(&task.tile, row + 8 * i));
+            score[i][j] = capped(&of, score[i][j]) + bias_between(&of, own, other);
+        }
+        keep_loads_here();
+    }
+}
+
+/* Leaves the gradients of P where P would be, 0 of weights that dropout drops. */
+DEVICE void keep_weight_gradients(const Args *args, int buffer, float gradient[8][4]) {
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread);
+    float *first = (float *)weights + column * (4 * WEIGHTS) + row;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            first[16 * j * (4 * WEIGHTS) + 8 * i] = gradient[i][j] * KEEP_SCALE(args);
+#if DROPOUT
+#pragma unroll 1
+    for (int n = 0; n < 32; n++) {
+        int own = own_position(&task.tile, row + n / 4 * 8), other = positions[buffer][column + n % 4 * 16];
+        if (!keeps(args, &task.keys, OF_KEYS ? other : own, OF_KEYS ? own : other))
+            first[n % 4 * 16 * (4 * WEIGHTS) + n / 4 * 8] = 0.0f;
+    }
+#endif
+}
+
+/* dS in place of the gradients of P, from the products of queries and keys: of scores as they are before the softcap. What LEARNED
+   wants is of scores as they are after it. */
+DEVICE void compute_changed_gradients(const Args *args, int buffer, float product[8][4]) {
+    ScoreOf of = score_of(args, task.batch, work.query_head);
+    int thread = opaque(thread_index()), row = thread_row(thread), column = thread_column(thread), step = task.tile.step;
+    unsigned lowest = task.tile.row - (OF_KEYS ? args->ahead : args->back), between = (unsigned)args->back + args->ahead;
+    float learned = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int place = column + 16 * j, position = positions[buffer][place];
+        unsigned distance = position - lowest - (unsigned)row * step;
+        Point other = point_of(&of, position);
+        float *gradient = (float *)weights + place * (4 * WEIGHTS) + row, bias = *row_term(place, BIAS);
+#pragma unroll
+        for (int i = 0; i < 8; i++, distance -= 8u * step) {
+            Point own = point_of(&of, own_position(&task.tile, row + 8 * i));
+            float score = capped(&of, product[i][j]), delta = *row_term(OF_KEYS ? place : row + 8 * i, OF_KEYS ? DELTA + buffer : DELTA);
+            float seen = *row_term(OF_KEYS ? place : row + 8 * i, LSE);
+            float power = (score + bias_between(&of, own, other) - seen) * LOG2E + bias;
+            float ds = distance > between ? 0.0f : exp2_fast(power) * (gradient[8 * i] - delta);
+#if LEARNED
+            learned += learn_pair(args, &of, own, other, ds);
+#endif
+            gradient[8 * i] = SOFTCAP ? ds * cap_slope(&of, score) : ds;
+        }
+        keep_loads_here();
+    }
+#if LEARNED
+    learn_sum(args, learned);
+#endif
+}
+
+#endif
 
 /* Writes numbers to a gradient, or adds to it: the first `count` of four, or one. */
 DEVICE void write_four(const Args *args, Storage *place, float4 x, int count) {

@@ -5,6 +5,7 @@
            ALONG slices of other[1] --> shared;             second gradient (registers) += P^T other[1]
            ACROSS slices of own[1], other[1] --> shared;    products (registers), P --> dS --> `weights` (shared)
            ALONG slices of other[0] --> shared;             first gradient (registers) += dS^T other[0]
+       if SOFTCAP, scores are computed once more after the last products: registers have no room for its derivative
        gradients --> global memory, written or, for later groups, added;    the first warp then finds the next tile
 
    BLOCKS: 3, from a HEAD_DIM of 96 on 2. */
@@ -47,15 +48,28 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float first[8][COL
 #pragma unroll 1
     for (int left = task.keys.total; left > 0; left -= 64, buffer ^= 1) {
         score_tile(result, stream, args, ALONG, 1, buffer);
+#if CHANGED
+        change_scores(args, buffer, result);
+#endif
         compute_weights(args, buffer, result);
 #if DROPOUT
         mark_dropped(args, buffer);
 #endif
         accumulate(second, DROPOUT, stream, args, 1, buffer, left, 1, buffer);
+#if SOFTCAP
+        score_tile(result, stream, args, ACROSS, 0, buffer);
+        keep_weight_gradients(args, buffer, result);
+        score_tile(result, stream, args, ALONG, 0, buffer);
+        compute_changed_gradients(args, buffer, result);
+        synchronize();
+        if (left > 64)
+            locate_others(args, task.keys.total - left + 64, buffer ^ 1);
+#else
         score_tile(result, stream, args, ALONG, 0, buffer);
         if (left > 64)
             locate_others(args, task.keys.total - left + 64, buffer ^ 1);
         compute_score_gradients(args, buffer, result);
+#endif
         accumulate(first, 0, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
     }
 }

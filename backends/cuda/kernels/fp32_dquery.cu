@@ -4,6 +4,7 @@
            ACROSS slices of own[0], other[0] --> shared;    scores (registers) --> P --> `weights` (shared)
            ACROSS slices of own[1], other[1] --> shared;    products (registers), P --> dS --> `weights` (shared)
            ALONG slices of other[0] --> shared;             gradient (registers) += dS^T other[0]
+       if CHANGED, products of the second pair come first, and wait in `weights` for the scores: dS needs both
        gradient --> global memory, written or, for later groups, added;    the first warp then finds the next tile
 
    BLOCKS: 3, with a HEAD_DIM up to 64 on sm_90 and sm_100 4. */
@@ -45,9 +46,18 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float sum[8][COLUM
         return;
     locate_others(args, 0, 0);
     synchronize();
-    start_across(stream, args, 0, 0);
+    start_across(stream, args, CHANGED, 0);
 #pragma unroll 1
     for (int left = task.keys.total; left > 0; left -= 64, buffer ^= 1) {
+#if CHANGED
+        score_tile(result, stream, args, ACROSS, 0, buffer);
+        keep_weight_gradients(args, buffer, result);
+        score_tile(result, stream, args, ALONG, 0, buffer);
+        compute_changed_gradients(args, buffer, result);
+        synchronize();
+        if (left > 64)
+            locate_others(args, task.keys.total - left + 64, buffer ^ 1);
+#else
         score_tile(result, stream, args, ACROSS, 1, buffer);
         compute_weights(args, buffer, result);
 #if DROPOUT
@@ -57,7 +67,8 @@ DEVICE void accumulate_head(const Args *args, Stream *stream, float sum[8][COLUM
         if (left > 64)
             locate_others(args, task.keys.total - left + 64, buffer ^ 1);
         compute_score_gradients(args, buffer, result);
-        accumulate(sum, 0, stream, args, 0, buffer, left, 0, left > 64 ? buffer ^ 1 : -1);
+#endif
+        accumulate(sum, 0, stream, args, 0, buffer, left, CHANGED, left > 64 ? buffer ^ 1 : -1);
     }
 }
 
@@ -78,6 +89,9 @@ DEVICE void compute_tiles(const Args *args) {
         int batch = task.batch, number = take_number(&task, args);
         Tile tile = task.tile;
         synchronize();
+#if LEARNED
+        give_learned(args, tile.head);
+#endif
         write_sums(args, &args->dquery, args->scale, sum, &tile, batch);
         Found next = find_tile(args, number);
         begin_tile(&task, args, &next, OF_KEYS);

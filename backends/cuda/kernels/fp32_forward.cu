@@ -4,6 +4,7 @@
        for each key tile of KEY_TILE visible keys:
            for each slice of SLICE columns of head_dim:
                key slice --> slot (shared, transposed);    scores (registers) += queries . keys
+           if CHANGED, scores --> capped, with a bias (`scores.cuh`)
            online softmax step: scores --> weights (registers); accumulator and total are rescaled
            for each slice of VALUES keys:
                value slice --> slot (shared);    weights --> shared, of a warp;    accumulator (registers) += weights . values
@@ -27,6 +28,7 @@
    products, whose factors it reads from shared memory as vectors of 4. Scores need numbers of THREAD_ROWS rows, or THREAD_KEYS
    keys, next to each other, so queries and keys are stored transposed. The lowest bit of a lane's number and those above its
    column's choose its rows, so that neighbours read the same vector of keys, and every other lane the same vector of rows. */
+#include "scores.cuh"
 #include "stored.cuh"
 
 enum {
@@ -220,12 +222,31 @@ typedef struct {
     float maximum[THREAD_ROWS], total[THREAD_ROWS], accumulator[THREAD_ROWS * THREAD_COLUMNS];
 } Softmax;
 
+#if CHANGED
+/* Turns products into scores to the base 2, without what comes of how often keys count. */
+DEVICE void change_scores(float *scores, const int *positions, const Args *args, const Task *task, int row) {
+    ScoreOf of = score_of(args, task->batch, task->tile.head);
+#pragma unroll
+    for (int j = 0; j < THREAD_KEYS; j++) {
+        Point key = point_of(&of, positions[j * ACROSS]);
+#pragma unroll
+        for (int i = 0; i < THREAD_ROWS; i++) {
+            float *score = scores + i * THREAD_KEYS + j;
+            *score = capped(&of, *score);
+            keep_loads_here();
+            *score = (*score + bias_of(&of, point_of(&of, own_position(&task->tile, row + i)), key)) * LOG2E;
+        }
+        keep_loads_here();
+    }
+}
+#endif
+
 /* Turns scores into weights 2^(scale2 * score + bias - maximum), and makes the state relative to the new maximum. `row`: the first
    of the thread's; of no row of the tile, positions may wrap. */
 DEVICE void online_softmax_step(float *scores, Softmax *softmax, const int *positions, const float *bias, const Args *args,
                                 const Tile *tile, int row) {
     int earliest = MAX_POSITION, latest = -1;
-    float scale2 = args->scale * LOG2E;
+    float scale2 = CHANGED ? 1.0f : args->scale * LOG2E;
 #pragma unroll
     for (int j = 0; j < THREAD_KEYS; j++) {
         float extra = bias[j * ACROSS];
@@ -388,6 +409,9 @@ KERNEL(fp32_forward) {
                     store_values(slots[slot], prefetched);
                 synchronize();
             }
+#if CHANGED
+            change_scores(scores, positions[buffer] + column, &args, &task, row);
+#endif
             online_softmax_step(scores, &softmax, positions[buffer] + column, bias[buffer] + column, &args, &task.tile, row);
 #if DROPOUT
             drop_weights(scores, &args, &task.keys, &task.tile, positions[buffer] + column, row);

@@ -14,6 +14,7 @@
 #ifndef DILKIT_MMA
 #define DILKIT_MMA
 
+#include "scores.cuh"
 #include "stored.cuh"
 
 /* Warps next to each other that have the same rows: each has an equal part of HEAD_DIM of their sums. */
@@ -88,6 +89,17 @@ DEVICE const void *fragment_at(const uint4 *slot, int own, int row, int step) {
     int within = 2 * step % SWAPPED, whole = row * CHUNKS + 2 * step - within;
     return (const char *)slot + 16 * whole + (16 * own ^ 16 * within);
 }
+
+#if CHANGED
+/* The point of a row of the tile, in half `h` of a thread's sums of fragment m; that of column e of a thread's two of each 8. */
+DEVICE Point own_point(const ScoreOf *of, const Tile *tile, int m, int h) {
+    return point_of(of, own_position(tile, own_row(this_thread(), m, h)));
+}
+
+DEVICE Point column_point(const ScoreOf *of, const Columns *columns, int slot, int n, int e) {
+    return point_of(of, columns->position[slot + n * 8 + this_thread() % 4 * 2 + e]);
+}
+#endif
 
 /* Copies */
 

@@ -186,6 +186,19 @@ DEVICE void mask_beyond(Scores weight, const Columns *columns, int slot, int bac
         }
 }
 
+#if CHANGED
+/* From gradients of scores to those of scores before the softcap, given `score` after it. */
+DEVICE void uncap(Scores ds, Scores score, const ScoreOf *of) {
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                ds[m][n][e] *= cap_slope(of, score[m][n][e]);
+}
+#endif
+
 #if DROPOUT
 /* Of the weights of rows and columns, a bit for each that dropout keeps, numbered as `drop` does: keys are rows (sign 1) or
    columns (sign -1). One after the other: each takes many registers. */

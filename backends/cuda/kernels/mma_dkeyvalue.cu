@@ -39,6 +39,32 @@ DEVICE void key_score_gradients(Scores p, Scores ds, const float2 *column_terms,
     }
 }
 
+#if CHANGED
+/* The same, of capped scores with a bias; dS is that of scores before the softcap. */
+DEVICE void changed_score_gradients(Scores p, Scores ds, const float2 *column_terms, const ScoreOf *of, const Columns *columns,
+                                    int slot, const Tile *tile) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float4 terms = ((const float4 *)column_terms)[n * 4 + this_thread() % 4];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            Point query = column_point(of, columns, slot, n, c);
+#pragma unroll
+            for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+                for (int e = c; e < 4; e += 2) {
+                    float score = capped(of, p[m][n][e]), bias = bias_of(of, query, own_point(of, tile, m, e / 2));
+                    p[m][n][e] = exp2_fast((score + bias) * LOG2E + (c ? terms.z : terms.x));
+                    ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (c ? terms.w : terms.y));
+                    if (SOFTCAP)
+                        ds[m][n][e] *= cap_slope(of, score);
+                }
+            keep_loads_here();
+        }
+    }
+}
+#endif
+
 KERNEL(mma_dkeyvalue) {
     SHARED Task task;
     SHARED int heads_end;
@@ -91,7 +117,12 @@ KERNEL(mma_dkeyvalue) {
                 unsigned kept = kept_weights(&columns, slot, 1, &args, &task.keys, &task.tile);
                 drop(ds, kept, args.keep_scale);
 #endif
+#if CHANGED
+                ScoreOf of = score_of(&args, task.batch, head);
+                changed_score_gradients(p, ds, terms + slot, &of, &columns, slot, &task.tile);
+#else
                 key_score_gradients(p, ds, terms + slot, args.scale * LOG2E);
+#endif
 #if DROPOUT
                 drop(p, kept, 1.0f);
 #endif

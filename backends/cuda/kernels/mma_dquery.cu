@@ -48,15 +48,26 @@ KERNEL(mma_dquery) {
             drop(ds, kept_weights(&columns, slot, -1, &args, &task.keys, &task.tile), args.keep_scale);
 #endif
             const float *found = columns.biased[slot / 32] ? biases + slot : 0;
+#if CHANGED
+            ScoreOf of = score_of(&args, task.batch, task.tile.head);
+            changed_score_gradients(ds, p, found, &of, shift, delta, &columns, slot, &task.tile);
+#else
             query_score_gradients(ds, p, found, args.scale * LOG2E, shift, delta);
+#endif
             if (compare)
                 mask_beyond(ds, &columns, slot, args.back, args.ahead, &task.tile);
+#if CHANGED
+            finish_score_gradients(ds, p, &args, &of, &columns, slot, &task.tile);
+#endif
             accumulate(dquery, ds, columns_at);
         }
         int batch = task.batch, number = take_number(&task, &args);
         Tile tile = task.tile;
         copy_async_wait(0);
         synchronize();
+#if LEARNED
+        give_learned(&args, tile.head);
+#endif
         stage_gradient(buffer, dquery, args.scale);
         Found next = find_tile(&args, number);
         const float *lse = args.lse + line_of(&args, batch, tile.head);

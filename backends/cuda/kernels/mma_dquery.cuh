@@ -44,4 +44,60 @@ DEVICE void query_score_gradients(Scores ds, Scores p, const float *biases, floa
     }
 }
 
+#if CHANGED
+
+/* The same, of capped scores with a bias: from products and dout.v to capped scores and dS. */
+DEVICE void changed_score_gradients(Scores ds, Scores p, const float *biases, const ScoreOf *of, float (*shift)[2],
+                                    float (*delta)[2], const Columns *columns, int slot, const Tile *tile) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float2 bias = make_float2(0.0f, 0.0f);
+        if (biases)
+            bias = ((const float2 *)biases)[n * 4 + this_thread() % 4];
+        Point keys[2] = {column_point(of, columns, slot, n, 0), column_point(of, columns, slot, n, 1)};
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                p[m][n][e] = capped(of, p[m][n][e]);
+                float score = p[m][n][e] + bias_of(of, own_point(of, tile, m, e / 2), keys[e % 2]);
+                float score2 = score * LOG2E + shift[m][e / 2] + (e % 2 ? bias.y : bias.x);
+                ds[m][n][e] = exp2_fast(score2) * (ds[m][n][e] - delta[m][e / 2]);
+            }
+        keep_loads_here();
+    }
+}
+
+#if LEARNED
+/* Adds what dS says of the weights of the bias. */
+DEVICE void learn_scores(Scores ds, const Args *args, const ScoreOf *of, const Columns *columns, int slot, const Tile *tile) {
+    float learned = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        Point keys[2] = {column_point(of, columns, slot, n, 0), column_point(of, columns, slot, n, 1)};
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (own_row(this_thread(), m, e / 2) < tile->rows)
+                    learned += learn_pair(args, of, own_point(of, tile, m, e / 2), keys[e % 2], ds[m][n][e]);
+        keep_loads_here();
+    }
+    learn_sum(args, learned);
+}
+#endif
+
+/* From dS of scores to dS of products times the scale. Bounds have been compared. */
+DEVICE void finish_score_gradients(Scores ds, Scores p, const Args *args, const ScoreOf *of, const Columns *columns, int slot,
+                                   const Tile *tile) {
+#if LEARNED
+    learn_scores(ds, args, of, columns, slot, tile);
+#endif
+#if SOFTCAP
+    uncap(ds, p, of);
+#endif
+}
+
+#endif
+
 #endif

@@ -159,15 +159,26 @@ KERNEL(mma_dquery_pairs) {
             float shift[FRAGMENTS][2], delta[FRAGMENTS][2];
             own_terms(shift, delta, terms);
             const float *found = columns.biased[slot / 32] ? biases + slot + first : 0;
+#if CHANGED
+            ScoreOf of = score_of(&args, task.batch, task.tile.head);
+            changed_score_gradients(ds, p, found, &of, shift, delta, &columns, slot + first, &task.tile);
+#else
             query_score_gradients(ds, p, found, args.scale * LOG2E, shift, delta);
+#endif
             if (bounded(&args) && some_cut(&columns, slot, warp_begin(&task.tile), warp_end(&task.tile), args.back, args.ahead))
                 mask_beyond(ds, &columns, slot + first, args.back, args.ahead, &task.tile);
+#if CHANGED
+            finish_score_gradients(ds, p, &args, &of, &columns, slot + first, &task.tile);
+#endif
             round_and_share(rounded, ds, exchange + exchange_slot(column));
             pending = 1;
         }
         int batch = task.batch, number = take_number(&task, &args);
         Tile tile = task.tile;
         synchronize();
+#if LEARNED
+        give_learned(&args, tile.head);
+#endif
         stage_gradient(buffer, dquery, args.scale);
         Found next = find_tile(&args, number);
         const float *lse = args.lse + line_of(&args, batch, tile.head);

@@ -5,7 +5,7 @@
        query tile --> shared --> fragments (registers, if HELD), once a tile
        for each key tile j of COLUMNS visible keys, with keys j in shared memory:
            start copying values j and keys j + 1 to their slots; locate keys from j + 2 on
-           score tile (registers) = query fragments . key fragments
+           score tile (registers) = query fragments . key fragments;    if CHANGED, capped, with a bias (`scores.cuh`)
            online softmax step: scores --> weights (registers), the left fragments of the next product
            wait for values j;    sum (registers) += weights . value fragments
        sum / l --> shared, of a warp alone --> out;    m, l --> lse;    meanwhile the first warp finds the next tile
@@ -38,7 +38,10 @@
        128        9.0, 10.x, 11.x             128         128       2        3       no     81920
        96, 128    7.5; 128 also 8.6, 8.9, 12  128         256       1        3       yes    384 * HEAD_DIM
        any        any                         64          128       4 or 2   3       yes    384 * HEAD_DIM */
-#define COLUMNS 64
+#include "scores.cuh"
+
+/* Fewer where a bias takes registers. */
+#define COLUMNS (GATHERS ? 32 : 64)
 #define SCORE_COLUMNS COLUMNS
 #include "mma.cuh"
 
@@ -111,6 +114,26 @@ DEVICE void score_tile(Scores score, const Rows *rows, const uint4 *queries, con
             multiply_across(score, query, keys + 2 * from, own, k);
         }
 }
+
+#if CHANGED
+/* Turns products into scores to the base 2, without what comes of how often keys count. */
+DEVICE void change_scores(Scores score, const Args *args, const TileState *shared, int slot) {
+    const Tile *tile = &shared->task.tile;
+    ScoreOf of = score_of(args, shared->task.batch, tile->head);
+#pragma unroll
+    for (int n = 0; n < SCORE_COLUMNS / 8; n++) {
+        Point keys[2] = {column_point(&of, &shared->columns, slot, n, 0), column_point(&of, &shared->columns, slot, n, 1)};
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float bias = bias_of(&of, own_point(&of, tile, f, i / 2), keys[i % 2]);
+                score[f][n][i] = (capped(&of, score[f][n][i]) + bias) * LOG2E;
+            }
+        keep_loads_here();
+    }
+}
+#endif
 
 /* Turns products into scores, with scale and bias, of the keys from number `slot` of the window on; with `compare`, those of keys
    beyond the bounds of a row become NEG_INF. */
@@ -311,14 +334,17 @@ DEVICE int warp_sees_any(const TileState *shared, const Args *args, int slot) {
 DEVICE void attend(Weights weight, Rows *rows, TileState *shared, const Args *args, int slot, const uint4 *queries,
                    const uint4 *keys, int raise) {
     const Columns *columns = &shared->columns;
-    float (*total)[2] = shared->total[this_thread()], added[FRAGMENTS][2], scale = args->scale * LOG2E;
+    float (*total)[2] = shared->total[this_thread()], added[FRAGMENTS][2], scale = CHANGED ? 1.0f : args->scale * LOG2E;
     const Tile *tile = &shared->task.tile;
     int row = first_row(this_thread()), first = own_position(tile, row), last = own_position(tile, row + ROWS - 1);
     int compare = bounded(args) && some_cut(columns, slot, first, last, args->back, args->ahead);
-    int plain = !compare && !columns->biased[slot / 32] && !columns->biased[slot / 32 + 1] && scale >= 0.0f;
+    int plain = !CHANGED && !compare && !columns->biased[slot / 32] && !columns->biased[slot / 32 + 1] && scale >= 0.0f;
     do {
         Scores score;
         score_tile(score, rows, queries, keys);
+#if CHANGED
+        change_scores(score, args, shared, slot);
+#endif
         if (raise || !plain)
             scale_and_mask(score, args, shared, slot, scale, compare);
         if (raise)

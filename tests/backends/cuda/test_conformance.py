@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from dilkit.device import Capability
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.testing.conformance import Result, check
 from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, Case
+from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, SCORES, Case
 
 
 @contextmanager
@@ -103,6 +105,17 @@ def kinds(capability: Capability, dtype: str) -> Runs:
 KINDS = [kinds(FP32, "float32"), kinds(TENSOR_CORES, "bfloat16")]
 
 
+SCORED: Runs = [
+    (capability, case)
+    for capability, dtype in ((FP32, "float32"), (TENSOR_CORES, "bfloat16"))
+    for case in SCORES
+    if case.dtype == dtype and not OnHost(capability).refusals(case.problem())
+]
+FIRST_SCORED = {FP32: ("softcap alibi mask", "clipped table"), TENSOR_CORES: ("coordinates packed", "softcap grid packed")}
+SCORED_FIRST = [run for run in SCORED if run[1].variant in FIRST_SCORED[run[0]]]
+"""Of each kind of kernel, one by distance and one by table, one of them with a softcap."""
+
+
 def name(run: tuple[Capability, Case]) -> str:
     return "sm_{}{}-{}".format(*run[0], run[1].name)
 
@@ -142,6 +155,14 @@ def test_the_kernels_drop_the_right_weights(run: tuple[Capability, Case], into_m
     assert result.verdict == "passed", result
 
 
+@pytest.mark.parametrize("run", all_but(SCORED, SCORED_FIRST))
+def test_the_kernels_change_scores_rightly(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
+    with backend(run[0]) as known:
+        result = check(known, run[1])
+    into_matrix(result)
+    assert result.verdict == "passed", result
+
+
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(FP32, torch.float32), pytest.param(TENSOR_CORES, torch.float16, marks=pytest.mark.slow)]
 )
@@ -161,9 +182,18 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
         torch.testing.assert_close(got, right, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.02)
 
 
+CHANGED: Runs = [
+    (capability, replace(case, bias=bias, softcap=softcap))
+    for (capability, case), (bias, softcap) in zip(
+        SIZES, cycle([("grid", 2.0), ("alibi", 0.0), ("euclidean", 0.0), ("none", 1.0)])
+    )
+]
+"""Every size of every kernel with one of the ways in which scores are changed."""
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    "run", REST + SIZES + [run for kind, listed in enumerate(KINDS) for run in listed[1 - kind :: 2]], ids=name
+    "run", REST + SIZES + CHANGED + [run for kind, listed in enumerate(KINDS) for run in listed[1 - kind :: 2]], ids=name
 )
 def test_the_kernels_are_right_at_other_sizes(run: tuple[Capability, Case]) -> None:
     with backend(run[0]) as known:

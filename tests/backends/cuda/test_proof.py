@@ -16,6 +16,7 @@ from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.tiles import device
 from dilkit.backends.tiles.relations import FAR
+from dilkit.bias.form import BiasForm
 from dilkit.selection.proving import cases
 from dilkit.testing.conformance import check
 
@@ -31,6 +32,8 @@ def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.Monke
     window = replace(PROBLEM, pattern=Pattern.of(SlidingWindow(4)))
     assert CupyRaw().proof_facts(window) == (*facts, "kinds")
     assert CupyRaw().proof_facts(replace(PROBLEM, softcap=2.0)) == (*facts, "softcap")
+    biased = replace(PROBLEM, bias=BiasForm(dims=2, metric="max", placed=True))
+    assert CupyRaw().proof_facts(biased) == (*facts, "bias coordinates in 2-D, max")
     texts = cuda_compile._texts()
     monkeypatch.setattr(cuda_compile, "_texts", lambda: texts | {"dilated.cuh": texts["dilated.cuh"] + "\n"})
     assert CupyRaw().proof_facts(PROBLEM)[5] != facts[5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def case_of(shape: str, dtype: str, head_dim: int) -> Case:
 @pytest.mark.parametrize(("capability", "dtype"), [KINDS[0], pytest.param(*KINDS[-1], marks=pytest.mark.slow)])
 def test_no_races(capability: Capability, dtype: str) -> None:
     judge(capability, case_of("groups causal", dtype, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "dtype", "bias"), [(*KINDS[0], "clipped"), (*KINDS[-1], "l1")])
+def test_no_races_where_scores_are_changed(capability: Capability, dtype: str, bias: str) -> None:
+    judge(capability, replace(case_of("groups causal", dtype, 32), bias=bias, softcap=2.0, dropout_p=0.2))
 
 
 @pytest.mark.kernels

@@ -32,7 +32,7 @@ from dilkit.backends.triton.launch import kernel  # noqa: E402
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, sizes_for  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
 from dilkit.testing.conformance import Result, check, repeats_that_differ  # noqa: E402
-from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, Case  # noqa: E402
+from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, SCORES, Case  # noqa: E402
 
 DTYPES = ("float32", "float16")
 AS_ON_GPUS = "sizes"
@@ -48,6 +48,11 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "kinds mask": dict(
         pattern=Pattern.of(DilatedSegment(16, 4), SlidingWindow(5), GlobalTokens(2)), seq=35, heads=2, kv_heads=1, mask="random"
     ),
+    "alibi once": dict(pattern=Pattern([30, 45], [2, 3], overlap="once"), seq=45, heads=1, bias="alibi"),
+    "table causal": dict(
+        pattern=Pattern([32, 64], [1, 2]), seq=50, heads=2, kv_heads=1, is_causal=True, softcap=0.7, bias="clipped"
+    ),
+    "coordinates mask": dict(pattern=Pattern([64], [1]), seq=50, heads=2, mask="random", bias="euclidean"),
 }
 """Branches of one group, and of several kinds: those of the list have segments too short for the rows of a tile."""
 OTHERS = ("dilated window causal", "global tokens", "window and global", "window and sinks")
@@ -117,6 +122,7 @@ def every() -> Iterator[Case]:
             fields: dict[str, Any] = dict(seq=150, heads=1, batch=1, head_dim=size - 1, dtype=dtype)
             yield Case(feature=AS_ON_GPUS, variant=str(size), pattern=Pattern([150, 150], [1, 2]), is_causal=True, **fields)
     yield from (case for case in PROBLEMS if case.dtype in DTYPES)
+    yield from (case for case in SCORES if case.dtype in DTYPES and not case.rows and not refusals(case))
 
 
 def smallest() -> Iterator[Case]:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, backend, explain
 from dilkit.backends.triton.backend import TritonTiles
+from dilkit.backends.triton.biases import add_sums
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, padded, sizes_for
+from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
@@ -59,10 +61,30 @@ def test_each_group_is_one_launch_and_later_ones_continue() -> None:
     assert [x["FIRST"] for x in constants] == [True, False] * 3
     assert [x["MASKED"] for x in constants] == [True, True, False, False, False, False]
     assert [x["SOFTCAP"] for x in constants] == [0.0] * 2 + [30.0] * 4
+    assert {(x["METRIC"], x["DIMS"]) for x in constants} == {("", 0)}
     for _, sizes, programs, arguments, given in recorder.launches:
         assert given["ROWS"] == sizes.rows
         assert programs > 0
         assert all(x.data.data_ptr() for x in arguments if hasattr(x, "batch"))
+
+
+def test_gradients_of_weights_are_summed_over_tiles_of_their_head() -> None:
+    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    form, recorder = BiasForm(sizes=(3,), learned=True), Recorder()
+    problem = pose(bias=form)
+    (q, k, v), weights = tensors(problem), torch.zeros(4, 3)
+    inputs = Inputs(q, k, v, bias=LoweredBias(form, weights))
+    dbias = TritonTiles(recorder).backward(q, inputs, q, torch.zeros(2, 4, 500), problem)[3]
+    assert torch.equal(dbias, weights)
+    _, _, programs, arguments, constants = next(given for given in recorder.launches if given[0] == "dquery")
+    assert (constants["METRIC"], constants["DIMS"], constants["LEARNED"]) == ("table", 0, True)
+    tiles, view = next(x.tiles for x in arguments if hasattr(x, "tiles")), next(x for x in arguments if hasattr(x, "sums"))
+    assert view.sums.shape == (programs, 3)
+    view.sums.copy_(torch.arange(programs * 3.0).view(-1, 3))
+    add_sums(dbias, view.sums, tiles)
+    of_head = (tiles[:, 3] == 1).repeat_interleave(2)
+    assert 0 < of_head.sum() < programs
+    torch.testing.assert_close(dbias[1], view.sums[of_head].sum(0))
 
 
 def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> None:
@@ -83,6 +105,7 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
         (dict(varlen=True, batch=1), "varlen yes: not supported"),
         (dict(dropout_p=0.1), "dropout_p 0.1: drops no weights (dropout_p=0, or another backend)"),
         (dict(head_dim=160), "head_dim 160: at most 128"),
+        (dict(bias=BiasForm(sizes=(1025,), learned=True)), 'learned bias 1025 weights a head: at most 1024 (backend="cupy_raw")'),
         (
             dict(pattern=Pattern.of(BlockSparse([[[True]]], 500))),
             "branch kind block_sparse: shown as runs; computes band, global, segments",

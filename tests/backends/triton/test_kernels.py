@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed: make stages, on L
 
 from helpers.triton_compile import compile_kernel
 
-from dilkit.backends.triton.sizes import HEAD_DIMS, sizes_for
+from dilkit.backends.triton.sizes import HEAD_DIMS, beside_bias, sizes_for
+from dilkit.bias.form import BiasForm
 
 ROLES = ("forward", "dquery", "dkeyvalue")
 HALVES = ("float16", "bfloat16")
@@ -78,6 +79,17 @@ def test_kernels_compile_without_a_gpu(role: str, dtype: str, head_dim: int, cap
 @pytest.mark.parametrize("role", ROLES)
 def test_kernels_that_cap_scores_compile_without_a_gpu(role: str, tmp_path: Path) -> None:
     check_code(role, "float16", 32, 90, tmp_path, softcap=30.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [BiasForm(learned=True), BiasForm(2, (5, 1), placed=True, learned=True)], ids=str)
+@pytest.mark.parametrize("role", ROLES)
+def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm, tmp_path: Path) -> None:
+    """Those of queries alone add to memory at once, each program to a line of its own."""
+    sizes = beside_bias(sizes_for(role, "float16", 64, (9, 0)))
+    found = compile_kernel(role, "float16", 64, 90, sizes, tmp_path, form=form)
+    assert (found.spills, found.stack) == (0, 0), found.registers
+    assert (re.search(r"\b(atom|red)\.", found.ptx) is not None) == (role == "dquery")
 
 
 @pytest.mark.kernels

@@ -18,6 +18,7 @@ from helpers.thinned import all_but
 
 from dilkit import Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
 from dilkit.backends.reference import Reference
+from dilkit.bias.form import BiasForm
 from dilkit.inputs import Inputs
 from dilkit.pattern import Branch
 from dilkit.selection import proof, proving
@@ -75,7 +76,7 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
-    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False, softcap=False)
+    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False, softcap=False, bias="")
     assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", head_dim=32, **flags)]
     in_a_new_process()
     with registered(Proven()):
@@ -197,7 +198,7 @@ def test_a_program_that_is_not_there() -> None:
 
 
 REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, head_dim=20)
-REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False)
+REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False, bias="")
 
 
 @pytest.fixture
@@ -221,7 +222,18 @@ def test_every_case_of_a_proof_on_a_backend_that_is_right(capsys: pytest.Capture
     proving.main(json.dumps(REQUEST | dict(varlen=True, kinds=True)))
     proving.main(json.dumps(REQUEST | dict(dropout=True)))
     proving.main(json.dumps(REQUEST | dict(softcap=True)))
+    proving.main(json.dumps(REQUEST | dict(bias="2//l1/11")))
+    proving.main(json.dumps(REQUEST | dict(bias="1/9//11", varlen=True)))
     assert capsys.readouterr().out.strip() == ""
+
+
+def test_a_bias_is_proven_with_one_of_the_same_code() -> None:
+    asked = {"grid": BiasForm(2, (27, 27), placed=True), "max in space": BiasForm(3, metric="max", placed=True, learned=True)}
+    for name, form in asked.items():
+        for varlen in (False, True):
+            listed = list(proving.cases("float32", 16, gradients=True, varlen=varlen, bias=form))
+            assert {case.bias for case in listed} == {name}
+            assert {case.problem().bias.code for case in listed} == {form.code}  # type: ignore[union-attr]
 
 
 def test_kernels_that_computed_nothing_are_not_proven(capsys: pytest.CaptureFixture[str]) -> None:

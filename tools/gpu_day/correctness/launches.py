@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
 from dilkit import environment
 from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda import scores
 from dilkit.backends.cuda.launch import CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, CudaKernel, kernel_for, padded
 from dilkit.backends.tiles.backend import ROLES
@@ -36,21 +38,26 @@ ASSUMED: Capability = (9, 0)
 REHEARSED = 2
 SECONDS = 90.0
 """For the cases that launch every kernel."""
-KINDS: tuple[dict[str, bool], ...] = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
+KINDS: tuple[dict[str, Any], ...] = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
 """Of calls: each has kernels of its own."""
 
 
 def needed(capability: Capability) -> list[CudaKernel]:
-    """The kernels of every dtype and head_dim, and those for packed sequences and for dropout of the problem list.
+    """The kernels of every dtype and head_dim, and those of the problem list for packed sequences, dropout, softcaps and biases.
 
     Those of one compilation are next to each other.
     """
-    listed = ((c.dtype, c.head_dim, bool(c.lengths) and not c.rows, c.dropout_p > 0) for c in (*LISTED, *LARGE))
+    listed = (
+        (c.dtype, c.head_dim, bool(c.lengths) and not c.rows, c.dropout_p > 0, c.softcap > 0, c.problem().bias)
+        for c in (*LISTED, *LARGE)
+    )
     able = [(dtype, padded(dim), *how) for dtype, dim, *how in listed if dtype in STORAGE and dim <= HEAD_DIMS[-1]]
-    asked = dict.fromkeys([*product(STORAGE, HEAD_DIMS, (False,), (False,)), *able])
+    asked = dict.fromkeys([*product(STORAGE, HEAD_DIMS, (False,), (False,), (False,), (None,)), *able])
     kernels: dict[CudaKernel, None] = {}
-    for (dtype, dim, packed, dropout), role, vector, rows in product(asked, ROLES, (True, False), (MOST_ROWS, LOW_ROWS)):
-        flags = (packed, dropout) if role != "dots" else ()
+    for (dtype, dim, packed, dropout, *changed), role, vector, rows in product(
+        asked, ROLES, (True, False), (MOST_ROWS, LOW_ROWS)
+    ):
+        flags = (packed, dropout, scores.macros(role, *changed)) if role != "dots" else ()
         kernels[kernel_for(role, dtype, dim, capability, vector, rows, *flags)] = None
     return sorted(kernels, key=_unit)
 
