@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from dilkit.integrations.transformers.position_bias import watch_biases
+
 SAVED_AS = "attn_implementation"
 """The attribute of a configuration that is saved, and that transformers takes for `attn_implementation=` when it loads it."""
 
@@ -27,6 +29,7 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
     def watched(model: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> Any:
         if is_ours(requested_attention):
             _check_looked_up(type(model), requested_attention)
+            watch_biases(type(model))
             if getattr(model.config, "dilkit", None) is not None:
                 setattr(model.config, SAVED_AS, requested_attention)
         elif requested_attention is None and getattr(model.config, "dilkit", None) is not None:
