@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
-from dilkit.bias.tables import RelativeTable
+from dilkit.integrations.transformers.biases.position_bias import PositionBias
 from dilkit.integrations.transformers.cached import KEPT_BY, last_rows
 from dilkit.integrations.transformers.checks import (
     check_decoding,
@@ -34,7 +34,6 @@ from dilkit.integrations.transformers.cross_attention import attend_across
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
-from dilkit.integrations.transformers.position_bias import LayerBias, check_runs
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.integrations.unserved import nothing_seen
 from dilkit.packed.attention import dilated_attention_varlen
@@ -67,11 +66,11 @@ def attend(
     `given`, `mesh`: those of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None
     where nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
     """
-    layer_bias = options.get("position_bias")
-    if isinstance(layer_bias, LayerBias) and layer_bias.layer is None:
+    bias: PositionBias | None = options.get("position_bias")
+    if isinstance(bias, PositionBias) and bias.is_of_other_states:
         return attend_across(module, query, key, value, attention_mask, dropout, scaling), None
     check_options(module, options, key)
-    if layer_bias is None:
+    if bias is None:
         check_one_sequence(module)
     mask = checked_mask(attention_mask, module, query, key)
     causal = mask.causal if mask is not None and mask.causal is not None else _layer_is_causal(module, is_causal)
@@ -92,15 +91,10 @@ def attend(
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
-    call |= dict(softcap=options.get("softcap"), bias=None if layer_bias is None else _bias(layer_bias, module, mask))
+    tokens = None if mask is None else mask.tokens
+    call |= dict(softcap=options.get("softcap"), bias=bias and bias.of_call(tokens, type(module).__name__))
     packing = _packing(q, key.shape[2], mask, options)
-    return _of_rows(q, k, v, pattern, packing, mask, causal, dropout, call)[..., :width], None
-
-
-def _bias(layer_bias: LayerBias, module: Any, mask: TokenMask | None) -> RelativeTable | None:
-    if mask is not None and mask.tokens is not None:
-        check_runs(mask.tokens, type(module).__name__)
-    return layer_bias.value
+    return _of_rows(q, k, v, pattern, packing, tokens, causal, dropout, call)[..., :width], None
 
 
 def _of_rows(
@@ -109,13 +103,12 @@ def _of_rows(
     v: Tensor,
     pattern: Pattern,
     packing: Packing | None,
-    mask: TokenMask | None,
+    tokens: Tensor | None,
     causal: bool,
     dropout: float,
     call: dict[str, Any],
 ) -> Tensor:
     """What rows get of the keys in their sequences, or in a cache of all keys."""
-    tokens = None if mask is None else mask.tokens
     seen = k.shape[1] if tokens is None else tokens.shape[1]
     k, v = k[:, :seen], v[:, :seen]
     if q.shape[1] == seen:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
+from dilkit.integrations.transformers.biases.position_bias import PositionBias
 from dilkit.integrations.transformers.cached import KEPT_BY
 from dilkit.integrations.transformers.context.attention import KEPT_AS
-from dilkit.integrations.transformers.position_bias import is_of_layer
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
@@ -32,12 +32,12 @@ def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
             raise ValueError(
                 f"softcap={softcap} with {what}, which caps no scores; take a DynamicCache or whole sequences, or set it to None"
             )
-        if is_of_layer(options.get("position_bias")):
+        if isinstance(options.get("position_bias"), PositionBias):
             raise ValueError(
                 f"position_bias of {type(module).__name__} with {what}, which adds none; take a DynamicCache or whole sequences"
             )
     for name, reason in REFUSED.items():
-        if (asked := options.get(name)) is not None and asked is not False and not is_of_layer(asked):
+        if (asked := options.get(name)) is not None and asked is not False and not isinstance(asked, PositionBias):
             raise ValueError(f"{name}={_short(asked)} of {type(module).__name__}: {reason}")
 
 

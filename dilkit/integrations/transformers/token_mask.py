@@ -29,8 +29,8 @@ class TokenMask:
     - `tokens`: bool `(batch, seen)`, True for tokens, of the keys seen so far; None means that all keys are.
     - `packing`: the sequences that the rows are of; None where each element of the batch is one.
 
-    It is no tensor, so that nothing can be computed with it unnoticed: Bloom, for one, takes a mask from transformers' function,
-    but adds it to scores of its own. Raises ValueError there.
+    It is no tensor, so that nothing can be computed with it unnoticed: CodeGen, for one, takes a mask from transformers'
+    function, but adds it to scores of its own. Raises ValueError there.
     """
 
     causal: bool | None

@@ -17,7 +17,7 @@ from dilkit import Pattern, t5_buckets
 
 package = transformers()
 from dilkit.integrations.transformers import dilated_cache, register  # noqa: E402
-from dilkit.integrations.transformers.position_bias import LayerBias  # noqa: E402
+from dilkit.integrations.transformers.biases.tables import table_of  # noqa: E402
 
 if not package.T5Model._can_set_attn_implementation():
     pytest.skip("this transformers' T5 does not look its attention up by name", allow_module_level=True)
@@ -111,9 +111,7 @@ def test_no_tensor_of_all_pairs_is_made_and_buckets_are_those_of_t5_buckets(monk
     with torch.no_grad():
         model(**batch())
     assert made == [(1, 25), (1, 25)]
-    bias = LayerBias(layer).value
-    assert bias is not None
-    assert torch.equal(bias.table, layer.relative_attention_bias.weight.T[:, t5_buckets(8, 12)])
+    assert torch.equal(table_of(layer).table, layer.relative_attention_bias.weight.T[:, t5_buckets(8, 12)])
 
 
 @pytest.mark.slow
