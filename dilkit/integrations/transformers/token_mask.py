@@ -41,8 +41,10 @@ class TokenMask:
 
     ndim: ClassVar[int] = 0  # transformers reads it of a mask that it gets back, and converts those of 2
 
-    def to(self, device: torch.device | str | int, **options: Any) -> TokenMask:
-        """The same on another device, for models whose layers lie on several."""
+    def to(self, device: torch.device | torch.dtype | str | int, **options: Any) -> TokenMask:
+        """The same on another device, for models whose layers lie on several. Of a dtype, which MPT asks for, itself."""
+        if isinstance(device, torch.dtype):
+            return self
         tokens = None if self.tokens is None else self.tokens.to(device, **options)
         packing = None if self.packing is None else self.packing.to(device, **options)
         return replace(self, tokens=tokens, packing=packing)

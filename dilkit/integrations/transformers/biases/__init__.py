@@ -2,5 +2,5 @@
 
 position_bias.py the value that is handed
 tables.py        T5: a table of buckets, of the first layer
-alibi.py         Bloom: slopes, in layers that do not look their attention up by themselves
+alibi.py         Bloom and MPT: slopes, in layers that do not look their attention up by themselves
 """

@@ -1,4 +1,4 @@
-"""Bloom, whose layers add ALiBi: what its own attention computes."""
+"""Bloom and MPT, whose layers add ALiBi: what their own attention computes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ def bloom(name: str) -> Any:
     return package.BloomForCausalLM(package.BloomConfig(**sizes, **ends, attn_implementation=name)).eval()
 
 
-MODELS = dict(bloom=bloom)
+def mpt(name: str) -> Any:
+    torch.manual_seed(1)
+    sizes = dict(d_model=8 * HEADS, n_heads=HEADS, n_layers=2, expansion_ratio=2, max_seq_len=64, vocab_size=64)
+    attention = dict(clip_qkv=0.5, softmax_scale=0.7)
+    config = package.MptConfig(**sizes, attn_config=attention, initializer_range=0.3, attn_implementation=name)
+    return package.MptForCausalLM(config).eval()
+
+
+MODELS = dict(bloom=bloom, mpt=mpt)
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
@@ -46,7 +54,7 @@ def batch(side: str) -> dict[str, Tensor]:
     return made
 
 
-@pytest.mark.parametrize(("make", "side"), [(bloom, "left"), (bloom, "between")])
+@pytest.mark.parametrize(("make", "side"), [(bloom, "left"), (bloom, "between"), (mpt, "left"), (mpt, "right")])
 def test_a_padded_batch_and_its_gradients_are_those_of_eager_attention(make: Any, side: str) -> None:
     inputs, tokens = batch(side), batch(side)["attention_mask"].bool()
     models = [make(name) for name in ("dilkit", "eager")]
@@ -61,7 +69,7 @@ def test_a_padded_batch_and_its_gradients_are_those_of_eager_attention(make: Any
 @each_model
 @pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
 def test_generated_tokens_are_those_of_eager_attention(make: Any, cache: str) -> None:
-    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, cache_implementation=cache)
+    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, cache_implementation=cache, pad_token_id=0)
     found, wanted = (make(name).generate(**batch("left"), **options) for name in ("dilkit", "eager"))
     assert torch.equal(found, wanted)
 
@@ -74,6 +82,11 @@ def test_a_pattern_and_its_last_rows_from_a_cache(make: Any) -> None:
         cache = model(tokens[:, :9], use_cache=True).past_key_values
         assert_close(model(tokens[:, 9:], past_key_values=cache).logits, whole[:, 9:], **CLOSE)
     assert not torch.allclose(whole, make("dilkit")(tokens).logits, **CLOSE)
+
+
+def test_padding_between_tokens_of_mpt_is_refused() -> None:
+    with pytest.raises(ValueError, match="attention_mask of MptAttention has padding between tokens"):
+        mpt("dilkit")(**batch("between"))
 
 
 @each_model
