@@ -88,11 +88,12 @@ def attend(
         layer.claim()
         check_decoding(causal, mask, dropout, options)
         return layer.attend(q, k, v, pattern, **call)[..., :width], None
+    call["softcap"] = options.get("softcap")
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
     tokens = None if mask is None else mask.tokens
-    call |= dict(softcap=options.get("softcap"), bias=bias and bias.of_call(tokens, type(module).__name__))
+    call["bias"] = None if bias is None else bias.of_call(tokens, type(module).__name__)
     packing = _packing(q, key.shape[2], mask, options)
     return _of_rows(q, k, v, pattern, packing, tokens, causal, dropout, call)[..., :width], None
 
