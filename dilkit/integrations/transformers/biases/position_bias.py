@@ -26,16 +26,18 @@ class PositionBias:
         """Whether it is that of cross-attention."""
         return self.make is None
 
-    def of_call(self, tokens: Tensor | None, kind: str) -> Bias | None:
-        """The bias as dilkit takes it. `tokens`, bool `(batch, seen)`: which keys are tokens; None means all.
+    def of_call(self, tokens: Tensor | None, kind: str, device: torch.device) -> Bias | None:
+        """The bias as dilkit takes it, on `device`: later layers may lie on another than the first, whose table it is.
 
-        Raises ValueError, naming `kind`, the layer's class, where padding lies between tokens and distances count it.
+        `tokens`, bool `(batch, seen)`: which keys are tokens; None means all. Raises ValueError, naming `kind`, the layer's
+        class, where padding lies between tokens and distances count it.
         """
         if self.make is None:
             return None
         if tokens is not None and self.counts_padding:
             _check_runs(tokens, kind)
-        return self.make()
+        made = self.make()
+        return made.with_weights(made.weights.to(device))
 
 
 def _check_runs(tokens: Tensor, kind: str) -> None:

@@ -70,8 +70,8 @@ def test_a_padded_batch_and_its_gradients_are_those_of_eager_attention(make: Any
 @pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
 def test_generated_tokens_are_those_of_eager_attention(make: Any, cache: str) -> None:
     options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, cache_implementation=cache, pad_token_id=0)
-    found, wanted = (make(name).generate(**batch("left"), **options) for name in ("dilkit", "eager"))
-    assert torch.equal(found, wanted)
+    ours, eager = (make(name).generate(**batch("left"), **options) for name in ("dilkit", "eager"))
+    assert torch.equal(ours, eager)
 
 
 @each_model

@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from dilkit import Pattern, t5_buckets
+from dilkit import Alibi, Pattern, t5_buckets
+from dilkit.comm import Comm, run_threads
 
 package = transformers()
-from dilkit.integrations.transformers import dilated_cache, register  # noqa: E402
+from dilkit.integrations.transformers import context_parallel, dilated_cache, register  # noqa: E402
+from dilkit.integrations.transformers.biases.position_bias import PositionBias  # noqa: E402
 from dilkit.integrations.transformers.biases.tables import table_of  # noqa: E402
 
 if not package.T5Model._can_set_attn_implementation():
@@ -64,19 +66,19 @@ def counted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, position_b
 @pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
 def test_a_padded_batch_and_its_answers_get_what_eager_attention_gives(side: str) -> None:
     with torch.no_grad():
-        found, wanted = (t5(name)(**batch(side), **ANSWER).logits for name in ("dilkit", "eager"))
-    assert_close(found, wanted, **CLOSE)
+        ours, eager = (t5(name)(**batch(side), **ANSWER).logits for name in ("dilkit", "eager"))
+    assert_close(ours, eager, **CLOSE)
 
 
 def test_a_pattern_and_the_gradients_of_both_tables() -> None:
     package.AttentionInterface.register("counted", counted)
     inputs = dict(input_ids=sequences((23,))[0][None], decoder_input_ids=sequences((16,))[0][None])
-    found, wanted = t5("dilkit_sparse"), t5("counted")
-    logits = [model(**inputs).logits for model in (found, wanted)]
+    models = t5("dilkit_sparse"), t5("counted")
+    logits = [model(**inputs).logits for model in models]
     assert_close(*logits, **CLOSE)
     for x in logits:
         x.square().mean().backward()
-    for ours, theirs in zip(tables(found), tables(wanted), strict=True):
+    for ours, theirs in zip(*map(tables, models), strict=True):
         assert theirs.grad.abs().max() > 1e-4
         assert_close(ours.grad, theirs.grad, **CLOSE)
 
@@ -99,8 +101,8 @@ def test_gradients_with_checkpoints(reentrant: bool) -> None:
 @pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
 def test_generated_tokens_are_those_of_eager_attention(cache: str) -> None:
     options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, cache_implementation=cache)
-    found, wanted = (t5(name).generate(**batch(), **options) for name in ("dilkit", "eager"))
-    assert torch.equal(found, wanted)
+    ours, eager = (t5(name).generate(**batch(), **options) for name in ("dilkit", "eager"))
+    assert torch.equal(ours, eager)
 
 
 def test_no_tensor_of_all_pairs_is_made_and_buckets_are_those_of_t5_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +140,26 @@ def test_a_tensor_that_no_table_explains_is_refused() -> None:
         layer(torch.randn(1, 5, 32), position_bias=torch.zeros(1, 4, 5, 5))
 
 
-def test_a_dilated_cache_is_refused() -> None:
-    cache = package.EncoderDecoderCache(dilated_cache(), package.DynamicCache())
-    with pytest.raises(ValueError, match=r"position_bias of T5Attention with a dilated_cache\(\)"), torch.no_grad():
-        t5("dilkit")(**batch(), **ANSWER, past_key_values=cache)
+def test_dilated_caches_are_refused() -> None:
+    words = r"position_bias of T5Attention with a dilated_cache\(\)"
+    other_words = r"T5Attention is cross-attention, which a dilated_cache\(\) does not compute"
+    caches = {words: (dilated_cache(), package.DynamicCache()), other_words: (package.DynamicCache(), dilated_cache())}
+    for refusal, parts in caches.items():
+        with pytest.raises(ValueError, match=refusal), torch.no_grad():
+            t5("dilkit")(**batch(), **ANSWER, past_key_values=package.EncoderDecoderCache(*parts))
+
+
+def test_ranks_are_refused() -> None:
+    def on_rank(comm: Comm) -> None:
+        model = t5("dilkit", "T5EncoderModel")
+        ranks = context_parallel(model, comm, pattern=PATTERN)
+        with pytest.raises(ValueError, match="position_bias of T5Attention with context_parallel, which adds none"):
+            model(**ranks.shard(dict(input_ids=sequences((23,))[0][None])))
+
+    run_threads(2, on_rank)
+
+
+def test_a_table_goes_to_the_device_of_the_layer() -> None:
+    made = PositionBias(lambda: Alibi(torch.ones(2))).of_call(None, "T5Attention", torch.device("meta"))
+    assert made is not None
+    assert made.weights.device.type == "meta"
