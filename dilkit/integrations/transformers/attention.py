@@ -92,9 +92,8 @@ def attend(
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
-    tokens = None if mask is None else mask.tokens
-    call["bias"] = None if bias is None else bias.of_call(tokens, type(module).__name__, q.device)
-    packing = _packing(q, key.shape[2], mask, options)
+    call["bias"] = None if bias is None else bias.of_call(mask, type(module).__name__, q.device)
+    packing, tokens = _packing(q, key.shape[2], mask, options), None if mask is None else mask.tokens
     return _of_rows(q, k, v, pattern, packing, tokens, causal, dropout, call)[..., :width], None
 
 

@@ -8,6 +8,7 @@ attention        reads it; a model that computes with it by itself does not look
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -48,6 +49,18 @@ class TokenMask:
         tokens = None if self.tokens is None else self.tokens.to(device, **options)
         packing = None if self.packing is None else self.packing.to(device, **options)
         return replace(self, tokens=tokens, packing=packing)
+
+    def gaps(self) -> Tensor:
+        """Whether padding lies between tokens of any sequence, bool `()`."""
+        if self.tokens is None:
+            return torch.tensor(False)
+        begins = self.tokens[:, 0].int() + (self.tokens.int().diff(dim=1) == 1).sum(1)
+        return (begins > 1).any()
+
+    @cached_property
+    def has_gaps(self) -> bool:
+        """The same, looked at once, not once in each layer: on a GPU it is waited for."""
+        return bool(self.gaps())
 
     def contiguous(self) -> TokenMask:
         """Itself; `generate` asks for it."""

@@ -51,7 +51,7 @@ def _knowing(init: Any) -> Any:
     @functools.wraps(init)
     def knowing(layer: Any, config: Any, *args: Any, **options: Any) -> None:
         init(layer, config, *args, **options)
-        layer.config, layer.is_causal = config, True
+        layer.config = config
 
     return knowing
 
