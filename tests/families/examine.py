@@ -205,8 +205,11 @@ def _if_possible(call: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tens
 
 
 def _every_layer_asks(tiny: _Tiny) -> bool | None:
-    """Whether a token moves no other's row where each sees itself alone: a layer that did not ask would see it."""
-    if "input_ids" not in tiny.inputs:
+    """Whether a token moves no other's row where each sees itself alone: a layer that did not ask would see it.
+
+    Not known of an encoder with a decoder, whose cross-attention sees all.
+    """
+    if "input_ids" not in tiny.inputs or "decoder_input_ids" in tiny.inputs:
         return None
     model = tiny.other("dilkit_alone")
     try:

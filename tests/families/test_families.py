@@ -17,7 +17,7 @@ QUICK = {
     ("BigBirdPegasusForCausalLM", "bigbird_pegasus"): EQUAL,
     ("BertModel", "bert"): EQUAL,
     ("MambaModel", "mamba"): NO_ATTENTION,
-    ("BloomForCausalLM", "bloom"): NOT_LOOKED_UP,
+    ("XGLMForCausalLM", "xglm"): NOT_LOOKED_UP,
     ("DeepseekV32ForCausalLM", "deepseek_v32"): REFUSED,
 }
 

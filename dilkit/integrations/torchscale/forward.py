@@ -87,7 +87,7 @@ def attend(
 
     The incremental state says how many keys there are; at `is_first_step` there are none.
     """
-    _check_supported(module, attn_mask=attn_mask, rel_pos=rel_pos)
+    _check_supported(module, attn_mask, rel_pos)
     if is_first_step and incremental_state:
         held = {name: tuple(kept.shape) for name, kept in incremental_state.items()}
         raise ValueError(f"is_first_step is given with an incremental_state that holds {held}; give a new one, or leave it out")
@@ -109,10 +109,15 @@ def attend(
     return module.out_proj(out if module.inner_attn_ln is None else module.inner_attn_ln(out)), None
 
 
-def _check_supported(module: Any, **refused: Any) -> None:
-    for name, given in refused.items():
-        if given is not None:
-            raise ValueError(f"{name} is given, but dilated attention has no scores to add it to: leave {name} out")
+def _check_supported(module: Any, attn_mask: Tensor | None, rel_pos: Tensor | None) -> None:
+    if attn_mask is not None:
+        raise ValueError("attn_mask is given, but what sees what is for the segments to say: leave attn_mask out")
+    if rel_pos is not None:
+        raise ValueError(
+            f"rel_pos is given, a tensor {tuple(rel_pos.shape)} of all pairs, which torchscale's DilatedAttention does not take "
+            "either: make the model with args.rel_pos_buckets=0. dilkit.MultiheadDilatedAttention has such tables: call it with "
+            "score_bias=dilkit.RelativeTable(table, dilkit.t5_buckets())"
+        )
     if module.training and module.dropout > 0:
         raise ValueError(
             f"attention dropout is {module.dropout}: torchscale drops weights of each branch by itself, dilkit those of the one "

@@ -8,6 +8,8 @@
     heads.py        which of the model's heads a layer holds, where ranks share them out
     checks.py       what of it is refused
     packing.py      padded batches as packed sequences
+    biases/         position biases of T5, Bloom and MPT, of which no tensor of all pairs is made
+    cross_attention.py of T5's decoder to its encoder, which torch computes
     cached.py       the last rows of sequences against a cache
     conversion.py   dilated attention in a model that is there
     loading.py      a saved model with the attention that its configuration has a pattern for

@@ -7,6 +7,7 @@ the rows are the last of them       a cache             dilated_attention_with_k
                                     with gradients,     all rows, those before with queries of 0
                                         or with dropout
 the rows are a part of a sequence   context_parallel    ring_dilated_attention, ring_dilated_attention_varlen
+the keys are of another sequence    T5's decoder        torch's scaled_dot_product_attention, of all rows and tokens
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
+from dilkit.integrations.transformers.biases.position_bias import PositionBias
 from dilkit.integrations.transformers.cached import KEPT_BY, last_rows
 from dilkit.integrations.transformers.checks import (
     check_decoding,
@@ -28,6 +30,7 @@ from dilkit.integrations.transformers.checks import (
     checked_mask,
 )
 from dilkit.integrations.transformers.context.attention import KEPT_AS
+from dilkit.integrations.transformers.cross_attention import attend_across
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
@@ -63,8 +66,12 @@ def attend(
     `given`, `mesh`: those of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None
     where nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
     """
+    bias: PositionBias | None = options.get("position_bias")
+    if isinstance(bias, PositionBias) and bias.is_of_other_states:
+        return attend_across(module, query, key, value, attention_mask, dropout, scaling), None
     check_options(module, options, key)
-    check_one_sequence(module)
+    if bias is None:
+        check_one_sequence(module)
     mask = checked_mask(attention_mask, module, query, key)
     causal = mask.causal if mask is not None and mask.causal is not None else _layer_is_causal(module, is_causal)
     width, held = value.shape[-1], held_heads(module, query.shape[1], key.shape[1])
@@ -81,24 +88,38 @@ def attend(
         layer.claim()
         check_decoding(causal, mask, dropout, options)
         return layer.attend(q, k, v, pattern, **call)[..., :width], None
+    call["softcap"] = options.get("softcap")
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
-    call["softcap"] = options.get("softcap")
+    call["bias"] = None if bias is None else bias.of_call(mask, type(module).__name__, q.device)
     packing, tokens = _packing(q, key.shape[2], mask, options), None if mask is None else mask.tokens
+    return _of_rows(q, k, v, pattern, packing, tokens, causal, dropout, call)[..., :width], None
+
+
+def _of_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    packing: Packing | None,
+    tokens: Tensor | None,
+    causal: bool,
+    dropout: float,
+    call: dict[str, Any],
+) -> Tensor:
+    """What rows get of the keys in their sequences, or in a cache of all keys."""
     seen = k.shape[1] if tokens is None else tokens.shape[1]
     k, v = k[:, :seen], v[:, :seen]
     if q.shape[1] == seen:
-        out = _all_rows(q, k, v, pattern, packing, is_causal=causal, dropout_p=dropout, **call)
-    elif not causal:
+        return _all_rows(q, k, v, pattern, packing, is_causal=causal, dropout_p=dropout, **call)
+    if not causal:
         raise ValueError(f"{q.shape[1]} rows see {seen} keys without causality; dilated attention is of one sequence with itself")
-    elif _by_cache(q, k, tokens, dropout):
-        out = last_rows(q, k, v, pattern, tokens, **call)
-    else:
-        whole = F.pad(q, (0, 0, 0, 0, seen - q.shape[1], 0))
-        own = None if tokens is None else of_tokens(tokens)
-        out = _all_rows(whole, k, v, pattern, own, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
-    return out[..., :width], None
+    if _by_cache(q, k, tokens, dropout):
+        return last_rows(q, k, v, pattern, tokens, **call)
+    whole = F.pad(q, (0, 0, 0, 0, seen - q.shape[1], 0))
+    own = None if tokens is None else of_tokens(tokens)
+    return _all_rows(whole, k, v, pattern, own, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
 
 
 def _layer_is_causal(module: Any, is_causal: bool | None) -> bool:

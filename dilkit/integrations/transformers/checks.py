@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
+from dilkit.integrations.transformers.biases.position_bias import PositionBias
 from dilkit.integrations.transformers.cached import KEPT_BY
 from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.pattern import Pattern, SlidingWindow
 
 REFUSED = {
-    "position_bias": "nothing is added to the scores; take a model with rotary or absolute positions",
+    "position_bias": "a tensor of all pairs is not read; T5's tables are, for others take the attention 'eager'",
     "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",
     "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
 }
@@ -25,14 +26,18 @@ OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context
 
 def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
     """Raise ValueError for arguments that ask for another attention, or for one that the holder of the keys does not compute."""
-    if (softcap := options.get("softcap")) is not None:
-        kept = "a dilated_cache()" if getattr(key, KEPT_BY, None) is not None else None
-        if what := "context_parallel" if getattr(module, KEPT_AS, None) is not None else kept:
-            raise ValueError(
-                f"softcap={softcap} with {what}, which caps no scores; take a DynamicCache or whole sequences, or set it to None"
-            )
+    kept, over_ranks = getattr(key, KEPT_BY, None) is not None, getattr(module, KEPT_AS, None) is not None
+    if kept and (softcap := options.get("softcap")) is not None:
+        raise ValueError(
+            f"softcap={softcap} with a dilated_cache(), which caps no scores; take a DynamicCache, or set it to None"
+        )
+    if (kept or over_ranks) and isinstance(options.get("position_bias"), PositionBias):
+        what = "a dilated_cache()" if kept else "context_parallel"
+        raise ValueError(
+            f"position_bias of {type(module).__name__} with {what}, which adds none; take a DynamicCache or whole sequences"
+        )
     for name, reason in REFUSED.items():
-        if (asked := options.get(name)) is not None and asked is not False:
+        if (asked := options.get(name)) is not None and asked is not False and not isinstance(asked, PositionBias):
             raise ValueError(f"{name}={_short(asked)} of {type(module).__name__}: {reason}")
 
 

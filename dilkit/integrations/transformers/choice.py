@@ -13,6 +13,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from dilkit.integrations.transformers.biases.alibi import watch_alibi
+from dilkit.integrations.transformers.biases.tables import watch_tables
+
 SAVED_AS = "attn_implementation"
 """The attribute of a configuration that is saved, and that transformers takes for `attn_implementation=` when it loads it."""
 
@@ -26,7 +29,9 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
     @functools.wraps(decide)
     def watched(model: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> Any:
         if is_ours(requested_attention):
-            _check_looked_up(type(model), requested_attention)
+            if not watch_alibi(type(model), is_ours):
+                _check_looked_up(type(model), requested_attention)
+            watch_tables(type(model))
             if getattr(model.config, "dilkit", None) is not None:
                 setattr(model.config, SAVED_AS, requested_attention)
         elif requested_attention is None and getattr(model.config, "dilkit", None) is not None:

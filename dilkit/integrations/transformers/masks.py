@@ -54,6 +54,8 @@ def tokens_seen(
     _check(mask_function, use_vmap, config)
     causal = _is_causal(mask_function, options)
     made = partial(TokenMask, causal, q_length, kv_length)
+    if causal is False and q_length != kv_length:  # the keys are of another sequence
+        return made(_tokens(batch_size, kv_length, kv_length, attention_mask, device))
     if torch.compiler.is_compiling() and causal and q_length == kv_length > 1 and _is_composed(mask_function):
         before = torch.arange(q_length - 1, device=device)
         ahead = _sees(mask_function, batch_size, before, before + 1)

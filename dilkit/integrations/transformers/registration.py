@@ -34,11 +34,11 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
 
     Padding, on either side, is left out of the sequences, packed batches (`position_ids`, `cu_seq_lens_q`) are cut, and each
     sequence gets what it would get alone; so it does from a `DynamicCache` or `StaticCache`, in `generate`, also where these
-    keep a window alone and the pattern sees no more. Attention sinks (`s_aux`) take part. Refused, with the reason: capped
-    scores, position biases, masks other than padding, cross-attention; a part of the model's heads, where the pattern differs by
-    head and neither the weights nor `mesh` say which; and, when a model is made or loaded, one that does not look its attention
-    up by name. For this, and to say so where a model with `config.dilkit` is loaded with other attention,
-    `PreTrainedModel.get_correct_attn_implementation` is wrapped.
+    keep a window alone and the pattern sees no more. Attention sinks (`s_aux`), capped scores and T5's position bias take part;
+    the cross-attention of T5 is torch's. Refused, with the reason: other position biases and cross-attention, masks other than
+    padding; a part of the model's heads, where the pattern differs by head and neither the weights nor `mesh` say which; and,
+    when a model is made or loaded, one that does not look its attention up by name. For this, and to say so where a model with
+    `config.dilkit` is loaded with other attention, `PreTrainedModel.get_correct_attn_implementation` is wrapped.
 
     Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
     (`pip install dilkit[transformers]`).

@@ -8,6 +8,7 @@ attention        reads it; a model that computes with it by itself does not look
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -29,8 +30,8 @@ class TokenMask:
     - `tokens`: bool `(batch, seen)`, True for tokens, of the keys seen so far; None means that all keys are.
     - `packing`: the sequences that the rows are of; None where each element of the batch is one.
 
-    It is no tensor, so that nothing can be computed with it unnoticed: Bloom, for one, takes a mask from transformers' function,
-    but adds it to scores of its own. Raises ValueError there.
+    It is no tensor, so that nothing can be computed with it unnoticed: CodeGen, for one, takes a mask from transformers'
+    function, but adds it to scores of its own. Raises ValueError there.
     """
 
     causal: bool | None
@@ -41,11 +42,25 @@ class TokenMask:
 
     ndim: ClassVar[int] = 0  # transformers reads it of a mask that it gets back, and converts those of 2
 
-    def to(self, device: torch.device | str | int, **options: Any) -> TokenMask:
-        """The same on another device, for models whose layers lie on several."""
+    def to(self, device: torch.device | torch.dtype | str | int, **options: Any) -> TokenMask:
+        """The same on another device, for models whose layers lie on several. Of a dtype, which MPT asks for, itself."""
+        if isinstance(device, torch.dtype):
+            return self
         tokens = None if self.tokens is None else self.tokens.to(device, **options)
         packing = None if self.packing is None else self.packing.to(device, **options)
         return replace(self, tokens=tokens, packing=packing)
+
+    def gaps(self) -> Tensor:
+        """Whether padding lies between tokens of any sequence, bool `()`."""
+        if self.tokens is None:
+            return torch.tensor(False)
+        begins = self.tokens[:, 0].int() + (self.tokens.int().diff(dim=1) == 1).sum(1)
+        return (begins > 1).any()
+
+    @cached_property
+    def has_gaps(self) -> bool:
+        """The same, looked at once, not once in each layer: on a GPU it is waited for."""
+        return bool(self.gaps())
 
     def contiguous(self) -> TokenMask:
         """Itself; `generate` asks for it."""

@@ -219,8 +219,8 @@ def test_autocast(peer: type[Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (dict(attn_mask=torch.zeros(43, 43)), "attn_mask is given, but dilated attention has no scores to add it to"),
-        (dict(rel_pos=torch.zeros(8, 43, 43)), "rel_pos is given"),
+        (dict(attn_mask=torch.zeros(43, 43)), "attn_mask is given, but what sees what is for the segments to say"),
+        (dict(rel_pos=torch.zeros(8, 43, 43)), r"rel_pos is given, a tensor \(8, 43, 43\) of all pairs.*args.rel_pos_buckets=0"),
         (dict(key_padding_mask=torch.ones(2, 42, dtype=torch.bool)), r"key_padding_mask has shape \(2, 42\)"),
     ],
 )

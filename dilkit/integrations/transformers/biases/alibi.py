@@ -1,0 +1,136 @@
+"""ALiBi of Bloom and MPT, whose layers compute attention by themselves: here they ask the attention function.
+
+model       alibi of a row of keys, slopes[h] * j       not read: along a row it differs by a constant from
+layer       scores + alibi, softmax                     `dilkit.Alibi`: -slopes[h] * (i - j)
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from dilkit.bias.alibi import Alibi, alibi_slopes
+from dilkit.integrations.transformers.biases.position_bias import PositionBias
+from dilkit.integrations.transformers.checks import REFUSED
+from dilkit.integrations.transformers.token_mask import TokenMask
+
+
+def watch_alibi(model: Any, is_ours: Callable[[object], bool]) -> bool:
+    """Have the layers of a class of models ask for attention by name where `is_ours` says so of it; whether it has such layers.
+
+    Layers that are made from then on know their configuration, which says the name.
+    """
+    homes = {kind.__module__ for kind in model.__mro__} & set(LAYERS)
+    for home in homes:
+        block, layer = (getattr(sys.modules[home], name) for name in LAYERS[home][:2])
+        if getattr(layer.forward, "watched_by", None) != __name__:
+            block.forward = _without_weights(block.forward)
+            layer.__init__, layer.forward = _knowing(layer.__init__), _watched(layer.forward, LAYERS[home][2], is_ours)
+    return bool(homes)
+
+
+def _without_weights(forward: Any) -> Any:
+    """`forward` of a block, which says whether weights are asked for; not all of them tell their attention."""
+
+    @functools.wraps(forward)
+    def watched(block: Any, *args: Any, output_attentions: bool = False, **options: Any) -> Any:
+        if output_attentions and isinstance(options.get("attention_mask"), TokenMask):
+            raise ValueError(f"output_attentions={output_attentions!r} of {type(block).__name__}: {REFUSED['output_attentions']}")
+        return forward(block, *args, output_attentions=output_attentions, **options)
+
+    return watched
+
+
+def _knowing(init: Any) -> Any:
+    @functools.wraps(init)
+    def knowing(layer: Any, config: Any, *args: Any, **options: Any) -> None:
+        init(layer, config, *args, **options)
+        layer.config = config
+
+    return knowing
+
+
+def _watched(forward: Any, asking: Any, is_ours: Callable[[object], bool]) -> Any:
+    @functools.wraps(forward)
+    def watched(layer: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        config = getattr(layer, "config", None)  # None of a layer that was made before its class was watched
+        computed_by_ours = isinstance(options.get("attention_mask"), TokenMask)  # also of a function that calls ours
+        asks = config is not None and (computed_by_ours or is_ours(config._attn_implementation))
+        return (asking if asks else forward)(layer, hidden_states, *args, **options)
+
+    watched.watched_by = __name__  # type: ignore[attr-defined]
+    return watched
+
+
+def _attended(layer: Any, rows: tuple[Tensor, Tensor, Tensor], mask: Any, bias: PositionBias, **options: Any) -> Tensor:
+    """What the attention function of the layer's name returns for queries, keys and values, `(batch, rows, heads * head_dim)`."""
+    interface = importlib.import_module("transformers").AttentionInterface()
+    out: Tensor = interface[layer.config._attn_implementation](layer, *rows, mask, position_bias=bias, **options)[0]
+    return out.flatten(2)
+
+
+def _bloom(
+    layer: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Any,
+    layer_past: Any = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """`BloomAttention.forward`."""
+    query, key, value = layer._reshape(layer.query_key_value(hidden_states))
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, layer.layer_idx)
+    out = _attended(
+        layer,
+        (query, key, value),
+        attention_mask,
+        PositionBias(functools.partial(_slopes, query), counts_padding=False),
+        scaling=layer.inv_norm_factor,
+        dropout=layer.attention_dropout.p if layer.training else 0.0,
+    )
+    return residual + F.dropout(layer.dense(out), layer.hidden_dropout, layer.training), None
+
+
+def _mpt(
+    layer: Any,
+    hidden_states: Tensor,
+    position_bias: Tensor,
+    past_key_values: Any = None,
+    attention_mask: Any = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """`MptAttention.forward`."""
+    rows = layer.Wqkv(hidden_states)
+    if layer.clip_qkv:
+        rows = rows.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
+    query, key, value = rows.unflatten(2, (3, layer.n_heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, layer.layer_idx)
+    out = _attended(
+        layer,
+        (query, key, value),
+        attention_mask,
+        PositionBias(functools.partial(_slopes, query)),
+        scaling=layer.softmax_scale,
+        dropout=layer.attn_dropout_p if layer.training else 0.0,
+    )
+    return layer.out_proj(out), None
+
+
+def _slopes(query: Tensor) -> Alibi:
+    return Alibi(alibi_slopes(query.shape[1]).to(query.device))
+
+
+LAYERS = {
+    "transformers.models.bloom.modeling_bloom": ("BloomBlock", "BloomAttention", _bloom),
+    "transformers.models.mpt.modeling_mpt": ("MptBlock", "MptAttention", _mpt),
+}
+"""The classes of the blocks and of the attention of a module, and what this does in place of its `forward`."""

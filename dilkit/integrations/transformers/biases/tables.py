@@ -1,0 +1,84 @@
+"""T5's position bias, of a table of buckets.
+
+first layer     makes `(1, heads, rows, keys)` of its table         here: a `PositionBias` of its table
+later layers    get what the first one made                         the same `PositionBias`
+attention       adds it to the scores                               `dilkit.RelativeTable`
+cross-attention makes zeros                                         a `PositionBias` of nothing
+
+T5, mT5 and Pop2Piano have such layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit.bias.tables import RelativeTable
+from dilkit.integrations.transformers.biases.position_bias import PositionBias
+from dilkit.integrations.transformers.token_mask import TokenMask
+
+MADE_BY = ("compute_bias", "_relative_position_bucket")
+"""The methods of a layer with a table of buckets."""
+HANDED_ON = {"mask", "key_value_states", "position_bias"}
+"""What such a layer's `forward` takes, beside its input."""
+
+
+def watch_tables(model: Any) -> None:
+    """Have the layers of a class of models hand on a `PositionBias` where dilkit computes their attention; once is enough."""
+    for kind in _layers(model):
+        if getattr(kind.forward, "watched_by", None) != __name__:
+            kind.forward = _watched(kind.forward)
+
+
+def table_of(layer: Any) -> RelativeTable:
+    """The bias of a layer with a table of buckets; its gradient reaches the table.
+
+    The layer's own method says what each distance gets: one row in the midst of as many keys as differ.
+    """
+    most = layer.relative_attention_max_distance
+    of_keys = layer.compute_bias(1, 2 * most + 1, past_seen_tokens=most)
+    return RelativeTable(of_keys[0, :, 0].flip(-1))
+
+
+class _FirstTable:
+    """The bias of the first layer, for itself and for later ones, which may not reach its weights: FSDP has them gathered then.
+
+    Reentrant checkpoints compute it without a graph and later layers with one: these make it anew.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self._bias = layer, table_of(layer)
+
+    def __call__(self) -> RelativeTable:
+        wanted = torch.is_grad_enabled() and self._layer.relative_attention_bias.weight.requires_grad
+        return table_of(self._layer) if wanted and not self._bias.table.requires_grad else self._bias
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """The classes of layers with T5's bias that stand beside `model`, or beside a class that it is derived from."""
+    for home in {kind.__module__ for kind in model.__mro__ if kind.__module__.startswith("transformers.models.")}:
+        yield from (kind for kind in vars(sys.modules[home]).values() if isinstance(kind, type) and _has_table(kind))
+
+
+def _has_table(kind: Any) -> bool:
+    return all(hasattr(kind, name) for name in MADE_BY) and set(inspect.signature(kind.forward).parameters) >= HANDED_ON
+
+
+def _watched(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def watched(layer: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        mask = args[0] if args else options.get("mask")
+        if isinstance(mask, TokenMask) and len(args) < 3 and options.get("position_bias") is None:
+            across = (args[1] if len(args) > 1 else options.get("key_value_states")) is not None
+            if across or layer.has_relative_attention_bias:
+                options["position_bias"] = PositionBias(None if across else _FirstTable(layer))
+        return forward(layer, hidden_states, *args, **options)
+
+    watched.watched_by = __name__  # type: ignore[attr-defined]
+    return watched

@@ -1,0 +1,104 @@
+"""Bloom and MPT, whose layers add ALiBi: what their own attention computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import PATTERN, padded, sequences, transformers
+from torch import Tensor
+from torch.testing import assert_close
+
+from dilkit import Pattern
+
+package = transformers()
+from dilkit.integrations.transformers import register  # noqa: E402
+
+CLOSE = dict(atol=2e-5, rtol=2e-5)
+HEADS = 3
+"""No power of two: some slopes are between those of one."""
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register(Pattern.dense())
+    register(PATTERN, "dilkit_sparse")
+
+
+def bloom(name: str) -> Any:
+    torch.manual_seed(1)
+    sizes = dict(hidden_size=8 * HEADS, n_head=HEADS, n_layer=2, vocab_size=64, hidden_dropout=0.0, attention_dropout=0.0)
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
+    return package.BloomForCausalLM(package.BloomConfig(**sizes, **ends, attn_implementation=name)).eval()
+
+
+def mpt(name: str) -> Any:
+    torch.manual_seed(1)
+    sizes = dict(d_model=8 * HEADS, n_heads=HEADS, n_layers=2, expansion_ratio=2, max_seq_len=64, vocab_size=64)
+    attention = dict(clip_qkv=0.5, softmax_scale=0.7)
+    config = package.MptConfig(**sizes, attn_config=attention, initializer_range=0.3, attn_implementation=name)
+    return package.MptForCausalLM(config).eval()
+
+
+MODELS = dict(bloom=bloom, mpt=mpt)
+each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+def batch(side: str) -> dict[str, Tensor]:
+    """Padded on the left, on the right, or in the midst of two sequences."""
+    made = padded(sequences(), "right" if side == "between" else side)
+    if side == "between":
+        made["attention_mask"][1:3, 3:5] = 0
+    del made["position_ids"]
+    return made
+
+
+@pytest.mark.parametrize(("make", "side"), [(bloom, "left"), (bloom, "between"), (mpt, "left"), (mpt, "right")])
+def test_a_padded_batch_and_its_gradients_are_those_of_eager_attention(make: Any, side: str) -> None:
+    inputs, tokens = batch(side), batch(side)["attention_mask"].bool()
+    models = [make(name) for name in ("dilkit", "eager")]
+    logits = [model(**inputs).logits[tokens] for model in models]
+    assert_close(*logits, **CLOSE)
+    for x in logits:
+        x.square().mean().backward()
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert_close(ours.grad, theirs.grad, **CLOSE)
+
+
+@each_model
+@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
+def test_generated_tokens_are_those_of_eager_attention(make: Any, cache: str) -> None:
+    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, cache_implementation=cache, pad_token_id=0)
+    ours, eager = (make(name).generate(**batch("left"), **options) for name in ("dilkit", "eager"))
+    assert torch.equal(ours, eager)
+
+
+@each_model
+def test_a_pattern_and_its_last_rows_from_a_cache(make: Any) -> None:
+    model, tokens = make("dilkit_sparse"), sequences((23,))[0][None]
+    with torch.no_grad():
+        whole = model(tokens).logits
+        cache = model(tokens[:, :9], use_cache=True).past_key_values
+        assert_close(model(tokens[:, 9:], past_key_values=cache).logits, whole[:, 9:], **CLOSE)
+    assert not torch.allclose(whole, make("dilkit")(tokens).logits, **CLOSE)
+
+
+def test_padding_between_tokens_of_mpt_is_refused() -> None:
+    with pytest.raises(ValueError, match="attention_mask of MptAttention has padding between tokens"):
+        mpt("dilkit")(**batch("between"))
+
+
+@each_model
+def test_matrices_of_weights_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="output_attentions"):
+        make("dilkit")(sequences((12,))[0][None], output_attentions=True)
+
+
+@each_model
+def test_models_of_eager_attention_stay_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = sequences((12,))[0][None]
+    before = make("eager")(tokens).logits
+    make("dilkit")
+    monkeypatch.setattr("dilkit.integrations.transformers.biases.alibi._attended", None)
+    assert torch.equal(make("eager")(tokens).logits, before)

@@ -1,0 +1,165 @@
+"""T5's position bias, by the tables of its first layers: what `eager` attention of transformers computes."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.language_models import PATTERN, padded, sequences, transformers
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+from dilkit import Alibi, Pattern, t5_buckets
+from dilkit.comm import Comm, run_threads
+
+package = transformers()
+from dilkit.integrations.transformers import context_parallel, dilated_cache, register  # noqa: E402
+from dilkit.integrations.transformers.biases.position_bias import PositionBias  # noqa: E402
+from dilkit.integrations.transformers.biases.tables import table_of  # noqa: E402
+
+if not package.T5Model._can_set_attn_implementation():
+    pytest.skip("this transformers' T5 does not look its attention up by name", allow_module_level=True)
+
+CLOSE = dict(atol=2e-5, rtol=2e-5)
+SIZES = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, dropout_rate=0.0)
+BUCKETS = dict(relative_attention_num_buckets=8, relative_attention_max_distance=12)
+TEXT = dict(decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
+ANSWER = dict(decoder_input_ids=sequences((17,))[0].expand(4, -1))
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register(Pattern.dense())
+    register(PATTERN, "dilkit_sparse")
+
+
+def t5(name: str, kind: str = "T5ForConditionalGeneration") -> Any:
+    torch.manual_seed(1)
+    model = getattr(package, kind)(package.T5Config(**SIZES, **BUCKETS, **TEXT, attn_implementation=name)).eval()
+    for table in tables(model):
+        torch.nn.init.normal_(table)
+    return model
+
+
+def tables(model: Any) -> list[Tensor]:
+    return [x for path, x in model.named_parameters() if "relative_attention_bias" in path]
+
+
+def batch(side: str = "left") -> dict[str, Tensor]:
+    made = padded(sequences(), side)
+    del made["position_ids"]  # T5 has none
+    return made
+
+
+def counted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, position_bias: Tensor, **options: Any) -> Any:
+    """T5's attention to what `PATTERN` counts, and cross-attention to everything."""
+    scores = q @ k.transpose(2, 3) + position_bias
+    if q.shape == k.shape:
+        scores = scores + PATTERN.count(q.shape[2], heads=q.shape[1], is_causal=module.is_causal).log()
+    return (scores.softmax(-1) @ v).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
+def test_a_padded_batch_and_its_answers_get_what_eager_attention_gives(side: str) -> None:
+    with torch.no_grad():
+        ours, eager = (t5(name)(**batch(side), **ANSWER).logits for name in ("dilkit", "eager"))
+    assert_close(ours, eager, **CLOSE)
+
+
+def test_a_pattern_and_the_gradients_of_both_tables() -> None:
+    package.AttentionInterface.register("counted", counted)
+    inputs = dict(input_ids=sequences((23,))[0][None], decoder_input_ids=sequences((16,))[0][None])
+    models = t5("dilkit_sparse"), t5("counted")
+    logits = [model(**inputs).logits for model in models]
+    assert_close(*logits, **CLOSE)
+    for x in logits:
+        x.square().mean().backward()
+    for ours, theirs in zip(*map(tables, models), strict=True):
+        assert theirs.grad.abs().max() > 1e-4
+        assert_close(ours.grad, theirs.grad, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_with_checkpoints(reentrant: bool) -> None:
+    plain = t5("dilkit").train()
+    checkpointed = copy.deepcopy(plain)
+    for block in checkpointed.modules():
+        if hasattr(block, "gradient_checkpointing"):
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=reentrant)
+    for model in (plain, checkpointed):
+        model(**batch(), **ANSWER, use_cache=False).logits.square().mean().backward()
+    for ours, theirs in zip(tables(checkpointed), tables(plain), strict=True):
+        assert_close(ours.grad, theirs.grad, **CLOSE)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
+def test_generated_tokens_are_those_of_eager_attention(cache: str) -> None:
+    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, cache_implementation=cache)
+    ours, eager = (t5(name).generate(**batch(), **options) for name in ("dilkit", "eager"))
+    assert torch.equal(ours, eager)
+
+
+def test_no_tensor_of_all_pairs_is_made_and_buckets_are_those_of_t5_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = t5("dilkit", "T5EncoderModel")
+    layer = model.encoder.block[0].layer[0].SelfAttention
+    made, compute = [], layer.compute_bias
+    monkeypatch.setattr(layer, "compute_bias", lambda *args, **options: made.append(args) or compute(*args, **options))
+    with torch.no_grad():
+        model(**batch())
+    assert made == [(1, 25)]
+    assert torch.equal(table_of(layer).table, layer.relative_attention_bias.weight.T[:, t5_buckets(8, 12)])
+
+
+@pytest.mark.slow
+def test_compiled_in_one_graph() -> None:
+    model = t5("dilkit", "T5EncoderModel")
+    compiled, tokens = torch.compile(model, backend="eager", fullgraph=True), batch()["attention_mask"].bool()
+    with torch.no_grad():
+        both = [kind(**batch()).last_hidden_state[tokens] for kind in (compiled, model)]
+    assert_close(*both, **CLOSE)
+
+
+def test_padding_between_tokens_is_refused() -> None:
+    inputs = batch("right")
+    inputs["attention_mask"][2, 3] = 0
+    with pytest.raises(ValueError, match="attention_mask of T5Attention has padding between tokens"), torch.no_grad():
+        t5("dilkit", "T5EncoderModel")(**inputs)
+
+
+def test_a_tensor_that_no_table_explains_is_refused() -> None:
+    layer = t5("dilkit", "T5EncoderModel").encoder.block[0].layer[0].SelfAttention
+    with pytest.raises(
+        ValueError, match=r"position_bias=a tensor \(1, 4, 5, 5\) of T5Attention: a tensor of all pairs is not read"
+    ):
+        layer(torch.randn(1, 5, 32), position_bias=torch.zeros(1, 4, 5, 5))
+
+
+def test_dilated_caches_are_refused() -> None:
+    words = r"position_bias of T5Attention with a dilated_cache\(\)"
+    other_words = r"T5Attention is cross-attention, which a dilated_cache\(\) does not compute"
+    caches = {words: (dilated_cache(), package.DynamicCache()), other_words: (package.DynamicCache(), dilated_cache())}
+    for refusal, parts in caches.items():
+        with pytest.raises(ValueError, match=refusal), torch.no_grad():
+            t5("dilkit")(**batch(), **ANSWER, past_key_values=package.EncoderDecoderCache(*parts))
+
+
+def test_ranks_are_refused() -> None:
+    def on_rank(comm: Comm) -> None:
+        model = t5("dilkit", "T5EncoderModel")
+        ranks = context_parallel(model, comm, pattern=PATTERN)
+        with pytest.raises(ValueError, match="position_bias of T5Attention with context_parallel, which adds none"):
+            model(**ranks.shard(dict(input_ids=sequences((23,))[0][None])))
+
+    run_threads(2, on_rank)
+
+
+def test_a_table_goes_to_the_device_of_the_layer() -> None:
+    made = PositionBias(lambda: Alibi(torch.ones(2))).of_call(None, "T5Attention", torch.device("meta"))
+    assert made is not None
+    assert made.weights.device.type == "meta"
