@@ -53,6 +53,7 @@ PICTURED = {
     "seeds": 6,
     "serving": 4,
     "patterns": 5,
+    "scores": 3,
     "slides": 4,
     "demo-llama": 2,
     "demo-ranks": 3,
@@ -220,6 +221,11 @@ def pattern_suite(root: Path) -> str:
     )
 
 
+def score_suite(root: Path) -> str:
+    """The report of the suite of scores."""
+    return _pictured(root, "scores", "Time of biases of each kind; time and memory beside torch with a matrix and eager torch")
+
+
 def slide_suite(root: Path) -> str:
     """The report of the suite of slides."""
     return _pictured(root, "slides", "Time and peak memory of the slide encoder, both ways; the rate of attention by head_dim")
@@ -256,6 +262,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "suite-orders": order_suite,
     "suite-patterns": pattern_suite,
     "suite-ring": lambda root: figures.whole(root / "docs" / "results", "ring"),
+    "suite-scores": score_suite,
     "suite-seeds": lambda root: figures.whole(root / "docs" / "results", "seeds"),
     "suite-serving": serving_suite,
     "suite-slides": slide_suite,

@@ -30,6 +30,7 @@ BENCH = {
     "serving": "--suite serving",
     "slides": "--suite slides",
     "patterns": "--suite patterns",
+    "scores": "--suite scores",
     "ring": "--suite ring",
     "cpu": "--suite cpu",
     "seeds": "--suite seeds",
