@@ -140,7 +140,8 @@ def _backward(
 class PreparedCall:
     """What was chosen and worked out for calls with the same facts.
 
-    `foreign`: the backend is none of dilkit's own. `needs_layout`: each call gives the blocks of a branch. `zero_keys`: those that rows see at the end of the forward pass, if any do.
+    `foreign`: the backend is none of dilkit's own. `needs_layout`: each call gives the blocks of a branch. `zero_keys`: those
+    that rows see at the end of the forward pass, if any do.
     """
 
     backend: Backend
