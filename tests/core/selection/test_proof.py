@@ -222,8 +222,8 @@ def test_every_case_of_a_proof_on_a_backend_that_is_right(capsys: pytest.Capture
     proving.main(json.dumps(REQUEST | dict(varlen=True, kinds=True)))
     proving.main(json.dumps(REQUEST | dict(dropout=True)))
     proving.main(json.dumps(REQUEST | dict(softcap=True)))
-    proving.main(json.dumps(REQUEST | dict(bias="2//l1/11")))
-    proving.main(json.dumps(REQUEST | dict(bias="1/9//11", varlen=True)))
+    proving.main(json.dumps(REQUEST | dict(bias=BiasForm(2, metric="l1", placed=True, learned=True).encode())))
+    proving.main(json.dumps(REQUEST | dict(bias=BiasForm(1, (9,), placed=True, learned=True).encode(), varlen=True)))
     assert capsys.readouterr().out.strip() == ""
 
 
