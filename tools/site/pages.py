@@ -21,13 +21,9 @@ from unittest import mock
 
 import dilkit
 from dilkit import comm
-from dilkit.backend import Backend, Limits
-from dilkit.device import GENERATIONS, Device
+from dilkit.backend import Limits
 from dilkit.environment import VARIABLES
-from dilkit.problem import DTYPES, Problem
-from dilkit.registry import backends
-from dilkit.selection.preference_table import table_preference
-from dilkit.selector import ranked
+from dilkit.problem import DTYPES
 from dilkit.tools import cli
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.report import registry
@@ -39,13 +35,11 @@ from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.model_families import family_table
 from dilkit.tools.site.order_figures import locality_table
 from dilkit.tools.site.pattern_gallery import draw_gallery, gallery_table
+from dilkit.tools.site.picks import kind_table, own_backends, pick_table
 from dilkit.tools.site.slide_picture import draw_slide
 from dilkit.tools.site.support import call_table, form_table, support_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
-PATTERN = dilkit.Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
-OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
-"""Libraries that would change the picks where they are installed."""
 PICTURED = {
     "lengths": 2,
     "ring": 6,
@@ -114,12 +108,6 @@ def _block(match: re.Match[str], page: Path, root: Path) -> str:
     return f"{begin}{GENERATORS[name](root).strip()}\n{end}"
 
 
-def own_backends() -> list[Backend]:
-    """The backends of dilkit itself, those that the automatic choice prefers first."""
-    ours = [b for b in backends().values() if isinstance(b, Backend) and type(b).__module__.startswith("dilkit.backends.")]
-    return sorted(ours, key=lambda b: (-b.priority, b.name))
-
-
 def backend_table(root: Path) -> str:
     """One row a backend: what it is and what it can do."""
     rows = [("backend", "what it is", "needs", "devices", "dtypes", "not supported")]
@@ -147,30 +135,6 @@ def _gaps(limits: Limits) -> list[str]:
     if limits.head_dim_multiple > 1:
         gaps.append(f"head_dim not a multiple of {limits.head_dim_multiple}")
     return gaps
-
-
-def pick_table(root: Path) -> str:
-    """What would run on each known GPU generation, for training, with torch and no other library of kernels."""
-    dtypes = ("float16", "bfloat16", "float32")
-    rows: list[tuple[str, ...]] = [("device", "architecture, for example", *dtypes)]
-    for generation in GENERATIONS:
-        name = "sm_{}{}".format(*generation.capability)
-        with mock.patch.dict(sys.modules, dict.fromkeys(OTHER_KERNELS)):
-            picks = [_pick(Device.assume(name), dtype) for dtype in dtypes]
-        rows.append((f"`{name}`", f"{generation.architecture}, {generation.example}", *picks))
-    return rows_markdown(rows)
-
-
-def _pick(device: Device, dtype: str) -> str:
-    problem = Problem(
-        pattern=PATTERN, seq=131072, heads=8, head_dim=64, dtype=dtype, device=device, is_causal=True, requires_grad=True
-    )
-    ours = {backend.name: backend for backend in own_backends()}
-    for backend in ranked(ours, (), table_preference(problem)):
-        if isinstance(backend, Backend) and all(refusal.code == "module" for refusal in backend.refusals(problem)):
-            detail = backend.detail(problem).partition(";")[0]  # beyond that, why not something else
-            return f"`{backend.name}` ({detail})" if detail else f"`{backend.name}`"
-    return "none"
 
 
 def peer_table(root: Path) -> str:
@@ -251,6 +215,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "figures": lambda root: figures.summary(root / "docs" / "results"),
     "gallery": gallery_table,
     "kept": kept_table,
+    "kinds": kind_table,
     "kernels": lambda root: figures.whole(root / "docs" / "results", "kernels"),
     "locality": locality_table,
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),

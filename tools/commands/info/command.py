@@ -11,7 +11,7 @@ from dilkit.device import Device, device_named, has_torch_code
 from dilkit.problem import Problem
 from dilkit.selection.proof import Proof, recorded
 from dilkit.selector import Trace, explain
-from dilkit.tools.commands.info import matrix
+from dilkit.tools.commands.info import kinds, matrix
 from dilkit.tools.commands.info.facts import (
     CacheBound,
     Failure,
@@ -24,6 +24,7 @@ from dilkit.tools.commands.info.facts import (
     variables,
     versions,
 )
+from dilkit.tools.commands.info.kinds import KindCell, kind_cells
 from dilkit.tools.commands.info.matrix import Cell
 from dilkit.tools.console import arguments
 from dilkit.tools.console.presets import Preset, add_preset_argument
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--device", type=arguments.device_here, metavar="cuda:0", help=here)
     every = "also the problem on every known device, for every dtype, and the table of orders behind it"
     parser.add_argument("--all", action="store_true", help=every)
+    of_kinds = "also who computes each kind of branch on the device, for what calls may ask for"
+    parser.add_argument("--kinds", action="store_true", help=of_kinds)
     add_preset_argument(parser)
     arguments.add_pattern_arguments(parser)
     arguments.add_call_arguments(parser)
@@ -49,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """All that this command finds; `matrix` with --all alone."""
+    """All that this command finds; `matrix` with --all alone, `kinds` with --kinds."""
 
     versions: dict[str, str | TorchBuild | Failure]
     devices: list[Device | Failure]
@@ -59,6 +62,7 @@ class Report:
     pattern_cache: CacheBound | Failure
     environment: list[VariableFacts]
     matrix: list[Cell] | None
+    kinds: list[KindCell] | None
     preset: str | None
     """The name of the preset, and why its dtype was taken if it was."""
 
@@ -76,12 +80,13 @@ def run(args: argparse.Namespace) -> int:
     preset = _of_preset(args, device)
     problem = arguments.problem_of(args, device)
     cells = matrix.matrix(problem, found, args.backend) if args.all else None
+    of_kinds = kind_cells(device, args.dtype, lambda asked: explain(asked, args.backend)) if args.kinds else None
     judged = guarded(lambda: explain(problem, args.backend))
-    report = Report(versions(), here, recorded(), judged, pattern_cache(), variables(), cells, preset)
+    report = Report(versions(), here, recorded(), judged, pattern_cache(), variables(), cells, of_kinds, preset)
     if args.json:
         print_json("info", _plain(report))
     else:
-        print("\n".join(_lines(report)))
+        print("\n".join(_lines(report, device)))
     if any(variable.error for variable in report.environment):
         return 2
     return 0 if report.picked and not isinstance(report.versions["torch"], Failure) else 1
@@ -117,6 +122,8 @@ def _plain(report: Report) -> dict[str, Any]:
     report_fields |= dict(preset=report.preset)
     if report.matrix is not None:
         report_fields |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
+    if report.kinds is not None:
+        report_fields |= dict(kinds=report.kinds)
     plain: dict[str, Any] = encode(report_fields)
     return plain
 
@@ -133,7 +140,7 @@ def _has_code(device: Device) -> bool | None:
     return None if isinstance(known, Failure) else known
 
 
-def _lines(report: Report) -> list[str]:
+def _lines(report: Report, device: Device) -> list[str]:
     lines = ["versions", *table((name.replace("_", " "), str(found)) for name, found in report.versions.items())]
     lines += ["", "devices", *table(_device_row(device) for device in report.devices)]
     if report.proofs:
@@ -141,6 +148,8 @@ def _lines(report: Report) -> list[str]:
     lines += ["", "problem", *(wrapped("  preset ", report.preset) if report.preset else ()), *_problem_lines(report.trace)]
     if report.matrix is not None:
         lines += ["", "the same problem on every known device, for every dtype", *matrix.lines(report.matrix)]
+    if report.kinds is not None:
+        lines += ["", f"each kind of branch on {device}, {kinds.SEQ:,} tokens", *kinds.lines(report.kinds, device)]
     lines += ["", *wrapped("pattern cache  ", str(report.pattern_cache))]
     lines += ["", "environment", *table((variable.name, str(variable)) for variable in report.environment)]
     return [*lines, "", "to override", *_override_lines(report.picked or "reference")]
