@@ -25,7 +25,8 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 def own_backends() -> list[Backend]:
     """The backends of dilkit itself, those that the automatic choice prefers first."""
-    ours = [b for b in registry.backends().values() if isinstance(b, Backend) and type(b).__module__.startswith("dilkit.backends.")]
+    known = (b for b in registry.backends().values() if isinstance(b, Backend))
+    ours = [b for b in known if type(b).__module__.startswith("dilkit.backends.")]
     return sorted(ours, key=lambda b: (-b.priority, b.name))
 
 

@@ -48,7 +48,7 @@ def examples() -> dict[str, Branch]:
     """A branch of each kind for `SEQ` tokens, and one whose blocks each call gives."""
     blocks = SEQ // BLOCK
     local = [[column <= row < column + 4 or column == 0 for column in range(blocks)] for row in range(blocks)]
-    branches = (
+    branches: tuple[Branch, ...] = (
         DilatedSegment(SEQ // 2, 4),
         SlidingWindow(512),
         GlobalTokens(16),
@@ -76,9 +76,7 @@ def kind_cells(device: Device, dtype: str, explain: Callable[[Problem], Trace]) 
     """A cell for every kind and everything that calls may ask for."""
     cells = []
     for kind, branch in examples().items():
-        plain = Problem(
-            pattern=Pattern.of(branch), seq=SEQ, heads=8, head_dim=64, dtype=dtype, device=device, requires_grad=True
-        )
+        plain = Problem(pattern=Pattern.of(branch), seq=SEQ, heads=8, head_dim=64, dtype=dtype, device=device, requires_grad=True)
         for asked, options in ASKED.items():
             if branch.is_given_by_call and asked in OF_WHOLE_SEQUENCES:
                 continue
@@ -107,5 +105,6 @@ def lines(cells: Sequence[KindCell], device: Device) -> list[str]:
         if cell.picked in (None, "reference"):
             left.setdefault(cell.refusals, []).append(f"{cell.kind} {cell.asked}")
     for refusals, whose in left.items():
-        shown += ["", *wrapped("", f"left to the definition, which is slow: {', '.join(whose)}"), *table((why,) for why in refusals)]
+        shown += ["", *wrapped("", f"left to the definition, which is slow: {', '.join(whose)}")]
+        shown += table((why,) for why in refusals)
     return shown
