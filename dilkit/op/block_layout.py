@@ -6,7 +6,7 @@ int   (batch or 1, kv_heads or 1, blocks, k)             the k blocks that block
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,21 +56,31 @@ def check_layout(layout: Tensor | None, pattern: Pattern, query: Tensor, kv_head
 
 
 def check_choice(layout: Tensor, is_causal: bool) -> None:
-    """Raise ValueError for chosen blocks that are none, are there twice, or come after a query block under causality."""
+    """Raise ValueError for chosen blocks that are none, are there twice, or come after a query block under causality.
+
+    On a GPU nothing waits for its numbers: of wrong ones a later call says "device-side assert triggered".
+    """
     if layout.dtype is torch.bool or not layout.numel():
         return
     blocks = layout.shape[2]
-    low, high = int(layout.min()), int(layout.max())
-    if low < -1 or high >= blocks:
-        raise ValueError(
-            f"block_layout has numbers from {low} to {high}; those of blocks, 0 to {blocks - 1}, or -1 for none are needed"
-        )
+    low, high = layout.aminmax()
+    within = (low >= -1) & (high < blocks)
+    numbers = f"those of blocks, 0 to {blocks - 1}, or -1 for none are needed"
+    _hold(within, lambda: f"has numbers from {int(low)} to {int(high)}; {numbers}")
     ascending = layout.sort(-1).values
-    if bool(((ascending[..., 1:] == ascending[..., :-1]) & (ascending[..., 1:] >= 0)).any()):
-        raise ValueError("block_layout has a block twice among those of one query block; each counts once: give -1 for none")
-    rows = torch.arange(blocks, device=layout.device)[:, None]
-    if is_causal and bool((layout > rows).any()):
-        raise ValueError("block_layout has a block after its query block, of which no token is seen with is_causal=True; give -1")
+    twice = (ascending[..., 1:] == ascending[..., :-1]) & (ascending[..., 1:] >= 0)
+    _hold(~twice.any(), lambda: "has a block twice among those of one query block; each counts once: give -1 for none")
+    if is_causal:
+        rows = torch.arange(blocks, device=layout.device)[:, None]
+        later = "has a block after its query block, of which no token is seen with is_causal=True; give -1"
+        _hold((layout <= rows).all(), lambda: later)
+
+
+def _hold(holds: Tensor, why: Callable[[], str]) -> None:
+    if holds.device.type != "cpu":
+        torch._assert_async(holds, "block_layout: malformed numbers of blocks; the same call on a CPU says which")
+    elif not bool(holds):
+        raise ValueError(f"block_layout {why()}")
 
 
 def as_bools(layout: Tensor, heads: int) -> Tensor:
