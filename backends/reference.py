@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dilkit.decoding.step import Step
     from dilkit.op.dropout import Dropout
 
 BLOCK_SCORES = 2**22
@@ -50,6 +51,7 @@ class Reference(Backend):
         devices=None,
         varlen=True,
         kv_cache=True,
+        stored=frozenset({*DTYPES, "int8"}),
         dropout=True,
         softcap=True,
         biases=frozenset(BIASES),
@@ -64,7 +66,7 @@ class Reference(Backend):
 
     def detail(self, problem: Problem) -> str:
         slow = "no kernel: every pair of tokens is scored, seen or not, in time that grows with the square of the length"
-        return "" if problem.pattern.only_segments else slow
+        return "" if problem.pattern.only_segments or problem.stored else slow
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         if inputs.cu_seqlens is not None:
@@ -119,6 +121,11 @@ class Reference(Backend):
         gradients = _by_token(dq, inputs.query), _by_token(dk, inputs.key), _by_token(dv, inputs.value)
         return gradients if dbias is None else (*gradients, dbias.to(lse_dtype(inputs.query.dtype)))
 
+    def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+        from dilkit.backends.stored_rows import attend
+
+        return attend(step, problem, self._computing(step.query))
+
     def _backward_with_layouts(
         self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem
     ) -> tuple[Tensor, ...]:
@@ -163,13 +170,16 @@ class Reference(Backend):
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
         """`(batch, seq, heads, head_dim)` -> `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
-        import torch
-
         batch, seq, heads, head_dim = x.shape
         kv_heads = problem.kv_heads
-        name = self.compute_dtype or ("float64" if x.dtype == torch.float64 else "float32")
         by_head = x.transpose(1, 2).reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
-        return by_head.to(getattr(torch, name)).contiguous()
+        return by_head.to(self._computing(x)).contiguous()
+
+    def _computing(self, x: Tensor) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.compute_dtype or ("float64" if x.dtype == torch.float64 else "float32"))
+        return dtype
 
 
 def _with_layouts(inputs: Inputs, problem: Problem) -> Iterator[tuple[slice, Inputs, Problem]]:

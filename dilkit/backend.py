@@ -18,6 +18,7 @@ from dilkit.problem import DTYPES, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.decoding.step import Step
     from dilkit.inputs import Inputs
 
 COUNT = "count"
@@ -89,6 +90,8 @@ class Limits:
     """Whether sequences of different lengths may be packed one after the other (`Inputs.cu_seqlens`)."""
     kv_cache: bool = False
     """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
+    stored: frozenset[str] = frozenset()
+    """The dtypes of stored rows that a step of decoding may attend to; empty: there is no `attend_stored`."""
     dropout: bool = False
     """Whether weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
     softcap: bool = False
@@ -110,7 +113,7 @@ class Limits:
     """The supported values of `Pattern.overlap`."""
 
     def __post_init__(self) -> None:
-        for name in ("devices", "dtypes", "device_features", "biases", "forms", "branch_kinds", "offsets", "overlaps"):
+        for name in ("devices", "dtypes", "device_features", "stored", "biases", "forms", "branch_kinds", "offsets", "overlaps"):
             names = getattr(self, name)
             if names is None and name in ("devices", "forms", "branch_kinds"):
                 continue
@@ -175,7 +178,7 @@ class Limits:
         return refusals
 
     def _feature_refusals(self, problem: Problem) -> list[Refusal]:
-        pattern, found = problem.pattern, []
+        pattern, found = problem.pattern, list[Refusal]()
         asked = {
             "is_causal": (problem.is_causal, self.causal),
             "key_padding_mask": (problem.key_padding_mask, self.key_padding_mask),
@@ -183,7 +186,7 @@ class Limits:
             "varlen": (problem.varlen, self.varlen),
             "kv_cache": (problem.kv_cache, self.kv_cache),
             "grouped heads": (problem.kv_heads != problem.heads, self.grouped_heads),
-            "head ranges": (pattern.heads is not None, self.head_ranges),
+            "head ranges": (pattern.heads is not None and not problem.stored, self.head_ranges),
         }
         for code, (wanted, can) in asked.items():
             if wanted and not can:
@@ -196,6 +199,9 @@ class Limits:
             if name not in self.biases:
                 limit = f"adds {_listed(self.biases)}" if self.biases else "adds nothing to the scores"
                 found.append(Refusal("bias", name, limit, 'backend="reference"'))
+        if problem.stored:  # the tables of the step say what is seen
+            limit = f"attends to stored rows of {_listed(self.stored)}" if self.stored else "attends to no stored rows"
+            return found if problem.stored in self.stored else [*found, Refusal("stored rows", problem.stored, limit)]
         chosen = {"offset": (pattern.offset, self.offsets), "overlap": (pattern.overlap, self.overlaps)}
         for code, (value, known) in chosen.items():
             if value not in known:
@@ -318,6 +324,14 @@ class Backend(ABC):
         `problem.bias.learned` a fourth is the gradient of `inputs.bias.weights`, summed over the batch.
         """
         raise NotImplementedError(f"backend {self.name!r} states gradients in its limits but has no backward")
+
+    def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+        """A step of decoding, of a `problem.stored` of `limits.stored`: the writes of `step`, then `(out, lse)` of its queries.
+
+        Both as in `forward`, with the sink. The tables are held against the memory of their tensors before anything is done
+        (`dilkit.decoding.step`): raises TypeError or ValueError for one that leads beyond it, and nothing is written.
+        """
+        raise NotImplementedError(f"backend {self.name!r} states stored rows in its limits but has no attend_stored")
 
 
 def missing_modules(modules: tuple[str, ...], extra: str = "") -> tuple[Refusal, ...]:

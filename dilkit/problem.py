@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+STORED = {"float64": (), "float32": ("bfloat16", "int8"), "bfloat16": ("int8",), "float16": ("int8",)}
+"""The dtypes beside its own in which a step of decoding may have the rows that a query attends to."""
 
 MOST_SCALE = (1e30, 1e300)
 """The largest |scale|, of all dtypes that accumulate in fp32 and of fp64: there is room for `|q . k|` up to 1e8."""
@@ -72,6 +74,8 @@ class Problem:
     """Whether sequences of different lengths are packed one after the other; `seq` is then at least the longest, `batch` is 1."""
     kv_cache: bool = False
     """Whether only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
+    stored: str = ""
+    """Of a step of decoding, the dtype of the stored rows that it attends to (`Backend.attend_stored`); empty: it is none."""
     dropout_p: float = 0.0
     """The probability with which a weight is dropped."""
     softcap: float = 0.0
@@ -89,6 +93,7 @@ class Problem:
         for name in ("is_causal", "key_padding_mask", "requires_grad", "varlen", "kv_cache"):
             boolean(name, getattr(self, name))
         one_of("dtype", self.dtype, DTYPES)
+        one_of("stored", self.stored, ("", self.dtype, *STORED[self.dtype]))
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"pattern={shown(self.pattern)} is a {type(self.pattern).__name__}; a dilkit.Pattern is needed")
         if not isinstance(self.device, Device):
@@ -102,7 +107,7 @@ class Problem:
         object.__setattr__(self, "dropout_p", probability("dropout_p", self.dropout_p))
         self._check_scores()
         self._check_sizes()
-        if not (self.varlen or self.kv_cache):  # of these, only the lengths of the sequences say
+        if not (self.varlen or self.kv_cache or self.stored):  # of these, only the lengths of the sequences say
             self.pattern.check_seq(self.seq)
 
     def _check_scores(self) -> None:
@@ -171,6 +176,7 @@ class Problem:
         options += f", dropout_p={self.dropout_p:g}" if self.dropout_p else ""
         options += f", softcap={self.softcap:g}" if self.softcap else ""
         options += f", bias: {self.bias}" if self.bias else ""
+        options += f", rows stored in {self.stored}" if self.stored else ""
         return f"{self.batch} x {self.seq:,} tokens, {heads} x {self.head_dim}, {self.dtype}{options}, {self.pattern}"
 
 

@@ -2,13 +2,25 @@
 """The CPU kernel as Python calls it. kernels/native.h describes what the numbers mean."""
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 import torch
 
-from dilkit.op._facts cimport locate
+from dilkit.decoding._checked cimport Checked, checked
+from dilkit.decoding._tables cimport (
+    FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, POSITION, POSITION_STEP, POSITIONS, QUERY_POSITION, ROW, ROWS, SEEN, TO_KEY, TO_VALUE, UNSEEN,
+    VALUE, VALUE_ROW
+)
+from dilkit.op._facts cimport Facts, locate
 
 cdef enum:
+    CPU = 1  # as DLPack numbers devices
+    BYTES_PER_THREAD = 1 << 19  # of stored rows, for which one more thread is worth its start
     MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
+
+DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
+cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
 
 cdef extern from "native.h":
     ctypedef struct TensorView:
@@ -80,6 +92,31 @@ cdef extern from "native.h":
     int64_t native_rounds(const Problem *problem) nogil
     int64_t native_parts(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
+
+cdef extern from "step.h":
+    ctypedef struct StoredView:
+        char *data
+        int64_t sequence, head, row
+    ctypedef struct Span:
+        int64_t row, rows, first_head, head_step, heads, count
+        StoredView key, value
+        int64_t query_position, position, position_step
+        const int64_t *positions
+        const char *unseen
+        int64_t unseen_head, unseen_group, unseen_row, first_piece
+    ctypedef struct Write:
+        int64_t row, rows, first_head, head_step, heads
+        StoredView key, value
+    ctypedef struct Step:
+        Problem problem
+        int stored
+        int64_t spans, writes, pieces
+        const Span *span
+        const Write *write
+        TensorView new_key, new_value
+        const char *sink
+    int64_t pieces_of(const Span *span) nogil
+    int native_step(const InstructionSet *code, Step *step, int threads, int (*interrupted)() noexcept) nogil
 
 cdef extern from "blocks.h":
     void choose_blocks(Problem *problem) nogil
@@ -323,6 +360,11 @@ cdef int run(const InstructionSet *code, const Problem *problem, int phase, int 
     cdef int end
     with nogil:
         end = native_run(code, problem, phase, threads, interrupted)
+    return check_end(end)
+
+
+cdef int check_end(int end) except -1:
+    """Raise what ended a call before its time."""
     if end == NATIVE_INTERRUPTED:
         return -1
     if end == NATIVE_NO_MEMORY:
@@ -384,6 +426,113 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
     for p.round in range(native_rounds(&p)):
         run(code_of(isa), &p, BACKWARD_KEY, 1 if p.one_part else threads)
     return gradient
+
+
+cdef StoredView stored_view(Checked c, const int64_t *place, int64_t row, int64_t element) noexcept:
+    """Of a place in a table: the tensor, the offset, and the strides of sequence and head; `element`: the bytes of one."""
+    return StoredView(c.stored[place[0]].data + place[1] * element, place[2] * element, place[3] * element, row * element)
+
+
+cdef TensorView checked_view(const Facts *x, int64_t element) noexcept:
+    return TensorView(x.data, x.stride[0] * element, x.stride[1] * element, x.stride[2] * element)
+
+
+cdef int64_t set_spans(Span *spans, step, Checked c, int64_t element) except -1:
+    """The spans of a step; returns their pieces."""
+    cdef int64_t i, pieces = 0
+    cdef const int64_t *line
+    cdef Span *span
+    for i in range(c.spans.shape[0]):
+        line, span = &c.spans[i, 0], spans + i
+        span.row, span.rows, span.first_head = line[ROW], line[ROWS], line[FIRST_HEAD]
+        span.head_step, span.heads, span.count = line[HEAD_STEP], line[HEADS], line[SEEN]
+        span.first_piece, span.positions, span.unseen = pieces, NULL, NULL
+        if span.rows == 0 or span.heads == 0 or span.count == 0:
+            continue  # its places are none
+        pieces += span.rows * span.heads * pieces_of(span)
+        span.key = stored_view(c, line + KEY, line[KEY_ROW], element)
+        span.value = stored_view(c, line + VALUE, line[VALUE_ROW], element)
+        span.query_position, span.position, span.position_step = line[QUERY_POSITION], line[POSITION], line[POSITION_STEP]
+        if line[POSITIONS] >= 0 and step.bias is not None:
+            span.positions = <const int64_t *>locate(step.positions[line[POSITIONS]], NULL, 0)
+        if line[UNSEEN] >= 0:
+            set_unseen(span, step.unseen[line[UNSEEN]])
+    return pieces
+
+
+cdef int set_unseen(Span *span, unseen) except -1:
+    cdef int64_t[3] strides
+    span.unseen = locate(unseen, strides, 3)
+    span.unseen_head = strides[0] if unseen.shape[0] > 1 else 0
+    span.unseen_group = strides[1] if unseen.shape[1] > 1 else 0
+    span.unseen_row = strides[2] if unseen.shape[2] > 1 else 0
+    return 0
+
+
+cdef int set_writes(Write *writes, Checked c, int64_t element) noexcept:
+    cdef int64_t i
+    cdef const int64_t *line
+    cdef Write *write
+    for i in range(c.writes.shape[0]):
+        line, write = &c.writes[i, 0], writes + i
+        write.row, write.rows, write.first_head = line[ROW], line[ROWS], line[FIRST_HEAD]
+        write.head_step, write.heads = line[HEAD_STEP], line[HEADS]
+        if write.rows and write.heads:
+            write.key, write.value = stored_view(c, line + TO_KEY, 0, element), stored_view(c, line + TO_VALUE, 0, element)
+    return 0
+
+
+cdef int set_scored(Problem *p, problem, scores, step, Checked c) except -1:
+    """The sizes of a step, and what its scores are."""
+    p.batch, p.seq, p.heads, p.kv_heads, p.dim = c.query.shape[0], c.query.shape[1], c.heads, c.kv_heads, c.dim
+    p.dtype, p.scale = c.query.dtype, problem.scale
+    p.softcap, p.bias, p.position_dims, apart, table = scores
+    p.key_position = p.position_dims if apart else 0
+    p.table_size[0], p.table_size[1], p.table_size[2] = table
+    p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
+    return set_bias(p, step.bias, c.tokens)
+
+
+cdef int64_t bytes_read(const Step *s, int64_t element) noexcept:
+    """Bytes of the stored rows that are read."""
+    cdef int64_t i, rows = 0
+    for i in range(s.spans):
+        rows += s.span[i].rows * s.span[i].heads * s.span[i].count
+    return 2 * rows * s.problem.dim * element
+
+
+def attend_stored(step, problem, scores, str isa, int threads):
+    """`(out, lse)` of a step, as `Backend.attend_stored` returns them; `scores` are those of an `EncodedProblem`."""
+    cdef Step s
+    cdef int end
+    cdef const InstructionSet *code = code_of(isa)
+    cdef Checked c = checked(step, problem)
+    if c.query.device_type != CPU:
+        raise ValueError(f"query is on {step.query.device}; the CPU is needed")
+    memset(&s, 0, sizeof(Step))
+    set_scored(&s.problem, problem, scores, step, c)
+    s.stored = DTYPES.index(problem.stored)
+    cdef int64_t bytes = BYTES[s.problem.dtype], element = BYTES[s.stored], spans = c.spans.shape[0], writes = c.writes.shape[0]
+    out = torch.empty_like(step.query, memory_format=torch.contiguous_format)
+    lse = torch.empty((s.problem.batch, s.problem.heads, s.problem.seq), dtype=torch.float64 if bytes == 8 else torch.float32)
+    s.problem.q, s.problem.out, s.problem.lse = checked_view(&c.query, bytes), view_of(out), locate(lse, NULL, 0)
+    s.new_key, s.new_value = checked_view(&c.key, bytes), checked_view(&c.value, bytes)
+    if step.sink is not None:
+        s.sink = locate(step.sink, NULL, 0)
+    cdef char *tables = <char *>malloc(spans * sizeof(Span) + writes * sizeof(Write) + 1)
+    if tables is NULL:
+        raise MemoryError("no memory for the tables of a step")
+    try:
+        s.spans, s.writes, s.span, s.write = spans, writes, <Span *>tables, <Write *>(tables + spans * sizeof(Span))
+        s.pieces = set_spans(<Span *>s.span, step, c, element)
+        set_writes(<Write *>s.write, c, element)
+        threads = <int>lesser(threads, 1 + bytes_read(&s, element) // BYTES_PER_THREAD)
+        with nogil:
+            end = native_step(code, &s, threads, interrupted)
+    finally:
+        free(tables)
+    check_end(end)
+    return out, lse
 
 
 def exp(str isa, const float[::1] x, float[::1] y):

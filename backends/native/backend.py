@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from dilkit.backends.native._native import EncodedProblem
     from dilkit.backends.native.branches import BranchArrays
+    from dilkit.decoding.step import Step
 
     EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int]
@@ -55,6 +56,8 @@ CHUNK_ROWS = 8192
 FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
 
+NO_SCORES = 0.0, NO_BIAS, 0, False, (1, 1, 1)
+"""What `_encode_scores` says of scores that are not changed."""
 
 NOT_BUILT = Refusal(
     "kernel", "native", "this installation was built without it, as on Windows it always is", "sdpa computes the same"
@@ -71,6 +74,7 @@ class Native(Backend):
         devices=frozenset({"cpu"}),
         varlen=True,
         kv_cache=True,
+        stored=frozenset({*DTYPES, "int8"}),
         dropout=True,
         softcap=True,
         biases=frozenset(BIASES),
@@ -82,6 +86,8 @@ class Native(Backend):
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         if not is_built():
             return (NOT_BUILT,)
+        if problem.stored:
+            return super().refusals(problem)
         return (*super().refusals(problem), *_pattern_refusals(problem))
 
     def detail(self, problem: Problem) -> str:
@@ -114,6 +120,13 @@ class Native(Backend):
         threads, given = _threads(problem, query.shape[1]), _given(inputs, problem)
         parts = _kernel().backward(_encoded(problem), instruction_set(), threads, *tensors, given)
         return (dq, dk, dv) if parts is None else (dq, dk, dv, parts.sum(0).to(lse.dtype))
+
+    def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+        import torch
+
+        scores = _encode_scores(problem) if problem.bias is not None or problem.softcap else NO_SCORES
+        stored: tuple[Tensor, Tensor] = _kernel().attend_stored(step, problem, scores, instruction_set(), torch.get_num_threads())
+        return stored
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.checks import integer, real
+from dilkit.checks import integer, one_of, real
 from dilkit.decoding.branch_rows import BranchRows
 from dilkit.decoding.chunk import attend_chunk
 from dilkit.decoding.layout import Layout
+from dilkit.decoding.one_row import NewRow, PreparedStep, StepFacts, prepare
 from dilkit.decoding.state import CacheState, loaded, state_of
+from dilkit.decoding.stored import decoded, encoded, name_of
 from dilkit.decoding.stores import check_decodable, open_stores
+from dilkit.op._facts import key_of
 from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
+from dilkit.op.boundary import INPUTS, lse_dtype
 from dilkit.op.operators import forward_op
 from dilkit.op.scores import Scores, scores_of
+from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
-from dilkit.problem import Problem, check_scale
-from dilkit.selector import requested_backends, select
+from dilkit.pattern.heads import Heads
+from dilkit.problem import STORED, Problem, check_scale
+from dilkit.selector import requested_backends, select, state
+
+FEW_ROWS = 4
+"""So many rows are computed one by one, each with all that it sees in one kernel call; more, together in plain torch."""
 
 _MOST_SCORES = 2**23
 """Scores that a chunk holds at a time; a longer one is taken in several."""
@@ -46,6 +56,11 @@ class DilatedCache:
       place lie within them. For it, `ceil(rollback / r_b)` rows more are kept of each branch of segments, and `rollback` more of
       a window.
 
+    - `stored`: None, rows are kept as they are; "bfloat16", beside float32 queries; or "int8", beside all but float64: a row of a
+      key/value head as integers and one float32, `row = scale * integers`, `scale = max |row| / 127`. A number of a kept row is
+      off by at most `scale / 2`, in bfloat16 by 2**-9 of itself, and `attend` returns exactly the attention over these rounded
+      keys and values: in prompts and chunks as in steps, nothing else is rounded.
+
     All sequences of a batch have the same length: in a row at another place of its segments other heads take part. Give
     sequences of other lengths a cache of their own. Raises TypeError or ValueError for a pattern or heads that do not fit.
 
@@ -65,7 +80,7 @@ class DilatedCache:
         DilatedCache(Pattern([8, 32], [1, 4]), kv_heads=4, seen=100, nbytes=2560)
     """
 
-    def __init__(self, pattern: Pattern, kv_heads: int, *, rollback: int = 0) -> None:
+    def __init__(self, pattern: Pattern, kv_heads: int, *, rollback: int = 0, stored: str | None = None) -> None:
         check_pattern(pattern)
         check_decodable(pattern)
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
@@ -76,7 +91,12 @@ class DilatedCache:
         if pattern.only_segments and pattern.heads is None:  # ranges and layouts are of query heads, which the first rows have
             pattern.check_heads(self.kv_heads, self.kv_heads)
         self._seen = self._longest = 0
+        if stored is not None:
+            one_of("stored", stored, STORED["float32"])
+        self.stored = stored
         self._layout: Layout | None = None
+        self._step: PreparedStep | None = None
+        self._facts: Hashable = None
         self._stores: list[BranchRows] = []
         self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
         """Where all segments begin at once; a row at a multiple of it sees none before."""
@@ -96,7 +116,7 @@ class DilatedCache:
         if layout is None:
             return 0
         rows = sum(store.needed(self._seen) for store in self._stores)
-        return 2 * rows * layout.batch * layout.head_dim * layout.dtype.itemsize
+        return 2 * rows * layout.batch * layout.width * layout.stored.itemsize
 
     @property
     def allocated_nbytes(self) -> int:
@@ -124,7 +144,9 @@ class DilatedCache:
         - `query` `(batch, rows, heads, head_dim)`, `key` and `value` `(batch, rows, kv_heads, head_dim)`: one row, or a chunk of
           any length, such as a prompt. The last dimension is contiguous.
         - `sink`, `scale`: those of `dilated_attention`, which computes a prompt, by `backend` if it is given. The first rows are
-          one, and with segments alone a chunk that begins where all of them do. Other rows are computed in plain torch.
+          one, and with segments alone a chunk that begins where all of them do. Of other rows up to four are computed one by one,
+          each in one call of a kernel (`Backend.attend_stored`), and more in plain torch; so are those for which a `backend` is
+          asked that has no such kernel (`Limits.stored`).
 
         - `bias`, `softcap`: those of `dilated_attention`, the same at each call; positions count from the first row that it has
           seen. Of coordinates, those of all rows up to the last of these are given, `(batch, seen + rows, 1 to 3)`: the cache
@@ -137,20 +159,50 @@ class DilatedCache:
         changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
         _check_no_gradient(query, key, value, sink, changed.tensors[0])
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
-        check_scale(factor, str(query.dtype).removeprefix("torch."))
+        check_scale(factor, name_of(query.dtype))
         self._check_backend(query, key, factor, changed, backend)
+        step = self._prepared(layout, factor, changed, backend) if query.shape[1] <= FEW_ROWS else None
         if self._layout != layout:  # nothing has been seen
             self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
+        self._facts = key_of(INPUTS, (query, key, value))
+        if step is not None and query.shape[1] == 1:
+            return self._next(step, NewRow(query, key, value, sink, changed.bias))
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         start, total = 0, query.shape[1]
         while start < total:
+            if step is not None and not self._fresh(total - start):
+                rows = slice(start, start + 1)
+                out[:, rows] = self._next(step, NewRow(query[:, rows], key[:, rows], value[:, rows], sink, changed.bias))
+                start += 1
+                continue
             count = self._at_once(total - start, layout)
             rows = slice(start, start + count)
             out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, changed, sink, backend)
-            self._seen += count
-            self._longest = max(self._longest, self._seen)
+            self._see(count)
             start += count
         return out
+
+    def _next(self, step: PreparedStep, new: NewRow) -> Tensor:
+        out = step.attend(self._stores, self._seen, new, self._once(new.query, new.key))
+        self._see(1)
+        return out
+
+    def _see(self, count: int) -> None:
+        self._seen += count
+        self._longest = max(self._longest, self._seen)
+
+    def _once(self, query: Tensor, key: Tensor) -> Heads | None:
+        """The heads, where a key that several branches show counts once."""
+        return self.pattern.among(query.shape[2], key.shape[2]) if self.pattern.overlap == "once" else None
+
+    def _prepared(
+        self, layout: Layout, scale: float, changed: Scores, backend: str | Sequence[str] | None
+    ) -> PreparedStep | None:
+        """What was chosen for steps, whose choice is made anew where a fact of it has changed."""
+        facts = StepFacts(layout, scale, changed.softcap, changed.form, requested_backends(backend), state())
+        if self._step is None or self._step.facts != facts:
+            self._step = prepare(facts, self.pattern)
+        return self._step
 
     def crop(self, length: int) -> None:
         """Forget all tokens but the first `length`, as if the others had never been seen.
@@ -200,15 +252,15 @@ class DilatedCache:
 
     def state_dict(self) -> CacheState:
         """A copy of all that is kept, in plain values and tensors, for `load_state_dict` or `torch.save`."""
-        heads = 0 if self._layout is None else self._layout.heads
-        return state_of(self.pattern, self.kv_heads, heads, self.rollback, self._seen, self._stores)
+        return state_of(self.pattern, self.kv_heads, self._layout, self.rollback, self.stored, self._seen, self._stores)
 
     def load_state_dict(self, state: CacheState) -> None:
         """Take over a copy of what `state_dict` of a cache of the same pattern, `kv_heads` and `rollback` returned.
 
         Raises TypeError or ValueError for anything else, and leaves the cache as it was.
         """
-        self._seen, self._layout, self._stores = loaded(state, self.pattern, self.kv_heads, self.rollback)
+        self._seen, self._layout, self._stores = loaded(state, self.pattern, self.kv_heads, self.rollback, self.stored)
+        self._facts = None
         self._longest = max((store.latest for store in self._stores), default=0)
 
     def _check_backend(
@@ -246,31 +298,52 @@ class DilatedCache:
         backend: str | Sequence[str] | None,
     ) -> Tensor:
         if not self._fresh(count := query.shape[1]):
-            once = self.pattern.among(query.shape[2], key.shape[2]) if self.pattern.overlap == "once" else None
-            return attend_chunk(self._stores, self._seen, (query, key, value), scale, changed, sink, once)
+            return attend_chunk(self._stores, self._seen, (query, key, value), scale, changed, sink, self._once(query, key))
+        dtype, stored = query.dtype, self._stores[0].rows.dtype
+        kept = encoded(key, stored), encoded(value, stored)
+        if stored != dtype:  # halves would round the kept rows once more
+            query, key, value = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in kept)
         own = changed.of_rows(slice(self._seen, self._seen + count))
         factor, call = encode_arguments(query, key, value, self.pattern, True, scale, backend, scores=own)
         out: Tensor = forward_op(query, key, value, None, factor, call, sink, *further_arguments(0.0, scores=own))[0]
         for store in self._stores:
-            store.append_last(self._seen + count, key, value)
-        return out
+            store.append_last(self._seen + count, *kept)
+        return out.to(dtype)
 
     def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
         """The layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
         if torch._C._are_functorch_transforms_active():
             raise ValueError("a cache cannot keep the rows of vmap and other transforms; make the mapped dimension a batch")
+        if self._seen and self._layout is not None and self._are_as_before(query, key, value):
+            if sink is not None:
+                check_sink(sink, query)
+            self.pattern.check_seq(self._seen + query.shape[1])
+            return self._layout
         check_inputs(query, key, value, self.pattern, sink=sink)
         self.pattern.check_seq(self._seen + query.shape[1])
         if not query.dtype == key.dtype == value.dtype:
             raise TypeError(f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; one dtype is needed (.to(query))")
         (batch, _, heads, head_dim), kv_heads = query.shape, key.shape[2]
-        layout = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device)
+        if self.stored is not None and self.stored not in STORED[name_of(query.dtype)]:
+            others = ", ".join(name for name, stored in STORED.items() if self.stored in stored)
+            raise TypeError(f"query is {query.dtype}, but the cache has stored={self.stored!r}, which is for {others}")
+        stored = query.dtype if self.stored is None else getattr(torch, self.stored)
+        layout = Layout(batch, heads, kv_heads, head_dim, query.dtype, query.device, stored)
         wanted = self._layout if self._layout and self._seen else replace(layout, kv_heads=self.kv_heads)
         if layout != wanted:
-            differing = [f.name for f in fields(layout) if getattr(layout, f.name) != getattr(wanted, f.name)]
+            names = [f.name for f in fields(layout) if f.name != "stored"]  # which follows from the others
+            differing = [name for name in names if getattr(layout, name) != getattr(wanted, name)]
             there, here = ([f"{name}={getattr(x, name)}" for name in differing] for x in (wanted, layout))
             raise ValueError(f"these rows have {', '.join(here)}, but the cache {', '.join(there)}; they need another cache")
         return layout
+
+    def _are_as_before(self, *rows: Tensor) -> bool:
+        """Whether these have the facts of the last rows, and so fit each other and the cache."""
+        return all(type(x) is Tensor for x in rows) and key_of(INPUTS, rows) == self._facts
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was chosen for steps: a copy chooses for itself."""
+        return {**self.__dict__, "_step": None, "_facts": None}
 
     def __copy__(self) -> DilatedCache:
         """A cache of its own: rows that one is given are not the other's."""

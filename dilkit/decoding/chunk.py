@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dilkit.decoding.block import Block, seen_by
 from dilkit.decoding.branch_rows import BranchRows
+from dilkit.decoding.stored import decoded, encoded
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.scores import Scores
 from dilkit.pattern.heads import Heads
@@ -38,9 +39,13 @@ def attend_chunk(
     `once`: the heads, where a key that several branches show counts once.
     """
     query, key, value = rows
+    dtype = query.dtype
     batch, count, kv_heads, head_dim = key.shape
     query = query.view(batch, count, kv_heads, -1, head_dim).permute(2, 0, 1, 3, 4)  # (kv_heads, batch, count, group, head_dim)
-    tables, columns = _blocks(stores, seen, torch.stack((key, value)), once)
+    tables, columns = _blocks(stores, seen, (key, value), once)
+    if tables and tables[0][0].stored.dtype != query.dtype:  # which halves would round once more
+        query = query.to(lse_dtype(dtype))
+        tables = [(replace(block, stored=decoded(block.stored, query.dtype)), column) for block, column in tables]
     scores = query.new_full((*query.shape[:-1], columns + (sink is not None)), -torch.inf, dtype=lse_dtype(query.dtype))
     if sink is not None:
         scores[..., -1] = sink.detach().view(kv_heads, 1, 1, -1)
@@ -50,17 +55,23 @@ def attend_chunk(
     out = _gathered(tables, weights, query, scores.dtype, careful=False)
     if any(block.unseen is not None for block, _ in tables) and not bool(out.isfinite().all()):
         out = _gathered(tables, weights, query, scores.dtype, careful=True)  # a row that it does not see may be NaN
-    return out.permute(1, 2, 0, 3, 4).flatten(2, 3).to(query.dtype)
+    return out.permute(1, 2, 0, 3, 4).flatten(2, 3).to(dtype)
 
 
-def _blocks(stores: Sequence[BranchRows], seen: int, new: Tensor, once: Heads | None) -> tuple[list[Table], int]:
+def extend(stores: Sequence[BranchRows], number: int, seen: int, new: tuple[Tensor, Tensor], once: Heads | None) -> list[Block]:
+    """Store keys and values in a branch, and say what rows see; with `once`, without keys that they see in those before it."""
+    blocks = stores[number].extend(seen, encoded(torch.stack(new), stores[number].rows.dtype))
+    if once is None or number == 0:
+        return blocks
+    return [_counted_once(block, stores[:number], once) for block in blocks]
+
+
+def _blocks(stores: Sequence[BranchRows], seen: int, new: tuple[Tensor, Tensor], once: Heads | None) -> tuple[list[Table], int]:
     """The blocks of all branches with their columns, and how many columns there are."""
     tables: list[Table] = []
     columns = 0
-    for i, store in enumerate(stores):
-        blocks = store.extend(seen, new)
-        if once is not None and i:
-            blocks = [_counted_once(block, stores[:i], once) for block in blocks]
+    for i in range(len(stores)):
+        blocks = extend(stores, i, seen, new, once)
         tables += ((block, columns) for block in blocks)
         columns += max((block.slots for block in blocks), default=0)
     return tables, columns

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dilkit.decoding._tables import Lines, StepTables
 from dilkit.decoding.block import Block, Positions, unseen_by
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
 from dilkit.decoding.layout import Layout
@@ -66,6 +67,25 @@ class GlobalRows(BranchRows):
             unseen = unseen_by(self.branch, queries, keys, self.given, self.heads, stored.device)
         return [Block(self.heads, slice(None), stored, queries, keys, unseen)]
 
+    def step(self, seen: int, tables: StepTables, number: int) -> bool:
+        if not self.sees_all or self.since < self.before:
+            return False
+        slot, count = self._slots(seen), self._slots(seen + 1)
+        self._reserve(count)
+        self.latest = max(self.latest, seen + 1)
+        if count:
+            lines = self._lines.get(0) or self._lay_out(number)
+            tables.see(number, lines, count, seen, 0)
+            if slot < count:
+                tables.write(number, lines, slot)
+            if self.places is not None:
+                tables.place(number, self.places[:count])
+        return True
+
+    def _lay_out(self, number: int) -> Lines:
+        self._lines[0] = lines = Lines(self.rows, number, self.heads, slice(0, self.rows.shape[1]))
+        return lines
+
     def _keys(self, slots: int) -> Positions:
         return range(slots) if self.since < self.before or self.places is None else self.places[:slots]
 
@@ -92,7 +112,7 @@ class GlobalRows(BranchRows):
 
     def _reserve(self, slots: int) -> None:
         """Room for so many slots: twice what there was, but never more than there will be."""
-        if slots <= (held := self.rows.shape[3]):
+        if slots <= (held := self.slots):
             return
         most = self.before if self.since < self.before else len(self.tokens)
         grown = self._grown(min(most, max(slots, 2 * held, FIRST_SLOTS)))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dilkit.decoding.stored import width_of
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -17,3 +19,10 @@ class Layout:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    stored: torch.dtype
+    """The dtype of the rows that are kept."""
+
+    @property
+    def width(self) -> int:
+        """Elements of a row that is kept."""
+        return width_of(self.head_dim, self.stored)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dilkit.decoding._tables import Lines, StepTables
 from dilkit.decoding.block import Block, Positions, unseen_by
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
 from dilkit.decoding.layout import Layout
@@ -70,6 +71,27 @@ class RecentRows(BranchRows):
         self._append(seen, new, count)
         return [self._block(seen, count, row) for row in range(min(self.stride, count))]
 
+    def step(self, seen: int, tables: StepTables, number: int) -> bool:
+        if not self.sees_all:
+            return False
+        self._reserve(min(max(self.latest, seen + 1), self._most(1)), 1)
+        self.latest = max(self.latest, seen + 1)
+        lines = self._lines.get(0) or self._lay_out(number)
+        tables.write(number, lines, seen % self.slots)
+        first = max(seen % self.stride, seen - self.reach // self.stride * self.stride)
+        count, slot = (seen - first) // self.stride + 1, first % self.slots
+        before = min(count, (self.slots - 1 - slot) // self.stride + 1)  # the end of the ring
+        tables.see(number, lines, before, seen, first, slot)
+        if before < count:
+            again = first + before * self.stride
+            tables.see(number, lines, count - before, seen, again, again % self.slots, arc=1)
+        return True
+
+    def _lay_out(self, number: int) -> Lines:
+        stored = slice(0, self.rows.shape[1])
+        self._lines[0] = lines = Lines(self.rows, number, self.heads, stored, every=self.stride, apart=self.stride)
+        return lines
+
     def _block(self, seen: int, count: int, row: int) -> Block:
         """Every so-many-th row from `row` on, against the slots of its residue."""
         first, held = seen + row, min(self.latest, room := self.rows.shape[3])
@@ -102,7 +124,7 @@ class RecentRows(BranchRows):
 
     def _reserve(self, slots: int, count: int) -> None:
         """Room for so many slots: twice what there was, but never more than `_most`. A ring is laid out anew."""
-        if slots <= (room := self.rows.shape[3]):
+        if slots <= (room := self.slots):
             return
         wanted, most = max(slots, 2 * room, FIRST_SLOTS), self._most(count)
         grown = self._grown(min(most, wanted if self.reach == WHOLE_SEQUENCE else -(-wanted // self.stride) * self.stride))

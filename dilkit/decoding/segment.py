@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dilkit.decoding._tables import Lines, StepTables
 from dilkit.decoding.block import Block
 from dilkit.decoding.branch import KeptHeads, Part
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
@@ -55,6 +56,33 @@ class OpenSegment(BranchRows):
         self._append(seen, parts, new)
         return [self._block(seen, new.shape[2], part) for part in parts]
 
+    def step(self, seen: int, tables: StepTables, number: int) -> bool:
+        tokens = seen % self.kept.length
+        self._begin(seen, tokens)
+        self.latest = max(self.latest, seen + 1)
+        slot, offset = divmod(tokens, self.kept.rate)
+        if offset not in self.kept.classes:
+            return True
+        self._reserve(slot + 1)
+        lines = self._lines.get(offset) or self._lay_out(offset, number)
+        tables.write(number, lines, slot)
+        tables.see(number, lines, slot + 1, seen, seen - slot * self.kept.rate)
+        if self.kept.partly:
+            tables.leave_out(number, self.kept.offsets[self.kept.classes[offset].heads, :, None] < 0)
+        return True
+
+    def _lay_out(self, offset: int, number: int) -> Lines:
+        of = self.kept.classes[offset]
+        self._lines[offset] = lines = Lines(self.rows, number, of.heads, of.stored, apart=self.kept.rate)
+        return lines
+
+    def _begin(self, seen: int, tokens: int) -> None:
+        """Where a segment begins, save what its first rows take the place of."""
+        if tokens == 0 and self.latest <= seen:  # else it is what a call had begun with that failed, and is saved
+            self.latest = seen
+            if self.rollback:
+                self.saved = self.rows[:, :, :, : -(-self.rollback // self.kept.rate)].clone()
+
     def _block(self, seen: int, count: int, part: Part) -> Block:
         rate, heads, first = self.kept.rate, part.of.heads, seen + part.rows.start
         begins = seen - self.tokens(seen)
@@ -71,10 +99,7 @@ class OpenSegment(BranchRows):
 
     def _append(self, seen: int, parts: list[Part], new: Tensor) -> None:
         """Store `parts` of a chunk that begins after `seen`; `new` `(2, batch, rows, kv_heads, head_dim)` is keys and values."""
-        if self.tokens(seen) == 0 and self.latest <= seen:  # else it is what a call had begun with that failed, and is saved
-            self.latest = seen
-            if self.rollback:
-                self.saved = self.rows[:, :, :, : -(-self.rollback // self.kept.rate)].clone()
+        self._begin(seen, self.tokens(seen))
         self.latest = max(self.latest, seen + new.shape[2])
         self._reserve(max((part.end for part in parts), default=0))
         for part in parts:
@@ -130,7 +155,7 @@ class OpenSegment(BranchRows):
 
     def _reserve(self, slots: int) -> None:
         """Room for so many slots: twice what there was, but never more than a segment has."""
-        if slots <= (held := self.rows.shape[3]):
+        if slots <= (held := self.slots):
             return
         grown = self._grown(min(-(-self.kept.length // self.kept.rate), max(slots, 2 * held, FIRST_SLOTS)))
         grown[:, :, :, :held] = self.rows

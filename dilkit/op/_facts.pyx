@@ -42,8 +42,10 @@ cdef ExchangeAPI *find_api() except? NULL:
 
 
 cdef enum:
-    FLOAT = 2  # of the kinds of dtypes
+    INTEGER = 0  # of the kinds of dtypes
+    FLOAT = 2
     BFLOAT = 4
+    TRUTH = 6
     MOST_TENSORS = 8
     MOST_DIMS = 4
     HEADER = 4 * sizeof(int32_t)
@@ -52,6 +54,7 @@ cdef enum:
 
 cdef ExchangeAPI *API = find_api()
 Tensor = torch.Tensor
+ALL_DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool
 transforms_active = torch._C._are_functorch_transforms_active
 
 
@@ -140,6 +143,63 @@ cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:
     for i in range(dims):
         strides[i] = step[i] * size
     return <char *><uintptr_t>tensor.data_ptr()
+
+
+cdef int facts_of(str name, tensor, Facts *facts) except -1:
+    """Describe a strided tensor. Raises TypeError, naming it, for what is none, and ValueError for too many dimensions."""
+    cdef DLTensor x
+    cdef int i
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; a torch.Tensor is needed")
+    if API is not NULL:
+        try:
+            API.export_borrowed(<void *>tensor, &x)
+            if x.ndim <= MOST_SIZES:
+                facts.data, facts.device_type, facts.device_id, facts.dims = <char *>x.data + x.byte_offset, x.device_type, x.device_id, x.ndim
+                facts.dtype = dtype_of(x.kind, x.bits) if x.lanes == 1 else OTHER
+                for i in range(x.ndim):
+                    facts.shape[i], facts.stride[i] = x.shape[i], x.strides[i]
+                return 0
+        except (BufferError, RuntimeError):
+            pass
+    return read_facts(name, tensor, facts)
+
+
+cdef int read_facts(str name, tensor, Facts *facts) except -1:
+    """The same by the attributes of a tensor."""
+    cdef int number = ALL_DTYPES.index(tensor.dtype) if tensor.dtype in ALL_DTYPES else <int>OTHER
+    if tensor.layout is not torch.strided or tensor.dim() > MOST_SIZES:
+        raise ValueError(f"{name} is {tensor.layout} with {tensor.dim()} dimensions; a plain tensor with at most {MOST_SIZES} is needed")
+    facts.data, facts.dims = <char *><uintptr_t>tensor.data_ptr(), tensor.dim()
+    facts.device_type, facts.device_id = (1 if tensor.is_cpu else 0), tensor.get_device()
+    facts.dtype = <Dtype>number
+    for i, (size, step) in enumerate(zip(tensor.shape, tensor.stride())):
+        facts.shape[i], facts.stride[i] = size, step
+    return 0
+
+
+cdef Dtype dtype_of(uint8_t kind, uint8_t bits) noexcept:
+    if kind == FLOAT:
+        return FLOAT64 if bits == 64 else FLOAT32 if bits == 32 else FLOAT16 if bits == 16 else OTHER
+    if kind == BFLOAT or kind == TRUTH:
+        return BFLOAT16 if kind == BFLOAT else BOOL
+    return OTHER if kind != INTEGER else INT8 if bits == 8 else INT64 if bits == 64 else OTHER
+
+
+cdef int64_t reach(str name, tensor, const Facts *facts) except -1:
+    """The elements from the first of a tensor to the end of the last. Raises ValueError where its storage ends before."""
+    cdef int64_t end = 1
+    cdef int i
+    for i in range(facts.dims):
+        if facts.shape[i] == 0:
+            return 0
+        end += (facts.shape[i] - 1) * facts.stride[i]
+    if <int64_t>(tensor.storage_offset() + end) * <int64_t>tensor.itemsize > <int64_t>tensor.untyped_storage().nbytes():
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}, beyond the "
+            f"{tensor.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
+        )
+    return end
 
 
 def first_beyond(tuple tensors, tuple spans):

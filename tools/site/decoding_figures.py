@@ -27,7 +27,8 @@ KV_HEADS = 8
 
 def kept_table(root: Path) -> str:
     """One row a pattern: the bound, and the rows a key/value head that are kept after so many tokens, as means over the heads."""
-    layout = Layout(batch=1, heads=KV_HEADS, kv_heads=KV_HEADS, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
+    dtypes = dict(dtype=torch.float32, stored=torch.float32)
+    layout = Layout(batch=1, heads=KV_HEADS, kv_heads=KV_HEADS, head_dim=1, device=torch.device("cpu"), **dtypes)
     rows: list[tuple[str, ...]] = [("pattern", "bound", *(f"{seen:,} tokens" for seen in SEEN))]
     for pattern in PATTERNS:
         stores = open_stores(pattern, layout, 0)

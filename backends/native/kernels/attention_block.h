@@ -289,6 +289,11 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
         N(write_gradient)(&task, &p->dq, 0, task.head, (REAL)p->scale);
 }
 
+#if UNIT == 1
+#include "stored_rows.h"
+#endif
+
+#undef FOR_WAY
 #undef Relation
 #undef Scratch
 #undef Task

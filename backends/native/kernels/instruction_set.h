@@ -10,6 +10,7 @@
  * (ROW_VECTORS vectors). BF16_PAIRS: KIND pairs alone; all that it does not compute is the code for AVX-512. BF16_TILES: by AMX.
  */
 #include "native.h"
+#include "step.h"
 #include "visibility.h"
 #include "grid.h"
 #include "load_store.h"
@@ -116,6 +117,7 @@ static void run_task_of_dtype(const Problem *problem, int phase, int64_t index, 
 
 static void exp_many(const float *x, float *y, int64_t count) { native_avx512.exp(x, y, count); }
 static int64_t multiply_add(int64_t rounds, float *result) { return native_avx512.multiply_add(rounds, result); }
+static const StepCode *step_code(int dtype) { return native_avx512.step(dtype); }
 
 #else
 
@@ -143,6 +145,16 @@ static void run_task_of_dtype(const Problem *problem, int phase, int64_t index, 
         run_task_double(problem, phase, index, scratch);
     else
         run_task_float(problem, phase, index, scratch);
+}
+
+static const StepCode *step_code(int dtype) {
+    static const StepCode of_float = {
+        piece_scratch_bytes_float, partial_bytes_float, write_rows_float, attend_piece_float, merge_pieces_float
+    };
+    static const StepCode of_double = {
+        piece_scratch_bytes_double, partial_bytes_double, write_rows_double, attend_piece_double, merge_pieces_double
+    };
+    return dtype == FLOAT64 ? &of_double : &of_float;
 }
 
 static void exp_many(const float *x, float *y, int64_t count) {

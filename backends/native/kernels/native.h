@@ -135,6 +135,7 @@ typedef struct {
     void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch);
     void (*exp)(const float *x, float *y, int64_t count);   /* for tests of its accuracy; count in multiples of 16 */
     int64_t (*multiply_add)(int64_t rounds, float *result); /* for the machine's speed: returns the FLOPs done */
+    const struct StepCode *(*step)(int dtype);              /* of decoding, for the dtype of a query: step.h */
 } InstructionSet;
 
 extern const InstructionSet native_generic;

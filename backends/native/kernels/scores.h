@@ -276,5 +276,3 @@ __attribute__((noinline)) static void N(sum_bias_gradient)(const Task *task, int
         FOR_WAY(N(sum_bias_gradient_of), way, task, first, count, from, to, -1)
 }
 #endif
-
-#undef FOR_WAY

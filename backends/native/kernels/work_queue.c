@@ -12,6 +12,7 @@
  */
 #define _GNU_SOURCE
 #include "sequences.h"
+#include "step.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -23,6 +24,7 @@
 typedef struct {
     const InstructionSet *code;
     const Problem *problem;
+    const Step *step; /* a step, whose tasks are its pieces; NULL: a phase of the problem */
     int (*interrupted)(void);
     int phase, stopped;
     int64_t tasks, next;
@@ -88,6 +90,10 @@ static void check_interrupt(WorkQueue *queue) {
 }
 
 static void run_task(const WorkQueue *queue, int64_t task, void *scratch) {
+    if (queue->step) {
+        queue->code->step(queue->step->problem.dtype)->attend_piece(queue->step, task, scratch);
+        return;
+    }
     if (!queue->task_end) {
         queue->code->run_task(queue->problem, queue->phase, task, scratch);
         return;
@@ -164,24 +170,47 @@ int64_t native_parts(const Problem *problem) {
     return tasks / problem->kv_heads;
 }
 
-int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
-    WorkQueue queue = {.code = code, .problem = problem, .phase = phase, .interrupted = interrupted};
-    queue.caller = pthread_self(), queue.next_check = now() + 0.1;
-    if (!count_tasks(&queue))
-        return NATIVE_NO_MEMORY;
-    threads = (int)(threads < queue.tasks ? threads : queue.tasks);
+/* Run the tasks of a queue, which have been counted. */
+static int run_queue(WorkQueue *queue, int threads) {
+    queue->caller = pthread_self(), queue->next_check = now() + 0.1;
+    threads = (int)(threads < queue->tasks ? threads : queue->tasks);
     threads = threads > 1 ? threads : 1;
     void *memory = NULL;
-    if (posix_memalign(&memory, 64, queue.scratch_bytes * (size_t)threads)) {
-        free(queue.task_end);
+    if (posix_memalign(&memory, 64, queue->scratch_bytes * (size_t)threads))
         return NATIVE_NO_MEMORY;
-    }
-    queue.scratch = memory;
+    queue->scratch = memory;
     ParallelRegion parallel = threads > 1 ? openmp_of_torch() : NULL;
     if (parallel)
-        parallel(run_tasks, &queue, (unsigned)threads, 0);
+        parallel(run_tasks, queue, (unsigned)threads, 0);
     else
-        run_on_own_threads(&queue, threads);
-    free(memory), free(queue.task_end);
-    return queue.stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
+        run_on_own_threads(queue, threads);
+    free(memory);
+    return queue->stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
+}
+
+int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
+    WorkQueue queue = {.code = code, .problem = problem, .phase = phase, .interrupted = interrupted};
+    int end = count_tasks(&queue) ? run_queue(&queue, threads) : NATIVE_NO_MEMORY;
+    free(queue.task_end);
+    return end;
+}
+
+int native_step(const InstructionSet *code, Step *step, int threads, int (*interrupted)(void)) {
+    const StepCode *kernel = code->step(step->problem.dtype);
+    WorkQueue queue = {.code = code, .step = step, .interrupted = interrupted, .tasks = step->pieces};
+    queue.scratch_bytes = (size_t)round_up((int64_t)kernel->scratch_bytes(step), 64);
+    void *partials = NULL; /* one at least, in which rows are converted before */
+    if (posix_memalign(&partials, 64, kernel->partial_bytes(step) * (size_t)greater(step->pieces, 1)))
+        return NATIVE_NO_MEMORY;
+    step->partials = partials;
+    step->first_partial = malloc(sizeof(int64_t) * (size_t)greater(step->problem.batch * step->problem.seq * step->problem.kv_heads, 1));
+    int end = NATIVE_NO_MEMORY;
+    if (step->first_partial) {
+        kernel->write_rows(step);
+        end = run_queue(&queue, threads);
+        if (end == NATIVE_DONE)
+            kernel->merge_pieces(step);
+    }
+    free(step->first_partial), free(partials);
+    return end;
 }

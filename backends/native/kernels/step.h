@@ -1,0 +1,70 @@
+/* A step of decoding as plain numbers: query rows, the stored rows that each of them sees, and new rows that are stored before.
+ *
+ *     _native.pyx           work_queue.c                        stored_rows.h
+ *     Step, threads   --->  native_step  --- write_rows --->    new rows -> where the writes say                on the caller's thread
+ *                                        --- attend_piece --->  up to PIECE_ROWS rows of a span -> a partial    tasks, on all threads
+ *                                        --- merge_pieces --->  partials, in their order -> out, lse            on the caller's thread
+ *
+ *     span    query rows x key/value heads x `count` stored rows, that lie at equal distances
+ *     piece   the rows of a span that one query row sees of one key/value head, PIECE_ROWS of them at most
+ *
+ * A ring of rows is two spans, a page is one. Pieces and their order depend on the spans alone, and so do the results.
+ */
+#ifndef DILKIT_NATIVE_STEP_H
+#define DILKIT_NATIVE_STEP_H
+
+#include "native.h"
+
+enum { INT8 = FLOAT16 + 1 };   /* a dtype of stored rows alone: head_dim integers, then a float by which all of them are multiplied */
+enum { PIECE_ROWS = 512, STORED_TILE = 64 };
+
+/* Rows of head_dim numbers; strides in bytes. */
+typedef struct {
+    char *data;
+    int64_t sequence, head, row;
+} StoredView;
+
+/* For the query rows row .. row + rows - 1, counted sequence by sequence, and the key/value heads first_head, first_head + head_step, ... */
+typedef struct {
+    int64_t row, rows, first_head, head_step, heads, count;
+    StoredView key, value;
+    int64_t query_position, position, position_step; /* of the query rows, of the first stored row, from row to row */
+    const int64_t *positions; /* (count,): those of the stored rows, in place of both; or NULL */
+    const char *unseen;       /* bool: stored rows that are not seen, by head of these, query head of its group, and row; or NULL */
+    int64_t unseen_head, unseen_group, unseen_row; /* strides in bytes */
+    int64_t first_piece;
+} Span;
+
+/* Where the new rows row .. row + rows - 1 are stored, of so many heads. */
+typedef struct {
+    int64_t row, rows, first_head, head_step, heads;
+    StoredView key, value;
+} Write;
+
+typedef struct {
+    Problem problem; /* batch x seq query rows in q and out; heads, kv_heads, dim, dtype, scale, softcap and bias; lse (batch, heads, seq) */
+    int stored;      /* the dtype of stored rows */
+    int64_t spans, writes, pieces;
+    const Span *span; /* (spans,), by first_piece */
+    const Write *write;
+    TensorView new_key, new_value; /* (batch, seq, kv_heads, dim) */
+    const char *sink; /* (heads,), double for FLOAT64, else float; or NULL */
+    char *partials;   /* (pieces, group, dim padded + 2): of each query head the sums, the maximum and the sum of weights */
+    int64_t *first_partial; /* (rows, kv_heads): the piece whose partial the others are added to */
+} Step;
+
+/* The code for the dtype of a query. */
+typedef struct StepCode {
+    size_t (*scratch_bytes)(const Step *step); /* of one thread */
+    size_t (*partial_bytes)(const Step *step); /* of one piece */
+    void (*write_rows)(const Step *step);
+    void (*attend_piece)(const Step *step, int64_t piece, void *scratch);
+    void (*merge_pieces)(const Step *step);
+} StepCode;
+
+static inline int64_t pieces_of(const Span *span) { return (span->count + PIECE_ROWS - 1) / PIECE_ROWS; }
+
+/* Compute a step with up to `threads` threads. Its `partials` and `first_partial` are allocated here. */
+int native_step(const InstructionSet *code, Step *step, int threads, int (*interrupted)(void));
+
+#endif

@@ -1,0 +1,358 @@
+/* A piece of a step: one query row against up to PIECE_ROWS stored rows, read where they lie. Included once for each KIND.
+ *
+ *     span  -- STORED_TILE rows at a time, those that are seen -->  tile: addresses of keys and values, places for a bias
+ *     tile  -- LANES keys at a time -->  dot products, a lane of q each  -- sum_lanes -->  scores, a lane a row  -- softmax step
+ *     tile  -- COLUMNS_TOGETHER values at a time ----------------------------------------------->  partial += P v
+ *
+ *     partials of pieces, in their order  -- merge_pieces -->  out, lse
+ *
+ * The query heads that share a key/value head go over a tile one after the other: it comes from memory once. Rows that a query
+ * head does not see are no part of its tile, so that a NaN in them reaches nothing.
+ */
+#define StoredTile N(StoredTile)
+#define Piece N(Piece)
+
+typedef struct {
+    int64_t count;
+    const char *key[STORED_TILE], *value[STORED_TILE];
+    REAL place[3][STORED_TILE]; /* of a bias: the positions of the rows; along the sequence, counted from the query */
+} StoredTile;
+
+typedef struct {
+    const Step *step;
+    const Span *span;
+    int64_t row, head, head_place, from, to; /* the query row, the key/value head, its number in the span, and the rows of the span */
+    const char *key, *value;                 /* where the first row of the span is, for these */
+    REAL *partial, *query, *scores;
+    StoredTile *tile;
+} Piece;
+
+static inline int64_t N(stored_width)(const Problem *p) { return round_up(p->dim, PANEL); }
+static inline int64_t N(query_group)(const Problem *p) { return p->heads / p->kv_heads; }
+
+/* The partial of a query head: `stored_width` sums, then its maximum and its sum of weights. */
+static inline REAL *N(partial_of)(const Step *step, int64_t piece, int64_t member) {
+    const Problem *p = &step->problem;
+    return (REAL *)(void *)step->partials + (piece * N(query_group)(p) + member) * (N(stored_width)(p) + 2);
+}
+
+static size_t N(partial_bytes)(const Step *step) {
+    return (size_t)(N(query_group)(&step->problem) * (N(stored_width)(&step->problem) + 2)) * sizeof(REAL);
+}
+
+static size_t N(piece_scratch_bytes)(const Step *step) {
+    size_t queries = (size_t)(N(query_group)(&step->problem) * N(stored_width)(&step->problem));
+    return (queries + STORED_TILE) * sizeof(REAL) + sizeof(StoredTile);
+}
+
+/* LANES numbers of a stored row from `done` on, zeros beyond its end; of INT8 the integers. */
+__attribute__((always_inline)) static inline Vector N(load_stored)(const char *row, int64_t done, int64_t dim, const int dtype) {
+    if (dtype != INT8)
+        return N(load_numbers)(row, done, dim, dtype);
+    int8_t numbers __attribute__((vector_size(N(LANES)))) = {0};
+    if (dim - done >= N(LANES))
+        memcpy(&numbers, row + done, sizeof numbers);
+    else
+        memcpy(&numbers, row + done, (size_t)(dim - done));
+    return __builtin_convertvector(numbers, Vector);
+}
+
+/* What the numbers of a row are multiplied by. */
+__attribute__((always_inline)) static inline REAL N(row_scale)(const char *row, int64_t dim, const int dtype) {
+    float scale = 1;
+    if (dtype == INT8)
+        memcpy(&scale, row + dim, sizeof scale);
+    return (REAL)scale;
+}
+
+/* scores[k] = scale * q . k of a tile, -inf up to a whole vector; returns the maximum in each lane. */
+__attribute__((always_inline)) static inline Vector N(score_stored_of)(const int dtype, const Piece *piece, const REAL *restrict query) {
+    const StoredTile *tile = piece->tile;
+    const int64_t dim = piece->step->problem.dim;
+    const REAL scale = (REAL)piece->step->problem.scale;
+    Vector most = N(broadcast)(-(REAL)INFINITY);
+    for (int64_t k = 0; k < tile->count; k += N(LANES)) {
+        Vector x[N(LANES)], scales = N(broadcast)(scale);
+        Lanes beyond = {0};
+        for (int i = 0; i < N(LANES); i++) {
+            const char *key = tile->key[lesser(k + i, tile->count - 1)];
+            Vector sum = {0};
+            for (int64_t d = 0; d < dim; d += N(LANES))
+                sum += N(load_vector)(query + d) * N(load_stored)(key, d, dim, dtype);
+            x[i] = sum, beyond[i] = k + i < tile->count ? 0 : -1;
+            if (dtype == INT8)
+                scales[i] = scale * N(row_scale)(key, dim, dtype);
+        }
+        Vector t = N(select)(beyond, N(broadcast)(-(REAL)INFINITY), N(sum_lanes)(x) * scales);
+        most = N(vector_max)(t, most);
+        N(store_vector)(piece->scores + k, t);
+    }
+    return most;
+}
+
+/* sums += sum over the rows of a tile of weights[k] * v[k]. */
+__attribute__((always_inline)) static inline int N(add_stored_of)(const int dtype, const Piece *piece, REAL *restrict sums) {
+    const StoredTile *tile = piece->tile;
+    const int64_t dim = piece->step->problem.dim;
+    REAL *restrict weights = piece->scores;
+    for (int64_t i = 0; dtype == INT8 && i < tile->count; i++)
+        weights[i] *= N(row_scale)(tile->value[i], dim, dtype);
+    int64_t k = 0;
+    for (; k + COLUMNS_TOGETHER <= tile->count; k += COLUMNS_TOGETHER)
+        for (int64_t d = 0; d < dim; d += N(LANES)) {
+            Vector sum = {0};
+#pragma GCC unroll 8
+            for (int i = 0; i < COLUMNS_TOGETHER; i++)
+                sum += weights[k + i] * N(load_stored)(tile->value[k + i], d, dim, dtype);
+            N(store_vector)(sums + d, N(load_vector)(sums + d) + sum);
+        }
+    for (; k < tile->count; k++)
+        for (int64_t d = 0; d < dim; d += N(LANES))
+            N(store_vector)(sums + d, N(load_vector)(sums + d) + weights[k] * N(load_stored)(tile->value[k], d, dim, dtype));
+    return 0;
+}
+
+/* The compiler sees the dtype of stored rows as a constant. */
+#define FOR_STORED(function, dtype, ...)                                                                          \
+    (sizeof(REAL) == 8 ? function(FLOAT64, __VA_ARGS__) : (dtype) == FLOAT32 ? function(FLOAT32, __VA_ARGS__)     \
+     : (dtype) == BFLOAT16 ? function(BFLOAT16, __VA_ARGS__) : (dtype) == FLOAT16 ? function(FLOAT16, __VA_ARGS__) \
+     : function(INT8, __VA_ARGS__))
+
+/* Places of a row for a bias: as a key, or of the query. */
+static void N(place_stored)(const Piece *piece, REAL *const place[3], int64_t k, int64_t position, int as_key) {
+    const Problem *p = &piece->step->problem;
+    const REAL *given = p->positions.data ? (const REAL *)(const void *)row_address(&p->positions, piece->row / p->seq, position, 0) : NULL;
+    for (int64_t d = 0; d < 3; d++)
+        place[d][k] = d >= p->position_dims ? 0 : given ? given[as_key ? p->key_position + d : d] : (REAL)(position - piece->span->query_position);
+}
+
+/* The rows from .. to - 1 of the span that a query head sees, as a tile. */
+static void N(fill_tile)(const Piece *piece, int64_t from, int64_t to, int64_t member) {
+    const Span *span = piece->span;
+    StoredTile *tile = piece->tile;
+    REAL *const place[3] = {tile->place[0], tile->place[1], tile->place[2]};
+    const char *unseen = span->unseen ? span->unseen + piece->head_place * span->unseen_head + member * span->unseen_group : NULL;
+    tile->count = 0;
+    for (int64_t i = from; i < to; i++) {
+        if (unseen && unseen[i * span->unseen_row])
+            continue;
+        tile->key[tile->count] = piece->key + i * span->key.row, tile->value[tile->count] = piece->value + i * span->value.row;
+        if (piece->step->problem.bias != NO_BIAS)
+            N(place_stored)(piece, place, tile->count, span->positions ? span->positions[i] : span->position + i * span->position_step, 1);
+        tile->count++;
+    }
+}
+
+/* The bias of a tile of scores, and its maximum in each lane. */
+__attribute__((always_inline)) static inline void N(bias_stored_of)(
+    const int way, const Piece *piece, int64_t head, REAL *const query[3], Vector *most
+) {
+    const Problem *p = &piece->step->problem;
+    const REAL *weights = (const REAL *)(const void *)p->bias_weights;
+    for (int64_t k = 0; k < piece->tile->count; k += N(LANES)) {
+        Vector t = N(load_vector)(piece->scores + k), row[3];
+        for (int d = 0; d < 3; d++)
+            row[d] = N(load_vector)(piece->tile->place[d] + k);
+        if (way == N(LINE_TABLE) || way == N(GRID_TABLE))
+            t += R(GATHER)(weights, N(entries_of)(way, p, row, query, 0, -1) + (INTEGER)(head * p->entries));
+        else if (way != N(NO_BIAS))
+            t -= weights[head * p->entries] * N(distance)(way, row, query, 0);
+        *most = N(vector_max)(t, *most);
+        N(store_vector)(piece->scores + k, t);
+    }
+}
+
+/* Softcap and bias of a tile of scores; the maximum of each lane anew. Lanes beyond the tile stay -inf, wherever they are placed. */
+__attribute__((noinline)) static Vector N(change_stored)(const Piece *piece, int64_t head) {
+    const Problem *p = &piece->step->problem;
+    const REAL cap = (REAL)p->softcap, inverse = (REAL)(1 / p->softcap);
+    REAL at[3][1], *const query[3] = {at[0], at[1], at[2]};
+    Vector most = N(broadcast)(-(REAL)INFINITY);
+    StoredTile *tile = piece->tile;
+    for (int64_t k = 0; p->softcap > 0 && k < tile->count; k += N(LANES))
+        N(store_vector)(piece->scores + k, N(tanh)(N(load_vector)(piece->scores + k) * inverse) * cap);
+    for (int64_t k = tile->count; k < round_up(tile->count, N(LANES)); k++) {
+        piece->scores[k] = -(REAL)INFINITY;
+        for (int d = 0; d < 3; d++)
+            tile->place[d][k] = 0;
+    }
+    if (p->bias != NO_BIAS)
+        N(place_stored)(piece, query, 0, piece->span->query_position, 0);
+    FOR_WAY(N(bias_stored_of), N(bias_way)(p), piece, head, query, &most)
+    return most;
+}
+
+/* One online softmax step of a query head of the group with the rows of the tile, as in online_softmax.h. */
+static void N(attend_stored)(const Piece *piece, int64_t member) {
+    const Problem *p = &piece->step->problem;
+    const int64_t width = N(stored_width)(p), count = piece->tile->count;
+    REAL *sums = piece->partial + member * (width + 2), *query = piece->query + member * width, sum = 0;
+    Vector maxima = FOR_STORED(N(score_stored_of), piece->step->stored, piece, query), total = {0};
+    if (N(has_scores)(p))
+        maxima = N(change_stored)(piece, piece->head * N(query_group)(p) + member);
+    REAL max = sums[width];
+    for (int i = 0; i < N(LANES); i++)
+        max = maxima[i] > max ? maxima[i] : max;
+    Vector base = N(broadcast)(max == -(REAL)INFINITY ? 0 : max), factor = N(exp)(sums[width] - base);
+    for (int64_t k = 0; k < count; k += N(LANES)) {
+        Vector weights = N(exp)(N(load_vector)(piece->scores + k) - base);
+        N(store_vector)(piece->scores + k, weights);
+        total += weights;
+    }
+    for (int i = 0; i < N(LANES); i++)
+        sum += total[i];
+    for (int64_t d = 0; d < width; d += N(LANES))
+        N(store_vector)(sums + d, factor * N(load_vector)(sums + d));
+    FOR_STORED(N(add_stored_of), piece->step->stored, piece, sums);
+    sums[width] = max, sums[width + 1] = factor[0] * sums[width + 1] + sum;
+}
+
+/* The span of a piece: the last one that begins at it or before, of those that have any. */
+static const Span *N(span_of_piece)(const Step *step, int64_t number) {
+    int64_t low = 0, high = step->spans - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (step->span[middle].first_piece <= number)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return step->span + low;
+}
+
+/* The place of a piece: the row, the head and the stored rows that it is of. */
+static void N(place_piece)(Piece *piece, int64_t number) {
+    const Span *span = piece->span = N(span_of_piece)(piece->step, number);
+    int64_t pieces = pieces_of(span), within = number - span->first_piece, head = within / pieces % span->heads;
+    int64_t row = within / pieces / span->heads;
+    piece->row = span->row + row, piece->head_place = head, piece->head = span->first_head + head * span->head_step;
+    piece->from = within % pieces * PIECE_ROWS, piece->to = lesser(piece->from + PIECE_ROWS, span->count);
+    piece->key = span->key.data + row * span->key.sequence + head * span->key.head;
+    piece->value = span->value.data + row * span->value.sequence + head * span->value.head;
+}
+
+static void N(attend_piece)(const Step *step, int64_t number, void *scratch) {
+    const Problem *p = &step->problem;
+    const int64_t group = N(query_group)(p), width = N(stored_width)(p);
+    Piece piece = {.step = step, .partial = N(partial_of)(step, number, 0), .tile = scratch};
+    piece.query = (REAL *)(void *)(piece.tile + 1), piece.scores = piece.query + group * width;
+    N(place_piece)(&piece, number);
+    memset(piece.query, 0, (size_t)(group * width) * sizeof(REAL));
+    memset(piece.partial, 0, N(partial_bytes)(step));
+    for (int64_t g = 0; g < group; g++) {
+        R(load)(piece.query + g * width, row_address(&p->q, piece.row / p->seq, piece.row % p->seq, piece.head * group + g), p->dim, p->dtype);
+        piece.partial[g * (width + 2) + width] = -(REAL)INFINITY;
+    }
+    for (int64_t from = piece.from; from < piece.to; from += STORED_TILE)
+        for (int64_t g = 0; g < group; g++) {
+            if (g == 0 || piece.span->unseen)
+                N(fill_tile)(&piece, from, lesser(from + STORED_TILE, piece.to), g);
+            if (piece.tile->count)
+                N(attend_stored)(&piece, g);
+        }
+}
+
+/* to = to * exp(m - m') + from * exp(m_from - m'), m' = max(m, m_from), of two partials of a query head. */
+static void N(merge_partial)(REAL *restrict to, const REAL *restrict from, int64_t width) {
+    REAL max = to[width] > from[width] ? to[width] : from[width], ours = 0, theirs = 1;
+    if (from[width + 1] == 0)
+        return;
+    if (to[width + 1] != 0)
+        ours = (REAL)exp(to[width] - max), theirs = (REAL)exp(from[width] - max);
+    else
+        max = from[width];
+    for (int64_t d = 0; d < width; d++)
+        to[d] = ours * to[d] + theirs * from[d];
+    to[width] = max, to[width + 1] = ours * to[width + 1] + theirs * from[width + 1];
+}
+
+/* out and lse of a query head, with its sink; `partial` NULL: it sees nothing. */
+static void N(write_row)(const Step *step, int64_t row, int64_t head, REAL *partial) {
+    const Problem *p = &step->problem;
+    const int64_t width = N(stored_width)(p);
+    const int64_t batch = row / p->seq, at = row % p->seq;
+    REAL *lse = (REAL *)(void *)p->lse + (batch * p->heads + head) * p->seq + at, total = partial ? partial[width + 1] : 0;
+    *lse = total == 0 ? -(REAL)INFINITY : partial[width] + (REAL)log(total);
+    REAL factor = total == 0 ? 0 : 1 / total;
+    if (step->sink) {
+        REAL sink = ((const REAL *)(const void *)step->sink)[head], most = *lse > sink ? *lse : sink, before = *lse;
+        if (most != -(REAL)INFINITY)
+            *lse = most + (REAL)log(exp(before - most) + exp(sink - most));
+        factor = total == 0 ? 0 : factor * (REAL)exp(before - *lse);
+    }
+    char *to = row_address(&p->out, batch, at, head);
+    if (total == 0) {
+        memset(to, 0, (size_t)(p->dim * N(element_bytes)(p)));
+        return;
+    }
+    for (int64_t d = 0; d < p->dim; d++)
+        partial[d] *= factor;
+    R(store)(to, partial, p->dim, p->dtype);
+}
+
+/* The partials of each row and head are added to that of its first piece, in the order of the pieces. */
+static void N(merge_pieces)(const Step *step) {
+    const Problem *p = &step->problem;
+    const int64_t group = N(query_group)(p), width = N(stored_width)(p);
+    Piece piece = {.step = step};
+    memset(step->first_partial, -1, (size_t)(p->batch * p->seq * p->kv_heads) * sizeof(int64_t));
+    for (int64_t i = 0; i < step->pieces; i++) {
+        N(place_piece)(&piece, i);
+        int64_t *first = step->first_partial + piece.row * p->kv_heads + piece.head;
+        for (int64_t g = 0; *first >= 0 && g < group; g++)
+            N(merge_partial)(N(partial_of)(step, *first, g), N(partial_of)(step, i, g), width);
+        *first = *first < 0 ? i : *first;
+    }
+    for (int64_t at = 0; at < p->batch * p->seq * p->heads; at++) {
+        int64_t row = at / p->heads, head = at % p->heads, first = step->first_partial[row * p->kv_heads + head / group];
+        N(write_row)(step, row, head, first < 0 ? NULL : N(partial_of)(step, first, head % group));
+    }
+}
+
+/* A row as INT8: integers, to which the largest is 127, and the factor. A row that has a number that is none is one of NaN. */
+static void N(store_integers)(char *to, const REAL *row, int64_t dim) {
+    float most = 0;
+    for (int64_t d = 0; d < dim; d++) {
+        float size = (float)fabs((double)row[d]);
+        most = size <= most || isnan(most) ? most : size;
+    }
+    float scale = isfinite(most) ? most / 127 : NAN;
+    for (int64_t d = 0; d < dim; d++) {
+        float share = scale > 0 ? rintf((float)row[d] / scale) : 0;
+        to[d] = (char)(int8_t)(share > 127 ? 127 : share < -127 ? -127 : share);
+    }
+    memcpy(to + dim, &scale, sizeof scale);
+}
+
+static void N(write_head)(const Step *step, char *to, const char *from, REAL *row) {
+    const Problem *p = &step->problem;
+    if (step->stored == p->dtype) {
+        memcpy(to, from, (size_t)(p->dim * N(element_bytes)(p)));
+        return;
+    }
+    R(load)(row, from, p->dim, p->dtype);
+    if (step->stored == INT8)
+        N(store_integers)(to, row, p->dim);
+    else
+        R(store)(to, row, p->dim, step->stored);
+}
+
+static void N(write_rows)(const Step *step) {
+    REAL *row = (REAL *)(void *)step->partials; /* there is no other use for it yet */
+    for (int64_t w = 0; w < step->writes; w++) {
+        const Write *write = step->write + w;
+        for (int64_t r = 0; r < write->rows; r++)
+            for (int64_t h = 0; h < write->heads; h++) {
+                int64_t head = write->first_head + h * write->head_step, seq = step->problem.seq, of = write->row + r;
+                const StoredView *key = &write->key, *value = &write->value;
+                const char *new_key = row_address(&step->new_key, of / seq, of % seq, head);
+                const char *new_value = row_address(&step->new_value, of / seq, of % seq, head);
+                N(write_head)(step, key->data + r * key->sequence + h * key->head, new_key, row);
+                N(write_head)(step, value->data + r * value->sequence + h * value->head, new_value, row);
+            }
+    }
+}
+
+#undef FOR_STORED
+#undef StoredTile
+#undef Piece

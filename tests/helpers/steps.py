@@ -1,0 +1,171 @@
+"""Steps of decoding over a pool of stored rows: spans of all kinds, drawn at random, and what they have to give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit import Pattern, Problem
+from dilkit.bias.evaluated import evaluate
+from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.decoding.step import Span, Step, Write, table
+from dilkit.decoding.stored import decoded, encoded, width_of
+from dilkit.op.boundary import lse_dtype
+
+TOKENS = 10_000
+"""Positions that there are."""
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """Sizes and dtypes of a step; `bias`, of `BIASES`."""
+
+    dtype: str = "float32"
+    stored: str = ""
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 20
+    batch: int = 2
+    seq: int = 2
+    most: int = 150
+    spans: int = 5
+    bias: str = ""
+    softcap: float = 0.0
+    sink: bool = False
+    seed: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        form, sizes = FORMS[self.bias], dict(heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim)
+        scores: dict[str, Any] = dict(stored=self.stored or self.dtype, softcap=self.softcap, bias=form)
+        return Problem(pattern=Pattern.dense(), seq=1, batch=self.batch, dtype=self.dtype, is_causal=True, **sizes, **scores)
+
+
+FORMS = {
+    "": None,
+    "alibi": BiasForm(),
+    "table": BiasForm(sizes=(31,)),
+    "coordinates": BiasForm(2, metric="euclidean", placed=True),
+    "grid": BiasForm(2, (3, 5), placed=True),
+    "apart": BiasForm(3, metric="max", placed=True, apart=True),
+}
+
+
+def make_step(case: StepCase) -> Step:
+    """All stored rows that no span shows, and those that a span leaves out, are NaN."""
+    draw = torch.Generator().manual_seed(case.seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    dtype, kept = getattr(torch, case.dtype), getattr(torch, case.stored or case.dtype)
+    width, rows = width_of(case.head_dim, kept), case.batch * case.seq
+    stored, spans, writes, positions, unseen = [], list[Span](), list[Write](), list[Tensor](), list[Tensor]()
+    for at in range(case.spans):
+        row = number(0, rows - 1)
+        count, of_rows, head = number(1, case.most), number(1, rows - row), number(0, case.kv_heads - 1)
+        step = number(1, 2)
+        heads = number(1, (case.kv_heads - 1 - head) // step + 1)
+        every = number(1, 3)
+        pool = encoded(torch.full((2, of_rows, heads, count * every, case.head_dim), torch.nan), kept)
+        shown = torch.randn(2, of_rows, heads, count, case.head_dim, generator=draw)
+        if at % 2:
+            mask = torch.rand(heads, case.heads // case.kv_heads, count, generator=draw) < 0.3
+            shown[:, :, mask.all(1).nonzero()[:, 0], mask.all(1).nonzero()[:, 1]] = torch.nan
+            unseen.append(mask)
+        pool[:, :, :, ::every] = encoded(shown.to(dtype), kept)
+        tail = pool.new_zeros(1, 1)  # the first row begins after an element of something else
+        stored.append(torch.cat((tail.flatten(), pool.flatten())))
+        strides = heads * count * every * width, count * every * width, every * width
+        place, query, first = at, number(0, TOKENS - 1), number(0, TOKENS - 3 * count - 1)
+        given = -1
+        if at % 3 == 0:
+            positions.append(torch.randint(0, TOKENS, (count,), generator=draw))
+            given = len(positions) - 1
+        served = row, of_rows, head, step, heads
+        values = place, 1 + pool[0].numel(), *strides
+        spans.append(Span(*served, count, place, 1, *strides, *values, query, first, 3, given, len(unseen) - 1 if at % 2 else -1))
+        if at % 2 == 0:  # of the last row that a span shows
+            last = (count - 1) * every * width
+            writes.append(Write(*served, place, 1 + last, *strides[:2], place, values[1] + last, *strides[:2]))
+    query = torch.randn(case.batch, case.seq, case.heads, case.head_dim, generator=draw).to(dtype)
+    key, value = torch.randn(2, case.batch, case.seq, case.kv_heads, case.head_dim, generator=draw).to(dtype)
+    sink = torch.randn(case.heads, generator=draw).to(lse_dtype(dtype)) if case.sink else None
+    lines = table(spans, len(Span._fields)), table(writes, len(Write._fields))
+    return Step(query, tuple(stored), *lines, key, value, sink, _bias(case, draw), tuple(positions), tuple(unseen))
+
+
+def _bias(case: StepCase, draw: torch.Generator) -> LoweredBias | None:
+    form, dtype = FORMS[case.bias], lse_dtype(getattr(torch, case.dtype))
+    if form is None:
+        return None
+    weights = torch.rand(case.heads, form.entries, generator=draw).to(dtype) / 100
+    places = torch.randint(-4, 5, (case.batch, TOKENS, form.columns), generator=draw).to(dtype)
+    return LoweredBias(form, weights, places if form.placed else None)
+
+
+def expected(step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+    """`(out, lse)` in double precision, row by row, after the writes; stored tensors are not changed."""
+    query = step.query.double().flatten(0, 1)
+    (rows, heads, dim), group = query.shape, problem.heads // problem.kv_heads
+    stored = [x.clone() for x in step.stored]
+    assert step.key is not None
+    assert step.value is not None
+    for write in (Write(*line) for line in step.writes.tolist()):
+        for new, at, offset, sequence, head in ((step.key, *write[5:9]), (step.value, *write[9:13])):
+            for r in range(write.rows):
+                for h in range(write.heads):
+                    row = encoded(new.flatten(0, 1)[write.row + r, write.first_head + h * write.head_step], stored[at].dtype)
+                    first = offset + r * sequence + h * head
+                    stored[at][first : first + len(row)] = row
+    out, lse = torch.zeros(rows, heads, dim).double(), torch.full((rows, heads), -torch.inf).double()
+    for r in range(rows):
+        for h in range(heads):
+            scores, values = _seen(step, problem, stored, query[r, h], r, h, h // group)
+            if step.sink is not None:
+                scores, values = (
+                    torch.cat((scores, step.sink[h : h + 1].double())),
+                    torch.cat((values, torch.zeros(1, dim).double())),
+                )
+            if len(scores):
+                out[r, h], lse[r, h] = scores.softmax(0) @ values, scores.logsumexp(0)
+    return out.view(step.query.shape), lse.view(*step.query.shape[:2], heads).transpose(1, 2)
+
+
+def _seen(
+    step: Step, problem: Problem, stored: list[Tensor], query: Tensor, row: int, head: int, kv_head: int
+) -> tuple[Tensor, Tensor]:
+    """Scores and values of all stored rows that a query head sees."""
+    all_scores, all_values = [torch.zeros(0).double()], [torch.zeros(0, problem.head_dim).double()]
+    for span in (Span(*line) for line in step.spans.tolist()):
+        place, rest = divmod(kv_head - span.first_head, span.head_step)
+        if rest or not 0 <= place < span.heads or not span.row <= row < span.row + span.rows:
+            continue
+        keys, values = (
+            _rows(stored[at], span.seen, offset + (row - span.row) * sequence + place * of_head, apart, problem)
+            for at, offset, sequence, of_head, apart in (span[6:11], span[11:16])
+        )
+        scores = problem.scale * (keys @ query)
+        if problem.softcap:
+            scores = problem.softcap * torch.tanh(scores / problem.softcap)
+        at = torch.arange(span.seen) * span.position_step + span.position
+        at = step.positions[span.positions] if span.positions >= 0 else at
+        if step.bias is not None:
+            own = step.bias._replace(weights=step.bias.weights.double())
+            if own.positions is not None:
+                own = own._replace(positions=own.positions[row // step.query.shape[1]][None].double())
+            scores = scores + evaluate(own, torch.tensor([span.query_position]), at)[0, head, 0]
+        seen = torch.ones(span.seen, dtype=torch.bool)
+        if span.unseen >= 0:
+            seen = ~step.unseen[span.unseen][place, head % (problem.heads // problem.kv_heads)]
+        all_scores.append(scores[seen])
+        all_values.append(values[seen])
+    return torch.cat(all_scores), torch.cat(all_values)
+
+
+def _rows(stored: Tensor, count: int, first: int, apart: int, problem: Problem) -> Tensor:
+    width = width_of(problem.head_dim, stored.dtype)
+    return decoded(stored.as_strided((count, width), (apart, 1), first), torch.float64)
