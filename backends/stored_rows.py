@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from dilkit.op.boundary import lse_dtype
 
 if TYPE_CHECKING:
     from dilkit.problem import Problem
+
+
+_KEY, _VALUE = Span._fields.index("key"), Span._fields.index("value")
 
 
 class _Seen(NamedTuple):
@@ -77,12 +81,21 @@ def _seen(step: Step, problem: Problem, dtype: torch.dtype) -> Iterator[_Seen]:
         column = max(filled[row] for row in rows)
         for row in rows:
             filled[row] = column + span.seen
-        size = span.rows, span.heads, span.seen
-        keys = _rows(step.stored[span.key], size, span.key_offset, (span.key_sequence, span.key_head, span.key_row), problem)
-        values = _rows(
-            step.stored[span.value], size, span.value_offset, (span.value_sequence, span.value_head, span.value_row), problem
-        )
+        keys, values = (_rows_of(step, problem, span, *span[at : at + 5]) for at in (_KEY, _VALUE))
         yield _Seen(span, column, decoded(keys, dtype), decoded(values, dtype))
+
+
+def _rows_of(step: Step, problem: Problem, span: Span, at: int, offset: int, sequence: int, head: int, row: int) -> Tensor:
+    """The stored rows of a span, `(rows, heads, seen, width)`."""
+    stored, sizes = step.stored[at], (span.rows, span.heads)
+    if span.pages < 0:
+        return _rows(stored, (*sizes, span.seen), offset, (sequence, head, row), problem)
+    assert step.pages is not None
+    number, place = np.divmod(span.page_first + np.arange(span.seen) * span.page_step, span.page_rows)
+    pages = step.pages[span.pages + number]
+    whole = int(pages.max()) + 1, *sizes, span.page_rows
+    rows = _rows(stored, whole, offset, (span.page, sequence, head, row), problem)
+    return rows[torch.from_numpy(pages), :, :, torch.from_numpy(place)].permute(1, 2, 0, 3)
 
 
 def _scores(step: Step, problem: Problem, seen: _Seen, query: Tensor) -> Tensor:

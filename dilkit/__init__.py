@@ -30,8 +30,10 @@ _HOMES = {
     "MultiheadDilatedAttention": "nn",
     "Neighborhood": "pattern",
     "NoBackendError": "selector",
+    "PagedCache": "decoding",
     "Pattern": "pattern",
     "PatternError": "pattern",
+    "PoolFullError": "decoding",
     "Prefix": "pattern",
     "Problem": "problem",
     "Refusal": "backend",
@@ -78,6 +80,8 @@ if TYPE_CHECKING:
     from dilkit.bias.tables import RelativeTable as RelativeTable
     from dilkit.bias.tables import t5_buckets as t5_buckets
     from dilkit.decoding import DilatedCache as DilatedCache
+    from dilkit.decoding import PagedCache as PagedCache
+    from dilkit.decoding import PoolFullError as PoolFullError
     from dilkit.decoding.kvcache import dilated_attention_with_kvcache as dilated_attention_with_kvcache
     from dilkit.device import Device as Device
     from dilkit.inputs import Inputs as Inputs

@@ -9,8 +9,8 @@ import torch
 
 from dilkit.decoding._checked cimport Checked, checked
 from dilkit.decoding._tables cimport (
-    FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, POSITION, POSITION_STEP, POSITIONS, QUERY_POSITION, ROW, ROWS, SEEN, TO_KEY, TO_VALUE, UNSEEN,
-    VALUE, VALUE_ROW
+    FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, PAGE, PAGE_FIRST, PAGE_ROWS, PAGE_STEP, PAGES, POSITION, POSITION_STEP, POSITIONS,
+    QUERY_POSITION, ROW, ROWS, SEEN, TO_KEY, TO_VALUE, UNSEEN, VALUE, VALUE_ROW
 )
 from dilkit.op._facts cimport Facts, locate
 
@@ -103,7 +103,9 @@ cdef extern from "step.h":
         int64_t query_position, position, position_step
         const int64_t *positions
         const char *unseen
-        int64_t unseen_head, unseen_group, unseen_row, first_piece
+        int64_t unseen_head, unseen_group, unseen_row
+        const int64_t *pages
+        int64_t page_rows, page, page_first, page_step, first_piece
     ctypedef struct Write:
         int64_t row, rows, first_head, head_step, heads
         StoredView key, value
@@ -446,18 +448,26 @@ cdef int64_t set_spans(Span *spans, step, Checked c, int64_t element) except -1:
         line, span = &c.spans[i, 0], spans + i
         span.row, span.rows, span.first_head = line[ROW], line[ROWS], line[FIRST_HEAD]
         span.head_step, span.heads, span.count = line[HEAD_STEP], line[HEADS], line[SEEN]
-        span.first_piece, span.positions, span.unseen = pieces, NULL, NULL
+        span.first_piece, span.positions, span.unseen, span.pages = pieces, NULL, NULL, NULL
         if span.rows == 0 or span.heads == 0 or span.count == 0:
             continue  # its places are none
         pieces += span.rows * span.heads * pieces_of(span)
         span.key = stored_view(c, line + KEY, line[KEY_ROW], element)
         span.value = stored_view(c, line + VALUE, line[VALUE_ROW], element)
         span.query_position, span.position, span.position_step = line[QUERY_POSITION], line[POSITION], line[POSITION_STEP]
+        if line[PAGES] >= 0:
+            set_pages(span, line, c, element)
         if line[POSITIONS] >= 0 and step.bias is not None:
             span.positions = <const int64_t *>locate(step.positions[line[POSITIONS]], NULL, 0)
         if line[UNSEEN] >= 0:
             set_unseen(span, step.unseen[line[UNSEEN]])
     return pieces
+
+
+cdef int set_pages(Span *span, const int64_t *line, Checked c, int64_t element) noexcept:
+    span.pages, span.page_rows, span.page = &c.pages[line[PAGES]], line[PAGE_ROWS], line[PAGE] * element
+    span.page_first, span.page_step = line[PAGE_FIRST], line[PAGE_STEP]
+    return 0
 
 
 cdef int set_unseen(Span *span, unseen) except -1:

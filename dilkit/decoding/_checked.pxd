@@ -17,5 +17,6 @@ cdef class Checked:
     cdef int64_t tensors
     cdef StoredTensor *stored
     cdef const int64_t[:, ::1] spans, writes
+    cdef const int64_t[::1] pages
 
 cdef Checked checked(step, problem)

@@ -7,12 +7,15 @@ Held at every step, in C: a step takes tens of microseconds.
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
+import numpy as np
+
 from dilkit.decoding._tables cimport (
-    FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, POSITION, POSITION_STEP, POSITIONS, QUERY_POSITION, ROW, ROWS, SEEN, SPAN_COLUMNS, TO_KEY,
+    FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, PAGE, PAGE_FIRST, PAGE_ROWS, PAGE_STEP, PAGES, POSITION, POSITION_STEP, POSITIONS, QUERY_POSITION, ROW, ROWS, SEEN, SPAN_COLUMNS, TO_KEY,
     TO_VALUE, UNSEEN, VALUE, VALUE_ROW, WRITE_COLUMNS
 )
 from dilkit.op._facts cimport BOOL, FLOAT32, FLOAT64, INT64, Facts, facts_of, reach
 
+NO_PAGES = np.zeros(0, np.int64)
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8", "int64", "bool", "another dtype"
 
 cdef enum:
@@ -47,9 +50,19 @@ cdef Checked checked(step, problem):
     check_stored(stored, DTYPES.index(problem.stored), c)
     check_further(step, problem, c)
     c.spans, c.writes = lines_of("spans", step.spans, SPAN_COLUMNS), lines_of("writes", step.writes, WRITE_COLUMNS)
+    c.pages = pages_of(NO_PAGES if step.pages is None else step.pages)
     check_writes(c)
     check_spans(step, c)
     return c
+
+
+cdef const int64_t[::1] pages_of(array):
+    cdef const int64_t[::1] pages
+    try:
+        pages = array
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"pages is a {type(array).__name__}: {error}; int64 (pages,), contiguous, is needed") from None
+    return pages
 
 
 cdef int check_rows(str name, tensor, const Facts *x, int dtype, int64_t heads, Checked c) except -1:
@@ -203,13 +216,46 @@ cdef int check_spans(step, Checked c) except -1:
             continue
         if line[SEEN] > 1 and (line[KEY_ROW] < 1 or line[VALUE_ROW] < 1):
             raise ValueError(f"spans[{i}]: key_row={line[KEY_ROW]}, value_row={line[VALUE_ROW]}; at least 1 is needed of several rows")
-        if not is_within(line + KEY, line[ROWS], line[HEADS], line[SEEN], line[KEY_ROW], c):
+        if line[PAGES] != -1:
+            check_pages(i, line, c)
+        elif not is_within(line + KEY, line[ROWS], line[HEADS], line[SEEN], line[KEY_ROW], c):
             raise ValueError(f"spans[{i}]: seen={line[SEEN]} keys {line[KEY_ROW]} apart from {why_beyond(line + KEY, c)}")
-        if not is_within(line + VALUE, line[ROWS], line[HEADS], line[SEEN], line[VALUE_ROW], c):
+        elif not is_within(line + VALUE, line[ROWS], line[HEADS], line[SEEN], line[VALUE_ROW], c):
             raise ValueError(f"spans[{i}]: seen={line[SEEN]} values {line[VALUE_ROW]} apart from {why_beyond(line + VALUE, c)}")
         check_positions(step, i, line, c)
         if line[UNSEEN] != -1:
             check_unseen(step.unseen, i, line, c)
+    return 0
+
+
+cdef int check_pages(int64_t i, const int64_t *line, Checked c) except -1:
+    """The pages of a span, and that all of their rows lie in its tensors."""
+    cdef int64_t last = line[PAGE_FIRST], listed = c.pages.shape[0], number, most = 0
+    if line[PAGE_ROWS] < 1 or line[PAGE] < 0 or line[PAGE_STEP] < 1 or last < 0 or not moves(&last, line[SEEN], line[PAGE_STEP], MOST_POSITIONS):
+        raise ValueError(
+            f"spans[{i}]: page_rows={line[PAGE_ROWS]}, page={line[PAGE]}, page_first={line[PAGE_FIRST]}, page_step={line[PAGE_STEP]}; at "
+            "least 1, 0, 0 and 1 are needed"
+        )
+    if not 0 <= line[PAGES] <= listed or last // line[PAGE_ROWS] >= listed - line[PAGES]:
+        raise ValueError(f"spans[{i}]: {last // line[PAGE_ROWS] + 1} pages from pages[{line[PAGES]}] on; {listed} are listed")
+    for number in range(line[PAGES] + line[PAGE_FIRST] // line[PAGE_ROWS], line[PAGES] + last // line[PAGE_ROWS] + 1):
+        if c.pages[number] < 0:
+            raise ValueError(f"pages[{number}]={c.pages[number]} must be at least 0")
+        most = max(most, c.pages[number])
+    check_page("keys", i, line, line + KEY, line[KEY_ROW], most, c)
+    return check_page("values", i, line, line + VALUE, line[VALUE_ROW], most, c)
+
+
+cdef int check_page(str name, int64_t i, const int64_t *line, const int64_t *given, int64_t row, int64_t page, Checked c) except -1:
+    """That page `page` of a span, its last one, lies in the tensor. `given`: that, the offset, and the strides of sequence and head."""
+    cdef int64_t[4] place
+    cdef int64_t reach
+    place[0], place[1], place[2], place[3] = given[0], given[1], given[2], given[3]
+    reach = c.stored[place[0]].reach if 0 <= place[0] < c.tensors else -1
+    if not (0 <= place[1] <= reach and moves(&place[1], page + 1, line[PAGE], reach) and is_within(place, line[ROWS], line[HEADS], line[PAGE_ROWS], row, c)):
+        raise ValueError(
+            f"spans[{i}]: {name} of page {page}, {line[PAGE_ROWS]} rows {row} apart, {line[PAGE]} from page to page, from {why_beyond(given, c)}"
+        )
     return 0
 
 

@@ -40,7 +40,7 @@ cdef class Lines:
             place(&self.write[TO_VALUE if i else TO_KEY], number, (stored.start + i * count) * batch * slots * self.width, slots * self.width, batch)
         self.span[KEY_ROW] = self.span[VALUE_ROW] = every * self.width
         self.span[POSITION_STEP] = apart
-        self.span[POSITIONS] = self.span[UNSEEN] = -1
+        self.span[POSITIONS] = self.span[UNSEEN] = self.span[PAGES] = -1
 
 
 cdef int place(int64_t *at, int64_t number, int64_t offset, int64_t sequence, int64_t batch) except -1:
@@ -92,7 +92,8 @@ cdef class StepTables:
         """
         cdef int64_t *line = &self.span_lines[ARCS * number, 0]
         line[ROW], line[ROWS], line[FIRST_HEAD], line[HEAD_STEP] = 0, stored.shape[2], heads.start, heads.step or 1
-        line[HEADS], line[SEEN], line[QUERY_POSITION], line[UNSEEN] = stored.shape[1], stored.shape[3], query, -1
+        line[HEADS], line[SEEN], line[QUERY_POSITION] = stored.shape[1], stored.shape[3], query
+        line[UNSEEN] = line[PAGES] = -1
         of_all, line[KEY_HEAD], line[KEY_SEQUENCE], line[KEY_ROW], _ = stored.stride()
         line[KEY], line[KEY_OFFSET] = number, stored.storage_offset()
         memcpy(line + VALUE, line + KEY, 5 * sizeof(int64_t))

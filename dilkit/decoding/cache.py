@@ -15,6 +15,7 @@ from dilkit.bias.base import Bias
 from dilkit.checks import integer, one_of, real
 from dilkit.decoding.branch_rows import BranchRows
 from dilkit.decoding.chunk import attend_chunk
+from dilkit.decoding.gradients import check_no_gradient
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.one_row import NewRow, PreparedStep, StepFacts, prepare
 from dilkit.decoding.state import CacheState, loaded, state_of
@@ -157,7 +158,7 @@ class DilatedCache:
         """
         layout = self._checked(query, key, value, sink)
         changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
-        _check_no_gradient(query, key, value, sink, changed.tensors[0])
+        check_no_gradient(query, key, value, sink, changed.tensors[0])
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
         check_scale(factor, name_of(query.dtype))
         self._check_backend(query, key, factor, changed, backend)
@@ -351,9 +352,3 @@ class DilatedCache:
 
     def __repr__(self) -> str:
         return f"DilatedCache({self.pattern}, kv_heads={self.kv_heads}, seen={self.seen}, nbytes={self.nbytes})"
-
-
-def _check_no_gradient(*tensors: Tensor | None) -> None:
-    """Raise ValueError where a gradient of one of these is wanted."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise ValueError("a tensor requires a gradient, which a cache has none of; decode under torch.no_grad()")

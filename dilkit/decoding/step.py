@@ -9,6 +9,7 @@ a write    where the key and the value of a new row go, before any span is read
                                                | head_dim numbers |   ...   | head_dim numbers |   ...     `seen` of them
     of the next head of the span               offset + head                + head + row
     of the next query row                      offset + sequence
+    row x of a span in pages                   offset + pages[x // page_rows] * page + x % page_rows * row
 
 The tables are int64, so that a kernel on any device reads them; tensors are named by their numbers.
 """
@@ -60,6 +61,15 @@ class Span(NamedTuple):
     """The number of a tensor of `Step.positions` in place of both, or -1."""
     unseen: int = -1
     """The number of a tensor of `Step.unseen`, or -1 where all is seen."""
+    pages: int = -1
+    """Where in `Step.pages` those of the span begin, or -1 where its rows lie at equal distances."""
+    page_rows: int = 0
+    """Rows of a page, `key_row` and `value_row` apart."""
+    page: int = 0
+    """Elements from a page of the stored tensors to the next: page p begins at the offset plus p times as many."""
+    page_first: int = 0
+    """The first row that is seen, counted from the first row of the first page, and how many rows it is to the next one seen."""
+    page_step: int = 1
 
 
 class Write(NamedTuple):
@@ -104,6 +114,8 @@ class Step(NamedTuple):
     """int64 `(seen,)`, contiguous."""
     unseen: tuple[Tensor, ...] = ()
     """bool `(heads or 1, group or 1, seen or 1)`: stored rows of a span that query heads do not see, whatever these hold."""
+    pages: NDArray[np.int64] | None = None
+    """int64 `(pages,)`, contiguous: the numbers of the pages of all spans that have any, span by span."""
 
 
 def table(rows: list[Span] | list[Write], columns: int) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,6 +97,32 @@ def make_step(case: StepCase) -> Step:
     sink = torch.randn(case.heads, generator=draw).to(lse_dtype(dtype)) if case.sink else None
     lines = table(spans, len(Span._fields)), table(writes, len(Write._fields))
     return Step(query, tuple(stored), *lines, key, value, sink, _bias(case, draw), tuple(positions), tuple(unseen))
+
+
+PAGED, PAGE_ROWS, FIRST, APART = 3, 7, 5, 2
+"""Which span `in_pages` changes; the rows of a page, the first that is seen, and how far it is to the next."""
+
+
+def in_pages(step: Step, problem: Problem) -> Step:
+    """The same with the rows of a span in pages, which are among others in any order. What it does not show is NaN."""
+    span = Span(*step.spans[PAGED].tolist())
+    old, width = step.stored[span.key], width_of(problem.head_dim, step.stored[span.key].dtype)
+    places = FIRST + APART * torch.arange(span.seen)
+    order = torch.randperm(int(places[-1]) // PAGE_ROWS + 4, generator=torch.Generator().manual_seed(0))
+    empty = encoded(torch.full((problem.head_dim,), torch.nan), old.dtype)
+    pool = empty.expand(2, len(order), span.rows, span.heads, PAGE_ROWS, width).contiguous()
+    for part, (_, offset, *strides) in zip(pool, (span[6:11], span[11:16]), strict=True):
+        rows = old.as_strided((span.rows, span.heads, span.seen, width), (*strides, 1), offset)
+        part[order[places // PAGE_ROWS], :, :, places % PAGE_ROWS] = rows.permute(2, 0, 1, 3)
+    strides = span.heads * PAGE_ROWS * width, PAGE_ROWS * width, width
+    paged = dict(pages=1, page_rows=PAGE_ROWS, page=span.rows * strides[0], page_first=FIRST, page_step=APART)
+    values = dict(value=PAGED, value_offset=pool[0].numel(), value_sequence=strides[0], value_head=strides[1], value_row=width)
+    keys = dict(key=PAGED, key_offset=0, key_sequence=strides[0], key_head=strides[1], key_row=width)
+    columns = span._replace(**keys, **values, **paged)
+    spans, pages = step.spans.copy(), np.array([9, *order.tolist()])  # the first page is of another span
+    spans[PAGED] = columns
+    stored = (*step.stored[:PAGED], pool.flatten(), *step.stored[PAGED + 1 :])
+    return step._replace(stored=stored, spans=spans, pages=pages)
 
 
 def _bias(case: StepCase, draw: torch.Generator) -> LoweredBias | None:

@@ -8,7 +8,7 @@
  *     span    query rows x key/value heads x `count` stored rows, that lie at equal distances
  *     piece   the rows of a span that one query row sees of one key/value head, PIECE_ROWS of them at most
  *
- * A ring of rows is two spans, a page is one. Pieces and their order depend on the spans alone, and so do the results.
+ * A ring of rows is two spans. Rows in pages are one: row x is row x % page_rows of page pages[x / page_rows]. Pieces and their order depend on the spans alone, and so do the results.
  */
 #ifndef DILKIT_NATIVE_STEP_H
 #define DILKIT_NATIVE_STEP_H
@@ -32,6 +32,8 @@ typedef struct {
     const int64_t *positions; /* (count,): those of the stored rows, in place of both; or NULL */
     const char *unseen;       /* bool: stored rows that are not seen, by head of these, query head of its group, and row; or NULL */
     int64_t unseen_head, unseen_group, unseen_row; /* strides in bytes */
+    const int64_t *pages; /* the number of each page that the rows lie in; NULL: they lie at equal distances */
+    int64_t page_rows, page, page_first, page_step; /* rows of a page, bytes of one, the first row seen, and rows to the next */
     int64_t first_piece;
 } Span;
 
@@ -61,6 +63,23 @@ typedef struct StepCode {
     void (*attend_piece)(const Step *step, int64_t piece, void *scratch);
     void (*merge_pieces)(const Step *step);
 } StepCode;
+
+/* Where a row of a span lies: its page, and its place there. Without pages, all rows are in one. */
+typedef struct {
+    int64_t page, row;
+} PageRow;
+
+static inline PageRow first_row(const Span *span, int64_t i) {
+    int64_t row = span->pages ? span->page_first + i * span->page_step : i;
+    return span->pages ? (PageRow){row / span->page_rows, row % span->page_rows} : (PageRow){0, row};
+}
+
+static inline PageRow next_row(const Span *span, PageRow at) {
+    at.row += span->pages ? span->page_step : 1;
+    for (; span->pages && at.row >= span->page_rows; at.page++)
+        at.row -= span->page_rows;
+    return at;
+}
 
 static inline int64_t pieces_of(const Span *span) { return (span->count + PIECE_ROWS - 1) / PIECE_ROWS; }
 

@@ -133,10 +133,13 @@ static void N(fill_tile)(const Piece *piece, int64_t from, int64_t to, int64_t m
     REAL *const place[3] = {tile->place[0], tile->place[1], tile->place[2]};
     const char *unseen = span->unseen ? span->unseen + piece->head_place * span->unseen_head + member * span->unseen_group : NULL;
     tile->count = 0;
-    for (int64_t i = from; i < to; i++) {
+    PageRow at = first_row(span, from);
+    for (int64_t i = from; i < to; i++, at = next_row(span, at)) {
         if (unseen && unseen[i * span->unseen_row])
             continue;
-        tile->key[tile->count] = piece->key + i * span->key.row, tile->value[tile->count] = piece->value + i * span->value.row;
+        int64_t page = span->pages ? span->pages[at.page] * span->page : 0;
+        tile->key[tile->count] = piece->key + page + at.row * span->key.row;
+        tile->value[tile->count] = piece->value + page + at.row * span->value.row;
         if (piece->step->problem.bias != NO_BIAS)
             N(place_stored)(piece, place, tile->count, span->positions ? span->positions[i] : span->position + i * span->position_step, 1);
         tile->count++;

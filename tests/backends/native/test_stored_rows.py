@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.pairwise import every_pair
-from helpers.steps import FORMS, StepCase, expected, make_step
+from helpers.steps import FORMS, StepCase, expected, in_pages, make_step
 
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
@@ -48,6 +48,16 @@ def test_both_backends_store_the_same_bits(dtype: str, stored: str) -> None:
     Reference().attend_stored(other, case.problem)
     for a, b in zip(one.stored, other.stored, strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("dtype", "stored"), DTYPE_PAIRS)
+@pytest.mark.parametrize("backend", [Native(), Reference()], ids=lambda backend: backend.name)
+def test_rows_in_pages_are_as_good(backend: Native | Reference, dtype: str, stored: str) -> None:
+    case = StepCase(dtype, stored, bias="table", seed=5)
+    step = make_step(case)
+    paged = in_pages(step, case.problem)
+    for a, b in zip(backend.attend_stored(step, case.problem), backend.attend_stored(paged, case.problem), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("stored", ["float32", "int8"])

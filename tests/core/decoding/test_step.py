@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers.steps import StepCase, make_step
+from helpers.steps import PAGED, StepCase, in_pages, make_step
 from torch import Tensor
 
 from dilkit import Limits, Problem
@@ -94,7 +95,7 @@ WRONG: dict[str, tuple[Callable[[Step], Step], str]] = {
     "nothing to write": (given(key=None, value=None), "no key and value to be written"),
     "a key alone": (given(value=None), "key and value of a step go together"),
     "a table of floats": (lambda step: step._replace(spans=step.spans.astype(float)), "spans is a ndarray: .*int64"),
-    "a table that lacks a column": (lambda step: step._replace(spans=step.spans[:, :-1].copy()), "spans has 20 columns; 21"),
+    "a table that lacks a column": (lambda step: step._replace(spans=step.spans[:, :-1].copy()), "spans has 25 columns; 26"),
     "a table with gaps": (lambda step: step._replace(writes=step.writes[::2]), "writes is a ndarray: .*contiguous"),
     "memory that is gone": (without_memory, "a stored tensor has shape .* beyond the 8 bytes of its storage"),
     "other stored rows": (
@@ -117,6 +118,34 @@ WRONG: dict[str, tuple[Callable[[Step], Step], str]] = {
         "positions of the bias",
     ),
     "other weights": (lambda step: step._replace(bias=step.bias._replace(weights=torch.zeros(6, 2))), "weights of the bias"),
+}
+
+
+def paged(**columns: int) -> Callable[[Step], Step]:
+    """A change of a span in pages."""
+    return lambda step: span(PAGED, **columns)(in_pages(step, CASE.problem))
+
+
+def listed(pages: Any) -> Callable[[Step], Step]:
+    """Other pages of a span."""
+    return lambda step: in_pages(step, CASE.problem)._replace(pages=pages)
+
+
+WRONG |= {
+    "a page beyond": (listed(np.full(99, 80)), r"spans\[3\]: keys of page 80, 7 rows"),
+    "a page before": (listed(np.full(99, -1)), r"pages\[1\]=-1 must be at least 0"),
+    "no pages": (listed(None), r"spans\[3\]: \d+ pages from pages\[1\] on; 0 are listed"),
+    "few pages": (listed(np.zeros(3, np.int64)), "from pages.1. on; 3 are listed"),
+    "pages of floats": (listed(np.zeros(99)), "pages is a ndarray: .*int64"),
+    "pages from far on": (paged(pages=LARGE), r"from pages\[4611686018427387904\] on"),
+    "pages of no rows": (paged(page_rows=0), "page_rows=0"),
+    "pages of more rows": (paged(page_rows=8), "of page .* 8 rows"),
+    "pages that go back": (paged(page=-1), "page=-1"),
+    "far pages": (paged(page=LARGE), "4611686018427387904 from page to page"),
+    "rows of pages that go back": (paged(page_step=0), "page_step=0"),
+    "a row of pages before": (paged(page_first=-1), "page_first=-1"),
+    "a far row of pages": (paged(page_first=LARGE), "page_first=4611686018427387904"),
+    "values of pages beyond": (paged(value_offset=10**6), "values of page"),
 }
 
 

@@ -1,0 +1,256 @@
+"""`PagedCache`: what decoding has to remember of many sequences, in one pool of fixed bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from dilkit.bias.base import Bias
+from dilkit.checks import integer, one_of, shown
+from dilkit.decoding.layout import Layout
+from dilkit.decoding.paged.branch import BranchStreams
+from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
+from dilkit.decoding.paged.kept_tokens import kept_tokens
+from dilkit.decoding.paged.pool import PagePool
+from dilkit.decoding.paged.sequence import SequenceRows
+from dilkit.decoding.paged.spans import PagedSpans
+from dilkit.decoding.paged.stream import Stream
+from dilkit.decoding.stored import decoded, encoded
+from dilkit.decoding.stores import check_decodable
+from dilkit.op.arguments import check_pattern
+from dilkit.op.boundary import lse_dtype
+from dilkit.packed.attention import dilated_attention_varlen
+from dilkit.pattern import WHOLE_SEQUENCE, Pattern
+from dilkit.problem import DTYPES, STORED
+
+
+class PagedCache:
+    """The keys and values that later rows of causal sequences can still see, in pages of one pool, and attention over them.
+
+        attend: row t of sequence s gets  dilated_attention(all q, k, v of s, pattern, is_causal=True)[t]
+
+    Sequences come and go, each of its own length. A call takes new rows of any of them: whole prompts, chunks and single steps
+    beside one another. What is kept of a sequence is what a `DilatedCache` keeps, in pages: rows come at the end of a queue of
+    pages, and pages that no later row sees go back to the pool. A sequence that was forked shares the pages until one of both
+    writes to them.
+
+    - `pattern`: as of `DilatedCache`. `heads`, `kv_heads`, `head_dim`: sizes of the rows, in `dtype` on `device`.
+    - `nbytes`: bytes of the pool, at least a page; none are allocated later. A call that needs more than is free raises
+      `PoolFullError` (a ValueError), and nothing has changed.
+    - `page_rows`: tokens of a page of a branch that all key/value heads keep; pages of fewer heads have more. For such a pattern
+      `pool.rows[0]` and `[1]` are `(pages, page_rows, kv_heads, head_dim)`, as other libraries have them.
+    - `rollback`: how many tokens `crop` can always take back.
+    - `stored`: the dtype of what is kept, as of `DilatedCache`.
+
+    Raises TypeError or ValueError for arguments that do not fit.
+
+    Example, a prompt of 9 tokens, which is continued in two ways, beside another of 4:
+
+        >>> import torch
+        >>> from dilkit import PagedCache, Pattern
+        >>> cache = PagedCache(Pattern([4, 16], [1, 2]), heads=4, kv_heads=2, head_dim=8, nbytes=1 << 20)
+        >>> first, second = cache.add(), cache.add()
+        >>> q, k, v = torch.randn(13, 4, 8), torch.randn(13, 2, 8), torch.randn(13, 2, 8)
+        >>> out = cache.attend(q, k, v, [first, second], [9, 4])
+        >>> other = cache.fork(first)
+        >>> step = cache.attend(q[:3], k[:3], v[:3], [first, other, second])
+        >>> step.shape, [cache.seen(one) for one in (first, other, second)]
+        (torch.Size([3, 4, 8]), [10, 10, 5])
+        >>> cache.drop(first)
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        nbytes: int,
+        page_rows: int = 16,
+        rollback: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        stored: str | None = None,
+    ) -> None:
+        check_pattern(pattern)
+        check_decodable(pattern)
+        self.pattern, self.rollback = pattern, integer("rollback", rollback, at_least=0)
+        self.layout = _layout(heads, kv_heads, head_dim, dtype, device, stored)
+        pattern.check_heads(heads, kv_heads)
+        self._given = pattern.among(heads, kv_heads)
+        self._kept = kept_tokens(pattern, self._given)
+        self._once = pattern.branches if pattern.overlap == "once" else ()
+        lengths = [branch.forgets_every for branch in pattern.branches]
+        self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
+        numbers = integer("page_rows", page_rows, at_least=1) * kv_heads * self.layout.width
+        page_bytes = 2 * numbers * self.layout.stored.itemsize
+        pages = integer("nbytes", nbytes, at_least=page_bytes) // page_bytes
+        self.pool = PagePool(pages, numbers, self.layout.stored, self.layout.device)
+        self._stored = tuple(self.pool.rows.unbind())
+        self._sequences: dict[int, SequenceRows] = {}
+        self._next = 0
+
+    def __repr__(self) -> str:
+        used = self.pool.pages - self.pool.free
+        return f"PagedCache({self.pattern}, {len(self._sequences)} sequences, {used} of {self.pool.pages} pages)"
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The numbers of those that there are, in the order in which they came."""
+        return tuple(self._sequences)
+
+    def seen(self, sequence: int) -> int:
+        """Tokens of a sequence so far. Raises ValueError for one that there is not; so do all that are given one."""
+        return self._of(sequence).seen
+
+    def add(self) -> int:
+        """The number of a new sequence, which has no tokens yet and takes no pages."""
+        streams = [[Stream(kept, self.pool, self.layout.width) for kept in of_branch] for of_branch in self._kept]
+        return self._number(SequenceRows([BranchStreams(some) for some in streams], self.rollback))
+
+    def fork(self, sequence: int) -> int:
+        """The number of a new sequence with the tokens of this one, in the same pages."""
+        return self._number(self._of(sequence).fork())
+
+    def drop(self, sequence: int) -> None:
+        """Forget a sequence; its pages are free, but for those that others hold."""
+        self._of(sequence).clear()
+        del self._sequences[sequence]
+
+    def crop(self, sequence: int, length: int) -> None:
+        """Forget all tokens of a sequence but the first `length`.
+
+        `rollback` tokens can always be taken back, counted from the longest length there has been, more only where no key is
+        needed that is not kept any more. Raises ValueError where it is not; the cache is then as it was.
+        """
+        rows, length = self._of(sequence), integer("length", length, at_least=0)
+        if length > rows.seen:
+            raise ValueError(f"length={length} exceeds the {rows.seen} tokens of sequence {sequence}")
+        if not rows.can_crop(length):
+            raise ValueError(
+                f"length={length} needs keys that sequence {sequence} keeps no more after {rows.seen} tokens; a cache with "
+                f"rollback={rows.seen - length} does"
+            )
+        rows.crop(length)
+
+    def reorder(self, sequences: Sequence[int], indices: Sequence[int]) -> None:
+        """Make `sequences[i]` what `sequences[indices[i]]` was: the beams that go on, with the same numbers."""
+        which = [integer("indices", index, at_least=0) for index in indices]
+        if len(which) != len(sequences) or any(index >= len(sequences) for index in which):
+            raise ValueError(f"indices={which} must be {len(sequences)} numbers from 0 to {len(sequences) - 1}, one a sequence")
+        before = [self._of(sequence) for sequence in sequences]
+        after = [before[index].fork() for index in which]
+        for sequence, old, new in zip(sequences, before, after, strict=True):
+            old.clear()
+            self._sequences[sequence] = new
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sequences: Sequence[int],
+        counts: Sequence[int] | None = None,
+        *,
+        sink: Tensor | None = None,
+        scale: float | None = None,
+        bias: Bias | None = None,
+        softcap: float | None = None,
+        backend: str | Sequence[str] | None = None,
+    ) -> Tensor:
+        """What the next rows of these sequences get, `(rows, heads, head_dim)` like `query`; their keys and values are kept.
+
+        - `query` `(rows, heads, head_dim)`, `key` and `value` `(rows, kv_heads, head_dim)`: first the rows of `sequences[0]`,
+          `counts[0]` of them, then those of the next, as in `dilated_attention_varlen`. Without `counts` one a sequence. A
+          sequence is named once; one that is not named waits.
+        - `sink`, `scale`, `bias`, `softcap`: those of `dilated_attention`, the same at each call; a bias goes by the distance of
+          tokens in their sequence, not by coordinates.
+
+        Rows that see none before them, such as a prompt, are computed together by `dilated_attention_varlen`; all others in one
+        call, row by row, against the pages. While that is computed a chunk takes pages for all its rows. There are no gradients.
+
+        Raises TypeError or ValueError for arguments that do not fit, `PoolFullError` where pages lack, `NoBackendError` where
+        nobody can compute it; the cache is then as it was.
+        """
+        rows = query, key, value
+        check_rows(rows, self.pattern, self.layout, sink)
+        pieces = self._pieces(sequences, ends_of(counts, len(sequences), len(query)))
+        most = max((piece.sequence.seen + piece.count for piece in pieces), default=0)
+        self.pattern.check_seq(most)
+        options = dict(sink=sink, scale=scale, bias=bias, softcap=softcap, backend=backend)
+        call = Call.of(rows, self.pattern, self.layout, most, options)
+        self.pool.check_free(sum(piece.pages for piece in pieces))
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        prompts = [piece for piece in pieces if piece.is_prompt]
+        if prompts:
+            self._attend_prompts(prompts, rows, out, call)
+        if steps := [piece for piece in pieces if not piece.is_prompt]:
+            self._attend_steps(steps, rows, out, call)
+        for piece in prompts:  # nothing can fail any more
+            piece.sequence.append_prompt(key[piece.rows], value[piece.rows])
+        for piece in pieces:
+            piece.sequence.forget()
+        return out
+
+    def _attend_prompts(self, pieces: Sequence[Piece], rows: Rows, out: Tensor, call: Call) -> None:
+        query, key, value = (torch.cat([x[piece.rows] for piece in pieces]) for x in rows)
+        if self.layout.stored != self.layout.dtype:
+            wide = lse_dtype(query.dtype)
+            query, key, value = query.to(wide), *(decoded(encoded(x, self.layout.stored), wide) for x in (key, value))
+        ends = list(accumulate((piece.count for piece in pieces), initial=0))
+        cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=query.device)
+        own = dilated_attention_varlen(query, key, value, self.pattern, cu_seqlens, is_causal=True, **call.options)
+        for piece, start in zip(pieces, ends, strict=False):
+            out[piece.rows] = cast(Tensor, own)[start : start + piece.count]
+
+    def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, out: Tensor, call: Call) -> None:
+        spans, before = PagedSpans(self._given, self._once, out.device), [piece.sequence.seen for piece in pieces]
+        try:
+            for piece in pieces:
+                spans.add(piece.sequence, piece.rows.start, piece.count)
+            step = spans.step(rows, self._stored, call.bias, call.sink)
+            own = call.backend.attend_stored(step, call.problem)[0][:, 0]
+        except BaseException:
+            for piece, seen in zip(pieces, before, strict=True):
+                piece.sequence.go_back(seen)
+            raise
+        for piece in pieces:
+            out[piece.rows] = own[piece.rows]
+
+    def _pieces(self, sequences: Sequence[int], ends: Sequence[int]) -> list[Piece]:
+        if len(set(sequences)) != len(sequences):
+            raise ValueError(f"sequences={shown(list(sequences))}: a call names a sequence once")
+        starts = (0, *ends)
+        pieces = []
+        for sequence, start, end in zip(sequences, starts, ends, strict=False):
+            own = self._of(sequence)
+            pieces.append(Piece(own, slice(start, end), end - start > 1 and own.seen % self._period == 0))
+        return pieces
+
+    def _number(self, rows: SequenceRows) -> int:
+        self._sequences[self._next] = rows
+        self._next += 1
+        return self._next - 1
+
+    def _of(self, sequence: int) -> SequenceRows:
+        if not isinstance(sequence, int) or sequence not in self._sequences:
+            raise ValueError(f"sequence={shown(sequence)} is none of this cache, which has {shown(list(self._sequences))}")
+        return self._sequences[sequence]
+
+
+def _layout(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, stored: str | None
+) -> Layout:
+    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    checked = {name: integer(name, size, at_least=1) for name, size in sizes.items()}
+    own = str(dtype).removeprefix("torch.")
+    one_of("dtype", own, DTYPES)
+    as_kept = own if stored is None else stored
+    one_of("stored", as_kept, (own, *STORED[own]))
+    return Layout(1, **checked, dtype=dtype, device=torch.device(device), stored=getattr(torch, as_kept))

@@ -1,0 +1,103 @@
+"""`SequenceRows`: what is kept of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from dilkit.decoding.paged.branch import BranchStreams
+from dilkit.decoding.paged.stream import Stream
+
+
+class SequenceRows:
+    """The streams of its branches after `seen` tokens, the last `rollback` of which can be taken back."""
+
+    def __init__(self, branches: Sequence[BranchStreams], rollback: int, seen: int = 0) -> None:
+        self.branches, self.rollback, self.seen = tuple(branches), rollback, seen
+        self._oldest = 0
+
+    @property
+    def streams(self) -> Iterator[Stream]:
+        """All of them, branch after branch."""
+        return (stream for branch in self.branches for stream in branch.streams)
+
+    def of(self, token: int) -> Iterator[Stream]:
+        """The streams that keep a token, or some of which its row sees."""
+        return (stream for branch in self.branches for stream in branch.of(token))
+
+    def pages_for(self, count: int) -> int:
+        """How many pages must be free for `count` rows more, one after the other."""
+        stop, concerned = self.seen + count, self.of(self.seen) if count == 1 else self.streams
+        return sum(stream.pages_for(stream.kept.before(stop)) for stream in concerned)
+
+    def pages_for_prompt(self, count: int) -> int:
+        """How many for `append_prompt`, those that are given back before not counted."""
+        return sum(
+            -(-indices.stop // stream.room) - indices.start // stream.room
+            for stream, indices in self._of_prompt(count)
+            if indices
+        )
+
+    def append_prompt(self, key: Tensor, value: Tensor) -> None:
+        """Store what later rows see of rows `key` and `value` `(count, kv_heads, head_dim)`, which see none of those before."""
+        for stream, indices in self._of_prompt(len(key)):
+            kept = stream.kept
+            stream.begin(indices.start)
+            if indices:
+                stream.extend(indices.stop)
+                rows, heads = np.asarray(kept.tokens(indices)) - self.seen, slice(kept.head, None, kept.head_step)
+                stream.put(indices.start, *(x[rows][:, heads][:, : kept.heads] for x in (key, value)))
+        self.see(len(key))
+
+    def _of_prompt(self, count: int) -> Iterator[tuple[Stream, range]]:
+        """Each stream with the indices of its rows of a prompt that later rows see."""
+        row = self._first_again(self.seen + count)
+        for stream in self.streams:
+            first = max(stream.kept.needed(row), stream.kept.before(self.seen))
+            yield stream, range(first, stream.kept.before(self.seen + count))
+
+    def see(self, count: int) -> None:
+        """So many rows more have been stored."""
+        self.seen += count
+
+    def go_back(self, seen: int) -> None:
+        """Forget what came since, where nothing has been given back since."""
+        self.seen = seen
+        for stream in self.streams:
+            stream.crop(min(stream.stop, stream.kept.before(seen)))
+
+    def _first_again(self, row: int) -> int:
+        """The first row that may come again when `row` comes next."""
+        return max(0, row - self.rollback)
+
+    def forget(self) -> None:
+        """Give the pages back that no later row sees."""
+        before, self._oldest = self._oldest, self._first_again(self.seen)
+        for branch in self.branches:
+            branch.forget(before, self._oldest)
+
+    def can_crop(self, length: int) -> bool:
+        """Whether the rows are at hand that are seen after the first `length` tokens."""
+        return length == 0 or all(stream.kept.needed(length) >= stream.first for stream in self.streams)
+
+    def crop(self, length: int) -> None:
+        """Forget all tokens but the first `length`."""
+        for stream in self.streams:
+            stream.crop(stream.kept.before(length))
+            if length == 0:
+                stream.clear()
+        self.seen = length
+
+    def fork(self) -> SequenceRows:
+        """A sequence with the same rows in the same pages."""
+        branches = [BranchStreams([stream.fork() for stream in branch.streams]) for branch in self.branches]
+        other = SequenceRows(branches, self.rollback, self.seen)
+        other._oldest = self._oldest
+        return other
+
+    def clear(self) -> None:
+        """Give all pages back."""
+        for stream in self.streams:
+            stream.clear()

@@ -1,0 +1,273 @@
+"""`PagedCache`: each row of each sequence is the full computation's, in pages of one pool that come back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dilkit import (
+    Alibi,
+    BlockSparse,
+    CoordinateAlibi,
+    DilatedCache,
+    DilatedSegment,
+    GlobalTokens,
+    PagedCache,
+    Pattern,
+    PoolFullError,
+    SlidingWindow,
+    Strided,
+)
+from dilkit.backends.reference import Reference
+from dilkit.oracle import oracle_attention
+from dilkit.pattern import PatternError
+from dilkit.selector import NoBackendError
+
+SEQ, HEADS, HEAD_DIM = 47, 6, 4
+PATTERNS = {
+    "segments": Pattern([6, 10, 21], [1, 3, 5]),
+    "offsets by block": Pattern([6, 12], [2, 3], offset="block"),
+    "once by heads": Pattern([5, 10, 15], [1, 2, 3], overlap="once", heads=[(0, 5), None, (3, 6)]),
+    "shard": Pattern([6, 12], [2, 4], head_shard=(3, 11)),
+    "dense": Pattern.dense(),
+    "sinks": Pattern.streaming_llm(5, sinks=3),
+    "tokens that see all": Pattern.of(GlobalTokens([3, 20, 31]), SlidingWindow(17, 4)),
+    "blocks": Pattern.of(BlockSparse.bigbird(10, 5, heads=6)),
+    "of all kinds": Pattern.of(DilatedSegment(8, 2), SlidingWindow(5), GlobalTokens([9, 2], "read"), Strided(9)),
+    "once": Pattern.of(Strided(4), DilatedSegment(12, 3), SlidingWindow(9, 2), GlobalTokens([1, 17]), overlap="once"),
+}
+Rows = tuple[Tensor, Tensor, Tensor]
+
+
+def made(pattern: Pattern, kv_heads: int = 3, **options: Any) -> PagedCache:
+    sizes: dict[str, Any] = dict(nbytes=1 << 18, page_rows=3, dtype=torch.float64)
+    return PagedCache(pattern, HEADS, kv_heads, HEAD_DIM, **sizes | options)
+
+
+def random_rows(kv_heads: int = 3, seq: int = SEQ) -> Rows:
+    """Query, key and value of a sequence in fp64."""
+    key, value = torch.randn(2, seq, kv_heads, HEAD_DIM, dtype=torch.float64)
+    return torch.randn(seq, HEADS, HEAD_DIM, dtype=torch.float64), key, value
+
+
+def exact(rows: Rows, pattern: Pattern, **options: Any) -> Tensor:
+    return oracle_attention(*(x[None] for x in rows), pattern, is_causal=True, **options)[0][0]
+
+
+class Served:
+    """Sequences of a cache whose rows come in any pieces, each held to the whole computation."""
+
+    def __init__(self, pattern: Pattern, kv_heads: int, seed: int, **options: Any) -> None:
+        self.cache, self.random, self.options = made(pattern, kv_heads, rollback=2), random.Random(seed), options
+        self.rows = [random_rows(kv_heads) for _ in range(3)]
+        self.exact = [exact(rows, pattern) for rows in self.rows]
+        self.numbers = [self.cache.add() for _ in self.rows]
+
+    def seen(self, which: int) -> int:
+        return self.cache.seen(self.numbers[which])
+
+    def attend(self) -> None:
+        """The next rows of some sequences: prompts, chunks and steps."""
+        active = [i for i in range(3) if self.seen(i) < SEQ and self.random.random() < 0.8]
+        starts = [self.seen(i) for i in active]
+        counts = [min(SEQ - start, self.random.choice((1, 1, 1, 2, 5, 20))) for start in starts]
+        pieces = [slice(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        if not active:
+            return
+        new = (torch.cat([self.rows[i][j][own] for i, own in zip(active, pieces, strict=True)]) for j in range(3))
+        out = self.cache.attend(*new, [self.numbers[i] for i in active], counts, **self.options)
+        for part, i, own in zip(out.split(counts), active, pieces, strict=True):
+            torch.testing.assert_close(part, self.exact[i][own])
+
+    def fork_or_go_back(self) -> None:
+        i = self.random.randrange(3)
+        if self.random.random() < 0.5:
+            self.cache.crop(self.numbers[i], max(0, self.seen(i) - self.random.randrange(2)))
+            return
+        other = self.cache.fork(self.numbers[i])
+        self.cache.drop(self.numbers[i] if self.random.random() < 0.5 else other)
+        self.numbers[i] = max(self.cache.sequences) if other in self.cache.sequences else self.numbers[i]
+
+    def run(self) -> None:
+        while any(self.seen(i) < SEQ for i in range(3)):
+            self.attend()
+            if self.random.random() < 0.3:
+                self.fork_or_go_back()
+        for number in self.numbers:
+            self.cache.drop(number)
+        assert self.cache.pool.free == self.cache.pool.pages, "every page has come back"
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_sequences_of_any_lengths_in_any_pieces(name: str, backend: str) -> None:
+    Served(PATTERNS[name], 3, seed=1, backend=backend).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kv_heads", [6, 3, 1])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_more_sequences_of_any_lengths_in_any_pieces(name: str, kv_heads: int, seed: int) -> None:
+    Served(PATTERNS[name], kv_heads, seed).run()
+
+
+def test_scores_have_a_sink_a_softcap_and_a_bias() -> None:
+    pattern, rows, cache = PATTERNS["of all kinds"], random_rows(), made(PATTERNS["of all kinds"])
+    slopes, sink = torch.linspace(0.1, 0.6, HEADS, dtype=torch.float64), torch.randn(HEADS, dtype=torch.float64)
+    options: dict[str, Any] = dict(sink=sink, bias=Alibi(slopes), softcap=1.5, scale=0.7)
+    number, parts = cache.add(), []
+    for start, stop in [(0, 9), (9, 10), (10, 14), *((i, i + 1) for i in range(14, SEQ))]:
+        parts.append(cache.attend(*(x[start:stop] for x in rows), [number], [stop - start], **options))
+    torch.testing.assert_close(torch.cat(parts), exact(rows, pattern, **options))
+
+
+def test_a_cache_of_a_dense_pattern_is_what_others_have() -> None:
+    cache, (q, k, v) = made(Pattern.dense(), page_rows=16), random_rows(seq=40)
+    number = cache.add()
+    cache.attend(q, k, v, [number], [40])
+    (branch,) = cache._sequences[number].branches
+    (stream,) = branch.streams
+    for pool, rows in zip(cache.pool.rows, (k, v), strict=True):
+        paged = pool.view(-1, 16, 3, HEAD_DIM)  # (pages, page_rows, kv_heads, head_dim)
+        assert torch.equal(paged[stream.pages].flatten(0, 1)[:40], rows)
+
+
+def test_forks_share_pages_until_one_of_them_writes() -> None:
+    cache, (q, k, v) = made(Pattern.dense(), page_rows=16), random_rows(seq=42)
+    first = cache.add()
+    cache.attend(q[:40], k[:40], v[:40], [first], [40])
+    used = cache.pool.pages - cache.pool.free
+    others = [cache.fork(first) for _ in range(5)]
+    assert cache.pool.pages - cache.pool.free == used == 3
+    six = [torch.cat([x[40:41]] * 6) for x in (q, k, v)]
+    cache.attend(*six, [first, *others])
+    assert cache.pool.pages - cache.pool.free == 2 + 6, "the last page, which was half full, is everybody's own"
+    cache.reorder([first, *others], [5, 5, 0, 1, 2, 3])
+    torch.testing.assert_close(cache.attend(*(x[41:42] for x in (q, k, v)), [first])[0], exact((q, k, v), Pattern.dense())[41])
+
+
+def test_a_full_pool_is_said_and_nothing_is_lost() -> None:
+    pattern, rows = Pattern.dense(), random_rows()
+    page = 2 * 3 * 3 * HEAD_DIM * 8
+    cache = made(pattern, nbytes=14 * page)
+    first, second = cache.add(), cache.add()
+    cache.attend(*(x[:30] for x in rows), [first], [30])
+    with pytest.raises(PoolFullError, match=r"5 pages are needed and 4 of 14 are free.*drop sequences"):
+        cache.attend(*(x[:13] for x in rows), [second], [13])
+    with pytest.raises(PoolFullError, match="6 pages are needed"):
+        cache.attend(*(torch.cat((x[30:31], x[:13])) for x in rows), [first, second], [1, 13])
+    assert (cache.seen(first), cache.seen(second), cache.pool.free) == (30, 0, 4)
+    out = cache.attend(*(torch.cat((x[30:31], x[:6])) for x in rows), [first, second], [1, 6])
+    torch.testing.assert_close(out, exact(rows, pattern)[[30, *range(6)]])
+    cache.drop(first)
+    assert cache.pool.free == 12
+
+
+def test_memory_does_not_grow() -> None:
+    pattern = Pattern.of(DilatedSegment(16, 4), SlidingWindow(8), GlobalTokens(2), tail="zeros")
+    cache, (q, k, v) = made(pattern, nbytes=1 << 16), random_rows(seq=1)
+    numbers = [cache.add() for _ in range(2)]
+    free = []
+    for _ in range(300):
+        cache.attend(*(torch.cat((x, x)) for x in (q, k, v)), numbers)
+        free.append(cache.pool.free)
+    assert min(free[:32]) == min(free[-32:])
+
+
+def test_a_step_that_failed_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern, rows = PATTERNS["of all kinds"], random_rows()
+    cache = made(pattern)
+    first, second = cache.add(), cache.add()
+    cache.attend(*(x[:20] for x in rows), [first], [20], backend="reference")
+    free = cache.pool.free
+    with monkeypatch.context() as patch:
+        patch.setattr(Reference, "attend_stored", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cache.attend(*(torch.cat((x[20:23], x[:9])) for x in rows), [first, second], [3, 9], backend="reference")
+    assert (cache.seen(first), cache.seen(second), cache.pool.free) == (20, 0, free)
+    out = cache.attend(*(torch.cat((x[20:23], x[:9])) for x in rows), [first, second], [3, 9], backend="reference")
+    torch.testing.assert_close(out, exact(rows, pattern)[[20, 21, 22, *range(9)]])
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_rows_may_be_stored_in_fewer_bytes(stored: str) -> None:
+    pattern, rows = PATTERNS["of all kinds"], tuple(x.float() for x in random_rows())
+    cache, alone = made(pattern, dtype=torch.float32, stored=stored), DilatedCache(pattern, 3, stored=stored)
+    number = cache.add()
+    for start, stop in [(0, 9), *((i, i + 1) for i in range(9, SEQ))]:
+        new = [x[start:stop] for x in rows]
+        out = cache.attend(*new, [number], [stop - start])
+        torch.testing.assert_close(out, alone.attend(*(x[None] for x in new))[0], rtol=1e-5, atol=1e-5)
+
+
+ROWS = random_rows(seq=4)
+REFUSED: dict[str, tuple[Callable[[PagedCache], object], type[Exception], str]] = {
+    "no such sequence": (lambda c: c.attend(*ROWS, [0, 1, 2, 9]), ValueError, "sequence=9 is none of this cache"),
+    "a sequence twice": (lambda c: c.attend(*ROWS, [0, 0], [2, 2]), ValueError, "names a sequence once"),
+    "counts": (lambda c: c.attend(*ROWS, [0, 1], [2, 3]), ValueError, "are 5 rows, and query has 4"),
+    "a negative count": (lambda c: c.attend(*ROWS, [0, 1], [5, -1]), ValueError, "counts"),
+    "fewer counts": (lambda c: c.attend(*ROWS, [0, 1], [4]), ValueError, "a count for each sequence"),
+    "another dtype": (lambda c: c.attend(*(x.float() for x in ROWS), [0], [4]), ValueError, "query is torch.float32"),
+    "other heads": (lambda c: c.attend(ROWS[0], *random_rows(1, 4)[1:], [0], [4]), ValueError, "key is torch.float64"),
+    "a batch": (lambda c: c.attend(*(x[None] for x in ROWS), [0], [4]), ValueError, r"\(total, heads, head_dim\)"),
+    "coordinates": (
+        lambda c: c.attend(*ROWS, [0], [4], bias=CoordinateAlibi(torch.ones(HEADS), torch.rand(1, 4, 2))),
+        ValueError,
+        "goes by coordinates",
+    ),
+    "a gradient": (lambda c: c.attend(ROWS[0].clone().requires_grad_(), *ROWS[1:], [0], [4]), ValueError, "gradient"),
+    "no backend": (lambda c: c.attend(*ROWS, [0], [4], backend="sdpa"), NoBackendError, "stored rows"),
+    "beyond": (lambda c: c.crop(0, 5), ValueError, "length=5 exceeds the 4 tokens of sequence 0"),
+    "no longer kept": (lambda c: c.crop(1, 1), ValueError, "a cache with rollback=19 does"),
+    "beams": (lambda c: c.reorder([0, 1], [0, 2]), ValueError, "2 numbers from 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_and_changes_nothing(what: str) -> None:
+    cache = made(Pattern.of(SlidingWindow(5)))
+    numbers = [cache.add() for _ in range(3)]
+    rows = random_rows()
+    cache.attend(*(torch.cat((x[:4], x[:20])) for x in rows), numbers[:2], [4, 20])
+    call, error, message = REFUSED[what]
+    free = cache.pool.free
+    with pytest.raises(error, match=message):
+        call(cache)
+    assert ([cache.seen(number) for number in numbers], cache.pool.free) == ([4, 20, 0], free)
+    torch.testing.assert_close(cache.attend(*(x[4:5] for x in rows), [0])[0], exact(rows, cache.pattern)[4])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(nbytes=10), ValueError, "nbytes=10"),
+        (dict(page_rows=0), ValueError, "page_rows=0"),
+        (dict(rollback=-1), ValueError, "rollback=-1"),
+        (dict(dtype=torch.int32), ValueError, "dtype"),
+        (dict(stored="int4"), ValueError, "stored"),
+        (dict(pattern=Pattern.natten((4, 4), 3)), PatternError, "grid"),
+        (dict(pattern=Pattern.of(BlockSparse(None, 4))), PatternError, "chosen by each call"),
+        (dict(kv_heads=4), PatternError, "heads"),
+    ],
+)
+def test_a_cache_that_cannot_be(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        made(options.pop("pattern", Pattern.dense()), options.pop("kv_heads", 3), **options)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps_without_growth() -> None:
+    pattern = Pattern([16, 64], [1, 4])
+    cache, (q, k, v) = made(pattern, nbytes=1 << 17), random_rows(seq=2)
+    numbers, least = [cache.add(), cache.add()], []
+    for step in range(50_000):
+        cache.attend(q, k, v, numbers)
+        if step % 64 == 0:
+            least.append(cache.pool.free)
+    assert len(set(least[1:])) == 1
