@@ -8,7 +8,20 @@ import torch
 
 
 class PoolFullError(ValueError):
-    """A call needs more pages than are free. Nothing has been changed."""
+    """A call needs more pages than are free. A ValueError; nothing has been changed.
+
+    Example:
+
+        >>> import torch
+        >>> from dilkit import PagedCache, Pattern, PoolFullError
+        >>> cache = PagedCache(Pattern.dense(), heads=1, kv_heads=1, head_dim=4, nbytes=4096)  # 8 pages of 16 tokens
+        >>> rows = torch.zeros(3, 129, 1, 4).unbind()
+        >>> try:
+        ...     cache.attend(*rows, [cache.add()], [129])
+        ... except PoolFullError as error:
+        ...     print(error)
+        9 pages are needed and 8 of 8 are free (4096 bytes in all); drop sequences, or make a PagedCache of more bytes (nbytes=)
+    """
 
 
 class PagePool:
