@@ -65,7 +65,7 @@ class Group:
     back: int = FAR
     ahead: int = FAR
     relation: Relation | None = None
-    """With one, `set` of a tile holds the part that its rows are in: those of queries are numbered first."""
+    """With one, `set` of a tile is 1 + the number of the part that its rows are in, those of queries first; 0 for none."""
 
     @property
     def branch_count(self) -> int:

@@ -18,9 +18,8 @@ def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.v
     """The strips of these tiles of `relation`, of queries or `of_keys`."""
     rate, nothing = relation.rate, len(relation.parts) * relation.rate
     strips = [_strips(part, p * rate, rate, columns) for p, part in relation.numbered(of_keys)]
-    chosen, number = tiles["set"].astype(np.int64), np.full(len(tiles), nothing)
-    for p, _ in relation.numbered(of_keys):
-        number = np.where(chosen >> p & 1, p * rate + tiles["row"] % rate, number)
+    chosen = tiles["set"].astype(np.int64)
+    number = np.where(chosen > 0, (chosen - 1) * rate + tiles["row"] % rate, nothing)
     if of_keys:
         number = np.where(_serves(relation, problem, tiles), number[:, None], nothing).reshape(-1)
     ordered = in_order(np.concatenate([np.zeros((0, 5), np.int64), *strips]))

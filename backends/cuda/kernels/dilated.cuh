@@ -16,8 +16,9 @@
    shortest segment first, without the stretch that an earlier branch of a dividing rate has covered. A key that is listed a
    second time all the same gets the weight 0 there. The same holds with queries and keys exchanged, for the gradients of keys.
 
-   A tile of a relation (`dilkit.backends.tiles.relations`) has rows of one part, whose columns are given as runs. Query i sees the
-   keys from i - back to i + ahead: what no row of a tile sees is not listed, and only what a bound cuts is compared.
+   A tile of a relation (`dilkit.backends.tiles.relations`) has rows of one part, whose columns are given as runs: its `set` is 1 + the
+   number of the part, 0 for none. Query i sees the keys from i - back to i + ahead: what no row of a tile sees is not listed, and
+   only what a bound cuts is compared.
 
    A block finds its next tile while it writes the results of one, when sums are on their way out of the registers:
 
@@ -295,10 +296,13 @@ DEVICE void put_runs(Keys *keys, const Run *own) {
         keys->total = total;
 }
 
-/* Two runs of each lane: of the columns of a part of a relation, the one that is in `serving`, if any. */
-DEVICE void find_columns(Run *own, const Args *args, unsigned serving, Branch mine, int row, int begin, int lowest, int highest) {
-    int part = bit_count((serving & -serving) - 1) % 32, count = serving ? -(int)shuffle_word(mine.rate, part) : 0;
-    const ColumnRun *runs = (const ColumnRun *)(args->branches + args->branch_count) + (int)shuffle_word(mine.segment, part);
+/* Two runs of each lane: of the columns of the part of a relation that is number `set` - 1, if it serves `head`. */
+DEVICE void find_columns(Run *own, const Args *args, int set, int head, int row, int begin, int lowest, int highest) {
+    Branch part = {0, 0, 0, 0};
+    if (set)
+        part = LOAD(args->branches + set - 1);
+    int count = part.head_start <= head && head < part.head_stop ? -part.rate : 0;
+    const ColumnRun *runs = (const ColumnRun *)(args->branches + args->branch_count) + part.segment;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int number = 2 * lane_index() + i;
@@ -348,7 +352,7 @@ DEVICE void find_keys(Keys *keys, const Args *args, const Tile *tile, int batch,
     int of_relation = ballot(branch.rate < 0) != 0;
     Run own[2];
     if (of_relation) {
-        find_columns(own, args, serving, branch, row, begin, lowest, highest);
+        find_columns(own, args, tile->set, head, row, begin, lowest, highest);
     } else {
         int low = row - modulo(row - begin, branch.segment), high = min_of(low + branch.segment, end);
         Segment mine = {low, high - low, branch.rate, lane};

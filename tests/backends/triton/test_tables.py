@@ -10,7 +10,7 @@ from helpers.strategies import mixes, patterns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilkit import GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.backends.tiles.device import KEYS, QUERIES
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import Group, schedule, schedule_refusals
@@ -65,6 +65,17 @@ def test_strips_show_the_count_of_every_kind(pattern: Pattern, seq: int, rows: i
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
     if not schedule_refusals(problem) and problem.forms.names <= FORMS:
         check(problem, rows, 4)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_strips_show_the_count_of_runs(is_causal: bool) -> None:
+    """Of many parts, and of more runs than a relation has."""
+    layout = np.random.default_rng(0).random((4, 150, 150)) < 0.5
+    layout[:, :, ::2], layout[:, 5, 1::2] = False, False
+    layout[:, 5, ::2] = True
+    check(Problem(pattern=Pattern.of(BlockSparse(layout, 1)), seq=150, is_causal=is_causal, **SIZES), 16, 16)
+    few = Pattern.of(BlockSparse(layout[:1], 3), Documents([5, 30, 1, 400]), Prefix(20))
+    check(Problem(pattern=few, seq=143, is_causal=is_causal, **SIZES), 16, 16)
 
 
 @pytest.mark.parametrize("rates", [(6, 4, 3), (4, 6, 2), (1, 2, 4)])
