@@ -69,8 +69,8 @@ class Group:
 
     @property
     def branch_count(self) -> int:
-        """How many branches there are, or parts of a relation."""
-        return len(self.relation.parts) if self.relation else len(self.branches)
+        """How many branches there are; of a relation minus how many parts."""
+        return -len(self.relation.parts) if self.relation else len(self.branches)
 
     @property
     def nbytes(self) -> int:

@@ -376,6 +376,9 @@ _SCORES: dict[str, Fields] = {
     "grid": dict(bias="grid", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),
     "grid dense grouped": dict(bias="grid", pattern=Pattern.dense(), seq=64, kv_heads=2, mask="left"),
     "grid in space once": dict(bias="grid in space", pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once"), seq=45),
+    "alibi documents softcap": dict(
+        bias="alibi", softcap=2.0, pattern=Pattern.of(Documents([13, 1, 40]), Prefix(9)), seq=47, kv_heads=2
+    ),
     "alibi last rows": dict(bias="alibi", lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False, kv_heads=2),
     "coordinates last rows": dict(bias="euclidean", lengths=(13, 25), seq=39, rows=1, is_causal=True, gradients=False),
     "buckets last rows softcap": dict(

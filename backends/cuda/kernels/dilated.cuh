@@ -76,7 +76,8 @@ typedef struct {
    or null. places is (batch, 5), where dropout finds each element of the batch in the whole (dilkit/op/dropout.py), or null: then
    they follow first_batch and first_head. Later groups of branches merge with what is in out and lse, or add to what is in
    dquery, dkey and dvalue: their `first` is 0. `scores.cuh` says what bias_weights (heads, entries), positions and bias_parts are;
-   positions of elements of the batch are positions_batch numbers apart, 0 if they share them.
+   positions of elements of the batch are positions_batch numbers apart, 0 if they share them. branch_count of a relation is minus the
+   number of its parts.
 
    PACKED: `seq` is all rows, `batch` how many sequences they are; sequence s begins at row starts[s], and its tiles are numbered
    from tile_ends[s - 1] (0 for the first) up to tile_ends[s]. `tiles` are those of one long sequence by ascending row: a
@@ -296,13 +297,10 @@ DEVICE void put_runs(Keys *keys, const Run *own) {
         keys->total = total;
 }
 
-/* Two runs of each lane: of the columns of the part of a relation that is number `set` - 1, if it serves `head`. */
-DEVICE void find_columns(Run *own, const Args *args, int set, int head, int row, int begin, int lowest, int highest) {
-    Branch part = {0, 0, 0, 0};
-    if (set)
-        part = LOAD(args->branches + set - 1);
-    int count = part.head_start <= head && head < part.head_stop ? -part.rate : 0;
-    const ColumnRun *runs = (const ColumnRun *)(args->branches + args->branch_count) + part.segment;
+/* Two runs of each lane: of the columns of a part of a relation, the one that is in `serving`, if any. */
+DEVICE void find_columns(Run *own, const Args *args, unsigned serving, Branch mine, int row, int begin, int lowest, int highest) {
+    int part = bit_count((serving & -serving) - 1) % 32, count = serving ? -(int)shuffle_word(mine.rate, part) : 0;
+    const ColumnRun *runs = (const ColumnRun *)(args->branches - args->branch_count) + (int)shuffle_word(mine.segment, part);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int number = 2 * lane_index() + i;
@@ -334,6 +332,16 @@ DEVICE void find_stretches(Run *own, Keys *keys, unsigned serving, Segment mine,
     own[1] = run_between(row, mine.rate, mine.branch, max_of(covered_to, lowest), min_of(high, highest));
 }
 
+/* The branch of each lane; of a relation the part, one of the 32 among which that of the tile is. *set: the tile's, a bit a lane. */
+DEVICE Branch branch_of_lane(const Args *args, const Tile *tile, unsigned *set) {
+    int parts = -args->branch_count, own = parts > 0 ? max_of(tile->set - 1, 0) : 0, number = (own & ~31) + lane_index();
+    Branch branch = {1, 1, 0, 0};
+    if (number < max_of(parts, -parts))
+        branch = LOAD(args->branches + number);
+    *set = parts > 0 ? (unsigned)(tile->set > 0) << (own & 31) : tile->set;
+    return branch;
+}
+
 /* Finds the keys that the rows of a tile see through the branches that serve query head `head`, from row - back to row + ahead.
    The lanes of one warp call it, each for a branch; `keys` is in shared memory. */
 DEVICE void find_keys(Keys *keys, const Args *args, const Tile *tile, int batch, int head, int back, int ahead) {
@@ -345,14 +353,13 @@ DEVICE void find_keys(Keys *keys, const Args *args, const Tile *tile, int batch,
         keys->begin = begin, keys->sequence = next - 1;
 #endif
     int lowest = max_of(row - back, begin), highest = min_of(own_position(tile, tile->rows - 1) + ahead + 1, end);
-    Branch branch = {1, 1, 0, 0};
-    if (lane < args->branch_count)
-        branch = LOAD(args->branches + lane);
-    unsigned serving = tile->set & ballot(branch.head_start <= head && head < branch.head_stop);
-    int of_relation = ballot(branch.rate < 0) != 0;
+    unsigned set;
+    Branch branch = branch_of_lane(args, tile, &set);
+    unsigned serving = set & ballot(branch.head_start <= head && head < branch.head_stop);
+    int of_relation = args->branch_count < 0;
     Run own[2];
     if (of_relation) {
-        find_columns(own, args, tile->set, head, row, begin, lowest, highest);
+        find_columns(own, args, serving, branch, row, begin, lowest, highest);
     } else {
         int low = row - modulo(row - begin, branch.segment), high = min_of(low + branch.segment, end);
         Segment mine = {low, high - low, branch.rate, lane};
