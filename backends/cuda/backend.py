@@ -99,7 +99,7 @@ class CupyRaw(TiledBackend):
 
     def _launch_dots(self, tensors: Tensors, problem: Problem) -> None:
         """Launch the kernel that needs neither tiles nor branches: it computes rows in the order of memory."""
-        kernel, device = self._kernel("dots", replace(problem, varlen=False), _vectors(tensors)), _device(tensors)
+        kernel, device = self._kernel("dots", problem, _vectors(tensors)), _device(tensors)
         rows = problem.batch * problem.heads * problem.seq
         if rows:
             at_least = kernel.threads // 16  # rows that a block computes at a time
@@ -156,9 +156,9 @@ class CupyRaw(TiledBackend):
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
-        capability, dropout = self._capability(problem), problem.dropout_p > 0 and role != "dots"
+        capability, tiled = self._capability(problem), role != "dots"
         changed = scores.macros(role, problem.softcap > 0, problem.bias)
-        options = vector, most_rows, problem.varlen, dropout, changed
+        options = vector, most_rows, problem.varlen and tiled, problem.dropout_p > 0 and tiled, changed
         return kernel_for(role, problem.dtype, problem.head_dim, capability, *options)
 
     def _capability(self, problem: Problem) -> Capability:

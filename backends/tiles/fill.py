@@ -34,7 +34,11 @@ def least_rows(problem: Problem) -> float:
 
 
 def _mean_rows(table: RunTable) -> float:
+    """Without the shortest tile, which may be what the end of the sequence has left of a block."""
     seeing = table.joined()
     rows = np.diff(seeing.stop, prepend=0)[seeing.runs > 0]
-    tiles = -(-rows // LOW_ROWS).sum()
-    return float(rows.sum() / tiles) if tiles > FEW_TILES else LOW_ROWS
+    tiles = int((-(-rows // LOW_ROWS)).sum())
+    if tiles <= FEW_TILES:
+        return LOW_ROWS
+    shortest = ((rows - 1) % LOW_ROWS + 1).min()
+    return float((rows.sum() - shortest) / (tiles - 1))

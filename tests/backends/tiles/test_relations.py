@@ -89,6 +89,7 @@ def test_blocks_that_see_the_same_are_one_part() -> None:
     [
         (Documents([32] * 100), None),
         (Documents([65] * 100), None),
+        (Documents([32] * 100 + [1]), None),
         (Documents([16] * FEW_TILES), None),
         (Documents([16] * (FEW_TILES + 1)), "16"),
         (Documents([31, 30] * 50), "30.5"),
@@ -100,7 +101,7 @@ def test_blocks_that_see_the_same_are_one_part() -> None:
     ],
 )
 def test_tiles_of_runs_that_are_mostly_empty_are_refused(branch: Any, rows: str | None) -> None:
-    found = fill_refusals(Problem(pattern=Pattern.of(branch, SlidingWindow(4)), seq=min(branch.max_seq, 3200), **SIZES))
+    found = fill_refusals(Problem(pattern=Pattern.of(branch, SlidingWindow(4)), seq=min(branch.max_seq, 3201), **SIZES))
     assert [x.value for x in found] == [rows] * (rows is not None)
     assert all('backend="flex"' in x.hint for x in found)
 

@@ -129,3 +129,6 @@ def test_tables_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(strips, "MOST_BYTES", 20)
     with pytest.raises(ValueError, match="repeat after 35 tokens"):
         make_tables(problem, group, QUERIES, 4)
+    problem = Problem(pattern=Pattern.of(Documents([4, 4])), seq=8, **SIZES)
+    with pytest.raises(ValueError, match="tables of 2 strips need more than 20 bytes"):  # one of each document
+        make_tables(problem, schedule(problem, 4).groups[0], QUERIES, 4)
