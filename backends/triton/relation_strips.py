@@ -16,12 +16,11 @@ from dilkit.problem import Problem
 
 def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.void], of_keys: bool, columns: int) -> Strips:
     """The strips of these tiles of `relation`, of queries or `of_keys`."""
-    rate, nothing = relation.rate, len(relation.parts) * relation.rate
+    rate = relation.rate
     strips = _strips(relation.numbered(of_keys), rate, columns)
-    chosen = tiles["set"].astype(np.int64)
-    number = np.where(chosen > 0, (chosen - 1) * rate + tiles["row"] % rate, nothing)
+    number = (tiles["set"].astype(np.int64) - 1) * rate + tiles["row"] % rate  # below 0, where there is no list, without a part
     if of_keys:
-        number = np.where(_serves(relation, problem, tiles), number[:, None], nothing).reshape(-1)
+        number = np.where(_serves(relation, problem, tiles), number[:, None], -1).reshape(-1)
     return Strips(in_order(strips), np.zeros(columns, np.float32), number, np.zeros(len(tiles), np.int64))
 
 

@@ -96,7 +96,9 @@ def test_blocks_that_see_the_same_are_one_part() -> None:
         (BlockSparse.bigbird(100, 32, heads=4), None),
         (BlockSparse.bigbird(400, 8), "8"),
         (BlockSparse(np.ones((400, 400), bool), 8), None),
+        (BlockSparse(np.tile([True, False], (400, 200)), 8), "8"),
         (Prefix(5), None),
+        (Intervals(np.arange(3201) % 33 // 32, np.where(np.arange(3201) % 33 < 32, 3200, 0)), None),
         (Intervals(np.zeros(3200, int), np.arange(3200)), "1"),
     ],
 )
