@@ -30,7 +30,9 @@ def _strips(parts: list[tuple[int, Part]], rate: int, columns: int) -> Ints:
     lists = np.repeat([rate * p for p, _ in parts], [*map(len, found)]).astype(np.int64) + first % rate
     run, done = cut(count, columns)
     nothing = np.zeros(len(run), np.int64)
-    return np.stack((lists[run], first[run] + done * step[run], step[run], np.minimum(count[run] - done, columns), nothing), axis=1)
+    return np.stack(
+        (lists[run], first[run] + done * step[run], step[run], np.minimum(count[run] - done, columns), nothing), axis=1
+    )
 
 
 def _serves(relation: Relation, problem: Problem, tiles: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -139,7 +139,7 @@ def smallest() -> Iterator[Case]:
 
 
 def other_kinds(everything: bool) -> Iterator[Case]:
-    """Cases of windows, strides and global tokens, alone and in mixes, and two more that count once."""
+    """Cases of windows, strides, global tokens and runs, alone and in mixes, and two more that count once."""
     for i, case in enumerate(case for case in OTHER_KINDS if case.dtype in DTYPES):
         if (everything or (case.variant in OTHERS and case.dtype == DTYPES[i // 2 % 2])) and not refusals(case):
             yield case if everything else replace(case, batch=1, seq=min(case.seq, 2 * FEW_ROWS))
