@@ -81,10 +81,10 @@ def _without_keys(rows: Positions, tile_rows: int, seq: int) -> Ints:
 def _tiles_of(parts: list[tuple[int, Part]], rate: int, bounds: tuple[int, int], tile_rows: int, seq: int) -> Ints:
     """Of each tile of one head, of parts with their `set`: first row, set, step, how many rows, and about how many columns it
     sees."""
-    found = [classes(part.rows, rate) for _, part in parts]
-    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *found]).T
+    own = [classes(part.rows, rate) for _, part in parts]
+    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *own]).T
     numbers = np.array([(number, np.diff(part.columns).sum()) for number, part in parts], np.int64).reshape(-1, 2)
-    number, columns = np.repeat(numbers, np.array([*map(len, found)], np.int64), axis=0).T
+    number, columns = np.repeat(numbers, np.array([*map(len, own)], np.int64), axis=0).T
     tiles = -(-count // tile_rows)
     of = np.repeat(np.arange(len(first)), tiles)
     before = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_rows

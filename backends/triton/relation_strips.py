@@ -25,9 +25,9 @@ def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.v
 
 
 def _strips(parts: list[tuple[int, Part]], rate: int, columns: int) -> Ints:
-    found = [classes(part.columns, rate) for _, part in parts]
-    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *found]).T
-    lists = np.repeat([rate * p for p, _ in parts], [*map(len, found)]).astype(np.int64) + first % rate
+    own = [classes(part.columns, rate) for _, part in parts]
+    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *own]).T
+    lists = np.repeat([rate * p for p, _ in parts], [*map(len, own)]).astype(np.int64) + first % rate
     run, done = cut(count, columns)
     nothing = np.zeros(len(run), np.int64)
     return np.stack(

@@ -101,16 +101,25 @@ PARTS = Pattern.of(BlockSparse.bigbird(18, 32, heads=2), Documents([32, 40, 500]
 """Of more parts than a warp has lanes."""
 
 
+def has_runs(case: Case) -> bool:
+    return "runs" in case.problem().forms.names
+
+
 def kinds(capability: Capability, dtype: str) -> Runs:
     """Windows, strides, global tokens and runs, alone and in mixes, packed, with dropout, and such as count once."""
     sizes = dict(seq=61, kv_heads=2, dtype=dtype)
     once = (Case(feature="kinds", variant=f"once {x}", pattern=ONCE, is_causal=x, **sizes) for x in (False, True))
     parts = Case(feature="kinds", variant="parts", pattern=PARTS, seq=570, heads=2, kv_heads=1, head_dim=8, batch=1, dtype=dtype)
-    listed = (case for case in (*OTHER_KINDS, *once, parts) if case.dtype == dtype)
+    listed = sorted((case for case in (*OTHER_KINDS, *once, parts) if case.dtype == dtype), key=has_runs)
     return [(capability, case) for case in listed if not OnHost(capability).refusals(case.problem())]
 
 
 KINDS = [kinds(FP32, "float32"), kinds(TENSOR_CORES, "bfloat16")]
+FIRST_RUNS = "blocks by heads causal", "blocks and segments"
+KINDS_FIRST = [
+    [run for run in listed[kind::4] if not has_runs(run[1])] + [run for run in listed if run[1].variant == FIRST_RUNS[kind]]
+    for kind, listed in enumerate(KINDS)
+]
 
 
 SCORED: Runs = [
@@ -142,7 +151,7 @@ def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callab
 
 
 @pytest.mark.parametrize(
-    "run", [param for kind, listed in enumerate(KINDS) for param in all_but(listed[kind::2], listed[kind::4])]
+    "run", [param for kind, listed in enumerate(KINDS) for param in all_but(listed[kind::2], KINDS_FIRST[kind])]
 )
 def test_the_kernels_are_right_with_every_kind(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
     with backend(run[0]) as known:
