@@ -416,6 +416,10 @@ _LARGE: dict[str, Fields] = {
     "batch": dict(batch=3, seq=1025, layout="sliced"),
     "dense causal": dict(pattern=Pattern.dense(), seq=1023, is_causal=True),
     "dropout": dict(dropout_p=0.2, head_dim=72, kv_heads=2, is_causal=True, seq=1023),
+    "blocks by heads causal": dict(pattern=Pattern.of(BlockSparse.bigbird(32, 64, heads=4)), seq=2039, is_causal=True),
+    "documents and blocks": dict(
+        pattern=Pattern.of(Documents([700, 32, 1316]), BlockSparse.local_global(64, 32)), kv_heads=2, mask="random"
+    ),
 }
 LARGE = tuple(
     Case(feature="large", variant=variant, dtype=dtype, **_DEFAULT | fields)
