@@ -226,7 +226,9 @@ class Limits:
         refused = _listed({branches[form.branch].kind for form in beyond})
         if unlowered := next((form for form in beyond if isinstance(form, Unlowered)), None):
             return [Refusal("branch kind", refused, unlowered.why)]
-        return [Refusal("branch kind", refused, f"shown as {_listed({f.name for f in beyond})}; computes {_listed(self.forms)}")]
+        names = {form.name for form in beyond}
+        hint = 'backend="native" on a CPU, "flex" on a GPU' if GivenBlocks.name in names else ""
+        return [Refusal("branch kind", refused, f"shown as {_listed(names)}; computes {_listed(self.forms)}", hint)]
 
 
 def one_sided_refusals(problem: Problem) -> list[Refusal]:

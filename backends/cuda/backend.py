@@ -19,8 +19,8 @@ from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, k
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
 from dilkit.backends.tiles.relation_tiles import most_runs
-from dilkit.backends.tiles.relations import FORMS
-from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_BRANCHES, MAX_SEQ, MOST_ROWS
+from dilkit.backends.tiles.relations import FORMS, MOST_RUNS
+from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
 from dilkit.bias.form import APART, BIASES
 from dilkit.device import Capability
 from dilkit.problem import Problem
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 2**31 - 2**20
 """Tiles times batch: a 32-bit number counts them, and every resident block counts one too many."""
-
-MAX_RUNS = 2 * MAX_BRANCHES
-"""Runs of columns that the rows of a tile see, at most: they are kept in shared memory."""
 
 VECTOR_BYTES, ROW_BYTES = 16, 2**32
 """Rows that start at multiples of it, and are as long as one, are read `VECTOR_BYTES` at a time, if each begins less than
@@ -74,9 +71,9 @@ class CupyRaw(TiledBackend):
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         refusals_so_far = super().refusals(problem)
-        if not refusals_so_far and (runs := most_runs(problem)) > MAX_RUNS:
+        if not refusals_so_far and (runs := most_runs(problem)) > MOST_RUNS:
             hint = "fewer tokens, or some of them next to each other or equally far apart"
-            return (Refusal("runs of global tokens", str(runs), f"at most {MAX_RUNS}", hint),)
+            return (Refusal("runs of global tokens", str(runs), f"at most {MOST_RUNS}", hint),)
         return refusals_so_far
 
     def detail(self, problem: Problem) -> str:
@@ -102,7 +99,7 @@ class CupyRaw(TiledBackend):
 
     def _launch_dots(self, tensors: Tensors, problem: Problem) -> None:
         """Launch the kernel that needs neither tiles nor branches: it computes rows in the order of memory."""
-        kernel, device = self._kernel("dots", replace(problem, varlen=False), _vectors(tensors)), _device(tensors)
+        kernel, device = self._kernel("dots", problem, _vectors(tensors)), _device(tensors)
         rows = problem.batch * problem.heads * problem.seq
         if rows:
             at_least = kernel.threads // 16  # rows that a block computes at a time
@@ -159,9 +156,9 @@ class CupyRaw(TiledBackend):
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
-        capability, dropout = self._capability(problem), problem.dropout_p > 0 and role != "dots"
+        capability, tiled = self._capability(problem), role != "dots"
         changed = scores.macros(role, problem.softcap > 0, problem.bias)
-        options = vector, most_rows, problem.varlen, dropout, changed
+        options = vector, most_rows, problem.varlen and tiled, problem.dropout_p > 0 and tiled, changed
         return kernel_for(role, problem.dtype, problem.head_dim, capability, *options)
 
     def _capability(self, problem: Problem) -> Capability:

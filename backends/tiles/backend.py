@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Refusal
+from dilkit.backends.tiles.fill import fill_refusals
 from dilkit.backends.tiles.schedule import schedule_refusals
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
@@ -42,7 +43,7 @@ class TiledBackend(Backend):
         """Launch the kernel of `role`, one of `ROLES`, over all tiles of `problem`. `dropout` is given if `limits.dropout`."""
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        return (*super().refusals(problem), *schedule_refusals(problem))
+        return (*super().refusals(problem), *schedule_refusals(problem), *fill_refusals(problem))
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         import torch

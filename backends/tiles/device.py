@@ -103,9 +103,10 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device) -
 
 @lru_cache(maxsize=1024)
 def tall_tiles(problem: Problem, rows: int) -> int:
-    """How many tiles of at most `rows` rows the first group of `problem` makes; 0 if a quarter of their rows were none."""
-    tiles = schedule(problem, rows).groups[0].query_tiles
-    return len(tiles) if len(tiles) and tiles["rows"].mean() * 4 >= rows * 3 else 0
+    """How many tiles of at most `rows` rows the first group of `problem` makes; 0 if a quarter of the rows of all were none."""
+    groups = schedule(problem, rows).groups
+    of_all = np.concatenate([group.query_tiles["rows"] for group in groups])
+    return len(groups[0].query_tiles) if len(of_all) and of_all.mean() * 4 >= rows * 3 else 0
 
 
 def _numbers(records: NDArray[np.void]) -> NDArray[np.int32]:

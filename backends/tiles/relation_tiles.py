@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 def relation_tiles(
     relation: Relation, problem: Problem, of_keys: bool, tile_rows: int, every_row: bool
 ) -> tuple[NDArray[np.int32], Ints]:
-    """`(tiles, keys)` as `_tiles.tiles` gives them: of queries, or of keys by key/value head. Part p is the bit `1 << p`."""
+    """`(tiles, keys)` as `_tiles.tiles` gives them: of queries, or of keys by key/value head. The `set` of part p is p + 1."""
     heads, per_head = problem.heads, problem.heads // problem.kv_heads
     start, stop = relation.heads
     if of_keys:
         heads, start, stop = problem.kv_heads, start // per_head, -(-stop // per_head)
-    parts = relation.numbered(of_keys)
+    parts = [(p + 1, part) for p, part in relation.numbered(of_keys)]
     bounds = (relation.ahead, relation.back) if of_keys else (relation.back, relation.ahead)
-    served = [_tiles_of(part, 1 << p, relation.rate, bounds, tile_rows, problem.seq) for p, part in parts]
+    served = [_tiles_of(parts, relation.rate, bounds, tile_rows, problem.seq)]
     if every_row:
         in_none = complement(union(*(part.rows for _, part in parts)), problem.seq)
         served.append(_without_keys(in_none, tile_rows, problem.seq))
@@ -51,12 +51,12 @@ def part_table(relation: Relation) -> NDArray[np.int32]:
     part    its first run, minus how many they are, and the query heads start .. stop - 1
     run     low, step, and high, of the positions low, low + step, ... below high; whether they are counted from a tile's rows
     """
-    of_row, runs, parts = relation.rate > 1, [np.zeros((0, 4), np.int64)], []
-    for part in relation.parts:
-        own = np.insert(part.columns, 1, relation.rate, axis=1) if of_row else _stops(progressions(part.columns))
-        parts.append((sum(map(len, runs)), -len(own), *relation.heads))
-        runs.append(np.insert(own, 3, of_row, axis=1))
-    return np.concatenate([np.array(parts, np.int64).reshape(-1, 4), *runs]).astype(np.int32)
+    of_row, columns = relation.rate > 1, (part.columns for part in relation.parts)
+    own = [np.insert(x, 1, relation.rate, axis=1) if of_row else _stops(progressions(x)) for x in columns]
+    count = np.array([*map(len, own)], np.int64)
+    parts = np.stack((np.cumsum(count) - count, -count, *(np.full(len(own), head) for head in relation.heads)), axis=1)
+    runs = np.concatenate([np.zeros((0, 3), np.int64), *own])
+    return np.concatenate((parts, np.insert(runs, 3, of_row, axis=1))).astype(np.int32)
 
 
 @lru_cache(maxsize=1024)
@@ -75,20 +75,23 @@ def _stops(found: Ints) -> Ints:
 
 
 def _without_keys(rows: Positions, tile_rows: int, seq: int) -> Ints:
-    return _tiles_of(Part(rows, np.zeros((0, 2), np.int64)), 0, 1, (0, 0), tile_rows, seq)
+    return _tiles_of([(0, Part(rows, np.zeros((0, 2), np.int64)))], 1, (0, 0), tile_rows, seq)
 
 
-def _tiles_of(part: Part, number: int, rate: int, bounds: tuple[int, int], tile_rows: int, seq: int) -> Ints:
-    """Of each tile of one head: first row, set, step, how many rows, and about how many columns it sees."""
-    first, step, count = classes(part.rows, rate).T
+def _tiles_of(parts: list[tuple[int, Part]], rate: int, bounds: tuple[int, int], tile_rows: int, seq: int) -> Ints:
+    """Of each tile of one head, of parts with their `set`: first row, set, step, how many rows, and about how many columns it
+    sees."""
+    own = [classes(part.rows, rate) for _, part in parts]
+    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *own]).T
+    numbers = np.array([(number, np.diff(part.columns).sum()) for number, part in parts], np.int64).reshape(-1, 2)
+    number, columns = np.repeat(numbers, np.array([*map(len, own)], np.int64), axis=0).T
     tiles = -(-count // tile_rows)
     of = np.repeat(np.arange(len(first)), tiles)
     before = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_rows
     row, rows = first[of] + before * step[of], np.minimum(count[of] - before, tile_rows)
     low, high = np.maximum(row - bounds[0], 0), np.minimum(row + (rows - 1) * step[of] + bounds[1] + 1, seq)
-    columns = (part.columns[:, 1] - part.columns[:, 0]).sum()
-    seen = np.clip(high - low, 0, columns) // rate
-    return np.stack((row, np.full(len(of), number), step[of], rows, seen), axis=1)
+    seen = np.clip(high - low, 0, columns[of]) // rate
+    return np.stack((row, number[of], step[of], rows, seen), axis=1)
 
 
 def _by_head(tiles: list[Ints], heads: range | list[int]) -> Ints:

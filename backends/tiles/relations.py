@@ -4,6 +4,7 @@
 
     Band       a part of all tokens, without those that take no part in it
     Global     two parts: the global rows see all columns, the other rows the global columns
+    Runs       a part for each list of runs of columns: the rows that see it; of long lists one relation for so many runs each
 
 For the gradients of keys the relation is turned round: keys are rows, queries are columns, and `back` and `ahead` change places.
 """
@@ -16,15 +17,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dilkit.pattern.lowering import Band, Form, Global, Segments
+from dilkit.pattern.lowering import Band, Form, Global, Runs, RunTable, Segments
 from dilkit.pattern.runs import complement, difference, union
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
     from dilkit.pattern.runs import Positions
 
-FORMS = frozenset({Segments.name, Band.name, Global.name})
+FORMS = frozenset({Segments.name, Band.name, Global.name, Runs.name})
 """The forms that there are tiles for."""
+
+MOST_RUNS = 64
+"""Runs of columns that the rows of a tile see through a relation, at most: CUDA kernels keep them in shared memory."""
 
 FAR = 2**30 - 1
 """A bound that no key is beyond: as far as two tokens of the longest sequence are apart."""
@@ -68,6 +72,8 @@ def relations(problem: Problem) -> Iterator[Relation]:
             yield from _band(form, problem)
         elif isinstance(form, Global):
             yield _global(form, problem)
+        elif isinstance(form, Runs):
+            yield from _runs(form, problem)
         elif not isinstance(form, Segments):
             call = problem.pattern.branches[form.branch].call()
             raise TypeError(f"branch {call} is lowered to {form.name}; tiles are known for {', '.join(sorted(FORMS))}")
@@ -107,6 +113,31 @@ def _global_parts(
     seeing_all = Part(difference(rows, without_rows, seq), complement(without_columns, seq))
     others = Part(complement(union(rows, without_rows), seq), difference(columns, without_columns, seq))
     return _seeing(seeing_all, others)
+
+
+def _runs(form: Runs, problem: Problem) -> Iterator[Relation]:
+    """The first `MOST_RUNS` runs of columns of every row, the next ones, and so on: each side by itself adds up to the form."""
+    queries, keys = _left_out(form)
+    of_queries = _parts_of_runs(form.queries, queries, keys, problem.seq)
+    of_keys = _parts_of_runs(form.keys, keys, queries, problem.seq)
+    most = max((len(part.columns) for part in (*of_queries, *of_keys)), default=1)
+    for first in range(0, most, MOST_RUNS):
+        of = slice(first, first + MOST_RUNS)
+        some_queries, some_keys = (_seeing(*(Part(own, seen[of]) for own, seen in parts)) for parts in (of_queries, of_keys))
+        yield Relation(form.heads, some_queries, some_keys, ahead=0 if problem.is_causal else FAR)
+
+
+def _parts_of_runs(table: RunTable, without_rows: Positions, without_columns: Positions, seq: int) -> tuple[Part, ...]:
+    """The rows of a table that see the same columns, which are a part wherever they lie."""
+    table = table.below(seq).joined()
+    rows = np.stack((np.append(0, table.stop[:-1]), table.stop), axis=1)
+    alike: dict[bytes, tuple[list[Positions], Positions]] = {}
+    for own, columns in zip(rows[:, None], np.split(table.columns, np.cumsum(table.runs)[:-1]), strict=True):
+        alike.setdefault(columns.tobytes(), ([], columns))[0].append(own)
+    parts = (Part(union(*own), columns) for own, columns in alike.values())
+    if len(without_rows) or len(without_columns):
+        parts = (Part(difference(own, without_rows, seq), difference(of, without_columns, seq)) for own, of in parts)
+    return _seeing(*parts)
 
 
 def _seeing(*parts: Part) -> tuple[Part, ...]:

@@ -65,12 +65,12 @@ class Group:
     back: int = FAR
     ahead: int = FAR
     relation: Relation | None = None
-    """With one, `set` of a tile holds the part that its rows are in: those of queries are numbered first."""
+    """With one, `set` of a tile is 1 + the number of the part that its rows are in, those of queries first; 0 for none."""
 
     @property
     def branch_count(self) -> int:
-        """How many branches there are, or parts of a relation."""
-        return len(self.relation.parts) if self.relation else len(self.branches)
+        """How many branches there are; of a relation minus how many parts."""
+        return -len(self.relation.parts) if self.relation else len(self.branches)
 
     @property
     def nbytes(self) -> int:

@@ -16,22 +16,23 @@ from dilkit.problem import Problem
 
 def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.void], of_keys: bool, columns: int) -> Strips:
     """The strips of these tiles of `relation`, of queries or `of_keys`."""
-    rate, nothing = relation.rate, len(relation.parts) * relation.rate
-    strips = [_strips(part, p * rate, rate, columns) for p, part in relation.numbered(of_keys)]
-    chosen, number = tiles["set"].astype(np.int64), np.full(len(tiles), nothing)
-    for p, _ in relation.numbered(of_keys):
-        number = np.where(chosen >> p & 1, p * rate + tiles["row"] % rate, number)
+    rate = relation.rate
+    strips = _strips(relation.numbered(of_keys), rate, columns)
+    number = (tiles["set"].astype(np.int64) - 1) * rate + tiles["row"] % rate  # below 0, where there is no list, without a part
     if of_keys:
-        number = np.where(_serves(relation, problem, tiles), number[:, None], nothing).reshape(-1)
-    ordered = in_order(np.concatenate([np.zeros((0, 5), np.int64), *strips]))
-    return Strips(ordered, np.zeros(columns, np.float32), number, np.zeros(len(tiles), np.int64))
+        number = np.where(_serves(relation, problem, tiles), number[:, None], -1).reshape(-1)
+    return Strips(in_order(strips), np.zeros(columns, np.float32), number, np.zeros(len(tiles), np.int64))
 
 
-def _strips(part: Part, first_list: int, rate: int, columns: int) -> Ints:
-    first, step, count = classes(part.columns, rate).T
+def _strips(parts: list[tuple[int, Part]], rate: int, columns: int) -> Ints:
+    own = [classes(part.columns, rate) for _, part in parts]
+    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *own]).T
+    lists = np.repeat([rate * p for p, _ in parts], [*map(len, own)]).astype(np.int64) + first % rate
     run, done = cut(count, columns)
-    lists, nothing = first_list + first[run] % rate, np.zeros(len(run), np.int64)
-    return np.stack((lists, first[run] + done * step[run], step[run], np.minimum(count[run] - done, columns), nothing), axis=1)
+    nothing = np.zeros(len(run), np.int64)
+    return np.stack(
+        (lists[run], first[run] + done * step[run], step[run], np.minimum(count[run] - done, columns), nothing), axis=1
+    )
 
 
 def _serves(relation: Relation, problem: Problem, tiles: NDArray[np.void]) -> NDArray[np.bool_]:

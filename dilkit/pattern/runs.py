@@ -45,6 +45,8 @@ def progressions(runs: Positions) -> Positions:
     import numpy as np
 
     lengths = runs[:, 1] - runs[:, 0]
+    if (lengths > 1).all():
+        return np.stack((runs[:, 0], np.ones(len(runs), np.int64), lengths), axis=1)
     longer, single = runs[lengths > 1], runs[lengths == 1, 0].tolist()
     triples = np.stack((longer[:, 0], np.ones(len(longer), np.int64), longer[:, 1] - longer[:, 0]), axis=1).tolist()
     at = 0

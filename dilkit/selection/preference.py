@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.device import Capability
-from dilkit.pattern.lowering import Band, Segments
+from dilkit.pattern.lowering import Band, Runs, Segments
 from dilkit.problem import DTYPES, Problem
 
 BY_DESIGN = "by design, until `dilkit tune` has measured"
@@ -109,6 +109,7 @@ FEATURES: dict[str, Callable[[Problem], bool]] = {
     "key padding mask": lambda problem: problem.key_padding_mask,
     "training": lambda problem: problem.requires_grad,
     "nothing dilated": _nothing_dilated,
+    "runs": lambda problem: Runs.name in problem.forms.names,
     "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND,
 }
 """The features of a problem that a row may require beside its device and dtype."""

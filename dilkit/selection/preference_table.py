@@ -87,6 +87,11 @@ TABLE = (
         "tensor cores, one launch for all branches, shared keys scored once; torch has no flash attention below 8.0",
     ),
     PreferenceRow(
+        *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("runs",)),
+        _GENERATED_BEFORE_OURS,
+        "FlexAttention is made for blocks and documents, and in wide use here; our kernels take a launch for each layout",
+    ),
+    PreferenceRow(
         *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("launch-bound", "shared keys")),
         _RAW_FIRST,
         "one launch; so little work takes less time than launching a library's kernel for every branch and merging the results",

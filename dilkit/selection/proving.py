@@ -12,7 +12,7 @@ from typing import Any
 
 from dilkit import environment
 from dilkit.bias.form import BiasForm
-from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.pattern import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.testing.bias_forms import form_like
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -28,6 +28,7 @@ KINDS = Pattern.of(
     GlobalTokens([0, 1, 77, 200]),
     GlobalTokens(2, "read"),
 )
+RUNS = Pattern.of(BlockSparse.bigbird(13, 40, heads=4), Documents([33, 200, 40, 250]), Prefix(70))
 KINDS_ONCE = Pattern.of(SlidingWindow(150, 2), SlidingWindow(40), GlobalTokens([0, 1, 77], heads=(1, 4)), overlap="once")
 
 
@@ -56,7 +57,8 @@ def cases(
             feature="proof", variant="packed causal", pattern=RAGGED, seq=420, batch=1, lengths=(7, 413), is_causal=True, **sizes
         )
         if kinds:
-            yield Case(feature="proof", variant="packed kinds", pattern=KINDS, seq=420, batch=1, lengths=(7, 0, 413), **sizes)
+            for variant, pattern in (("packed kinds", KINDS), ("packed runs", RUNS)):
+                yield Case(feature="proof", variant=variant, pattern=pattern, seq=420, batch=1, lengths=(7, 0, 413), **sizes)
         return
     yield Case(feature="proof", variant="full", pattern=NESTED, seq=500, **sizes)
     yield Case(feature="proof", variant="causal", pattern=RAGGED, seq=333, is_causal=True, **sizes)
@@ -69,6 +71,8 @@ def cases(
         yield Case(feature="proof", variant="kinds", pattern=KINDS, seq=500, **sizes)
         yield Case(feature="proof", variant="kinds causal", pattern=KINDS, seq=333, is_causal=True, mask="random", **sizes)
         yield Case(feature="proof", variant="kinds once", pattern=KINDS_ONCE, seq=300, layout="sliced", **sizes)
+        yield Case(feature="proof", variant="runs", pattern=RUNS, seq=500, mask="random", **sizes)
+        yield Case(feature="proof", variant="runs causal", pattern=RUNS, seq=333, is_causal=True, **sizes)
 
 
 def main(request: str) -> int:

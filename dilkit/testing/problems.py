@@ -376,6 +376,9 @@ _SCORES: dict[str, Fields] = {
     "grid": dict(bias="grid", pattern=Pattern.natten((6, 6), (3, 5)), seq=36),
     "grid dense grouped": dict(bias="grid", pattern=Pattern.dense(), seq=64, kv_heads=2, mask="left"),
     "grid in space once": dict(bias="grid in space", pattern=Pattern([8, 16, 32], [1, 2, 4], overlap="once"), seq=45),
+    "alibi documents softcap": dict(
+        bias="alibi", softcap=2.0, pattern=Pattern.of(Documents([13, 1, 40]), Prefix(9)), seq=47, kv_heads=2
+    ),
     "alibi last rows": dict(bias="alibi", lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False, kv_heads=2),
     "coordinates last rows": dict(bias="euclidean", lengths=(13, 25), seq=39, rows=1, is_causal=True, gradients=False),
     "buckets last rows softcap": dict(
@@ -413,6 +416,10 @@ _LARGE: dict[str, Fields] = {
     "batch": dict(batch=3, seq=1025, layout="sliced"),
     "dense causal": dict(pattern=Pattern.dense(), seq=1023, is_causal=True),
     "dropout": dict(dropout_p=0.2, head_dim=72, kv_heads=2, is_causal=True, seq=1023),
+    "blocks by heads causal": dict(pattern=Pattern.of(BlockSparse.bigbird(32, 64, heads=4)), seq=2039, is_causal=True),
+    "documents and blocks": dict(
+        pattern=Pattern.of(Documents([700, 32, 1316]), BlockSparse.local_global(64, 32)), kv_heads=2, mask="random"
+    ),
 }
 LARGE = tuple(
     Case(feature="large", variant=variant, dtype=dtype, **_DEFAULT | fields)

@@ -44,7 +44,7 @@ class RecordingLauncher:
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: torch.device) -> None:
         tiles = _records(int(arguments["tiles"]), int(arguments["tile_count"]), TILE)
-        branches = _records(int(arguments["branches"]), int(arguments["branch_count"]), BRANCH)
+        branches = _records(int(arguments["branches"]), abs(int(arguments["branch_count"])), BRANCH)
         counter = ctypes.c_int32.from_address(int(arguments["counter"])).value if arguments["counter"] else None
         self.launches.append(Launch(kernel, blocks, arguments.copy(), tiles, branches, counter))
 

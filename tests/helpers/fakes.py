@@ -12,6 +12,7 @@ from dilkit.backends.flex.backend import Flex
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.backends.sdpa.backend import SDPA
+from dilkit.backends.tiles.relations import FORMS
 
 
 class Fake(Backend):
@@ -51,7 +52,8 @@ def registered(backend: Backend) -> Iterator[str]:
 
 def family(cupy: bool = True) -> dict[str, Backend]:
     """The backends of dilkit by name, those for CUDA alone as fakes: everything is installed, but perhaps not CuPy."""
-    limits = Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32", "bfloat16", "float16"}), max_head_dim=128)
+    dtypes = frozenset({"float32", "bfloat16", "float16"})
+    limits = Limits(devices=frozenset({"cuda"}), dtypes=dtypes, max_head_dim=128, dropout=True, forms=FORMS)
     raw = Fake("cupy_raw", 15, limits)
     raw.requires, raw.extra = () if cupy else ("cupy",), "cuda"  # type: ignore[misc]
     readable = Fake("numba_cuda", 5, Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32"})))

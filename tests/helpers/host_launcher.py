@@ -172,7 +172,7 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
         delta=rows,
         mask=mask_bytes,
         tiles=arguments["tile_count"] * 16,
-        branches=branch_records(int(arguments["branches"]), int(arguments["branch_count"])) * BRANCH.itemsize,
+        branches=branch_records(int(arguments["branches"]), abs(int(arguments["branch_count"]))) * BRANCH.itemsize,
         counter=4,
         starts=(sequences + 1) * 4,
         tile_ends=sequences * 4,

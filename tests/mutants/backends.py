@@ -135,6 +135,20 @@ ON_GPUS = (
         f"{TILES}/test_relations.py::test_relations_show_the_count",
     ),
     Mutant(
+        "rows see no more runs of columns than a launch takes",
+        "backends/tiles/relations.py",
+        "for first in range(0, most, MOST_RUNS):",
+        "for first in range(0, 1):",
+        f"{TILES}/test_relations.py::test_rows_that_see_many_runs_are_in_a_relation_for_so_many_each",
+    ),
+    Mutant(
+        "tiles see the columns of the part before theirs",
+        "backends/tiles/relation_tiles.py",
+        "parts = [(p + 1, part)",
+        "parts = [(p, part)",
+        f"{TRITON}/test_tables.py::test_strips_show_the_count_of_runs",
+    ),
+    Mutant(
         "the longest tiles are computed last",
         "backends/tiles/schedule.py",
         "np.argsort(-keys",

@@ -16,8 +16,9 @@
    shortest segment first, without the stretch that an earlier branch of a dividing rate has covered. A key that is listed a
    second time all the same gets the weight 0 there. The same holds with queries and keys exchanged, for the gradients of keys.
 
-   A tile of a relation (`dilkit.backends.tiles.relations`) has rows of one part, whose columns are given as runs. Query i sees the
-   keys from i - back to i + ahead: what no row of a tile sees is not listed, and only what a bound cuts is compared.
+   A tile of a relation (`dilkit.backends.tiles.relations`) has rows of one part, whose columns are given as runs: its `set` is 1 + the
+   number of the part, 0 for none. Query i sees the keys from i - back to i + ahead: what no row of a tile sees is not listed, and
+   only what a bound cuts is compared.
 
    A block finds its next tile while it writes the results of one, when sums are on their way out of the registers:
 
@@ -75,7 +76,8 @@ typedef struct {
    or null. places is (batch, 5), where dropout finds each element of the batch in the whole (dilkit/op/dropout.py), or null: then
    they follow first_batch and first_head. Later groups of branches merge with what is in out and lse, or add to what is in
    dquery, dkey and dvalue: their `first` is 0. `scores.cuh` says what bias_weights (heads, entries), positions and bias_parts are;
-   positions of elements of the batch are positions_batch numbers apart, 0 if they share them.
+   positions of elements of the batch are positions_batch numbers apart, 0 if they share them. branch_count of a relation is minus the
+   number of its parts.
 
    PACKED: `seq` is all rows, `batch` how many sequences they are; sequence s begins at row starts[s], and its tiles are numbered
    from tile_ends[s - 1] (0 for the first) up to tile_ends[s]. `tiles` are those of one long sequence by ascending row: a
@@ -298,7 +300,7 @@ DEVICE void put_runs(Keys *keys, const Run *own) {
 /* Two runs of each lane: of the columns of a part of a relation, the one that is in `serving`, if any. */
 DEVICE void find_columns(Run *own, const Args *args, unsigned serving, Branch mine, int row, int begin, int lowest, int highest) {
     int part = bit_count((serving & -serving) - 1) % 32, count = serving ? -(int)shuffle_word(mine.rate, part) : 0;
-    const ColumnRun *runs = (const ColumnRun *)(args->branches + args->branch_count) + (int)shuffle_word(mine.segment, part);
+    const ColumnRun *runs = (const ColumnRun *)(args->branches - args->branch_count) + (int)shuffle_word(mine.segment, part);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int number = 2 * lane_index() + i;
@@ -330,6 +332,16 @@ DEVICE void find_stretches(Run *own, Keys *keys, unsigned serving, Segment mine,
     own[1] = run_between(row, mine.rate, mine.branch, max_of(covered_to, lowest), min_of(high, highest));
 }
 
+/* The branch of each lane; of a relation the part, one of the 32 among which that of the tile is. *set: the tile's, a bit a lane. */
+DEVICE Branch branch_of_lane(const Args *args, const Tile *tile, unsigned *set) {
+    int parts = -args->branch_count, own = parts > 0 ? max_of(tile->set - 1, 0) : 0, number = (own & ~31) + lane_index();
+    Branch branch = {1, 1, 0, 0};
+    if (number < max_of(parts, -parts))
+        branch = LOAD(args->branches + number);
+    *set = parts > 0 ? (unsigned)(tile->set > 0) << (own & 31) : tile->set;
+    return branch;
+}
+
 /* Finds the keys that the rows of a tile see through the branches that serve query head `head`, from row - back to row + ahead.
    The lanes of one warp call it, each for a branch; `keys` is in shared memory. */
 DEVICE void find_keys(Keys *keys, const Args *args, const Tile *tile, int batch, int head, int back, int ahead) {
@@ -341,11 +353,10 @@ DEVICE void find_keys(Keys *keys, const Args *args, const Tile *tile, int batch,
         keys->begin = begin, keys->sequence = next - 1;
 #endif
     int lowest = max_of(row - back, begin), highest = min_of(own_position(tile, tile->rows - 1) + ahead + 1, end);
-    Branch branch = {1, 1, 0, 0};
-    if (lane < args->branch_count)
-        branch = LOAD(args->branches + lane);
-    unsigned serving = tile->set & ballot(branch.head_start <= head && head < branch.head_stop);
-    int of_relation = ballot(branch.rate < 0) != 0;
+    unsigned set;
+    Branch branch = branch_of_lane(args, tile, &set);
+    unsigned serving = set & ballot(branch.head_start <= head && head < branch.head_stop);
+    int of_relation = args->branch_count < 0;
     Run own[2];
     if (of_relation) {
         find_columns(own, args, serving, branch, row, begin, lowest, highest);

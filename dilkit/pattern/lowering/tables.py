@@ -49,6 +49,16 @@ class RunTable(NamedTuple):
         last = np.append(changed[1:], True)
         return RunTable(self.stop[last], self.runs[changed], self.columns[np.repeat(changed, self.runs)])
 
+    def below(self, seq: int) -> RunTable:
+        """What the rows below `seq` see of the columns below `seq`."""
+        import numpy as np
+
+        count = int(np.searchsorted(self.stop, seq)) + 1
+        row, columns = np.repeat(np.arange(len(self.runs)), self.runs), np.minimum(self.columns, seq)
+        left = (columns[:, 0] < columns[:, 1]) & (row < count)
+        runs = np.bincount(row[left], minlength=len(self.runs))[:count]
+        return RunTable(np.minimum(self.stop[:count], seq), runs, columns[left])
+
     @classmethod
     def any_of(cls, tables: Sequence[RunTable]) -> RunTable:
         """Each row sees what it sees in any of the tables."""

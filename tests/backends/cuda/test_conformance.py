@@ -8,12 +8,15 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
-from dilkit import GlobalTokens, Pattern, SlidingWindow, register_backend, unregister_backend
+from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, SlidingWindow, register_backend, unregister_backend
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE
+from dilkit.backends.tiles import fill
+from dilkit.backends.tiles.relations import relations
 from dilkit.device import Capability
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.testing.conformance import Result, check
@@ -94,15 +97,29 @@ ONCE = Pattern.of(
 )
 
 
+PARTS = Pattern.of(BlockSparse.bigbird(18, 32, heads=2), Documents([32, 40, 500]))
+"""Of more parts than a warp has lanes."""
+
+
+def has_runs(case: Case) -> bool:
+    return "runs" in case.problem().forms.names
+
+
 def kinds(capability: Capability, dtype: str) -> Runs:
-    """Windows, strides and global tokens, alone and in mixes, packed, with dropout, and such as count once."""
+    """Windows, strides, global tokens and runs, alone and in mixes, packed, with dropout, and such as count once."""
     sizes = dict(seq=61, kv_heads=2, dtype=dtype)
     once = (Case(feature="kinds", variant=f"once {x}", pattern=ONCE, is_causal=x, **sizes) for x in (False, True))
-    listed = (case for case in (*OTHER_KINDS, *once) if case.dtype == dtype)
+    parts = Case(feature="kinds", variant="parts", pattern=PARTS, seq=570, heads=2, kv_heads=1, head_dim=8, batch=1, dtype=dtype)
+    listed = sorted((case for case in (*OTHER_KINDS, *once, parts) if case.dtype == dtype), key=has_runs)
     return [(capability, case) for case in listed if not OnHost(capability).refusals(case.problem())]
 
 
 KINDS = [kinds(FP32, "float32"), kinds(TENSOR_CORES, "bfloat16")]
+FIRST_RUNS = "blocks by heads causal", "blocks and segments"
+KINDS_FIRST = [
+    [run for run in listed[kind::4] if not has_runs(run[1])] + [run for run in listed if run[1].variant == FIRST_RUNS[kind]]
+    for kind, listed in enumerate(KINDS)
+]
 
 
 SCORED: Runs = [
@@ -134,7 +151,7 @@ def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callab
 
 
 @pytest.mark.parametrize(
-    "run", [param for kind, listed in enumerate(KINDS) for param in all_but(listed[kind::2], listed[kind::4])]
+    "run", [param for kind, listed in enumerate(KINDS) for param in all_but(listed[kind::2], KINDS_FIRST[kind])]
 )
 def test_the_kernels_are_right_with_every_kind(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
     with backend(run[0]) as known:
@@ -189,6 +206,19 @@ CHANGED: Runs = [
     )
 ]
 """Every size of every kernel with one of the ways in which scores are changed."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "dtype"), [(FP32, "float32"), (TENSOR_CORES, "bfloat16")])
+def test_rows_that_see_more_runs_than_a_launch_takes(capability: Capability, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fill, "LEAST_ROWS", 0)
+    pattern = Pattern.of(BlockSparse(np.add.outer(np.arange(150), np.arange(150)) % 2 == 0, 1))
+    sizes: dict[str, Any] = dict(pattern=pattern, seq=149, batch=1, heads=2, kv_heads=1, dtype=dtype)
+    assert len([*relations(Case(feature="kinds", variant="", **sizes).problem())]) == 2
+    with backend(capability) as known:
+        for is_causal in (False, True):
+            result = check(known, Case(feature="kinds", variant="runs", is_causal=is_causal, **sizes))
+            assert result.verdict == "passed", result
 
 
 @pytest.mark.kernels

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dilkit import GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import MAX_BRANCHES, Group, schedule, schedule_refusals
@@ -100,6 +100,8 @@ NAMED = {
     "global tokens": Pattern.of(GlobalTokens([0, 3, 6, 7, 8, 30]), GlobalTokens(2, "read", heads=(0, 3))),
     "mixed": Pattern.of(Pattern([8], [2]).branches[0], Strided(5), GlobalTokens(1), SlidingWindow(3)),
     "kinds once": Pattern.of(SlidingWindow(20, 4), SlidingWindow(6, 2), GlobalTokens([2, 9, 10, 31]), overlap="once"),
+    "runs": Pattern.of(BlockSparse(np.random.default_rng(0).random((4, 40, 40)) < 0.4, 1)),
+    "runs and others": Pattern.of(Documents([5, 30, 1, 40]), Prefix(20, heads=(1, 3)), SlidingWindow(3)),
     "as many as there may be": Pattern([4 + i // 8 for i in range(MAX_BRANCHES)], [1 + i % 4 for i in range(MAX_BRANCHES)]),
 }
 
@@ -114,6 +116,14 @@ def test_named_patterns(name: str, is_causal: bool) -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "mixed" else pytest.mark.slow) for name in NAMED])
 def test_named_patterns_with_every_access_checked(name: str, is_causal: bool) -> None:
     check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES), checked=True)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rows_that_see_many_runs(is_causal: bool) -> None:
+    """More than the lanes of a warp list at a time."""
+    layout = np.random.default_rng(0).random((150, 150)) < 0.5
+    layout[5], layout[:, 8] = np.arange(150) % 2 == 0, np.arange(150) % 2 == 0
+    check(Problem(pattern=Pattern.of(BlockSparse(layout, 1)), seq=150, is_causal=is_causal, **SIZES))
 
 
 def one_after_the_other(group: Group, tile: NDArray[np.void], head: int, seq: int, by_keys: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""The relations of windows, strides and global tokens, and their tiles, which are tested with the tables in Triton, too."""
+"""The relations of windows, strides, global tokens and runs, and their tiles, which are tested with the tables in Triton, too."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ from helpers.strategies import mixes
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
-from dilkit.backends.tiles.relations import FORMS, relations
+from dilkit import (
+    BlockSparse,
+    DilatedSegment,
+    Documents,
+    GlobalTokens,
+    Intervals,
+    Neighborhood,
+    Pattern,
+    Prefix,
+    SlidingWindow,
+    Strided,
+)
+from dilkit.backends.tiles.fill import FEW_TILES, fill_refusals
+from dilkit.backends.tiles.relations import FORMS, MOST_RUNS, relations
 from dilkit.backends.tiles.schedule import schedule, schedule_refusals
 from dilkit.pattern import runs
 from dilkit.problem import Problem
@@ -30,13 +42,18 @@ SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)
         (Strided(6), SlidingWindow(7, 3), GlobalTokens(2, "read"), GlobalTokens([1, 12])),
         (SlidingWindow(6), Reach(4, 9, heads=(1, 4)), Reach(8, 0, rate=2)),
         (Posts((2, 4), (5, 9)), Gap("window", (3, 9), (0, 1)), Gap("tokens", (7, 10), (3, 4))),
+        (BlockSparse.bigbird(9, 3, heads=4), Documents([4, 1, 30]), GlobalTokens([0, 9, 24])),
+        (Prefix(7), Intervals([[i % 5, i] for i in range(30)], [[i % 7, i + 2] for i in range(30)], heads=(1, 3))),
     ],
 )
 def test_relations_show_the_count(branches: Any, overlap: str, is_causal: bool) -> None:
-    problem = Problem(pattern=Pattern.of(*branches, overlap=overlap), seq=25, is_causal=is_causal, **SIZES)
-    if "unlowered" in problem.forms.names:  # what is left beside a gap
+    check_count(Problem(pattern=Pattern.of(*branches, overlap=overlap), seq=25, is_causal=is_causal, **SIZES))
+
+
+def check_count(problem: Problem) -> None:
+    if "unlowered" in problem.forms.names or any(form.without for form in problem.forms):  # what no relation is left of
         return
-    want = problem.pattern.count(25, 4, kv_heads=2, is_causal=is_causal).numpy()
+    want = problem.pattern.count(problem.seq, 4, kv_heads=2, is_causal=problem.is_causal).numpy()
     for of_keys in (False, True):
         count = np.zeros(want.shape, int)
         for relation in relations(problem):
@@ -47,6 +64,48 @@ def test_relations_show_the_count(branches: Any, overlap: str, is_causal: bool) 
                 seen = (apart % relation.rate == 0) & (-relation.back <= apart) & (apart <= relation.ahead)
                 count[np.ix_(range(*relation.heads), queries, keys)] += seen
         np.testing.assert_array_equal(count, want)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rows_that_see_many_runs_are_in_a_relation_for_so_many_each(is_causal: bool) -> None:
+    layout = np.add.outer(np.arange(2 * MOST_RUNS + 12), np.arange(2 * MOST_RUNS + 12)) % 2 == 0
+    layout[7, 3] = layout[3, 7] = True
+    problem = Problem(pattern=Pattern.of(BlockSparse(layout, 1)), seq=len(layout), is_causal=is_causal, **SIZES)
+    first, second = relations(problem)
+    assert max(len(part.columns) for relation in (first, second) for part in relation.parts) == MOST_RUNS
+    check_count(problem)
+
+
+def test_blocks_that_see_the_same_are_one_part() -> None:
+    layout = np.tile(np.tril(np.ones((40, 40), bool)), (2, 2))
+    [relation] = relations(Problem(pattern=Pattern.of(BlockSparse(layout, 2)), seq=160, **SIZES))
+    assert [len(relation.queries), len(relation.keys)] == [40, 40]
+    assert relation.queries[3].rows.tolist() == [[6, 8], [86, 88]]
+    assert relation.queries[3].columns.tolist() == [[0, 8], [80, 88]]
+
+
+@pytest.mark.parametrize(
+    ("branch", "rows"),
+    [
+        (Documents([32] * 100), None),
+        (Documents([65] * 100), None),
+        (Documents([32] * 100 + [1]), None),
+        (Documents([16] * FEW_TILES), None),
+        (Documents([16] * (FEW_TILES + 1)), "16"),
+        (Documents([31, 30] * 50), "30.5"),
+        (BlockSparse.bigbird(100, 32, heads=4), None),
+        (BlockSparse.bigbird(400, 8), "8"),
+        (BlockSparse(np.ones((400, 400), bool), 8), None),
+        (BlockSparse(np.tile([True, False], (400, 200)), 8), "8"),
+        (Prefix(5), None),
+        (Intervals(np.arange(3201) % 33 // 32, np.where(np.arange(3201) % 33 < 32, 3200, 0)), None),
+        (Intervals(np.zeros(3200, int), np.arange(3200)), "1"),
+    ],
+)
+def test_tiles_of_runs_that_are_mostly_empty_are_refused(branch: Any, rows: str | None) -> None:
+    found = fill_refusals(Problem(pattern=Pattern.of(branch, SlidingWindow(4)), seq=min(branch.max_seq, 3201), **SIZES))
+    assert [x.value for x in found] == [rows] * (rows is not None)
+    assert all('backend="flex"' in x.hint for x in found)
 
 
 @given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(0, 40), st.sampled_from([1, 4, 16]), st.booleans())
@@ -104,8 +163,8 @@ def test_segments_that_no_tiles_are_known_for_are_refused(branch: Any) -> None:
 
 
 def test_kinds_that_are_no_relations_are_an_error() -> None:
-    problem = Problem(pattern=Pattern.of(BlockSparse([[[True]]], 64)), seq=64, **SIZES)
-    with pytest.raises(TypeError, match="is lowered to runs; tiles are known for band, global, segments"):
+    problem = Problem(pattern=Pattern.of(Neighborhood((8, 8), 3)), seq=64, **SIZES)
+    with pytest.raises(TypeError, match="is lowered to grid; tiles are known for band, global, runs, segments"):
         schedule(problem, 16)
 
 

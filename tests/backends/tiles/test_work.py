@@ -10,7 +10,7 @@ import torch
 from helpers.cuda_fakes import RecordingLauncher
 from numpy.typing import NDArray
 
-from dilkit import Pattern
+from dilkit import DilatedSegment, Documents, Pattern
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS, Group, schedule
 from dilkit.inputs import Inputs
@@ -89,8 +89,18 @@ def test_tall_tiles_load_half_as_much_for_a_product(name: str) -> None:
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_causal_patterns_run_on_tall_tiles_alone(name: str) -> None:
-    seq = max(branch.segment_length for branch in PATTERNS[name].branches)
-    problem = Problem(pattern=PATTERNS[name], seq=seq, heads=2, head_dim=16, dtype="bfloat16", is_causal=True)
+    assert heights(PATTERNS[name], max(branch.segment_length for branch in PATTERNS[name].branches)) == {MOST_ROWS}
+
+
+def test_runs_that_fill_half_of_a_tall_tile_run_on_low_ones_beside_whatever_else() -> None:
+    segment = DilatedSegment(2**15, 1)
+    assert heights(Pattern.of(segment, Documents([128] * 2**8)), 2**15) == {MOST_ROWS}
+    assert heights(Pattern.of(segment, Documents([64] * 2**9)), 2**15) == {LOW_ROWS}
+
+
+def heights(pattern: Pattern, seq: int) -> set[int]:
+    """Of the tiles of all launches of a forward pass."""
+    problem = Problem(pattern=pattern, seq=seq, heads=2, head_dim=16, dtype="bfloat16", is_causal=True)
     launcher, x = RecordingLauncher(resident=264), torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16).expand(1, seq, 2, 16)
     CupyRaw(launcher, (9, 0)).forward(Inputs(x, x, x), problem)
-    assert {launch.kernel.tile_rows for launch in launcher.launches} == {MOST_ROWS}
+    return {launch.kernel.tile_rows for launch in launcher.launches}

@@ -24,9 +24,8 @@ warnings.simplefilter("error")
 # Rows that a tile lacks are zeros, whose scores may lie far above an lse; nothing is stored for them.
 warnings.filterwarnings("ignore", "overflow encountered in exp2", RuntimeWarning)
 
-from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, register_backend  # noqa: E402
+from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, SlidingWindow, register_backend  # noqa: E402
 from dilkit.backend import Refusal  # noqa: E402
-from dilkit.backends.tiles.schedule import schedule_refusals  # noqa: E402
 from dilkit.backends.triton.backend import TritonTiles  # noqa: E402
 from dilkit.backends.triton.launch import kernel  # noqa: E402
 from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, sizes_for  # noqa: E402
@@ -48,6 +47,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "kinds mask": dict(
         pattern=Pattern.of(DilatedSegment(16, 4), SlidingWindow(5), GlobalTokens(2)), seq=35, heads=2, kv_heads=1, mask="random"
     ),
+    "runs": dict(pattern=Pattern.of(BlockSparse.bigbird(9, 6, heads=2), Documents([5, 21, 40])), seq=50, heads=2, kv_heads=1),
     "alibi once": dict(pattern=Pattern([30, 45], [2, 3], overlap="once"), seq=45, heads=1, bias="alibi"),
     "table causal": dict(
         pattern=Pattern([32, 64], [1, 2]), seq=50, heads=2, kv_heads=1, is_causal=True, softcap=0.7, bias="clipped"
@@ -55,7 +55,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "coordinates mask": dict(pattern=Pattern([64], [1]), seq=50, heads=2, mask="random", bias="euclidean"),
 }
 """Branches of one group, and of several kinds: those of the list have segments too short for the rows of a tile."""
-OTHERS = ("dilated window causal", "global tokens", "window and global", "window and sinks")
+OTHERS = ("dilated window causal", "global tokens", "window and global", "window and sinks", "blocks by heads causal", "prefix")
 """Of the cases of other kinds, those that are not left for --all."""
 
 
@@ -139,7 +139,7 @@ def smallest() -> Iterator[Case]:
 
 
 def other_kinds(everything: bool) -> Iterator[Case]:
-    """Cases of windows, strides and global tokens, alone and in mixes, and two more that count once."""
+    """Cases of windows, strides, global tokens and runs, alone and in mixes, and two more that count once."""
     for i, case in enumerate(case for case in OTHER_KINDS if case.dtype in DTYPES):
         if (everything or (case.variant in OTHERS and case.dtype == DTYPES[i // 2 % 2])) and not refusals(case):
             yield case if everything else replace(case, batch=1, seq=min(case.seq, 2 * FEW_ROWS))
@@ -152,7 +152,7 @@ def other_kinds(everything: bool) -> Iterator[Case]:
 
 def refusals(case: Case) -> tuple[Refusal, ...]:
     """Why the kernels do not compute a case."""
-    return Interpreted.limits.refusals(case.problem()) + tuple(schedule_refusals(case.problem()))
+    return Interpreted().refusals(case.problem())
 
 
 def run(case: Case) -> Result:

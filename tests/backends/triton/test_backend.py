@@ -107,8 +107,18 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
         (dict(head_dim=160), "head_dim 160: at most 128"),
         (dict(bias=BiasForm(sizes=(1025,), learned=True)), 'learned bias 1025 weights a head: at most 1024 (backend="cupy_raw")'),
         (
-            dict(pattern=Pattern.of(BlockSparse([[[True]]], 500))),
-            "branch kind block_sparse: shown as runs; computes band, global, segments",
+            dict(pattern=Pattern.natten((20, 25), 3)),
+            "branch kind neighborhood: shown as grid; computes band, global, runs, segments",
+        ),
+        (
+            dict(pattern=Pattern.of(BlockSparse(None, 50))),
+            "branch kind block_sparse: shown as given blocks; computes band, global, runs, segments "
+            '(backend="native" on a CPU, "flex" on a GPU)',
+        ),
+        (
+            dict(pattern=Pattern.of(BlockSparse.local_global(50, 10))),
+            "rows of a tile 10: at least 32 of 64 on average, or at most 16 tiles of a head "
+            '(longer runs of rows that see the same columns, or backend="flex")',
         ),
     ],
 )

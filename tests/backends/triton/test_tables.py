@@ -10,7 +10,7 @@ from helpers.strategies import mixes, patterns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilkit import GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.backends.tiles.device import KEYS, QUERIES
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import Group, schedule, schedule_refusals
@@ -67,6 +67,16 @@ def test_strips_show_the_count_of_every_kind(pattern: Pattern, seq: int, rows: i
         check(problem, rows, 4)
 
 
+def test_strips_show_the_count_of_runs() -> None:
+    """Of many parts, and of more runs than a relation has."""
+    layout = np.random.default_rng(0).random((4, 150, 150)) < 0.5
+    layout[:, :, ::2], layout[:, 5, 1::2] = False, False
+    layout[:, 5, ::2] = True
+    check(Problem(pattern=Pattern.of(BlockSparse(layout, 1)), seq=150, **SIZES), 16, 16)
+    few = Pattern.of(BlockSparse(layout[:1], 3), Documents([5, 30, 1, 400]), Prefix(20))
+    check(Problem(pattern=few, seq=143, is_causal=True, **SIZES), 16, 16)
+
+
 @pytest.mark.parametrize("rates", [(6, 4, 3), (4, 6, 2), (1, 2, 4)])
 @pytest.mark.parametrize("overlap", ["count", "once"])
 def test_keys_that_several_branches_show_are_listed_once(rates: tuple[int, ...], overlap: str) -> None:
@@ -118,3 +128,6 @@ def test_tables_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(strips, "MOST_BYTES", 20)
     with pytest.raises(ValueError, match="repeat after 35 tokens"):
         make_tables(problem, group, QUERIES, 4)
+    problem = Problem(pattern=Pattern.of(Documents([4, 4])), seq=8, **SIZES)
+    with pytest.raises(ValueError, match="tables of 2 strips need more than 20 bytes"):  # one of each document
+        make_tables(problem, schedule(problem, 4).groups[0], QUERIES, 4)

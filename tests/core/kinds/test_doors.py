@@ -155,7 +155,7 @@ def test_packed_calls_are_prepared_for_more_tokens_than_a_sequence_has(pattern: 
     alone = dilated_attention(q[None, 25:], k[None, 25:], v[None, 25:], pattern)
     torch.testing.assert_close(out[25:], alone[0])
     asked = Problem(pattern=pattern, seq=32, heads=4, head_dim=8, varlen=True, device=Device.assume("sm_80"))
-    assert explain(asked).picked == "reference"
+    assert explain(asked).picked in ("cupy_raw", "reference")
     for refused in ([0, 22, 50], [0, 50]):
         with pytest.raises(PatternError, match=r"seq=(28|50|22)"):
             dilated_attention_varlen(q, k, v, pattern, torch.tensor(refused, dtype=torch.int32))

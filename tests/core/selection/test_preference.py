@@ -22,6 +22,7 @@ from dilkit.selector import Trace, ranked, trace
 
 BRANCHES = Pattern([2048, 4096], [1, 2])
 ONE = Pattern([4096], [1])
+BLOCKS = Pattern.of(BlockSparse.local_global(1024, 128))
 GPUS = ["sm_{}{}".format(*generation.capability) for generation in GENERATIONS]
 
 
@@ -101,8 +102,16 @@ def test_what_torch_refuses_is_generated_unless_it_is_dilated_or_the_gpu_is_old(
     grid = dict(pattern=Pattern.natten((512, 256), 31))
     assert [picked(problem(device, dtype, **grid)) for device in ("sm_80", "sm_90", "sm_75")] == ["flex", "flex", "reference"]
     masked = Pattern.of(BlockSparse.local_global(1024, 128), DilatedSegment(2**15, 4))
-    assert picked(problem("sm_80", dtype, pattern=masked)) == "flex", "by which alone it can be computed"
+    assert picked(problem("sm_80", dtype, pattern=masked)) == "flex", "which is made for them"
     assert "FlexAttention's" in why(problem("sm_80", "float32", **grid))
+
+
+def test_blocks_are_generated_where_that_is_possible_and_ours_elsewhere() -> None:
+    beside = Pattern.of(*BLOCKS.branches, DilatedSegment(2**15, 4))
+    for pattern, masked in product((BLOCKS, beside), (False, True)):
+        asked = dict(pattern=pattern, key_padding_mask=masked)
+        assert [picked(problem(device, **asked)) for device in ("sm_80", "sm_90", "sm_75")] == ["flex", "flex", "cupy_raw"]
+    assert picked(problem("sm_80", pattern=BLOCKS, dropout_p=0.1)) == "cupy_raw", "which flex does not take"
 
 
 def test_branches_of_different_heads_share_no_keys() -> None:
@@ -181,7 +190,7 @@ def test_a_torch_without_code_for_the_gpu_is_refused_whatever_the_table_says(dev
 
 
 def test_every_row_decides_on_something_and_is_well_formed() -> None:
-    flags = product((ONE, BRANCHES), (False, True), (False, True), (4096, 2**17))
+    flags = product((ONE, BRANCHES, BLOCKS), (False, True), (False, True), (4096, 2**17))
     devices = ["cpu", *GPUS, "sm_62", "sm_110", "sm_120"]
     posed = (
         problem(device, dtype, pattern=pattern, key_padding_mask=mask, requires_grad=training, seq=seq)
