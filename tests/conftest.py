@@ -5,6 +5,7 @@ Torch is imported where it is used: the process that hands tests to the workers 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -51,7 +52,7 @@ def seeded() -> None:
     """Every test starts from the same random numbers, in whatever order tests run."""
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed would also write down the stack, for each kind of device that is not there
 
 
 @pytest.fixture
@@ -100,14 +101,22 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through for garbage: that is most of the time of some tests."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
+    gc.callbacks.append(_freeze_what_is_left)
+
+
+def _freeze_what_is_left(phase: str, info: dict[str, int]) -> None:
+    """Nor is what a full collection leaves, modules that a test has imported above all, by the collections after it."""
+    if phase == "stop" and info["generation"] == 2:
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:
     """Triton's modules say at exit that they leaked if they were not freed, as frozen ones are. The rest would take seconds."""
+    gc.callbacks.remove(_freeze_what_is_left)
     if "triton" in sys.modules:
-        gc.unfreeze()
+        atexit.register(gc.unfreeze)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
