@@ -28,7 +28,8 @@ os.environ[TUNED.name] = "none"  # what somebody has measured on this machine ch
 if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):  # or torch takes AMX for bfloat16, and then fails
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+settings.register_profile("at length", settings.get_profile("any machine"), max_examples=200)
 settings.load_profile("any machine")  # how long an example takes, or drawing one, says how busy the machine is
 
 
@@ -52,7 +53,7 @@ def seeded() -> None:
     """Every test starts from the same random numbers, in whatever order tests run."""
     import torch
 
-    torch.default_generator.manual_seed(0)  # torch.manual_seed would also write down the stack, for each kind of device that is not there
+    torch.default_generator.manual_seed(0)  # torch.manual_seed writes the stack down for each kind of device that is not there
 
 
 @pytest.fixture

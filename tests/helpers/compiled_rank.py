@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+import torch._inductor.pattern_matcher
 from helpers.rank import connect, say
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

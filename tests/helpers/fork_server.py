@@ -143,6 +143,8 @@ def run(size: int, arguments: list[str]) -> None:
     """Fork the ranks, wait for their end, and leave: with 1 if one of them failed. 0 ranks are this process itself."""
     running: set[int] = set()
     sys.argv = arguments
+    if size > 1:
+        runpy.run_path(arguments[0], run_name="loaded")  # what it imports is loaded once
     for rank in range(size):
         if not (process := os.fork()):
             of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
