@@ -64,7 +64,7 @@ test: $(TEST)
 	$(PYTEST) --limit-cpu-time $(ARGS)
 
 test-all: $(TEST)
-	$(PYTEST) -m "not kernels" $(ARGS)
+	$(PYTEST) -m "not kernels" --hypothesis-profile "at length" $(ARGS)
 
 smoke: $(TEST)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m smoke $(ARGS)

@@ -5,6 +5,7 @@ Torch is imported where it is used: the process that hands tests to the workers 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -27,7 +28,8 @@ os.environ[TUNED.name] = "none"  # what somebody has measured on this machine ch
 if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):  # or torch takes AMX for bfloat16, and then fails
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+settings.register_profile("at length", settings.get_profile("any machine"), max_examples=200)
 settings.load_profile("any machine")  # how long an example takes, or drawing one, says how busy the machine is
 
 
@@ -51,7 +53,7 @@ def seeded() -> None:
     """Every test starts from the same random numbers, in whatever order tests run."""
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed writes the stack down for each kind of device that is not there
 
 
 @pytest.fixture
@@ -100,14 +102,22 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through for garbage: that is most of the time of some tests."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
+    gc.callbacks.append(_freeze_what_is_left)
+
+
+def _freeze_what_is_left(phase: str, info: dict[str, int]) -> None:
+    """Nor is what a full collection leaves, modules that a test has imported above all, by the collections after it."""
+    if phase == "stop" and info["generation"] == 2:
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:
     """Triton's modules say at exit that they leaked if they were not freed, as frozen ones are. The rest would take seconds."""
+    gc.callbacks.remove(_freeze_what_is_left)
     if "triton" in sys.modules:
-        gc.unfreeze()
+        atexit.register(gc.unfreeze)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -149,7 +149,7 @@ def seeded() -> Iterator[None]:
     import torch
 
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(DROPOUT_SEED)
+        torch.default_generator.manual_seed(DROPOUT_SEED)
         yield
 
 

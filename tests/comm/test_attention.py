@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -88,21 +89,23 @@ def test_every_schedule_and_dtype(backend: str, schedule: str, dtype: str, world
     assert_counted(found, make_tensors(case))
 
 
+CUTS = dict(even=even_cuts, uneven=uneven_cuts, at_segments=lambda seq, ranks: shard_cuts(seq, ranks, PATTERN))
+
+
 def world_size_and_schedule() -> Iterator[Any]:
-    """By default each schedule with few ranks and with many, and every number of ranks up to 8 with one."""
+    """By default each schedule with few ranks and with many, and every number of ranks up to 8 with one and one kind of cuts."""
     for at, world_size in enumerate((1, 2, 3, 4, 5, 6, 7, 8, 16)):
-        for schedule in SCHEDULES:
-            chosen = world_size <= 8 and schedule == SCHEDULES[at % 4]
-            yield pytest.param(world_size, schedule, marks=[] if chosen else [pytest.mark.slow])
+        for schedule, cuts in product(SCHEDULES, CUTS):
+            chosen = world_size <= 8 and schedule == SCHEDULES[at % 4] and cuts == [*CUTS][at % 3]
+            yield pytest.param(world_size, schedule, cuts, marks=[] if chosen else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize(("world_size", "schedule"), [*world_size_and_schedule()])
-def test_every_world_size(world_size: int, schedule: str) -> None:
+@pytest.mark.parametrize(("world_size", "schedule", "cuts"), [*world_size_and_schedule()])
+def test_every_world_size(world_size: int, schedule: str, cuts: str) -> None:
     case = replace(CASE, is_causal=True)
-    for cuts in (even_cuts(case.seq, world_size), uneven_cuts(case.seq, world_size), shard_cuts(case.seq, world_size, PATTERN)):
-        found = of_case(case, cuts, schedule=schedule)
-        assert_right(case, found)
-        assert_counted(found, make_tensors(case))
+    found = of_case(case, CUTS[cuts](case.seq, world_size), schedule=schedule)
+    assert_right(case, found)
+    assert_counted(found, make_tensors(case))
 
 
 @pytest.mark.smoke

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from pathlib import Path
 
@@ -10,13 +9,6 @@ import pytest
 import torch
 
 LARGE = 64 * 2**20
-
-
-@pytest.fixture(scope="module")
-def little_to_look_through() -> None:
-    """Memory is measured after a collection of garbage, which what other tests have imported would slow down tenfold."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

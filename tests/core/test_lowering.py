@@ -89,7 +89,6 @@ def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:
     return total
 
 
-@settings(max_examples=150, deadline=None)
 @given(mixes_with_heads(), st.integers(0, 26))
 @example((Pattern.of(Prefix(1), Documents([30]), overlap="once"), (1, 1)), 2)
 def test_forms_show_the_count(drawn: tuple[Pattern, Heads], seq: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from dilkit.testing import memory
 from dilkit.testing.memory import MIB, MeasureError, check_peak_memory, peak_memory
 
-pytestmark = pytest.mark.usefixtures("little_to_look_through", "freed_memory_goes_back")
+pytestmark = pytest.mark.usefixtures("freed_memory_goes_back")
 TOLERANCE = MIB
 """The high-water mark is kept in pages and by per-CPU counters."""
 

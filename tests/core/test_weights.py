@@ -104,7 +104,7 @@ def test_tensors_of_mass_take_less_memory_than_two_results(dtype, limit, seq):
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "limit"), SIZES)
 @pytest.mark.parametrize("seq", [8192, 32768])
-def test_mass_takes_less_memory_than_two_results(dtype, limit, seq, little_to_look_through, freed_memory_goes_back):
+def test_mass_takes_less_memory_than_two_results(dtype, limit, seq, freed_memory_goes_back):
     """What kernels take counts too. What allocators hold beside it may be 4 MiB."""
     query, key, pattern = long_inputs(dtype, seq)
     attention_mass(query, key, pattern)  # what it caches does not count

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # here, so that it is loaded once for all ranks
+import torch._inductor.pattern_matcher
 from helpers.rank import connect, say
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

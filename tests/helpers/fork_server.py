@@ -4,8 +4,8 @@
 file. One server serves a test process to its end; what it and its jobs use counts as CPU time of the test that is running.
 
 Requests and answers are lines of JSON on the socket that is the server's standard input. A job is a process that leads a
-session, in which it forks its ranks, and that waits for them. As with torchrun, a rank that fails ends the others: those that
-still run `GRACE` seconds later are killed.
+session, loads what the program imports, forks its ranks, and waits for them. As with torchrun, a rank that fails ends the
+others: those that still run `GRACE` seconds later are killed.
 """
 
 from __future__ import annotations
@@ -140,9 +140,14 @@ def become(todo: dict[str, Any]) -> None:
 
 
 def run(size: int, arguments: list[str]) -> None:
-    """Fork the ranks, wait for their end, and leave: with 1 if one of them failed. 0 ranks are this process itself."""
+    """Fork the ranks, wait for their end, and leave: with 1 if one of them failed. 0 ranks are this process itself.
+
+    A program of several ranks is first run under another name than `__main__`, for what it imports.
+    """
     running: set[int] = set()
     sys.argv = arguments
+    if size > 1:
+        runpy.run_path(arguments[0], run_name="loaded")
     for rank in range(size):
         if not (process := os.fork()):
             of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -38,6 +38,11 @@ def parsed(path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def called(call: ast.Call) -> str:
+    """The last name of what is called; empty where it has none."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 @cache
 def imported_modules(path) -> set[str]:
     """Every module that a file imports anywhere, by its name as a text too, and `package.name` for each name of a package."""
@@ -48,7 +53,7 @@ def imported_modules(path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the whole name, dilkit..."
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")) and node.args:
+        elif isinstance(node, ast.Call) and called(node).endswith(("import_module", "__import__")) and node.args:
             found.add(ast.unparse(node.args[0]).strip("f'"))
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 from collections.abc import Iterator
 from unittest import mock
@@ -12,13 +11,6 @@ import pytest
 from helpers.yardsticks import shrink
 
 from dilkit.threads import torch_threads
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little_to_look_through() -> None:
-    """Memory is measured after a collection of garbage, which what other tests have imported would slow down tenfold."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from helpers.host_compile import SHIM
 from helpers.host_launcher import HostLauncher
 from helpers.strategies import mixes, patterns
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -74,13 +74,11 @@ def check(problem: Problem, tile_rows: int = 4, checked: bool = False) -> None:
         np.testing.assert_allclose(count, want, rtol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
 @given(patterns(heads=HEADS, kv_heads=KV_HEADS), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_helpers_show_the_count(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
     check(Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES), tile_rows)
 
 
-@settings(max_examples=60, deadline=None)
 @given(mixes(heads=HEADS, kv_heads=KV_HEADS, tokens=40), st.integers(1, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_helpers_show_the_count_of_every_kind(pattern: Pattern, seq: int, tile_rows: int, is_causal: bool) -> None:
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)

@@ -59,7 +59,6 @@ def test_neighborhoods_on_random_grids(pattern: Pattern, is_causal: bool, mask: 
     assert result.verdict == "passed", "; ".join(result.reasons)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     mixes_with_heads(tokens=120), st.integers(1, 120), st.booleans(), st.sampled_from(DTYPES), st.none() | neighborhoods(heads=1)
 )

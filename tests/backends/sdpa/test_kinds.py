@@ -55,7 +55,6 @@ def seen_by(grid: ProblemGrid) -> Any:
         yield head, kv_head, rows, keys, kept
 
 
-@settings(max_examples=75, deadline=None)
 @given(views_of_heads, st.integers(1, 40), st.booleans())
 @example((Pattern.of(SlidingWindow(7)), (2, 1)), 10, True)  # the last block is short, and sees keys beside its triangle
 def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:

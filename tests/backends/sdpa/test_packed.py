@@ -13,7 +13,7 @@ from helpers.row_kernels import TorchRows
 from helpers.sdpa import problem
 from helpers.strategies import Heads, patterns_with_heads
 from helpers.thinned import every_nth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,7 +39,6 @@ def packed(pattern: Pattern, lengths: list[int], heads: Heads = (1, 1), **option
     return Problem(pattern=pattern, varlen=True, **sizes, **options)
 
 
-@settings(max_examples=60, deadline=None)
 @given(patterns_with_heads(), st.lists(st.integers(0, 70), min_size=1, max_size=6))
 def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Heads], lengths: list[int]) -> None:
     pattern, (heads, kv_heads) = drawn

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.sdpa import small_problems
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import Pattern
@@ -14,7 +14,6 @@ from dilkit.backends.sdpa.grids import form_grids
 
 
 @given(patterns_with_heads(), st.integers(1, 50))
-@settings(max_examples=200, deadline=None)
 def test_grids_add_up_to_the_count(chosen: tuple[Pattern, Heads], seq: int) -> None:
     pattern, (heads, kv_heads) = chosen
     pattern = Pattern(pattern.segment_lengths, pattern.dilation_rates, offset=pattern.offset, heads=pattern.heads)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.sdpa import small_problems
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import Pattern
@@ -23,7 +23,6 @@ def calls(pattern: Pattern, seq: int, heads: Heads, batch: int = 1) -> tuple[Str
 
 
 @given(patterns_with_heads(), st.integers(1, 50), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
 def test_calls_cover_the_grids(chosen: tuple[Pattern, Heads], seq: int, batch: int) -> None:
     pattern, heads = chosen
     rows = torch.arange(batch * seq * heads[0]).view(batch, seq, heads[0], 1)

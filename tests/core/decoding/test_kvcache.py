@@ -285,7 +285,6 @@ def test_the_operator_has_no_gradient_either(backend: str) -> None:
     assert all((x == 3).all() for x in caches)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whether_memory_is_shared(data: st.DataObject) -> None:
     """Of any two views of one tensor, against all of their bytes."""

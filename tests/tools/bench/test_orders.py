@@ -112,6 +112,7 @@ def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_a
     assert "broken failed, not ranked: OverflowError: no such curve" in printed
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_what_was_measured_before_ctrl_c_is_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -132,6 +133,7 @@ def test_what_was_measured_before_ctrl_c_is_kept_and_gone_on_from(tmp_path: Path
         run(tmp_path, "--resume")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_wrong_order_of_ours_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dilkit, "encoder", Rows.encoder)
     code, result = run(tmp_path)

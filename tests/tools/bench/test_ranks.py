@@ -100,6 +100,7 @@ def bench(out: Path, *arguments: str) -> int:
     return cli.main(["bench", "--out", str(out), *arguments])
 
 
+@pytest.mark.usefixtures("tiny_yardsticks")
 class TestBench:
     def test_schedules_over_threads(self, tmp_path, capsys) -> None:
         assert bench(tmp_path, "--comm", "threads", "--world-size", "3", *TINY, "--json") == 0

@@ -9,6 +9,7 @@ from helpers.slide_tables import cohort
 SIZES = "--embed-dim=16,--depth=1,--num-heads=2,--ngrids=8,--epochs=2,--accumulate=3,--resamples=9"
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_run_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cohort(tmp_path, survival=True)
     out = str(tmp_path / "out")

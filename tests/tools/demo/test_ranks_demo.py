@@ -127,6 +127,7 @@ def test_differences_beyond_rounding_are_told() -> None:
         assert found_differences(dict(train_curve=tuple(curve))) == dict(loss=False, norm=True, parameters=True)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_differences_beyond_rounding_end_the_command_with_1(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

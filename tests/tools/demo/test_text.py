@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dilkit.tools import cli
-from dilkit.tools.demo.text import scaling, task
+from dilkit.tools.demo.text import generation, scaling, task
 from dilkit.tools.demo.text.corpus import load_text
 from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model, save_model
 from dilkit.tools.demo.text.record import Budget
@@ -49,7 +49,8 @@ def train(corpus: Path, out: Path, *more: str) -> int:
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The results of one whole run, and what it printed."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patched.setattr(generation, "REPEATS", 1)
         assert train(corpus, out, "--json") == 0
     return out, printed.getvalue()
 
@@ -94,6 +95,7 @@ def test_short_windows_are_said_and_the_model_is_where_it_is_wanted(
     assert json.loads((tmp_path / "report.json").read_text())["training"]["tokens"] == 3 * 64
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_interruption_before_the_first_step_keeps_an_earlier_model(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

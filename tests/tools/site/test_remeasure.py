@@ -33,7 +33,7 @@ def in_this_process(command: list[str], cwd: str | None = None, **options: Any) 
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> Path:
     shrink(monkeypatch)
     monkeypatch.setattr(remeasure.subprocess, "run", in_this_process)
     monkeypatch.setattr(remeasure, "COMMANDS", {"tiny": TINY, "wrong": f"{TINY} --budget nothing"})
