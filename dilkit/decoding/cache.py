@@ -59,7 +59,7 @@ class DilatedCache:
 
     - `stored`: None, rows are kept as they are; "bfloat16", beside float32 queries; or "int8", beside all but float64: a row of a
       key/value head as integers and one float32, `row = scale * integers`, `scale = max |row| / 127`. A number of a kept row is
-      off by at most `scale / 2`, in bfloat16 by 2**-9 of itself, and `attend` returns exactly the attention over these rounded
+      off by at most `scale / 2`, in bfloat16 by 2**-8 of itself, and `attend` returns exactly the attention over these rounded
       keys and values: in prompts and chunks as in steps, nothing else is rounded.
 
     All sequences of a batch have the same length: in a row at another place of its segments other heads take part. Give

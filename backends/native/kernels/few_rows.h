@@ -56,10 +56,7 @@ __attribute__((always_inline)) static inline Vector N(load_numbers)(const char *
 __attribute__((always_inline)) static inline Vector N(sum_lanes)(Vector x[N(LANES)]) {
 #pragma GCC unroll 4
     for (int bit = 1; bit < N(LANES); bit *= 2) {
-        Lanes low, high;
-#pragma GCC unroll 16
-        for (int i = 0; i < N(LANES); i++)
-            low[i] = i & bit ? i - bit + N(LANES) : i, high[i] = low[i] + bit;
+        Lanes low = N(lane_numbers)() + (((N(lane_numbers)() & bit) != 0) & (N(LANES) - bit)), high = low + bit;
 #pragma GCC unroll 16
         for (int i = 0; i < N(LANES); i += 2 * bit)
             x[i] = SHUFFLE(x[i], x[i + bit], low) + SHUFFLE(x[i], x[i + bit], high);

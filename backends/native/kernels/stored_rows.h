@@ -9,6 +9,8 @@
  * The query heads that share a key/value head go over a tile one after the other: it comes from memory once. Rows that a query
  * head does not see are no part of its tile, so that a NaN in them reaches nothing.
  */
+enum { N(TOGETHER) = KEYS_TOGETHER < (int)N(LANES) ? KEYS_TOGETHER : (int)N(LANES) };
+
 #define StoredTile N(StoredTile)
 #define Piece N(Piece)
 
@@ -45,16 +47,29 @@ static size_t N(piece_scratch_bytes)(const Step *step) {
     return (queries + STORED_TILE) * sizeof(REAL) + sizeof(StoredTile);
 }
 
-/* LANES numbers of a stored row from `done` on, zeros beyond its end; of INT8 the integers. */
-__attribute__((always_inline)) static inline Vector N(load_stored)(const char *row, int64_t done, int64_t dim, const int dtype) {
+/* LANES numbers of a stored row from `done` on; of INT8 the integers. */
+__attribute__((always_inline)) static inline Vector N(load_whole)(const char *row, int64_t done, const int dtype) {
+    int8_t numbers __attribute__((vector_size(N(LANES))));
+    if (dtype == INT8) {
+        memcpy(&numbers, row + done, sizeof numbers);
+        return __builtin_convertvector(numbers, Vector);
+    }
+    if (dtype == FLOAT64 || dtype == FLOAT32)
+        return N(load_vector)((const REAL *)(const void *)row + done);
+    return N(load_half_vector)(row + 2 * done, dtype);
+}
+
+/* The numbers from `done` to the end of a row, fewer than LANES, and zeros. */
+__attribute__((always_inline)) static inline Vector N(load_rest)(const char *row, int64_t done, int64_t dim, const int dtype) {
+    int8_t numbers __attribute__((vector_size(N(LANES)))) = {0};
     if (dtype != INT8)
         return N(load_numbers)(row, done, dim, dtype);
-    int8_t numbers __attribute__((vector_size(N(LANES)))) = {0};
-    if (dim - done >= N(LANES))
-        memcpy(&numbers, row + done, sizeof numbers);
-    else
-        memcpy(&numbers, row + done, (size_t)(dim - done));
+    memcpy(&numbers, row + done, (size_t)(dim - done));
     return __builtin_convertvector(numbers, Vector);
+}
+
+__attribute__((always_inline)) static inline int64_t N(row_bytes)(int64_t dim, const int dtype) {
+    return dtype == FLOAT64 ? 8 * dim : dtype == FLOAT32 ? 4 * dim : dtype == INT8 ? dim + 4 : 2 * dim;
 }
 
 /* What the numbers of a row are multiplied by. */
@@ -65,24 +80,53 @@ __attribute__((always_inline)) static inline REAL N(row_scale)(const char *row, 
     return (REAL)scale;
 }
 
+/* Ask for the row that is read ROWS_AHEAD rows later: rows that lie apart are not foreseen by the processor. */
+__attribute__((always_inline)) static inline void N(ask_for)(const char *row, int64_t apart, int64_t bytes) {
+    for (int64_t at = 0; apart != bytes && at < bytes; at += 64)
+        __builtin_prefetch((const char *)((uintptr_t)row + (uintptr_t)(ROWS_AHEAD * apart + at)));
+}
+
+/* x[i] = products of q with TOGETHER rows, lane by lane. */
+__attribute__((always_inline)) static inline void N(multiply_keys)(
+    const int dtype, Vector *restrict x, const char *const *key, const REAL *restrict query, int64_t dim
+) {
+    const int64_t whole = dim - dim % N(LANES);
+    Vector sum[N(TOGETHER)];
+#pragma GCC unroll 4
+    for (int i = 0; i < N(TOGETHER); i++)
+        sum[i] = (Vector){0};
+    for (int64_t d = 0; d < whole; d += N(LANES)) {
+        Vector q = N(load_vector)(query + d);
+#pragma GCC unroll 4
+        for (int i = 0; i < N(TOGETHER); i++)
+            sum[i] += q * N(load_whole)(key[i], d, dtype);
+    }
+    for (int i = 0; whole < dim && i < N(TOGETHER); i++)
+        sum[i] += N(load_vector)(query + whole) * N(load_rest)(key[i], whole, dim, dtype);
+#pragma GCC unroll 4
+    for (int i = 0; i < N(TOGETHER); i++)
+        x[i] = sum[i];
+}
+
 /* scores[k] = scale * q . k of a tile, -inf up to a whole vector; returns the maximum in each lane. */
 __attribute__((always_inline)) static inline Vector N(score_stored_of)(const int dtype, const Piece *piece, const REAL *restrict query) {
     const StoredTile *tile = piece->tile;
     const int64_t dim = piece->step->problem.dim;
-    const REAL scale = (REAL)piece->step->problem.scale;
     Vector most = N(broadcast)(-(REAL)INFINITY);
     for (int64_t k = 0; k < tile->count; k += N(LANES)) {
-        Vector x[N(LANES)], scales = N(broadcast)(scale);
-        Lanes beyond = {0};
-        for (int i = 0; i < N(LANES); i++) {
-            const char *key = tile->key[lesser(k + i, tile->count - 1)];
-            Vector sum = {0};
-            for (int64_t d = 0; d < dim; d += N(LANES))
-                sum += N(load_vector)(query + d) * N(load_stored)(key, d, dim, dtype);
-            x[i] = sum, beyond[i] = k + i < tile->count ? 0 : -1;
-            if (dtype == INT8)
-                scales[i] = scale * N(row_scale)(key, dim, dtype);
+        Vector x[N(LANES)], scales = N(broadcast)((REAL)piece->step->problem.scale);
+        REAL of_rows[N(LANES)];
+#pragma GCC unroll 1
+        for (int i = 0; i < N(LANES); i += N(TOGETHER)) {
+            for (int64_t of = k + i; of < k + i + N(TOGETHER); of++)
+                N(ask_for)(tile->key[of], piece->span->key.row, N(row_bytes)(dim, dtype));
+            N(multiply_keys)(dtype, x + i, tile->key + k + i, query, dim);
         }
+        for (int i = 0; dtype == INT8 && i < N(LANES); i++)
+            of_rows[i] = N(row_scale)(tile->key[k + i], dim, dtype);
+        if (dtype == INT8)
+            scales *= N(load_vector)(of_rows);
+        Lanes beyond = N(lane_numbers)() >= (INTEGER)lesser(tile->count - k, N(LANES));
         Vector t = N(select)(beyond, N(broadcast)(-(REAL)INFINITY), N(sum_lanes)(x) * scales);
         most = N(vector_max)(t, most);
         N(store_vector)(piece->scores + k, t);
@@ -90,25 +134,38 @@ __attribute__((always_inline)) static inline Vector N(score_stored_of)(const int
     return most;
 }
 
+/* sums[d ..] += sum over the rows of a tile of weights[k] * v[k][d ..], of so many vectors. */
+__attribute__((always_inline)) static inline void N(add_vectors)(
+    const int dtype, const int vectors, const StoredTile *tile, REAL *restrict sums, const REAL *restrict weights, int64_t d
+) {
+    Vector sum[VECTORS_TOGETHER];
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++)
+        sum[i] = N(load_vector)(sums + d + i * N(LANES));
+    for (int64_t k = 0; k < tile->count; k++)
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++)
+            sum[i] += weights[k] * N(load_whole)(tile->value[k], d + i * N(LANES), dtype);
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++)
+        N(store_vector)(sums + d + i * N(LANES), sum[i]);
+}
+
 /* sums += sum over the rows of a tile of weights[k] * v[k]. */
 __attribute__((always_inline)) static inline int N(add_stored_of)(const int dtype, const Piece *piece, REAL *restrict sums) {
     const StoredTile *tile = piece->tile;
-    const int64_t dim = piece->step->problem.dim;
-    REAL *restrict weights = piece->scores;
+    const int64_t dim = piece->step->problem.dim, whole = dim - dim % N(LANES);
+    int64_t d = 0;
+    for (int64_t i = 0; i < tile->count; i++)
+        N(ask_for)(tile->value[i], piece->span->value.row, N(row_bytes)(dim, dtype));
     for (int64_t i = 0; dtype == INT8 && i < tile->count; i++)
-        weights[i] *= N(row_scale)(tile->value[i], dim, dtype);
-    int64_t k = 0;
-    for (; k + COLUMNS_TOGETHER <= tile->count; k += COLUMNS_TOGETHER)
-        for (int64_t d = 0; d < dim; d += N(LANES)) {
-            Vector sum = {0};
-#pragma GCC unroll 8
-            for (int i = 0; i < COLUMNS_TOGETHER; i++)
-                sum += weights[k + i] * N(load_stored)(tile->value[k + i], d, dim, dtype);
-            N(store_vector)(sums + d, N(load_vector)(sums + d) + sum);
-        }
-    for (; k < tile->count; k++)
-        for (int64_t d = 0; d < dim; d += N(LANES))
-            N(store_vector)(sums + d, N(load_vector)(sums + d) + weights[k] * N(load_stored)(tile->value[k], d, dim, dtype));
+        piece->scores[i] *= N(row_scale)(tile->value[i], dim, dtype);
+    for (; d + VECTORS_TOGETHER * N(LANES) <= whole; d += VECTORS_TOGETHER * N(LANES))
+        N(add_vectors)(dtype, VECTORS_TOGETHER, tile, sums, piece->scores, d);
+    for (; d < whole; d += N(LANES))
+        N(add_vectors)(dtype, 1, tile, sums, piece->scores, d);
+    for (int64_t k = 0; d < dim && k < tile->count; k++)
+        N(store_vector)(sums + d, N(load_vector)(sums + d) + piece->scores[k] * N(load_rest)(tile->value[k], d, dim, dtype));
     return 0;
 }
 
@@ -144,6 +201,8 @@ static void N(fill_tile)(const Piece *piece, int64_t from, int64_t to, int64_t m
             N(place_stored)(piece, place, tile->count, span->positions ? span->positions[i] : span->position + i * span->position_step, 1);
         tile->count++;
     }
+    for (int64_t i = tile->count; tile->count && i < round_up(tile->count, N(LANES)); i++)
+        tile->key[i] = tile->key[tile->count - 1]; /* products with it fill a vector, and are left out */
 }
 
 /* The bias of a tile of scores, and its maximum in each lane. */

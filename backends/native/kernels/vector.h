@@ -19,6 +19,14 @@ static inline Vector N(load_vector)(const REAL *from) {
 
 static inline void N(store_vector)(REAL *to, Vector x) { memcpy(to, &x, sizeof x); }
 
+/* 0, 1, 2, ... */
+static inline Lanes N(lane_numbers)(void) {
+    static const INTEGER numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Lanes lanes;
+    memcpy(&lanes, numbers, sizeof lanes);
+    return lanes;
+}
+
 static inline Vector N(broadcast)(REAL x) { return x - (Vector){0}; }
 
 static inline Vector N(select)(Lanes which, Vector yes, Vector no) {
