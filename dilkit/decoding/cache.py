@@ -19,6 +19,7 @@ from dilkit.decoding.gradients import check_no_gradient
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.one_row import NewRow, PreparedStep, StepFacts, prepare
 from dilkit.decoding.state import CacheState, loaded, state_of
+from dilkit.decoding.step import resolved
 from dilkit.decoding.stored import decoded, encoded, name_of
 from dilkit.decoding.stores import check_decodable, open_stores
 from dilkit.op._facts import key_of
@@ -159,6 +160,7 @@ class DilatedCache:
         layout = self._checked(query, key, value, sink)
         changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
         check_no_gradient(query, key, value, sink, changed.tensors[0])
+        query, key, value = map(resolved, (query, key, value))
         factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
         check_scale(factor, name_of(query.dtype))
         self._check_backend(query, key, factor, changed, backend)

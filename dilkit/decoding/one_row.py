@@ -15,7 +15,7 @@ from dilkit.decoding._tables import StepTables
 from dilkit.decoding.branch_rows import BranchRows
 from dilkit.decoding.chunk import extend
 from dilkit.decoding.layout import Layout
-from dilkit.decoding.step import Step
+from dilkit.decoding.step import Step, resolved
 from dilkit.decoding.stored import name_of
 from dilkit.device import probe
 from dilkit.op.boundary import lse_dtype
@@ -67,7 +67,7 @@ class PreparedStep:
                 for block in extend(stores, number, seen, (new.key, new.value), once):
                     unseen = None if block.unseen is None else block.unseen[:, 0, 0]
                     tables.see_part(number, block.stored, block.heads, seen, block.keys, unseen)
-        sink = None if new.sink is None else new.sink.detach().to(lse_dtype(new.query.dtype)).contiguous()
+        sink = None if new.sink is None else resolved(new.sink).detach().to(lse_dtype(new.query.dtype)).contiguous()
         stored, further = tuple([store.rows for store in stores]), (tables.positions, tables.unseen)
         step = Step(new.query, stored, tables.spans, tables.writes, new.key, new.value, sink, new.bias, *further)
         return self.backend.attend_stored(step, self.problem)[0]

@@ -90,6 +90,11 @@ class Write(NamedTuple):
     value_head: int
 
 
+def resolved(x: Tensor) -> Tensor:
+    """`x` with its numbers in memory as they are: of a view that negates them a copy. Kernels of a step read memory."""
+    return x.resolve_neg()
+
+
 class Step(NamedTuple):
     """What a kernel is given for a step of decoding. `dilkit.decoding._checked.check` holds it against the memory of its tensors.
 

@@ -187,9 +187,12 @@ cdef Dtype dtype_of(uint8_t kind, uint8_t bits) noexcept:
 
 
 cdef int64_t reach(str name, tensor, const Facts *facts) except -1:
-    """The elements from the first of a tensor to the end of the last. Raises ValueError where its storage ends before."""
+    """The elements from the first of a tensor to the end of the last. Raises ValueError where its storage ends before, and for a view
+    that negates it: memory has other numbers."""
     cdef int64_t end = 1
     cdef int i
+    if tensor.is_neg():
+        raise ValueError(f"{name} is a view that negates its memory; make it plain ({name}.resolve_neg())")
     for i in range(facts.dims):
         if facts.shape[i] == 0:
             return 0

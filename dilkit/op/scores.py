@@ -132,8 +132,8 @@ def lowered(bias: Bias, dtype: torch.dtype, rows: slice | Tensor = slice(None)) 
     if positions is not None:
         last = positions.shape[1] - 1
         taken = positions[:, rows if isinstance(rows, slice) else rows.clamp(0, last)]
-        positions = taken.contiguous()
-    return LoweredBias(replace(form, learned=learned), weights.contiguous(), positions)
+        positions = taken.resolve_neg().contiguous()
+    return LoweredBias(replace(form, learned=learned), weights.resolve_neg().contiguous(), positions)
 
 
 def placed_along(scores: Scores, apply: Callable[[Tensor], Tensor], rows: int) -> Scores:

@@ -140,6 +140,10 @@ class Machine(RuleBasedStateMachine):
     def module(self, call: draw.Data, rotary: bool, layer_norm: bool, cross: bool) -> None:
         self.do("module", call=call, rotary=rotary, layer_norm=layer_norm, cross=cross)
 
+    @rule(call=draw.calls(longest=60, ways=("function",), other_kinds=4), actions=draw.actions, page_rows=st.integers(1, 9))
+    def decoded(self, call: draw.Data, actions: list[tuple[int, int]], page_rows: int) -> None:
+        self.do("decoded", call=call, actions=actions, page_rows=page_rows)
+
     @rule(call=draw.plain_calls, batch=st.booleans())
     def empty(self, call: draw.Data, batch: bool) -> None:
         self.do("empty", call=call, batch=batch)

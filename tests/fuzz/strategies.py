@@ -128,6 +128,8 @@ def calls_with_cuts(draw: st.DrawFn, calls: st.SearchStrategy[Data]) -> tuple[Da
 calls_of_kinds = calls(longest=120, ways=("function",), other_kinds=6, dropout=(0.0, 0.0, 0.0, 0.3), may_pack=True)
 
 
+actions = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 1, 1, 1, 2, 5, 20, 0, -1, -2])), max_size=30)
+"""Of decoding: a sequence, and a number of rows for it; 0 and less have meanings of their own."""
 texts = st.text(max_size=6) | st.sampled_from(["", ";", "{", "}", "null", "1e999", "[]", "-1", "9" * 30, "\x00", '"', "NaN"])
 junk: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),

@@ -15,7 +15,7 @@ from dilkit.decoding.block import seen_by
 from dilkit.decoding.paged.kept_tokens import KeptTokens
 from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.decoding.paged.stream import Stream
-from dilkit.decoding.step import Span, Step, Write, table
+from dilkit.decoding.step import Span, Step, Write, resolved, table
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Branch
 from dilkit.pattern.heads import Heads
@@ -96,8 +96,8 @@ class PagedSpans:
     ) -> Step:
         """All of them as one step. `rows`: query, key and value; `stored`: keys and values of all pages."""
         spans, writes = table(self.spans, len(Span._fields)), table(self.writes, len(Write._fields))
-        own = None if sink is None else sink.detach().to(lse_dtype(rows[0].dtype)).contiguous()
+        own = None if sink is None else resolved(sink).detach().to(lse_dtype(rows[0].dtype)).contiguous()
         further: dict[str, Any] = dict(positions=tuple(self.positions), unseen=tuple(self.unseen))
         pages = np.array(self.pages, np.int64)
-        query, key, value = (x[:, None] for x in rows)
+        query, key, value = (resolved(x)[:, None] for x in rows)
         return Step(query, stored, spans, writes, key, value, own, bias, **further, pages=pages)
