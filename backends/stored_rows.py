@@ -52,7 +52,8 @@ def attend(step: Step, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, Te
     check(step, problem)
     _write(step, problem)
     batch, seq = step.query.shape[:2]
-    kv_heads, query = problem.kv_heads, step.query.reshape(batch * seq, problem.kv_heads, -1, problem.head_dim).to(dtype)
+    kv_heads, group = problem.kv_heads, problem.heads // problem.kv_heads
+    query = step.query.reshape(batch * seq, kv_heads, group, problem.head_dim).to(dtype)
     spans = list(_seen(step, problem, dtype))
     width = max((seen.columns.stop for seen in spans), default=0)
     scores = query.new_full((*query.shape[:3], width + (step.sink is not None)), -math.inf)
@@ -65,7 +66,7 @@ def attend(step: Step, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, Te
     out = torch.zeros_like(query)
     for seen in spans:
         out[seen.rows, seen.heads] += _sum(weights[seen.rows, seen.heads, :, seen.columns], seen.values, seen.span.unseen >= 0)
-    return out.view(step.query.shape).to(step.query.dtype), lse.view(batch, seq, -1).mT.to(
+    return out.view(step.query.shape).to(step.query.dtype), lse.view(batch, seq, problem.heads).mT.to(
         lse_dtype(step.query.dtype)
     ).contiguous()
 

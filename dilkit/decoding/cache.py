@@ -173,19 +173,19 @@ class DilatedCache:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         start, total = 0, query.shape[1]
         while start < total:
-            if step is not None and not self._fresh(total - start):
-                rows = slice(start, start + 1)
-                out[:, rows] = self._next(step, NewRow(query[:, rows], key[:, rows], value[:, rows], sink, changed.bias))
-                start += 1
-                continue
-            count = self._at_once(total - start, layout)
-            rows = slice(start, start + count)
-            out[:, rows] = self._attended(query[:, rows], key[:, rows], value[:, rows], factor, changed, sink, backend)
-            self._see(count)
-            start += count
+            one_by_one = step is not None and not self._fresh(total - start)
+            rows = slice(start, start + (1 if one_by_one else self._at_once(total - start, layout)))
+            parts = query[:, rows], key[:, rows], value[:, rows]
+            if step is not None and one_by_one:
+                out[:, rows] = self._next(step, NewRow(*parts, sink, changed.bias))
+            else:
+                out[:, rows] = self._attended(*parts, factor, changed, sink, backend)
+                self._see(rows.stop - start)
+            start = rows.stop
         return out
 
     def _next(self, step: PreparedStep, new: NewRow) -> Tensor:
+        """One row, in one call of a kernel."""
         out = step.attend(self._stores, self._seen, new, self._once(new.query, new.key))
         self._see(1)
         return out
@@ -251,7 +251,7 @@ class DilatedCache:
             raise ValueError(f"indices={which.tolist()} must be some of the {batch} sequences, from 0 to {batch - 1}")
         for store in self._stores:
             store.reorder(which)
-        self._layout = replace(self._layout, batch=len(which))
+        self._layout, self._facts = replace(self._layout, batch=len(which)), None
 
     def state_dict(self) -> CacheState:
         """A copy of all that is kept, in plain values and tensors, for `load_state_dict` or `torch.save`."""

@@ -6,6 +6,7 @@ Everything is checked, and a backend chosen, before the cache is written to.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,13 +14,16 @@ from torch import Tensor
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.bias.form import LoweredBias
+from dilkit.decoding.last_row import has_spans, spans_of, writes_of
+from dilkit.decoding.step import Span, Step, Write, table
 from dilkit.inputs import Inputs
-from dilkit.op.boundary import check_memory, check_returned, empty_outputs
+from dilkit.op.boundary import check_memory, check_returned, empty_outputs, lse_dtype
 from dilkit.op.older_backends import Forward, methods_of
 from dilkit.op.overlap import check_written
 from dilkit.op.schema import backends_asked, decode_call, library, scores_asked
 from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import add_zero_keys, check_sink
+from dilkit.pattern.lowering import Forms
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import requested_backends, select, state
 
@@ -32,6 +36,17 @@ last_rows_op = torch.ops.dilkit.last_rows.default
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
+NewRows = tuple[Tensor, Tensor] | None
+"""Keys and values that are appended."""
+
+
+class BySpans(NamedTuple):
+    """A step over a cache, and the forms that say what its row sees."""
+
+    problem: Problem
+    forms: Forms
+
+
 @dataclass(frozen=True)
 class PreparedLastRows:
     """What was chosen for calls with the same facts."""
@@ -40,6 +55,8 @@ class PreparedLastRows:
     forward: Forward
     problem: Problem
     nbytes: int
+    by_spans: BySpans | None
+    """Of one row a sequence; None where the pattern shows no spans, or the backend has no steps."""
 
 
 def check_tensors(
@@ -101,7 +118,7 @@ def _check_lengths_tensor(cache_seqlens: object, query: Tensor) -> None:
         )
 
 
-def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) -> set[int]:
+def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) -> list[int]:
     """The lengths with the new rows. Raises ValueError for one beyond the capacity, or shorter than the rows to be computed."""
     before = cache_seqlens.tolist()
     for b, length in enumerate(before):
@@ -115,7 +132,7 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
                 f"cache_seqlens[{b}]={length} and {new} new rows are fewer than the {rows} rows of query; "
                 "the keys of all of them are needed (key=, value=)"
             )
-    return {length + new for length in before}
+    return [length + new for length in before]
 
 
 def _last_rows(
@@ -149,14 +166,19 @@ def _last_rows(
     asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
     facts = query.shape[0], k_cache.shape[1:], query.shape[2], query.dtype, query.device
     prepared = plan.cached(("last rows", state(), asked, facts, scale, call), _prepare, query, k_cache, asked, scale, call)
-    for length in lengths_in_all if query.shape[1] else ():
+    for length in set(lengths_in_all) if query.shape[1] else ():
         prepared.problem.pattern.check_seq(length)
+    scores = None if form is None or bias is None else LoweredBias(form, bias, positions)
+    strided = k_cache.stride(1) > 0 < v_cache.stride(1)
+    if prepared.by_spans is not None and query.shape[1] == 1 and query.numel() and new <= 1 and strided:
+        rows = None if key is None or value is None or new == 0 else (key, value)
+        inputs = Inputs(query, k_cache, v_cache, bias=scores)
+        return _attend_stored(prepared, prepared.by_spans, inputs, rows, lengths_in_all, sink)
     if key is not None and value is not None:
         _append(k_cache, key, cache_seqlens)
         _append(v_cache, value, cache_seqlens)
     if query.numel() == 0:
         return empty_outputs(query)
-    scores = None if form is None or bias is None else LoweredBias(form, bias, positions)
     inputs = Inputs(query, k_cache, v_cache, cache_seqlens=cache_seqlens + new, bias=scores)
     returned = prepared.forward(inputs, prepared.problem)
     wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
@@ -166,13 +188,40 @@ def _last_rows(
     return out, lse
 
 
+def _attend_stored(
+    prepared: PreparedLastRows, by_spans: BySpans, inputs: Inputs, new: NewRows, lengths: list[int], sink: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same of one row of each sequence, which is `new` or not, in one step; sequences are then so long."""
+    query, problem, caches = inputs.query, by_spans.problem, (inputs.key, inputs.value)
+    spans = spans_of(by_spans.forms, problem.heads // problem.kv_heads, lengths, *caches)
+    writes = [] if new is None else writes_of(lengths, *caches)
+    tables = table(spans, len(Span._fields)), table(writes, len(Write._fields))
+    logits = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
+    key, value = (None, None) if new is None else new
+    step = Step(query, caches, *tables, key, value, logits, inputs.bias)
+    returned = prepared.backend.attend_stored(step, problem)
+    wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
+    out, lse = check_returned(prepared.backend.name, returned, wanted, (query, *caches))
+    return out, lse
+
+
 def _prepare(query: Tensor, k_cache: Tensor, asked: tuple[str, ...], scale: float, call: str) -> PreparedLastRows:
     pattern, _, _ = decode_call(call)
     softcap, bias = scores_asked(call)
     last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale, softcap=softcap, bias=bias)
     problem = replace(last_rows, seq=k_cache.shape[1])
     backend = select(problem, asked)
-    return PreparedLastRows(backend, methods_of(backend).forward, problem, len(call) + plan.ENTRY_BYTES)
+    return PreparedLastRows(
+        backend, methods_of(backend).forward, problem, len(call) + plan.ENTRY_BYTES, _by_spans(problem, backend)
+    )
+
+
+def _by_spans(problem: Problem, backend: Backend) -> BySpans | None:
+    """A step of one row over a cache, if the backend takes it and the pattern shows spans in sequences of any length."""
+    step = replace(problem, seq=1, kv_cache=False, stored=problem.dtype)
+    if problem.pattern.is_evaluated or backend.refusals(step):
+        return None
+    return BySpans(step, problem.forms) if has_spans(problem.forms, problem.heads // problem.kv_heads) else None
 
 
 def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:

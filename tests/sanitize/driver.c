@@ -121,6 +121,8 @@ static int check_some_last(const InstructionSet *code, Problem p, int threads, c
     return right & check_last(code, p, threads, (p.seq + 1) / 2, expected);
 }
 
+#include "steps.h"
+
 /* The next problem of the file, with the code for every instruction set. */
 static int next(const int64_t *header, int number_of) {
     static const InstructionSet *const codes[] = {
@@ -178,7 +180,8 @@ static int next(const int64_t *header, int number_of) {
     int right = 1, last = p.causal && !mask && !starts && p.classes == 1 && p.given < 0;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         for (int threads = 1; threads <= 4; threads += 3)
-            if (!check(codes[i], p, threads, expected) || (last && !check_some_last(codes[i], p, threads, expected[0]))) {
+            if (!check(codes[i], p, threads, expected) || (last && !check_some_last(codes[i], p, threads, expected[0])) ||
+                (!starts && p.seq && !check_steps(codes[i], p, threads))) {
                 fprintf(stderr, "problem %d, %s, %d threads\n", number_of, codes[i]->name, threads);
                 right = 0;
             }

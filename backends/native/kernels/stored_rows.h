@@ -285,10 +285,10 @@ static const Span *N(span_of_piece)(const Step *step, int64_t number) {
 /* The place of a piece: the row, the head and the stored rows that it is of. */
 static void N(place_piece)(Piece *piece, int64_t number) {
     const Span *span = piece->span = N(span_of_piece)(piece->step, number);
-    int64_t pieces = pieces_of(span), within = number - span->first_piece, head = within / pieces % span->heads;
-    int64_t row = within / pieces / span->heads;
+    int64_t pieces = pieces_of(span), within = number - span->first_piece, head = within % span->heads;
+    int64_t row = within / span->heads / pieces, piece_of_head = within / span->heads % pieces;
     piece->row = span->row + row, piece->head_place = head, piece->head = span->first_head + head * span->head_step;
-    piece->from = within % pieces * PIECE_ROWS, piece->to = lesser(piece->from + PIECE_ROWS, span->count);
+    piece->from = piece_of_head * PIECE_ROWS, piece->to = lesser(piece->from + PIECE_ROWS, span->count);
     piece->key = span->key.data + row * span->key.sequence + head * span->key.head;
     piece->value = span->value.data + row * span->value.sequence + head * span->value.head;
 }

@@ -236,6 +236,18 @@ def test_a_chunk_of_no_rows() -> None:
     assert (len(cache), cache.nbytes, cache.allocated_nbytes) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_row_of_no_sequences(backend: str) -> None:
+    rows = tuple(x[:0] for x in tensors(3, seq=1))
+    assert DilatedCache(PATTERNS["nested"], 3).attend(*rows, backend=backend).shape == rows[0].shape
+
+
+def test_a_backend_without_steps_leaves_them_to_plain_torch() -> None:
+    pattern, rows = PATTERNS["nested"], tensors(3)
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    torch.testing.assert_close(decoded(DilatedCache(pattern, 3), rows, range(1, SEQ + 1), backend="sdpa"), exact)
+
+
 def test_inside_and_outside_of_inference_mode() -> None:
     pattern, rows = PATTERNS["nested"], tensors(3)
     exact, _ = oracle_attention(*rows, pattern, is_causal=True)

@@ -218,6 +218,16 @@ def test_beams(indices: Any, rollback: int) -> None:
     torch.testing.assert_close(follower.cache.attend(*new), exact[:, -20:])
 
 
+def test_rows_of_the_batch_before_are_refused() -> None:
+    """They have the facts of the last rows, which were of another batch than the cache now has."""
+    follower = Follower(PATTERN, 4, 2, 0)
+    follower.attend(6)
+    follower.attend(1)
+    follower.cache.reorder([0, 1, 1])
+    with pytest.raises(ValueError, match="these rows have batch=2, but the cache batch=3"):
+        follower.cache.attend(*rows(1))
+
+
 @pytest.mark.parametrize(
     ("indices", "error", "message"),
     [

@@ -14,8 +14,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import BlockSparse, Pattern, dilated_attention_with_kvcache
-from dilkit.backends.native.backend import _instruction_sets
+from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention_with_kvcache
+from dilkit.backends.native.backend import Native, _instruction_sets
 from dilkit.op.kvcache import last_rows_op
 from dilkit.op.operators import encode_call
 from dilkit.op.overlap import overlaps_itself, share_memory
@@ -309,3 +309,46 @@ def test_an_error_leaves_the_cache_as_it_is(wrong: str) -> None:
     with registered(Fake("plain", -1)), pytest.raises(error, match=text):
         dilated_attention_with_kvcache(**{**right, **changed})
     assert all((x == 3).all() for x in caches)
+
+
+BY_SPANS = {
+    "segments": Pattern([8, 24, 64], [1, 3, 5]),
+    "block": Pattern([8, 24], [2, 3], offset="block"),
+    "ranges": Pattern([8, 16], [1, 2], heads=[(0, 4), (2, 6)]),
+    "window": Pattern.of(SlidingWindow(9, 2)),
+    "windows once": Pattern.of(SlidingWindow(5), SlidingWindow(13), overlap="once"),
+    "strides": Pattern.of(Strided(7)),
+    "tokens that are read": Pattern.of(GlobalTokens([2, 3, 9], "read"), SlidingWindow(4)),
+    "tokens that see all": Pattern.of(GlobalTokens([0, 5, 30])),
+}
+BY_FORMS = {"blocks": Pattern.of(BlockSparse.local_global(40, 3)), "half a group": Pattern([8, 16], [1, 2], heads=[(0, 3), None])}
+
+
+@pytest.mark.parametrize("name", [*BY_SPANS, *BY_FORMS])
+def test_one_row_is_one_step_where_spans_say_what_it_sees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern, steps = (BY_SPANS | BY_FORMS)[name], list[Any]()
+    query, key, value = whole(2, 40, (6, 3))
+    right, right_lse = oracle_attention(query, key, value, pattern, is_causal=True)
+    attend = Native.attend_stored
+    monkeypatch.setattr(Native, "attend_stored", lambda self, step, problem: steps.append(step) or attend(self, step, problem))
+    caches = torch.full((2, *key.shape), torch.nan, dtype=key.dtype)
+    for n in (0, 1, 5, 6, 23, 30, 39):
+        caches[0][:, :n], caches[1][:, :n] = key[:, :n], value[:, :n]
+        lengths, at = torch.tensor([n, n // 2], dtype=torch.int32), torch.tensor([n, n // 2])
+        row = [x[torch.arange(2), at][:, None] for x in (query, key, value)]
+        given = dict(key=row[1], value=row[2], cache_seqlens=lengths, backend="native", return_lse=True)
+        out, lse = dilated_attention_with_kvcache(row[0], *caches, pattern, **given)  # type: ignore[arg-type]
+        for b in range(2):
+            torch.testing.assert_close(out[b, 0], right[b, at[b]])
+            torch.testing.assert_close(lse[b, :, 0], right_lse[b, :, at[b]])
+            assert torch.equal(caches[0][b, at[b]], key[b, at[b]])
+    assert len(steps) == (7 if name in BY_SPANS else 0)
+
+
+def test_caches_that_show_one_row_everywhere() -> None:
+    """Expanded, they have a stride of 0, which no span has."""
+    query, key, value = whole(1, 20, (4, 2))
+    shown = [x[:, :1].expand(-1, 20, -1, -1) for x in (key, value)]
+    out = dilated_attention_with_kvcache(query[:, -1:], *shown, PATTERN, cache_seqlens=torch.tensor([20], dtype=torch.int32))
+    right = oracle_attention(query, *(x.contiguous() for x in shown), PATTERN, is_causal=True)[0]
+    torch.testing.assert_close(out, right[:, -1:])
