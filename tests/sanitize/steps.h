@@ -1,12 +1,15 @@
 /* A step of decoding over the keys and values of a problem, in buffers of exactly the size needed, and the same by definition.
  *
- *     k, v of the problem ---> pools (batch, kv_heads, seq) of stored rows ---> two spans a sequence, some of the second unseen
+ *     k, v of the problem ---> pools (batch, kv_heads, seq) of stored rows ---> two spans a sequence, the first in pages or not, some of the second unseen
  *     its last row        ---> query; its key and value are written first  ---> native_step, and a loop in double over the pools
  */
 #include "step.h"
 
+enum { PAGE_ROWS = 3 };
+
 typedef struct {
     char *pool[2];
+    int64_t *pages; /* of the first span of every other sequence: page i is the i-th few rows of the pool */
     char *unseen; /* (kv_heads, group, rows of the second span) */
     int64_t cut, width, seq; /* rows of the first span, bytes of a stored row, rows of a sequence */
     int stored;
@@ -78,6 +81,8 @@ static void set_tables(const Problem *p, const Stored *s, Span *span, Write *wri
             *span = (Span){.row = b, .rows = 1, .head_step = 1, .heads = p->kv_heads, .count = part ? rest : s->cut, .first_piece = pieces};
             span->key = (StoredView){s->pool[0] + from, 0, head, s->width}, span->value = (StoredView){s->pool[1] + from, 0, head, s->width};
             span->query_position = s->seq - 1, span->position = part * s->cut, span->position_step = 1;
+            if (!part && b % 2 == 0)
+                span->pages = s->pages, span->page_rows = PAGE_ROWS, span->page = PAGE_ROWS * s->width, span->page_step = 1;
             if (part)
                 span->unseen = s->unseen, span->unseen_head = group * rest, span->unseen_group = rest, span->unseen_row = 1;
             pieces += p->kv_heads * pieces_of(span);
@@ -91,6 +96,9 @@ static int check_step(const InstructionSet *code, Problem p, int threads, int st
     int64_t rows = p.batch * p.heads, row = p.dim * size_of(p.dtype), plain = p.bias == NO_BIAS && p.softcap == 0;
     Stored s = {.cut = p.seq / 2, .width = stored_bytes(p.dim, stored), .seq = p.seq, .stored = stored};
     s.pool[0] = pool_of(&p, &p.k, stored, s.width), s.pool[1] = pool_of(&p, &p.v, stored, s.width);
+    s.pages = malloc(sizeof(int64_t) * (size_t)((s.cut + PAGE_ROWS - 1) / PAGE_ROWS));
+    for (int64_t i = 0; i * PAGE_ROWS < s.cut; i++)
+        s.pages[i] = i;
     s.unseen = malloc((size_t)(p.heads * (s.seq - s.cut)));
     for (int64_t i = 0; i < p.heads * (s.seq - s.cut); i++)
         s.unseen[i] = i % 3 == 0;
@@ -107,7 +115,7 @@ static int check_step(const InstructionSet *code, Problem p, int threads, int st
     for (int64_t i = 0; i < rows; i++)
         expect_row(&p, &s, i / p.heads, i % p.heads, wanted + i * p.dim);
     right &= !plain || agrees("out of a step", out, wanted, rows * p.dim, p.dtype, p.dtype);
-    free(s.pool[0]), free(s.pool[1]), free(s.unseen), free(span), free(write), free(out), free(lse), free(wanted);
+    free(s.pool[0]), free(s.pool[1]), free(s.unseen), free(s.pages), free(span), free(write), free(out), free(lse), free(wanted);
     return right;
 }
 
