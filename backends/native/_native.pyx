@@ -74,7 +74,7 @@ cdef extern from "native.h":
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
     const InstructionSet native_generic
     int GRID
-    int FORWARD, BACKWARD_QUERY, BACKWARD_KEY
+    int FORWARD, DELTA, BACKWARD
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
     int64_t native_rounds(const Problem *problem) nogil
@@ -201,7 +201,7 @@ cdef class EncodedProblem:
 
     @property
     def chunks(self):
-        """The chunks that fused gradients cut the sequence into; 0 where they are not fused."""
+        """The chunks that gradients cut the sequence into."""
         return self.problem.chunks
 
     @property
@@ -362,7 +362,7 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
 
 
 def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None, bias=None, given=None):
-    """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous.
+    """Write `dq`, `dk` and `dv`, which must be 0 before and of the dtype of `lse`. `delta`: room shaped like `lse`; both are contiguous.
 
     With a learned bias the gradient of its weights in parts `(parts, heads, entries)`, float64, to be added up; else None.
     """
@@ -379,10 +379,13 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
         p.one_part = parts * p.heads * p.entries > MOST_PARTS
         gradient = lse.new_zeros((1 if p.one_part else max(parts, 1), p.heads, p.entries), dtype=torch.float64)
         p.dbias = <double *>locate(gradient, none, 0)
+    for sums in (dq, dk, dv):
+        if sums.dtype != lse.dtype:
+            raise TypeError(f"a gradient is {sums.dtype}; the kernel sums it up in {lse.dtype}, and would write beyond the tensor")
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
-    run(code_of(isa), &p, BACKWARD_QUERY, threads)
+    run(code_of(isa), &p, DELTA, threads)
     for p.round in range(native_rounds(&p)):
-        run(code_of(isa), &p, BACKWARD_KEY, 1 if p.one_part else threads)
+        run(code_of(isa), &p, BACKWARD, 1 if p.one_part else threads)
     return gradient
 
 

@@ -50,7 +50,7 @@ ROW_STEP = 48
 """The rows of the widest tile: blocks that end at no segment's end have a multiple of it."""
 
 CHUNK_ROWS = 8192
-"""The fused gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
+"""The gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
 
 FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
@@ -109,11 +109,12 @@ class Native(Backend):
 
         query, key, value, mask, cu_seqlens, _, dropout, bias, _ = inputs
         lse, plain = lse.contiguous(), torch.contiguous_format
-        dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
-        tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout, bias
+        sums = [torch.zeros_like(x, dtype=lse.dtype, memory_format=plain) for x in (query, key, value)]
+        tensors = dout, query, key, value, out, lse, mask, *sums, torch.empty_like(lse), cu_seqlens, dropout, bias
         threads, given = _threads(problem, query.shape[1]), _given(inputs, problem)
         parts = _kernel().backward(_encoded(problem), instruction_set(), threads, *tensors, given)
-        return (dq, dk, dv) if parts is None else (dq, dk, dv, parts.sum(0).to(lse.dtype))
+        gradients = tuple(x.to(query.dtype) for x in sums)
+        return gradients if parts is None else (*gradients, parts.sum(0).to(lse.dtype))
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:

@@ -1,7 +1,7 @@
 /* How the rows of a sequence are cut, into blocks and chunks, and which branches share scores: by the problem of that sequence
  * alone, so that results depend neither on the machine nor on what is computed beside it.
  *
- *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    fused gradients only
+ *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    of gradients only
  *                 |-- block --|-- block --|-- block --|-- block --| ...                                  whole segments, or an
  *                 |seg|seg|seg|seg|seg|seg| ...                                                          equal part of one
  */
@@ -40,14 +40,12 @@ static inline int64_t choose_block_rows(const Problem *p) {
     return segment < p->seq ? rows : round_up(rows, p->row_step);
 }
 
-/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower; none where gradients are not fused. */
+/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower. */
 static inline void choose_chunks(Problem *p) {
     int64_t blocks = parts_of(p->seq, p->block_rows), wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
     wanted = lesser(greater(p->seq / p->least_chunk_rows, wanted), MAX_CHUNKS);
     int64_t per_chunk = parts_of(blocks, wanted);
     p->chunks = parts_of(blocks, per_chunk), p->chunk_rows = per_chunk * p->block_rows;
-    if (p->dtype != FLOAT32 && p->dtype != FLOAT64)
-        p->chunks = p->chunk_rows = 0;
 }
 
 /* A pair of a group is scored once; if each pair may count only once there is one group. The rows of a group are cut at every

@@ -3,8 +3,8 @@
  *     query i, keys j .. j + 3   --- philox: counter (j / 4, i, batch, head), key seed --->   4 words, a lane is a query
  *       | word >= threshold                                                                      four lines of masks
  *       v
- *     FORWARD, BACKWARD_QUERY   lines are columns, lanes rows      --- keep_weights --->       kept (columns, rows)
- *     BACKWARD_KEY              lines are rows, lanes columns      --- transpose_square --->   kept (columns, rows)
+ *     FORWARD     lines are columns, lanes rows      --- keep_weights --->       kept (columns, rows)
+ *     BACKWARD    lines are rows, lanes columns      --- transpose_square --->   kept (columns, rows)
  *
  * Queries are in lanes in every phase, because the four words of a query are those of four neighbouring keys: lines that follow each
  * other. A mask has all bits or none. Scores of weights that are dropped become 0 by drop_weights; the factor 1 / (1 - p) of the
@@ -57,7 +57,7 @@ static void N(mask_tile)(const Task *task, int64_t first, int vectors, int64_t f
     const Problem *p = task->p;
     const ColumnTile *tile = s->tiles->returned;
     const Place place = place_of(p, task->batch, task->head);
-    const int by_column = task->phase == BACKWARD_KEY;
+    const int by_column = task->phase == BACKWARD;
     const int64_t row_step = place.step, of_row = by_column ? place.key : place.query, of_column = by_column ? place.query : place.key;
     int64_t rows[TILE_ROWS], columns[TILE_COLUMNS];
     for (int64_t r = 0; r < vectors * N(LANES); r++)

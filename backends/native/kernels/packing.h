@@ -2,12 +2,12 @@
  * Included once for each KIND.
  *
  *     q (k), dout (v)  -- rows of slot_line[] -->      pack_rows     packed_rows[0], [1]      (row vectors, padded dim, LANES)
- *                                                                    plain_rows               (slots, padded dim), if fused
+ *                                                                    plain_rows               (slots, padded dim), in BACKWARD
  *     k (q), v (dout)  -- tile->column[] -->           pack_columns  packed_columns[0], [1]   (dim panels, TILE_COLUMNS, PANEL)
  *     v, KIND pairs    -- two columns at a time -->    pack_column_pairs  packed_columns[1]   the same, a unit has a number of each
- *     lse, delta       -- tile->column[] -->           pack_tile     column_lse, column_delta, in BACKWARD_KEY
+ *     lse, delta       -- tile->column[] -->           pack_tile     column_lse, column_delta, in BACKWARD
  *
- * In parentheses: BACKWARD_KEY. Columns are packed once for all row lists that are at hand.
+ * In parentheses: BACKWARD. Columns are packed once for all row lists that are at hand.
  */
 
 /* The units done .. done + PANEL - 1 of a row of `dim` numbers, with zeros beyond its end. */
@@ -45,7 +45,7 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
         }
         for (int64_t done = 0; done < width; done += N(LANES))
             N(transpose_square)(task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), lines + done, width);
-        if (task->fused && which == 0)
+        if (task->phase == BACKWARD && which == 0)
             memcpy(task->s.plain_rows + first * width, lines, (size_t)(N(LANES) * width) * sizeof(REAL));
     }
 }
@@ -122,7 +122,7 @@ static void N(place_columns)(const Task *task, const ColumnTile *tile) {
         s->column_position[k] = (REAL)(tile->column[k] - task->start);
         for (int n = 0; n < task->relations; n++)
             N(relate_column)(&s->relation[n], k, tile->column[k]);
-        if (task->phase == BACKWARD_KEY) {
+        if (task->phase == BACKWARD) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
             s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];
         }

@@ -147,7 +147,7 @@ static int count_tasks(WorkQueue *queue) {
 }
 
 int64_t native_rounds(const Problem *problem) {
-    int64_t most = has_sequences(problem) ? 1 : greater(problem->chunks, 1);
+    int64_t most = has_sequences(problem) ? 1 : problem->chunks;
     for (int64_t i = 0; has_sequences(problem) && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
         most = sequence.seq > 0 ? greater(most, sequence.chunks) : most;
@@ -156,10 +156,10 @@ int64_t native_rounds(const Problem *problem) {
 }
 
 int64_t native_parts(const Problem *problem) {
-    int64_t tasks = has_sequences(problem) ? 0 : native_tasks(problem, BACKWARD_KEY);
+    int64_t tasks = has_sequences(problem) ? 0 : native_tasks(problem, BACKWARD);
     for (int64_t i = 0; has_sequences(problem) && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
-        tasks += tasks_of_sequence(&sequence, BACKWARD_KEY);
+        tasks += tasks_of_sequence(&sequence, BACKWARD);
     }
     return tasks / problem->kv_heads;
 }
