@@ -3,12 +3,20 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from functools import cache
+from time import perf_counter
+
 import torch
 
 from dilkit.op._facts cimport locate
 
 cdef enum:
+    ROUNDS = 2  # of the products of a tile, in each of the samples of their speed
+    SAMPLES = 8
     MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
+
+LEAST_GAIN = 1.25
+"""Of products of bf16 pairs, to be used. They are about as fast as those of floats on some CPUs, twice as fast and more on others."""
 
 cdef extern from "native.h":
     ctypedef struct TensorView:
@@ -72,6 +80,8 @@ cdef extern from "native.h":
         int (*runs_here)() nogil
         void (*exp)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
+        int64_t (*score_tiles)(int64_t rounds) nogil
+        const InstructionSet *instead
     const InstructionSet native_generic
     int GRID
     int FORWARD, DELTA, BACKWARD
@@ -110,9 +120,27 @@ cdef extern from *:
     int NATIVE_CODES
 
 
+@cache
 def instruction_sets():
-    """The names of the instruction sets that this machine can run, the fastest first."""
-    return tuple(native_codes[i].name.decode() for i in range(NATIVE_CODES) if native_codes[i].runs_here())
+    """The names of the instruction sets that this machine can run, the fastest first: those for bf16 are last where they are slow."""
+    here = [i for i in range(NATIVE_CODES) if native_codes[i].runs_here()]
+    return tuple(native_codes[i].name.decode() for i in sorted(here, key=is_slow))
+
+
+def is_slow(int i):
+    """Whether products of bf16 pairs are hardly faster here than those in whose place they are, or slower: measured, in microseconds."""
+    cdef const InstructionSet *code = native_codes[i]
+    return code.instead is not NULL and flops_of(code) < LEAST_GAIN * flops_of(code.instead)
+
+
+cdef double flops_of(const InstructionSet *code):
+    """FLOP/s of the products of a tile: the most of several samples, because whatever else the machine does makes some slower."""
+    cdef double best = 0, start
+    cdef int sample
+    for sample in range(SAMPLES):
+        start = perf_counter()
+        best = max(best, code.score_tiles(ROUNDS) / (perf_counter() - start))
+    return best
 
 
 def built_for():

@@ -2,19 +2,20 @@
  *
  *     C += A . B     fp32 16 x 16  +=  16 lines of 16 pairs  .  16 lines of pairs for 16 rows;   2 x 2 tiles of C at a time
  *
- *                      B  tmm6  tmm7              compute_scores: k over dim         add_to_rows: k over columns
- *                       +-----+-----+
- *                     k |     |     |          B  packed_rows[0]    queries          scores            P, a line is 2 columns
- *         A             +-----+-----+          A  packed_columns[0] keys             packed_columns[1] values, a line is 1 dim
- *         tmm4 +-----+  +-----+-----+          C  scores (columns, rows)             slot_sums[0] (dim, rows)
- *              |     |  |tmm0 |tmm1 |
- *         tmm5 +-----+  +-----+-----+          lines go down, rows of queries to the right, in vectors of 16
- *              |     |  |tmm2 |tmm3 |
- *              +-----+  +-----+-----+
+ *                      B  tmm6  tmm7          compute_scores    A  packed_columns: a line is a column, of pairs of dim
+ *                       +-----+-----+         k over dim        B  packed_rows: a line is 2 dim, to the right are rows
+ *                     k |     |     |                           C  scores (columns, rows)
+ *         A             +-----+-----+         add_to_rows       A  added_columns: a line is a dim, of pairs of columns
+ *         tmm4 +-----+  +-----+-----+         k over columns    B  P or dS: a line is 2 columns, to the right are rows
+ *              |     |  |tmm0 |tmm1 |                           C  slot_sums (dim, rows)
+ *         tmm5 +-----+  +-----+-----+         add_to_columns    A  gradient_rows, dS: a line is a column, of pairs of rows
+ *              |     |  |tmm2 |tmm3 |         k over rows       B  plain_rows: a line is 2 rows, to the right are dim
+ *              +-----+  +-----+-----+                           C  column_sums (columns, dim)
  *
  * The shape of the tile registers is set once for each task, on the thread that runs it, and given up at its end.
  */
 enum { TILE_LINES = 16 };
+enum { N(LIST_STEP) = TILE_ROWS }; /* rows of a list are filled up to a multiple of it: add_to_columns takes so many */
 
 /* Tiles in memory, as counted in numbers: from line to line of a tile, and to the next tile in two directions. */
 typedef struct {
@@ -180,4 +181,21 @@ static void N(add_to_rows)(
         else
             multiply_tiles(1, 1, 1, c, a, b, steps);
     }
+}
+
+/* sums[k, d] += sum over TILE_ROWS rows r of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS, and
+ * d below `dim`, rounded up to PANEL. Weights of rows from `count` on are 0. Rows of `sums` and `rows` are `width` numbers apart. */
+static void N(add_to_columns)(
+    REAL *sums, REAL *weights, REAL *rows, int64_t width, int64_t from, int64_t to, int64_t count, int64_t dim
+) {
+    (void)count;
+    for (int64_t k = from; k < to; k += 2 * TILE_LINES)
+        for (int64_t d = 0; d < dim; d += 2 * N(LANES)) {
+            Tiles c = {sums + k * width + d, width, TILE_LINES * width, N(LANES)}, b = {rows + d, width, N(LANES), 0};
+            Tiles a = {weights + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, 0};
+            if (d + N(LANES) < dim)
+                multiply_tiles(2, 2, 1, c, a, b, 1);
+            else
+                multiply_tiles(2, 1, 1, c, a, b, 1);
+        }
 }

@@ -12,11 +12,11 @@
  *                   attend_tile                   q k^T, scores.h, softmax step, dropout, accumulate  -> scores, slot_sums
  *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
  *
- *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . packed_columns[1]
+ *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . added_columns[1]
  *     BACKWARD  packed_rows[0] . packed_columns[0] -> scores                                           (rows and columns: scratch.h)
  *               packed_rows[1] . packed_columns[1] -> score_gradients -> softmax_backward_step: scores = P, score_gradients = dS
- *               slot_sums[0] += dS . packed_columns[0]       slot_sums[1] += P . packed_columns[1]
- *               column_sums += dS^T . plain_rows
+ *               slot_sums[0] += dS . added_columns[0]        slot_sums[1] += P . added_columns[1]
+ *               column_sums += dS^T (gradient_rows) . plain_rows
  */
 #include "vector.h"
 #if UNIT == 2
@@ -65,11 +65,10 @@ static void N(add_values)(const Task *task, int64_t first, int vectors, int64_t 
         N(mask_scores)(s->scores, max, s->slot_first + first, s->slot_last + first, s->column_position, from, to, count);
     N(online_softmax_step)(s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, count);
     if (task->p->dropout)
-        N(drop_weights)(s->scores, s->kept, from, to, count);
-    N(add_to_rows)(vectors, sums, apart, rescale, s->scores, s->packed_columns[1], from, to, task->p->dim);
+        N(drop_weights)(UNIT, s->scores, s->kept, from, to, count);
+    N(add_to_rows)(vectors, sums, apart, rescale, s->scores, s->added_columns[1], from, to, task->p->dim);
 }
 
-#if UNIT == 1
 /* Scores to dS and P, which add to the sums of dk and dv, those of the rows, and of dq, those of the columns. */
 static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, int masked, REAL *max) {
     const Scratch *s = &task->s;
@@ -82,7 +81,7 @@ static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int
         ones[r] = 1;
     N(compute_scores)(vectors, s->score_gradients, max, s->packed_columns[1], s->packed_rows[1] + rows, from, to, units, (REAL)p->keep_scale, 0);
     if (p->dropout)
-        N(drop_weights)(s->score_gradients, s->kept, from, to, lanes);
+        N(drop_weights)(1, s->score_gradients, s->kept, from, to, lanes);
     N(softmax_backward_step)(
         s->scores, s->score_gradients, s->column_lse, s->column_delta, low, high, s->column_position, masked, from, to, lanes
     );
@@ -91,12 +90,15 @@ static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int
     if (p->softcap > 0)
         N(uncap_gradients)(task, vectors, from, to);
     if (p->dropout)
-        N(drop_weights)(s->scores, s->kept, from, to, lanes);
-    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, ones, s->score_gradients, s->packed_columns[0], from, to, p->dim);
-    N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, ones, s->scores, s->packed_columns[1], from, to, p->dim);
-    N(add_to_columns)(s->column_sums, s->score_gradients, s->plain_rows + sums, task->padded_dim, from, to, count, p->dim);
-}
+        N(drop_weights)(1, s->scores, s->kept, from, to, lanes);
+#if UNIT == 2
+    pair_lanes(s->gradient_rows, s->score_gradients, from, to, count);
+    pair_lines(s->score_gradients, from, to, lanes), pair_lines(s->scores, from, to, lanes);
 #endif
+    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, ones, s->score_gradients, s->added_columns[0], from, to, p->dim);
+    N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, ones, s->scores, s->added_columns[1], from, to, p->dim);
+    N(add_to_columns)(s->column_sums, s->gradient_rows, s->plain_rows + sums / UNIT, task->padded_dim, from, to, count, p->dim);
+}
 
 /* A tile of scores, and all that is computed with them. If `masked`, some rows do not see some columns, by their positions. */
 static void N(attend_tile)(
@@ -110,10 +112,8 @@ static void N(attend_tile)(
         N(mask_tile)(task, first, vectors, from, to);
     if (task->phase == FORWARD)
         N(add_values)(task, first, vectors, from, to, masked, max);
-#if UNIT == 1
     else
         N(add_gradients)(task, first, count, vectors, from, to, masked, max);
-#endif
 }
 
 /* The row vectors `low` .. `high` - 1 of a tile of rows with the columns from .. to - 1. */

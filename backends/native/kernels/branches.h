@@ -16,9 +16,9 @@ static void N(add_row)(const Task *task, RowList *list, int64_t x) {
         task->s.slot_line[list->first + list->count++] = (x - task->start) * heads + head;
 }
 
-/* Fill a list up to whole vectors with the spare line; return the next free slot. */
+/* Fill a list with the spare line, up to as many rows as products take together; return the next free slot. */
 static int64_t N(end_list)(const Task *task, const RowList *list) {
-    int64_t end = list->first + round_up(list->count, N(LANES));
+    int64_t end = list->first + round_up(list->count, task->phase == BACKWARD ? N(LIST_STEP) : N(LANES));
     for (int64_t i = list->first + list->count; i < end; i++)
         task->s.slot_line[i] = N(lines)(task->p);
     return end;

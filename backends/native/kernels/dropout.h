@@ -75,18 +75,16 @@ static void N(mask_tile)(const Task *task, int64_t first, int vectors, int64_t f
             N(transpose_square)((REAL *)s->kept + k * TILE_ROWS + r, TILE_ROWS, (const REAL *)s->kept_by_row + r * TILE_COLUMNS + k, TILE_COLUMNS);
 }
 
-/* What is dropped becomes 0, in `numbers` (columns, rows), of which KIND pairs has two columns in one. */
-static void N(drop_weights)(REAL *restrict numbers, const INTEGER *restrict kept, int64_t from, int64_t to, int64_t count) {
-    for (int64_t k = from; k < to; k += UNIT)
+/* What is dropped becomes 0, in `numbers` (columns, rows), of which pairs have two columns in a unit. */
+__attribute__((always_inline)) static inline void N(drop_weights)(
+    const int unit, REAL *restrict numbers, const INTEGER *restrict kept, int64_t from, int64_t to, int64_t count
+) {
+    for (int64_t k = from; k < to; k += unit)
         for (int64_t r = 0; r < count; r += N(LANES)) {
-            REAL *at = numbers + k / UNIT * TILE_ROWS + r;
-            Lanes mask;
-            memcpy(&mask, kept + k * TILE_ROWS + r, sizeof mask);
-#if UNIT == 2
-            Lanes odd;
-            memcpy(&odd, kept + (k + 1) * TILE_ROWS + r, sizeof odd);
-            mask = (mask & 0xffff) | (odd & ~0xffff);
-#endif
+            REAL *at = numbers + k / unit * TILE_ROWS + r;
+            Lanes mask = N(load_lanes)(kept + k * TILE_ROWS + r);
+            if (unit == 2)
+                mask = (mask & 0xffff) | (N(load_lanes)(kept + (k + 1) * TILE_ROWS + r) & ~0xffff);
             N(store_vector)(at, (Vector)((Lanes)N(load_vector)(at) & mask));
         }
 }

@@ -14,9 +14,11 @@
  *       columns broadcast, rows read         columns broadcast, weights read        weights broadcast, rows read
  *
  * Packed columns are (dim panels, TILE_COLUMNS, PANEL); packed rows are transposed, (row vectors, padded dim, LANES), and so
- * are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, and the columns
- * that slot_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
+ * are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, the columns that
+ * slot_sums run over, and the rows that column_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
  */
+enum { N(LIST_STEP) = N(LANES) }; /* rows of a list are filled up to a multiple of it */
+
 #if UNIT == 1
 #define ADD_PRODUCT(sum, a, x) ((sum) + (a) * (x))
 #else
@@ -93,8 +95,7 @@ __attribute__((always_inline)) static inline void N(add_to_rows_of)(
     }
 }
 
-#if UNIT == 1
-/* sums[k, d] += sum over r below `count` of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS,
+/* sums[k, d] += sum over r below `count` units of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS,
  * and d in so many vectors. Rows of `sums` and `rows` are `width` numbers apart. */
 __attribute__((always_inline)) static inline void N(add_to_columns_of)(
     const int vectors, REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from,
@@ -112,8 +113,6 @@ __attribute__((always_inline)) static inline void N(add_to_columns_of)(
             }
     }
 }
-
-#endif
 
 /* The compiler sees `vectors` as a constant, so that all sums stay in registers. */
 #define FOR_VECTORS(function, vectors, ...)  \
@@ -142,7 +141,6 @@ static void N(add_to_rows)(
     FOR_VECTORS(N(add_to_rows_of), vectors, sums, apart, rescale, weights, columns, from / UNIT, to / UNIT, dim)
 }
 
-#if UNIT == 1
 static void N(add_to_columns)(
     REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from, int64_t to,
     int64_t count, int64_t dim
@@ -150,10 +148,9 @@ static void N(add_to_columns)(
     int64_t all = (dim + N(LANES) - 1) / N(LANES);
     for (int64_t done = 0; done < all; done += N(block_vectors)(all - done)) {
         int64_t d = done * N(LANES);
-        FOR_VECTORS(N(add_to_columns_of), N(block_vectors)(all - done), sums + d, weights, rows + d, width, from, to, count)
+        FOR_VECTORS(N(add_to_columns_of), N(block_vectors)(all - done), sums + d, weights, rows + d, width, from, to, (count + UNIT - 1) / UNIT)
     }
 }
-#endif
 
 #undef ADD_PRODUCT
 #undef FOR_VECTORS

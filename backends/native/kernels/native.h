@@ -127,13 +127,15 @@ static inline Place place_of(const Problem *problem, int64_t batch, int64_t head
 }
 
 /* The code compiled for one instruction set. */
-typedef struct {
+typedef struct InstructionSet {
     const char *name;
     int (*runs_here)(void);
     size_t (*scratch_bytes)(const Problem *problem, int phase); /* of one thread */
     void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch);
     void (*exp)(const float *x, float *y, int64_t count);   /* for tests of its accuracy; count in multiples of 16 */
     int64_t (*multiply_add)(int64_t rounds, float *result); /* for the machine's speed: returns the FLOPs done */
+    int64_t (*score_tiles)(int64_t rounds);                 /* the same of its products in a tile */
+    const struct InstructionSet *instead; /* of one for bf16 alone: the code that computes everything else; else NULL */
 } InstructionSet;
 
 extern const InstructionSet native_generic;

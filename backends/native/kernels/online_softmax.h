@@ -61,7 +61,6 @@ static void N(online_softmax_step)(
     }
 }
 
-#if UNIT == 1
 /* Scores to probabilities, and gradients of probabilities to gradients of scores but for the factor scale.
  *
  *     P = exp(t - lse)          dS = P * (dP - delta)          t is in `scores`, dP in `gradients`, and dS afterwards
@@ -88,4 +87,3 @@ static void N(softmax_backward_step)(
         }
     }
 }
-#endif

@@ -216,7 +216,6 @@ __attribute__((noinline)) static void N(score_tile)(
         FOR_WAY(N(add_bias_of), way, task, first, vectors, from, to, log_count, max)
 }
 
-#if UNIT == 1
 /* Gradients of capped scores to those of scores. */
 static void N(uncap_gradients)(const Task *task, int vectors, int64_t from, int64_t to) {
     for (int64_t k = from; k < to; k++)
@@ -274,6 +273,5 @@ __attribute__((noinline)) static void N(sum_bias_gradient)(const Task *task, int
     else if (way != N(NO_BIAS))
         FOR_WAY(N(sum_bias_gradient_of), way, task, first, count, from, to, -1)
 }
-#endif
 
 #undef FOR_WAY

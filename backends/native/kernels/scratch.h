@@ -28,9 +28,11 @@ typedef struct {
     REAL *slot_sums[2];        /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_rows[2];      /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_columns[2];   /* (dim panels, TILE_COLUMNS, PANEL) */
-    REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are */
+    REAL *added_columns[2];    /* the same, as add_to_rows adds them: KIND pairs has the same number of two columns in a unit */
+    REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are; KIND pairs has the same number of two rows in a unit */
     REAL *column_sums;         /* (TILE_COLUMNS, padded_dim) */
-    REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS) */
+    REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS); KIND pairs, as add_to_rows reads them: two columns in a unit */
+    REAL *gradient_rows;       /* score_gradients as add_to_columns reads them: KIND pairs has two rows in a unit */
     INTEGER *kept, *kept_by_row; /* (TILE_COLUMNS, TILE_ROWS) and (TILE_ROWS, TILE_COLUMNS): masks of the weights that are kept */
     REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum */
     REAL *slot_first, *slot_last; /* (slots + TILE_ROWS,): the first and last position that a slot may see, as column_position has them */
@@ -78,7 +80,7 @@ static inline int64_t N(lines)(const Problem *p) { return p->block_rows * p->sha
 /* The row of a line, counted from the start of the block. A division of each would be felt where no heads share a block. */
 static inline int64_t N(row_of)(const Problem *p, int64_t line) { return p->shared_heads == 1 ? line : line / p->shared_heads; }
 
-static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LANES)) + MAX_ROW_LISTS * N(LANES); }
+static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LIST_STEP)) + MAX_ROW_LISTS * N(LIST_STEP); }
 
 /* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
 static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
@@ -94,11 +96,13 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
         s->slot_sums[i] = RESERVE(i == 0 || backward ? slots * padded : 0, REAL);
         s->packed_rows[i] = RESERVE(i == 0 || backward ? slots * padded : 0, REAL);
         s->packed_columns[i] = RESERVE(TILE_COLUMNS * padded, REAL);
+        s->added_columns[i] = UNIT == 1 ? s->packed_columns[i] : RESERVE(i == 1 || backward ? TILE_COLUMNS * padded : 0, REAL);
     }
-    s->plain_rows = RESERVE(backward * slots * padded, REAL);
+    s->plain_rows = RESERVE(backward * slots * padded / UNIT, REAL);
     s->column_sums = RESERVE(backward * TILE_COLUMNS * padded, REAL);
     s->scores = RESERVE(TILE_COLUMNS * TILE_ROWS, REAL);
     s->score_gradients = RESERVE(backward * TILE_COLUMNS * TILE_ROWS, REAL);
+    s->gradient_rows = UNIT == 1 ? s->score_gradients : RESERVE(backward * TILE_COLUMNS * TILE_ROWS, REAL);
     s->kept = RESERVE(p->dropout ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
     s->kept_by_row = RESERVE(p->dropout && backward ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
     s->slot_max = RESERVE(slots + TILE_ROWS, REAL), s->slot_sum = RESERVE(slots + TILE_ROWS, REAL);

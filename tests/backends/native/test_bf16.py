@@ -1,0 +1,67 @@
+"""bf16 on the CPU kernel: where products of its pairs compute it, and what must not come into its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dilkit import Pattern, Problem, dilated_attention
+from dilkit.backends.native import _native
+from dilkit.backends.native.backend import Native, _encoded
+from dilkit.environment import BF16_SETS
+
+SETS = _native.instruction_sets()
+PROBLEM = Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=8, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("seq", [1, 13, 35, 53])
+def test_rows_that_a_tile_lacks_leave_gradients_as_they_are(isa: str, seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All scores are -160, so that a row of zeros in their place has a weight of e**160, which is no number."""
+    monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+    query = torch.full((1, seq, 1, 16), 4.0, dtype=torch.bfloat16).requires_grad_()
+    key = torch.full((1, seq, 1, 16), -10.0, dtype=torch.bfloat16).requires_grad_()
+    value = torch.arange(seq, dtype=torch.bfloat16).view(1, seq, 1, 1).repeat(1, 1, 1, 16)
+    out = dilated_attention(query, key, value, Pattern.dense(), backend="native")
+    dquery, dkey = torch.autograd.grad(out.float().sum(), (query, key))
+    assert torch.allclose(out.float(), torch.tensor((seq - 1) / 2), rtol=4e-3)
+    assert torch.isfinite(dkey).all()
+    scale = 10 * value.abs().max() * 16  # of what cancels in the sum over the keys
+    assert dquery.abs().max() <= 4e-3 * scale, "equal keys have no gradient for a query"
+
+
+@pytest.mark.parametrize("isa", SETS)
+def test_what_memory_held_before_stays_out_of_gradients(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence of infinities, then one of less than a tile of rows in the scratch that it leaves behind."""
+    monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+    for seq, number in ((64, torch.inf), (9, 1.0)):
+        x = torch.full((1, seq, 1, 64), number, dtype=torch.bfloat16).requires_grad_()
+        out = dilated_attention(x, x, x, Pattern.dense(), backend="native")
+        (gradient,) = torch.autograd.grad(out.float().sum(), x)
+    assert torch.isfinite(gradient).all()
+
+
+def test_sets_for_bf16_come_last_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DILKIT_CPU_ISA", raising=False)
+    assert sorted(SETS) == sorted(name for name in _native.built_for() if name in SETS)
+    built = _native.built_for()
+    monkeypatch.setattr(_native, "is_slow", lambda i: built[i] in BF16_SETS)
+    ordered = _native.instruction_sets.__wrapped__()
+    usual = [name for name in built if name in SETS and name not in BF16_SETS]
+    assert list(ordered[: len(usual)]) == usual
+    monkeypatch.setattr("dilkit.backends.native.backend._instruction_sets", lambda: ordered)
+    assert Native().detail(PROBLEM) == usual[0]
+
+
+def test_a_set_that_is_named_is_taken_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SETS:
+        monkeypatch.setenv("DILKIT_CPU_ISA", name)
+        assert Native().detail(PROBLEM) == name
+
+
+def test_gradients_are_summed_up_in_fp32_or_refused() -> None:
+    x = torch.randn(1, 8, 1, 8).bfloat16()
+    lse = torch.zeros(1, 1, 8)
+    sums = [torch.zeros_like(x, dtype=torch.float32), torch.zeros_like(x, dtype=torch.float32), torch.zeros_like(x)]
+    with pytest.raises(TypeError, match=r"a gradient is torch.bfloat16; the kernel sums it up in torch.float32"):
+        _native.backward(_encoded(PROBLEM), SETS[0], 1, x, x, x, x, x, lse, None, *sums, torch.empty_like(lse))
