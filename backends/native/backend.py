@@ -29,6 +29,7 @@ from dilkit.pattern.lowering import FORMS, Band, GivenBlocks, Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dilkit.backends.native._native import EncodedProblem
@@ -105,16 +106,25 @@ class Native(Backend):
         return out, lse
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        import torch
+        from torch import contiguous_format, empty_like
 
         query, key, value, mask, cu_seqlens, _, dropout, bias, _ = inputs
-        lse, plain = lse.contiguous(), torch.contiguous_format
-        sums = [torch.zeros_like(x, dtype=lse.dtype, memory_format=plain) for x in (query, key, value)]
-        tensors = dout, query, key, value, out, lse, mask, *sums, torch.empty_like(lse), cu_seqlens, dropout, bias
+        lse = lse.contiguous()
+        sums = [_zero_sums(x, lse.dtype) for x in (query, key, value)]
+        tensors = dout, query, key, value, out, lse, mask, *sums, empty_like(lse), cu_seqlens, dropout, bias
         threads, given = _threads(problem, query.shape[1]), _given(inputs, problem)
         parts = _kernel().backward(_encoded(problem), instruction_set(), threads, *tensors, given)
-        gradients = tuple(x.to(query.dtype) for x in sums)
+        gradients = tuple(x.to(query.dtype, memory_format=contiguous_format) for x in sums)
         return gradients if parts is None else (*gradients, parts.sum(0).to(lse.dtype))
+
+
+def _zero_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros for the gradient of `x`: laid out as results, or head by head, as tasks add to them, if they are no result."""
+    import torch
+
+    if x.dtype == dtype:
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    return torch.zeros_like(x.transpose(1, 2), dtype=dtype, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:

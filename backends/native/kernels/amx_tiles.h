@@ -15,7 +15,8 @@
  * The shape of the tile registers is set once for each task, on the thread that runs it, and given up at its end.
  */
 enum { TILE_LINES = 16 };
-enum { N(LIST_STEP) = TILE_ROWS }; /* rows of a list are filled up to a multiple of it: add_to_columns takes so many */
+enum { N(LIST_STEP) = TILE_ROWS };           /* rows of a list are filled up to a multiple of it: add_to_columns takes so many */
+enum { N(STEP_COLUMNS) = 2 * TILE_LINES };   /* of a tile, in the backward pass */
 
 /* Tiles in memory, as counted in numbers: from line to line of a tile, and to the next tile in two directions. */
 typedef struct {
@@ -128,21 +129,29 @@ static inline void N(scale_scores)(
     }
 }
 
-/* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
- * vectors of rows; max[r] = the maximum over k. */
-static void N(compute_scores)(
-    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
-    REAL bias
+/* products[k, r] = columns[k] . rows[r], for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many vectors of rows. */
+static inline void N(compute_products)(
+    int vectors, REAL *products, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units
 ) {
     const int64_t steps = (units + PANEL - 1) / PANEL, square = PANEL * N(LANES);
     for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
-        Tiles c = {scores + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, N(LANES)};
+        Tiles c = {products + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, N(LANES)};
         Tiles a = {columns + k * PANEL, PANEL, TILE_LINES * PANEL, TILE_COLUMNS * PANEL};
         Tiles b = {rows, N(LANES), steps * square, square};
         if (vectors == 2)
             multiply_tiles(2, 2, 0, c, a, b, steps);
         else
             multiply_tiles(2, 1, 0, c, a, b, steps);
+    }
+}
+
+/* scores[k, r] = scale * columns[k] . rows[r] + bias, as above; max[r] = the maximum over k. */
+static void N(compute_scores)(
+    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
+    REAL bias
+) {
+    for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
+        N(compute_products)(vectors, scores, columns, rows, k, k + 2 * TILE_LINES, units);
         if (k > from) /* while the product of these columns is under way */
             N(scale_scores)(scores, max, k - 2 * TILE_LINES, k, vectors * N(LANES), scale, bias);
     }

@@ -69,21 +69,20 @@ static void N(add_values)(const Task *task, int64_t first, int vectors, int64_t 
     N(add_to_rows)(vectors, sums, apart, rescale, s->scores, s->added_columns[1], from, to, task->p->dim);
 }
 
-/* Scores to dS and P, which add to the sums of dk and dv, those of the rows, and of dq, those of the columns. */
-static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, int masked, REAL *max) {
+/* Scores to P, and dS, of the columns from .. to - 1, as they are added. */
+static void N(compute_gradients)(
+    const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, int masked
+) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
-    const int64_t units = UNITS(p->dim), rows = first * round_up(units, PANEL), lanes = vectors * N(LANES);
-    const int64_t apart = task->padded_dim * N(LANES), sums = first * task->padded_dim;
-    const REAL *low = s->slot_first + first, *high = s->slot_last + first;
-    REAL ones[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; r++)
-        ones[r] = 1;
-    N(compute_scores)(vectors, s->score_gradients, max, s->packed_columns[1], s->packed_rows[1] + rows, from, to, units, (REAL)p->keep_scale, 0);
+    const int64_t units = UNITS(p->dim), lanes = vectors * N(LANES);
+    REAL *rows = s->packed_rows[1] + first * round_up(units, PANEL);
+    N(compute_products)(vectors, s->score_gradients, s->packed_columns[1], rows, from, to, units);
     if (p->dropout)
         N(drop_weights)(1, s->score_gradients, s->kept, from, to, lanes);
     N(softmax_backward_step)(
-        s->scores, s->score_gradients, s->column_lse, s->column_delta, low, high, s->column_position, masked, from, to, lanes
+        s->scores, s->score_gradients, s->column_lse, s->column_delta, s->slot_first + first, s->slot_last + first, s->column_position,
+        masked, from, to, lanes, (REAL)p->keep_scale
     );
     if (p->dbias)
         N(sum_bias_gradient)(task, first, count, from, to);
@@ -95,25 +94,41 @@ static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int
     pair_lanes(s->gradient_rows, s->score_gradients, from, to, count);
     pair_lines(s->score_gradients, from, to, lanes), pair_lines(s->scores, from, to, lanes);
 #endif
-    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, ones, s->score_gradients, s->added_columns[0], from, to, p->dim);
-    N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, ones, s->scores, s->added_columns[1], from, to, p->dim);
-    N(add_to_columns)(s->column_sums, s->gradient_rows, s->plain_rows + sums / UNIT, task->padded_dim, from, to, count, p->dim);
 }
 
-/* A tile of scores, and all that is computed with them. If `masked`, some rows do not see some columns, by their positions. */
+/* dS and P add to the sums of dk and dv, those of the rows, and of dq, those of the columns. */
+static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to) {
+    const Scratch *s = &task->s;
+    const int64_t apart = task->padded_dim * N(LANES), sums = first * task->padded_dim, dim = task->p->dim;
+    REAL ones[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++)
+        ones[r] = 1;
+    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, ones, s->score_gradients, s->added_columns[0], from, to, dim);
+    N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, ones, s->scores, s->added_columns[1], from, to, dim);
+    N(add_to_columns)(s->column_sums, s->gradient_rows, s->plain_rows + sums / UNIT, task->padded_dim, from, to, count, dim);
+}
+
+/* A tile of scores, and all that is computed with them: gradients in steps of columns that stay in the nearest cache. If `masked`, some
+ * rows do not see some columns, by their positions. */
 static void N(attend_tile)(
     const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, int masked
 ) {
+    const int64_t step = task->phase == FORWARD ? to - from : N(STEP_COLUMNS);
     REAL max[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; r++)
-        max[r] = -(REAL)INFINITY;
-    masked |= N(score_pairs)(task, first, count, vectors, from, to, bias, max);
-    if (task->p->dropout)
-        N(mask_tile)(task, first, vectors, from, to);
-    if (task->phase == FORWARD)
-        N(add_values)(task, first, vectors, from, to, masked, max);
-    else
-        N(add_gradients)(task, first, count, vectors, from, to, masked, max);
+    for (int64_t k = from; k < to; k += step) {
+        const int64_t end = lesser(k + step, to);
+        for (int r = 0; r < TILE_ROWS; r++)
+            max[r] = -(REAL)INFINITY;
+        int unseen = masked | N(score_pairs)(task, first, count, vectors, k, end, bias, max);
+        if (task->p->dropout)
+            N(mask_tile)(task, first, vectors, k, end);
+        if (task->phase == FORWARD)
+            N(add_values)(task, first, vectors, k, end, unseen, max);
+        else
+            N(compute_gradients)(task, first, count, vectors, k, end, unseen);
+    }
+    if (task->phase == BACKWARD)
+        N(add_gradients)(task, first, count, vectors, from, to);
 }
 
 /* The row vectors `low` .. `high` - 1 of a tile of rows with the columns from .. to - 1. */

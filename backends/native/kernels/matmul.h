@@ -17,7 +17,8 @@
  * are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, the columns that
  * slot_sums run over, and the rows that column_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
  */
-enum { N(LIST_STEP) = N(LANES) }; /* rows of a list are filled up to a multiple of it */
+enum { N(LIST_STEP) = N(LANES) };         /* rows of a list are filled up to a multiple of it */
+enum { N(STEP_COLUMNS) = TILE_COLUMNS }; /* of a tile, in the backward pass */
 
 #if UNIT == 1
 #define ADD_PRODUCT(sum, a, x) ((sum) + (a) * (x))
@@ -47,7 +48,7 @@ __attribute__((always_inline)) static inline void N(rank_one_updates)(
 }
 
 /* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
- * vectors of rows; max[r] = the maximum over k. */
+ * vectors of rows; max[r] = the maximum over k, unless `max` is NULL. */
 __attribute__((always_inline)) static inline void N(compute_scores_of)(
     const int vectors, REAL *restrict scores, REAL *restrict max, const REAL *restrict columns, const REAL *restrict rows,
     int64_t from, int64_t to, int64_t units, REAL scale, REAL bias
@@ -61,14 +62,15 @@ __attribute__((always_inline)) static inline void N(compute_scores_of)(
         }
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) {
-            Vector most = N(load_vector)(max + v * N(LANES));
+            Vector most = max ? N(load_vector)(max + v * N(LANES)) : (Vector){0};
 #pragma GCC unroll 8
             for (int i = 0; i < REGISTER_ROWS; i++) {
                 Vector t = sum[i][v] * scale + bias;
                 most = N(vector_max)(t, most);
                 N(store_vector)(scores + (k + i) * TILE_ROWS + v * N(LANES), t);
             }
-            N(store_vector)(max + v * N(LANES), most);
+            if (max)
+                N(store_vector)(max + v * N(LANES), most);
         }
     }
 }
@@ -132,6 +134,12 @@ static void N(compute_scores)(
     int64_t to, int64_t units, REAL scale, REAL bias
 ) {
     FOR_VECTORS(N(compute_scores_of), vectors, scores, max, columns, rows, from, to, units, scale, bias)
+}
+
+static void N(compute_products)(
+    int vectors, REAL *restrict products, const REAL *restrict columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t units
+) {
+    FOR_VECTORS(N(compute_scores_of), vectors, products, NULL, columns, rows, from, to, units, 1, 0)
 }
 
 static void N(add_to_rows)(

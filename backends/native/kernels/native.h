@@ -86,7 +86,7 @@ typedef struct {
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
-    int64_t block_rows, groups; /* these seven are chosen by blocks.h */
+    int64_t block_rows, key_rows, groups; /* these eight are chosen by blocks.h; key_rows: of a block in BACKWARD */
     int64_t relations; /* how many of them a branch needs, at most; see relation.h */
     int64_t chunks, chunk_rows; /* of BACKWARD, see native_tasks */
     int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */

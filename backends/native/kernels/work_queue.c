@@ -94,6 +94,7 @@ static void run_task(const WorkQueue *queue, int64_t task, void *scratch) {
     }
     int64_t sequence = sequence_of_task(queue->task_end, sequences_in(queue->problem), task);
     Problem problem = sequence_of(queue->problem, sequence);
+    take_phase(&problem, queue->phase);
     problem.first_part = sequence ? queue->task_end[sequence - 1] / problem.kv_heads : 0;
     queue->code->run_task(&problem, queue->phase, task - (sequence ? queue->task_end[sequence - 1] : 0), scratch);
 }
@@ -138,6 +139,7 @@ static int count_tasks(WorkQueue *queue) {
     queue->task_end = malloc(sizeof(int64_t) * (size_t)greater(sequences_in(problem), 1));
     for (int64_t i = 0; queue->task_end && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
+        take_phase(&sequence, queue->phase);
         int64_t tasks = tasks_of_sequence(&sequence, queue->phase);
         size_t bytes = tasks ? queue->code->scratch_bytes(&sequence, queue->phase) : 0;
         queue->scratch_bytes = bytes > queue->scratch_bytes ? bytes : queue->scratch_bytes;
@@ -164,8 +166,10 @@ int64_t native_parts(const Problem *problem) {
     return tasks / problem->kv_heads;
 }
 
-int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
-    WorkQueue queue = {.code = code, .problem = problem, .phase = phase, .interrupted = interrupted};
+int native_run(const InstructionSet *code, const Problem *whole, int phase, int threads, int (*interrupted)(void)) {
+    Problem problem = *whole;
+    take_phase(&problem, phase);
+    WorkQueue queue = {.code = code, .problem = &problem, .phase = phase, .interrupted = interrupted};
     queue.caller = pthread_self(), queue.next_check = now() + 0.1;
     if (!count_tasks(&queue))
         return NATIVE_NO_MEMORY;
