@@ -5,13 +5,34 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dilkit import Pattern, Problem, dilated_attention
+from dilkit import Pattern, Problem, SlidingWindow, Strided, dilated_attention
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native, _encoded
 from dilkit.environment import BF16_SETS
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
 
 SETS = _native.instruction_sets()
+OF_PAIRS = [name for name in SETS if name in BF16_SETS] or [
+    pytest.param("none", marks=pytest.mark.skip(reason="this machine computes no products of bf16 pairs"))
+]
+WINDOW = Pattern.of(SlidingWindow(50, 2), Strided(9, heads=(1, 2)))
+CASES = {
+    "odd head_dim": dict(pattern=Pattern([64, 130], [1, 3]), heads=2, kv_heads=1, head_dim=75, is_causal=True, batch=1),
+    "scores": dict(pattern=Pattern.dense(), heads=1, head_dim=40, bias="alibi", softcap=5.0, dropout_p=0.2, is_causal=True),
+    "packed": dict(pattern=WINDOW, heads=2, head_dim=48, batch=1, lengths=(0, 13, 131, 1)),
+    "hidden NaN": dict(pattern=Pattern([50], [1]), heads=1, head_dim=33, mask="random", values="ignored NaN"),
+}
 PROBLEM = Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=8, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("isa", OF_PAIRS)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_agree_with_the_oracle(isa: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+    fields = dict(seq=sum(CASES[name].get("lengths", ())) or 131, dtype="bfloat16") | CASES[name]
+    result = check("native", Case(feature="pairs", variant=name, **fields))
+    assert result.verdict == "passed", "; ".join(result.reasons)
 
 
 @pytest.mark.parametrize("isa", SETS)
