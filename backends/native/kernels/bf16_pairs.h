@@ -45,8 +45,10 @@ static inline Vector_pairs make_pairs(Vector_pairs even, Vector_pairs odd) {
 
 static inline Vector_pairs pair_neighbours(Vector_pairs low, Vector_pairs high) {
     Vector_pairs even, odd;
-    for (int i = 0; i < LANES_pairs; i++)
-        even[i] = (i < LANES_pairs / 2 ? low : high)[2 * i % LANES_pairs], odd[i] = (i < LANES_pairs / 2 ? low : high)[2 * i % LANES_pairs + 1];
+    for (int i = 0; i < LANES_pairs; i++) {
+        Vector_pairs half = i < LANES_pairs / 2 ? low : high;
+        even[i] = half[2 * i % LANES_pairs], odd[i] = half[2 * i % LANES_pairs + 1];
+    }
     return make_pairs(even, odd);
 }
 

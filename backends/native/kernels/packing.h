@@ -12,7 +12,7 @@
 
 /* The units done .. done + PANEL - 1 of a row of `dim` numbers, with zeros beyond its end. */
 __attribute__((always_inline)) static inline void N(load_panel)(REAL *to, const char *row, int64_t done, int64_t dim, int dtype) {
-    const int64_t bytes = dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
+    const int64_t bytes = UNIT == 2 ? 2 : dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
     const char *from = row + done * UNIT * bytes;
     int64_t left = dim - done * UNIT;
     if (left >= PANEL * UNIT && bytes * UNIT == sizeof(REAL)) {
