@@ -1,7 +1,7 @@
 /* How the rows of a sequence are cut, into blocks and chunks, and which branches share scores: by the problem of that sequence
  * alone, so that results depend neither on the machine nor on what is computed beside it.
  *
- *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    of gradients only
+ *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    BACKWARD only
  *                 |-- block --|-- block --|-- block --|-- block --| ...                                  whole segments, or an
  *                 |seg|seg|seg|seg|seg|seg| ...                                                          equal part of one
  */
@@ -22,8 +22,9 @@ enum {
 
 static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 
-/* About `wanted` rows, which have so many numbers at most. Where a segment ends within a block, its keys are packed once more. So blocks are whole segments of the branch with the shortest
- * ones, or an equal part of one; those that end at no segment's end have a multiple of the widest tile's rows. */
+/* About `wanted` rows, of so many numbers at most. Where a segment ends within a block, its keys are packed once more. So blocks are whole
+ * segments of the branch with the shortest ones, or an equal part of one; those that end at no segment's end have a multiple of the widest
+ * tile's rows. */
 static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_t numbers) {
     int64_t rows = greater(wanted, SHORT_BLOCK_ROWS), segment = p->seq;
     for (int64_t b = 0; b < p->branches; b++)
@@ -40,8 +41,8 @@ static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_
     return segment < p->seq ? rows : round_up(rows, p->row_step);
 }
 
-/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower, and their blocks. Tasks are chunks here, so that blocks can be as
- * large as chunks; a row takes about twice the scratch that it takes in FORWARD. */
+/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower, and the blocks of BACKWARD: as large as chunks, which are its
+ * tasks, but for the scratch of a row, which is twice that of FORWARD. */
 static inline void choose_chunks(Problem *p) {
     int64_t wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
     wanted = lesser(greater(p->seq / p->least_chunk_rows, wanted), MAX_CHUNKS);
