@@ -5,6 +5,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
+from functools import cache
+from time import perf_counter
+
 import torch
 
 from dilkit.decoding._checked cimport Checked, checked
@@ -17,10 +20,14 @@ from dilkit.op._facts cimport Facts, locate
 cdef enum:
     CPU = 1  # as DLPack numbers devices
     BYTES_PER_THREAD = 1 << 19  # of stored rows, for which one more thread is worth its start
+    ROUNDS = 2  # of the products of a tile, in each of the samples of their speed
+    SAMPLES = 8
     MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
 
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
 cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
+LEAST_GAIN = 1.25
+"""Of products of bf16 pairs over those of floats, to be used: on CPUs measured so far it is half, nearly twice, or eight times and more."""
 
 cdef extern from "native.h":
     ctypedef struct TensorView:
@@ -84,9 +91,11 @@ cdef extern from "native.h":
         int (*runs_here)() nogil
         void (*exp)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
+        int64_t (*score_tiles)(int64_t rounds) nogil
+        const InstructionSet *instead
     const InstructionSet native_generic
     int GRID
-    int FORWARD, BACKWARD_QUERY, BACKWARD_KEY
+    int FORWARD, DELTA, BACKWARD
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
     int64_t native_rounds(const Problem *problem) nogil
@@ -149,9 +158,27 @@ cdef extern from *:
     int NATIVE_CODES
 
 
+@cache
 def instruction_sets():
-    """The names of the instruction sets that this machine can run, the fastest first."""
-    return tuple(native_codes[i].name.decode() for i in range(NATIVE_CODES) if native_codes[i].runs_here())
+    """The names of the instruction sets that this machine can run, the fastest first: those for bf16 are last where they are slow."""
+    here = [i for i in range(NATIVE_CODES) if native_codes[i].runs_here()]
+    return tuple(native_codes[i].name.decode() for i in sorted(here, key=is_slow))
+
+
+def is_slow(int i):
+    """Whether products of bf16 pairs are hardly faster here than those in whose place they are, or slower: measured, in microseconds."""
+    cdef const InstructionSet *code = native_codes[i]
+    return code.instead is not NULL and flops_of(code) < LEAST_GAIN * flops_of(code.instead)
+
+
+cdef double flops_of(const InstructionSet *code):
+    """FLOP/s of the products of a tile: the most of several samples, because whatever else the machine does makes some slower."""
+    cdef double best = 0, start
+    cdef int sample
+    for sample in range(SAMPLES):
+        start = perf_counter()
+        best = max(best, code.score_tiles(ROUNDS) / (perf_counter() - start))
+    return best
 
 
 def built_for():
@@ -240,7 +267,7 @@ cdef class EncodedProblem:
 
     @property
     def chunks(self):
-        """The chunks that fused gradients cut the sequence into; 0 where they are not fused."""
+        """The chunks that gradients cut the sequence into."""
         return self.problem.chunks
 
     @property
@@ -406,7 +433,7 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
 
 
 def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None, bias=None, given=None):
-    """Write `dq`, `dk` and `dv`, which must be 0 before. `delta`: room shaped like `lse`; both are contiguous.
+    """Write `dq`, `dk` and `dv`, which must be 0 before and of the dtype of `lse`. `delta`: room shaped like `lse`; both are contiguous.
 
     With a learned bias the gradient of its weights in parts `(parts, heads, entries)`, float64, to be added up; else None.
     """
@@ -423,10 +450,13 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
         p.one_part = parts * p.heads * p.entries > MOST_PARTS
         gradient = lse.new_zeros((1 if p.one_part else max(parts, 1), p.heads, p.entries), dtype=torch.float64)
         p.dbias = <double *>locate(gradient, none, 0)
+    for sums in (dq, dk, dv):
+        if sums.dtype != lse.dtype:
+            raise TypeError(f"a gradient is {sums.dtype}; the kernel sums it up in {lse.dtype}, and would write beyond the tensor")
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
-    run(code_of(isa), &p, BACKWARD_QUERY, threads)
+    run(code_of(isa), &p, DELTA, threads)
     for p.round in range(native_rounds(&p)):
-        run(code_of(isa), &p, BACKWARD_KEY, 1 if p.one_part else threads)
+        run(code_of(isa), &p, BACKWARD, 1 if p.one_part else threads)
     return gradient
 
 

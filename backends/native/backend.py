@@ -29,6 +29,7 @@ from dilkit.pattern.lowering import FORMS, Band, GivenBlocks, Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dilkit.backends.native._native import EncodedProblem
@@ -51,7 +52,7 @@ ROW_STEP = 48
 """The rows of the widest tile: blocks that end at no segment's end have a multiple of it."""
 
 CHUNK_ROWS = 8192
-"""The fused gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
+"""The gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
 
 FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
@@ -111,15 +112,16 @@ class Native(Backend):
         return out, lse
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        import torch
+        from torch import contiguous_format, empty_like
 
         query, key, value, mask, cu_seqlens, _, dropout, bias, _ = inputs
-        lse, plain = lse.contiguous(), torch.contiguous_format
-        dq, dk, dv = (torch.zeros_like(x, memory_format=plain) for x in (query, key, value))
-        tensors = dout, query, key, value, out, lse, mask, dq, dk, dv, torch.empty_like(lse), cu_seqlens, dropout, bias
+        lse = lse.contiguous()
+        sums = [_zero_sums(x, lse.dtype) for x in (query, key, value)]
+        tensors = dout, query, key, value, out, lse, mask, *sums, empty_like(lse), cu_seqlens, dropout, bias
         threads, given = _threads(problem, query.shape[1]), _given(inputs, problem)
         parts = _kernel().backward(_encoded(problem), instruction_set(), threads, *tensors, given)
-        return (dq, dk, dv) if parts is None else (dq, dk, dv, parts.sum(0).to(lse.dtype))
+        gradients = tuple(x.to(query.dtype, memory_format=contiguous_format) for x in sums)
+        return gradients if parts is None else (*gradients, parts.sum(0).to(lse.dtype))
 
     def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
         import torch
@@ -127,6 +129,15 @@ class Native(Backend):
         scores = _encode_scores(problem) if problem.bias is not None or problem.softcap else NO_SCORES
         stored: tuple[Tensor, Tensor] = _kernel().attend_stored(step, problem, scores, instruction_set(), torch.get_num_threads())
         return stored
+
+
+def _zero_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros for the gradient of `x`: laid out as results, or head by head, as tasks add to them, if they are no result."""
+    import torch
+
+    if x.dtype == dtype:
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    return torch.zeros_like(x.transpose(1, 2), dtype=dtype, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:

@@ -31,6 +31,20 @@ KERNEL = (
         f"{NATIVE}/test_chunks.py",
     ),
     Mutant(
+        "gradients of weights lack the factor of those that dropout keeps",
+        "backends/native/kernels/online_softmax.h",
+        "(N(load_vector)(g) * scale - delta[k])",
+        "(N(load_vector)(g) - delta[k])",
+        "tests/core/op/test_dropout.py",
+    ),
+    Mutant(
+        "products of bf16 pairs are taken where they are slow",
+        "backends/native/_native.pyx",
+        "for i in sorted(here, key=is_slow)",
+        "for i in here",
+        f"{NATIVE}/test_bf16.py",
+    ),
+    Mutant(
         "the last rows of a cached sequence read the keys of other places",
         "backends/native/kernels/sequences.h",
         "move_rows(by_key[n], batch, first);",

@@ -74,22 +74,22 @@ static int check_bias(const Problem *p, int64_t parts, const double *expected) {
 static int check(const InstructionSet *code, Problem p, int threads, double *const *expected) {
     int dtype = p.dtype, wide = dtype == FLOAT64 ? FLOAT64 : FLOAT32, right = 1;
     int64_t rows = p.starts ? p.seq : p.batch * p.seq, queries = rows * p.heads, keys = rows * p.kv_heads, lse = size_of(wide) * queries;
-    char *out = malloc((size_t)(queries * p.dim * size_of(dtype))), *dq = calloc((size_t)(queries * p.dim), (size_t)size_of(dtype));
-    char *dk = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype)), *dv = calloc((size_t)(keys * p.dim), (size_t)size_of(dtype));
+    char *out = malloc((size_t)(queries * p.dim * size_of(dtype))), *dq = calloc((size_t)(queries * p.dim), (size_t)size_of(wide));
+    char *dk = calloc((size_t)(keys * p.dim), (size_t)size_of(wide)), *dv = calloc((size_t)(keys * p.dim), (size_t)size_of(wide));
     p.lse = malloc((size_t)lse), p.delta = malloc((size_t)lse);
-    p.out = view(out, p.seq, p.heads, p.dim, dtype), p.dq = view(dq, p.seq, p.heads, p.dim, dtype);
-    p.dk = view(dk, p.seq, p.kv_heads, p.dim, dtype), p.dv = view(dv, p.seq, p.kv_heads, p.dim, dtype);
+    p.out = view(out, p.seq, p.heads, p.dim, dtype), p.dq = view(dq, p.seq, p.heads, p.dim, wide);
+    p.dk = view(dk, p.seq, p.kv_heads, p.dim, wide), p.dv = view(dv, p.seq, p.kv_heads, p.dim, wide);
     int64_t parts = native_parts(&p);
     if (p.bias != NO_BIAS && (p.one_part = threads == 1))
         parts = 1;
     p.dbias = p.bias != NO_BIAS ? calloc((size_t)(parts * p.heads * p.entries), sizeof(double)) : NULL;
     right &= native_run(code, &p, FORWARD, threads, NULL) == NATIVE_DONE;
-    right &= native_run(code, &p, BACKWARD_QUERY, threads, NULL) == NATIVE_DONE;
+    right &= native_run(code, &p, DELTA, threads, NULL) == NATIVE_DONE;
     for (p.round = 0; p.round < native_rounds(&p); p.round++)
-        right &= native_run(code, &p, BACKWARD_KEY, threads, NULL) == NATIVE_DONE;
+        right &= native_run(code, &p, BACKWARD, threads, NULL) == NATIVE_DONE;
     right &= agrees("out", out, expected[0], queries * p.dim, dtype, dtype) && agrees("lse", p.lse, expected[1], queries, wide, dtype);
-    right &= agrees("dq", dq, expected[2], queries * p.dim, dtype, dtype);
-    right &= agrees("dk", dk, expected[3], keys * p.dim, dtype, dtype) && agrees("dv", dv, expected[4], keys * p.dim, dtype, dtype);
+    right &= agrees("dq", dq, expected[2], queries * p.dim, wide, dtype);
+    right &= agrees("dk", dk, expected[3], keys * p.dim, wide, dtype) && agrees("dv", dv, expected[4], keys * p.dim, wide, dtype);
     right &= !p.dbias || check_bias(&p, parts, expected[5]);
     free(out), free(dq), free(dk), free(dv), free(p.lse), free(p.delta), free(p.dbias);
     return right;

@@ -1,9 +1,9 @@
-/* The CPU kernel for AMX: the forward pass of bf16 in tile registers; everything else is the code for AVX-512.
+/* The CPU kernel for AMX: bf16 in tile registers, forward and backward; everything else is the code for AVX-512.
  *
- *     packed_rows[0] (16 pairs, 16 rows) \                        packed_columns[1] (16 of dim, 16 pairs of columns) \
- *                                          tdpbf16ps -> scores -> softmax -> P, in pairs of columns                    tdpbf16ps
- *     packed_columns[0] (16, 16 pairs)   /                                                                           /     |
- *                                                                                                               slot_sums <-+
+ *     packed_rows[0] (16 pairs, 16 rows) \                        added_columns[1] (16 of dim, 16 pairs of columns) \
+ *                                          tdpbf16ps -> scores -> softmax -> P, in pairs of columns                   tdpbf16ps
+ *     packed_columns[0] (16, 16 pairs)   /                                                                          /     |
+ *                                                                                                              slot_sums <-+
  *
  *     product of tile registers:            2 x 2 tiles of 16 x 16 sums, of 8 tile registers
  *     tile of scores:                       96 columns x 32 rows
@@ -55,4 +55,4 @@ static void run_task(const Problem *problem, int phase, int64_t index, void *scr
         give_up_tiles();
 }
 
-const InstructionSet native_amx = {"amx", runs_here, scratch_bytes, run_task, exp_many, multiply_add, step_code};
+const InstructionSet native_amx = {"amx", runs_here, scratch_bytes, run_task, exp_many, multiply_add, score_tiles, step_code, &native_avx512};

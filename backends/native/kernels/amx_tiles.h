@@ -2,19 +2,21 @@
  *
  *     C += A . B     fp32 16 x 16  +=  16 lines of 16 pairs  .  16 lines of pairs for 16 rows;   2 x 2 tiles of C at a time
  *
- *                      B  tmm6  tmm7              compute_scores: k over dim         add_to_rows: k over columns
- *                       +-----+-----+
- *                     k |     |     |          B  packed_rows[0]    queries          scores            P, a line is 2 columns
- *         A             +-----+-----+          A  packed_columns[0] keys             packed_columns[1] values, a line is 1 dim
- *         tmm4 +-----+  +-----+-----+          C  scores (columns, rows)             slot_sums[0] (dim, rows)
- *              |     |  |tmm0 |tmm1 |
- *         tmm5 +-----+  +-----+-----+          lines go down, rows of queries to the right, in vectors of 16
- *              |     |  |tmm2 |tmm3 |
- *              +-----+  +-----+-----+
+ *                      B  tmm6  tmm7          compute_scores    A  packed_columns: a line is a column, of pairs of dim
+ *                       +-----+-----+         k over dim        B  packed_rows: a line is 2 dim, to the right are rows
+ *                     k |     |     |                           C  scores (columns, rows)
+ *         A             +-----+-----+         add_to_rows       A  added_columns: a line is a dim, of pairs of columns
+ *         tmm4 +-----+  +-----+-----+         k over columns    B  P or dS: a line is 2 columns, to the right are rows
+ *              |     |  |tmm0 |tmm1 |                           C  slot_sums (dim, rows)
+ *         tmm5 +-----+  +-----+-----+         add_to_columns    A  gradient_rows, dS: a line is a column, of pairs of rows
+ *              |     |  |tmm2 |tmm3 |         k over rows       B  plain_rows: a line is 2 rows, to the right are dim
+ *              +-----+  +-----+-----+                           C  column_sums (columns, dim)
  *
  * The shape of the tile registers is set once for each task, on the thread that runs it, and given up at its end.
  */
 enum { TILE_LINES = 16 };
+enum { N(LIST_STEP) = TILE_ROWS };           /* rows of a list are filled up to a multiple of it: add_to_columns takes so many */
+enum { N(STEP_COLUMNS) = 2 * TILE_LINES };   /* of a tile, in the backward pass */
 
 /* Tiles in memory, as counted in numbers: from line to line of a tile, and to the next tile in two directions. */
 typedef struct {
@@ -127,21 +129,29 @@ static inline void N(scale_scores)(
     }
 }
 
-/* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
- * vectors of rows; max[r] = the maximum over k. */
-static void N(compute_scores)(
-    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
-    REAL bias
+/* products[k, r] = columns[k] . rows[r], for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many vectors of rows. */
+static inline void N(compute_products)(
+    int vectors, REAL *products, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units
 ) {
     const int64_t steps = (units + PANEL - 1) / PANEL, square = PANEL * N(LANES);
     for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
-        Tiles c = {scores + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, N(LANES)};
+        Tiles c = {products + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, N(LANES)};
         Tiles a = {columns + k * PANEL, PANEL, TILE_LINES * PANEL, TILE_COLUMNS * PANEL};
         Tiles b = {rows, N(LANES), steps * square, square};
         if (vectors == 2)
             multiply_tiles(2, 2, 0, c, a, b, steps);
         else
             multiply_tiles(2, 1, 0, c, a, b, steps);
+    }
+}
+
+/* scores[k, r] = scale * columns[k] . rows[r] + bias, as above; max[r] = the maximum over k. */
+static void N(compute_scores)(
+    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
+    REAL bias
+) {
+    for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
+        N(compute_products)(vectors, scores, columns, rows, k, k + 2 * TILE_LINES, units);
         if (k > from) /* while the product of these columns is under way */
             N(scale_scores)(scores, max, k - 2 * TILE_LINES, k, vectors * N(LANES), scale, bias);
     }
@@ -180,4 +190,21 @@ static void N(add_to_rows)(
         else
             multiply_tiles(1, 1, 1, c, a, b, steps);
     }
+}
+
+/* sums[k, d] += sum over TILE_ROWS rows r of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS, and
+ * d below `dim`, rounded up to PANEL. Weights of rows from `count` on are 0. Rows of `sums` and `rows` are `width` numbers apart. */
+static void N(add_to_columns)(
+    REAL *sums, REAL *weights, REAL *rows, int64_t width, int64_t from, int64_t to, int64_t count, int64_t dim
+) {
+    (void)count;
+    for (int64_t k = from; k < to; k += 2 * TILE_LINES)
+        for (int64_t d = 0; d < dim; d += 2 * N(LANES)) {
+            Tiles c = {sums + k * width + d, width, TILE_LINES * width, N(LANES)}, b = {rows + d, width, N(LANES), 0};
+            Tiles a = {weights + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, 0};
+            if (d + N(LANES) < dim)
+                multiply_tiles(2, 2, 1, c, a, b, 1);
+            else
+                multiply_tiles(2, 1, 1, c, a, b, 1);
+        }
 }

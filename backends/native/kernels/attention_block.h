@@ -1,7 +1,7 @@
 /* One task: a block of rows against all columns that it sees. Included once for each KIND, with all that it needs.
  *
  *     run_task                      one task of a phase: start_task, then blocks of rows, then results.h
- *       attend_chunks                 fused gradients: every key block of a chunk, against the queries of another chunk
+ *       attend_chunks                 BACKWARD: every key block of a chunk, against the queries of another chunk
  *       attend_block                  for each group of branches that share scores, as branches.h says
  *         attend_segments, ...          for each cell: rows of the block between two ends of segments
  *           collect_rows                  rows by set of branches      -> row lists, slot_line
@@ -9,14 +9,8 @@
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
  *               attend_row_list               for each row list, tile of rows by tile of rows
  *                 attend_between, attend_queries, attend_keys   columns by which row vectors may see them
- *                   attend_tile                   q k^T, scores.h, softmax step, dropout, accumulate  -> scores, slot_sums
+ *                   attend_tile                   tile.h                                      -> scores, slot_sums
  *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
- *
- *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . packed_columns[1]
- *     BACKWARD  packed_rows[0] . packed_columns[0] -> scores                                           (rows and columns: scratch.h)
- *               packed_rows[1] . packed_columns[1] -> score_gradients -> softmax_backward_step: scores = P, score_gradients = dS
- *               slot_sums[0] += dS . packed_columns[0]       slot_sums[1] += P . packed_columns[1]     (BACKWARD_KEY)
- *               column_sums += dS^T . plain_rows                                                       (fused)
  */
 #include "vector.h"
 #if UNIT == 2
@@ -34,63 +28,8 @@
 #include "scores.h"
 #include "packing.h"
 #include "dropout.h"
+#include "tile.h"
 #include "few_rows.h"
-
-/* A tile of scores: the rows in `vectors` vectors of slots from `first` on, `count` of them in use, with the columns from .. to - 1. */
-static void N(attend_tile)(
-    const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, int masked
-) {
-    const Scratch *s = &task->s;
-    const Problem *p = task->p;
-    const int64_t units = UNITS(p->dim), rows = first * round_up(units, PANEL);
-    const int64_t apart = task->padded_dim * N(LANES), sums = first * task->padded_dim;
-    const REAL scale = (REAL)p->scale, *low = s->slot_first + first, *high = s->slot_last + first;
-    REAL max[TILE_ROWS], rescale[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; r++)
-        max[r] = -(REAL)INFINITY, rescale[r] = 1;
-    const int scored = N(has_scores)(p);
-    N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, scale, scored ? 0 : bias);
-    if (scored)
-        N(score_tile)(task, first, count, vectors, from, to, bias, max);
-    for (int i = 0; i < task->own; i++)
-        masked |= N(mask_relation)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
-    for (int i = task->own; i < task->relations; i++)
-        masked |= N(mask_shown)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
-    if (p->dropout)
-        N(mask_tile)(task, first, vectors, from, to);
-    if (task->phase == FORWARD) {
-        if (masked)
-            N(mask_scores)(s->scores, max, low, high, s->column_position, from, to, vectors * N(LANES));
-        N(online_softmax_step)(s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, vectors * N(LANES));
-        if (p->dropout)
-            N(drop_weights)(s->scores, s->kept, from, to, vectors * N(LANES));
-        N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
-        return;
-    }
-#if UNIT == 1
-    N(compute_scores)(vectors, s->score_gradients, max, s->packed_columns[1], s->packed_rows[1] + rows, from, to, units, (REAL)p->keep_scale, 0);
-    if (p->dropout)
-        N(drop_weights)(s->score_gradients, s->kept, from, to, vectors * N(LANES));
-    int by_column = task->phase == BACKWARD_KEY;
-    const REAL *lse = by_column ? s->column_lse : s->slot_max + first, *delta = by_column ? s->column_delta : s->slot_sum + first;
-    N(softmax_backward_step)(
-        s->scores, s->score_gradients, lse, delta, by_column, low, high, s->column_position, masked, from, to, vectors * N(LANES)
-    );
-    if (by_column && p->dbias)
-        N(sum_bias_gradient)(task, first, count, from, to);
-    if (p->softcap > 0)
-        N(uncap_gradients)(task, vectors, from, to);
-    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, rescale, s->score_gradients, s->packed_columns[0], from, to, p->dim);
-    if (by_column && p->dropout)
-        N(drop_weights)(s->scores, s->kept, from, to, vectors * N(LANES));
-    if (by_column)
-        N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, rescale, s->scores, s->packed_columns[1], from, to, p->dim);
-    if (task->fused)
-        N(add_to_columns)(s->column_sums, s->score_gradients, s->plain_rows + sums, task->padded_dim, from, to, count, p->dim);
-#else
-    (void)count;
-#endif
-}
 
 /* The row vectors `low` .. `high` - 1 of a tile of rows with the columns from .. to - 1. */
 static void N(attend_vectors)(
@@ -161,9 +100,9 @@ static void N(attend_row_list)(const Task *task, const RowList *list, int64_t co
     int vectors;
     for (int64_t first = list->first, end = first + list->count; first < end; first += vectors * N(LANES)) {
         vectors = N(block_vectors)((end - first + N(LANES) - 1) / N(LANES));
-        if (task->intervals || (task->phase == BACKWARD_KEY ? task->after : task->before) != UNBOUNDED)
+        if (task->intervals || (task->phase == BACKWARD ? task->after : task->before) != UNBOUNDED)
             N(attend_between)(task, first, end, vectors, columns, bias);
-        else if (task->phase == BACKWARD_KEY)
+        else if (task->phase == BACKWARD)
             N(attend_keys)(task, first, end, vectors, columns, bias);
         else
             N(attend_queries)(task, first, end, vectors, columns, bias);
@@ -185,23 +124,22 @@ static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_
             s->slot_first[i] = first > s->slot_first[i] ? first : s->slot_first[i];
             s->slot_last[i] = last < s->slot_last[i] ? last : s->slot_last[i];
         }
-        s->slot_sum[i] = task->phase == BACKWARD_QUERY ? s->row_sum[line] : 0;
-        s->slot_max[i] = task->phase == BACKWARD_QUERY && row < p->block_rows ? N(query_lse)(task, task->start + row) : -(REAL)INFINITY;
+        s->slot_sum[i] = 0, s->slot_max[i] = -(REAL)INFINITY;
         if (row < p->block_rows)
             *low = row < *low ? row : *low, *high = row > *high ? row : *high;
         if (p->bias != NO_BIAS)
             N(place_row)(task, i, row < p->block_rows ? task->start + row : task->start, task->head + line % p->shared_heads);
         for (int n = 0; n < task->relations; n++)
-            N(relate_row)(&s->relation[n], task->phase == BACKWARD_KEY, i, row < p->block_rows ? task->start + row : task->start);
+            N(relate_row)(&s->relation[n], task->phase == BACKWARD, i, row < p->block_rows ? task->start + row : task->start);
     }
 }
 
 /* Pack the rows of the slots, and begin their sums. */
 static void N(load_slots)(const Task *task, int64_t slots) {
     N(pack_rows)(task, 0, slots);
-    if (task->phase != FORWARD)
+    if (task->phase == BACKWARD)
         N(pack_rows)(task, 1, slots);
-    for (int a = 0; a < task->accumulators; a++)
+    for (int a = 0; a < task->sums; a++)
         memset(task->s.slot_sums[a], 0, (size_t)(slots * task->padded_dim) * sizeof(REAL));
 }
 
@@ -221,7 +159,7 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
     if (task->after != UNBOUNDED)
         to = lesser(to, task->start + high + task->after + 1);
     start_tiles(s->tiles, segments, task->runs ? task->runs : among, task->runs != 0, from, to);
-    if (p->mask && task->phase != BACKWARD_KEY)
+    if (p->mask && task->phase != BACKWARD)
         s->tiles->mask = p->mask + task->batch * p->mask_batch, s->tiles->mask_row = p->mask_row;
     s->tiles->runs = &p->runs, s->tiles->without = task->without[1];
     for (ColumnTile *tile; (tile = next_tile(s->tiles));) {
@@ -234,7 +172,7 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
             else if (times)
                 N(attend_row_list)(task, &lists[i], tile->count, bias);
         }
-        if (task->fused)
+        if (task->phase == BACKWARD)
             N(add_columns_to_dq)(task, tile);
     }
     few ? N(merge_few)(task, slots) : N(merge_slots)(task, slots);
@@ -264,29 +202,19 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
 
 /* Tasks count blocks (or chunks) fastest, the last one first: under causality it has the most to do; then heads, then batch. */
 static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
-    int by_key = phase == BACKWARD_KEY, fused = by_key && p->chunks;
-    int64_t rows = p->seq - p->first_row, shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;
-    int64_t parts = fused ? p->chunks : (rows + p->block_rows - 1) / p->block_rows;
+    int by_key = phase == BACKWARD;
+    int64_t shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;
+    int64_t parts = by_key ? p->chunks : (p->seq - p->first_row + p->block_rows - 1) / p->block_rows;
     int64_t part = parts - 1 - index % parts, head = index / parts;
-    Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared, .fused = fused, .last_column = p->seq};
+    Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared, .last_column = p->seq};
     N(start_task)(&task, scratch);
-    if (fused)
+    if (by_key)
         return N(attend_chunks)(&task, part);
-    if (by_key) {
-        N(attend_key_block)(&task, part * p->block_rows);
-        N(write_gradient)(&task, &p->dk, 0, task.kv_head, (REAL)p->scale);
-        N(write_gradient)(&task, &p->dv, 1, task.kv_head, (REAL)p->keep_scale);
-        return;
-    }
     N(start_block)(&task, p->first_row + part * p->block_rows);
-    if (phase == BACKWARD_QUERY)
-        N(compute_delta)(&task);
-    if (phase == FORWARD || !p->chunks)
-        N(attend_block)(&task);
-    if (phase == FORWARD)
-        N(write_output)(&task);
-    else if (!p->chunks)
-        N(write_gradient)(&task, &p->dq, 0, task.head, (REAL)p->scale);
+    if (phase == DELTA)
+        return N(compute_delta)(&task);
+    N(attend_block)(&task);
+    N(write_output)(&task);
 }
 
 #if UNIT == 1

@@ -1,7 +1,7 @@
 /* How the rows of a sequence are cut, into blocks and chunks, and which branches share scores: by the problem of that sequence
  * alone, so that results depend neither on the machine nor on what is computed beside it.
  *
- *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    fused gradients only
+ *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    BACKWARD only
  *                 |-- block --|-- block --|-- block --|-- block --| ...                                  whole segments, or an
  *                 |seg|seg|seg|seg|seg|seg| ...                                                          equal part of one
  */
@@ -22,16 +22,17 @@ enum {
 
 static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 
-/* Where a segment ends within a block, its keys are packed once more. So blocks are whole segments of the branch with the shortest
- * ones, or an equal part of one; those that end at no segment's end have a multiple of the widest tile's rows. */
-static inline int64_t choose_block_rows(const Problem *p) {
-    int64_t rows = greater(p->batch * p->heads * p->seq / MIN_TASKS, SHORT_BLOCK_ROWS), segment = p->seq;
+/* About `wanted` rows, of so many numbers at most. Where a segment ends within a block, its keys are packed once more. So blocks are whole
+ * segments of the branch with the shortest ones, or an equal part of one; those that end at no segment's end have a multiple of the widest
+ * tile's rows. */
+static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_t numbers) {
+    int64_t rows = greater(wanted, SHORT_BLOCK_ROWS), segment = p->seq;
     for (int64_t b = 0; b < p->branches; b++)
         if (p->kind[b] == GRID && p->length[b] < p->seq)
             rows = greater(rows, lesser(SHORT_BLOCK_LINES, p->seq / p->length[b]) * p->length[b]);
         else if (p->kind[b] == BAND)
             rows = greater(rows, MIN_SHARED_ROWS * lesser(p->rate[b], p->seq));
-    rows = greater(lesser(lesser(rows, p->most_block_rows), BLOCK_NUMBERS / p->dim), 1);
+    rows = greater(lesser(lesser(rows, p->most_block_rows), numbers / p->dim), 1);
     for (int64_t b = 0; b < p->branches; b++)
         segment = p->kind[b] == BAND ? segment : lesser(segment, p->length[b]);
     if (segment <= rows)
@@ -40,14 +41,14 @@ static inline int64_t choose_block_rows(const Problem *p) {
     return segment < p->seq ? rows : round_up(rows, p->row_step);
 }
 
-/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower; none where gradients are not fused. */
+/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower, and the blocks of BACKWARD: as large as chunks, which are its
+ * tasks, but for the scratch of a row, which is twice that of FORWARD. */
 static inline void choose_chunks(Problem *p) {
-    int64_t blocks = parts_of(p->seq, p->block_rows), wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
+    int64_t wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
     wanted = lesser(greater(p->seq / p->least_chunk_rows, wanted), MAX_CHUNKS);
-    int64_t per_chunk = parts_of(blocks, wanted);
-    p->chunks = parts_of(blocks, per_chunk), p->chunk_rows = per_chunk * p->block_rows;
-    if (p->dtype != FLOAT32 && p->dtype != FLOAT64)
-        p->chunks = p->chunk_rows = 0;
+    p->key_rows = choose_block_rows(p, parts_of(p->seq, wanted), BLOCK_NUMBERS / 2);
+    int64_t blocks = parts_of(p->seq, p->key_rows), per_chunk = parts_of(blocks, wanted);
+    p->chunks = parts_of(blocks, per_chunk), p->chunk_rows = per_chunk * p->key_rows;
 }
 
 /* A pair of a group is scored once; if each pair may count only once there is one group. The rows of a group are cut at every
@@ -95,10 +96,16 @@ static inline void share_heads(Problem *p) {
     p->block_rows = lesser(greater(p->block_rows / p->shared_heads, 1), p->seq - p->first_row);
 }
 
+/* The problem with the blocks of a phase. */
+static inline void take_phase(Problem *p, int phase) {
+    if (phase == BACKWARD)
+        p->block_rows = p->key_rows;
+}
+
 /* Everything that follows from the sizes and branches of a problem with at least one row. */
 static inline void choose_blocks(Problem *p) {
     p->shared_heads = 1;
-    p->block_rows = choose_block_rows(p);
+    p->block_rows = choose_block_rows(p, p->batch * p->heads * p->seq / MIN_TASKS, BLOCK_NUMBERS);
     choose_chunks(p);
     choose_branch_groups(p);
     p->relations = 0;

@@ -16,9 +16,9 @@ static void N(add_row)(const Task *task, RowList *list, int64_t x) {
         task->s.slot_line[list->first + list->count++] = (x - task->start) * heads + head;
 }
 
-/* Fill a list up to whole vectors with the spare line; return the next free slot. */
+/* Fill a list with the spare line, up to as many rows as products take together; return the next free slot. */
 static int64_t N(end_list)(const Task *task, const RowList *list) {
-    int64_t end = list->first + round_up(list->count, N(LANES));
+    int64_t end = list->first + round_up(list->count, task->phase == BACKWARD ? N(LIST_STEP) : N(LANES));
     for (int64_t i = list->first + list->count; i < end; i++)
         task->s.slot_line[i] = N(lines)(task->p);
     return end;
@@ -58,7 +58,7 @@ static void N(attend_rows)(const Task *task, const Segment *segments, int64_t st
 /* Whether row x takes no part: the mask hides it, a key, or it is left out. */
 static int N(hidden)(const Task *task, int64_t x) {
     const Problem *p = task->p;
-    int masked = p->mask && task->phase == BACKWARD_KEY && p->mask[task->batch * p->mask_batch + x * p->mask_row];
+    int masked = p->mask && task->phase == BACKWARD && p->mask[task->batch * p->mask_batch + x * p->mask_row];
     return masked || in_table(&p->runs, task->without[0], x);
 }
 
@@ -149,7 +149,7 @@ static void N(set_reach)(Task *task, int64_t b) {
         ahead = p->ahead[b];
     if (p->causal)
         ahead = 0;
-    int by_key = task->phase == BACKWARD_KEY;
+    int by_key = task->phase == BACKWARD;
     task->before = by_key ? ahead : back, task->after = by_key ? back : ahead;
 }
 
@@ -180,7 +180,7 @@ static void N(attend_block)(Task *task) {
             continue;
         int b = __builtin_ctzll(served);
         int64_t at = task->head * p->branches + b, table = p->without[at];
-        int by_key = task->phase == BACKWARD_KEY;
+        int by_key = task->phase == BACKWARD;
         task->without[0] = table < 0 ? -1 : 2 * table + by_key, task->without[1] = table < 0 ? -1 : 2 * table + !by_key;
         N(set_relations)(task, b);
         N(set_reach)(task, b);

@@ -3,8 +3,8 @@
  *     query i, keys j .. j + 3   --- philox: counter (j / 4, i, batch, head), key seed --->   4 words, a lane is a query
  *       | word >= threshold                                                                      four lines of masks
  *       v
- *     FORWARD, BACKWARD_QUERY   lines are columns, lanes rows      --- keep_weights --->       kept (columns, rows)
- *     BACKWARD_KEY              lines are rows, lanes columns      --- transpose_square --->   kept (columns, rows)
+ *     FORWARD     lines are columns, lanes rows      --- keep_weights --->       kept (columns, rows)
+ *     BACKWARD    lines are rows, lanes columns      --- transpose_square --->   kept (columns, rows)
  *
  * Queries are in lanes in every phase, because the four words of a query are those of four neighbouring keys: lines that follow each
  * other. A mask has all bits or none. Scores of weights that are dropped become 0 by drop_weights; the factor 1 / (1 - p) of the
@@ -57,7 +57,7 @@ static void N(mask_tile)(const Task *task, int64_t first, int vectors, int64_t f
     const Problem *p = task->p;
     const ColumnTile *tile = s->tiles->returned;
     const Place place = place_of(p, task->batch, task->head);
-    const int by_column = task->phase == BACKWARD_KEY;
+    const int by_column = task->phase == BACKWARD;
     const int64_t row_step = place.step, of_row = by_column ? place.key : place.query, of_column = by_column ? place.query : place.key;
     int64_t rows[TILE_ROWS], columns[TILE_COLUMNS];
     for (int64_t r = 0; r < vectors * N(LANES); r++)
@@ -75,18 +75,16 @@ static void N(mask_tile)(const Task *task, int64_t first, int vectors, int64_t f
             N(transpose_square)((REAL *)s->kept + k * TILE_ROWS + r, TILE_ROWS, (const REAL *)s->kept_by_row + r * TILE_COLUMNS + k, TILE_COLUMNS);
 }
 
-/* What is dropped becomes 0, in `numbers` (columns, rows), of which KIND pairs has two columns in one. */
-static void N(drop_weights)(REAL *restrict numbers, const INTEGER *restrict kept, int64_t from, int64_t to, int64_t count) {
-    for (int64_t k = from; k < to; k += UNIT)
+/* What is dropped becomes 0, in `numbers` (columns, rows), of which pairs have two columns in a unit. */
+__attribute__((always_inline)) static inline void N(drop_weights)(
+    const int unit, REAL *restrict numbers, const INTEGER *restrict kept, int64_t from, int64_t to, int64_t count
+) {
+    for (int64_t k = from; k < to; k += unit)
         for (int64_t r = 0; r < count; r += N(LANES)) {
-            REAL *at = numbers + k / UNIT * TILE_ROWS + r;
-            Lanes mask;
-            memcpy(&mask, kept + k * TILE_ROWS + r, sizeof mask);
-#if UNIT == 2
-            Lanes odd;
-            memcpy(&odd, kept + (k + 1) * TILE_ROWS + r, sizeof odd);
-            mask = (mask & 0xffff) | (odd & ~0xffff);
-#endif
+            REAL *at = numbers + k / unit * TILE_ROWS + r;
+            Lanes mask = N(load_lanes)(kept + k * TILE_ROWS + r);
+            if (unit == 2)
+                mask = (mask & 0xffff) | (N(load_lanes)(kept + (k + 1) * TILE_ROWS + r) & ~0xffff);
             N(store_vector)(at, (Vector)((Lanes)N(load_vector)(at) & mask));
         }
 }

@@ -2,7 +2,7 @@
  *
  *     KIND float    fp32, fp16, bf16: computed in float             \
  *     KIND double   fp64: computed in double                         >  run_task_of_dtype  --->  const InstructionSet native_...
- *     KIND pairs    bf16 forward, by products of bf16 pairs         /
+ *     KIND pairs    bf16, by products of bf16 pairs                 /
  *
  * Each KIND includes attention_block.h, and with it all other headers, once. N(name) is a name of that kind: name_float, ...
  *
@@ -101,8 +101,9 @@ enum { COLUMNS_TOGETHER = 8 }; /* values of so many are summed up at once */
 #define KIND pairs
 #define UNIT 2
 #include "attention_block.h"
+#include "speed.h"
 
-static int by_pairs(const Problem *problem, int phase) { return problem->dtype == BFLOAT16 && phase == FORWARD; }
+static int by_pairs(const Problem *problem, int phase) { return problem->dtype == BFLOAT16 && phase != DELTA; }
 
 static size_t scratch_bytes(const Problem *problem, int phase) {
     return by_pairs(problem, phase) ? lay_out_scratch_pairs(problem, phase, NULL, NULL) : native_avx512.scratch_bytes(problem, phase);
@@ -124,6 +125,7 @@ static const StepCode *step_code(int dtype) { return native_avx512.step(dtype); 
 #define KIND float
 #define UNIT 1
 #include "attention_block.h"
+#include "speed.h"
 #undef KIND
 #undef REAL
 #undef REAL_MAX

@@ -14,9 +14,12 @@
  *       columns broadcast, rows read         columns broadcast, weights read        weights broadcast, rows read
  *
  * Packed columns are (dim panels, TILE_COLUMNS, PANEL); packed rows are transposed, (row vectors, padded dim, LANES), and so
- * are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, and the columns
- * that slot_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
+ * are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, the columns that
+ * slot_sums run over, and the rows that column_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
  */
+enum { N(LIST_STEP) = N(LANES) };         /* rows of a list are filled up to a multiple of it */
+enum { N(STEP_COLUMNS) = TILE_COLUMNS }; /* of a tile, in the backward pass */
+
 #if UNIT == 1
 #define ADD_PRODUCT(sum, a, x) ((sum) + (a) * (x))
 #else
@@ -45,7 +48,7 @@ __attribute__((always_inline)) static inline void N(rank_one_updates)(
 }
 
 /* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
- * vectors of rows; max[r] = the maximum over k. */
+ * vectors of rows; max[r] = the maximum over k, unless `max` is NULL. */
 __attribute__((always_inline)) static inline void N(compute_scores_of)(
     const int vectors, REAL *restrict scores, REAL *restrict max, const REAL *restrict columns, const REAL *restrict rows,
     int64_t from, int64_t to, int64_t units, REAL scale, REAL bias
@@ -59,14 +62,15 @@ __attribute__((always_inline)) static inline void N(compute_scores_of)(
         }
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) {
-            Vector most = N(load_vector)(max + v * N(LANES));
+            Vector most = max ? N(load_vector)(max + v * N(LANES)) : (Vector){0};
 #pragma GCC unroll 8
             for (int i = 0; i < REGISTER_ROWS; i++) {
                 Vector t = sum[i][v] * scale + bias;
                 most = N(vector_max)(t, most);
                 N(store_vector)(scores + (k + i) * TILE_ROWS + v * N(LANES), t);
             }
-            N(store_vector)(max + v * N(LANES), most);
+            if (max)
+                N(store_vector)(max + v * N(LANES), most);
         }
     }
 }
@@ -93,8 +97,7 @@ __attribute__((always_inline)) static inline void N(add_to_rows_of)(
     }
 }
 
-#if UNIT == 1
-/* sums[k, d] += sum over r below `count` of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS,
+/* sums[k, d] += sum over r below `count` units of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS,
  * and d in so many vectors. Rows of `sums` and `rows` are `width` numbers apart. */
 __attribute__((always_inline)) static inline void N(add_to_columns_of)(
     const int vectors, REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from,
@@ -112,8 +115,6 @@ __attribute__((always_inline)) static inline void N(add_to_columns_of)(
             }
     }
 }
-
-#endif
 
 /* The compiler sees `vectors` as a constant, so that all sums stay in registers. */
 #define FOR_VECTORS(function, vectors, ...)  \
@@ -135,6 +136,12 @@ static void N(compute_scores)(
     FOR_VECTORS(N(compute_scores_of), vectors, scores, max, columns, rows, from, to, units, scale, bias)
 }
 
+static void N(compute_products)(
+    int vectors, REAL *restrict products, const REAL *restrict columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t units
+) {
+    FOR_VECTORS(N(compute_scores_of), vectors, products, NULL, columns, rows, from, to, units, 1, 0)
+}
+
 static void N(add_to_rows)(
     int vectors, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights,
     const REAL *restrict columns, int64_t from, int64_t to, int64_t dim
@@ -142,7 +149,6 @@ static void N(add_to_rows)(
     FOR_VECTORS(N(add_to_rows_of), vectors, sums, apart, rescale, weights, columns, from / UNIT, to / UNIT, dim)
 }
 
-#if UNIT == 1
 static void N(add_to_columns)(
     REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from, int64_t to,
     int64_t count, int64_t dim
@@ -150,10 +156,9 @@ static void N(add_to_columns)(
     int64_t all = (dim + N(LANES) - 1) / N(LANES);
     for (int64_t done = 0; done < all; done += N(block_vectors)(all - done)) {
         int64_t d = done * N(LANES);
-        FOR_VECTORS(N(add_to_columns_of), N(block_vectors)(all - done), sums + d, weights, rows + d, width, from, to, count)
+        FOR_VECTORS(N(add_to_columns_of), N(block_vectors)(all - done), sums + d, weights, rows + d, width, from, to, (count + UNIT - 1) / UNIT)
     }
 }
-#endif
 
 #undef ADD_PRODUCT
 #undef FOR_VECTORS

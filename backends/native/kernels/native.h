@@ -5,10 +5,9 @@
  *     (addresses of          hands out the tasks   ---> run_task(problem, phase, 1)      each task reads q, k, v (dout, out, lse,
  *      the tensors)          of a phase to threads ---> ...                              delta) and writes its own rows only
  *
- *     FORWARD                a task = one query block of one head         writes out, lse
- *     BACKWARD_QUERY         a task = one query block of one head         writes delta; dq, unless the gradients are fused
- *     BACKWARD_KEY           a task = one key block of one k/v head       writes dk, dv
- *     BACKWARD_KEY, fused    a task = a chunk of keys with one of queries adds to dk, dv and dq; once for every `round`
+ *     FORWARD     a task = one query block of one head              writes out, lse
+ *     DELTA       a task = one query block of one head              writes delta
+ *     BACKWARD    a task = a chunk of keys with one of queries      adds to dk, dv and dq; once for every `round`
  *
  *     bands of rates that have a common divisor, a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h);
  *     against a cache, where rows are few, a task = the block of all query heads of one k/v head
@@ -24,7 +23,7 @@
 
 enum { MAX_BRANCHES = 64 };
 enum { FLOAT64, FLOAT32, BFLOAT16, FLOAT16 };
-enum { FORWARD, BACKWARD_QUERY, BACKWARD_KEY };
+enum { FORWARD, DELTA, BACKWARD };
 
 /* How a branch says which query sees which key.
  *
@@ -87,14 +86,14 @@ typedef struct {
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
-    int64_t block_rows, groups; /* these seven are chosen by blocks.h */
+    int64_t block_rows, key_rows, groups; /* these eight are chosen by blocks.h; key_rows: of a block in BACKWARD */
     int64_t relations; /* how many of them a branch needs, at most; see relation.h */
-    int64_t chunks, chunk_rows; /* of the fused gradients, see native_tasks; chunks 0: not fused */
+    int64_t chunks, chunk_rows; /* of BACKWARD, see native_tasks */
     int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
     int64_t classes;       /* sequences that each sequence is cut into, of every so-many-th row, which see nothing of each other; 1: not cut */
     int64_t step, residue; /* of such a sequence: row x of it is row x * step + residue of the tensors; else 1 and 0 */
-    int64_t round; /* of the fused gradients */
+    int64_t round; /* of BACKWARD */
     int dropout; /* whether weights are dropped, see dropout.h: those of words of the seed's that are below the threshold */
     uint64_t seed;
     uint32_t threshold;
@@ -112,7 +111,7 @@ typedef struct {
     int one_part; /* all tasks add to one part: one after the other */
     const char *mask; /* (batch, seq), nonzero = key ignored; NULL = none */
     int64_t mask_batch, mask_row; /* strides in bytes */
-    TensorView q, k, v, out, dout, dq, dk, dv;
+    TensorView q, k, v, out, dout, dq, dk, dv; /* the last three are summed up in: double for FLOAT64, else float */
     char *lse, *delta; /* (batch, heads, lse_head) contiguous, double for FLOAT64, else float */
     int64_t lse_head;  /* numbers of a head */
 } Problem;
@@ -128,14 +127,16 @@ static inline Place place_of(const Problem *problem, int64_t batch, int64_t head
 }
 
 /* The code compiled for one instruction set. */
-typedef struct {
+typedef struct InstructionSet {
     const char *name;
     int (*runs_here)(void);
     size_t (*scratch_bytes)(const Problem *problem, int phase); /* of one thread */
     void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch);
     void (*exp)(const float *x, float *y, int64_t count);   /* for tests of its accuracy; count in multiples of 16 */
     int64_t (*multiply_add)(int64_t rounds, float *result); /* for the machine's speed: returns the FLOPs done */
+    int64_t (*score_tiles)(int64_t rounds);                 /* the same of its products in a tile */
     const struct StepCode *(*step)(int dtype);              /* of decoding, for the dtype of a query: step.h */
+    const struct InstructionSet *instead; /* of one for bf16 alone: the code that computes everything else; else NULL */
 } InstructionSet;
 
 extern const InstructionSet native_generic;
@@ -144,25 +145,23 @@ extern const InstructionSet native_avx2, native_avx512, native_avx512bf16, nativ
 
 /* The number of tasks of a phase.
  *
- * Fused gradients take five matrix products in one pass, in which a task adds to rows of dk and dv and to rows of dq. So that no
+ * The gradients take five matrix products in one pass, in which a task adds to rows of dk and dv and to rows of dq. So that no
  * two tasks write the same rows, the sequence is cut into chunks of several blocks, and in round t the keys of chunk c go with
- * the queries of chunk (c + t) mod chunks: one phase a round. BACKWARD_QUERY runs before and computes delta.
- * Half types have no tensor to add to in fp32. There the gradients take two passes of seven products in all: BACKWARD_QUERY
- * computes dq, and BACKWARD_KEY dk and dv.
+ * the queries of chunk (c + t) mod chunks: one phase a round. DELTA runs before.
  */
 static inline int64_t native_tasks(const Problem *problem, int phase) {
-    int64_t heads = phase == BACKWARD_KEY ? problem->kv_heads : problem->heads / problem->shared_heads;
-    if (phase == BACKWARD_KEY && problem->chunks)
-        return problem->batch * heads * problem->chunks;
+    if (phase == BACKWARD)
+        return problem->batch * problem->kv_heads * problem->chunks;
+    int64_t heads = problem->heads / problem->shared_heads;
     return problem->batch * heads * ((problem->seq - problem->first_row + problem->block_rows - 1) / problem->block_rows);
 }
 
 enum { NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY };
 
-/* How often BACKWARD_KEY runs, with `round` 0, 1, 2, ... */
+/* How often BACKWARD runs, with `round` 0, 1, 2, ... */
 int64_t native_rounds(const Problem *problem);
 
-/* The parts of `dbias`, as many as tasks of a key/value head run in BACKWARD_KEY. */
+/* The parts of `dbias`, as many as tasks of a key/value head run in BACKWARD. */
 int64_t native_parts(const Problem *problem);
 
 /* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */

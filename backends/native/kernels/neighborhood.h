@@ -36,7 +36,7 @@ static void N(attend_lines)(Task *task, const Segment *lines, int count, const R
 
 /* The rows of a patch with the box around it, MAX_BRANCHES of its lines at a time. */
 static void N(attend_patch)(Task *task, const Axis axes[3], const Box *patch) {
-    const Box box = box_around(axes, patch, task->phase == BACKWARD_KEY);
+    const Box box = box_around(axes, patch, task->phase == BACKWARD);
     Segment lines[MAX_BRANCHES];
     RowList list = {0};
     int64_t slots = 0;

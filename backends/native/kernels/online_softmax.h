@@ -61,27 +61,23 @@ static void N(online_softmax_step)(
     }
 }
 
-#if UNIT == 1
-/* Scores to probabilities, and gradients of probabilities to gradients of scores but for the factor scale.
+/* Scores to probabilities, and gradients of probabilities to gradients of scores but for the factor that scores have.
  *
- *     P = exp(t - lse)          dS = P * (dP - delta)          t is in `scores`, dP in `gradients`, and dS afterwards
+ *     P = exp(t - lse)          dS = P * (scale * dP - delta)          t is in `scores`, dP in `gradients`, and dS afterwards
  *
- * lse and delta belong to the queries, which are the rows (`by_column` 0) or the columns. If `masked`, a row sees only columns with
+ * lse and delta belong to the queries, which are the columns. If `masked`, a row sees only columns with
  * first[r] <= column_position[k] <= last[r].
  */
 static void N(softmax_backward_step)(
-    REAL *restrict scores, REAL *restrict gradients, const REAL *lse, const REAL *delta, int by_column,
-    const REAL *restrict first, const REAL *restrict last, const REAL *restrict column_position, int masked,
-    int64_t from, int64_t to, int64_t count
+    REAL *restrict scores, REAL *restrict gradients, const REAL *lse, const REAL *delta, const REAL *restrict first,
+    const REAL *restrict last, const REAL *restrict column_position, int masked, int64_t from, int64_t to, int64_t count,
+    REAL scale
 ) {
     for (int64_t r = 0; r < count; r += N(LANES)) {
-        Vector low = N(load_vector)(first + r), high = N(load_vector)(last + r), row_lse = N(broadcast)(0), row_delta = row_lse;
-        if (!by_column)
-            row_lse = N(load_vector)(lse + r), row_delta = N(load_vector)(delta + r);
+        Vector low = N(load_vector)(first + r), high = N(load_vector)(last + r);
         for (int64_t k = from; k < to; k++) {
             REAL *s = scores + k * TILE_ROWS + r, *g = gradients + k * TILE_ROWS + r;
-            Vector l = by_column ? N(broadcast)(lse[k]) : row_lse, d = by_column ? N(broadcast)(delta[k]) : row_delta;
-            Vector p = N(exp)(N(load_vector)(s) - l), ds = p * (N(load_vector)(g) - d);
+            Vector p = N(exp)(N(load_vector)(s) - lse[k]), ds = p * (N(load_vector)(g) * scale - delta[k]);
             if (masked) {
                 Vector column = N(broadcast)(column_position[k]);
                 Lanes unseen = (Lanes)((column > high) | (column < low));
@@ -92,4 +88,3 @@ static void N(softmax_backward_step)(
         }
     }
 }
-#endif

@@ -2,17 +2,17 @@
  * Included once for each KIND.
  *
  *     q (k), dout (v)  -- rows of slot_line[] -->      pack_rows     packed_rows[0], [1]      (row vectors, padded dim, LANES)
- *                                                                    plain_rows               (slots, padded dim), if fused
+ *                                                                    plain_rows               (slots, padded dim), in BACKWARD
  *     k (q), v (dout)  -- tile->column[] -->           pack_columns  packed_columns[0], [1]   (dim panels, TILE_COLUMNS, PANEL)
- *     v, KIND pairs    -- two columns at a time -->    pack_column_pairs  packed_columns[1]   the same, a unit has a number of each
- *     lse, delta       -- tile->column[] -->           pack_tile     column_lse, column_delta, in BACKWARD_KEY
+ *     packed columns   -- two at a time, KIND pairs -> pair_columns  added_columns[0], [1]    the same, a unit has a number of each
+ *     lse, delta       -- tile->column[] -->           pack_tile     column_lse, column_delta, in BACKWARD
  *
- * In parentheses: BACKWARD_KEY. Columns are packed once for all row lists that are at hand.
+ * In parentheses: BACKWARD. Columns are packed once for all row lists that are at hand.
  */
 
 /* The units done .. done + PANEL - 1 of a row of `dim` numbers, with zeros beyond its end. */
 __attribute__((always_inline)) static inline void N(load_panel)(REAL *to, const char *row, int64_t done, int64_t dim, int dtype) {
-    const int64_t bytes = dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
+    const int64_t bytes = UNIT == 2 ? 2 : dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
     const char *from = row + done * UNIT * bytes;
     int64_t left = dim - done * UNIT;
     if (left >= PANEL * UNIT && bytes * UNIT == sizeof(REAL)) {
@@ -26,6 +26,18 @@ __attribute__((always_inline)) static inline void N(load_panel)(REAL *to, const 
     memcpy(to, from, (size_t)left * 2);
 #else
     R(load)(to, from, left, dtype);
+#endif
+}
+
+/* LANES rows as they are, from the slot `first` on; in KIND pairs, two at a time. */
+static inline void N(keep_rows)(const Task *task, int64_t first, const REAL *lines, int64_t width) {
+    REAL *plain = task->s.plain_rows + first / UNIT * task->padded_dim;
+#if UNIT == 1
+    memcpy(plain, lines, (size_t)(N(LANES) * width) * sizeof(REAL));
+#else
+    for (int64_t i = 0; i < N(LANES); i += 2)
+        for (int64_t done = 0; done < task->padded_dim; done += PANEL)
+            N(store_vector)(plain + i / 2 * task->padded_dim + done, pair_halves(lines + i * width, lines + (i + 1) * width, done));
 #endif
 }
 
@@ -45,8 +57,8 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
         }
         for (int64_t done = 0; done < width; done += N(LANES))
             N(transpose_square)(task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), lines + done, width);
-        if (task->fused && which == 0)
-            memcpy(task->s.plain_rows + first * width, lines, (size_t)(N(LANES) * width) * sizeof(REAL));
+        if (task->phase == BACKWARD && which == 0)
+            N(keep_rows)(task, first, lines, width);
     }
 }
 
@@ -79,35 +91,18 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
 }
 
 #if UNIT == 2
-/* Numbers done .. done + PANEL - 1 of a column, each in a lane, with zeros beyond its end; zeros if there is no such column. */
-static inline Lanes N(load_halves)(const Task *task, const ColumnTile *tile, int64_t k, int64_t done) {
-    uint16_t halves __attribute__((vector_size(2 * PANEL))) = {0};
-    if (k < tile->count) {
-        const char *from = row_address(&task->column_tensor[1], task->batch, tile->column[k], task->column_head) + 2 * done;
-        int64_t left = task->p->dim - done;
-        if (left >= PANEL)
-            memcpy(&halves, from, sizeof halves);
-        else if (left > 0)
-            memcpy(&halves, from, (size_t)left * 2);
-    }
-    return __builtin_convertvector(halves, Lanes);
-}
-
-/* The values of a tile two columns at a time: a unit has the same number of both, 0 after the last column. For tile registers, a
- * line is a number of PANEL such pairs. */
-__attribute__((noinline)) static void N(pack_column_pairs)(const Task *task, const ColumnTile *tile) {
+/* Packed columns two at a time: a unit has the same number of both. For tile registers, a line is a number of PANEL such pairs. */
+__attribute__((noinline)) static void N(pair_columns)(const Task *task, int which, const ColumnTile *tile) {
     for (int64_t done = 0; done < task->padded_dim; done += PANEL) {
-        REAL *panel = task->s.packed_columns[1] + done * TILE_COLUMNS;
-        for (int64_t k = 0; k < round_up(tile->count, REGISTER_ROWS); k += 2) {
-            Lanes even = N(load_halves)(task, tile, k, done), odd = N(load_halves)(task, tile, k + 1, done);
-            N(store_vector)(panel + k / 2 * PANEL, (Vector)(even | odd << 16));
-        }
+        const REAL *from = task->s.packed_columns[which] + done / (2 * PANEL) * PANEL * TILE_COLUMNS;
+        REAL *panel = task->s.added_columns[which] + done * TILE_COLUMNS;
+        for (int64_t k = 0; k < round_up(tile->count, REGISTER_ROWS); k += 2)
+            N(store_vector)(panel + k / 2 * PANEL, pair_halves(from + k * PANEL, from + (k + 1) * PANEL, done % (2 * PANEL)));
 #ifdef BF16_TILES
         for (int64_t k = 0; k < round_up(tile->count, REGISTER_ROWS); k += 2 * PANEL)
             N(transpose_square)(panel + k / 2 * PANEL, PANEL, panel + k / 2 * PANEL, PANEL);
 #endif
     }
-    N(prefetch_columns)(task, 1, tile);
 }
 #endif
 
@@ -122,7 +117,7 @@ static void N(place_columns)(const Task *task, const ColumnTile *tile) {
         s->column_position[k] = (REAL)(tile->column[k] - task->start);
         for (int n = 0; n < task->relations; n++)
             N(relate_column)(&s->relation[n], k, tile->column[k]);
-        if (task->phase == BACKWARD_KEY) {
+        if (task->phase == BACKWARD) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
             s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];
         }
@@ -133,9 +128,10 @@ static void N(place_columns)(const Task *task, const ColumnTile *tile) {
 static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
     N(place_columns)(task, tile);
     N(pack_columns)(task, 0, tile);
-#if UNIT == 2
-    N(pack_column_pairs)(task, tile);
-#else
     N(pack_columns)(task, 1, tile);
+#if UNIT == 2
+    if (task->phase == BACKWARD)
+        N(pair_columns)(task, 0, tile);
+    N(pair_columns)(task, 1, tile);
 #endif
 }

@@ -1,10 +1,10 @@
 /* The results of a task, from its accumulators to memory. Included once for each KIND.
  *
- *     FORWARD               accumulator[0] / row_sum                  --- write_output --->        out, lse
- *     BACKWARD_QUERY        rowsum(dout * out)                        --- compute_delta --->       delta
- *     BACKWARD_QUERY, _KEY  accumulator * scale                       --- write_gradient --->      dq; dk, dv
- *     every phase           slot_sums of the rows that were at hand   --- merge_slots --->         accumulator; fused: dk +=, dv +=
- *     BACKWARD_KEY, fused   column_sums of a tile                     --- add_columns_to_dq --->   dq +=
+ *     FORWARD     slot_sums of the rows that were at hand     --- merge_slots --->          accumulator
+ *                 accumulator / row_sum                       --- write_output --->         out, lse
+ *     DELTA       rowsum(dout * out)                          --- compute_delta --->        delta
+ *     BACKWARD    slot_sums of the rows that were at hand     --- merge_slots --->          dk +=, dv +=
+ *                 column_sums of a tile                       --- add_columns_to_dq --->    dq +=
  */
 
 /* Where (batch, head, row) lies in lse and delta. */
@@ -24,7 +24,7 @@ static void N(write_output)(const Task *task) {
     REAL *lse = (REAL *)(void *)p->lse;
     for (int64_t r = 0; r < (task->stop - task->start) * p->shared_heads; r++) {
         int64_t of = N(row_of)(p, r), row = task->start + of, head = task->head + r - of * p->shared_heads;
-        REAL total = s->row_sum[r], *sums = s->accumulator[0] + r * task->padded_dim, factor = total == 0 ? 0 : (REAL)p->keep_scale / total;
+        REAL total = s->row_sum[r], *sums = s->accumulator + r * task->padded_dim, factor = total == 0 ? 0 : (REAL)p->keep_scale / total;
         for (int64_t d = 0; d < p->dim; d++)
             sums[d] *= factor;
         R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
@@ -32,7 +32,7 @@ static void N(write_output)(const Task *task) {
     }
 }
 
-/* delta = rowsum(dout * out) of the block, in row_sum for this task and in memory for BACKWARD_KEY. */
+/* delta = rowsum(dout * out) of the block. */
 static void N(compute_delta)(const Task *task) {
     const Problem *p = task->p;
     REAL *delta = (REAL *)(void *)p->delta, *dout = task->s.packed_columns[0], *out = task->s.packed_columns[1];
@@ -42,17 +42,7 @@ static void N(compute_delta)(const Task *task) {
         R(load)(out, row_address(&p->out, task->batch, task->start + r, task->head), p->dim, p->dtype);
         for (int64_t d = 0; d < p->dim; d++)
             sum += (double)dout[d] * (double)out[d];
-        delta[N(lse_index)(task, task->start + r, task->head)] = task->s.row_sum[r] = (REAL)sum;
-    }
-}
-
-/* Write factor * accumulator[which] of the block. */
-static void N(write_gradient)(const Task *task, const TensorView *to, int which, int64_t head, REAL factor) {
-    for (int64_t r = 0; r < task->stop - task->start; r++) {
-        REAL *sums = task->s.accumulator[which] + r * task->padded_dim;
-        for (int64_t d = 0; d < task->p->dim; d++)
-            sums[d] *= factor;
-        R(store)(row_address(to, task->batch, task->start + r, head), sums, task->p->dim, task->p->dtype);
+        delta[N(lse_index)(task, task->start + r, task->head)] = (REAL)sum;
     }
 }
 
@@ -79,7 +69,7 @@ static void N(add_columns_to_dq)(const Task *task, const ColumnTile *tile) {
 /* accumulator = accumulator * exp(m - m') + sums * exp(m_slot - m'), m' = max(m, m_slot), for the row of a slot. */
 static void N(merge_softmax)(const Task *task, int64_t row, REAL slot_max, REAL slot_sum, const REAL *sums) {
     const Scratch *s = &task->s;
-    REAL *accumulator = s->accumulator[0] + row * task->padded_dim, ours = 0, theirs = 1, max = slot_max;
+    REAL *accumulator = s->accumulator + row * task->padded_dim, ours = 0, theirs = 1, max = slot_max;
     if (slot_sum == 0)
         return;
     if (s->row_sum[row] != 0) {
@@ -99,20 +89,17 @@ static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
         return;
     if (task->phase == FORWARD)
         N(merge_softmax)(task, row, s->slot_max[slot], s->slot_sum[slot], sums);
-    else if (task->fused)
-        N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, task->start + row, task->kv_head, sums, (REAL)(a ? task->p->keep_scale : task->p->scale));
     else
-        for (int64_t d = 0; d < task->p->dim; d++)
-            s->accumulator[a][row * task->padded_dim + d] += sums[d];
+        N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, task->start + row, task->kv_head, sums, (REAL)(a ? task->p->keep_scale : task->p->scale));
 }
 
-/* The sums of the first `slots` slots go to the accumulators of their rows; in fused gradients, where rows are keys, to dk and dv. */
+/* The sums of the first `slots` slots go to the accumulators of their rows; in BACKWARD, where rows are keys, to dk and dv. */
 __attribute__((noinline)) static void N(merge_slots)(const Task *task, int64_t slots) {
     const Scratch *s = &task->s;
     const int64_t width = task->padded_dim;
     REAL *lines = s->packed_columns[0];
     for (int64_t first = 0; first < slots; first += N(LANES))
-        for (int a = 0; a < task->accumulators; a++) {
+        for (int a = 0; a < task->sums; a++) {
             for (int64_t d = 0; d < width; d += N(LANES))
                 N(transpose_square)(lines + d, width, s->slot_sums[a] + first * width + d * N(LANES), N(LANES));
             for (int64_t i = 0; i < N(LANES); i++)

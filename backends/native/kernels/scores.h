@@ -4,7 +4,7 @@
  *     place_columns   columns   --- place_column ->     column_at                          (TILE_COLUMNS,)
  *     attend_tile     scores    --- cap_scores --->     cap * tanh(t / cap), and in a backward pass 1 - tanh ** 2 in cap_slope
  *                               --- add_bias ----->     t + log count - slope * distance, or + table[index]; the maximum anew
- *                     dS        --- sum_bias_gradient   of all pairs, into the part of this task         BACKWARD_KEY alone
+ *                     dS        --- sum_bias_gradient   of all pairs, into the part of this task
  *                               --- uncap_gradients ->  dS * cap_slope
  *
  * A position has one number, along the sequence, or up to three. What a dimension lacks is 0 in every row and column. Positions along
@@ -44,7 +44,7 @@ static inline REAL N(position_of)(const Task *task, int64_t x, int d, int as_key
 static void N(place_row)(const Task *task, int64_t slot, int64_t x, int64_t head) {
     const Problem *p = task->p;
     for (int d = 0; d < 3; d++)
-        task->s.row_at[d][slot] = d < p->position_dims ? N(position_of)(task, x, d, task->phase == BACKWARD_KEY) : 0;
+        task->s.row_at[d][slot] = d < p->position_dims ? N(position_of)(task, x, d, task->phase == BACKWARD) : 0;
     task->s.row_slope[slot] = ((const REAL *)(const void *)p->bias_weights)[head * p->entries];
     task->s.row_table[slot] = (INTEGER)(head * p->entries);
 }
@@ -52,7 +52,7 @@ static void N(place_row)(const Task *task, int64_t slot, int64_t x, int64_t head
 /* Columns up to a whole register block have a place as well, whatever it is: no row sees them. */
 static void N(place_column)(const Task *task, int64_t k, int64_t x) {
     for (int d = 0; d < 3; d++)
-        task->s.column_at[d][k] = d < task->p->position_dims ? N(position_of)(task, x, d, task->phase != BACKWARD_KEY) : 0;
+        task->s.column_at[d][k] = d < task->p->position_dims ? N(position_of)(task, x, d, task->phase != BACKWARD) : 0;
 }
 
 static inline Vector N(magnitude)(Vector x) { return N(vector_max)(x, -x); }
@@ -92,7 +92,7 @@ __attribute__((noinline)) static void N(cap_scores)(const Task *task, int vector
         for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
             Vector share = N(tanh)(N(load_vector)(scores + k * TILE_ROWS + r) * inverse);
             N(store_vector)(scores + k * TILE_ROWS + r, share * cap);
-            if (task->phase != FORWARD)
+            if (task->phase == BACKWARD)
                 N(store_vector)(slope + k * TILE_ROWS + r, 1 - share * share);
         }
 }
@@ -132,7 +132,7 @@ static inline void N(load_places)(const Scratch *s, int64_t slot, Vector row[3])
         row[d] = N(load_vector)(s->row_at[d] + slot);
 }
 
-static inline REAL N(difference_sign)(const Task *task) { return task->phase == BACKWARD_KEY ? -1 : 1; }
+static inline REAL N(difference_sign)(const Task *task) { return task->phase == BACKWARD ? -1 : 1; }
 
 __attribute__((always_inline)) static inline void N(add_bias_of)(
     const int way, const Task *task, int64_t first, int vectors, int64_t from, int64_t to, REAL log_count, REAL *restrict max
@@ -168,7 +168,7 @@ static int64_t N(far_entry)(const Task *task, int64_t first, int64_t count, int6
         top = row[r] < top ? row[r] : top, bottom = row[r] > bottom ? row[r] : bottom;
     for (int64_t k = from + 1; k < lesser(to, task->s.tiles->returned->count); k++)
         left = column[k] < left ? column[k] : left, right = column[k] > right ? column[k] : right;
-    int after = top - right >= most, before = left - bottom >= most, by_key = task->phase == BACKWARD_KEY;
+    int after = top - right >= most, before = left - bottom >= most, by_key = task->phase == BACKWARD;
     return after || before ? (after != by_key ? task->p->table_size[0] - 1 : 0) : -1;
 }
 
@@ -216,7 +216,6 @@ __attribute__((noinline)) static void N(score_tile)(
         FOR_WAY(N(add_bias_of), way, task, first, vectors, from, to, log_count, max)
 }
 
-#if UNIT == 1
 /* Gradients of capped scores to those of scores. */
 static void N(uncap_gradients)(const Task *task, int vectors, int64_t from, int64_t to) {
     for (int64_t k = from; k < to; k++)
@@ -230,8 +229,7 @@ static void N(uncap_gradients)(const Task *task, int vectors, int64_t from, int6
 /* Where this task sums up the gradient of the weights of its head. */
 static double *N(bias_part)(const Task *task) {
     const Problem *p = task->p;
-    int64_t parts = p->chunks ? p->chunks : (p->seq + p->block_rows - 1) / p->block_rows, of = task->fused ? p->chunk_rows : p->block_rows;
-    int64_t part = p->one_part ? 0 : p->first_part + task->batch * parts + task->start / of;
+    int64_t part = p->one_part ? 0 : p->first_part + task->batch * p->chunks + task->start / p->chunk_rows;
     return p->dbias + (part * p->heads + task->head) * p->entries;
 }
 
@@ -275,4 +273,3 @@ __attribute__((noinline)) static void N(sum_bias_gradient)(const Task *task, int
     else if (way != N(NO_BIAS))
         FOR_WAY(N(sum_bias_gradient_of), way, task, first, count, from, to, -1)
 }
-#endif

@@ -4,13 +4,12 @@
  *                 packed_columns   the columns of one tile                              written by pack_columns
  *                 scores           (columns of the tile, rows of the tile)              compute_scores, then the softmax in place
  *                 slot_sums        a sum for each slot, transposed as packed rows are   add_to_rows
- *                 column_sums      a sum for each column of the tile (fused dq)         add_to_columns
- *                 accumulator      a sum for each row of the block                      merge_slots, when its slots are done
+ *                 column_sums      a sum for each column of the tile (dq)               add_to_columns
+ *                 accumulator      a sum for each row of the block (out)                merge_slots, when its slots are done
  *
  *     Two operands a side:          rows[0]  rows[1]     columns[0]  columns[1]     slot_sums[0]    slot_sums[1]
  *         FORWARD                   q                    k           v              out
- *         BACKWARD_QUERY            q        dout        k           v              dq
- *         BACKWARD_KEY              k        v           q           dout           dk              dv
+ *         BACKWARD                  k        v           q           dout           dk              dv
  *
  * A slot is a place in the packed rows. The rows of a block are counted from its start; where heads share it (`shared_heads`), those of
  * one position lie side by side. One row more is spare, that of empty slots.
@@ -25,22 +24,24 @@
 #define UNITS(count) (((count) + UNIT - 1) / UNIT)
 
 typedef struct {
-    REAL *accumulator[2];      /* (lines + 1, padded_dim) */
+    REAL *accumulator;         /* (lines + 1, padded_dim) */
     REAL *slot_sums[2];        /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_rows[2];      /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_columns[2];   /* (dim panels, TILE_COLUMNS, PANEL) */
-    REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are */
+    REAL *added_columns[2];    /* the same, as add_to_rows adds them: KIND pairs has the same number of two columns in a unit */
+    REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are; KIND pairs has the same number of two rows in a unit */
     REAL *column_sums;         /* (TILE_COLUMNS, padded_dim) */
-    REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS) */
+    REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS); KIND pairs, as add_to_rows reads them: two columns in a unit */
+    REAL *gradient_rows;       /* score_gradients as add_to_columns reads them: KIND pairs has two rows in a unit */
     INTEGER *kept, *kept_by_row; /* (TILE_COLUMNS, TILE_ROWS) and (TILE_ROWS, TILE_COLUMNS): masks of the weights that are kept */
-    REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum; in BACKWARD_QUERY lse and delta */
+    REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum */
     REAL *slot_first, *slot_last; /* (slots + TILE_ROWS,): the first and last position that a slot may see, as column_position has them */
     REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
     REAL *row_at[3], *row_slope; /* (slots + TILE_ROWS,): positions of rows, and the slope of their heads, for a bias; */
     INTEGER *row_table;          /* where the table of their heads begins */
     REAL *column_at[3];          /* (TILE_COLUMNS,): positions of columns */
     REAL *cap_slope;             /* (TILE_COLUMNS, TILE_ROWS): the derivative of the softcap */
-    REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD_KEY */
+    REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD */
     REAL *row_max, *row_sum;   /* (lines + 1,): running maximum and sum between tiles of different cells */
     int64_t *slot_line;        /* (slots,): the line of a slot */
     Relation *relation;        /* (relations,): of the branch at hand */
@@ -52,7 +53,7 @@ typedef struct {
 typedef struct {
     const Problem *p;
     Scratch s;
-    int phase, accumulators, fused;
+    int phase, sums; /* how many slot_sums there are */
     int64_t batch, head, kv_head, start, stop; /* the block: rows start .. stop - 1 */
     int64_t padded_dim, row_bytes;
     TensorView row_tensor[2], column_tensor[2]; /* what is packed as rows and as columns */
@@ -79,29 +80,31 @@ static inline int64_t N(lines)(const Problem *p) { return p->block_rows * p->sha
 /* The row of a line, counted from the start of the block. A division of each would be felt where no heads share a block. */
 static inline int64_t N(row_of)(const Problem *p, int64_t line) { return p->shared_heads == 1 ? line : line / p->shared_heads; }
 
-static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LANES)) + MAX_ROW_LISTS * N(LANES); }
+static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LIST_STEP)) + MAX_ROW_LISTS * N(LIST_STEP); }
 
 /* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
 static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
     size_t rows = (size_t)p->block_rows, lines = (size_t)N(lines)(p), slots = (size_t)N(slot_count)(p);
     size_t padded = (size_t)round_up(p->dim, PANEL);
-    int fused = phase == BACKWARD_KEY && p->chunks;
+    size_t backward = phase == BACKWARD;
     char *at = memory;
     Scratch unused;
     s = s ? s : &unused;
 #define RESERVE(count, type) (type *)(void *)N(reserve)(&at, count, sizeof(type))
+    s->accumulator = RESERVE(backward ? 0 : (lines + 1) * padded, REAL);
     for (int i = 0; i < 2; i++) {
-        s->accumulator[i] = RESERVE(!fused && (i == 0 || phase == BACKWARD_KEY) ? (lines + 1) * padded : 0, REAL);
-        s->slot_sums[i] = RESERVE(i == 0 || phase == BACKWARD_KEY ? slots * padded : 0, REAL);
-        s->packed_rows[i] = RESERVE(i == 0 || phase != FORWARD ? slots * padded : 0, REAL);
+        s->slot_sums[i] = RESERVE(i == 0 || backward ? slots * padded : 0, REAL);
+        s->packed_rows[i] = RESERVE(i == 0 || backward ? slots * padded : 0, REAL);
         s->packed_columns[i] = RESERVE(TILE_COLUMNS * padded, REAL);
+        s->added_columns[i] = UNIT == 1 ? s->packed_columns[i] : RESERVE(i == 1 || backward ? TILE_COLUMNS * padded : 0, REAL);
     }
-    s->plain_rows = RESERVE(fused ? slots * padded : 0, REAL);
-    s->column_sums = RESERVE(fused ? TILE_COLUMNS * padded : 0, REAL);
+    s->plain_rows = RESERVE(backward * slots * padded / UNIT, REAL);
+    s->column_sums = RESERVE(backward * TILE_COLUMNS * padded, REAL);
     s->scores = RESERVE(TILE_COLUMNS * TILE_ROWS, REAL);
-    s->score_gradients = RESERVE(phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
+    s->score_gradients = RESERVE(backward * TILE_COLUMNS * TILE_ROWS, REAL);
+    s->gradient_rows = UNIT == 1 ? s->score_gradients : RESERVE(backward * TILE_COLUMNS * TILE_ROWS, REAL);
     s->kept = RESERVE(p->dropout ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
-    s->kept_by_row = RESERVE(p->dropout && phase == BACKWARD_KEY ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
+    s->kept_by_row = RESERVE(p->dropout && backward ? TILE_COLUMNS * TILE_ROWS : 0, INTEGER);
     s->slot_max = RESERVE(slots + TILE_ROWS, REAL), s->slot_sum = RESERVE(slots + TILE_ROWS, REAL);
     s->slot_first = RESERVE(slots + TILE_ROWS, REAL), s->slot_last = RESERVE(slots + TILE_ROWS, REAL);
     s->column_position = RESERVE(TILE_COLUMNS, REAL);
@@ -110,7 +113,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     for (int d = 0; d < 3; d++)
         s->row_at[d] = RESERVE(biased * (slots + TILE_ROWS), REAL), s->column_at[d] = RESERVE(biased * TILE_COLUMNS, REAL);
     s->row_slope = RESERVE(biased * (slots + TILE_ROWS), REAL), s->row_table = RESERVE(biased * (slots + TILE_ROWS), INTEGER);
-    s->cap_slope = RESERVE(p->softcap > 0 && phase != FORWARD ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
+    s->cap_slope = RESERVE(p->softcap > 0 && backward ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
     s->row_max = RESERVE(lines + 1, REAL), s->row_sum = RESERVE(lines + 1, REAL);
     s->relation = RESERVE((size_t)p->relations, Relation);
     s->row_bounds = RESERVE((size_t)p->relations * 6 * (slots + TILE_ROWS), INTEGER);
@@ -131,19 +134,19 @@ static void N(place_relations)(const Problem *p, Scratch *s) {
         }
 }
 
-/* The tensors, head and sizes of a task; its accumulators are 0. */
+/* The tensors, head and sizes of a task; its sums are 0. */
 static void N(start_task)(Task *task, void *scratch) {
     const Problem *p = task->p;
-    int by_key = task->phase == BACKWARD_KEY;
+    int by_key = task->phase == BACKWARD;
     task->kv_head = by_key ? task->head : task->head / (p->heads / p->kv_heads);
     task->padded_dim = round_up(p->dim, PANEL);
     task->row_bytes = p->dim * N(element_bytes)(p);
-    task->accumulators = by_key ? 2 : 1;
+    task->sums = by_key ? 2 : 1;
     N(lay_out_scratch)(p, task->phase, &task->s, scratch);
     N(place_relations)(p, &task->s);
-    for (int a = 0; a < task->accumulators && !task->fused; a++)
-        memset(task->s.accumulator[a], 0, (size_t)((N(lines)(p) + 1) * task->padded_dim) * sizeof(REAL));
-    if (task->fused)
+    if (task->phase == FORWARD)
+        memset(task->s.accumulator, 0, (size_t)((N(lines)(p) + 1) * task->padded_dim) * sizeof(REAL));
+    if (by_key)
         memset(task->s.column_sums, 0, (size_t)(TILE_COLUMNS * task->padded_dim) * sizeof(REAL));
     TensorView queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
     memcpy(task->row_tensor, by_key ? keys : queries, sizeof task->row_tensor);

@@ -69,8 +69,7 @@ static inline Problem sequence_of(const Problem *whole, int64_t number) {
 
 /* The number of tasks of a sequence's phase: none where it has no rows, or has no chunks for the round. */
 static inline int64_t tasks_of_sequence(const Problem *p, int phase) {
-    int fused = phase == BACKWARD_KEY && p->seq > 0 && p->chunks;
-    return p->seq <= p->first_row || (fused && p->round >= p->chunks) ? 0 : native_tasks(p, phase);
+    return p->seq <= p->first_row || (phase == BACKWARD && p->round >= p->chunks) ? 0 : native_tasks(p, phase);
 }
 
 /* The sequence that a task belongs to: the first one whose tasks end after it. */

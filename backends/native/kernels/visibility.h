@@ -12,7 +12,7 @@
  *
  * A column of the set c counts m = |c & s| times for the rows of the set s: it is scored once, with + log m.
  *
- * Rows are queries and columns keys; in BACKWARD_KEY it is the other way round, for the relation is symmetric.
+ * Rows are queries and columns keys; in BACKWARD it is the other way round, for the relation is symmetric.
  */
 #ifndef DILKIT_NATIVE_VISIBILITY_H
 #define DILKIT_NATIVE_VISIBILITY_H

@@ -100,6 +100,7 @@ static void run_task(const WorkQueue *queue, int64_t task, void *scratch) {
     }
     int64_t sequence = sequence_of_task(queue->task_end, sequences_in(queue->problem), task);
     Problem problem = sequence_of(queue->problem, sequence);
+    take_phase(&problem, queue->phase);
     problem.first_part = sequence ? queue->task_end[sequence - 1] / problem.kv_heads : 0;
     queue->code->run_task(&problem, queue->phase, task - (sequence ? queue->task_end[sequence - 1] : 0), scratch);
 }
@@ -144,6 +145,7 @@ static int count_tasks(WorkQueue *queue) {
     queue->task_end = malloc(sizeof(int64_t) * (size_t)greater(sequences_in(problem), 1));
     for (int64_t i = 0; queue->task_end && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
+        take_phase(&sequence, queue->phase);
         int64_t tasks = tasks_of_sequence(&sequence, queue->phase);
         size_t bytes = tasks ? queue->code->scratch_bytes(&sequence, queue->phase) : 0;
         queue->scratch_bytes = bytes > queue->scratch_bytes ? bytes : queue->scratch_bytes;
@@ -153,7 +155,7 @@ static int count_tasks(WorkQueue *queue) {
 }
 
 int64_t native_rounds(const Problem *problem) {
-    int64_t most = has_sequences(problem) ? 1 : greater(problem->chunks, 1);
+    int64_t most = has_sequences(problem) ? 1 : problem->chunks;
     for (int64_t i = 0; has_sequences(problem) && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
         most = sequence.seq > 0 ? greater(most, sequence.chunks) : most;
@@ -162,10 +164,10 @@ int64_t native_rounds(const Problem *problem) {
 }
 
 int64_t native_parts(const Problem *problem) {
-    int64_t tasks = has_sequences(problem) ? 0 : native_tasks(problem, BACKWARD_KEY);
+    int64_t tasks = has_sequences(problem) ? 0 : native_tasks(problem, BACKWARD);
     for (int64_t i = 0; has_sequences(problem) && i < sequences_in(problem); i++) {
         Problem sequence = sequence_of(problem, i);
-        tasks += tasks_of_sequence(&sequence, BACKWARD_KEY);
+        tasks += tasks_of_sequence(&sequence, BACKWARD);
     }
     return tasks / problem->kv_heads;
 }
@@ -188,8 +190,10 @@ static int run_queue(WorkQueue *queue, int threads) {
     return queue->stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
 }
 
-int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void)) {
-    WorkQueue queue = {.code = code, .problem = problem, .phase = phase, .interrupted = interrupted};
+int native_run(const InstructionSet *code, const Problem *whole, int phase, int threads, int (*interrupted)(void)) {
+    Problem problem = *whole;
+    take_phase(&problem, phase);
+    WorkQueue queue = {.code = code, .problem = &problem, .phase = phase, .interrupted = interrupted};
     int end = count_tasks(&queue) ? run_queue(&queue, threads) : NATIVE_NO_MEMORY;
     free(queue.task_end);
     return end;

@@ -1,4 +1,4 @@
-"""The fused gradients of the CPU kernel over many chunks of keys and queries, as long sequences have them."""
+"""The gradients of the CPU kernel over many chunks of keys and queries, as long sequences have them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from helpers.pairwise import every_pair
 
 from dilkit import BlockSparse, DilatedSegment, Neighborhood, Pattern, SlidingWindow, Strided, plan
 from dilkit.backends.native.backend import _encoded
+from dilkit.problem import DTYPES
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 
@@ -40,7 +41,7 @@ def short_chunks(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 @pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize(
     ("pattern", "chunk_rows", "mask", "is_causal", "dtype"),
-    every_pair(PATTERNS, BLOCK_ROWS, ["none", "random"], [False, True], ["float32", "float64"]),
+    every_pair(PATTERNS, BLOCK_ROWS, ["none", "random"], [False, True], DTYPES),
 )
 def test_gradients_of_many_chunks(pattern: str, mask: str, is_causal: bool, dtype: str) -> None:
     sizes = dict(seq=258, heads=4, kv_heads=2, head_dim=20, batch=2)
