@@ -52,6 +52,20 @@ KERNEL = (
         "tests/core/decoding/test_kvcache.py::test_few_rows",
     ),
     Mutant(
+        "all query heads of a group see what the first one does",
+        "backends/native/kernels/stored_rows.h",
+        " + member * span->unseen_group",
+        "",
+        f"{NATIVE}/test_stored_rows.py",
+    ),
+    Mutant(
+        "each piece of a span begins with its first row",
+        "backends/native/kernels/stored_rows.h",
+        "piece->from = piece_of_head * PIECE_ROWS",
+        "piece->from = 0 * piece_of_head",
+        f"{NATIVE}/test_stored_rows.py",
+    ),
+    Mutant(
         "two of four neighbouring keys are dropped together",
         "backends/native/kernels/dropout.h",
         "x[keys[k] & 3]",

@@ -47,12 +47,20 @@ static size_t N(piece_scratch_bytes)(const Step *step) {
     return (queries + STORED_TILE) * sizeof(REAL) + sizeof(StoredTile);
 }
 
+typedef int8_t N(Bytes) __attribute__((vector_size(N(LANES))));
+
+/* In steps of twice the width: for these the compiler has instructions. */
+static inline Vector N(widen)(N(Bytes) numbers) {
+    typedef int16_t Shorts __attribute__((vector_size(2 * N(LANES))));
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(numbers, Shorts), Lanes), Vector);
+}
+
 /* LANES numbers of a stored row from `done` on; of INT8 the integers. */
 __attribute__((always_inline)) static inline Vector N(load_whole)(const char *row, int64_t done, const int dtype) {
-    int8_t numbers __attribute__((vector_size(N(LANES))));
+    N(Bytes) numbers;
     if (dtype == INT8) {
         memcpy(&numbers, row + done, sizeof numbers);
-        return __builtin_convertvector(numbers, Vector);
+        return N(widen)(numbers);
     }
     if (dtype == FLOAT64 || dtype == FLOAT32)
         return N(load_vector)((const REAL *)(const void *)row + done);
@@ -61,11 +69,11 @@ __attribute__((always_inline)) static inline Vector N(load_whole)(const char *ro
 
 /* The numbers from `done` to the end of a row, fewer than LANES, and zeros. */
 __attribute__((always_inline)) static inline Vector N(load_rest)(const char *row, int64_t done, int64_t dim, const int dtype) {
-    int8_t numbers __attribute__((vector_size(N(LANES)))) = {0};
+    N(Bytes) numbers = {0};
     if (dtype != INT8)
         return N(load_numbers)(row, done, dim, dtype);
     memcpy(&numbers, row + done, (size_t)(dim - done));
-    return __builtin_convertvector(numbers, Vector);
+    return N(widen)(numbers);
 }
 
 __attribute__((always_inline)) static inline int64_t N(row_bytes)(int64_t dim, const int dtype) {
