@@ -115,7 +115,8 @@ def _freeze_what_is_left(phase: str, info: dict[str, int]) -> None:
 
 def pytest_unconfigure() -> None:
     """Triton's modules say at exit that they leaked if they were not freed, as frozen ones are. The rest would take seconds."""
-    gc.callbacks.remove(_freeze_what_is_left)
+    if _freeze_what_is_left in gc.callbacks:  # where tests were collected: of a run with workers, in these alone
+        gc.callbacks.remove(_freeze_what_is_left)
     if "triton" in sys.modules:
         atexit.register(gc.unfreeze)
 
