@@ -9,6 +9,7 @@ from typing import Any
 
 from dilkit.integrations.transformers.attention import attend
 from dilkit.integrations.transformers.choice import watch_models
+from dilkit.integrations.transformers.continuous.manager import watch_managers
 from dilkit.integrations.transformers.heads import check_mesh
 from dilkit.integrations.transformers.masks import tokens_seen
 from dilkit.integrations.transformers.patterns import Patterns, checked
@@ -69,6 +70,7 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
     package.AttentionInterface.register(name, partial(attend, given, mesh))
     package.AttentionMaskInterface.register(name, partial(tokens_seen, given))
     watch_models(package.PreTrainedModel, is_registered)
+    watch_managers(is_registered)
 
 
 def is_registered(name: object) -> bool:
