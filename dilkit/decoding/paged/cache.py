@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,14 +15,12 @@ from dilkit.decoding.paged.branch import BranchStreams
 from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
 from dilkit.decoding.paged.kept_tokens import kept_tokens
 from dilkit.decoding.paged.pool import PagePool
+from dilkit.decoding.paged.prompts import attend_prompts
 from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.decoding.paged.spans import PagedSpans
 from dilkit.decoding.paged.stream import Stream
-from dilkit.decoding.stored import decoded, encoded
 from dilkit.decoding.stores import check_decodable
 from dilkit.op.arguments import check_pattern
-from dilkit.op.boundary import lse_dtype
-from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import DTYPES, STORED
 

@@ -27,6 +27,6 @@ def attend_prompts(
         query, key, value = query.to(wide), *(decoded(encoded(x, layout.stored), wide) for x in (key, value))
     ends = list(accumulate((own.stop - own.start for own in prompts), initial=0))
     cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=query.device)
-    found = cast(Tensor, dilated_attention_varlen(query, key, value, pattern, cu_seqlens, is_causal=True, **options))
+    computed = cast(Tensor, dilated_attention_varlen(query, key, value, pattern, cu_seqlens, is_causal=True, **options))
     for own, start in zip(prompts, ends, strict=False):
-        out[own] = found[start : start + own.stop - own.start]
+        out[own] = computed[start : start + own.stop - own.start]

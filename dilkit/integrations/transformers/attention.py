@@ -93,7 +93,7 @@ def attend(
         return layer.attend(q, k, v, pattern, **call)[..., :width], None
     call["softcap"] = options.get("softcap")
     if options.get("cache") is not None:
-        check_continuous(module, causal, dropout, options)
+        check_continuous(module, len(q), causal, dropout, options)
         return attend_batch(module.layer_idx, q, k, v, pattern, options, **call), None
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)

@@ -98,9 +98,11 @@ def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options
         raise ValueError("a dilated_cache() is for decoding: causal, without dropout; give model.eval()")
 
 
-def check_continuous(module: Any, causal: bool, dropout: float, options: dict[str, Any]) -> None:
+def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, options: dict[str, Any]) -> None:
     """Raise ValueError for what is not computed of a batch of continuous batching."""
     kind = type(module).__name__
+    if sequences != 1:
+        raise ValueError(f"{kind} in continuous batching has a batch of {sequences}; the rows of all sequences as one are needed")
     if torch.compiler.is_compiling():
         raise ValueError(f"{kind} in continuous batching, compiled: leave varlen_compile_config and default_compile_level out")
     if not causal or dropout > 0:

@@ -1,16 +1,18 @@
 """What a layer computes of a batch of continuous batching.
 
-cu_seq_lens, read_index ---> `BatchSpans`, once for the layers of a kind
-query ---------------------------------------+
-new keys and values, the pool's              +---> one step: chunks, steps      ---> out
-                                             +---> dilated_attention_varlen: prompts ---^
-new keys and values ---> the pool, where transformers' `write_index` says
+cu_seq_lens, read_index ---> `BatchTables`, once for the layers of a pattern
+                                  |
+query, new keys and values -------+---> prompts: dilated_attention_varlen ---+---> out
+                                  |                                          |
+the pool's keys and values -------+---> all other rows: one step ------------+
+                                  |
+new keys and values --------------+---> the pool, where `write_index` says; last, for a ring has older rows there
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import is_not
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -25,11 +27,11 @@ from dilkit.decoding.step import Span, Step, Write, table
 from dilkit.decoding.stores import check_decodable
 from dilkit.integrations.transformers.continuous.batch import LayerBatch
 from dilkit.integrations.transformers.continuous.spans import BatchSpans
+from dilkit.integrations.transformers.patterns import is_of_windows
 from dilkit.op.boundary import lse_dtype
-from dilkit.pattern import Pattern, SlidingWindow
+from dilkit.pattern import Pattern
 
 NO_WRITES = table([], len(Write._fields))
-
 TABLES = "dilkit_tables"
 """The attribute of `cu_seq_lens_q`, which is of one batch alone, that has the `BatchTables` of its layers."""
 
@@ -53,17 +55,17 @@ class BatchTables:
         which, tensors = (batch.allocator.index, pattern, layout), (batch.ends_of_keys, batch.read_index)
         versions = _versions(batch.ends_of_rows, *tensors)
         known = shared.get(which)
-        if known is None or versions is None or known.versions != versions or any(map(is_not, known.made_of, tensors)):
-            sequences = batch.sequences(rows)
-            prompts = [sequence.rows for sequence in sequences if sequence.is_prompt]
-            made = BatchSpans(pattern, layout)
-            for sequence in sequences:
-                if not sequence.is_prompt:
-                    made.add(sequence)
-            most = max((sequence.length for sequence in sequences), default=0)
-            tables = table(made.spans, len(Span._fields)), tuple(made.unseen), batch.read_index.cpu().numpy()
-            shared[which] = known = cls(tensors, versions, prompts, *tables, most)
-        return known
+        if known is not None and versions is not None and known.versions == versions and all(map(is_, known.made_of, tensors)):
+            return known
+        sequences, made = batch.sequences(rows), BatchSpans(pattern, layout)
+        for sequence in sequences:
+            if not sequence.is_prompt:
+                made.add(sequence)
+        prompts = [sequence.rows for sequence in sequences if sequence.is_prompt]
+        tables = table(made.spans, len(Span._fields)), tuple(made.unseen), batch.read_index.cpu().numpy()
+        most = max((sequence.length for sequence in sequences), default=0)
+        shared[which] = cls(tensors, versions, prompts, *tables, most)
+        return shared[which]
 
     def step(self, query: Tensor, stored: tuple[Tensor, ...], sink: Tensor | None) -> Step:
         """The rows of `query` `(1, rows, heads, head_dim)` that are of no prompt; `stored`: of the pool, and new ones."""
@@ -81,7 +83,7 @@ def attend_batch(
 ) -> Tensor:
     """What the new rows get, `(1, rows, heads, head_dim)` like `query`; their keys and values go into the pool of `options`.
 
-    `call`: the sink, the scale and the softcap. Raises TypeError or ValueError for what is not computed; the pool is then as it was.
+    `call`: the sink, the scale and the softcap. Raises TypeError or ValueError for what is not computed, and then keeps nothing.
     """
     batch = LayerBatch.of(layer, options)
     _check_pattern(pattern, batch)
@@ -105,9 +107,8 @@ def _check_pattern(pattern: Pattern, batch: LayerBatch) -> None:
     """Raise ValueError for a pattern that needs more than the pool keeps."""
     check_decodable(pattern)
     window = getattr(batch.allocator, "sliding_window", None)
-    if window is None or all(isinstance(branch, SlidingWindow) and branch.reach < window for branch in pattern.branches):
-        return
-    raise ValueError(
-        f"the pool keeps the last {window - 1} tokens of layers with a window, but the pattern of layer {batch.layer} is {pattern}; give "
-        f"windows of up to {window} tokens, or a configuration without sliding_window"
-    )
+    if window is not None and not is_of_windows(pattern, window - 1):
+        raise ValueError(
+            f"the pool keeps the last {window - 1} tokens of layers with a window, but the pattern of layer {batch.layer} is "
+            f"{pattern}; give windows of up to {window} tokens, or a configuration without sliding_window"
+        )

@@ -7,15 +7,18 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+SWITCH = "switch_to_cb_friendly_attn"
+"""The method that decides on the attention of a model; in a version without it transformers refuses ours."""
+
 
 def watch_managers(is_ours: Callable[[object], bool]) -> None:
     """Have the manager leave the attention of a model as it is where it is ours; once is enough.
 
-    It knows "eager", "sdpa" and flash attention by name, refuses other names, and takes flash attention for them where there is one.
+    It knows "eager", "sdpa" and flash attention by name. In place of others it takes flash attention, or refuses without it.
     """
     manager: Any = importlib.import_module("transformers.generation.continuous_batching").ContinuousBatchingManager
-    switch = manager.switch_to_cb_friendly_attn
-    if getattr(switch, "watched_by", None) == __name__:
+    switch = getattr(manager, SWITCH, None)
+    if switch is None or getattr(switch, "watched_by", None) == __name__:
         return
 
     @functools.wraps(switch)
@@ -24,4 +27,4 @@ def watch_managers(is_ours: Callable[[object], bool]) -> None:
             switch(self, model, *args, **kwargs)
 
     watched.watched_by = __name__  # type: ignore[attr-defined]
-    manager.switch_to_cb_friendly_attn = watched
+    setattr(manager, SWITCH, watched)
