@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ STEPS = 12
 MIXED = Pattern.of(DilatedSegment(16, 2), SlidingWindow(4), GlobalTokens([0, 11, 30]))
 ONCE = Pattern.of(SlidingWindow(5), GlobalTokens([0, 3, 4, 20], "read"), Strided(4), overlap="once")
 CASES: dict[str, tuple[Any, Pattern | None]] = {
-    "segments": (llama, PATTERN),
+    "segments": (partial(llama, num_attention_heads=8, num_key_value_heads=4), PATTERN),
     "windows, sinks": (WINDOWED["gpt_oss"], None),
     "mixed": (llama, MIXED),
     "once": (llama, ONCE),
@@ -138,12 +139,17 @@ def test_tables_are_made_anew_where_a_batch_has_been_written_to() -> None:
     def logits() -> Tensor:
         return result(model, input_ids=tokens, position_ids=torch.tensor([[6, 7, 0, 1, 2]]), use_cache=False, **batch)
 
+    def anew() -> Tensor:
+        batch["cu_seq_lens_q"] = batch["cu_seq_lens_q"].clone()
+        return logits()
+
     with torch.no_grad():
         first = logits()
-        batch["read_index"][0] += 9
+        batch["cu_seq_lens_k"]["full_attention"][1:] -= 2
         second = logits()
         assert not torch.allclose(first[:, :2], second[:, :2])
-        batch["cu_seq_lens_q"] = batch["cu_seq_lens_q"].clone()
-        assert torch.equal(logits(), second)
-        batch["read_index"] = [torch.arange(11) + 4]
-        assert torch.equal(logits(), first)
+        assert torch.equal(second, anew())
+        batch["read_index"] = [torch.arange(11) + 13]
+        third = logits()
+        assert not torch.allclose(second[:, :2], third[:, :2])
+        assert torch.equal(third, anew())
