@@ -130,7 +130,10 @@ def test_tables_that_have_changed_on_the_device_are_what_it_goes_by() -> None:
 
 
 ASTRAY = [(name, number) for name in Span._fields for number in (LARGE, 2**40, 99_999, -1, -LARGE)]
+ASTRAY += [("positions", 0), ("unseen", 0)]  # shorter ones, of other spans
 FEW = [
+    ("positions", 0),
+    ("unseen", 0),
     ("seen", LARGE),
     ("key_offset", LARGE),
     ("value_head", -1),
