@@ -120,7 +120,7 @@ class HostLauncher:
         for text in error:
             if text.value:
                 raise KernelError(host_compile.with_lines(text.value.decode(), path))
-        if memory is None and arguments["counter"] and (left := ctypes.c_int64.from_address(int(arguments["counter"])).value):
+        if memory is None and arguments["counter"] and (left := _counted(arguments)):
             raise KernelError(f"{kernel.name}: it leaves its counter at {left}")
 
     def _add_turns(self, path: Path, places: Iterable[CodePlace]) -> None:
@@ -176,7 +176,7 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
         mask=mask_bytes,
         tiles=arguments["tile_count"] * 16,
         branches=branch_records(int(arguments["branches"]), int(arguments["branch_count"])) * BRANCH.itemsize,
-        counter=8,
+        counter=8 if arguments["step"]["splits"] else 4,
         starts=(sequences + 1) * 4,
         tile_ends=sequences * 4,
         places=batch * 40,
@@ -194,6 +194,12 @@ def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[S
     sizes = dict(bias_weights=heads * entries, positions=positions, bias_parts=blocks * entries * (macros["THREADS"] + heads))
     spans = [(int(arguments[name]), 4 * size, name, name != "bias_parts") for name, size in sizes.items()]
     return [span for span in spans if span[0]]
+
+
+def _counted(arguments: Any) -> int:
+    """What is in the counter of a launch, of which a step has two numbers."""
+    number = ctypes.c_int64 if arguments["step"]["splits"] else ctypes.c_int32
+    return int(number.from_address(int(arguments["counter"])).value)
 
 
 def step_spans(step: Any, macros: Mapping[str, int]) -> list[Span]:

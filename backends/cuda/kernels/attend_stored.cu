@@ -9,12 +9,12 @@
        stored rows --load_stored--> Four --+--> scores (registers) --> weights --+--> sums (registers) --> warps (shuffles)
        query (shared) --> float4 ----------+       values --> Four --------------+    --> block (shared) --> partials (global)
 
-   LANES threads share a stored row, and load BATCH of their rows before they use them. A stored row is loaded once for GROUP query heads. The rows
-   of all spans of a row and a head are numbered in tiles of TILE, and piece s has the tiles s, s + splits, ..., so that the work of a launch does not depend
-   on what tables say. Partials are merged in their order: equal inputs give equal bits.
+   LANES threads share a stored row, and load BATCH of their rows before they use them. A stored row is loaded once for GROUP query
+   heads. The rows of all spans of a row and a head are numbered in tiles of TILE, and piece s has the tiles s, s + splits, ..., so that
+   the work of a launch does not depend on what tables say. Partials are merged in their order: equal inputs give equal bits.
 
-   Items are taken by the counter in their order, and each waits for earlier ones alone, which are taken by blocks that run: none waits for a block that
-   has not begun. The second number of the counter is how many are done. */
+   Items are taken by the counter in their order, and each waits for earlier ones alone, which are taken by blocks that run: none waits
+   for a block that has not begun. The second number of the counter is how many are done. */
 #include "step.cuh"
 
 enum {
@@ -94,7 +94,7 @@ DEVICE void store_row(const Args *args, const Storage *from, Element *to) {
 DEVICE void write_row(const Args *args, int row, int head, unsigned *bits) {
     int side = thread_index() / 32;
     const View *view = side ? &args->value : &args->key;
-    const Storage *from = (const Storage *)view->data + row / args->seq * view->batch + row % args->seq * view->row + head * view->head;
+    const Storage *from = (const Storage *)view->data + row / args->seq * view->batch + row % args->seq * view->row;
     for (int first = 0; first < args->step.write_count; first += THREADS) {
         find_lines(args->step.writes, first, args->step.write_count, WRITE_COLUMNS, row, head, bits);
         for (int at = 0; side < SIDES && at < THREADS; at++) {
@@ -105,7 +105,7 @@ DEVICE void write_row(const Args *args, int row, int head, unsigned *bits) {
             const long long *own = line + (side ? TO_VALUE : TO_KEY);
             long long to = side_of(args, own, row - column(line, ROW), place_in(line, row, head), &limit);
             if (to >= 0)
-                store_row(args, from, stored_at(args, own, to));
+                store_row(args, from + head * view->head, stored_at(args, own, to));
         }
     }
 }
@@ -114,8 +114,8 @@ DEVICE void write_row(const Args *args, int row, int head, unsigned *bits) {
 
 DEVICE Piece piece_of(const Args *args, int number, int splits) {
     int share = number / splits % shares_of(args), pair = number / splits / shares_of(args);
-    Piece piece = {pair / args->kv_heads, pair % args->kv_heads, share * GROUP, min_of(GROUP, group_of(args) - share * GROUP), number % splits};
-    piece.first += piece.kv_head * group_of(args);
+    int kv_head = pair % args->kv_heads, member = share * GROUP, group = group_of(args);
+    Piece piece = {pair / args->kv_heads, kv_head, kv_head * group + member, min_of(GROUP, group - member), number % splits};
     return piece;
 }
 
@@ -168,7 +168,8 @@ DEVICE void weigh(Sums *s, int g, float *scores) {
 }
 
 /* BATCH stored rows of each stream, from number `first` of a span on. Values of weight 0 add nothing, be they NaN. */
-DEVICE void attend_tile(const Args *args, const Piece *piece, const Seen *seen, long long first, float (*query)[HEAD_DIM], Sums *s, const int whole) {
+DEVICE void attend_tile(const Args *args, const Piece *piece, const Seen *seen, long long first, float (*query)[HEAD_DIM], Sums *s,
+                        const int whole) {
     int lane = thread_index() % LANES, stream = thread_index() / LANES, dim = args->head_dim;
     Four keys[BATCH][QUADS], values[BATCH][QUADS];
     float scores[GROUP][BATCH] = {{0}}, key_scale[BATCH], value_scale[BATCH];
@@ -297,7 +298,8 @@ DEVICE void give_block(const Args *args, int number, float (*parts)[GROUP][PARTI
     }
 }
 
-DEVICE void attend_piece(const Args *args, int number, unsigned *bits, Seen *seen, float (*query)[HEAD_DIM], float (*parts)[GROUP][PARTIAL]) {
+DEVICE void attend_piece(const Args *args, int number, unsigned *bits, Seen *seen, float (*query)[HEAD_DIM],
+                         float (*parts)[GROUP][PARTIAL]) {
     Piece piece = piece_of(args, number, args->step.splits);
     Sums s;
     int tiles = 0;
@@ -346,9 +348,11 @@ DEVICE void merge_pieces(const Args *args, int number) {
         }
         total += exp2_fast(sink - base);
         if (d < args->head_dim)
-            STORE((Storage *)view->data + batch * view->batch + at_row * view->row + head * view->head + d, to_storage(total == 0.0f ? 0.0f : sum / total));
+            STORE((Storage *)view->data + batch * view->batch + at_row * view->row + head * view->head + d,
+                  to_storage(total == 0.0f ? 0.0f : sum / total));
         if (d == 0)
-            STORE(args->lse + ((long long)batch * args->heads + head) * args->seq + at_row, total == 0.0f ? NEG_INF : base * LN2 + logf(total));
+            STORE(args->lse + ((long long)batch * args->heads + head) * args->seq + at_row,
+                  total == 0.0f ? NEG_INF : base * LN2 + logf(total));
     }
 }
 

@@ -8,8 +8,8 @@
 
    STORED says what stored tensors hold: 0 float, 1 half, 2 bfloat16, 3 int8 with the float of a scale after each row.
 
-   Tables may change between launches. Nothing beyond the tensors in `memory` is touched, whatever they say: a span or a write is left out
-   where it leads beyond for a row and a head, a stored row where its page or its position is none. */
+   Tables may change between launches. Nothing beyond the tensors in `memory` is touched, whatever they say: a span or a write is left
+   out where it leads beyond for a row and a head, a stored row where its page or its position is none. */
 #ifndef DILKIT_STEP
 #define DILKIT_STEP
 
@@ -41,7 +41,7 @@ enum {
     SPAN_COLUMNS
 };
 enum { TO_KEY = HEADS + 1, TO_VALUE = TO_KEY + 4, WRITE_COLUMNS = TO_VALUE + 4 };
-/* Of the key or the value of a span or write: a tensor, and where the first row lies; the stride from row to row is a span's alone. */
+/* Of the key or the value of a span or write: a tensor, and where the first row lies; a span has the stride from row to row, too. */
 enum { TENSOR, OFFSET, OF_SEQUENCE, OF_HEAD, OF_ROW };
 /* Of a line of `memory`: first those of stored tensors, then of positions, then of what is unseen. `reach` elements are there. */
 enum { ADDRESS, REACH, UNSEEN_HEAD, UNSEEN_GROUP, UNSEEN_ROW, MEMORY_COLUMNS };
@@ -97,7 +97,7 @@ DEVICE long long moved(long long at, long long count, long long stride, long lon
     return at + steps * stride;
 }
 
-/* Where a row and a head begin in the stored tensor of a side of a line; -1: nowhere. *limit: the last place where a row may begin. */
+/* Where a row and a head begin in the stored tensor of a side of a line; -1: nowhere. *limit: the last place where one may begin. */
 DEVICE long long side_of(const Args *args, const long long *side, long long row, int place, long long *limit) {
     long long tensor = column(side, TENSOR);
     if (tensor < 0 || tensor >= args->step.stored_count)
