@@ -29,6 +29,19 @@ ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends", "places")
 BIAS_TENSORS = ("bias_weights", "positions", "bias_parts")
 COUNTS = ("tile_count", "branch_count", "batch", "seq", "heads", "kv_heads", "head_dim", "back", "ahead", "once", "first")
 
+STEP = np.dtype(
+    [(name, np.uint64) for name in ("spans", "writes", "pages", "memory", "partials", "sink")]
+    + [("page_count", np.int64)]
+    + [
+        (name, np.int32)
+        for name in ("span_count", "write_count", "stored_count", "positions_count", "unseen_count", "tokens", "splits")
+    ],
+    align=True,
+)
+"""`StepTables` of `kernels/dilated.cuh`."""
+
+NO_STEP = (0,) * len(STEP.names or ())
+
 ARGUMENTS = np.dtype(
     [(name, VIEW) for name in VIEWS]
     + [(name, np.uint64) for name in ("lse", "delta", "mask")]
@@ -41,12 +54,14 @@ ARGUMENTS = np.dtype(
     + [(name, np.uint64) for name in BIAS_TENSORS]
     + [("positions_batch", np.int64)]
     + [(name, np.int32) for name in ("entries", "size_0", "size_1", "size_2")]
-    + [("softcap", np.float32)],
+    + [("softcap", np.float32), ("step", STEP)],
     align=True,
 )
 """`Args` of `kernels/dilated.cuh`, which a kernel gets by value. An address that it does not use is 0."""
 
-_PACKED = struct.Struct(f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I {len(BIAS_TENSORS)}q q 4i f 0q")
+_PACKED = struct.Struct(
+    f"{4 * len(VIEWS)}q 3q 2q {len(ADDRESSES)}q {len(COUNTS)}i 2f 2i 3I {len(BIAS_TENSORS)}q q 4i f 0q 7q 7i 0q"
+)
 """The same for `struct`, which packs it much faster than numpy fills it field by field."""
 
 _NOWHERE = 0, 0, 0, 0
@@ -60,6 +75,7 @@ def make_arguments(
     addresses: Mapping[str, int] | None = None,
     first: bool = True,
     dropout: Dropout | None = None,
+    step: tuple[int, ...] = NO_STEP,
 ) -> NDArray[np.void]:
     """The `ARGUMENTS` of one launch: an array of no dimensions, which CuPy passes by value. Without a `group`, it is over rows in
     the order of memory.
@@ -67,7 +83,7 @@ def make_arguments(
     `tensors`: any of `VIEWS` and `BIAS_TENSORS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles`
     (`tile_count` of them), `branches` and, if there are any, `counter`, `starts`, `tile_ends` and `places` of `dropout` lie on
     the device.
-    `first`: whether no earlier group has written the results.
+    `first`: whether no earlier group has written the results. `step`: the values of a `STEP`.
     """
     views = [number for name in VIEWS for number in _view(tensors.get(name))]
     lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
@@ -79,7 +95,7 @@ def make_arguments(
     flags = *bounds, problem.pattern.overlap == "once", first
     mask_strides = (0, 0) if mask is None else mask.stride()
     options = problem.scale, *_dropped(dropout), *_scores(problem, tensors)
-    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, *options)
+    packed = _PACKED.pack(*views, *plain, *mask_strides, *places, *table, *sizes, *flags, *options, *step)
     return np.frombuffer(packed, ARGUMENTS).reshape(())
 
 

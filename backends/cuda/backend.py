@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dilkit.backend import Limits, Refusal
+from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import scores
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
+from dilkit.backends.tiles.captured import capturing, keep
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
 from dilkit.backends.tiles.relation_tiles import most_runs
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dilkit.decoding.placed import PlacedStep
+    from dilkit.decoding.step import Step
     from dilkit.op.dropout import Dropout
 
 MOST_ITEMS = 2**31 - 2**20
@@ -56,6 +59,7 @@ class CupyRaw(TiledBackend):
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
         varlen=True,
+        stored=frozenset({*STORAGE, "int8"}),
         dropout=True,
         softcap=True,
         biases=frozenset(BIASES) - {APART},
@@ -70,6 +74,8 @@ class CupyRaw(TiledBackend):
         self.capability, self.tile_rows = capability, tile_rows
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        if problem.stored:
+            return Backend.refusals(self, problem)
         refusals_so_far = super().refusals(problem)
         if not refusals_so_far and (runs := most_runs(problem)) > MOST_RUNS:
             hint = "fewer tokens, or some of them next to each other or equally far apart"
@@ -77,6 +83,8 @@ class CupyRaw(TiledBackend):
         return refusals_so_far
 
     def detail(self, problem: Problem) -> str:
+        if problem.stored:
+            return f"fp32 on CUDA cores; {self._step_kernel(problem).name}"
         roles = ROLES if problem.requires_grad else ROLES[:1]
         names = (self._kernel(role, problem).name for role in roles)
         own, size = problem.head_dim, padded(problem.head_dim)
@@ -86,6 +94,25 @@ class CupyRaw(TiledBackend):
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
         here = isinstance(self.launcher, CupyLauncher)  # stand-ins launch nothing on a device
         return proof_facts(problem, self.name, *cuda_compile.facts()) if here else ()
+
+    def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+        from dilkit.decoding.placed import place
+
+        if capturing(step.query.device):
+            raise RuntimeError(
+                "the tables of a step cannot be copied to the device while a CUDA graph is captured: "
+                "`dilkit.decoding.placed.place` it before, and capture `attend_placed`"
+            )
+        return self.attend_placed(place(step, problem))
+
+    def attend_placed(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
+        """As `attend_stored`, of tables that are on the device: one launch, which a CUDA graph may capture and replay."""
+        from dilkit.backends.cuda import steps
+
+        device = placed.step.query.device
+        if capturing(device):
+            keep(placed, device)
+        return steps.attend(placed, self._step_kernel(placed.problem), self.launcher)
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
         rows = _all_rows(tensors, problem)
@@ -154,6 +181,11 @@ class CupyRaw(TiledBackend):
         copies = problem.batch * _all_rows(tensors, problem).seq / problem.seq
         enough = tiles and tiles * copies >= self.launcher.at_least_resident(tall, _device(tensors))
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
+
+    def _step_kernel(self, problem: Problem) -> CudaKernel:
+        from dilkit.backends.cuda import steps
+
+        return steps.kernel_of(problem, self._capability(problem))
 
     def _kernel(self, role: str, problem: Problem, vector: bool = True, most_rows: int = MOST_ROWS) -> CudaKernel:
         capability, tiled = self._capability(problem), role != "dots"

@@ -1,7 +1,7 @@
 """Counters by which the resident blocks of a launch share its tiles.
 
-A kernel finds its counter at 0 and leaves it at 0 (`take_number` of `kernels/dilated.cuh`): nothing is launched to clear it. It
-serves one launch at a time:
+A counter is two int32: of tiles, and of those that are done, which a step of decoding counts. A kernel finds it at 0 and leaves
+it at 0 (`take_number` of `kernels/dilated.cuh`): nothing is launched to clear it. It serves one launch at a time:
 
     launched    the kernels on a stream run one after the other: a counter for each stream of each device
     captured    a graph may run beside anything else, its kernels beside each other, each only after its own last run:
@@ -60,7 +60,7 @@ class _Page:
         import torch
 
         # Copied, which is waited for, not filled on some stream: any stream may use them at once.
-        self.data: Tensor = torch.zeros(PAGE, dtype=torch.int32).to(device)
+        self.data: Tensor = torch.zeros(PAGE, dtype=torch.int64).to(device)
         self.left = PAGE
 
     def take(self) -> int:

@@ -33,7 +33,7 @@ class CudaLauncher(Protocol):
         ...
 
     def counter(self, device: torch.device) -> int:
-        """The address of an int32 on `device` that is 0, for the next launch there, which leaves it at 0."""
+        """The address of two int32 on `device` that are 0, for the next launch there, which leaves them at 0."""
         ...
 
 

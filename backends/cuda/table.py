@@ -139,6 +139,7 @@ TABLE = (
     KernelFamily("forward", "fp32_forward.cu", "fp32_forward", ANYWHERE, FP32_FORWARD),
     KernelFamily("dquery", "fp32_dquery.cu", "fp32_dquery", ANYWHERE, FP32_DQUERY),
     KernelFamily("dkeyvalue", "fp32_dkeyvalue.cu", "fp32_dkeyvalue", ANYWHERE, FP32_DKEYVALUE),
+    KernelFamily("stored", "attend_stored.cu", "attend_stored", ANYWHERE, (Config(HEAD_DIMS, 128, 2, 64),)),
     KernelFamily("dots", "row_dots.cu", "row_dots", ANYWHERE, (Config(HEAD_DIMS, 128, 8, 64),)),
 )
 """Kernels on tensor cores before those that compute in fp32 on any device, tall tiles before low ones. The sources say why the

@@ -69,7 +69,8 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
         *(("dropout",) if problem.dropout_p else ()),
         *(("softcap",) if problem.softcap else ()),
         *((f"bias {problem.bias.code}",) if problem.bias else ()),
-        *(() if problem.pattern.only_segments else ("kinds",)),
+        *((f"{problem.stored} stored, for {problem.heads // problem.kv_heads} query heads",) if problem.stored else ()),
+        *(() if problem.pattern.only_segments or problem.stored else ("kinds",)),
     )
     return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *asked)
 

@@ -83,6 +83,7 @@ def _prove(name: str, problem: Problem, facts: tuple[str, ...]) -> Proof:
         gradients=problem.requires_grad, varlen=problem.varlen, dropout=problem.dropout_p > 0, softcap=problem.softcap > 0
     )
     asked = request | flags | dict(kinds=not problem.pattern.only_segments, head_dim=problem.head_dim)
+    asked |= dict(stored=problem.stored, group=problem.heads // problem.kv_heads)
     asked |= dict(bias="" if problem.bias is None else problem.bias.encode())
     command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(asked)]
     proof = Proof(facts, outcome(command))

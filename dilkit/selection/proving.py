@@ -1,6 +1,7 @@
 """`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print what was wrong; nothing if all was right.
 
-REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds, softcap, bias.
+REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds, softcap, bias, stored, group; with a dtype
+of stored rows it is for steps of decoding.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def cases(
 def main(request: str) -> int:
     """Print what is wrong with each case that is not right, or that none was computed."""
     asked = json.loads(request)
+    if asked["stored"]:
+        return prove_steps(asked)
     features = {name: asked[name] for name in ("varlen", "dropout", "kinds", "softcap")}
     bias = BiasForm.decode(asked["bias"]) if asked["bias"] else None
     chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], bias=bias, **features)
@@ -88,6 +91,18 @@ def main(request: str) -> int:
         print(f"computed wrongly: {texts}")
     elif all(result.verdict == "refused" for result in results):
         print(f"computed nothing: {'; '.join(results[0].reasons)}")
+    return 0
+
+
+def prove_steps(asked: dict[str, Any]) -> int:
+    """The same of steps of decoding. A backend that refuses them raises."""
+    from dilkit.selection.step_cases import StepProof
+
+    sizes = {name: asked[name] for name in ("backend", "device", "dtype", "stored", "head_dim", "group", "softcap")}
+    with environment.without_proofs():
+        wrong = list(StepProof(**sizes, bias=BiasForm.decode(asked["bias"]) if asked["bias"] else None).complaints())
+    if wrong:
+        print(f"computed wrongly: {' | '.join(wrong)}")
     return 0
 
 

@@ -14,6 +14,8 @@ import numpy as np
 from helpers import host_compile
 
 from dilkit.backends.tiles.schedule import BRANCH
+from dilkit.decoding.step import Span as StepSpan
+from dilkit.decoding.step import Write
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 ERROR_BYTES = 1024
@@ -74,7 +76,7 @@ class HostLauncher:
         self.order, self.seed, self.checked = ORDERS[order], seed, checked
         self.matrices = self.conflicts = 0
         self._turns: dict[Path, dict[tuple[int, int], tuple[int, int]]] = {}
-        self._counter = np.zeros(1, np.int32)
+        self._counter = np.zeros(2, np.int32)
         self.workers = workers or min(4, len(os.sched_getaffinity(0)))
 
     def resident(self, kernel: Any, device: object = None) -> int:
@@ -100,6 +102,7 @@ class HostLauncher:
         path = host_compile.compile_kernel(*built)
         spans = argument_spans(arguments[()], 2 if kernel.macros["STORAGE"] else 4) if memory is None else [*_spans(memory)]
         spans += [] if memory is not None else bias_spans(arguments[()], kernel.macros, blocks)
+        spans += step_spans(arguments[()]["step"], kernel.macros) if memory is None and arguments["step"]["memory"] else []
         ranges, arrays = _ranges(spans), _ranges((*x, False) for x in host_compile.arrays(path))
         count = min(self.workers, blocks)
         error = [ctypes.create_string_buffer(ERROR_BYTES) for _ in range(count)]
@@ -117,7 +120,7 @@ class HostLauncher:
         for text in error:
             if text.value:
                 raise KernelError(host_compile.with_lines(text.value.decode(), path))
-        if memory is None and arguments["counter"] and (left := ctypes.c_int32.from_address(int(arguments["counter"])).value):
+        if memory is None and arguments["counter"] and (left := _counted(arguments)):
             raise KernelError(f"{kernel.name}: it leaves its counter at {left}")
 
     def _add_turns(self, path: Path, places: Iterable[CodePlace]) -> None:
@@ -173,7 +176,7 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
         mask=mask_bytes,
         tiles=arguments["tile_count"] * 16,
         branches=branch_records(int(arguments["branches"]), abs(int(arguments["branch_count"]))) * BRANCH.itemsize,
-        counter=4,
+        counter=8 if arguments["step"]["splits"] else 4,
         starts=(sequences + 1) * 4,
         tile_ends=sequences * 4,
         places=batch * 40,
@@ -186,10 +189,32 @@ def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[S
     """The memory of a bias."""
     seq, heads, entries = (int(arguments[name]) for name in ("seq", "heads", "entries"))
     batch = 1 if arguments["starts"] else int(arguments["batch"])
-    positions = (batch - 1) * int(arguments["positions_batch"]) + seq * macros.get("DIMS", 1)
+    tokens = int(arguments["step"]["tokens"]) or seq
+    positions = (batch - 1) * int(arguments["positions_batch"]) + tokens * macros.get("DIMS", 1)
     sizes = dict(bias_weights=heads * entries, positions=positions, bias_parts=blocks * entries * (macros["THREADS"] + heads))
     spans = [(int(arguments[name]), 4 * size, name, name != "bias_parts") for name, size in sizes.items()]
     return [span for span in spans if span[0]]
+
+
+def _counted(arguments: Any) -> int:
+    """What is in the counter of a launch, of which a step has two numbers."""
+    number = ctypes.c_int64 if arguments["step"]["splits"] else ctypes.c_int32
+    return int(number.from_address(int(arguments["counter"])).value)
+
+
+def step_spans(step: Any, macros: Mapping[str, int]) -> list[Span]:
+    """The memory of a step of decoding: its tables, and the tensors that they name."""
+    stored, positions, unseen = (int(step[name]) for name in ("stored_count", "positions_count", "unseen_count"))
+    lines, sizes = stored + positions + unseen, (("spans", len(StepSpan._fields)), ("writes", len(Write._fields)))
+    found = [(int(step[name]), 8 * size * int(step[f"{name[:-1]}_count"]), name, True) for name, size in sizes]
+    found += [(int(step["pages"]), 8 * int(step["page_count"]), "pages", True), (int(step["memory"]), 40 * lines, "memory", True)]
+    found += [(int(step["partials"]), 2**40, "partials", False), (int(step["sink"]), 4 * 2**10, "sink", True)]
+    memory = np.frombuffer(ctypes.string_at(int(step["memory"]), 40 * lines), np.int64).reshape(lines, 5).tolist()
+    element = {3: 1, 0: 4}.get(macros["STORED"], 2)
+    for number, (address, reach, *_) in enumerate(memory):
+        size = element if number < stored else 8 if number < stored + positions else 1
+        found.append((address, reach * size, f"tensor {number} of the step", number >= stored))
+    return [span for span in found if span[0] and span[1] > 0]
 
 
 def branch_records(address: int, count: int) -> int:

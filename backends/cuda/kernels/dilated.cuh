@@ -72,6 +72,15 @@ typedef struct {
     long long batch, row, head;
 } View;
 
+/* Of a step of decoding: its tables and what `step.cuh` says of them. A piece of its work leaves a partial in `partials`. */
+typedef struct {
+    const long long *spans, *writes, *pages, *memory;
+    float *partials;
+    const float *sink;
+    long long page_count;
+    int span_count, write_count, stored_count, positions_count, unseen_count, tokens, splits;
+} StepTables;
+
 /* The one argument of every kernel. lse and delta are (batch, heads, seq), contiguous; mask is (batch, seq), nonzero = ignored,
    or null. places is (batch, 5), where dropout finds each element of the batch in the whole (dilkit/op/dropout.py), or null: then
    they follow first_batch and first_head. Later groups of branches merge with what is in out and lse, or add to what is in
@@ -102,6 +111,7 @@ typedef struct {
     long long positions_batch;
     int entries, size_0, size_1, size_2;
     float softcap;
+    StepTables step;
 } Args;
 
 /* `count` positions from `first` on, `step` apart, that the rows of a tile see through branch number `branch`. */

@@ -11,6 +11,8 @@
    STORAGE    what tensors hold: 0 float, 1 half, 2 bfloat16. Arithmetic is fp32
    opaque(x)  the int x, of which the compiler then knows nothing: it computes what follows from it there, not ahead of loops
 
+   fence()    what this thread has stored before is there for all blocks before what it stores after
+
    Words      load_words(p), store_words(p, x)       uint4: 16 bytes of global memory at a multiple of 16
               load_floats(p), store_floats(p, x)     float4: the same
    Numbers    half_to_float, float_to_half, bfloat_to_float, float_to_bfloat     bits of 16: unsigned short
@@ -56,6 +58,7 @@ DEVICE int opaque(int x) {
     return x;
 }
 DEVICE int atomic_add(int *place, int amount) { return atomicAdd(place, amount); }
+DEVICE void fence(void) { __threadfence(); }
 
 /* Words */
 

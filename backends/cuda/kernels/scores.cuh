@@ -51,8 +51,12 @@
 
 #if CHANGED
 
-/* Differences of rows' numbers are exact as ints alone. */
-#if PLACED
+/* Differences of rows' numbers are exact as ints alone. FROM_QUERY: points are such differences. */
+#ifndef FROM_QUERY
+#define FROM_QUERY 0
+#endif
+
+#if PLACED || FROM_QUERY
 typedef float Coordinate;
 #else
 typedef int Coordinate;

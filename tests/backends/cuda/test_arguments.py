@@ -11,13 +11,13 @@ import torch
 from helpers.project import ROOT
 
 from dilkit import Pattern
-from dilkit.backends.cuda.arguments import _PACKED, ARGUMENTS, VIEW, make_arguments
+from dilkit.backends.cuda.arguments import _PACKED, ARGUMENTS, STEP, VIEW, make_arguments
 from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.tiles.schedule import BRANCH, TILE, schedule
 from dilkit.problem import Problem
 
 HEADER = ROOT / "backends/cuda/kernels/dilated.cuh"
-STRUCTS = {"View": VIEW, "Args": ARGUMENTS, "Tile": TILE, "Branch": BRANCH}
+STRUCTS = {"View": VIEW, "StepTables": STEP, "Args": ARGUMENTS, "Tile": TILE, "Branch": BRANCH}
 
 
 def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
     assert printed == ours + [f"{name} size {d.itemsize}" for name, d in STRUCTS.items()]
     for text in wanted:
         name = text.rpartition("}")[2].strip(" ;")
-        types = r"\b(void|long long|short|int|float|View|const|unsigned char|unsigned|Tile|Branch)\b"
+        types = r"\b(void|long long|short|int|float|View|StepTables|const|unsigned char|unsigned|Tile|Branch)\b"
         body = re.sub(types, "", text.partition("{")[2])
         assert re.findall(r"\w+", body.rpartition("}")[0]) == list(STRUCTS[name].names or ())
 

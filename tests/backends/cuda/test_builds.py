@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE
-from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints
+from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints, step_builds
 from dilkit.tools.bench.kernels.record import KernelUse
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
@@ -23,7 +23,8 @@ TIGHT = builds([(10, 0)], [64], ["float16"], ["plain"]) + builds([(12, 0)], [32,
 SHORT = [build for build in TIGHT if "mma_dkeyvalue" in build.names and build.kernel.tile_rows == 128]
 """Where registers are shortest: some fragments are in shared memory."""
 PAIRS = [build for build in builds(NEWER, [128], ["bfloat16"], ["plain"]) if "mma_dquery_pairs" in build.names]
-USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES, *DROPPING, *PAIRS]))
+STEPS = step_builds(head_dims=[64], dtypes=["float32"], groups=[1])
+USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES, *DROPPING, *PAIRS, *STEPS]))
 
 
 def chosen(builds: list[Build]) -> list[Any]:

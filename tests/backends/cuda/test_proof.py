@@ -18,6 +18,7 @@ from dilkit.backends.tiles import device
 from dilkit.backends.tiles.relations import FAR
 from dilkit.bias.form import BiasForm
 from dilkit.selection.proving import cases
+from dilkit.selection.step_cases import StepProof
 from dilkit.testing.conformance import check
 
 PROBLEM = Problem(pattern=Pattern([64], [1]), seq=64, heads=2, head_dim=32, device=Device("cuda", "GPU", (9, 0)))
@@ -32,6 +33,8 @@ def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.Monke
     window = replace(PROBLEM, pattern=Pattern.of(SlidingWindow(4)))
     assert CupyRaw().proof_facts(window) == (*facts, "kinds")
     assert CupyRaw().proof_facts(replace(PROBLEM, softcap=2.0)) == (*facts, "softcap")
+    step = replace(PROBLEM, kv_heads=1, stored="int8", pattern=window.pattern)
+    assert CupyRaw().proof_facts(step) == (*facts, "int8 stored, for 2 query heads")
     biased = replace(PROBLEM, bias=BiasForm(dims=2, metric="max", placed=True))
     assert CupyRaw().proof_facts(biased) == (*facts, "bias coordinates in 2-D, max")
     texts = cuda_compile._texts()
@@ -70,3 +73,14 @@ def test_kernels_that_get_something_wrong_fail(name: str, value: Any, variant: s
     with registered(backend):
         right = (name, value) == ("scale", 16**-0.5)
         assert check(backend.name, case).verdict == ("passed" if right else "failed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "wrong"), [(16**-0.5, 0), (0.2, 6)])
+def test_steps_that_get_something_wrong_fail(scale: float, wrong: int) -> None:
+    """With each pattern and kind of cache."""
+    backend = OnHost(FP32)
+    backend.launcher = Tampering("scale", scale)
+    asked: dict[str, Any] = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)
+    with registered(backend):
+        assert len([*StepProof(backend.name, **asked).complaints()]) == wrong

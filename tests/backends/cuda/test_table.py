@@ -27,14 +27,14 @@ def test_tensor_cores_serve_half_types_where_they_are(dtype: str, capability: tu
 
 
 def test_every_head_dim_and_role_has_a_kernel() -> None:
-    for role in ROLES:
+    for role in (*ROLES, "stored"):
         for head_dim in range(1, 129):
             for dtype, storage in STORAGE.items():
                 kernel = kernel_for(role, dtype, head_dim, (8, 0))
                 assert kernel.macros["HEAD_DIM"] == padded(head_dim)
                 assert kernel.macros["STORAGE"] == storage
     assert {padded(d) for d in range(1, 129)} == set(HEAD_DIMS)
-    assert {entry.role for entry in TABLE} == set(ROLES)
+    assert {entry.role for entry in TABLE} == {*ROLES, "stored"}
     with pytest.raises(ValueError, match="head_dim=129"):
         padded(129)
     with pytest.raises(ValueError, match=r"capability 5\.0"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.on_host import FP32, OnHost
 from helpers.steps import PAGED, StepCase, in_pages, make_step
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from dilkit.backends.reference import Reference
 from dilkit.decoding.step import Span, Step, Write
 
 CASE = StepCase(bias="coordinates", seed=1)
-BACKENDS = [Native(), Reference()]
+BACKENDS = [Native(), Reference(), OnHost(FP32)]
 each_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 LARGE = 2**62
 

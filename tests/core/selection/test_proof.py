@@ -76,7 +76,7 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     with registered(Proven()):
         for seq in (256, 512):
             assert select(problem(seq=seq)).name == "proven"
-    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False, softcap=False, bias="")
+    flags = dict(gradients=False, varlen=False, dropout=False, kinds=False, softcap=False, bias="", stored="", group=1)
     assert asked == [dict(backend="proven", device="cuda:0", dtype="float16", head_dim=32, **flags)]
     in_a_new_process()
     with registered(Proven()):
@@ -198,7 +198,7 @@ def test_a_program_that_is_not_there() -> None:
 
 
 REQUEST = dict(backend="reference", device="cpu:0", dtype="float32", gradients=True, head_dim=20)
-REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False, bias="")
+REQUEST |= dict(varlen=False, dropout=False, kinds=False, softcap=False, bias="", stored="", group=1)
 
 
 @pytest.fixture

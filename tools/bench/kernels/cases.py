@@ -18,10 +18,13 @@ from typing import Any
 
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import report as cuda_report
+from dilkit.backends.cuda.steps import MOST_GROUP, kernel_of
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.backend import ROLES
 from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
 from dilkit.device import Capability, probe
+from dilkit.pattern import Pattern
+from dilkit.problem import STORED, Problem
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.kernels.record import KernelsResult, KernelUse
 from dilkit.tools.results.file import new_result, write_result
@@ -87,6 +90,22 @@ def builds(
     return [Build(tuple(own), next(iter(own.values())), *key[2:]) for key, own in by_build.items()]
 
 
+def step_builds(
+    capabilities: Iterable[Capability] = CAPABILITIES,
+    head_dims: Iterable[int] = HEAD_DIMS,
+    dtypes: Iterable[str] = tuple(STORAGE),
+    groups: Iterable[int] = (1, 2, 4, MOST_GROUP),
+) -> list[Build]:
+    """Those of steps of decoding, for rows of every dtype that are stored, and groups of so many query heads."""
+    found = []
+    for capability, dtype, head_dim, group in product(capabilities, dtypes, head_dims, groups):
+        for stored in (dtype, *STORED[dtype]):
+            sizes: dict[str, Any] = dict(seq=1, heads=group, kv_heads=1, head_dim=head_dim, is_causal=True)
+            kernel = kernel_of(Problem(pattern=Pattern.dense(), dtype=dtype, stored=stored, **sizes), capability)
+            found.append(Build((kernel.name,), kernel, capability, dtype, head_dim, f"{stored}-{group}"))
+    return found
+
+
 def compiled(build: Build) -> list[KernelUse]:
     """What the compiler reports of the kernels of a build."""
     kernel = build.kernel
@@ -105,7 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
     parser.add_argument("--quick", action="store_true", help="only head_dim 64, plain calls")
     args = parser.parse_args(argv)
-    kernels = list(_compiled(builds(head_dims=[64], forms=["plain"]) if args.quick else builds(), args.jobs))
+    asked = (
+        [*builds(head_dims=[64], forms=["plain"]), *step_builds(head_dims=[64])] if args.quick else [*builds(), *step_builds()]
+    )
+    kernels = list(_compiled(asked, args.jobs))
     version = ".".join(map(str, cuda_compile.compiler_version()))
     rows = tuple(kernel.row() for kernel in kernels)
     write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, quick=args.quick, rows=rows), args.out)

@@ -88,6 +88,8 @@ UNCHECKED static int host_atomic_add(int *pointer, int amount, const char *place
     return __atomic_fetch_add(pointer, amount, __ATOMIC_SEQ_CST);
 }
 
+UNCHECKED static void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
 #define HOST_VECTOR(type, element, bytes, fields)                                                                                  \
     typedef struct {                                                                                                               \
         element fields;                                                                                                            \
