@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,14 +15,12 @@ from dilkit.decoding.paged.branch import BranchStreams
 from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
 from dilkit.decoding.paged.kept_tokens import kept_tokens
 from dilkit.decoding.paged.pool import PagePool
+from dilkit.decoding.paged.prompts import attend_prompts
 from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.decoding.paged.spans import PagedSpans
 from dilkit.decoding.paged.stream import Stream
-from dilkit.decoding.stored import decoded, encoded
 from dilkit.decoding.stores import check_decodable
 from dilkit.op.arguments import check_pattern
-from dilkit.op.boundary import lse_dtype
-from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import DTYPES, STORED
 
@@ -189,7 +185,7 @@ class PagedCache:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         prompts = [piece for piece in pieces if piece.is_prompt]
         if prompts:
-            self._attend_prompts(prompts, rows, out, call)
+            attend_prompts([piece.rows for piece in prompts], rows, out, self.pattern, self.layout, call.options)
         if steps := [piece for piece in pieces if not piece.is_prompt]:
             self._attend_steps(steps, rows, out, call)
         for piece in prompts:  # nothing can fail any more
@@ -197,17 +193,6 @@ class PagedCache:
         for piece in pieces:
             piece.sequence.forget()
         return out
-
-    def _attend_prompts(self, pieces: Sequence[Piece], rows: Rows, out: Tensor, call: Call) -> None:
-        query, key, value = (torch.cat([x[piece.rows] for piece in pieces]) for x in rows)
-        if self.layout.stored != self.layout.dtype:
-            wide = lse_dtype(query.dtype)
-            query, key, value = query.to(wide), *(decoded(encoded(x, self.layout.stored), wide) for x in (key, value))
-        ends = list(accumulate((piece.count for piece in pieces), initial=0))
-        cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=query.device)
-        own = dilated_attention_varlen(query, key, value, self.pattern, cu_seqlens, is_causal=True, **call.options)
-        for piece, start in zip(pieces, ends, strict=False):
-            out[piece.rows] = cast(Tensor, own)[start : start + piece.count]
 
     def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, out: Tensor, call: Call) -> None:
         spans, before = PagedSpans(self._given, self._once, out.device), [piece.sequence.seen for piece in pieces]

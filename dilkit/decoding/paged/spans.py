@@ -73,23 +73,14 @@ class PagedSpans:
         else:
             along |= dict(positions=len(self.positions))
             self.positions.append(tokens)
-        if kept.masked or self.once[: kept.place]:
+        if (hidden := unseen_of(kept, token, tokens, self.given, self.once, self.device)) is not None:
             along |= dict(unseen=len(self.unseen))
-            self.unseen.append(self._unseen(kept, token, tokens))
+            self.unseen.append(hidden)
         served, strides = (query, 1, kept.head, kept.head_step, kept.heads), (0, 0, width, stream.row)
         self.spans.append(Span(*served, len(indices), _KEYS, *strides, _VALUES, *strides, token, **along))
 
     def _on_device(self, tokens: range | NDArray[np.int64]) -> range | Tensor:
         return tokens if isinstance(tokens, range) else torch.from_numpy(tokens).to(self.device)
-
-    def _unseen(self, kept: KeptTokens, token: int, tokens: range | Tensor) -> Tensor:
-        """Bool `(heads or 1, group or 1, count)`: what the branch does not show, and what those before it show."""
-        heads = slice(kept.head, kept.head + kept.heads * kept.head_step, kept.head_step)
-        row = range(token, token + 1)
-        unseen = ~seen_by((kept.branch,), row, tokens, self.given, heads, self.device)
-        if earlier := self.once[: kept.place]:
-            unseen = unseen | seen_by(earlier, row, tokens, self.given, heads, self.device)
-        return unseen[:, 0, 0].contiguous()
 
     def step(
         self, rows: tuple[Tensor, Tensor, Tensor], stored: tuple[Tensor, ...], bias: LoweredBias | None, sink: Tensor | None
@@ -101,3 +92,21 @@ class PagedSpans:
         pages = np.array(self.pages, np.int64)
         query, key, value = (x[:, None] for x in rows)
         return Step(query, stored, spans, writes, key, value, own, bias, **further, pages=pages)
+
+
+def unseen_of(
+    kept: KeptTokens, token: int, tokens: range | Tensor, given: Heads, once: tuple[Branch, ...], device: torch.device
+) -> Tensor | None:
+    """Which of `tokens` the row of `token` does not see after all, bool `(heads or 1, group or 1, count)`; None: it sees all.
+
+    Those that the branch does not show, and those that a branch of `once` before it shows.
+    """
+    earlier = once[: kept.place]
+    if not kept.masked and not earlier:
+        return None
+    heads = slice(kept.head, kept.head + kept.heads * kept.head_step, kept.head_step)
+    row = range(token, token + 1)
+    unseen = ~seen_by((kept.branch,), row, tokens, given, heads, device)
+    if earlier:
+        unseen = unseen | seen_by(earlier, row, tokens, given, heads, device)
+    return unseen[:, 0, 0].contiguous()
