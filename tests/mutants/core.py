@@ -246,9 +246,17 @@ INTEGRATIONS = (
     Mutant(
         "a cache that has left out what the pattern sees is taken",
         "dilkit/integrations/transformers/masks.py",
-        "branch.reach <= before for branch",
-        "branch.reach <= before + left_out for branch",
+        "is_of_windows(pattern, before)",
+        "is_of_windows(pattern, before + left_out)",
         f"{TRANSFORMERS}/test_windows.py",
+        needs="transformers",
+    ),
+    Mutant(
+        "new rows take the place in a pool's ring of older ones that rows of their batch still see",
+        "dilkit/integrations/transformers/continuous/attention.py",
+        "    tables = BatchTables.of(",
+        "    batch.store(*rows[1:])\n    tables = BatchTables.of(",
+        f"{TRANSFORMERS}/test_continuous_batching.py",
         needs="transformers",
     ),
     Mutant(

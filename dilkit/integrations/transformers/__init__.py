@@ -14,6 +14,7 @@
     conversion.py   dilated attention in a model that is there
     loading.py      a saved model with the attention that its configuration has a pattern for
     context/        sequences that are cut over ranks
+    continuous/     batches of continuous batching, whose rows lie in a pool of transformers
     generation.py   a cache that keeps what later rows can still see; its layers are in dilated_layer.py
 
 Names are loaded at first use; transformers is imported by the calls alone.

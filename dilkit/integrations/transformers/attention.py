@@ -6,6 +6,7 @@ the rows are the last of them       a cache             dilated_attention_with_k
                                     a dilated_cache     DilatedCache.attend
                                     with gradients,     all rows, those before with queries of 0
                                         or with dropout
+the rows are those of a batch       generate_batch      one step over transformers' pool, dilated_attention_varlen of prompts
 the rows are a part of a sequence   context_parallel    ring_dilated_attention, ring_dilated_attention_varlen
 the keys are of another sequence    T5's decoder        torch's scaled_dot_product_attention, of all rows and tokens
 """
@@ -23,6 +24,7 @@ from dilkit.attention import dilated_attention
 from dilkit.integrations.transformers.biases.position_bias import PositionBias
 from dilkit.integrations.transformers.cached import KEPT_BY, last_rows
 from dilkit.integrations.transformers.checks import (
+    check_continuous,
     check_decoding,
     check_one_sequence,
     check_options,
@@ -30,6 +32,7 @@ from dilkit.integrations.transformers.checks import (
     checked_mask,
 )
 from dilkit.integrations.transformers.context.attention import KEPT_AS
+from dilkit.integrations.transformers.continuous.attention import attend_batch
 from dilkit.integrations.transformers.cross_attention import attend_across
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
 from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
@@ -89,6 +92,9 @@ def attend(
         check_decoding(causal, mask, dropout, options)
         return layer.attend(q, k, v, pattern, **call)[..., :width], None
     call["softcap"] = options.get("softcap")
+    if options.get("cache") is not None:
+        check_continuous(module, len(q), causal, dropout, options)
+        return attend_batch(module.layer_idx, q, k, v, pattern, options, **call), None
     if (ranks := getattr(module, KEPT_AS, None)) is not None:
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
@@ -16,7 +17,6 @@ from dilkit.pattern import Pattern, SlidingWindow
 
 REFUSED = {
     "position_bias": "a tensor of all pairs is not read; T5's tables are, for others take the attention 'eager'",
-    "cache": "the paged cache of continuous batching is not read; take a DynamicCache or a StaticCache",
     "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
 }
 """Arguments that ask for another attention, with the reason."""
@@ -96,6 +96,23 @@ def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options
         )
     if not causal or dropout > 0:
         raise ValueError("a dilated_cache() is for decoding: causal, without dropout; give model.eval()")
+
+
+def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, options: dict[str, Any]) -> None:
+    """Raise ValueError for what is not computed of a batch of continuous batching."""
+    kind = type(module).__name__
+    if sequences != 1:
+        raise ValueError(f"{kind} in continuous batching has a batch of {sequences}; the rows of all sequences as one are needed")
+    if torch.compiler.is_compiling():
+        raise ValueError(f"{kind} in continuous batching, compiled: leave varlen_compile_config and default_compile_level out")
+    if not causal or dropout > 0:
+        raise ValueError(f"{kind} in continuous batching: causal, without dropout, it has to be; give model.eval()")
+    if getattr(module, KEPT_AS, None) is not None:
+        raise ValueError(f"{kind} in continuous batching, over ranks by context_parallel: leave one of both")
+    if isinstance(options.get("position_bias"), PositionBias):
+        raise ValueError(f"position_bias of {kind} in continuous batching, which adds none; take generate")
+    if options.get("block_table") is not None:
+        raise ValueError(f"block_table of {kind}, which is not read; give ContinuousBatchingConfig(max_blocks_per_request=0)")
 
 
 def check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str, Any]) -> None:

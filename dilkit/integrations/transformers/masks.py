@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.integrations.transformers.packing import of_neighbours, of_tokens
-from dilkit.integrations.transformers.patterns import WINDOWED, Patterns, stated_patterns
+from dilkit.integrations.transformers.patterns import WINDOWED, Patterns, is_of_windows, stated_patterns
 from dilkit.integrations.transformers.token_mask import TokenMask
-from dilkit.pattern import Pattern, SlidingWindow
+from dilkit.pattern import Pattern
 
 COMPUTED = (
     *("causal_mask_function", "bidirectional_mask_function", "packed_sequence_mask_function"),
@@ -123,7 +123,7 @@ def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int
     patterns = (stated,) if isinstance(stated, Pattern) else stated or ()
     for layer, pattern in enumerate(patterns):
         windowed = isinstance(stated, Pattern) or not types or types[layer] == WINDOWED
-        if windowed and not all(isinstance(branch, SlidingWindow) and branch.reach <= before for branch in pattern.branches):
+        if windowed and not is_of_windows(pattern, before):
             raise ValueError(
                 f"the cache keeps the last {before} tokens of layers with a window, and has left out {left_out}, but the pattern "
                 f"is {pattern}; give one that keeps all (past_key_values=DynamicCache()), or windows of up to {before + 1} tokens"

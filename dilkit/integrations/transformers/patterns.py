@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dilkit.compiler import assume_constant_result
-from dilkit.pattern import Pattern
+from dilkit.pattern import Pattern, SlidingWindow
 
 Patterns = Pattern | tuple[Pattern, ...]
 """One for all layers, or one for each."""
@@ -75,6 +75,11 @@ def has_windows(config: Any) -> bool:
     """Whether a model has layers with windows, by its configuration."""
     types = getattr(config, "layer_types", None)
     return WINDOWED in types if types else getattr(config, "sliding_window", None) is not None
+
+
+def is_of_windows(pattern: Pattern, reach: int) -> bool:
+    """Whether a row sees none but itself and some of the `reach` tokens before it, wherever it is in the sequence."""
+    return all(isinstance(branch, SlidingWindow) and branch.reach <= reach for branch in pattern.branches)
 
 
 def kind_of(module: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dilkit.integrations.transformers.attention import attend
 from dilkit.integrations.transformers.choice import watch_models
+from dilkit.integrations.transformers.continuous.manager import watch_managers
 from dilkit.integrations.transformers.heads import check_mesh
 from dilkit.integrations.transformers.masks import tokens_seen
 from dilkit.integrations.transformers.patterns import Patterns, checked
@@ -38,7 +39,8 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
     the cross-attention of T5 is torch's. Refused, with the reason: other position biases and cross-attention, masks other than
     padding; a part of the model's heads, where the pattern differs by head and neither the weights nor `mesh` say which; and,
     when a model is made or loaded, one that does not look its attention up by name. For this, and to say so where a model with
-    `config.dilkit` is loaded with other attention, `PreTrainedModel.get_correct_attn_implementation` is wrapped.
+    `config.dilkit` is loaded with other attention, `PreTrainedModel.get_correct_attn_implementation` is wrapped; so is
+    `ContinuousBatchingManager.switch_to_cb_friendly_attn`, so that `generate_batch` takes these models as they are.
 
     Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
     (`pip install dilkit[transformers]`).
@@ -69,6 +71,7 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
     package.AttentionInterface.register(name, partial(attend, given, mesh))
     package.AttentionMaskInterface.register(name, partial(tokens_seen, given))
     watch_models(package.PreTrainedModel, is_registered)
+    watch_managers(is_registered)
 
 
 def is_registered(name: object) -> bool:

@@ -1,0 +1,114 @@
+"""What a layer computes of a batch of continuous batching.
+
+cu_seq_lens, read_index ---> `BatchTables`, once for the layers of a pattern
+                                  |
+query, new keys and values -------+---> prompts: dilated_attention_varlen ---+---> out
+                                  |                                          |
+the pool's keys and values -------+---> all other rows: one step ------------+
+                                  |
+new keys and values --------------+---> the pool, where `write_index` says; last, for a ring has older rows there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dilkit.decoding.layout import Layout
+from dilkit.decoding.paged.call import Call, check_rows
+from dilkit.decoding.paged.prompts import attend_prompts
+from dilkit.decoding.step import Span, Step, Write, table
+from dilkit.decoding.stores import check_decodable
+from dilkit.integrations.transformers.continuous.batch import LayerBatch
+from dilkit.integrations.transformers.continuous.spans import BatchSpans
+from dilkit.integrations.transformers.patterns import is_of_windows
+from dilkit.op.boundary import lse_dtype
+from dilkit.pattern import Pattern
+
+NO_WRITES = table([], len(Write._fields))
+TABLES = "dilkit_tables"
+"""The attribute of `cu_seq_lens_q`, which is of one batch alone, that has the `BatchTables` of its layers."""
+
+
+@dataclass(frozen=True)
+class BatchTables:
+    """What layers of one pattern that keep the same tokens share, `made_of` two more tensors of the batch."""
+
+    made_of: tuple[Tensor, Tensor]
+    versions: tuple[int, ...] | None
+    prompts: list[slice]
+    spans: NDArray[np.int64]
+    unseen: tuple[Tensor, ...]
+    pages: NDArray[np.int64]
+    most: int
+
+    @classmethod
+    def of(cls, batch: LayerBatch, pattern: Pattern, layout: Layout, rows: int) -> BatchTables:
+        """Those of `rows` new rows, made by the first layer that asks."""
+        shared: dict[Any, BatchTables] = batch.ends_of_rows.__dict__.setdefault(TABLES, {})
+        which, tensors = (batch.allocator.index, pattern, layout), (batch.ends_of_keys, batch.read_index)
+        versions = _versions(batch.ends_of_rows, *tensors)
+        known = shared.get(which)
+        if known is not None and versions is not None and known.versions == versions and all(map(is_, known.made_of, tensors)):
+            return known
+        sequences, made = batch.sequences(rows), BatchSpans(pattern, layout)
+        for sequence in sequences:
+            if not sequence.is_prompt:
+                made.add(sequence)
+        prompts = [sequence.rows for sequence in sequences if sequence.is_prompt]
+        tables = table(made.spans, len(Span._fields)), tuple(made.unseen), batch.read_index.cpu().numpy()
+        most = max((sequence.length for sequence in sequences), default=0)
+        shared[which] = cls(tensors, versions, prompts, *tables, most)
+        return shared[which]
+
+    def step(self, query: Tensor, stored: tuple[Tensor, ...], sink: Tensor | None) -> Step:
+        """The rows of `query` `(1, rows, heads, head_dim)` that are of no prompt; `stored`: of the pool, and new ones."""
+        own = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
+        return Step(query, stored, self.spans, NO_WRITES, sink=own, unseen=self.unseen, pages=self.pages)
+
+
+def _versions(*tensors: Tensor) -> tuple[int, ...] | None:
+    """Other numbers once one of them has been written to; None where torch counts none."""
+    return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
+
+
+def attend_batch(
+    layer: int, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, options: dict[str, Any], **call: Any
+) -> Tensor:
+    """What the new rows get, `(1, rows, heads, head_dim)` like `query`; their keys and values go into the pool of `options`.
+
+    `call`: the sink, the scale and the softcap. Raises TypeError or ValueError for what is not computed, and then keeps nothing.
+    """
+    batch = LayerBatch.of(layer, options)
+    _check_pattern(pattern, batch)
+    rows, layout = (query[0], key[0].contiguous(), value[0].contiguous()), batch.layout(query.shape[2])
+    check_rows(rows, pattern, layout, call["sink"])
+    tables = BatchTables.of(batch, pattern, layout, query.shape[1])
+    pattern.check_seq(tables.most)
+    own = Call.of(rows, pattern, layout, tables.most, dict(bias=None, backend=None, **call))
+    if len(tables.spans):
+        step = tables.step(query, (*batch.pool, *rows[1:]), own.sink)
+        out = own.backend.attend_stored(step, own.problem)[0]
+    else:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if tables.prompts:
+        attend_prompts(tables.prompts, rows, out[0], pattern, layout, own.options)
+    batch.store(*rows[1:])
+    return out
+
+
+def _check_pattern(pattern: Pattern, batch: LayerBatch) -> None:
+    """Raise ValueError for a pattern that needs more than the pool keeps."""
+    check_decodable(pattern)
+    window = getattr(batch.allocator, "sliding_window", None)
+    if window is not None and not is_of_windows(pattern, window - 1):
+        raise ValueError(
+            f"the pool keeps the last {window - 1} tokens of layers with a window, but the pattern of layer {batch.layer} is "
+            f"{pattern}; give windows of up to {window} tokens, or a configuration without sliding_window"
+        )

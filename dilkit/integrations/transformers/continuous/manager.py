@@ -1,0 +1,30 @@
+"""What lets transformers' manager of continuous batching take a model with dilated attention."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+SWITCH = "switch_to_cb_friendly_attn"
+"""The method that decides on the attention of a model; in a version without it transformers refuses ours."""
+
+
+def watch_managers(is_ours: Callable[[object], bool]) -> None:
+    """Have the manager leave the attention of a model as it is where it is ours; once is enough.
+
+    It knows "eager", "sdpa" and flash attention by name. In place of others it takes flash attention, or refuses without it.
+    """
+    manager: Any = importlib.import_module("transformers.generation.continuous_batching").ContinuousBatchingManager
+    switch = getattr(manager, SWITCH, None)
+    if switch is None or getattr(switch, "watched_by", None) == __name__:
+        return
+
+    @functools.wraps(switch)
+    def watched(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_ours(model.config._attn_implementation):
+            switch(self, model, *args, **kwargs)
+
+    watched.watched_by = __name__  # type: ignore[attr-defined]
+    setattr(manager, SWITCH, watched)
