@@ -19,8 +19,8 @@ def dilated_cache(rollback: int = 0) -> Any:
     It keeps what the pattern of the layer needs: of segments the open one, of windows the last rows, global tokens for ever. All
     sequences of a batch have the same length: padding is refused. There are no gradients, and no `torch.compile`.
 
-    - `rollback`: how many tokens drafts of speculative decoding may have, that are taken back (`prompt_lookup_num_tokens`, with
-      the one that goes before them).
+    - `rollback`: how many tokens drafts of speculative decoding may have, that are taken back: `prompt_lookup_num_tokens`, with
+      the one that goes before them, or `num_assistant_tokens` of an assistant, whose schedule is to be "constant".
 
     Raises TypeError or ValueError, and ImportError without transformers. Example:
 

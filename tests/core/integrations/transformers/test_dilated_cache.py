@@ -50,6 +50,36 @@ def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern: str, way: str)
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("pattern", [pytest.param(name, marks=() if name == "mixed" else pytest.mark.slow) for name in PATTERNS])
+def test_drafts_of_an_assistant_are_taken_back(pattern: str) -> None:
+    """It proposes some tokens that the model would choose, and some that it would not."""
+    register(PATTERNS[pattern])
+    model, rows = llama(attn_implementation="dilkit"), []
+    wanted = model.generate(PROMPT[:1], **OPTIONS)
+    model.lm_head.register_forward_hook(lambda *call: rows.append(call[2].shape[1]))
+    found = model.generate(PROMPT[:1], **OPTIONS, assistant_model=assistant(), past_key_values=dilated_cache(rollback=3))
+    assert torch.equal(found, wanted)
+    assert len(rows) < STEPS < sum(rows)  # some drafts are taken, and some are not
+
+
+def test_longer_drafts_than_the_cache_can_take_back() -> None:
+    register(PATTERNS["sinks"])
+    model, cache = llama(attn_implementation="dilkit"), dilated_cache(rollback=1)
+    with pytest.raises(ValueError, match=r"a window of 5 tokens keeps no more.*; a cache with rollback=[23] does"):
+        model.generate(PROMPT[:1], **OPTIONS, assistant_model=assistant(), past_key_values=cache)
+
+
+def assistant() -> Any:
+    """A model that differs a little from that of `llama()`, and always drafts three tokens."""
+    model = llama(attn_implementation="dilkit")
+    with torch.no_grad():
+        for x in model.parameters():
+            x += 0.004 * torch.randn_like(x)
+    drafts = dict(num_assistant_tokens=3, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0)
+    model.generation_config.update(**drafts)
+    return model
+
+
 def test_what_it_is_not_for_is_refused() -> None:
     register(PATTERN)
     model = llama(attn_implementation="dilkit")
