@@ -154,7 +154,7 @@ def test_what_is_built_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize", lambda given, **_: given):
         found = list(runpy.run_path("setup.py")["extensions"]())
     assert {extension.name for extension in found} == {
-        *("dilkit._cache", "dilkit.op._facts", "dilkit.orders._locality"),
+        *("dilkit._cache", "dilkit.decoding._checked", "dilkit.decoding._tables", "dilkit.op._facts", "dilkit.orders._locality"),
         *("dilkit.backends.tiles._tiles", "dilkit.comm.passes._rows"),
     }
     assert not any(x.extra_compile_args or x.extra_link_args or len(x.sources) != 1 for x in found)
