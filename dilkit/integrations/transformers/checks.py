@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dilkit.compiler import assume_constant_result
@@ -103,8 +102,6 @@ def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, 
     kind = type(module).__name__
     if sequences != 1:
         raise ValueError(f"{kind} in continuous batching has a batch of {sequences}; the rows of all sequences as one are needed")
-    if torch.compiler.is_compiling():
-        raise ValueError(f"{kind} in continuous batching, compiled: leave varlen_compile_config and default_compile_level out")
     if not causal or dropout > 0:
         raise ValueError(f"{kind} in continuous batching: causal, without dropout, it has to be; give model.eval()")
     if getattr(module, KEPT_AS, None) is not None:

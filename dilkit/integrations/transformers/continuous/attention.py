@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit.compiler import not_compiled
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged.call import Call, check_rows
 from dilkit.decoding.paged.prompts import attend_prompts
@@ -78,6 +79,7 @@ def _versions(*tensors: Tensor) -> tuple[int, ...] | None:
     return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
 
 
+@not_compiled
 def attend_batch(
     layer: int, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, options: dict[str, Any], **call: Any
 ) -> Tensor:

@@ -25,6 +25,11 @@ def watch_managers(is_ours: Callable[[object], bool]) -> None:
     def watched(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if not is_ours(model.config._attn_implementation):
             switch(self, model, *args, **kwargs)
+        elif not model._supports_attention_backend:
+            raise ValueError(
+                f"{type(model).__name__} in continuous batching: its layers hand nothing on to the attention function, which "
+                "would not see the pool (transformers says so by _supports_attention_backend=False); take generate"
+            )
 
     watched.watched_by = __name__  # type: ignore[attr-defined]
     setattr(manager, SWITCH, watched)

@@ -82,6 +82,13 @@ def test_what_is_not_computed_is_the_error_of_a_request() -> None:
     assert "query is torch.float32 (5, 4, 8) on cpu, but the cache is of torch.float32 (rows, 4, 4)" in narrow[0].error
 
 
+def test_layers_that_would_not_see_the_pool() -> None:
+    register(Pattern.dense())
+    bloom = package.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=64, attn_implementation="dilkit")
+    with pytest.raises(ValueError, match="BloomForCausalLM in continuous batching: its layers hand nothing on"):
+        generated(package.BloomForCausalLM(bloom), sequences((5,)))
+
+
 class Pool:
     """One sequence of 6 tokens in a pool, after which 2 come, and a new one of 3."""
 
