@@ -61,6 +61,8 @@ def test_verify_shows_each_place_that_raises_once(capsys: pytest.CaptureFixture[
         def forward(self, *inputs: Any) -> Any:
             raise AttributeError(f"no attribute 'rate' in {inputs[1].seq}")
 
+        attend_stored = forward  # by which one row over a cache is computed
+
     with registered(Raising(name="raising")) as name:
         text = output(capsys, "verify", "--backend", name, code=1)
         (place,) = json_output(capsys, "verify", "--backend", name, code=1)["backends"][name]["raised"]

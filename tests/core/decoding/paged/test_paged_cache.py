@@ -270,4 +270,5 @@ def test_a_hundred_thousand_steps_without_growth() -> None:
         cache.attend(q, k, v, numbers)
         if step % 64 == 0:
             least.append(cache.pool.free)
-    assert len(set(least[1:])) == 1
+    half = len(least) // 2
+    assert min(least[half:]) == min(least[1:half]), "what is free comes and goes with the segments, and does not become less"
