@@ -39,7 +39,7 @@ class PagedCache:
     - `nbytes`: bytes of the pool, at least a page; none are allocated later. A call that needs more than is free raises
       `PoolFullError` (a ValueError), and nothing has changed.
     - `page_rows`: tokens of a page of a branch that all key/value heads keep; pages of fewer heads have more. For such a pattern
-      `pool.rows[0]` and `[1]` are `(pages, page_rows, kv_heads, head_dim)`, as other libraries have them.
+      `pool.rows[0]` and `[1]` viewed as `(pages, page_rows, kv_heads, head_dim)` are what other libraries have.
     - `rollback`: how many tokens `crop` can always take back.
     - `stored`: the dtype of what is kept, as of `DilatedCache`.
 

@@ -27,7 +27,6 @@ def decoded(world: Any, call: dict[str, Any], actions: Sequence[tuple[int, int]]
     one = Call.from_data(call)
     one = replace(one, case=replace(one.case, is_causal=True, mask="none", values="normal", dropout_p=0.0), through_lse=False)
     tensors = tensors_of(one)
-    tensors = replace(tensors, query=tensors.query.detach(), dlse=None)
     try:
         caches = _Paged(one, tensors, page_rows), _Together(one, tensors)
     except PatternError:  # a grid, or heads that a cache does not take
@@ -44,16 +43,19 @@ class _Together:
 
     def __init__(self, one: Call, tensors: Tensors) -> None:
         case = one.case
-        self.rows, self.backend, self.seq = tensors.qkv, one.backend, case.seq
+        self.rows, self.seq = tensors.qkv, case.seq
         self.options: dict[str, Any] = dict(scale=case.scale, sink=tensors.sink)
         self.out = torch.full_like(tensors.query, torch.nan, memory_format=torch.contiguous_format)
         shortest = min(branch.forgets_every for branch in case.pattern.branches)
+        self.longest = 0
+        """Tokens at most so far: what is taken back counts from there."""
         self.cache = DilatedCache(case.pattern, case.kv_heads or case.heads, rollback=min(MOST_ROLLBACK, shortest))
 
     def act(self, which: int, rows: int) -> None:
         seen = self.cache.seen
         if rows < 0:
-            self.cache.crop(max(0, seen + max(rows, -self.cache.rollback)) if self._may_go_back(rows) else seen)
+            if seen == self.longest:
+                self.cache.crop(max(0, seen + max(rows, -self.cache.rollback)))
         elif rows == 0:
             restored = DilatedCache(self.cache.pattern, self.cache.kv_heads, rollback=self.cache.rollback)
             restored.load_state_dict(self.cache.state_dict())
@@ -61,14 +63,11 @@ class _Together:
         else:
             self._attend(min(rows, self.seq - seen))
 
-    def _may_go_back(self, rows: int) -> bool:
-        """A step back counts from the longest length there has been: one at a time is always within it."""
-        return self.cache.seen == self.cache._longest
-
     def _attend(self, count: int) -> None:
         own = slice(self.cache.seen, self.cache.seen + count)
         if count:
             self.out[:, own] = self.cache.attend(*(x[:, own].detach() for x in self.rows), **self.options)
+            self.longest = max(self.longest, own.stop)
 
     def finish(self) -> None:
         self._attend(self.seq - self.cache.seen)

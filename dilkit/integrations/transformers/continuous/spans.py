@@ -34,17 +34,19 @@ class BatchSpans:
     spans: list[Span] = field(default_factory=list)
     unseen: list[Tensor] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._given = self.pattern.among(self.layout.heads, self.layout.kv_heads)
+        self._once = self.pattern.branches if self.pattern.overlap == "once" else ()
+        self._kept = [one for of_branch in kept_tokens(self.pattern, self._given) for one in of_branch]
+
     def add(self, sequence: BatchSequence) -> None:
         """The new rows of a sequence."""
-        given = self.pattern.among(self.layout.heads, self.layout.kv_heads)
-        once = self.pattern.branches if self.pattern.overlap == "once" else ()
-        kept = [one for of_branch in kept_tokens(self.pattern, given) for one in of_branch]
         for row in range(sequence.rows.start, sequence.rows.stop):
             token = sequence.before + row - sequence.rows.start
-            for one in kept:
+            for one in self._kept:
                 if indices := one.seen(token):
                     tokens = self._on_device(one.tokens(indices))
-                    hidden = unseen_of(one, token, tokens, given, once, self.layout.device)
+                    hidden = unseen_of(one, token, tokens, self._given, self._once, self.layout.device)
                     self._see(sequence, row, one, tokens, hidden)
 
     def _on_device(self, tokens: range | NDArray[np.int64]) -> range | Tensor:
