@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 LARGE = 64 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def _registered_for_one_test() -> Iterator[None]:
+    """What a test registers with transformers is not there for the next one, whichever comes next in its process."""
+    yield
+    if "transformers" in sys.modules and (ours := sys.modules.get("dilkit.integrations.transformers.registration")):
+        package = ours.transformers()
+        for interface in (package.AttentionInterface, package.AttentionMaskInterface):
+            known = interface._global_mapping
+            for name in [
+                name for name, function in known.items() if getattr(function, "func", None) in (ours.attend, ours.tokens_seen)
+            ]:
+                del known[name]
 
 
 @pytest.fixture
