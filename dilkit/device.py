@@ -12,8 +12,12 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilkit.checks import shown
+
+if TYPE_CHECKING:
+    import torch
 
 Capability = tuple[int, int]
 
@@ -211,6 +215,17 @@ def cuda_driver() -> int:
     if code:
         raise RuntimeError(f"CUDA's driver does not say its version: error {code}")
     return version.value
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether work for `device` is now recorded into a CUDA graph: on the current stream of that device, which need not be the
+    current one."""
+    import torch
+
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _cuda_facts(index: int) -> Device:

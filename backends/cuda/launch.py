@@ -11,7 +11,7 @@ from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.occupancy import blocks_at_once, multiprocessors
 from dilkit.backends.cuda.table import CudaKernel
-from dilkit.backends.tiles.captured import capturing
+from dilkit.device import capturing
 
 if TYPE_CHECKING:
     import torch
