@@ -72,7 +72,8 @@ class CupyLauncher:
     def counter(self, device: torch.device) -> int:
         import torch
 
-        return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, capturing(device))
+        with torch.cuda.device(device):
+            return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, capturing(device))
 
     def _load(self, kernel: CudaKernel, device: torch.device) -> _Loaded:
         key = kernel, device.index
