@@ -12,8 +12,12 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilkit.checks import shown
+
+if TYPE_CHECKING:
+    import torch
 
 Capability = tuple[int, int]
 
@@ -204,13 +208,47 @@ def cuda_driver() -> int:
     Raises RuntimeError where there is no driver.
     """
     version = ctypes.c_int()
-    try:
-        code = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError) as error:
-        raise RuntimeError(f"CUDA's driver cannot be loaded: {error}") from None
-    if code:
-        raise RuntimeError(f"CUDA's driver does not say its version: error {code}")
+    _ask_driver("cuDriverGetVersion", ctypes.byref(version))
     return version.value
+
+
+def cuda_stream_number(stream: int) -> int:
+    """The number of the CUDA stream with this handle, which no other stream has as long as the process lives.
+
+    A handle may be that of a new stream once its own is destroyed, when kernels of that may still run.
+
+    Handles of streams that each device or thread has are those of the current device and thread. Raises RuntimeError where there
+    is no driver of CUDA 12.0 or newer.
+    """
+    number = ctypes.c_ulonglong()
+    _ask_driver("cuStreamGetId", ctypes.c_void_p(stream), ctypes.byref(number))
+    return number.value
+
+
+def _ask_driver(function: str, *arguments: object) -> None:
+    """Call a function of CUDA's driver. Raises RuntimeError where there is none, and where it answers with an error."""
+    try:
+        code = getattr(_driver(), function)(*arguments)
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"CUDA's driver, of 12.0 or newer, cannot be loaded: {error}") from None
+    if code:
+        raise RuntimeError(f"CUDA's driver does not answer: {function} gives error {code}")
+
+
+@lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether work for `device` is now recorded into a CUDA graph: on the current stream of that device, which need not be the
+    current one."""
+    import torch
+
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _cuda_facts(index: int) -> Device:

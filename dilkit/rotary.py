@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dilkit import plan
 from dilkit.checks import real
+from dilkit.device import capturing
 
 DEFAULT_BASE = 10000.0
 
@@ -83,7 +84,7 @@ def _must_not_cache(x: Tensor) -> bool:
     """Whether a table made now would be a fake (traced code, fake tensors, torch.func) or short-lived (CUDA graphs)."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._are_functorch_transforms_active():
         return True
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return capturing(x.device)
 
 
 def _check_positions(positions: Tensor, x: Tensor) -> None:

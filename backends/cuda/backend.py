@@ -17,13 +17,13 @@ from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
-from dilkit.backends.tiles.captured import capturing, keep
+from dilkit.backends.tiles.captured import keep
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
 from dilkit.backends.tiles.relation_tiles import most_runs
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS
 from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
 from dilkit.bias.form import APART, BIASES
-from dilkit.device import Capability
+from dilkit.device import Capability, capturing
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:

@@ -3,10 +3,12 @@
 A counter is two int32: of tiles, and of those that are done, which a step of decoding counts. A kernel finds it at 0 and leaves
 it at 0 (`take_number` of `kernels/dilated.cuh`): nothing is launched to clear it. It serves one launch at a time:
 
-    launched    the kernels on a stream run one after the other: a counter for each stream of each device
+    launched    the kernels on a stream run one after the other: a counter for each stream of each device. Streams are told apart
+                by the number that CUDA gives no other stream: a new one may have the handle of one whose kernels still run
     captured    a graph may run beside anything else, its kernels beside each other, each only after its own last run:
                 a counter for each captured launch, for as long as the graph may run
 
+No counter is handed out twice, and those of streams stay for good: nobody needs to know when a stream or its last kernel ends.
 A launch that fails runs no block. A kernel that is stopped on its way takes its context along, and the counters with it.
 """
 
@@ -16,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from dilkit.backends.tiles import captured
+from dilkit.device import cuda_stream_number
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +27,11 @@ if TYPE_CHECKING:
 PAGE = 2**14
 """Counters that are allocated at once. At least half as many launches can be captured after any other launch."""
 
-PER_THREAD = 2
-"""The handle by which CUDA knows each thread's own default stream."""
+DEFAULT = 0
+"""The handle of the stream of a device that is there for as long as the device is."""
+
+MOST_STREAMS = 2**12
+"""Of which it is known at once which counter they have. Before there are more all are forgotten, and take another."""
 
 
 class Counters:
@@ -33,12 +39,14 @@ class Counters:
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
-        self._of_stream: dict[tuple[int, int, int], tuple[_Page, int]] = {}
+        self._of_stream: dict[tuple[int, int | None], int] = {}
+        self._of_streams: list[_Page] = []
         self._lock = threading.Lock()
 
     def address(self, device: torch.device, stream: int, capturing: bool) -> int:
         """Where a counter lies for a launch on the stream with handle `stream`, or, if `capturing`, into a graph.
 
+        `device` is the current one: it is asked what the handles mean that each device has, or each thread.
         Raises RuntimeError if there is none left to capture with, which is so before any other launch on the device.
         """
         with self._lock:
@@ -47,10 +55,17 @@ class Counters:
                 return _captured(page, device)
             if page is None or page.left < PAGE // 2:
                 page = self._pages[device.index] = _Page(device)
-            key = device.index, stream, threading.get_ident() if stream == PER_THREAD else 0
+            key = device.index, None if stream == DEFAULT else cuda_stream_number(stream)
             if key not in self._of_stream:
-                self._of_stream[key] = page, page.take()
-            return self._of_stream[key][1]
+                self._take(key, page)
+            return self._of_stream[key]
+
+    def _take(self, key: tuple[int, int | None], page: _Page) -> None:
+        if len(self._of_stream) == MOST_STREAMS:
+            self._of_stream.clear()
+        if page not in self._of_streams:
+            self._of_streams.append(page)
+        self._of_stream[key] = page.take()
 
 
 class _Page:

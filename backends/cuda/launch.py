@@ -11,7 +11,7 @@ from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.occupancy import blocks_at_once, multiprocessors
 from dilkit.backends.cuda.table import CudaKernel
-from dilkit.backends.tiles.captured import capturing
+from dilkit.device import capturing
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,8 @@ class CupyLauncher:
     def counter(self, device: torch.device) -> int:
         import torch
 
-        return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, capturing(device))
+        with torch.cuda.device(device):
+            return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, capturing(device))
 
     def _load(self, kernel: CudaKernel, device: torch.device) -> _Loaded:
         key = kernel, device.index

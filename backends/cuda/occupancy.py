@@ -28,11 +28,12 @@ class Multiprocessors:
 
 def multiprocessors(device: torch.device) -> Multiprocessors:
     import torch
+    from cupy.cuda import runtime
 
     properties = torch.cuda.get_device_properties(device)
-    return Multiprocessors(
-        properties.multi_processor_count, properties.max_threads_per_multi_processor, properties.shared_memory_per_multiprocessor
-    )
+    # CUDA is asked, for torch tells of shared memory from 2.7 on only. This makes no context on the device.
+    shared_bytes = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerMultiprocessor, device.index)
+    return Multiprocessors(properties.multi_processor_count, properties.max_threads_per_multi_processor, shared_bytes)
 
 
 def blocks_at_once(kernel: CudaKernel, device: Multiprocessors) -> int:

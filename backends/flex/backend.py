@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.packed_sequences import sequences
 from dilkit.bias.form import BIASES
+from dilkit.device import capturing
 from dilkit.inputs import Inputs
 from dilkit.pattern.lowering import FORMS, GivenBlocks
 from dilkit.problem import Problem
@@ -149,9 +150,7 @@ def _mixes_poison(inputs: Inputs) -> bool:
 
     Not looked at while a CUDA graph is captured.
     """
-    import torch
-
-    if inputs.cu_seqlens is None or (inputs.key.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if inputs.cu_seqlens is None or capturing(inputs.key.device):
         return False
     return not bool(inputs.key.isfinite().all() & inputs.value.isfinite().all())
 

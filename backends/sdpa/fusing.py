@@ -15,6 +15,7 @@ from dilkit import environment
 from dilkit.backends.sdpa.accumulators import merge_lse
 from dilkit.backends.sdpa.fused_accumulators import RowKernels
 from dilkit.backends.sdpa.kernels import installed
+from dilkit.device import capturing
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def _kernels() -> RowKernels:
 
 @lru_cache(maxsize=256)
 def _proven(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    import torch
-
-    if torch.cuda.is_current_stream_capturing():
+    if capturing(device):
         raise RuntimeError(
             f"the kernels that merge results of {dtype} and head_dim {head_dim} have not been proven on {device}, and cannot be "
             "while a CUDA graph is captured: make the same call once before"

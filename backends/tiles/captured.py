@@ -37,16 +37,6 @@ def keep(thing: object, device: torch.device) -> None:
     things[id(thing)] = thing
 
 
-def capturing(device: torch.device) -> bool:
-    """Whether work for `device` is now recorded into a CUDA graph."""
-    import torch
-
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
-
-
 def let_go() -> None:
     """Drop what ended graphs pointed to. Waits for their devices, so nothing may be captured now."""
     import torch

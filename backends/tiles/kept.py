@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dilkit import environment, plan
 from dilkit.backends.tiles import captured
+from dilkit.device import capturing
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ def kept(key: tuple[object, ...], make: Callable[[], KeptT], problem: Problem, d
     for what is not there.
     """
     prepared = plan.cached((*key, device), partial(_made, make, problem, device))
-    if captured.capturing(device):
+    if capturing(device):
         captured.keep(prepared, device)
     return prepared
 
 
 def _made(make: Callable[[], KeptT], problem: Problem, device: torch.device) -> KeptT:
-    if captured.capturing(device):
+    if capturing(device):
         raise RuntimeError(
             f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make the "
             f"same call once before (if you did, {environment.CACHE_BYTES.name} is too small to keep them)"

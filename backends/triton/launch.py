@@ -5,9 +5,8 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dilkit.backends.tiles import captured
 from dilkit.backends.triton.sizes import OLDEST, Sizes, beside_bias, sizes_for
-from dilkit.device import Capability
+from dilkit.device import Capability, capturing
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class DeviceLauncher:
 
         device, options = arguments[0].data.device, {**constants, **compiling(sizes)}
         with torch.cuda.device(device), _LAUNCHING:
-            if captured.capturing(device):
+            if capturing(device):
                 _expect_loaded(role, device, kernel(role).warmup(*arguments, grid=(programs,), **options))
             kernel(role)[(programs,)](*arguments, **options)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dilkit.device import capturing
 from dilkit.op.boundary import check_memory
 from dilkit.problem import Problem
 
@@ -107,7 +108,7 @@ def dropout_of(problem: Problem, seed: Tensor | None, places: Tensor | None) -> 
     if places is not None:
         _check_int64("dropout_places", places, (problem.batch, PLACES), "a line for each element of the batch")
     assert seed is not None
-    if problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if problem.device.type == "cuda" and capturing(torch.device("cuda", problem.device.index)):
         raise RuntimeError(
             "dropout_p > 0 while a CUDA graph is captured: every replay would drop the same weights; use dropout_p=0"
         )

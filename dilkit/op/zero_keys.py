@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import not_distributed
+from dilkit.device import capturing
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
@@ -51,7 +52,7 @@ def add_zero_keys(out: Tensor, lse: Tensor, zero_keys: ZeroKeys | None, sink: Te
     `sink` `(heads,)` is the logit of one more key, which every row of a head sees.
     """
     first, logits = _logits(lse, zero_keys, sink)
-    if zero_keys is not None and lse.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if zero_keys is not None and capturing(lse.device):
         _CAPTURED[id(zero_keys)] = zero_keys
     part = lse[:, :, first:]
     whole = _merged(part, logits)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import dilkit
+from dilkit.device import capturing
 from dilkit.op.schema import library
 from dilkit.orders.checks import check_tokens
 
@@ -56,7 +57,7 @@ def index_of(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:
     if device.type == "cpu":
         return _tensor(order, device, inverse)
     kept: Tensor = order.kept(("index", device, inverse), partial(_tensor, order, device, inverse))
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if capturing(device):
         _CAPTURED[id(kept)] = kept
     return kept
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from dilkit import environment, files
 from dilkit.backend import Backend
+from dilkit.device import capturing
 from dilkit.problem import Problem
 
 MOST_SECONDS = 300
@@ -103,7 +104,7 @@ def _check_not_capturing(name: str, problem: Problem) -> None:
         return
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_available() and capturing(torch.device("cuda", problem.device.index)):
         raise RuntimeError(
             f"the kernels of {name} have not been proven on {problem.device}, and cannot be while a CUDA graph is captured: make "
             "the same call once before"

@@ -14,6 +14,7 @@ from dilkit.device import (
     GENERATIONS,
     Capability,
     cuda_driver,
+    cuda_stream_number,
     features_of,
     generation_of,
     parse_capability,
@@ -146,14 +147,16 @@ def test_the_driver_says_its_version_or_why_it_does_not(monkeypatch: pytest.Monk
 
         return SimpleNamespace(cuDriverGetVersion=driver_version)
 
-    def missing(name: str) -> Any:
-        raise OSError(f"{name}: cannot open shared object file")
+    def missing() -> Any:
+        raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: says(13000, 0))
+    monkeypatch.setattr("dilkit.device._driver", lambda: says(13000, 0))
     assert cuda_driver.__wrapped__() == 13000
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: says(0, 999))
+    with pytest.raises(RuntimeError, match=r"12\.0 or newer, .*cuStreamGetId"):
+        cuda_stream_number(0)
+    monkeypatch.setattr("dilkit.device._driver", lambda: says(0, 999))
     with pytest.raises(RuntimeError, match="error 999"):
         cuda_driver.__wrapped__()
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr("dilkit.device._driver", missing)
     with pytest.raises(RuntimeError, match="cannot be loaded"):
         cuda_driver.__wrapped__()

@@ -69,7 +69,12 @@ class FakeCupy:
             funcSetAttribute=lambda function, what, value: self.note("attribute", function, what, value),
             occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy,
         )
-        self.cuda = SimpleNamespace(Module=lambda: _Module(self), driver=driver)
+        attributes = {"shared memory of a multiprocessor": 102400}
+        runtime = SimpleNamespace(
+            cudaDevAttrMaxSharedMemoryPerMultiprocessor="shared memory of a multiprocessor",
+            deviceGetAttribute=lambda what, device: attributes[what],
+        )
+        self.cuda = SimpleNamespace(Module=lambda: _Module(self), driver=driver, runtime=runtime)
 
     def note(self, what: str, *facts: Any) -> None:
         """Record something that happened, with the device on which it did."""
@@ -112,10 +117,13 @@ class _Module:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    """CuPy and torch's CUDA, both recorded; kernels are not compiled: their code is what they and their device are."""
+    """CuPy and torch's CUDA, both recorded; kernels are not compiled: their code is what they and their device are.
+
+    Of a device torch says what torch 2.6 does.
+    """
     fake = FakeCupy()
-    each = dict(max_threads_per_multi_processor=1536, shared_memory_per_multiprocessor=102400)
-    properties = SimpleNamespace(major=8, minor=6, name="a device", multi_processor_count=10, **each)
+    each = dict(multi_processor_count=10, max_threads_per_multi_processor=1536)
+    properties = SimpleNamespace(major=8, minor=6, name="a device", **each)
     for name, module in {"cupy": fake, "cupy.cuda": fake.cuda, "cupy.cuda.driver": fake.cuda.driver}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=fake.stream + device.index))

@@ -55,7 +55,7 @@ class Launch(ctypes.Structure):
         *((name, ctypes.POINTER(Range)) for name in ("ranges", "arrays")),
         ("error", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("matrices", "conflicts")),
+        *((name, ctypes.c_int64) for name in ("matrices", "conflicts", "barriers")),
     ]
 
 
@@ -66,7 +66,8 @@ class KernelError(RuntimeError):
 class HostLauncher:
     """Runs the threads of a block in `order` ("forward", "reverse", or "random" by `seed`), and blocks on `workers` cores.
 
-    `matrices`: how many the kernels have loaded so far; `conflicts`: how many turns that took beyond one for each.
+    `matrices`: how many the kernels have loaded so far; `conflicts`: how many turns that took beyond one for each;
+    `barriers`: how often all threads of a block have met.
     `checked`: every single access to memory is checked, for bounds of arrays in shared memory and for races; ten times slower.
     `turns`: then, by place in the code and bytes of a lane, how many instructions have touched shared memory, and how many turns
     that took beyond those without which it is not possible.
@@ -74,7 +75,7 @@ class HostLauncher:
 
     def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False) -> None:
         self.order, self.seed, self.checked = ORDERS[order], seed, checked
-        self.matrices = self.conflicts = 0
+        self.matrices = self.conflicts = self.barriers = 0
         self._turns: dict[Path, dict[tuple[int, int], tuple[int, int]]] = {}
         self._counter = np.zeros(2, np.int32)
         self.workers = workers or min(4, len(os.sched_getaffinity(0)))
@@ -116,6 +117,7 @@ class HostLauncher:
                 pass
         self.matrices += sum(part.matrices for part in parts)
         self.conflicts += sum(part.conflicts for part in parts)
+        self.barriers += sum(part.barriers for part in parts)
         self._add_turns(path, [place for own in places for place in own if place.accesses])
         for text in error:
             if text.value:

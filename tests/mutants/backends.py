@@ -273,6 +273,14 @@ KERNELS_FOR_GPUS = (
         needs="g++",
     ),
     Mutant(
+        "keys are copied over rows of the tile that another warp still reads",
+        "backends/cuda/kernels/mma_dquery_pairs.cu",
+        "        synchronize();\n        copy_step(buffer, &columns, 0,",
+        "        copy_step(buffer, &columns, 0,",
+        f"{CUDA}/test_mma_backward.py::test_every_access_is_checked",
+        needs="g++",
+    ),
+    Mutant(
         "gradients of the weights of a bias are added to those of the next tile as well",
         "backends/cuda/kernels/scores.cuh",
         "STORE(sums + thread, 0.0f);",

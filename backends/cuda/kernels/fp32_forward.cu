@@ -41,7 +41,7 @@ enum {
     QUAD_COLUMNS = THREAD_COLUMNS / 4 * 4,
     SLICE = 16,
     PAD = 8,
-    SLICE_SIZE = SLICE * KEY_TILE + SLICE / 4 * PAD,
+    SLICE_SIZE = SLICE * KEY_TILE + (SLICE / 4 - 1) * PAD,
     VALUES = HEAD_DIM > 96 ? 8 : 16,
     SHARED_KEYS = 16,
     ROW_QUADS = HEAD_DIM / 4,
@@ -58,8 +58,8 @@ DEVICE int key_in_column(int column) { return (column / (4 * ACROSS) * 4 + colum
    place of a number of that. */
 DEVICE int pair_column(int number, int column) { return QUAD_COLUMNS * ACROSS + 2 * column + number - QUAD_COLUMNS; }
 
-/* Where row d of a transposed slice is: PAD numbers after every fourth row, so that a warp that writes 4 rows of 8 columns uses
-   all banks. */
+/* Where row d of a transposed slice is: PAD numbers between every fourth row and the next, so that a warp that writes 4 rows of 8
+   columns uses all banks. */
 DEVICE int slice_row(int d) { return d * KEY_TILE + d / 4 * PAD; }
 
 /* Of a transposed slice a thread prefetches 4 rows from `slice_thread_row` on, of column `slice_thread_column` and of each SWEEP

@@ -219,20 +219,21 @@ LOAD_MATRICES_4(load_matrices_4_transposed, ".trans")
 
 #endif
 
-/* Products */
+/* Products: of all lanes together, so that the compiler may move none into a branch. */
 
 #define MMA_K8(name, type)                                                                                                         \
     DEVICE void name(float *sum, const unsigned *left, const unsigned *right) {                                                    \
-        asm("mma.sync.aligned.m16n8k8.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"       \
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                                               \
-            : "r"(left[0]), "r"(left[1]), "r"(right[0]));                                                                          \
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." type "." type                                                         \
+                     ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"                                                    \
+                     : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                                      \
+                     : "r"(left[0]), "r"(left[1]), "r"(right[0]));                                                                 \
     }
 #define MMA_K16(name, type)                                                                                                        \
     DEVICE void name(float *sum, const unsigned *left, const unsigned *right) {                                                    \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                                                 \
-            ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                 \
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                                               \
-            : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));                               \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                                        \
+                     ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                        \
+                     : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                                      \
+                     : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));                      \
     }
 
 #if __CUDA_ARCH__ >= 750

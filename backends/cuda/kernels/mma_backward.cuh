@@ -49,7 +49,8 @@
 #endif
 #define HELD (STEPS - SPARE)
 
-/* Loads the fragments of this warp's rows of a head of two tensors, through `buffer`, which is free before and after. */
+/* Loads the fragments of this warp's rows of a head of two tensors, through `buffer`, which is free before, and after the next
+   barrier. */
 DEVICE void load_row_fragments(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4], uint4 *buffer, View of_a, View of_b, int batch,
                                int head, const Args *args, const Tile *tile) {
     copy_tile(buffer, rows_of(of_a, batch, head), tile, args->head_dim);
@@ -57,7 +58,6 @@ DEVICE void load_row_fragments(unsigned (*a)[STEPS][4], unsigned (*b)[STEPS][4],
     copy_async_wait(0);
     synchronize();
     load_fragments(a, buffer), load_fragments(b, buffer + HALF);
-    synchronize();
 }
 
 /* Where the half of the buffer begins that the columns from number `column` on pass through. */

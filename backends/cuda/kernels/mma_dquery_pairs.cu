@@ -126,6 +126,7 @@ KERNEL(mma_dquery_pairs) {
         locate_column(&columns, biases, &task.keys, &args, task.batch, this_thread());
         note_terms(terms, line_of(&args, task.batch, task.tile.head), &args, &task.tile);
         load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, task.batch, task.tile.head, &args, &task.tile);
+        synchronize();
         copy_step(buffer, &columns, 0, task.batch, key_head, &args);
 #pragma unroll 1
         for (int column = 0;; column += COLUMNS) {

@@ -9,6 +9,8 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from dilkit.device import capturing
+
 
 class MaskMemory:
     """Looks at each mask once, not once in each layer.
@@ -27,7 +29,7 @@ class MaskMemory:
             return True
         if mask.device.type == "cpu":
             return _look(mask)
-        if mask.is_inference() or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if mask.is_inference() or capturing(mask.device):
             return True
         last, version, answer = self._last
         if last() is not mask or version != mask._version:

@@ -227,7 +227,7 @@ def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: py
     problem = pose()
     plan.cache_clear()
     backend.forward(Inputs(*tensors(problem)), problem)
-    monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: True)
+    monkeypatch.setattr("dilkit.backends.tiles.kept.capturing", lambda device: True)
     found = device_schedule(problem, 64, QUERIES, torch.device("cpu"))
     groups = schedule(problem, 64).groups
     assert found.nbytes == found.data.nbytes == sum(group.branches.nbytes + group.query_tiles.nbytes for group in groups)
@@ -235,7 +235,7 @@ def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: py
 
 def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, captures = pose(seq=444), True
-    monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: captures)
+    monkeypatch.setattr("dilkit.backends.tiles.kept.capturing", lambda device: captures)
     plan.cache_clear()
     with pytest.raises(RuntimeError, match=r"while a CUDA graph is captured: make the same call once before"):
         backend.forward(Inputs(*tensors(problem)), problem)

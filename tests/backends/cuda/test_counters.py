@@ -15,7 +15,7 @@ from helpers.on_host import FP32, TENSOR_CORES, OnHost
 from dilkit import Pattern
 from dilkit.backends.cuda import counters
 from dilkit.backends.cuda.backend import CupyRaw
-from dilkit.backends.cuda.counters import PER_THREAD, Counters
+from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.launch import CupyLauncher
 from dilkit.device import Capability
 from dilkit.inputs import Inputs
@@ -82,7 +82,15 @@ def test_a_launch_makes_nothing_to_count_with() -> None:
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Counters:
+def numbers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """What CUDA numbers streams by, by handle: by the handle, where nothing else is said."""
+    found: dict[int, int] = {}
+    monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: found.get(stream, stream))
+    return found
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch, numbers: dict[int, int]) -> Counters:
     """Counters on devices that are not there, in memory of the CPU."""
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     return Counters()
@@ -100,16 +108,30 @@ def test_each_stream_of_each_device_has_one(own: Counters) -> None:
     assert {value(address) for address in found} == {0}
 
 
-def test_the_stream_of_each_thread_has_one(own: Counters) -> None:
-    def ask() -> None:
-        found.append(own.address(FIRST, PER_THREAD, capturing=False))
+def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_its_own(own: Counters, numbers: dict[int, int]) -> None:
+    """A kernel of the first may still run when the second begins; the streams of threads all have the same handle."""
+    found = [own.address(FIRST, 4096, capturing=False)]
+    numbers[4096] = 5
+    found += [own.address(FIRST, 4096, capturing=False) for _ in range(2)]
+    assert found[0] != found[1] == found[2]
 
-    found: list[int] = []
-    ask()
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert len(set(found)) == 2
+
+def test_the_stream_that_is_always_there_needs_no_number(own: Counters, numbers: dict[int, int]) -> None:
+    default = own.address(FIRST, 0, capturing=False)
+    numbers[4096] = 0
+    assert own.address(FIRST, 4096, capturing=False) != default == own.address(FIRST, 0, capturing=False)
+
+
+def test_streams_without_end_are_forgotten_but_their_counters_never_used_again(
+    own: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "PAGE", 8)
+    monkeypatch.setattr(counters, "MOST_STREAMS", 3)
+    found = [own.address(FIRST, stream, capturing=False) for stream in (*range(1, 20), 1, 2)]
+    assert len(set(found)) == len(found)
+    assert len(own._of_stream) <= 3
+    torch.zeros(8, dtype=torch.int64).fill_(7)
+    assert {value(address) for address in found} == {0}
 
 
 def test_threads_that_share_a_stream_share_its_counter(own: Counters) -> None:
@@ -136,9 +158,12 @@ def test_each_captured_launch_has_one_and_launches_make_room_for_more(own: Count
     assert {value(address) for address in found} == {0}
 
 
-def test_the_launcher_asks_for_the_current_stream(own: Counters, cupy: FakeCupy) -> None:
+def test_the_launcher_asks_for_the_current_stream(own: Counters, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: asked.append((stream, cupy.device)) or stream)
     launcher = CupyLauncher()
     one, other = launcher.counter(FIRST), launcher.counter(SECOND)
+    assert asked == [(77, 0), (78, 1)], "of the device that is current"
     assert launcher.counter(FIRST) == one != other
     cupy.stream = 99
     assert launcher.counter(FIRST) not in (one, other)

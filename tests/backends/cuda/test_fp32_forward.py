@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.host_compile import compile_kernel, shared_bytes
 from helpers.host_launcher import HostLauncher
 from torch import Tensor
 
@@ -18,8 +19,11 @@ from dilkit.testing.accuracy import LIMITS
 from dilkit.testing.conformance import expected
 from dilkit.testing.problems import NESTED, PROBLEMS, Case
 from dilkit.testing.tensors import Tensors, make_tensors
+from dilkit.tools.bench.kernels.cases import STATIC_KIB
 
 MAXWELL = 5, 2
+ROOM = 256
+"""Bytes of the shared memory that a kernel may declare on any GPU, `STATIC_KIB`, that stay free."""
 BLOCKS = 3
 BEYOND = 3
 """Rows of `out` after the last batch element, which nobody may write."""
@@ -156,3 +160,11 @@ def test_masked_keys_are_not_read() -> None:
 def test_no_race_and_nothing_out_of_bounds(head_dim: int) -> None:
     case = replace(BITS, head_dim=head_dim, pattern=Pattern([64, 128], [1, 2]), dtype="float16")
     judge(case, run(case, checked=True))
+
+
+def test_there_is_room_in_the_shared_memory_that_every_gpu_has() -> None:
+    """The kernel that declares the most: whoever lets a tile, its keys or their place know more takes of what is left."""
+    kernel = kernel_for("forward", "float32", 128, MAXWELL, packed=True, dropout=True)
+    declared = shared_bytes(compile_kernel(kernel.source, tuple(kernel.macros.items()), False))
+    limit = STATIC_KIB * 1024
+    assert declared <= limit - ROOM, f"{declared} bytes of shared memory: {limit - declared} are left of {STATIC_KIB} KiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,6 +170,14 @@ def test_copies_arrive_when_they_are_waited_for(pending: int) -> None:
     for group in range(3):
         there = np.where(np.arange(64) % 4 == group, 0, given[group, :, 1])
         np.testing.assert_array_equal(got[group], there if group < 3 - pending else 0xFFFFFFFF)
+
+
+def test_no_compiler_moves_what_lanes_do_together() -> None:
+    """Nor a copy that others wait for: into a branch, for instance, that some lanes do not take."""
+    text = (KERNELS / "intrinsics.cuh").read_text()
+    found = re.findall(r'\basm( volatile)?\("((?:\w+\.)+(?:sync|async)[.\w]*)', text)
+    assert {name.split(".")[0] for _, name in found} == {"mma", "ldmatrix", "cp"}
+    assert [name for volatile, name in found if not volatile] == []
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,6 @@ def test_the_true_cupy_takes_our_arguments() -> None:
     assert {"funcSetAttribute", "occupancyMaxActiveBlocksPerMultiprocessor"} <= set(dir(true.cuda.driver))
     for name in ("MAX_DYNAMIC_SHARED_SIZE_BYTES", "PREFERRED_SHARED_MEMORY_CARVEOUT"):
         assert isinstance(getattr(true.cuda.driver, f"CU_FUNC_ATTRIBUTE_{name}"), int)
+    runtime = true.cuda.runtime
+    with pytest.raises(runtime.CUDARuntimeError):
+        runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0)

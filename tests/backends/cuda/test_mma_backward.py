@@ -172,3 +172,23 @@ def test_two_warps_with_the_same_rows_load_half_as_often() -> None:
         own = 2 * warps_of_a_row * (256 // 16) * (128 // 16)
         loads[capability] = (way.launcher.matrices / 4 - own) / products
     assert loads == {AMPERE: 0.25, SMALLER: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("role", "capability", "of_a_tile"),
+    [
+        pytest.param("dquery", SMALLER, 5, id="mma_dquery"),
+        pytest.param("dkeyvalue", AMPERE, 7, id="mma_dkeyvalue"),
+        pytest.param("dquery", AMPERE, 6, id="mma_dquery_pairs"),
+    ],
+)
+def test_threads_wait_for_each_other_no_more_often_than_they_must(role: str, capability: tuple[int, int], of_a_tile: int) -> None:
+    """At the first tile, and in each of 4 tiles for 8 times 32 columns, and beside these: when the rows are in shared memory, in
+    `mma_dquery_pairs` when they have left it, when columns are located, when these have been used, when a gradient is in
+    shared memory, which is so twice for keys and values with a wait between, and when there is the next tile."""
+    case = Case(
+        feature="waits", variant="", pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=128, dtype="float16"
+    )
+    way = Way(capability, launcher=HostLauncher(workers=1), blocks=1)
+    gradients(case, way, [role])
+    assert way.launcher.barriers == 1 + 4 * (8 + of_a_tile)

@@ -87,7 +87,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv("DILKIT_GPU_PROOF", mode)
         monkeypatch.setattr(fusing, "installed", lambda name: True)
         monkeypatch.setattr(fusing, "_kernels", lambda: kernels)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+        monkeypatch.setattr(fusing, "capturing", lambda device: capturing)
         query: Any = OnCuda()
         return fusing.row_kernels(query, problem("sm_90", "float16"))
 

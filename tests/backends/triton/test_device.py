@@ -31,7 +31,7 @@ def tables(kind: str = QUERIES, rows: int = 64, **fields: Any) -> DeviceTables:
 
 
 def capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dilkit.backends.tiles.captured.capturing", lambda device: True)
+    monkeypatch.setattr("dilkit.backends.tiles.kept.capturing", lambda device: True)
 
 
 def test_tables_are_made_once_for_each_kind_and_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,13 +147,13 @@ def test_what_cannot_name_its_facts_is_not_used() -> None:
 
 def test_nothing_is_proven_while_a_graph_is_captured(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(proof, "capturing", lambda device: device == torch.device("cuda", 0))
     with registered(Proven()):
         with pytest.raises(RuntimeError, match=r"not been proven on cuda:0 .*make the same call once before"):
             select(problem())
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(proof, "capturing", lambda device: False)
         select(problem())
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(proof, "capturing", lambda device: device == torch.device("cuda", 0))
         assert select(problem(seq=300)).name == "proven"
     assert len(asked) == 1
 

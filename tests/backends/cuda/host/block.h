@@ -31,6 +31,7 @@ typedef struct {
     char *error;
     CodePlace *places; /* written, MAX_PLACES of them: only with HOST_CHECKED */
     int64_t matrices, conflicts; /* written: matrices that were loaded, and how many turns more than one each that took */
+    int64_t barriers;            /* written: how often all threads of a block have met */
 } Launch;
 
 typedef struct Lane Lane;
@@ -160,6 +161,7 @@ UNCHECKED static int host_block_meets(void) {
     if (host.lane[0].waits == &FINISHED)
         return 0;
     host_barrier_passed();
+    host.launch.barriers++;
     host_release(0, THREADS);
     host_shuffle_order(host.warp_order, WARPS);
     host.warp_turn = 0;
@@ -240,7 +242,7 @@ static int host_run(const char *kernel, void (*body)(const void *), const void *
         host.stacks = aligned_alloc(4096, (size_t)THREADS * STACK);
     for (int block = launch->first_block; block < launch->blocks && !host.failed; block += launch->block_step)
         host_run_block(block);
-    launch->matrices = host.launch.matrices, launch->conflicts = host.launch.conflicts;
+    launch->matrices = host.launch.matrices, launch->conflicts = host.launch.conflicts, launch->barriers = host.launch.barriers;
     return host.failed;
 }
 

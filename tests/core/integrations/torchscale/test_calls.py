@@ -68,7 +68,7 @@ class Elsewhere(torch.Tensor):
     """A mask on another device, to all appearances. `looks` counts how often somebody waited for its values."""
 
     looks = 0
-    device = torch.device("cuda")
+    device = torch.device("xpu")
 
     def any(self) -> Any:
         Elsewhere.looks += 1

@@ -1,0 +1,203 @@
+"""Calls of `cupy_raw` through the true CuPy, in a process of its own, over the driver of `tests/backends/cuda/driver/driver.c`.
+
+    python stub_driver.py <libcuda.so.1>        prints the `Seen` of all calls as JSON
+
+True: dilkit, CuPy's modules, functions and driver calls, NVRTC, torch's device guard. Stand-ins: the driver, which is loaded
+before CuPy asks for one; CUDA's runtime, whose copy in CuPy wants tables that only NVIDIA's driver has (two of its functions);
+torch's runtime, which a build for CPUs lacks: the current device and stream, a device's properties. Memory of the device is the
+CPU's, where the host shim computes what is launched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+DEVICE = 1
+"""The one that tensors are said to be on; the other is current."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A call of the driver: on which device and stream, of which function, and what it was about."""
+
+    call: str
+    device: int
+    stream: int
+    name: str
+    first: int
+    second: int
+
+
+@dataclass
+class Seen:
+    """What the calls did: events by call; handles of streams; counters of launches; the error of each result against `native`."""
+
+    events: dict[str, list[Event]] = field(default_factory=dict)
+    streams: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, list[int]] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    devices: dict[str, int] = field(default_factory=dict)
+    contexts: list[bool] = field(default_factory=list)
+    argument_bytes: int = 0
+
+
+class Driver:
+    """The driver, and what it has told since it was last asked."""
+
+    def __init__(self, path: str) -> None:
+        self.library = ctypes.CDLL(path)
+        self.events: list[Event] = []
+        self.stream = 0
+        self.run: Callable[[Event, bytes], None] = lambda event, arguments: None
+        kinds = ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_size_t
+        self._listener = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_int64)(self._note)
+        self.library.stub_listen(self._listener)
+
+    def _note(self, call: bytes, device: int, stream: int, name: bytes, first: int, second: int, at: int, size: int) -> None:
+        event = Event(call.decode(), device, stream, name.decode(), first, second)
+        self.events.append(event)
+        if at:
+            self.run(event, ctypes.string_at(at, size))
+
+    def new_stream(self) -> int:
+        made = ctypes.c_size_t()
+        assert self.library.cuStreamCreate(ctypes.byref(made), 0) == 0
+        return made.value
+
+    def captures(self) -> bool:
+        status = ctypes.c_int()
+        assert self.library.cuStreamIsCapturing(ctypes.c_void_p(self.stream), ctypes.byref(status)) == 0
+        return bool(status.value)
+
+    def attribute(self, what: int, device: int) -> int:
+        value = ctypes.c_int()
+        assert self.library.cuDeviceGetAttribute(ctypes.byref(value), what, device) == 0
+        return value.value
+
+
+def stand_in_for_cudas_runtime(driver: Driver) -> None:
+    """Before CuPy's modules bind its function that makes a context current on a thread: here one is."""
+    from cupy_backends.cuda.api import runtime
+
+    def ensure_context() -> bool:
+        driver.events.append(Event("ensure context", driver.library.stub_current(), 0, "", 0, 0))
+        return driver.library.stub_current() >= 0  # not None, of which ctypes would hand over no reference
+
+    python = ctypes.pythonapi
+    python.PyCapsule_GetName.restype, python.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    python.PyCapsule_New.restype = ctypes.py_object
+    python.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    kept.append(ctypes.PYFUNCTYPE(ctypes.py_object)(ensure_context))
+    kept.append(python.PyCapsule_GetName(runtime.__pyx_capi__["_ensure_context"]))
+    runtime.__pyx_capi__["_ensure_context"] = python.PyCapsule_New(ctypes.cast(kept[0], ctypes.c_void_p), kept[1], None)
+    runtime.deviceGetAttribute = driver.attribute
+
+
+kept: list[Any] = []
+"""What capsules point to."""
+
+
+def stand_in_for_torchs_runtime(driver: Driver) -> None:
+    """As torch's guard has it: a device that has no context is not made current again."""
+    import torch
+
+    def exchange(device: int) -> int:
+        before = driver.library.stub_current()
+        driver.library.stub_set_device(device)
+        return max(before, 0)
+
+    def maybe_exchange(device: int) -> int:
+        return exchange(device) if driver.library.stub_has_context(device) else driver.library.stub_current()
+
+    torch.cuda._exchange_device, torch.cuda._maybe_exchange_device = exchange, maybe_exchange
+    torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=driver.stream)
+    torch.cuda.is_current_stream_capturing = driver.captures
+    properties = dict(major=9, minor=0, name="stub", multi_processor_count=2, max_threads_per_multi_processor=2048)
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(**properties)
+    true = torch.Tensor.to
+    torch.Tensor.to = lambda self, *args, **options: self if str(args[0]).startswith("cuda") else true(self, *args, **options)
+
+
+class Calls:
+    """Forward and backward of one problem in fp16, with what they launch computed by the host shim."""
+
+    def __init__(self, driver: Driver) -> None:
+        import torch
+        from helpers.host_launcher import HostLauncher
+
+        import dilkit
+        from dilkit.backends.cuda import backend
+        from dilkit.backends.cuda.arguments import ARGUMENTS
+        from dilkit.inputs import Inputs
+
+        backend._device = lambda tensors: torch.device("cuda", DEVICE)
+        self.driver, self.backend, self.seen = driver, backend.CupyRaw(capability=(9, 0)), Seen(argument_bytes=ARGUMENTS.itemsize)
+        self.host, self.dtype = HostLauncher("random", workers=1), ARGUMENTS
+        pattern = dilkit.Pattern([256], [1])
+        options = dict(seq=256, heads=2, head_dim=128, dtype="float16", requires_grad=True, is_causal=True)
+        self.problem = dilkit.Problem(pattern=pattern, **options)
+        random = torch.Generator().manual_seed(0)
+        qkv = [torch.randn(1, 256, 2, 128, generator=random).half() for _ in range(3)]
+        self.inputs, self.dout = Inputs(*qkv), torch.randn(1, 256, 2, 128, generator=random).half()
+        leaves = [x.float().requires_grad_() for x in qkv]
+        out = dilkit.dilated_attention(*leaves, pattern, is_causal=True, backend="native")
+        self.want = [out.detach(), *torch.autograd.grad(out, leaves, self.dout.float())]
+
+        driver.run = self._compute
+
+    def make(self, name: str, stream: int) -> None:
+        """Forward and backward on a stream."""
+        driver = self.driver
+        driver.stream, driver.events, self.counters = stream, [], []
+        out, lse = self.backend.forward(self.inputs, self.problem)
+        gradients = self.backend.backward(self.dout, self.inputs, out, lse, self.problem)
+        pairs = zip((out, *gradients), self.want, strict=True)
+        self.seen.errors[name] = max(float((x.float() - y).abs().max()) for x, y in pairs)
+        self.seen.events[name], self.seen.streams[name] = driver.events, stream
+        self.seen.counters[name], self.seen.devices[name] = self.counters, driver.library.stub_current()
+        driver.stream = 0
+
+    def _compute(self, event: Event, given: bytes) -> None:
+        """At once, also what is captured: memory of a call is another's after it."""
+        import numpy as np
+
+        [kernel] = (kernel for kernel, _ in self.backend.launcher._loaded if kernel.name == event.name)  # type: ignore[attr-defined]
+        arguments = np.frombuffer(given, self.dtype).reshape(()).copy()
+        self.counters.append(int(arguments["counter"]))
+        self.host.launch(kernel, event.first, arguments)
+
+
+def main() -> None:
+    driver = Driver(sys.argv[1])
+    stand_in_for_cudas_runtime(driver)
+    stand_in_for_torchs_runtime(driver)
+    calls = Calls(driver)
+    calls.make("first", 0)
+    calls.seen.contexts = [bool(driver.library.stub_has_context(device)) for device in (0, DEVICE)]
+    driver.library.stub_set_device(DEVICE)
+    side = driver.new_stream()
+    driver.library.stub_set_device(0)
+    calls.make("on a stream", side)
+    driver.library.cuStreamDestroy_v2(ctypes.c_void_p(side))
+    driver.library.stub_set_device(DEVICE)
+    again = driver.new_stream()
+    driver.library.stub_set_device(0)
+    calls.make("on the next stream", again)
+    driver.library.cuStreamBeginCapture_v2(ctypes.c_void_p(again), 0)
+    calls.make("captured", again)
+    graph = ctypes.c_size_t()
+    driver.library.cuStreamEndCapture(ctypes.c_void_p(again), ctypes.byref(graph))
+    print(json.dumps(asdict(calls.seen)))
+
+
+if __name__ == "__main__":
+    main()
