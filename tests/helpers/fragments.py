@@ -3,7 +3,7 @@
     places[lane][i] = (row, column) of element i that a lane holds:  left (16, k), right (k, 8), sums (16, 8)
 
 CUTLASS (https://github.com/NVIDIA/cutlass) says it by the layouts of its traits, whose numbers are here with the struct that has
-them; Triton by the linear layouts of its compiler, which `triton_layouts.py` asks.
+them; Triton by the linear layouts of its compiler, which `gluon_layouts.py` asks.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class LayoutsMissing(Exception):
 @cache
 def of_triton(k: int) -> Fragments:
     """By what Triton's compiler says of `mma.sync`. Raises LayoutsMissing."""
-    answer = json.loads(succeed(sys.executable, str(Path(__file__).with_name("triton_layouts.py")), str(k), cwd=ROOT))
+    answer = json.loads(succeed(sys.executable, str(Path(__file__).with_name("gluon_layouts.py")), str(k), cwd=ROOT))
     if isinstance(answer, str):
         raise LayoutsMissing(answer)
     return Fragments(*([[(row, column) for row, column in lane] for lane in places] for places in answer))

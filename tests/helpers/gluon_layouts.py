@@ -1,6 +1,6 @@
 """Prints where Triton's compiler takes the elements of the factors and the sum of `mma.sync` to lie, as JSON, or why it cannot.
 
-    python tests/helpers/triton_layouts.py 16
+    python tests/helpers/gluon_layouts.py 16
 
 A list for the left factor, (16, k), the right one, (k, 8), and the sum, (16, 8): for each lane, row and column of each element.
 A process of its own, since Triton reports objects that are left over when a process ends that has asked for layouts.
