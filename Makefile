@@ -23,13 +23,14 @@ LINT := $(ENV)/stage-lint
 DOCS := $(ENV)/stage-docs
 PEERS := $(ENV)/stage-peers
 TRANSFORMERS := $(ENV)/stage-transformers
+TTSEM := $(ENV)/stage-ttsem
 
 # Test workers share the cores: one thread each, or they fight for them. torch adds nothing to it on such small problems.
 # Each begins with a part of the files, so that what the tests of a file share is made once, and takes over what others have left.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda kernels gpu simulate peers lint docs results wheel stages clean
+.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels gpu simulate peers lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -43,6 +44,7 @@ help:
 	@echo "make aarch64   the C of the CPU kernel compiled for aarch64, run over the problems under qemu (Debian's cross compiler, qemu-user)"
 	@echo "make fuzz      random calls through the public API against the oracle, under the sanitizers (MINUTES=60: longer than 10)"
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
+	@echo "make triton-sanitize  the kernels in Triton under ttsem: accesses out of bounds, races, undefined results; no GPU is needed"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; half an hour"
 	@echo "               (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
@@ -91,6 +93,9 @@ fuzz: $(TEST)
 sanitize-cuda: $(KERNELS)
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) -m dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PY) -m dilkit verify --device cuda --backend cupy_raw --repeats 0 $(ARGS)
+
+triton-sanitize: $(TTSEM)
+	OMP_NUM_THREADS=1 $(PY) tests/backends/triton/sanitize.py $(ARGS)
 
 kernels: $(TEST) $(KERNELS)
 	$(PY) -m dilkit.tools.bench.kernels.cases
@@ -150,6 +155,6 @@ $(ENV)/stage-dilkit: $(ENV)/stage-demo setup.py $(PYX) $(C) $(INITS)
 	@$(PY) .ci/environment/install.py dilkit
 	@touch $@
 
-$(TEST) $(KERNELS) $(TRANSFORMERS) $(LINT) $(DOCS) $(PEERS): $(ENV)/stage-%: pyproject.toml constraints.txt | $(DEMO)
+$(TEST) $(KERNELS) $(TRANSFORMERS) $(LINT) $(DOCS) $(PEERS) $(TTSEM): $(ENV)/stage-%: pyproject.toml constraints.txt | $(DEMO)
 	@$(PY) .ci/environment/install.py $*
 	@touch $@

@@ -2,6 +2,7 @@
 
     install.py demo      what `make demo` needs: dilkit's dependencies, matplotlib, the build tools
     install.py test      what an extra of pyproject.toml names: also kernels, docs, lint and peers
+    install.py ttsem     a checker of kernels in Triton, with the Triton that it reads, in a folder of its own
     install.py dilkit    dilkit itself, built from this checkout, with nothing downloaded
 
 `.venv` gets the versions of constraints.txt. In any other environment what fits is kept, and torch is never replaced.
@@ -28,6 +29,10 @@ PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version
 BESIDE = {"test": ["mpich"], "kernels": ["nvidia-cuda-nvrtc"]}
 """What a stage installs into a folder of its own: MPICH's wheel and Open MPI's both have a bin/mpirun, and CuPy would take
 NVRTC of CUDA 13 in place of that of CUDA 12."""
+APART = {"ttsem": ["ttsem==0.1.0", "triton==3.8.0"]}
+"""What has the folder of its stage's name for itself: ttsem reads what one version of Triton writes."""
+OLDEST_OF_TTSEM = (3, 11)
+"""Of Python. ttsem asks for 3.12; of what 3.11 lacks it uses nothing."""
 
 
 def main(stage: str) -> int:
@@ -35,7 +40,9 @@ def main(stage: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two pips in one environment would damage it
         before, start = size(), time.monotonic()
         wanted, beside = requirements(stage), BESIDE.get(stage, [])
-        names = [re.match(r"[\w-]+", line)[0] for line in [*wanted, *beside]] or ["built from this checkout"]
+        names = [re.match(r"[\w-]+", line)[0] for line in [*wanted, *beside, *APART.get(stage, [])]] or [
+            "built from this checkout"
+        ]
         print(f"{stage}: {', '.join(names)} ...", end=" ", flush=True)
         code = install(stage, wanted) or (install_beside(beside) if beside else 0)
         print(f"{(size() - before) / 1e6:,.0f} MB in {time.monotonic() - start:.0f} s" if code == 0 else "failed")
@@ -46,7 +53,7 @@ def requirements(stage: str) -> list[str]:
     """What pyproject.toml says that `stage` needs."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = table["project"]
-    if stage == "dilkit":
+    if stage == "dilkit" or stage in APART:
         return []
     if stage == "demo":
         return [*project["dependencies"], *project["optional-dependencies"]["plot"], *table["build-system"]["requires"]]
@@ -56,6 +63,8 @@ def requirements(stage: str) -> list[str]:
 def install(stage: str, wanted: list[str]) -> int:
     if stage == "dilkit":
         return run(*PIP, "--no-build-isolation", "--no-deps", "--editable", str(ROOT))
+    if stage in APART:
+        return install_apart(stage)
     if not OWN:
         return run(*PIP, *wanted, f"torch=={importlib.metadata.version('torch')}")
     if stage == "demo":
@@ -66,6 +75,15 @@ def install(stage: str, wanted: list[str]) -> int:
 def install_beside(names: list[str]) -> int:
     """Each into a folder of its name."""
     return max(run(*PIP, *constraints(), "--prefix", f"{sys.prefix}/{name}", "--ignore-installed", name) for name in names)
+
+
+def install_apart(stage: str) -> int:
+    """Without what the environment has already: numpy, and torch, which would come for CUDA."""
+    if sys.version_info < OLDEST_OF_TTSEM:
+        print("ttsem does not run on Python 3.10: take a later one (PYTHON=python3.11 make triton-sanitize) ...", end=" ")
+        return 1
+    folder = f"{sys.prefix}/{stage}"
+    return run(*PIP, "--no-deps", "--ignore-requires-python", "--upgrade", "--target", folder, *APART[stage])
 
 
 def constraints() -> tuple[str, str]:

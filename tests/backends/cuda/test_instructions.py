@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.host_compile import KERNELS, SHIM
-from helpers.host_launcher import HostLauncher
+from helpers.instructions import run
 from numpy.typing import NDArray
 
 from dilkit.backends.cuda.compile import OPTIONS, compiled
 
-ARGUMENTS = np.dtype([("in", np.uint64), ("out", np.uint64), ("what", np.int32), ("amount", np.int32)])
 GENERATOR = np.random.default_rng(5)
 
 SPECIAL = np.array(
@@ -25,21 +24,6 @@ FLOATS = np.concatenate(
     [SPECIAL, GENERATOR.integers(0, 2**32, 100_000, np.uint32), (np.arange(0x3300, 0x4800) << 12).astype(np.uint32) << 4]
 )
 FLOATS = FLOATS[~np.isnan(FLOATS.view(np.float32))]
-
-
-def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int = 0, threads: int = 32, blocks: int = 1) -> Any:
-    """What kernel `name` of instructions.cu makes of the words `given`, in any order of lanes."""
-    macros = dict(THREADS=threads, BLOCKS=1, STORAGE=1)
-    kernel = SimpleNamespace(source=SHIM / "instructions.cu", name=name, macros=macros, shared_bytes=0)
-    given = np.ascontiguousarray(given).view(np.uint32)
-    results = []
-    for order in ("forward", "reverse", "random"):
-        out = np.zeros(words, np.uint32)
-        arguments = np.array((given.ctypes.data, out.ctypes.data, what, amount), ARGUMENTS)
-        HostLauncher(order, checked=order == "random").launch(kernel, blocks, arguments, memory={"in": given, "out": out})
-        results.append(out)
-    assert all((out == results[0]).all() for out in results)
-    return results[0]
 
 
 def each(words: NDArray[np.uint32], what: int, amount: int = 0) -> NDArray[np.uint32]:
