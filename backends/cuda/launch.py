@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.occupancy import blocks_at_once, multiprocessors
 from dilkit.backends.cuda.table import CudaKernel
 from dilkit.backends.tiles.captured import capturing
+from dilkit.backends.tiles.counters import Counters
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from helpers.host_launcher import HostLauncher
 from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
 from dilkit import Pattern
-from dilkit.backends.cuda import counters
+from dilkit.backends.tiles import counters
 from dilkit.backends.cuda.backend import CupyRaw
-from dilkit.backends.cuda.counters import PER_THREAD, Counters
+from dilkit.backends.tiles.counters import PER_THREAD, Counters
 from dilkit.backends.cuda.launch import CupyLauncher
 from dilkit.device import Capability
 from dilkit.inputs import Inputs

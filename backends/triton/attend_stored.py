@@ -1,0 +1,326 @@
+"""A step of decoding in Triton, in one launch: new rows are stored, then each query row attends to the rows that spans show it.
+
+    items, in order       one of them                           waits for     leaves
+    writes                the new row of one key/value head     nothing       stored rows
+    pieces                1 / splits of what a row sees of a    all writes    partials[piece]: sum of weights * values, their
+                          head, for GROUP query heads                         largest score, the sum of weights
+    merges                a row, for GROUP query heads          all pieces    out, lse
+
+    queries [GROUP, 1, SIZE] --+
+    keys [1, COLUMNS, SIZE] ---+--> scores, weights [GROUP, COLUMNS] --+
+    values [1, COLUMNS, SIZE] -----------------------------------------+--> sums [GROUP, COLUMNS, SIZE]
+
+A stored row is loaded once for GROUP query heads. Each column of a tile has an online softmax of its own, so that threads
+exchange nothing but parts of scores until the piece ends. The rows of all spans of a row and a head are numbered in tiles of COLUMNS, and
+piece s has the tiles s, s + splits, ..., so that the work of a launch does not depend on what tables say. Partials are merged in
+their order: equal inputs give equal bits.
+
+A program takes the number of its item from a counter when it begins. So it waits for items alone that have been taken by programs
+that run. The second number of the counter is how many are done.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dilkit.backends.triton.scores import LN2, LOG2E, biased, capped_scores
+from dilkit.backends.triton.spans import (
+    LINES,
+    ROW,
+    SCALE,
+    SPAN_COLUMNS,
+    TO_KEY,
+    TO_VALUE,
+    VECTOR,
+    WRITE_COLUMNS,
+    next_line,
+    own_lines,
+    place_in,
+    seen_at,
+    side_at,
+)
+
+ROUNDING = tl.constexpr(1.5 * 2**23)
+"""Added to a number below 2**22 in fp32 and taken away again, it leaves the nearest integer."""
+NAN_BITS = tl.constexpr(0x7FC00000)
+
+
+@triton.jit
+def new_row(view, row, head, seq):
+    """Where the row of a head begins in a tensor `(batch, seq, heads, head_dim)`."""
+    return (
+        view.data + (row // seq).to(tl.int64) * view.batch + (row % seq).to(tl.int64) * view.row + head.to(tl.int64) * view.head
+    )
+
+
+@triton.jit
+def store_integers(to, numbers, d, DIM: tl.constexpr):
+    """A row as integers and their scale, or as NaN where a number is not finite."""
+    sizes = tl.abs(numbers)
+    finite = tl.max(tl.where(sizes < float("inf"), 0, 1), 0) == 0
+    most = tl.max(sizes, 0)
+    scale = tl.div_rn(most, 127.0)
+    used = finite & (most > 0.0)
+    integers = tl.div_rn(tl.where(used, numbers, 0.0), tl.where(used, scale, 1.0) + tl.zeros_like(numbers))
+    integers = tl.minimum(tl.maximum((integers + ROUNDING) - ROUNDING, -127.0), 127.0)
+    tl.store(to + d, integers.to(tl.int8), mask=d < DIM)
+    bits = tl.where(finite, scale.to(tl.int32, bitcast=True), NAN_BITS)
+    byte = tl.arange(0, SCALE)
+    tl.store(to + DIM + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8).to(tl.int8, bitcast=True))
+
+
+@triton.jit
+def write_side(
+    view,
+    step,
+    line,
+    side,
+    row,
+    head,
+    place,
+    seq,
+    STORED: tl.constexpr,
+    DIM: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The new key or value goes where a side of a write says, unless that is nowhere."""
+    at, _, address = side_at(step, side, row - tl.load(line + ROW), place, WIDTH)
+    if at >= 0:
+        d = tl.arange(0, SIZE)
+        numbers = tl.load(new_row(view, row, head, seq) + d, mask=d < DIM, other=0.0)
+        to = address.to(tl.pointer_type(STORED)) + at
+        if WIDTH > DIM:
+            store_integers(to, numbers.to(tl.float32), d, DIM)
+        else:
+            tl.store(to + d, numbers.to(STORED), mask=d < DIM)
+
+
+@triton.jit
+def write_row(key, value, step, row, head, seq, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """The new row of a key/value head goes where the writes say."""
+    for first in range(0, step.write_count, LINES):
+        own, at = own_lines(step.writes, first, step.write_count, WRITE_COLUMNS, row, head), -1
+        for _ in range(tl.sum(own.to(tl.int32), 0)):
+            at = next_line(own, at)
+            line = step.writes + (first + at).to(tl.int64) * WRITE_COLUMNS
+            place = place_in(line, row, head, True)
+            write_side(key, step, line, line + TO_KEY, row, head, place, seq, STORED, DIM, SIZE, WIDTH)
+            write_side(value, step, line, line + TO_VALUE, row, head, place, seq, STORED, DIM, SIZE, WIDTH)
+
+
+@triton.jit
+def places_at(step, seen, numbers, there):
+    """Where stored rows lie from the first one on: elements of whole pages, and rows; and whether they are there."""
+    page, own = numbers * 0, numbers
+    if seen.pages != -1:
+        at = seen.page_first + numbers * seen.page_step
+        in_page = at // seen.page_rows
+        page = tl.load(step.pages + seen.pages + in_page, mask=there, other=-1)
+        there = there & (page >= 0) & (page < seen.page_limit)
+        page, own = tl.where(there, page, 0) * seen.page, at - in_page * seen.page_rows
+    return page, own, there
+
+
+@triton.jit
+def load_stored(
+    address, places, there, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Stored rows, `[1, COLUMNS, SIZE]`, and what their integers are multiplied by."""
+    first = address.to(tl.pointer_type(STORED))
+    if WHOLE:
+        first, places = tl.multiple_of(first, VECTOR * (STORED.primitive_bitwidth // 8)), tl.multiple_of(places, VECTOR)
+    rows, d = first + places, tl.arange(0, SIZE)[None, None, :]
+    numbers = tl.load(rows[None, :, None] + d, mask=there[None, :, None] & (d < DIM), other=0.0).to(tl.float32)
+    scales = tl.full(places.shape, 1.0, tl.float32)
+    if WIDTH > DIM:
+        if WHOLE:
+            scales = tl.load((rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True), mask=there, other=0.0)
+        else:
+            bits = tl.zeros(places.shape, tl.int32)
+            for byte in tl.static_range(SCALE):
+                own = tl.load(rows + DIM + byte, mask=there, other=0)
+                bits = bits | ((own.to(tl.int32) & 255) << (8 * byte))
+            scales = bits.to(tl.float32, bitcast=True)
+    return numbers, scales
+
+
+@triton.jit
+def attend_tile(
+    sums, most, total, queries, step, seen, bias, numbers, batch, heads, members, scale2, STORED: tl.constexpr,
+    DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, SOFTCAP: tl.constexpr,
+    METRIC: tl.constexpr, DIMS: tl.constexpr,
+):  # fmt: skip
+    """`COLUMNS` stored rows, one more for each online softmax. Values of weight 0 add nothing, be they NaN."""
+    page, own, there = places_at(step, seen, numbers, numbers < seen.count)
+    keys, key_scales = load_stored(seen.key, page + own * seen.key_row, there, STORED, DIM, SIZE, WIDTH, WHOLE)
+    values, value_scales = load_stored(seen.value, page + own * seen.value_row, there, STORED, DIM, SIZE, WIDTH, WHOLE)
+    products = tl.sum(keys * queries, 2) * key_scales[None, :]
+    scores = capped_scores(products, scale2, SOFTCAP)
+    if METRIC != "":
+        positions = seen.position + numbers * seen.position_step
+        if seen.positions != 0:
+            positions = tl.load(seen.positions.to(tl.pointer_type(tl.int64)) + numbers, mask=there, other=0)
+        if DIMS > 0:
+            there = there & (positions >= 0) & (positions < step.tokens)
+        positions = tl.where(there, positions, 0)
+        query = seen.query_position + tl.zeros([1], tl.int64)
+        scores = biased(scores, bias, batch, heads[:, None], query, positions, 1, METRIC, DIMS)
+    scores = tl.where(there[None, :], scores, -float("inf"))
+    if seen.unseen != 0:
+        flags = seen.unseen.to(tl.pointer_type(tl.uint8)) + (numbers * seen.unseen_row)[None, :]
+        hidden = tl.load(flags + members[:, None] * seen.unseen_group, mask=there[None, :], other=0)
+        scores = tl.where(hidden == 0, scores, -float("inf"))
+    highest = tl.maximum(most, scores)
+    finite = tl.where(highest == -float("inf"), 0.0, highest)
+    weights, rescale = tl.exp2(scores - finite), tl.exp2(most - finite)
+    added = tl.where((weights != 0.0)[:, :, None], (weights * value_scales[None, :])[:, :, None] * values, 0.0)
+    return sums * rescale[:, :, None] + added, highest, total * rescale + weights
+
+
+@triton.jit
+def attend_span(
+    sums, most, total, queries, step, seen, bias, first, batch, heads, members, scale2, STORED: tl.constexpr,
+    DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
+    SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
+):  # fmt: skip
+    """The tiles of a span from number `first` on, `splits` apart."""
+    for tile in range(first, (seen.count + COLUMNS - 1) // COLUMNS, step.splits):
+        numbers = tile * COLUMNS + tl.arange(0, COLUMNS).to(tl.int64)
+        sums, most, total = attend_tile(
+            sums, most, total, queries, step, seen, bias, numbers, batch, heads, members, scale2, STORED, DIM, SIZE, WIDTH,
+            WHOLE, SOFTCAP, METRIC, DIMS,
+        )  # fmt: skip
+    return sums, most, total
+
+
+@triton.jit
+def partial_at(step, piece, SIZE: tl.constexpr, GROUP: tl.constexpr):
+    """Where the sums of the query heads of a piece begin; the largest score and the sum of weights come after `SIZE` of them."""
+    return step.partials + (piece.to(tl.int64) * GROUP + tl.arange(0, GROUP)) * (SIZE + 2)
+
+
+@triton.jit
+def attend_piece(
+    query, step, bias, piece, split, row, kv_head, share, seq, group, scale2, STORED: tl.constexpr, DIM: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, SOFTCAP: tl.constexpr,
+    METRIC: tl.constexpr, DIMS: tl.constexpr,
+):  # fmt: skip
+    """What `GROUP` query heads of a row see of the tiles of a piece, as a partial."""
+    members = tl.minimum(share * GROUP + tl.arange(0, GROUP), group - 1)
+    heads, d = kv_head * group + members, tl.arange(0, SIZE)[None, None, :]
+    queries = tl.load(new_row(query, row, heads, seq)[:, None, None] + d, mask=d < DIM, other=0.0).to(tl.float32)
+    sums = tl.zeros([GROUP, COLUMNS, SIZE], tl.float32)
+    most, total = tl.full([GROUP, COLUMNS], -float("inf"), tl.float32), tl.zeros([GROUP, COLUMNS], tl.float32)
+    batch, tiles = row // seq, tl.full((), 0, tl.int64)
+    for first in range(0, step.span_count, LINES):
+        own, at = own_lines(step.spans, first, step.span_count, SPAN_COLUMNS, row, kv_head), -1
+        for _ in range(tl.sum(own.to(tl.int32), 0)):
+            at = next_line(own, at)
+            line = step.spans + (first + at).to(tl.int64) * SPAN_COLUMNS
+            seen = seen_at(step, line, row, kv_head, group, DIM, WIDTH, STORED.primitive_bitwidth // 8, METRIC != "", DIMS > 0)
+            turn = (split + step.splits - tiles) % step.splits
+            if seen.whole:
+                sums, most, total = attend_span(
+                    sums, most, total, queries, step, seen, bias, turn, batch, heads, members, scale2, STORED, DIM, SIZE, WIDTH,
+                    COLUMNS, True, SOFTCAP, METRIC, DIMS,
+                )  # fmt: skip
+            else:
+                sums, most, total = attend_span(
+                    sums, most, total, queries, step, seen, bias, turn, batch, heads, members, scale2, STORED, DIM, SIZE, WIDTH,
+                    COLUMNS, False, SOFTCAP, METRIC, DIMS,
+                )  # fmt: skip
+            tiles = (tiles + (seen.count + COLUMNS - 1) // COLUMNS) % step.splits
+    highest = tl.max(most, 1)
+    factors = tl.exp2(most - tl.where(highest == -float("inf"), 0.0, highest)[:, None])
+    partial = partial_at(step, piece, SIZE, GROUP)
+    tl.store(partial[:, None] + tl.arange(0, SIZE)[None, :], tl.sum(sums * factors[:, :, None], 1))
+    tl.store(partial + SIZE, highest)
+    tl.store(partial + SIZE + 1, tl.sum(total * factors, 1))
+
+
+@triton.jit
+def merge_pieces(
+    out,
+    lse,
+    sink,
+    step,
+    merge,
+    row,
+    kv_head,
+    share,
+    seq,
+    heads,
+    group,
+    DIM: tl.constexpr,
+    SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """`out` and `lse` of `GROUP` query heads of a row, with their sinks."""
+    members, d = share * GROUP + tl.arange(0, GROUP), tl.arange(0, SIZE)[None, :]
+    real, own = members < group, kv_head * group + tl.minimum(members, group - 1)
+    most, total = tl.full([GROUP], -float("inf"), tl.float32), tl.zeros([GROUP], tl.float32)
+    if sink is not None:
+        most = tl.load(sink + own) * LOG2E
+        total = tl.exp2(most - tl.where(most == -float("inf"), 0.0, most))
+    sums = tl.zeros([GROUP, SIZE], tl.float32)
+    for split in range(step.splits):
+        partial = partial_at(step, merge * step.splits + split, SIZE, GROUP)
+        further = tl.load(partial + SIZE)
+        highest = tl.maximum(most, further)
+        finite = tl.where(highest == -float("inf"), 0.0, highest)
+        ours, theirs = tl.exp2(most - finite), tl.exp2(further - finite)
+        sums = sums * ours[:, None] + tl.load(partial[:, None] + d) * theirs[:, None]
+        total = total * ours + tl.load(partial + SIZE + 1) * theirs
+        most = highest
+    seen = total != 0.0
+    whole = tl.where(seen, total, 1.0)
+    to = new_row(out, row, own, seq)[:, None] + d
+    tl.store(
+        to, tl.where(seen[:, None], sums / whole[:, None], 0.0).to(out.data.dtype.element_ty), mask=real[:, None] & (d < DIM)
+    )
+    place = ((row // seq).to(tl.int64) * heads + own) * seq + row % seq
+    tl.store(lse + place, tl.where(seen, (most + tl.log2(whole)) * LN2, -float("inf")), mask=real)
+
+
+@triton.jit
+def wait_for(done, count):
+    """Wait until `count` items are done, and what they have left is there."""
+    while tl.atomic_add(done, 0, sem="acquire") < count:
+        pass
+
+
+@triton.jit(do_not_specialize=["step", "counter", "seq", "heads", "kv_heads", "writes"])
+def attend_stored(
+    query, key, value, out, lse, sink, step, bias, counter, seq, heads, kv_heads, writes, merges, scale2, STORED: tl.constexpr,
+    DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
+    SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
+):  # fmt: skip
+    """An item of a step: a write, a piece or a merge."""
+    taken = counter.to(tl.pointer_type(tl.int32))
+    done, item, pieces = taken + 1, tl.atomic_add(taken, 1, sem="relaxed"), merges * step.splits
+    group = heads // kv_heads
+    shares = tl.cdiv(group, GROUP)
+    if item < writes:
+        write_row(key, value, step, item // kv_heads, item % kv_heads, seq, STORED, DIM, SIZE, WIDTH)
+    elif item < writes + pieces:
+        wait_for(done, writes)
+        piece = item - writes
+        merge = piece // step.splits
+        pair = merge // shares
+        attend_piece(
+            query, step, bias, piece, piece % step.splits, pair // kv_heads, pair % kv_heads, merge % shares, seq, group, scale2,
+            STORED, DIM, SIZE, WIDTH, GROUP, COLUMNS, SOFTCAP, METRIC, DIMS,
+        )  # fmt: skip
+    else:
+        wait_for(done, writes + pieces)
+        merge = item - writes - pieces
+        pair = merge // shares
+        merge_pieces(
+            out, lse, sink, step, merge, pair // kv_heads, pair % kv_heads, merge % shares, seq, heads, group, DIM, SIZE, GROUP
+        )
+    tl.debug_barrier()  # all threads have written what others wait for
+    if tl.atomic_add(done, 1, sem="acq_rel") == writes + pieces + merges - 1:
+        tl.store(taken, 0)
+        tl.store(done, 0)
