@@ -11,9 +11,9 @@
     values [1, COLUMNS, SIZE] -----------------------------------------+--> sums [GROUP, COLUMNS, SIZE]
 
 A stored row is loaded once for GROUP query heads. Each column of a tile has an online softmax of its own, so that threads
-exchange nothing but parts of scores until the piece ends. The rows of all spans of a row and a head are numbered in tiles of COLUMNS, and
-piece s has the tiles s, s + splits, ..., so that the work of a launch does not depend on what tables say. Partials are merged in
-their order: equal inputs give equal bits.
+exchange nothing but parts of scores until the piece ends. The rows of all spans of a row and a head are numbered in tiles of
+COLUMNS, and piece s has the tiles s, s + splits, ..., so that the work of a launch does not depend on what tables say. Partials
+are merged in their order: equal inputs give equal bits.
 
 A program takes the number of its item from a counter when it begins. So it waits for items alone that have been taken by programs
 that run. The second number of the counter is how many are done.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dilkit.backends.triton.scores import LN2, LOG2E, biased, capped_scores
+from dilkit.backends.triton.scores import LN2, LOG2E, BiasView, biased, capped_scores
 from dilkit.backends.triton.spans import (
     LINES,
     ROW,
@@ -34,6 +34,7 @@ from dilkit.backends.triton.spans import (
     TO_VALUE,
     VECTOR,
     WRITE_COLUMNS,
+    StepView,
     next_line,
     own_lines,
     place_in,
@@ -128,10 +129,9 @@ def load_stored(
     address, places, there, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
     """Stored rows, `[1, COLUMNS, SIZE]`, and what their integers are multiplied by."""
-    first = address.to(tl.pointer_type(STORED))
+    rows, d = address.to(tl.pointer_type(STORED)) + places, tl.arange(0, SIZE)[None, None, :]
     if WHOLE:
-        first, places = tl.multiple_of(first, VECTOR * (STORED.primitive_bitwidth // 8)), tl.multiple_of(places, VECTOR)
-    rows, d = first + places, tl.arange(0, SIZE)[None, None, :]
+        rows = tl.multiple_of(rows, VECTOR * (STORED.primitive_bitwidth // 8))
     numbers = tl.load(rows[None, :, None] + d, mask=there[None, :, None] & (d < DIM), other=0.0).to(tl.float32)
     scales = tl.full(places.shape, 1.0, tl.float32)
     if WIDTH > DIM:
@@ -291,22 +291,26 @@ def wait_for(done, count):
         pass
 
 
-@triton.jit(do_not_specialize=["step", "counter", "seq", "heads", "kv_heads", "writes"])
+@triton.jit(do_not_specialize=range(31))  # nothing is compiled anew while tokens are waited for; in tuples it would be
 def attend_stored(
-    query, key, value, out, lse, sink, step, bias, counter, seq, heads, kv_heads, writes, merges, scale2, STORED: tl.constexpr,
-    DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
-    SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
+    query, key, value, out, lse, sink, spans, writes, pages, memory, partials, page_count, span_count, write_count, stored,
+    positions, unseen, tokens, splits, weights, places, places_apart, entries, sizes, counter, seq, heads, kv_heads, written,
+    merges, scale2, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr, SOFTCAP: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """An item of a step: a write, a piece or a merge."""
-    taken = counter.to(tl.pointer_type(tl.int32))
+    """An item of a step: a write, a piece or a merge. `written`: how many writes there are."""
+    counts = page_count, span_count, write_count, stored, positions, unseen, tokens, splits
+    step = StepView(spans, writes, pages, memory, partials, *counts)
+    bias = BiasView(weights, places, weights, places_apart, entries, sizes)
+    taken = counter.to(tl.int64).to(tl.pointer_type(tl.int32))
     done, item, pieces = taken + 1, tl.atomic_add(taken, 1, sem="relaxed"), merges * step.splits
     group = heads // kv_heads
     shares = tl.cdiv(group, GROUP)
-    if item < writes:
+    if item < written:
         write_row(key, value, step, item // kv_heads, item % kv_heads, seq, STORED, DIM, SIZE, WIDTH)
-    elif item < writes + pieces:
-        wait_for(done, writes)
-        piece = item - writes
+    elif item < written + pieces:
+        wait_for(done, written)
+        piece = item - written
         merge = piece // step.splits
         pair = merge // shares
         attend_piece(
@@ -314,13 +318,13 @@ def attend_stored(
             STORED, DIM, SIZE, WIDTH, GROUP, COLUMNS, SOFTCAP, METRIC, DIMS,
         )  # fmt: skip
     else:
-        wait_for(done, writes + pieces)
-        merge = item - writes - pieces
+        wait_for(done, written + pieces)
+        merge = item - written - pieces
         pair = merge // shares
         merge_pieces(
             out, lse, sink, step, merge, pair // kv_heads, pair % kv_heads, merge % shares, seq, heads, group, DIM, SIZE, GROUP
         )
     tl.debug_barrier()  # all threads have written what others wait for
-    if tl.atomic_add(done, 1, sem="acq_rel") == writes + pieces + merges - 1:
+    if tl.atomic_add(done, 1, sem="acq_rel") == written + pieces + merges - 1:
         tl.store(taken, 0)
         tl.store(done, 0)

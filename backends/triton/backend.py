@@ -78,6 +78,8 @@ class TritonTiles(StepBackend):
         return super().refusals(problem)
 
     def detail(self, problem: Problem) -> str:
+        if problem.stored:
+            return f"fp32 on CUDA cores; rows of {padded(problem.head_dim)} numbers"
         own, size = problem.head_dim, padded(problem.head_dim)
         wider = f"; head_dim {own} computed as {size}: {size / own:.2f} times the multiplications" if size > own else ""
         return f"{'fp32 on CUDA cores' if problem.dtype == 'float32' else 'tensor cores'}{wider}"

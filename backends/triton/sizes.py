@@ -22,8 +22,8 @@ HEAD_DIMS = (16, 32, 64, 128)
 
 OLDEST: Capability = (8, 0)
 
-RESIDENT_WARPS = 16
-"""Of the kernel of a step on a multiprocessor: with 128 registers a thread, as many as there are."""
+RESIDENT_WARPS = 8
+"""Of the kernel of a step on a multiprocessor: there is room for them with 255 registers a thread."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def beside_bias(sizes: Sizes) -> Sizes:
 def step_sizes(problem: Problem) -> Sizes:
     """Those of a step of decoding: as many stored rows at a time as 4 warps have registers for, with the sums of a group."""
     group, warps = group_of(problem), 4
-    numbers = min(32, 64 // group)  # of a thread, of a key and of a value
+    numbers = 32 // group  # of keys that a thread has, as many of values, and of sums for each query head
     return Sizes(group, warps * 32 * numbers // padded(problem.head_dim), warps, 1)
 
 

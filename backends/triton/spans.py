@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dilkit.decoding.step import SCALE_BYTES, Span, Write
 
@@ -47,21 +46,21 @@ SCALE = tl.constexpr(SCALE_BYTES)
 
 
 class StepView(NamedTuple):
-    """The tables of a step, as `PlacedStep` has them, its partials, and how many there are of everything, as in `Counts`."""
+    """In a kernel: the tables of a `PlacedStep`, the partials, how many there are of everything, as in `Counts`, and splits."""
 
-    spans: Tensor
-    writes: Tensor
-    pages: Tensor
-    memory: Tensor
-    partials: Tensor
-    page_count: int
-    span_count: int
-    write_count: int
-    stored: int
-    positions: int
-    unseen: int
-    tokens: int
-    splits: int
+    spans: Any
+    writes: Any
+    pages: Any
+    memory: Any
+    partials: Any
+    page_count: Any
+    span_count: Any
+    write_count: Any
+    stored: Any
+    positions: Any
+    unseen: Any
+    tokens: Any
+    splits: Any
 
 
 class Seen(NamedTuple):

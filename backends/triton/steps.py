@@ -20,20 +20,17 @@ from dilkit.problem import Problem
 
 def attend(placed: PlacedStep, launcher: TritonLauncher) -> tuple[Tensor, Tensor]:
     """`(out, lse)` of a step, in one launch."""
-    from dilkit.backends.triton.spans import StepView
-
     step, problem, device = placed.step, placed.problem, placed.step.query.device
     sizes = launcher.sizes("stored", problem, low=True)
     division = divided(placed, launcher.resident(sizes, device))
     out, lse = empty_outputs(step.query)
     if not division.items:
         return out, lse
-    partials = empty_partials(placed, division, padded(problem.head_dim))
-    tables = StepView(placed.spans, placed.writes, placed.pages, placed.memory, partials, *counts_of(placed), division.splits)
-    seq, heads, kv_heads = step.query.shape[1], problem.heads, problem.kv_heads
     views = *(_view(x) for x in (step.query, *_new_rows(step), out)), lse, step.sink
-    numbers = launcher.counter(device), seq, heads, kv_heads, division.writes, division.merges
-    arguments = *views, tables, _bias(step, problem), *numbers, problem.scale * math.log2(math.e)
+    tables = placed.spans, placed.writes, placed.pages, placed.memory, empty_partials(placed, division, padded(problem.head_dim))
+    counts, of_bias = (*counts_of(placed), division.splits), _bias(step, problem)
+    numbers = step.query.shape[1], problem.heads, problem.kv_heads, division.writes, division.merges
+    arguments = *views, *tables, *counts, *of_bias, launcher.counter(device), *numbers, problem.scale * math.log2(math.e)
     launcher.launch("stored", sizes, division.items, arguments, _constants(problem) | dict(COLUMNS=sizes.columns))
     return out, lse
 
@@ -60,6 +57,9 @@ def _view(x: Tensor) -> Any:
     return View(x.detach(), *x.stride()[:3])
 
 
-def _bias(step: Step, problem: Problem) -> Any:
-    given = step.bias
-    return bias_view({} if given is None else dict(bias_weights=given.weights, positions=given.positions), problem, None)
+def _bias(step: Step, problem: Problem) -> tuple[Any, ...]:
+    """Weights and positions, how far apart these are, entries and sizes."""
+    if step.bias is None:
+        return None, None, 0, 0, (1, 1, 1)
+    view = bias_view(dict(bias_weights=step.bias.weights, positions=step.bias.positions), problem, None)
+    return view.weights, view.positions, view.apart, view.entries, view.sizes
