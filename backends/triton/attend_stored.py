@@ -28,11 +28,9 @@ from dilkit.backends.triton.scores import LN2, LOG2E, BiasView, biased, capped_s
 from dilkit.backends.triton.spans import (
     LINES,
     ROW,
-    SCALE,
     SPAN_COLUMNS,
     TO_KEY,
     TO_VALUE,
-    VECTOR,
     WRITE_COLUMNS,
     StepView,
     next_line,
@@ -41,61 +39,27 @@ from dilkit.backends.triton.spans import (
     seen_at,
     side_at,
 )
-
-ROUNDING = tl.constexpr(1.5 * 2**23)
-"""Added to a number below 2**22 in fp32 and taken away again, it leaves the nearest integer."""
-NAN_BITS = tl.constexpr(0x7FC00000)
+from dilkit.backends.triton.stored import load_stored, places_at, store_row
 
 
 @triton.jit
 def new_row(view, row, head, seq):
     """Where the row of a head begins in a tensor `(batch, seq, heads, head_dim)`."""
-    return (
-        view.data + (row // seq).to(tl.int64) * view.batch + (row % seq).to(tl.int64) * view.row + head.to(tl.int64) * view.head
-    )
-
-
-@triton.jit
-def store_integers(to, numbers, d, DIM: tl.constexpr):
-    """A row as integers and their scale, or as NaN where a number is not finite."""
-    sizes = tl.abs(numbers)
-    finite = tl.max(tl.where(sizes < float("inf"), 0, 1), 0) == 0
-    most = tl.max(sizes, 0)
-    scale = tl.div_rn(most, 127.0)
-    used = finite & (most > 0.0)
-    integers = tl.div_rn(tl.where(used, numbers, 0.0), tl.where(used, scale, 1.0) + tl.zeros_like(numbers))
-    integers = tl.minimum(tl.maximum((integers + ROUNDING) - ROUNDING, -127.0), 127.0)
-    tl.store(to + d, integers.to(tl.int8), mask=d < DIM)
-    bits = tl.where(finite, scale.to(tl.int32, bitcast=True), NAN_BITS)
-    byte = tl.arange(0, SCALE)
-    tl.store(to + DIM + byte, ((bits >> (8 * byte)) & 255).to(tl.uint8).to(tl.int8, bitcast=True))
+    of_head = view.data + head.to(tl.int64) * view.head
+    return of_head + (row // seq).to(tl.int64) * view.batch + (row % seq).to(tl.int64) * view.row
 
 
 @triton.jit
 def write_side(
-    view,
-    step,
-    line,
-    side,
-    row,
-    head,
-    place,
-    seq,
-    STORED: tl.constexpr,
-    DIM: tl.constexpr,
-    SIZE: tl.constexpr,
+    view, step, line, side, row, head, place, seq, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
-):
+):  # fmt: skip
     """The new key or value goes where a side of a write says, unless that is nowhere."""
     at, _, address = side_at(step, side, row - tl.load(line + ROW), place, WIDTH)
     if at >= 0:
         d = tl.arange(0, SIZE)
         numbers = tl.load(new_row(view, row, head, seq) + d, mask=d < DIM, other=0.0)
-        to = address.to(tl.pointer_type(STORED)) + at
-        if WIDTH > DIM:
-            store_integers(to, numbers.to(tl.float32), d, DIM)
-        else:
-            tl.store(to + d, numbers.to(STORED), mask=d < DIM)
+        store_row(address.to(tl.pointer_type(STORED)) + at, numbers, STORED, DIM, SIZE, WIDTH)
 
 
 @triton.jit
@@ -109,41 +73,6 @@ def write_row(key, value, step, row, head, seq, STORED: tl.constexpr, DIM: tl.co
             place = place_in(line, row, head, True)
             write_side(key, step, line, line + TO_KEY, row, head, place, seq, STORED, DIM, SIZE, WIDTH)
             write_side(value, step, line, line + TO_VALUE, row, head, place, seq, STORED, DIM, SIZE, WIDTH)
-
-
-@triton.jit
-def places_at(step, seen, numbers, there):
-    """Where stored rows lie from the first one on: elements of whole pages, and rows; and whether they are there."""
-    page, own = numbers * 0, numbers
-    if seen.pages != -1:
-        at = seen.page_first + numbers * seen.page_step
-        in_page = at // seen.page_rows
-        page = tl.load(step.pages + seen.pages + in_page, mask=there, other=-1)
-        there = there & (page >= 0) & (page < seen.page_limit)
-        page, own = tl.where(there, page, 0) * seen.page, at - in_page * seen.page_rows
-    return page, own, there
-
-
-@triton.jit
-def load_stored(
-    address, places, there, STORED: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
-    """Stored rows, `[1, COLUMNS, SIZE]`, and what their integers are multiplied by."""
-    rows, d = address.to(tl.pointer_type(STORED)) + places, tl.arange(0, SIZE)[None, None, :]
-    if WHOLE:
-        rows = tl.multiple_of(rows, VECTOR * (STORED.primitive_bitwidth // 8))
-    numbers = tl.load(rows[None, :, None] + d, mask=there[None, :, None] & (d < DIM), other=0.0).to(tl.float32)
-    scales = tl.full(places.shape, 1.0, tl.float32)
-    if WIDTH > DIM:
-        if WHOLE:
-            scales = tl.load((rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True), mask=there, other=0.0)
-        else:
-            bits = tl.zeros(places.shape, tl.int32)
-            for byte in tl.static_range(SCALE):
-                own = tl.load(rows + DIM + byte, mask=there, other=0)
-                bits = bits | ((own.to(tl.int32) & 255) << (8 * byte))
-            scales = bits.to(tl.float32, bitcast=True)
-    return numbers, scales
 
 
 @triton.jit

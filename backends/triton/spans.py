@@ -2,7 +2,6 @@
 
     spans, writes (int64) --own_lines, LINES at a time--> those of a row and a head --next_line--> one of them
     line, memory  (int64) --seen_at--> Seen: where the rows of a span lie, for a row and a head
-    pages         (int64) --places_at, COLUMNS rows at a time--> elements from the first row on, and which rows are there
 
 Tables may change between launches. Nothing beyond the tensors in `memory` is touched, whatever they say: a span or a write is
 left out where it leads beyond for a row and a head, a stored row where its page or its position is none.
@@ -15,9 +14,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from dilkit.decoding.step import SCALE_BYTES, Span, Write
+from dilkit.backends.triton.stored import VECTOR
+from dilkit.decoding.step import Span, Write
 
-# In a kernel, numbers of others are constants by name.
 ROW, ROWS, FIRST_HEAD, HEAD_STEP, HEADS, SEEN, KEY, VALUE, QUERY_POSITION, POSITION, POSITION_STEP = (
     tl.constexpr(Span._fields.index(name))
     for name in (
@@ -37,12 +36,9 @@ ADDRESS, REACH, UNSEEN_HEAD, UNSEEN_GROUP, UNSEEN_ROW, MEMORY_COLUMNS = (tl.cons
 """Of a line of `memory`."""
 LINES = tl.constexpr(128)
 """Of a table, those that are looked at together."""
-VECTOR = tl.constexpr(4)
-"""Elements that are read at a time where rows allow it."""
 FAR, FARTHEST = tl.constexpr(4e18), tl.constexpr(2**62)
 """Below 2**63, for products of numbers that tables say."""
 MOST_POSITIONS = tl.constexpr(2**53)
-SCALE = tl.constexpr(SCALE_BYTES)
 
 
 class StepView(NamedTuple):
@@ -182,25 +178,33 @@ def unseen_at(step, line, place, group, count):
     limit = tl.load(memory + REACH, mask=known, other=0) - 1
     of_head, of_group = tl.load(memory + UNSEEN_HEAD, mask=known, other=0), tl.load(memory + UNSEEN_GROUP, mask=known, other=0)
     of_row = tl.load(memory + UNSEEN_ROW, mask=known, other=0)
-    first = moved(place * 0, place + 1, of_head, limit)
-    last = moved(moved(first, place * 0 + group, of_group, limit), count, of_row, limit)
+    first = moved(0, place + 1, of_head, limit)
+    last = moved(moved(first, group, of_group, limit), count, of_row, limit)
     address = tl.load(memory + ADDRESS, mask=known, other=0) + first
     return tl.where(known, address, 0), of_group, of_row, (given == -1) | (known & (last >= 0))
 
 
 @triton.jit
+def all_are_there(
+    key, value, count, key_row, value_row, key_limit, value_limit, pages, listed, page_rows, page, page_first, page_step
+):  # fmt: skip
+    """Whether all rows of a span lie in its tensors or in pages that are listed, and how many pages these tensors have."""
+    there = (count >= 1) & (key >= 0) & (value >= 0) & ((count == 1) | ((key_row >= 1) & (value_row >= 1)))
+    if pages == -1:
+        there = there & (moved(key, count, key_row, key_limit) >= 0) & (moved(value, count, value_row, value_limit) >= 0)
+        page_limit = page
+    else:
+        there = there & last_is_listed(listed, count, page_rows, page_first, page_step)
+        of_keys = pages_within(key, page_rows, page, key_row, key_limit)
+        page_limit = tl.minimum(of_keys, pages_within(value, page_rows, page, value_row, value_limit))
+    return there, page_limit
+
+
+@triton.jit
 def seen_at(
-    step,
-    line,
-    row,
-    head,
-    group,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BYTES: tl.constexpr,
-    BIASED: tl.constexpr,
+    step, line, row, head, group, DIM: tl.constexpr, WIDTH: tl.constexpr, BYTES: tl.constexpr, BIASED: tl.constexpr,
     PLACED: tl.constexpr,
-):
+):  # fmt: skip
     """A span, as a row and a head of it see it."""
     place, own_row, count = place_in(line, row, head, True), row - tl.load(line + ROW), tl.load(line + SEEN)
     key, key_limit, key_address = side_at(step, line + KEY, own_row, place, WIDTH)
@@ -209,16 +213,10 @@ def seen_at(
     pages, page_rows, page = tl.load(line + PAGES), tl.load(line + PAGE_ROWS), tl.load(line + PAGE)
     page_first, page_step = tl.load(line + PAGE_FIRST), tl.load(line + PAGE_STEP)
     listed = tl.where((pages >= 0) & (pages < step.page_count), step.page_count - pages, 0)
-    there = (count >= 1) & (key >= 0) & (value >= 0) & ((count == 1) | ((key_row >= 1) & (value_row >= 1)))
-    if pages == -1:
-        there = there & (moved(key, count, key_row, key_limit) >= 0) & (moved(value, count, value_row, value_limit) >= 0)
-        page_limit = page
-    else:
-        there = there & last_is_listed(listed, count, page_rows, page_first, page_step)
-        page_limit = tl.minimum(
-            pages_within(key, page_rows, page, key_row, key_limit), pages_within(value, page_rows, page, value_row, value_limit)
-        )
-    positions, unseen, unseen_group, unseen_row = place * 0, place * 0, place * 0, place * 0
+    there, page_limit = all_are_there(
+        key, value, count, key_row, value_row, key_limit, value_limit, pages, listed, page_rows, page, page_first, page_step
+    )
+    positions = 0
     if BIASED:
         positions, placed = positions_at(step, line, count, PLACED)
         there = there & placed
