@@ -172,9 +172,9 @@ def stores_the_same_bits(dtype: str, stored: str) -> None:
     for step in (one, other):
         assert step.key is not None
         step.key[0, 0, 0, 1], step.key[0, 0, 1, 1], step.key[0, 1] = torch.nan, -torch.inf, 0.0
-    backends = Interpreted(), Reference()
-    for backend, step in zip(backends, (one, other), strict=True):
-        backend.attend_stored(step, case.problem)
+    Reference().attend_stored(other, case.problem)
+    with np.errstate(all="ignore"):  # of infinite scores
+        Interpreted().attend_stored(one, case.problem)
     for a, b in zip(one.stored, other.stored, strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
