@@ -10,20 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dilkit.backend import Backend, Limits, Refusal
+from dilkit.backend import Limits, Refusal
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import scores
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
-from dilkit.backends.tiles.backend import ROLES, Tensors, TiledBackend
-from dilkit.backends.tiles.captured import keep
+from dilkit.backends.tiles.backend import ROLES, StepBackend, Tensors
 from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
 from dilkit.backends.tiles.relation_tiles import most_runs
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS
 from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
 from dilkit.bias.form import APART, BIASES
-from dilkit.device import Capability, capturing
+from dilkit.device import Capability
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dilkit.decoding.placed import PlacedStep
-    from dilkit.decoding.step import Step
     from dilkit.op.dropout import Dropout
 
 MOST_ITEMS = 2**31 - 2**20
@@ -42,7 +40,7 @@ VECTOR_BYTES, ROW_BYTES = 16, 2**32
 `ROW_BYTES` after the one before."""
 
 
-class CupyRaw(TiledBackend):
+class CupyRaw(StepBackend):
     """Our CUDA kernels, launched through CuPy.
 
     `launcher` runs the kernels (default: on CUDA devices through CuPy), `capability` says for which devices they are chosen
@@ -74,10 +72,8 @@ class CupyRaw(TiledBackend):
         self.capability, self.tile_rows = capability, tile_rows
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        if problem.stored:
-            return Backend.refusals(self, problem)
         refusals_so_far = super().refusals(problem)
-        if not refusals_so_far and (runs := most_runs(problem)) > MOST_RUNS:
+        if not problem.stored and not refusals_so_far and (runs := most_runs(problem)) > MOST_RUNS:
             hint = "fewer tokens, or some of them next to each other or equally far apart"
             return (Refusal("runs of global tokens", str(runs), f"at most {MOST_RUNS}", hint),)
         return refusals_so_far
@@ -95,23 +91,9 @@ class CupyRaw(TiledBackend):
         here = isinstance(self.launcher, CupyLauncher)  # stand-ins launch nothing on a device
         return proof_facts(problem, self.name, *cuda_compile.facts()) if here else ()
 
-    def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
-        from dilkit.decoding.placed import place
-
-        if capturing(step.query.device):
-            raise RuntimeError(
-                "the tables of a step cannot be copied to the device while a CUDA graph is captured: "
-                "`dilkit.decoding.placed.place` it before, and capture `attend_placed`"
-            )
-        return self.attend_placed(place(step, problem))
-
-    def attend_placed(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
-        """As `attend_stored`, of tables that are on the device: one launch, which a CUDA graph may capture and replay."""
+    def launch_step(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
         from dilkit.backends.cuda import steps
 
-        device = placed.step.query.device
-        if capturing(device):
-            keep(placed, device)
         return steps.attend(placed, self._step_kernel(placed.problem), self.launcher)
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.occupancy import blocks_at_once, multiprocessors
 from dilkit.backends.cuda.table import CudaKernel
+from dilkit.backends.tiles.counters import Counters
 from dilkit.device import capturing
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@
                 the kernel "dkeyvalue", over key tiles          query, key, value, dout     -> dkey, dvalue
 
 No two blocks add to the same number, so equal inputs give equal bits.
+
+    attend_stored    the tables to the device, then `attend_placed`, which a CUDA graph may capture: one launch
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Refusal
+from dilkit.backends.tiles.captured import keep
 from dilkit.backends.tiles.fill import fill_refusals
 from dilkit.backends.tiles.schedule import schedule_refusals
+from dilkit.device import capturing
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.decoding.placed import PlacedStep
+    from dilkit.decoding.step import Step
     from dilkit.op.dropout import Dropout
 
 ROLES = ("forward", "dots", "dquery", "dkeyvalue")
@@ -66,6 +72,34 @@ class TiledBackend(Backend):
         self.launch_role("dquery", {**tensors, "dquery": dq, "dbias": dbias}, problem, inputs.dropout)
         self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem, inputs.dropout)
         return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
+
+
+class StepBackend(TiledBackend):
+    """One that has a kernel for steps of decoding, too, which reads their tables on the device."""
+
+    @abstractmethod
+    def launch_step(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
+        """`(out, lse)` of a step, in one launch."""
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        return Backend.refusals(self, problem) if problem.stored else super().refusals(problem)
+
+    def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+        from dilkit.decoding.placed import place
+
+        if capturing(step.query.device):
+            raise RuntimeError(
+                "the tables of a step cannot be copied to the device while a CUDA graph is captured: "
+                "`dilkit.decoding.placed.place` it before, and capture `attend_placed`"
+            )
+        return self.attend_placed(place(step, problem))
+
+    def attend_placed(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
+        """As `attend_stored`, of tables that are on the device: one launch, which a CUDA graph may capture and replay."""
+        device = placed.step.query.device
+        if capturing(device):
+            keep(placed, device)
+        return self.launch_step(placed)
 
 
 def _bias_gradient(inputs: Inputs, problem: Problem) -> Tensor | None:

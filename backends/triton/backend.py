@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Limits, Refusal
-from dilkit.backends.tiles.backend import Tensors, TiledBackend
+from dilkit.backends.tiles.backend import StepBackend, Tensors
 from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, tall_tiles
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import LOW_ROWS
@@ -28,6 +28,7 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dilkit.decoding.placed import PlacedStep
     from dilkit.op.dropout import Dropout
 
 MOST_PROGRAMS = 2**31 - 1
@@ -45,7 +46,7 @@ GIVEN = {
 """By role, the tensors that a kernel is given, in its order. Those of heads are handed over with their strides."""
 
 
-class TritonTiles(TiledBackend):
+class TritonTiles(StepBackend):
     """The tiles of all branches in one pass, in Triton.
 
     `launcher` runs the kernels (default: on CUDA devices).
@@ -59,6 +60,7 @@ class TritonTiles(TiledBackend):
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         min_capability=OLDEST,
         max_head_dim=max(HEAD_DIMS),
+        stored=frozenset({"float32", "float16", "bfloat16", "int8"}),
         softcap=True,
         biases=frozenset(BIASES) - {APART},
         forms=FORMS,
@@ -76,6 +78,8 @@ class TritonTiles(TiledBackend):
         return super().refusals(problem)
 
     def detail(self, problem: Problem) -> str:
+        if problem.stored:
+            return f"fp32 on CUDA cores; rows of {padded(problem.head_dim)} numbers"
         own, size = problem.head_dim, padded(problem.head_dim)
         wider = f"; head_dim {own} computed as {size}: {size / own:.2f} times the multiplications" if size > own else ""
         return f"{'fp32 on CUDA cores' if problem.dtype == 'float32' else 'tensor cores'}{wider}"
@@ -83,6 +87,11 @@ class TritonTiles(TiledBackend):
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
         here = isinstance(self.launcher, DeviceLauncher)  # stand-ins launch nothing on a device
         return proof_facts(problem, self.name, *_compiler_facts()) if here else ()
+
+    def launch_step(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
+        from dilkit.backends.triton import steps
+
+        return steps.attend(placed, self.launcher)
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
         given = tuple(_argument(tensors[name]) for name in GIVEN[role])

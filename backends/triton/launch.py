@@ -5,7 +5,8 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dilkit.backends.triton.sizes import OLDEST, Sizes, beside_bias, sizes_for
+from dilkit.backends.tiles.counters import Counters
+from dilkit.backends.triton.sizes import OLDEST, RESIDENT_WARPS, Sizes, beside_bias, sizes_for, step_sizes
 from dilkit.device import Capability, capturing
 from dilkit.problem import Problem
 
@@ -27,14 +28,25 @@ class TritonLauncher(Protocol):
         """Run so many programs after what was launched before. Does not wait."""
         ...
 
+    def resident(self, sizes: Sizes, device: torch.device) -> int:
+        """How many programs of a kernel of these sizes run at once on all of `device`, about; 1 or more."""
+        ...
+
+    def counter(self, device: torch.device) -> int:
+        """The address of two int32 on `device` that are 0, for the next launch there, which leaves them at 0."""
+        ...
+
 
 class DeviceLauncher:
     """Launches on the tensors' GPU. Triton compiles and loads a kernel there at its first launch."""
 
     def __init__(self, capability: Capability | None = None) -> None:
         self.capability = capability
+        self._counters = Counters()
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        if role == "stored":
+            return step_sizes(problem)
         capability = self.capability or problem.device.capability or OLDEST
         sizes = sizes_for(role, problem.dtype, problem.head_dim, capability, low)
         return sizes if problem.bias is None else beside_bias(sizes)
@@ -48,6 +60,17 @@ class DeviceLauncher:
                 _expect_loaded(role, device, kernel(role).warmup(*arguments, grid=(programs,), **options))
             kernel(role)[(programs,)](*arguments, **options)
 
+    def resident(self, sizes: Sizes, device: torch.device) -> int:
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).multi_processor_count) * (RESIDENT_WARPS // sizes.warps)
+
+    def counter(self, device: torch.device) -> int:
+        import torch
+
+        with torch.cuda.device(device):
+            return self._counters.address(device, torch.cuda.current_stream(device).cuda_stream, capturing(device))
+
 
 def compiling(sizes: Sizes) -> dict[str, Any]:
     """Triton's own options for a kernel of these sizes. Products and sums are fused, whatever its default."""
@@ -56,9 +79,10 @@ def compiling(sizes: Sizes) -> dict[str, Any]:
 
 def kernel(role: str) -> Any:
     """The kernel of a role, as Triton compiles it."""
-    from dilkit.backends.triton import backward, forward
+    from dilkit.backends.triton import attend_stored, backward, forward
 
-    return {"forward": forward.forward, "dots": backward.dots, "dquery": backward.dquery, "dkeyvalue": backward.dkeyvalue}[role]
+    kernels = {"dots": backward.dots, "dquery": backward.dquery, "dkeyvalue": backward.dkeyvalue}
+    return {"forward": forward.forward, "stored": attend_stored.attend_stored, **kernels}[role]
 
 
 def _expect_loaded(role: str, device: torch.device, compiled: Any) -> None:

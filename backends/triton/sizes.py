@@ -13,12 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dilkit.backends.tiles.schedule import LOW_ROWS
+from dilkit.backends.tiles.steps import group_of
 from dilkit.device import Capability
+from dilkit.problem import Problem
 
 HEAD_DIMS = (16, 32, 64, 128)
 """What kernels are compiled for; a head_dim between two of them is padded to the larger."""
 
 OLDEST: Capability = (8, 0)
+
+RESIDENT_WARPS = 8
+"""Of the kernel of a step on a multiprocessor: there is room for them with 255 registers a thread."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,13 @@ TABLE = (
 def beside_bias(sizes: Sizes) -> Sizes:
     """The sizes of a kernel that adds a bias, which takes registers: more warps, and fewer columns."""
     return replace(sizes, warps=max(8, sizes.warps), columns=min(32, sizes.columns))
+
+
+def step_sizes(problem: Problem) -> Sizes:
+    """Those of a step of decoding: as many stored rows at a time as 4 warps have registers for, with the sums of a group."""
+    group, warps = group_of(problem), 4
+    numbers = 32 // group  # of keys that a thread has, as many of values, and of sums for each query head
+    return Sizes(group, warps * 32 * numbers // padded(problem.head_dim), warps, 1)
 
 
 def padded(head_dim: int) -> int:

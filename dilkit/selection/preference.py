@@ -110,6 +110,7 @@ FEATURES: dict[str, Callable[[Problem], bool]] = {
     "training": lambda problem: problem.requires_grad,
     "nothing dilated": _nothing_dilated,
     "runs": lambda problem: Runs.name in problem.forms.names,
+    "stored rows": lambda problem: bool(problem.stored),
     "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND,
 }
 """The features of a problem that a row may require beside its device and dtype."""

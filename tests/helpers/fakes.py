@@ -53,7 +53,8 @@ def registered(backend: Backend) -> Iterator[str]:
 def family(cupy: bool = True) -> dict[str, Backend]:
     """The backends of dilkit by name, those for CUDA alone as fakes: everything is installed, but perhaps not CuPy."""
     dtypes = frozenset({"float32", "bfloat16", "float16"})
-    limits = Limits(devices=frozenset({"cuda"}), dtypes=dtypes, max_head_dim=128, dropout=True, forms=FORMS)
+    options: dict[str, Any] = dict(dropout=True, forms=FORMS, stored=dtypes | {"int8"})
+    limits = Limits(devices=frozenset({"cuda"}), dtypes=dtypes, max_head_dim=128, **options)
     raw = Fake("cupy_raw", 15, limits)
     raw.requires, raw.extra = () if cupy else ("cupy",), "cuda"  # type: ignore[misc]
     readable = Fake("numba_cuda", 5, Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32"})))

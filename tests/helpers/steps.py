@@ -12,9 +12,11 @@ from torch import Tensor
 from dilkit import Pattern, Problem
 from dilkit.bias.evaluated import evaluate
 from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.decoding.placed import PlacedStep, place
 from dilkit.decoding.step import Span, Step, Write, table
 from dilkit.decoding.stored import decoded, encoded, width_of
 from dilkit.op.boundary import lse_dtype
+from dilkit.problem import STORED
 
 TOKENS = 10_000
 """Positions that there are."""
@@ -53,6 +55,50 @@ FORMS = {
     "grid": BiasForm(2, (3, 5), placed=True),
     "apart": BiasForm(3, metric="max", placed=True, apart=True),
 }
+
+
+GPU_DTYPES = [(dtype, stored) for dtype in ("float32", "bfloat16", "float16") for stored in ("", *STORED[dtype])]
+GPU_SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "many": (10, 1, 33), "small": (2, 2, 3)}
+GPU_BIASES = [name for name in FORMS if name != "apart"]
+GPU_LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
+"""What kernels for GPUs are held to: dtypes of rows and of stored ones, heads, key/value heads and head_dim, and by how much."""
+
+LARGE = 2**62
+ASTRAY = [(name, number) for name in Span._fields for number in (LARGE, 2**40, 99_999, -1, -LARGE)]
+ASTRAY += [("positions", 0), ("unseen", 0)]  # shorter ones, of other spans
+FEW_ASTRAY = [
+    ("positions", 0),
+    ("unseen", 0),
+    ("seen", LARGE),
+    ("key_offset", LARGE),
+    ("value_head", -1),
+    ("unseen", 2**40),
+    ("pages", 99_999),
+    ("page", LARGE),
+    ("key", -1),
+]
+
+
+def gpu_case(dtypes: tuple[str, str], shape: str, bias: str) -> StepCase:
+    """A row of the product of what kernels for GPUs are held to."""
+    (dtype, stored), (heads, kv_heads, head_dim) = dtypes, GPU_SHAPES[shape]
+    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    return StepCase(dtype, stored, **sizes, bias=bias, softcap=1.5 * (head_dim == 20), sink=head_dim == 64, most=600)
+
+
+def agree(computed: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], limit: float) -> None:
+    """Raise AssertionError unless `(out, lse)` is right."""
+    for name, a, b in zip(("out", "lse"), computed, right, strict=True):
+        assert a.is_contiguous()
+        torch.testing.assert_close(a.double(), b.double(), atol=limit, rtol=limit, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def led_astray(step: Step, problem: Problem, name: str, number: int) -> PlacedStep:
+    """A step whose tables say `number` in a column of every span, and in one of every write, once they have been checked."""
+    placed = place(step, problem)
+    placed.spans[:, Span._fields.index(name)] = number
+    placed.writes[:, min(Span._fields.index(name), placed.writes.shape[1] - 1)] = number
+    return placed
 
 
 def make_step(case: StepCase) -> Step:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import triton
+from helpers.steps import StepCase, make_step
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -21,7 +22,7 @@ from triton.runtime import driver
 from dilkit import Pattern
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.launch import compiling, kernel
-from dilkit.backends.triton.sizes import Sizes
+from dilkit.backends.triton.sizes import Sizes, step_sizes
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
@@ -62,6 +63,12 @@ class CompilingLauncher:
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         return self.chosen if role == self.role else ANY_SIZES
+
+    def resident(self, sizes: Sizes, device: torch.device) -> int:
+        return 264
+
+    def counter(self, device: torch.device) -> int:
+        return 2**40
 
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         if role == self.role:
@@ -139,6 +146,17 @@ def compile_kernel(
             backend.backward(q, Inputs(q, k, v, key_padding_mask=mask, bias=bias), q, torch.zeros(2, 4, 320), problem)
     finally:
         driver.set_active(None)  # so that the next one asks what there is
+    return _report(launcher.compiled[-1], folder)
+
+
+def compile_step(case: StepCase, capability: int, folder: Path) -> Compiled:
+    """The kernel of a step like that of a case."""
+    launcher = CompilingLauncher("stored", step_sizes(case.problem))
+    driver.set_active(FakeDriver(capability))
+    try:
+        TritonTiles(launcher).attend_stored(make_step(case), case.problem)
+    finally:
+        driver.set_active(None)
     return _report(launcher.compiled[-1], folder)
 
 

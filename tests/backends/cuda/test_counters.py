@@ -1,9 +1,8 @@
-"""Counters of launches: the kernels leave them at 0, and no two launches that may be under way at once have the same."""
+"""Counters of launches: the kernels leave them at 0, and the launcher asks for those of its stream."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from helpers.host_launcher import HostLauncher
 from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
 from dilkit import Pattern
-from dilkit.backends.cuda import counters
 from dilkit.backends.cuda.backend import CupyRaw
-from dilkit.backends.cuda.counters import Counters
 from dilkit.backends.cuda.launch import CupyLauncher
+from dilkit.backends.tiles import counters
 from dilkit.device import Capability
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
@@ -81,84 +79,8 @@ def test_a_launch_makes_nothing_to_count_with() -> None:
     assert sorted(name for name in calls if name in ("empty", "zeros", "full", "tensor", "zero_", "fill_")) == ["empty", "empty"]
 
 
-@pytest.fixture
-def numbers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """What CUDA numbers streams by, by handle: by the handle, where nothing else is said."""
-    found: dict[int, int] = {}
-    monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: found.get(stream, stream))
-    return found
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch, numbers: dict[int, int]) -> Counters:
-    """Counters on devices that are not there, in memory of the CPU."""
+def test_the_launcher_asks_for_the_current_stream(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
-    return Counters()
-
-
-def value(address: int) -> int:
-    return ctypes.c_int32.from_address(address).value
-
-
-def test_each_stream_of_each_device_has_one(own: Counters) -> None:
-    streams = [(device, stream) for device in (FIRST, SECOND) for stream in (0, 4096, 8192)]
-    found = [own.address(*where, capturing=False) for where in streams]
-    assert len(set(found)) == len(streams)
-    assert [own.address(*where, capturing=False) for where in streams] == found
-    assert {value(address) for address in found} == {0}
-
-
-def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_its_own(own: Counters, numbers: dict[int, int]) -> None:
-    """A kernel of the first may still run when the second begins; the streams of threads all have the same handle."""
-    found = [own.address(FIRST, 4096, capturing=False)]
-    numbers[4096] = 5
-    found += [own.address(FIRST, 4096, capturing=False) for _ in range(2)]
-    assert found[0] != found[1] == found[2]
-
-
-def test_the_stream_that_is_always_there_needs_no_number(own: Counters, numbers: dict[int, int]) -> None:
-    default = own.address(FIRST, 0, capturing=False)
-    numbers[4096] = 0
-    assert own.address(FIRST, 4096, capturing=False) != default == own.address(FIRST, 0, capturing=False)
-
-
-def test_streams_without_end_are_forgotten_but_their_counters_never_used_again(
-    own: Counters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(counters, "PAGE", 8)
-    monkeypatch.setattr(counters, "MOST_STREAMS", 3)
-    found = [own.address(FIRST, stream, capturing=False) for stream in (*range(1, 20), 1, 2)]
-    assert len(set(found)) == len(found)
-    assert len(own._of_stream) <= 3
-    torch.zeros(8, dtype=torch.int64).fill_(7)
-    assert {value(address) for address in found} == {0}
-
-
-def test_threads_that_share_a_stream_share_its_counter(own: Counters) -> None:
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(own.address(FIRST, 4096, capturing=False))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(found)) == 1
-
-
-def test_each_captured_launch_has_one_and_launches_make_room_for_more(own: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "PAGE", 8)
-    with pytest.raises(RuntimeError, match=r"no counter is left on cuda:0 .* make the same call once before"):
-        own.address(FIRST, 0, capturing=True)
-    usual = own.address(FIRST, 0, capturing=False)
-    found = [own.address(FIRST, 0, capturing=True) for _ in range(7)]
-    with pytest.raises(RuntimeError, match="no counter is left"):
-        own.address(FIRST, 0, capturing=True)
-    assert own.address(FIRST, 0, capturing=False) == usual
-    found += [own.address(FIRST, 0, capturing=True) for _ in range(8)]
-    assert len({usual, *found}) == 16
-    assert {value(address) for address in found} == {0}
-
-
-def test_the_launcher_asks_for_the_current_stream(own: Counters, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: asked.append((stream, cupy.device)) or stream)
     launcher = CupyLauncher()

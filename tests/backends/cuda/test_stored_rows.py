@@ -9,8 +9,22 @@ import torch
 from helpers.host_launcher import HostLauncher
 from helpers.on_host import FP32, OnHost
 from helpers.pairwise import every_pair
-from helpers.steps import FORMS, StepCase, expected, in_pages, make_step
-from torch import Tensor
+from helpers.steps import (
+    ASTRAY,
+    FEW_ASTRAY,
+    GPU_BIASES,
+    GPU_DTYPES,
+    GPU_LIMITS,
+    GPU_SHAPES,
+    LARGE,
+    StepCase,
+    agree,
+    expected,
+    gpu_case,
+    in_pages,
+    led_astray,
+    make_step,
+)
 
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.steps import kernel_of
@@ -20,14 +34,8 @@ from dilkit.decoding.placed import place
 from dilkit.decoding.step import Span, Step
 from dilkit.device import Device
 from dilkit.pattern import Pattern
-from dilkit.problem import STORED, Problem
+from dilkit.problem import Problem
 
-DTYPES = "float32", "bfloat16", "float16"
-DTYPE_PAIRS = [(dtype, stored) for dtype in DTYPES for stored in ("", *STORED[dtype])]
-SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "many": (10, 1, 33), "small": (2, 2, 3)}
-LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
-BIASES = [name for name in FORMS if name != "apart"]
-LARGE = 2**62
 slow = pytest.mark.slow
 
 
@@ -44,12 +52,6 @@ def on_host(workers: int = 1, order: str = "random", checked: bool = False) -> O
     return own
 
 
-def agree(found: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], limit: float) -> None:
-    for name, a, b in zip(("out", "lse"), found, right, strict=True):
-        assert a.is_contiguous()
-        torch.testing.assert_close(a.double(), b.double(), atol=limit, rtol=limit, msg=lambda text, name=name: f"{name}: {text}")
-
-
 def all_but(quick: set[tuple[Any, ...]], rows: list[Any]) -> list[Any]:
     """Rows of parameters, of which the default run takes those alone."""
     return [pytest.param(*row.values, marks=[] if row.values in quick else [slow]) for row in rows]
@@ -58,18 +60,16 @@ def all_but(quick: set[tuple[Any, ...]], rows: list[Any]) -> list[Any]:
 QUICK: set[tuple[Any, ...]] = {(("float32", ""), "grouped", "coordinates"), (("bfloat16", "int8"), "many", "")}
 
 
-@pytest.mark.parametrize(("dtypes", "shape", "bias"), all_but(QUICK, every_pair(DTYPE_PAIRS, SHAPES, BIASES)))
+@pytest.mark.parametrize(("dtypes", "shape", "bias"), all_but(QUICK, every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES)))
 def test_a_step_is_the_softmax_over_its_spans(dtypes: tuple[str, str], shape: str, bias: str) -> None:
-    (dtype, stored), (heads, kv_heads, head_dim) = dtypes, SHAPES[shape]
-    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    case = StepCase(dtype, stored, **sizes, bias=bias, softcap=1.5 * (head_dim == 20), sink=head_dim == 64, most=600)
+    case = gpu_case(dtypes, shape, bias)
     step, problem = make_step(case), case.problem
     right = expected(step, problem)
-    agree(on_host().attend_stored(step, problem), right, LIMITS[dtype])
+    agree(on_host().attend_stored(step, problem), right, GPU_LIMITS[case.dtype])
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stored"), [pytest.param(*pair, marks=[] if pair[1] == "int8" else [slow]) for pair in DTYPE_PAIRS[:3]]
+    ("dtype", "stored"), [pytest.param(*pair, marks=[] if pair[1] == "int8" else [slow]) for pair in GPU_DTYPES[:3]]
 )
 def test_it_stores_the_same_bits_as_the_definition(dtype: str, stored: str) -> None:
     case = StepCase(dtype, stored, seed=3)
@@ -81,7 +81,7 @@ def test_it_stores_the_same_bits_as_the_definition(dtype: str, stored: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stored"), [pytest.param(*pair, marks=[slow] * (pair != ("float32", ""))) for pair in DTYPE_PAIRS]
+    ("dtype", "stored"), [pytest.param(*pair, marks=[slow] * (pair != ("float32", ""))) for pair in GPU_DTYPES]
 )
 def test_rows_in_pages_are_as_good(dtype: str, stored: str) -> None:
     case = StepCase(dtype, stored, bias="table", seed=5)
@@ -129,30 +129,12 @@ def test_tables_that_have_changed_on_the_device_are_what_it_goes_by() -> None:
     agree(own.attend_placed(placed), expected(step, case.problem), 2e-5)
 
 
-ASTRAY = [(name, number) for name in Span._fields for number in (LARGE, 2**40, 99_999, -1, -LARGE)]
-ASTRAY += [("positions", 0), ("unseen", 0)]  # shorter ones, of other spans
-FEW = [
-    ("positions", 0),
-    ("unseen", 0),
-    ("seen", LARGE),
-    ("key_offset", LARGE),
-    ("value_head", -1),
-    ("unseen", 2**40),
-    ("pages", 99_999),
-    ("page", LARGE),
-    ("key", -1),
-]
-
-
-@pytest.mark.parametrize(("name", "number"), [pytest.param(*one, marks=[] if one in FEW else [slow]) for one in ASTRAY])
+@pytest.mark.parametrize(("name", "number"), [pytest.param(*one, marks=[] if one in FEW_ASTRAY else [slow]) for one in ASTRAY])
 def test_tables_that_lead_astray_touch_nothing_beyond(name: str, number: int) -> None:
     """Of tables that change on the device, which nobody checks; the launcher notices what is touched beyond the tensors."""
     case = StepCase(bias="coordinates", seed=1)
     step = in_pages(make_step(case), case.problem)
-    placed = place(step, case.problem)
-    placed.spans[:, Span._fields.index(name)] = number
-    placed.writes[:, min(Span._fields.index(name), placed.writes.shape[1] - 1)] = number
-    on_host().attend_placed(placed)
+    on_host().attend_placed(led_astray(step, case.problem, name, number))
 
 
 def test_a_page_that_is_none_is_not_seen() -> None:

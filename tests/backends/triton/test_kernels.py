@@ -11,11 +11,19 @@ from helpers.project import ROOT, succeed
 
 pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
 
-from helpers.triton_compile import compile_kernel
+from helpers.steps import StepCase
+from helpers.triton_compile import compile_kernel, compile_step
 
 from dilkit.backends.triton.sizes import HEAD_DIMS, beside_bias, sizes_for
 from dilkit.bias.form import BiasForm
 
+STEPS = {
+    "as many": StepCase("float32", heads=2, kv_heads=2, head_dim=128),
+    "halves": StepCase("bfloat16", heads=16, kv_heads=2, head_dim=128),
+    "grouped": StepCase("float16", "int8", heads=8, kv_heads=1, head_dim=64, sink=True),
+    "biased": StepCase("float32", "bfloat16", heads=8, kv_heads=2, head_dim=128, bias="coordinates", softcap=30.0),
+    "odd": StepCase("float32", heads=3, kv_heads=1, head_dim=33, bias="table"),
+}
 ROLES = ("forward", "dquery", "dkeyvalue")
 HALVES = ("float16", "bfloat16")
 CAPABILITIES = (80, 90, 100, 120)
@@ -25,8 +33,8 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """By capability, the shared memory that a block may have: there, and on 8.6 and 8.9, whose sizes are those of 8.0."""
 
 
-def interpret(*options: str) -> str:
-    return succeed(sys.executable, str(ROOT / "tests/backends/triton/interpret.py"), *options, cwd=ROOT, OMP_NUM_THREADS="1")
+def interpret(*options: str, file: str = "interpret.py") -> str:
+    return succeed(sys.executable, str(ROOT / "tests/backends/triton" / file), *options, cwd=ROOT, OMP_NUM_THREADS="1")
 
 
 @pytest.mark.slow
@@ -48,6 +56,21 @@ def test_kernels_agree_with_the_oracle_in_the_interpreter(share: str) -> None:
 @pytest.mark.parametrize("share", [f"{i}/8" for i in range(1, 9)])
 def test_kernels_agree_with_the_oracle_on_every_case(share: str) -> None:
     print(interpret("--all", "--share", share))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("share", [f"{i}/4" for i in range(1, 5)])
+def test_steps_are_right_in_the_interpreter(share: str) -> None:
+    """Those that the other kernels for GPUs are held to, every two of their options together; the run tells of each."""
+    print(interpret("--share", share, file="interpret_steps.py"))
+
+
+@pytest.mark.kernels
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("share", [f"{i}/8" for i in range(1, 9)])
+def test_every_step_is_right_in_the_interpreter(share: str) -> None:
+    print(interpret("--all", "--share", share, file="interpret_steps.py"))
 
 
 def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path, softcap: float = 0.0) -> None:
@@ -90,6 +113,20 @@ def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm
     found = compile_kernel(role, "float16", 64, 90, sizes, tmp_path, form=form)
     assert (found.spills, found.stack) == (0, 0), found.registers
     assert (re.search(r"\b(atom|red)\.", found.ptx) is not None) == (role == "dquery")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("step", STEPS)
+def test_kernels_of_steps_compile_without_a_gpu(step: str, capability: int, tmp_path: Path) -> None:
+    """Nothing spills, pieces and merges wait, and what others have written is read by no cache that does not know of it."""
+    case = STEPS[step]
+    made = compile_step(case, capability, tmp_path)
+    assert (made.spills, made.stack) == (0, 0), made.registers
+    assert len(re.findall(r"\.gpu\.acquire\.", made.ptx)) == 2
+    assert len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", made.ptx)) == 1
+    assert "ld.global.nc" not in made.ptx
+    assert ("LDG.E.128" in made.sass) == (step == "as many"), "four numbers of fp32 at a time; nothing else is as long"
 
 
 @pytest.mark.kernels

@@ -18,7 +18,6 @@ from helpers.triton_compile import AskedFor, FakeDriver, asked_for
 from triton.runtime import driver
 
 from dilkit import Pattern, SlidingWindow
-from dilkit.backends.tiles import captured
 from dilkit.backends.triton import launch
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.launch import DeviceLauncher, compiling, kernel
@@ -103,12 +102,12 @@ ARGUMENTS = (SimpleNamespace(data=torch.zeros(1)),)
 
 def test_nothing_is_loaded_while_a_graph_is_captured(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(captured, "capturing", lambda device: True)
+        patch.setattr(launch, "capturing", lambda device: True)
         with pytest.raises(RuntimeError, match=r"kernel forward is not loaded on cpu.*make the same call once before"):
             DeviceLauncher().launch("forward", SIZES, 1, ARGUMENTS, {})
     assert loading.launched == 0
     DeviceLauncher().launch("forward", SIZES, 1, ARGUMENTS, {})
-    monkeypatch.setattr(captured, "capturing", lambda device: True)
+    monkeypatch.setattr(launch, "capturing", lambda device: True)
     DeviceLauncher().launch("forward", SIZES, 1, ARGUMENTS, {})
     assert loading.launched == 2
 

@@ -16,10 +16,11 @@ from dilkit import Limits, Problem
 from dilkit.backend import Backend
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
+from dilkit.backends.triton.backend import TritonTiles
 from dilkit.decoding.step import Span, Step, Write
 
 CASE = StepCase(bias="coordinates", seed=1)
-BACKENDS = [Native(), Reference(), OnHost(FP32)]
+BACKENDS = [Native(), Reference(), OnHost(FP32), TritonTiles()]
 each_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 LARGE = 2**62
 

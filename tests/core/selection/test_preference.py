@@ -114,6 +114,17 @@ def test_blocks_are_generated_where_that_is_possible_and_ours_elsewhere() -> Non
     assert picked(problem("sm_80", pattern=BLOCKS, dropout_p=0.1)) == "cupy_raw", "which flex does not take"
 
 
+@pytest.mark.parametrize(
+    "pattern", [ONE, BRANCHES, BLOCKS, Pattern.natten((512, 256), 31)], ids=["one", "branches", "blocks", "grid"]
+)
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", "int8"), ("bfloat16", "bfloat16"), ("float16", "int8")])
+def test_steps_of_decoding_run_on_kernels_of_ours(pattern: Pattern, dtype: str, stored: str) -> None:
+    for device in ("sm_80", "sm_90", "sm_120"):
+        step = problem(device, dtype, pattern=pattern, seq=1, is_causal=True, stored=stored)
+        assert (picked(step), picked(step, cupy=False)) == ("cupy_raw", "triton")
+    assert picked(problem("sm_75", dtype, seq=1, is_causal=True, stored=stored), cupy=False) == "reference"
+
+
 def test_branches_of_different_heads_share_no_keys() -> None:
     small = dict(seq=8192, heads=8)
     split = problem("sm_80", pattern=Pattern.head_split([2048, 4096], [1, 2], 8), **small)
@@ -197,7 +208,8 @@ def test_every_row_decides_on_something_and_is_well_formed() -> None:
         for device, dtype, (pattern, mask, training, seq) in product(devices, DTYPES, flags)
     )
     apple = replace(problem("cpu"), device=Device("mps", "mps"))
-    decided = {id(row_of(p)) for p in (*posed, apple)}
+    step = problem("sm_80", seq=1, is_causal=True, stored="int8")
+    decided = {id(row_of(p)) for p in (*posed, apple, step)}
     assert [row.where for row in TABLE if id(row) not in decided] == []
     assert id(None) not in decided
     for row in TABLE:

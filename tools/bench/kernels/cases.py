@@ -18,10 +18,11 @@ from typing import Any
 
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import report as cuda_report
-from dilkit.backends.cuda.steps import MOST_GROUP, kernel_of
+from dilkit.backends.cuda.steps import kernel_of
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, CudaKernel, kernel_for
 from dilkit.backends.tiles.backend import ROLES
 from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
+from dilkit.backends.tiles.steps import MOST_GROUP
 from dilkit.device import Capability, probe
 from dilkit.pattern import Pattern
 from dilkit.problem import STORED, Problem

@@ -1,7 +1,8 @@
-"""Counters by which the resident blocks of a launch share its tiles.
+"""Counters by which the blocks of a launch share its tiles, or the items of a step.
 
 A counter is two int32: of tiles, and of those that are done, which a step of decoding counts. A kernel finds it at 0 and leaves
-it at 0 (`take_number` of `kernels/dilated.cuh`): nothing is launched to clear it. It serves one launch at a time:
+it at 0 (`take_number` of `cuda/kernels/dilated.cuh`, `attend_stored` of `triton/attend_stored.py`): nothing is launched to clear
+it. It serves one launch at a time:
 
     launched    the kernels on a stream run one after the other: a counter for each stream of each device. Streams are told apart
                 by the number that CUDA gives no other stream: a new one may have the handle of one whose kernels still run

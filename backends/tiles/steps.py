@@ -1,0 +1,90 @@
+"""Steps of decoding on GPUs: how the work of one launch is divided, and what kernels count of a step.
+
+pairs    query rows x key/value heads                      each has a new row, if anything is written
+merges   pairs x shares of the query heads of each         each makes rows of `out` of its pieces
+pieces   merges x splits                                   each sees a share of the stored rows, and leaves a partial
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dilkit.decoding.placed import PlacedStep
+from dilkit.problem import Problem
+
+MOST_GROUP = 8
+"""Query heads that are computed at once, with sums in registers. A larger group reads stored rows once for each so many."""
+
+PIECE_ROWS = 256
+"""Stored rows for which another block is worth a partial, about."""
+
+MOST_ITEMS, MOST_TOKENS = 2**31 - 2**20, 2**31 - 1
+"""Kernels count them by 32-bit numbers."""
+
+
+class Division(NamedTuple):
+    """How the work of a step is divided."""
+
+    writes: int
+    merges: int
+    splits: int
+
+    @property
+    def pieces(self) -> int:
+        return self.merges * self.splits
+
+    @property
+    def items(self) -> int:
+        """In all: first writes, then pieces, then merges."""
+        return self.writes + self.pieces + self.merges
+
+
+class Counts(NamedTuple):
+    """How many of each there are in the tables of a step, and tokens of which its bias has positions, 0 if it has none."""
+
+    pages: int
+    spans: int
+    writes: int
+    stored: int
+    positions: int
+    unseen: int
+    tokens: int
+
+
+def group_of(problem: Problem) -> int:
+    """The query heads that are computed at once, as a power of two."""
+    return min(MOST_GROUP, 1 << (problem.heads // problem.kv_heads - 1).bit_length())
+
+
+def divided(placed: PlacedStep, resident: int) -> Division:
+    """As many pieces as blocks that run at once, if that many are worth it. Raises ValueError for more items than are counted."""
+    problem, pairs = placed.problem, placed.step.query.shape[:2].numel() * placed.problem.kv_heads
+    merges = pairs * -(-problem.heads // problem.kv_heads // group_of(problem))
+    splits = max(1, min(resident // max(1, merges), -(-placed.most // PIECE_ROWS)))
+    division = Division(pairs if counts_of(placed).writes else 0, merges, splits)
+    if division.items > MOST_ITEMS:
+        raise ValueError(
+            f"query has {pairs} rows and key/value heads, {division.items} items of work; at most {MOST_ITEMS}: "
+            "make several calls"
+        )
+    return division
+
+
+def counts_of(placed: PlacedStep) -> Counts:
+    """Raises ValueError for a bias with positions of more tokens than are counted."""
+    step = placed.step
+    tokens = 0 if step.bias is None or step.bias.positions is None else step.bias.positions.shape[1]
+    if tokens > MOST_TOKENS:
+        raise ValueError(f"positions of the bias are of {tokens} tokens; at most {MOST_TOKENS}, or backend='reference'")
+    writes = 0 if step.key is None else len(placed.writes)  # tables may change, and there is nothing to write
+    lengths = len(step.stored), len(step.positions), len(step.unseen)
+    return Counts(len(placed.pages), len(placed.spans), writes, *lengths, tokens)
+
+
+def empty_partials(placed: PlacedStep, division: Division, head_dim: int) -> Tensor:
+    """Of each piece and query head: sums of `head_dim` numbers, the largest score, and the sum of weights."""
+    sizes = division.pieces, group_of(placed.problem), head_dim + 2
+    return torch.empty(sizes, dtype=torch.float32, device=placed.step.query.device)

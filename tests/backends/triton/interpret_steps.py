@@ -1,0 +1,312 @@
+"""Runs steps over stored rows on the kernel in Triton, in Triton's interpreter, against fp64 and the definition.
+
+    python tests/backends/triton/interpret_steps.py [--share I/N] [--all] [--only TEXT]
+
+By default the steps that the other kernels for GPUs are held to, every two of their options together, and a few tables that lead
+astray; with --all, all of both. Exit code 1 if one fails. What the kernel reads and writes must be in the tensors of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+warnings.simplefilter("error")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import triton.language as tl  # noqa: E402
+from helpers.fakes import registered  # noqa: E402
+from helpers.pairwise import every_pair  # noqa: E402
+from helpers.steps import (  # noqa: E402
+    ASTRAY,
+    FEW_ASTRAY,
+    GPU_BIASES,
+    GPU_DTYPES,
+    GPU_LIMITS,
+    GPU_SHAPES,
+    LARGE,
+    StepCase,
+    agree,
+    expected,
+    gpu_case,
+    in_pages,
+    led_astray,
+    make_step,
+)
+from torch import Tensor  # noqa: E402
+from triton.runtime import interpreter  # noqa: E402
+
+from dilkit.backends.reference import Reference  # noqa: E402
+from dilkit.backends.triton.backend import TritonTiles  # noqa: E402
+from dilkit.backends.triton.launch import kernel  # noqa: E402
+from dilkit.backends.triton.sizes import Sizes  # noqa: E402
+from dilkit.decoding.placed import place  # noqa: E402
+from dilkit.decoding.step import Span, Step  # noqa: E402
+from dilkit.problem import Problem  # noqa: E402
+from dilkit.selection.step_cases import StepProof  # noqa: E402
+
+Check = Callable[[], object]
+
+
+class Memory:
+    """The tensors of a launch, beyond which the interpreter touches nothing."""
+
+    def __init__(self) -> None:
+        self.first, self.end = (np.zeros(1, np.uint64) for _ in range(2))
+        self.load, self.store = (
+            interpreter.InterpreterBuilder.create_masked_load,
+            interpreter.InterpreterBuilder.create_masked_store,
+        )
+
+    def know(self, given: dict[str, Any], element: int) -> None:
+        """What a launch of a step is given, and what its tables lead to; a stored element has so many bytes."""
+        ranges = [_range(x) for x in _tensors(given.values())]
+        sizes = [element] * given["stored"] + [8] * given["positions"] + [1] * given["unseen"]
+        ranges += [(at, at + reach * size) for (at, reach, *_), size in zip(given["memory"].tolist(), sizes, strict=True)]
+        self.first, self.end = np.array(sorted(ranges), np.uint64).T
+
+    def expect(self, pointers: Any, mask: Any) -> None:
+        """Raise IndexError for an address that is nobody's."""
+        where = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)].astype(np.uint64)
+        at = np.searchsorted(self.first, where, side="right") - 1
+        beyond = (at < 0) | (where + np.uint64(pointers.get_element_ty().primitive_bitwidth // 8) > self.end[at])
+        if beyond.any():
+            raise IndexError(f"{np.count_nonzero(beyond)} of {beyond.size} addresses are beyond the tensors of the step")
+
+
+MEMORY = Memory()
+
+
+def _load(builder: Any, pointers: Any, mask: Any, *others: Any, **named: Any) -> Any:
+    MEMORY.expect(pointers, mask)
+    return MEMORY.load(builder, pointers, mask, *others, **named)
+
+
+def _store(builder: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
+    MEMORY.expect(pointers, mask)
+    return MEMORY.store(builder, pointers, value, mask, *others)
+
+
+def _round(builder: Any, source: Any, wanted: Any) -> Any:
+    """Numbers of fp32 as bf16, rounded as on GPUs; the interpreter cuts them off."""
+    if (source.dtype.scalar, wanted.scalar) != (tl.float32, tl.bfloat16):
+        return _truncate(builder, source, wanted)
+    rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16)
+    return interpreter.TensorHandle(rounded.numpy().view(np.uint16), tl.bfloat16)
+
+
+_truncate = interpreter.InterpreterBuilder.create_fp_trunc
+interpreter.InterpreterBuilder.create_fp_trunc = _round
+interpreter.InterpreterBuilder.create_masked_load = _load
+interpreter.InterpreterBuilder.create_masked_store = _store
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    for x in arguments:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, tuple):
+            yield from _tensors(x)
+
+
+def _range(x: Tensor) -> tuple[int, int]:
+    storage = x.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+class InterpretingLauncher:
+    """Says that so many programs run at once that a row's work is divided among several. `factor`: by which scales are off."""
+
+    def __init__(self, factor: float) -> None:
+        self.numbers, self.factor = torch.zeros(2, dtype=torch.int32), factor
+
+    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        return Sizes(16, 64, 4, 1)
+
+    def resident(self, sizes: Sizes, device: torch.device) -> int:
+        return 64
+
+    def counter(self, device: torch.device) -> int:
+        return self.numbers.data_ptr()
+
+    def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        given = dict(zip(kernel(role).arg_names, arguments, strict=False), numbers=self.numbers)
+        MEMORY.know(given, constants["STORED"].primitive_bitwidth // 8)
+        *others, scale2 = arguments
+        kernel(role)[(programs,)](*others, scale2 * self.factor, **constants)
+        assert not self.numbers.any(), f"the counter is left at {self.numbers.tolist()}"
+
+
+class Interpreted(TritonTiles):
+    """The backend as it is, for tensors on the CPU."""
+
+    name = "triton_interpreted"
+    limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), min_capability=None)
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__(InterpretingLauncher(factor))
+
+
+def is_the_softmax(dtypes: tuple[str, str], shape: str, bias: str) -> None:
+    case = gpu_case(dtypes, shape, bias)
+    step = make_step(case)
+    right = expected(step, case.problem)
+    agree(Interpreted().attend_stored(step, case.problem), right, GPU_LIMITS[case.dtype])
+
+
+def stores_the_same_bits(dtype: str, stored: str) -> None:
+    """As the definition. The rows of some writes are NaN, infinite, or all 0."""
+    case = StepCase(dtype, stored, seed=3)
+    one, other = make_step(case), make_step(case)
+    for step in (one, other):
+        assert step.key is not None
+        step.key[0, 0, 0, 1], step.key[0, 0, 1, 1], step.key[0, 1] = torch.nan, -torch.inf, 0.0
+    Reference().attend_stored(other, case.problem)
+    with np.errstate(all="ignore"):  # of infinite scores
+        Interpreted().attend_stored(one, case.problem)
+    for a, b in zip(one.stored, other.stored, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def rows_in_pages_are_as_good(dtype: str, stored: str) -> None:
+    case = StepCase(dtype, stored, bias="table", seed=5)
+    step = make_step(case)
+    paged = in_pages(step, case.problem)
+    for a, b in zip(*(Interpreted().attend_stored(x, case.problem) for x in (step, paged)), strict=True):
+        assert torch.equal(a, b)
+
+
+def sees_nothing() -> None:
+    case = StepCase()
+    step = make_step(case)
+    nothing = step._replace(spans=step.spans[:0], writes=step.writes[:0])
+    out, lse = Interpreted().attend_stored(nothing, case.problem)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    sink = torch.arange(6.0)
+    out, lse = Interpreted().attend_stored(nothing._replace(sink=sink), case.problem)
+    assert not out.any()
+    torch.testing.assert_close(lse, sink[:, None].expand(2, 6, 2), atol=1e-6, rtol=1e-6)
+    none = {name: getattr(step, name)[:0] for name in ("query", "key", "value", "spans", "writes")}
+    out, lse = Interpreted().attend_stored(Step(**{**step._asdict(), **none}), case.problem)
+    assert (out.shape, lse.shape) == ((0, 2, 6, 20), (0, 6, 2))
+
+
+def goes_by_tables_that_have_changed() -> None:
+    case = StepCase()
+    step = make_step(case)._replace(writes=make_step(case).writes[:0])
+    fewer = step.spans.copy()
+    fewer[4, Span._fields.index("seen")] //= 2  # it has neither positions nor a mask, which are as long
+    fewer[2, Span._fields.index("rows")] = 0
+    placed = place(step._replace(spans=fewer), case.problem, most=1000)
+    agree(Interpreted().attend_placed(placed), expected(step._replace(spans=fewer), case.problem), 2e-5)
+    placed.spans.copy_(torch.from_numpy(step.spans))
+    agree(Interpreted().attend_placed(placed), expected(step, case.problem), 2e-5)
+
+
+def has_the_same_bits_again() -> None:
+    case = StepCase(most=600, spans=3, batch=1)
+    results = [Interpreted().attend_stored(make_step(case), case.problem) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def sees_no_page_that_is_none() -> None:
+    case = StepCase(seed=5)
+    placed = place(in_pages(make_step(case), case.problem), case.problem)
+    before = Interpreted().attend_placed(placed)
+    placed.pages[2:] = torch.tensor([-1, LARGE, 10**6]).repeat(len(placed.pages))[: len(placed.pages) - 2]
+    out, lse = Interpreted().attend_placed(placed)
+    assert out.isfinite().all()
+    assert not lse.isnan().any()
+    assert not torch.equal(before[1], lse)
+
+
+def touches_nothing_beyond(name: str, number: int) -> None:
+    case = StepCase(bias="coordinates", seed=1, batch=1)
+    step = in_pages(make_step(case), case.problem)
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    Interpreted().attend_placed(led_astray(step, case.problem, name, number))
+
+
+def writes_no_row_that_there_is_not() -> None:
+    """A step without new rows whose table says that there are some."""
+    case = StepCase(bias="coordinates", seed=1)
+    step = make_step(case)
+    placed = place(step._replace(key=None, value=None, writes=np.zeros_like(step.writes)), case.problem)
+    placed.writes.copy_(torch.from_numpy(step.writes))
+    before = [x.clone() for x in step.stored]
+    Interpreted().attend_placed(placed)
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(before, step.stored, strict=True))
+
+
+def is_proven(factor: float, wrong: int) -> None:
+    """With each pattern and kind of cache: a kernel that is right, or not."""
+    asked: dict[str, Any] = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)
+    backend = Interpreted(factor)
+    with registered(backend):
+        complaints = list(StepProof(backend.name, **asked).complaints())
+    assert len(complaints) == wrong, complaints
+
+
+def checks(everything: bool) -> Iterator[tuple[str, Check]]:
+    """All of them with their names; those of a pairwise choice alone unless `everything`."""
+    for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES):
+        if everything or not row.marks:
+            yield f"softmax {row.values}", partial(is_the_softmax, *row.values)
+    for dtypes in GPU_DTYPES:
+        yield f"bits {dtypes}", partial(stores_the_same_bits, *dtypes)
+        if everything or dtypes in FEW_PAGED:
+            yield f"pages {dtypes}", partial(rows_in_pages_are_as_good, *dtypes)
+    for name, number in ASTRAY if everything else FEW_ASTRAY:
+        yield f"astray {name} {number}", partial(touches_nothing_beyond, name, number)
+    for check in OTHERS:
+        yield check.__name__.replace("_", " "), check
+    yield "proof", partial(is_proven, 1.0, 0)
+    yield "proof of a wrong scale", partial(is_proven, 0.8, 6)
+
+
+FEW_PAGED = (("float32", ""), ("float16", "int8"))
+OTHERS: tuple[Check, ...] = (
+    *(sees_nothing, goes_by_tables_that_have_changed, has_the_same_bits_again),
+    *(sees_no_page_that_is_none, writes_no_row_that_there_is_not),
+)
+
+
+def main() -> int:
+    """0 when no check failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--share", default="1/1", help="which of how many shares of the checks to run")
+    parser.add_argument("--all", action="store_true", help="every check, which takes long")
+    parser.add_argument("--only", default="", help="checks whose name has this text")
+    args = parser.parse_args()
+    number, shares = map(int, args.share.split("/"))
+    chosen = [one for one in checks(args.all) if args.only in one[0]][number - 1 :: shares]
+    failed = [name for name, check in chosen if not passes(name, check)]
+    print(f"{len(chosen) - len(failed)} of {len(chosen)} checks passed {' | '.join(failed)}")
+    return bool(failed or not chosen)
+
+
+def passes(name: str, check: Check) -> bool:
+    """Whether a check passes; prints what became of it."""
+    start, reason = time.process_time(), ""
+    try:
+        check()
+    except Exception as error:  # whatever a kernel that is broken does, the others are checked
+        reason = f"{type(error).__name__}: {error}"
+    print(f"{'failed' if reason else 'passed'} {name} ({time.process_time() - start:.1f} s) {reason[-1500:]}", flush=True)
+    return not reason
+
+
+if __name__ == "__main__":
+    sys.exit(main())
