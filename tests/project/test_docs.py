@@ -52,9 +52,11 @@ def test_there_is_python_on_the_pages():
     assert sum(len(PYTHON.findall(page.read_text())) for page in PAGES) >= 4
 
 
-def test_the_readme_example_is_short():
-    (example,) = PYTHON.findall((ROOT / "README.md").read_text())
-    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_front_page_begins_with_three_lines(page):
+    first, *others = ([line for line in one.splitlines() if line.strip()] for one in PYTHON.findall((ROOT / page).read_text()))
+    assert len(first) <= 3
+    assert all(len(lines) <= 10 for lines in others)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python 3.13 lays help texts out in another way than 3.10 to 3.12")

@@ -16,7 +16,7 @@ from helpers.thinned import all_but
 
 from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
-from dilkit.selection.preference_table import TABLE
+from dilkit.selection.preference_table import ON_GPUS, TABLE
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.demo.ranks.layout import MOST_STARTED
 
@@ -193,6 +193,12 @@ def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixtu
     assert "picked" in text
     assert "head_dim 64: at most 16" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_info_says_of_gpus_what_the_pages_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(ON_GPUS)
+    assert words in " ".join(output(capsys, "info", "--assume", "sm_90").split())
+    assert words not in " ".join(output(capsys, "info", "--assume", "cpu").split())
 
 
 def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(
