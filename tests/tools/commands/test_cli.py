@@ -87,6 +87,13 @@ def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Pa
 
 BAD = {
     "frobnicate": "COMMAND: invalid choice: 'frobnicate'",
+    "encode": "; did you mean encode-slide?",
+    "inof": "; did you mean info?",
+    "info --head 3": "unrecognized arguments: --head 3; did you mean --heads?",
+    "info --backend nativ": "; did you mean native?",
+    "info --tail exakt": "; did you mean exact?",
+    "info --dtype flaot16": "; did you mean float16?",
+    "encode-slide none.h5 --checkpoint x.pth --out o": "'none.h5' does not exist",
     "info --assume gtx1080": "--assume: device 'gtx1080' is not a compute capability",
     "info --device tpu": "--device: 'tpu' is not known",
     "info --device sm_61": "`dilkit info --assume sm_61`",
@@ -140,6 +147,8 @@ BAD = {
     "draw --out no/such/folder/x.png": "--out: the folder 'no/such/folder' does not exist",
     "plan --seq 5": "--world-size: 8 ranks cannot share out --seq 5",
     "plan --rates 1,2": "--rates: without --segments",
+    "plan --bandwidth 50": "--bandwidth: '50' has no unit; write bytes or bits a second, as 50GB/s or 50Gbit/s",
+    "plan --flops 400": "--flops: '400' has no unit; write operations a second, as 400T or 400e12",
     "plan --bandwidth fast": "--bandwidth: 'fast' is not a bandwidth; write",
     "plan --bandwidth 0GB/s": "--bandwidth: '0GB/s' is not a bandwidth",
     "plan --flops -1": "--flops: ",
