@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -102,8 +101,8 @@ def _why_not_loaded(path: Path, error: Exception) -> str:
         begin = file.read(4)
     if not begin.startswith((b"PK\x03\x04", b"\x80")):  # an archive, or pickles of older versions
         return "it begins as other files do" if begin else "it is empty"
-    if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
-        return "it holds objects beside tensors and plain values, and to load these could run code"
+    if "GLOBAL" in str(error) or begin.startswith(b"\x80"):
+        return "it is damaged, or holds objects beside tensors and plain values, and to load these could run code"
     return "it is damaged, or cut off"
 
 
