@@ -13,6 +13,7 @@ from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.keywords import refusing
 from dilkit.nn.attention import appended
 from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.scores import check_softcap
@@ -47,6 +48,7 @@ class RingDilatedAttention(KeptBias):
         [(1, 8, 32), (1, 8, 32)]
     """
 
+    @refusing
     def __init__(
         self,
         pattern: Pattern,
@@ -76,6 +78,7 @@ class RingDilatedAttention(KeptBias):
         self.backend = backend
         self.orders = order_or_orders(order, orders)
 
+    @refusing
     def forward(
         self,
         query: Tensor,

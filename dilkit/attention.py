@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean
+from dilkit.keywords import refusing
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.block_layout import check_layout
 from dilkit.op.operators import forward_op
@@ -17,6 +18,7 @@ from dilkit.packed.nested import attend_nested
 from dilkit.pattern import Pattern
 
 
+@refusing
 def dilated_attention(
     query: Tensor,
     key: Tensor,

@@ -36,6 +36,17 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read(status.st_size or most)  # files of /proc say that they are empty
 
 
+def why_not(error: OSError) -> str:
+    """What keeps a file from being used, after its name: "does not exist", or the system's words where there are no better."""
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return "does not exist"
+    if isinstance(error, IsADirectoryError):
+        return "is a folder, and a file is needed"
+    if isinstance(error, PermissionError):
+        return "is closed to this user: its permissions do not allow it"
+    return f"cannot be used: {error.strerror or error}"
+
+
 def check_regular(path: Path, found: os.stat_result, most: int = MOST_BYTES) -> None:
     """Raise OSError unless this is the status of a regular file of at most `most` bytes."""
     if stat.S_ISDIR(found.st_mode):

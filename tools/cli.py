@@ -18,7 +18,9 @@ from typing import NoReturn
 
 import dilkit
 from dilkit import NoBackendError, environment
+from dilkit.files import why_not
 from dilkit.tools.console.interrupt import INTERRUPTED, TERMINATED, terminable
+from dilkit.tools.console.nearest import with_nearest
 
 COMMANDS = {
     "info": "info.command",
@@ -56,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print `message` as one line on stderr and exit."""
-        text = f"{self.prog}: {message.removeprefix('argument ')}\n"
+        text = f"{self.prog}: {with_nearest(message.removeprefix('argument '), self._option_string_actions)}\n"
         self.exit(BAD_INPUT, text if environment.first_of_all() else None)
 
 
@@ -118,7 +120,9 @@ def _run(name: str, argv: list[str]) -> int:
         return NO
     except ImportError as error:
         return _fail(prog, f"a part of the installation cannot be used: {type(error).__name__}: {error}", BAD_INPUT)
-    except (ValueError, TypeError, OSError) as error:
+    except OSError as error:
+        return _fail(prog, str(error) if error.filename is None else f"{str(error.filename)!r} {why_not(error)}", BAD_INPUT)
+    except (ValueError, TypeError) as error:
         return _fail(prog, str(error), NO if isinstance(error, NoBackendError) else BAD_INPUT)
 
 

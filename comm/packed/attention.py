@@ -17,6 +17,7 @@ from dilkit.comm.packed.plan import PackedPlan, WholeSequences
 from dilkit.comm.rank_attention import RankAttention
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.compiler import not_compiled
+from dilkit.keywords import refusing
 from dilkit.op.sequences import check_cu_seqlens, checked_longest
 from dilkit.packed.attention import batch_of_one, dilated_attention_varlen
 from dilkit.pattern import Pattern
@@ -24,6 +25,7 @@ from dilkit.pattern import Pattern
 STEP = "arguments of ring_dilated_attention_varlen"
 
 
+@refusing
 @not_compiled
 def ring_dilated_attention_varlen(
     query: Tensor,

@@ -22,6 +22,7 @@ from dilkit.decoding.state import CacheState, loaded, state_of
 from dilkit.decoding.step import resolved
 from dilkit.decoding.stored import decoded, encoded, name_of
 from dilkit.decoding.stores import check_decodable, open_stores
+from dilkit.keywords import refusing
 from dilkit.op._facts import key_of
 from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
 from dilkit.op.boundary import INPUTS, lse_dtype
@@ -129,6 +130,7 @@ class DilatedCache:
         """
         return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
 
+    @refusing
     def attend(
         self,
         query: Tensor,

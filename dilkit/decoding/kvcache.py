@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean
+from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern, encode_arguments
 from dilkit.op.kvcache import check_no_gradient, check_tensors, last_rows_op
 from dilkit.op.scores import scores_of
@@ -15,6 +16,7 @@ from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 
 
+@refusing
 def dilated_attention_with_kvcache(
     query: Tensor,
     k_cache: Tensor,

@@ -10,6 +10,7 @@ from torch import Tensor
 from dilkit.attention import dilated_attention
 from dilkit.bias.base import Bias
 from dilkit.checks import real
+from dilkit.keywords import refusing
 from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.arguments import check_pattern
 from dilkit.op.scores import check_softcap
@@ -43,6 +44,7 @@ class DilatedAttention(KeptBias):
         DilatedAttention(Pattern([16, 64], [1, 4]))
     """
 
+    @refusing
     def __init__(
         self,
         pattern: Pattern,
@@ -65,6 +67,7 @@ class DilatedAttention(KeptBias):
             names_of(backend)  # raises for what are no names
         self.backend = backend
 
+    @refusing
     def forward(
         self,
         query: Tensor,

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer, probability, real, shown
 from dilkit.decoding import DilatedCache
+from dilkit.keywords import refusing
 from dilkit.nn.attention import DilatedAttention, appended
 from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
 from dilkit.nn.in_projection import lay_out
@@ -86,6 +87,7 @@ class MultiheadDilatedAttention(nn.Module):
     # What `HeadParallel` sets.
     _rank_heads: RankHeads | None = None
 
+    @refusing
     def __init__(
         self,
         embed_dim: int,
@@ -171,6 +173,7 @@ class MultiheadDilatedAttention(nn.Module):
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
 
+    @refusing
     def forward(
         self,
         query: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean
+from dilkit.keywords import refusing
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import forward_op
@@ -21,6 +22,7 @@ from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
 
+@refusing
 def ordered_dilated_attention(
     query: Tensor,
     key: Tensor,

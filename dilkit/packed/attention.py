@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer
+from dilkit.keywords import refusing
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.operators import forward_op
 from dilkit.op.scores import packed_scores
@@ -19,6 +20,7 @@ _MOST_ROWS = 2**31 - 1
 """No sequence has more: `cu_seqlens` is int32."""
 
 
+@refusing
 def dilated_attention_varlen(
     query: Tensor,
     key: Tensor,

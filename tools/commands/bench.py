@@ -18,6 +18,7 @@ from dilkit.tools.console import arguments
 from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
+from dilkit.tools.console.nearest import nearest
 
 if TYPE_CHECKING:
     from dilkit.tools.bench.one_pattern.record import BenchResult
@@ -199,7 +200,7 @@ def _implementations(args: Namespace) -> list[Implementation]:
     for option, names, known in asked:
         for name in names:
             if name not in known:
-                raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}")
+                raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}{nearest(name, known)}")
     backends = backend_implementations(args.backend or requested_backends() or None)
     chosen = BASELINES if "all" in args.baseline else args.baseline
     return backends + [BASELINES[name] for name in chosen]
@@ -209,7 +210,8 @@ def _schedules(text: str) -> tuple[str, ...]:
     names = _names(text)
     for name in names:
         if name not in SCHEDULES:
-            raise argparse.ArgumentTypeError(f"{name!r} is not known; choose from {', '.join(SCHEDULES)}")
+            known = f"{', '.join(SCHEDULES)}{nearest(name, SCHEDULES)}"
+            raise argparse.ArgumentTypeError(f"{name!r} is not known; choose from {known}")
     return names
 
 

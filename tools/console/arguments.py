@@ -12,6 +12,7 @@ from typing import Any
 from dilkit.device import Device, cuda_count, probe
 from dilkit.pattern import OFFSETS, OVERLAPS, TAILS, Pattern
 from dilkit.problem import DTYPES, Problem
+from dilkit.tools.console.nearest import nearest
 from dilkit.tools.console.pattern_text import PRESETS, written_pattern
 from dilkit.tools.console.quantities import whole_number
 
@@ -189,7 +190,8 @@ def dtype_name(text: str) -> str:
     """An argument type: fp16, half or float16 is "float16", and so on."""
     name = _ALIASES.get(text.lower(), text.lower()).removeprefix("torch.")
     if name not in DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose from fp64, fp32, bf16, fp16 or {', '.join(DTYPES)}")
+        known = ("fp64", "fp32", "bf16", "fp16", *DTYPES)
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose from {', '.join(known)}{nearest(text, known)}")
     return name
 
 
@@ -233,5 +235,5 @@ def _backends(text: str) -> tuple[str, ...]:
     names, known = tuple(part.strip() for part in text.split(",")), list_backends()
     for name in names:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a known backend; known: {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a known backend; known: {', '.join(known)}{nearest(name, known)}")
     return names

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dilkit.files import why_not
 from dilkit.pattern import KINDS, Pattern, kind_class, known_kinds
 from dilkit.pattern.presets import Presets
+from dilkit.tools.console.nearest import nearest
 
 PRESETS = tuple(name for name, value in vars(Presets).items() if isinstance(value, classmethod) and name != "of")
 """The names of `Pattern.mistral` and the others."""
@@ -28,7 +30,7 @@ def written_pattern(text: str) -> Pattern:
             return _called(text)
         return Pattern.from_json(text if text.lstrip().startswith("{") else Path(text).read_text())
     except OSError as error:
-        why = f"is no JSON object and no call, such as longformer(512, 16), and cannot be read as a file: {error.strerror}"
+        why = f"is no JSON object and no call, such as longformer(512, 16), and as a file it {why_not(error)}"
         raise argparse.ArgumentTypeError(f"{text!r} {why}") from None
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
@@ -68,4 +70,4 @@ def _callee(node: ast.expr) -> Callable[..., Any]:
     if (method := name.removeprefix("Pattern.")) in (*PRESETS, "of", "dense"):
         return getattr(Pattern, method)  # type: ignore[no-any-return]
     known = *PRESETS, "dense", *(cls.__name__ for cls in KINDS.values())
-    raise ValueError(f"{name!r} makes no pattern; known are {', '.join(known)}")
+    raise ValueError(f"{name!r} makes no pattern; known are {', '.join(known)}{nearest(name, known)}")

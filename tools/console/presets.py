@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dilkit.device import Device, why_float32
 from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.pattern import Pattern
+from dilkit.tools.console.nearest import nearest
 
 
 @dataclass(frozen=True)
@@ -61,5 +62,5 @@ def add_preset_argument(parser: argparse.ArgumentParser) -> None:
 
 def _preset(text: str) -> Preset:
     if text not in PRESETS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a known preset; known: {', '.join(PRESETS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a known preset; known: {', '.join(PRESETS)}{nearest(text, PRESETS)}")
     return PRESETS[text]

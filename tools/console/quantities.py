@@ -23,18 +23,23 @@ def whole_number(text: str) -> int:
 
 
 def flops(text: str) -> float:
-    """An argument type: operations a second, as 400T or 9.7e12 (K, M, G, T, P: powers of 1000)."""
+    """An argument type: operations a second, as 400T or 9.7e12 (K, M, G, T, P: powers of 1000). 400 alone is refused."""
     match = _RATE.fullmatch(text.strip())
     if not match or not _fraction(match):
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate; write operations a second, as 400T or 9.7e12")
+    if not (match[2] or match[3]):
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write operations a second, as {match[1]}T or {match[1]}e12")
     return float(_fraction(match) * _DECIMAL[match[3].upper()])
 
 
 def bandwidth(text: str) -> float:
-    """An argument type: bytes a second, as 50GB/s, 400Gbit/s, 40GiB/s or 5e10 (bytes)."""
+    """An argument type: bytes a second, as 50GB/s, 400Gbit/s, 40GiB/s or 5e10 (bytes). 50 alone is refused."""
     match = _BANDWIDTH.fullmatch(text.strip())
     if not match or not _fraction(match):
         raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; write bytes or bits a second, as 50GB/s or 400Gbit/s")
+    if not (match[2] or match[3] or match[4]):
+        known = f"{match[1]}GB/s or {match[1]}Gbit/s"
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write bytes or bits a second, as {known}")
     unit = (match[3] or "").upper()
     scale = _BINARY[unit[0]] if unit.endswith("I") else _DECIMAL[unit]
     return float(_fraction(match) * scale / (8 if match[4] in ("bit", "b") else 1))

@@ -54,7 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = _printable(json.loads(files.read_bytes(path).decode()))
     except OSError as error:
-        raise ResultError(path, f"cannot be read: {error.strerror or error}") from None
+        raise ResultError(path, f"cannot be read: it {files.why_not(error)}") from None
     except (ValueError, RecursionError) as error:
         raise ResultError(path, f"not a whole JSON file ({error}); truncated? run the command again") from None
     if not isinstance(data, dict) or "schema" not in data or not isinstance(data.get("kind"), str):

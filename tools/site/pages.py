@@ -37,6 +37,7 @@ from dilkit.tools.site.order_figures import locality_table
 from dilkit.tools.site.pattern_gallery import draw_gallery, gallery_table
 from dilkit.tools.site.picks import kind_table, own_backends, pick_table
 from dilkit.tools.site.slide_picture import draw_slide
+from dilkit.tools.site.status import on_gpus, status
 from dilkit.tools.site.support import call_table, form_table, support_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
@@ -219,8 +220,10 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "kernels": lambda root: figures.whole(root / "docs" / "results", "kernels"),
     "locality": locality_table,
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
+    "on-gpus": on_gpus,
     "peers": peer_table,
     "picks": pick_table,
+    "status": status,
     "support": lambda root: support_table(own_backends()),
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
     "suite-cpu": lambda root: figures.whole(root / "docs" / "results", "cpu"),

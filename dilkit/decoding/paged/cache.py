@@ -20,6 +20,7 @@ from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.decoding.paged.spans import PagedSpans
 from dilkit.decoding.paged.stream import Stream
 from dilkit.decoding.stores import check_decodable
+from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import DTYPES, STORED
@@ -146,6 +147,7 @@ class PagedCache:
             old.clear()
             self._sequences[sequence] = new
 
+    @refusing
     def attend(
         self,
         query: Tensor,

@@ -85,11 +85,25 @@ def load_tensors(path: Path) -> Any:
     """What a file of `torch.save` holds, tensors and plain values only. Raises OSError, or ValueError for any other file."""
     check_regular(path, path.stat(), MOST_BYTES)
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # training arguments, which lie beside the weights
+        with (
+            warnings.catch_warnings(),
+            torch.serialization.safe_globals([argparse.Namespace]),
+        ):  # training arguments beside weights
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # what does not fit is refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        said = str(error).strip().splitlines() or [""]
-        raise ValueError(f"{path} is no file of tensors that torch.load(weights_only=True) reads: {said[0]}") from None
+        raise ValueError(f"{path} is no file of tensors, as torch.save writes them: {_why_not_loaded(path, error)}") from None
+
+
+def _why_not_loaded(path: Path, error: Exception) -> str:
+    """What is wrong with a file, in words that do not ask anybody to run code from it, as torch's do."""
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if not begin.startswith((b"PK\x03\x04", b"\x80")):  # an archive, or pickles of older versions
+        return "it begins as other files do" if begin else "it is empty"
+    if "GLOBAL" in str(error) or begin.startswith(b"\x80"):
+        return "it is damaged, or holds objects beside tensors and plain values, and to load these could run code"
+    return "it is damaged, or cut off"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ REFUSED = {
     "SlidingWindow(**{'window': 3})": "write the arguments one by one",
     "SlidingWindow(3, 1, None, 4)": "positional arguments",
     "SlidingWindow(3))": "is no call of Python",
-    "longformer": "cannot be read as a file",
+    "longformer": "as a file it does not exist",
 }
 
 

@@ -17,7 +17,7 @@ from dilkit import BlockSparse, Device, DilatedSegment, Pattern, Problem, backen
 from dilkit.device import GENERATIONS
 from dilkit.problem import DTYPES
 from dilkit.selection.preference import BY_DESIGN, FEATURES, LAUNCH_BOUND, Preference, measured_first
-from dilkit.selection.preference_table import TABLE, row_of, table_preference
+from dilkit.selection.preference_table import ON_GPUS, TABLE, row_of, table_preference
 from dilkit.selector import Trace, ranked, trace
 
 BRANCHES = Pattern([2048, 4096], [1, 2])
@@ -48,6 +48,19 @@ def why(posed: Problem, cupy: bool = True) -> str:
 def test_a_cpu_runs_the_c_kernel() -> None:
     assert [picked(problem("cpu", dtype)) for dtype in DTYPES] == ["native"] * 4
     assert "as measured in docs/results" in why(problem("cpu", "float32"))
+
+
+def test_the_table_is_what_is_said_of_gpus() -> None:
+    """The exceptions that the third paragraph names are all that there are; what is neither torch's nor ours computes float64."""
+    for row in TABLE:
+        if row.device != "cuda" or row.dtypes == ("float64",):
+            continue
+        ((low, high),) = row.capabilities
+        volta, small = (low, high) == ((7, 0), (7, 4)), {"launch-bound", "shared keys"} <= set(row.features)
+        masked = row.features == ("key padding mask",) and "float32" not in row.dtypes
+        ours = row.order[0] not in ("sdpa", "flex")
+        assert ours == (small or masked or (high < (8, 0) and not volta)), row.where
+    assert ON_GPUS[0].startswith("No kernel of dilkit has run on a GPU yet")
 
 
 @pytest.mark.parametrize("device", GPUS)

@@ -16,7 +16,7 @@ from helpers.thinned import all_but
 
 from dilkit.environment import TUNED
 from dilkit.problem import DTYPES
-from dilkit.selection.preference_table import TABLE
+from dilkit.selection.preference_table import ON_GPUS, TABLE
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.demo.ranks.layout import MOST_STARTED
 
@@ -87,6 +87,13 @@ def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Pa
 
 BAD = {
     "frobnicate": "COMMAND: invalid choice: 'frobnicate'",
+    "encode": "; did you mean encode-slide?",
+    "inof": "; did you mean info?",
+    "info --head 3": "unrecognized arguments: --head 3; did you mean --heads?",
+    "info --backend nativ": "; did you mean native?",
+    "info --tail exakt": "; did you mean exact?",
+    "info --dtype flaot16": "; did you mean float16?",
+    "encode-slide none.h5 --checkpoint x.pth --out o": "'none.h5' does not exist",
     "info --assume gtx1080": "--assume: device 'gtx1080' is not a compute capability",
     "info --device tpu": "--device: 'tpu' is not known",
     "info --device sm_61": "`dilkit info --assume sm_61`",
@@ -140,6 +147,8 @@ BAD = {
     "draw --out no/such/folder/x.png": "--out: the folder 'no/such/folder' does not exist",
     "plan --seq 5": "--world-size: 8 ranks cannot share out --seq 5",
     "plan --rates 1,2": "--rates: without --segments",
+    "plan --bandwidth 50": "--bandwidth: '50' has no unit; write bytes or bits a second, as 50GB/s or 50Gbit/s",
+    "plan --flops 400": "--flops: '400' has no unit; write operations a second, as 400T or 400e12",
     "plan --bandwidth fast": "--bandwidth: 'fast' is not a bandwidth; write",
     "plan --bandwidth 0GB/s": "--bandwidth: '0GB/s' is not a bandwidth",
     "plan --flops -1": "--flops: ",
@@ -193,6 +202,12 @@ def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixtu
     assert "picked" in text
     assert "head_dim 64: at most 16" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_info_says_of_gpus_what_the_pages_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(ON_GPUS)
+    assert words in " ".join(output(capsys, "info", "--assume", "sm_90").split())
+    assert words not in " ".join(output(capsys, "info", "--assume", "cpu").split())
 
 
 def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import dilkit
 from dilkit.device import Device, device_named, has_torch_code
 from dilkit.problem import Problem
+from dilkit.selection.preference_table import ON_GPUS
 from dilkit.selection.proof import Proof, recorded
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands.info import kinds, matrix
@@ -150,6 +152,8 @@ def _lines(report: Report, device: Device) -> list[str]:
         lines += ["", "the same problem on every known device, for every dtype", *matrix.lines(report.matrix)]
     if report.kinds is not None:
         lines += ["", f"each kind of branch on {device}, {kinds.SEQ:,} tokens", *kinds.lines(report.kinds, device)]
+    if device.type == "cuda" or report.matrix is not None:
+        lines += ["", f"GPUs, as of dilkit {dilkit.__version__}", *wrapped("  ", "\n".join(ON_GPUS))]
     lines += ["", *wrapped("pattern cache  ", str(report.pattern_cache))]
     lines += ["", "environment", *table((variable.name, str(variable)) for variable in report.environment)]
     return [*lines, "", "to override", *_override_lines(report.picked or "reference")]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilkit import files
+from dilkit.files import why_not
 from dilkit.tools.demo.text.record import TextFacts
 
 HELD_OUT_SHARE = 1 / 16
@@ -45,7 +46,7 @@ def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     try:
         files = list(_library_files() if paths is None else _named_files(paths))
     except OSError as error:
-        raise ValueError(f"--text: {error.filename!r} cannot be read: {error.strerror}") from error
+        raise ValueError(f"--text: {error.filename!r} cannot be read: it {why_not(error)}") from error
     by_hash = {hashlib.sha256(content).digest(): (name, content) for name, content in reversed(files)}
     train, held_out = _split([by_hash[digest] for digest in sorted(by_hash)], context)
     source = f"Python {platform.python_version()}'s standard library" if paths is None else ", ".join(paths)

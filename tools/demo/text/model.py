@@ -113,6 +113,8 @@ def load_model(path: Path) -> ByteTransformer:
         saved = torch.load(content, weights_only=True)
         model = _empty_model(ModelConfig(**saved["config"]), saved["weights"])
         model.load_state_dict(saved["weights"], assign=True)
+    except OSError as error:
+        raise ValueError(f"--checkpoint: {str(path)!r} {files.why_not(error)}; `dilkit demo` writes one") from None
     except Exception as error:
         raise ValueError(f"--checkpoint: {str(path)!r} holds no model of this `dilkit demo`: {error_line(error)}") from None
     return model.eval()

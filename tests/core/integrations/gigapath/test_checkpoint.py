@@ -106,12 +106,19 @@ class Harmful:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"nonsense", pickle.dumps({"model": {}, "x": Harmful()})], ids=["empty", "text", "code"]
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b"nonsense", "it begins as other files do"),
+        (b"PK\x03\x04 nonsense", "it is damaged, or cut off"),
+        (pickle.dumps({"model": {}, "x": Harmful()}), "to load these could run code"),
+    ],
+    ids=["empty", "text", "cut off", "code"],
 )
-def test_other_files_are_refused(tiny, tmp_path, monkeypatch, content):
+def test_other_files_are_refused(tiny, tmp_path, monkeypatch, content, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.pth").write_bytes(content)
-    with pytest.raises(ValueError, match=r"weights\.pth is no file of tensors"):
+    with pytest.raises(ValueError, match=rf"weights\.pth is no file of tensors, as torch\.save writes them: .*{why}"):
         load_slide_encoder(tmp_path / "weights.pth", tiny)
     assert not (tmp_path / "harm").exists()
 

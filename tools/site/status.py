@@ -1,0 +1,51 @@
+"""What README.md and docs/ say of the state of dilkit: where its figures were measured, GPUs, experiments, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dilkit.selection.preference_table import ON_GPUS
+from dilkit.tools.bench.cpu.record import CpuResult
+from dilkit.tools.report import registry
+from dilkit.tools.results.record import Result
+
+SYSTEMS = (
+    "dilkit is developed and tested on Linux on x86-64. For aarch64 the C kernel ran under an emulator; on macOS and Windows "
+    "nothing was run."
+)
+EXPERIMENTAL = (
+    "**Experimental** is what has not run where it is meant to run: every backend on CUDA; CUDA tensors over ranks, NCCL and "
+    "CUDA-aware MPI; ranks on more than one machine; the release workflow. Everything else is held to the double-precision "
+    "oracle on CPUs by `make test`."
+)
+VERSIONS = (
+    "**Versions.** Before 1.0 a minor version may change what is public, and the changelog says how; what is to go warns for one "
+    "minor version first, and a patch version only mends."
+)
+
+
+def status(root: Path) -> str:
+    """The whole of it, a paragraph each."""
+    first, *others = ON_GPUS
+    return "\n\n".join((f"**CPUs.** {measured_on(root)} {SYSTEMS}", f"**GPUs.** {first}", *others, EXPERIMENTAL, VERSIONS))
+
+
+def on_gpus(root: Path) -> str:
+    """What `dilkit info` says of GPUs, a paragraph each."""
+    return "\n\n".join(ON_GPUS)
+
+
+def measured_on(root: Path) -> str:
+    """The CPUs that the results in docs/results are of, each once."""
+    results = [registry.read(path) for path in sorted((root / "docs" / "results").glob("*.json"))]
+    machines = sorted({machine for result in results for machine in _machines(result)})
+    return f"The figures of these pages were measured on {len(machines)} CPUs: {'; '.join(machines)}."
+
+
+def _machines(result: Result) -> Iterator[str]:
+    """The device with its cores and its widest vector instructions, of a result and of those beside it."""
+    for one in (result, *(result.beside if isinstance(result, CpuResult) else ())):
+        at = one.environment
+        widest = max((name for name in at.features if name.startswith("avx")), default="no AVX")
+        yield f"{at.device_name} ({at.cores} cores, {widest})"
