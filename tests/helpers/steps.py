@@ -15,6 +15,7 @@ from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.decoding.step import Span, Step, Write, table
 from dilkit.decoding.stored import decoded, encoded, width_of
 from dilkit.op.boundary import lse_dtype
+from dilkit.problem import STORED
 
 TOKENS = 10_000
 """Positions that there are."""
@@ -53,6 +54,19 @@ FORMS = {
     "grid": BiasForm(2, (3, 5), placed=True),
     "apart": BiasForm(3, metric="max", placed=True, apart=True),
 }
+
+DTYPE_PAIRS = [(dtype, stored) for dtype in ("float32", "bfloat16", "float16") for stored in ("", *STORED[dtype])]
+SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "many": (10, 1, 33), "small": (2, 2, 3)}
+BIASES = [name for name in FORMS if name != "apart"]
+LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
+"""How far results may be off, by dtype."""
+
+
+def case_of(dtypes: tuple[str, str], shape: str, bias: str) -> StepCase:
+    """A case of the products of `DTYPE_PAIRS`, `SHAPES` and `BIASES`."""
+    (dtype, stored), (heads, kv_heads, head_dim) = dtypes, SHAPES[shape]
+    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    return StepCase(dtype, stored, **sizes, bias=bias, softcap=1.5 * (head_dim == 20), sink=head_dim == 64, most=600)
 
 
 def make_step(case: StepCase) -> Step:

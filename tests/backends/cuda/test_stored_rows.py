@@ -9,7 +9,7 @@ import torch
 from helpers.host_launcher import HostLauncher
 from helpers.on_host import FP32, OnHost
 from helpers.pairwise import every_pair
-from helpers.steps import FORMS, StepCase, expected, in_pages, make_step
+from helpers.steps import BIASES, DTYPE_PAIRS, LIMITS, SHAPES, StepCase, case_of, expected, in_pages, make_step
 from torch import Tensor
 
 from dilkit.backends.cuda.backend import CupyRaw
@@ -20,13 +20,8 @@ from dilkit.decoding.placed import place
 from dilkit.decoding.step import Span, Step
 from dilkit.device import Device
 from dilkit.pattern import Pattern
-from dilkit.problem import STORED, Problem
+from dilkit.problem import Problem
 
-DTYPES = "float32", "bfloat16", "float16"
-DTYPE_PAIRS = [(dtype, stored) for dtype in DTYPES for stored in ("", *STORED[dtype])]
-SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "many": (10, 1, 33), "small": (2, 2, 3)}
-LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
-BIASES = [name for name in FORMS if name != "apart"]
 LARGE = 2**62
 slow = pytest.mark.slow
 
@@ -60,12 +55,10 @@ QUICK: set[tuple[Any, ...]] = {(("float32", ""), "grouped", "coordinates"), (("b
 
 @pytest.mark.parametrize(("dtypes", "shape", "bias"), all_but(QUICK, every_pair(DTYPE_PAIRS, SHAPES, BIASES)))
 def test_a_step_is_the_softmax_over_its_spans(dtypes: tuple[str, str], shape: str, bias: str) -> None:
-    (dtype, stored), (heads, kv_heads, head_dim) = dtypes, SHAPES[shape]
-    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    case = StepCase(dtype, stored, **sizes, bias=bias, softcap=1.5 * (head_dim == 20), sink=head_dim == 64, most=600)
+    case = case_of(dtypes, shape, bias)
     step, problem = make_step(case), case.problem
     right = expected(step, problem)
-    agree(on_host().attend_stored(step, problem), right, LIMITS[dtype])
+    agree(on_host().attend_stored(step, problem), right, LIMITS[case.dtype])
 
 
 @pytest.mark.parametrize(
