@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,13 +31,14 @@ class PTXError(RuntimeError):
 @dataclass(frozen=True)
 class Options:
     """`seed` of the order of warps. `checked`: races, and copies that nobody waits for, are errors. `counted`: what is issued is
-    counted. `resident` blocks at once."""
+    counted. `resident` blocks at once. `change`: what is done to the PTX before."""
 
     seed: int = 0
     checked: bool = True
     counted: bool = False
     rounding: Rounding = ONCE
     resident: int = 3
+    change: Callable[[str], str] = str
 
 
 class PTXLauncher:
@@ -59,7 +61,7 @@ class PTXLauncher:
 
     def text(self, kernel: CudaKernel) -> str:
         """The PTX that is run."""
-        return ptx_of(kernel, self.capability)
+        return self.options.change(ptx_of(kernel, self.capability))
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: object = None) -> None:
         """Run `blocks` blocks of `kernel`, all at once. Raises PTXError for whatever is caught, with the place in the PTX."""

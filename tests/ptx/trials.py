@@ -87,6 +87,19 @@ def every_trial() -> list[Trial]:
     return [*exact, *rounded, *features(), *steps()]
 
 
+def of_size(capability: Capability, shape: str, head_dim: int, dtype: str) -> Trial:
+    named = f" {shape}-{head_dim}-{dtype}"
+    return next(trial for trial in sizes() if trial.capability == capability and trial.name.endswith(named))
+
+
+TENSOR, PAIRS = of_size((8, 0), "groups", 32, "bfloat16"), of_size((8, 0), "groups", 128, "bfloat16")
+SINGLE, STEP = (
+    of_size((8, 0), "groups", 32, "float32"),
+    Trial("steps", (8, 0), case_of(("float32", ""), "grouped", "coordinates")),
+)
+"""Small ones, of all kernels between them."""
+
+
 def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
     """A trial by itself: its launches have the same orders of warps wherever it is repeated."""
     start = time.process_time()

@@ -17,7 +17,7 @@ def branch(use: Use) -> str:
     label = use.operands[0].lstrip("$")
     if label not in use.names.labels:
         raise UnknownPTX(f"label {label!r}")
-    again = f"loop_once({use.line}); " if use.names.labels[label] <= use.line else ""
+    again = f"loop(1, {use.line}); " if use.names.labels[label] <= use.line else ""
     return f"{again}goto {label};"
 
 

@@ -133,7 +133,7 @@ static void *global_access(uint64_t at, int bytes, int is_write, int line) {
 static uint32_t *atomic_place(uint64_t at, int line) {
     uint32_t *place = global_place(at, 4, 1, line);
     COUNT(ATOMICS, 1);
-    loop_once(line);
+    loop(ATOMIC_LOOPS, line);
     machine.has_yielded = 1;
     give_way();
     return place;

@@ -70,6 +70,8 @@ static void start_block(Block *block, int index) {
 }
 
 static void end_block(Block *block) {
+    for (int i = 0; i < machine.launch.threads; i += WARP)
+        count_shared(&block->threads[i]);
     for (int i = 0; i < machine.launch.threads; i++)
         free(block->threads[i].stack), free(block->threads[i].copies);
     free(block->threads), free(block->shared), free(block->words), free(block->fences);

@@ -12,44 +12,61 @@
 
 enum { M = 16, N = 8, MAX_K = 16 };
 
-static double cut(double x, int exponent) {
-    double unit = ldexp(1, exponent);
-    return trunc(x / unit) * unit;
+typedef struct {
+    double value;
+    int exponent;
+} Element;
+
+enum { NO_EXPONENT = -10000 };
+
+static double power_of_2(int exponent) {
+    uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
 }
 
-static float sum_cut_off(const double *a, const double *b, int count, float sum) {
-    int top = sum == 0 ? -1000 : ilogb(sum);
+static int exponent_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    return x == 0 ? NO_EXPONENT : (int)(bits >> 52 & 2047) - 1023;
+}
+
+static double cut(double x, int exponent) { return trunc(x * power_of_2(-exponent)) * power_of_2(exponent); }
+
+static float sum_cut_off(const Element *a, const Element *b, int count, float sum) {
+    int top = exponent_of(sum), last;
     double exact = sum, total;
     for (int k = 0; k < count; k++) {
-        exact += a[k] * b[k];
-        if (a[k] * b[k] != 0 && isfinite(a[k] * b[k]) && ilogb(a[k]) + ilogb(b[k]) > top)
-            top = ilogb(a[k]) + ilogb(b[k]);
+        int own = a[k].exponent + b[k].exponent;
+        top = own > top ? own : top;
+        exact += a[k].value * b[k].value;
     }
-    if (!isfinite(exact) || top == -1000)
+    if (!isfinite(exact) || top < NO_EXPONENT / 2)
         return (float)exact;
-    total = cut(sum, top - machine.launch.fraction);
+    last = top - machine.launch.fraction;
+    total = cut(sum, last);
     for (int k = 0; k < count; k++)
-        total += cut(a[k] * b[k], top - machine.launch.fraction);
-    if (total == 0)
-        return 0;
-    return (float)cut(total, ilogb(total) < -126 ? -149 : ilogb(total) - 23);
+        total += cut(a[k].value * b[k].value, last);
+    return total == 0 ? 0 : (float)cut(total, exponent_of(total) < -126 ? -149 : exponent_of(total) - 23);
 }
 
-static float sum_rounded_once(const double *a, const double *b, int count, float sum) {
+static float sum_rounded_once(const Element *a, const Element *b, int count, float sum) {
     double exact = 0;
     for (int k = 0; k < count; k++)
-        exact += a[k] * b[k];
+        exact += a[k].value * b[k].value;
     return (float)(exact + sum);
 }
 
-static double element(const uint32_t *registers, int number, int is_bfloat) {
+static Element element(const uint32_t *registers, int number, int is_bfloat) {
     uint16_t bits = (uint16_t)(registers[number / 2] >> number % 2 * 16);
-    return is_bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+    double value = is_bfloat ? bfloat_to_float(bits) : half_to_float(bits);
+    return (Element){value, exponent_of(value)};
 }
 
 /* D = A B + C: A is (16, depth), B (depth, 8); the registers of A, B and C are `in` of each lane. */
 static void multiply_matrices(Thread *lanes, int depth, int is_bfloat) {
-    double a[M][MAX_K], b[N][MAX_K];
+    Element a[M][MAX_K], b[N][MAX_K];
     int of_a = depth / 4, of_b = depth / 8, group = machine.launch.group ? machine.launch.group : depth;
     for (int lane = 0; lane < WARP; lane++) {
         for (int i = 0; i < 2 * of_a; i++) {

@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum { WARP = 32, MAX_WARPS = 32, MESSAGE = 900, STACK_BYTES = 1 << 20 };
-enum { LOOPS = 100000000 }; /* Turns of loops of a launch after which it is taken to run for ever. */
+enum { LOOPS = 20000000, ATOMIC_LOOPS = 100 }; /* Turns of loops, an atomic operation as many, after which a launch runs for ever. */
 
 typedef enum { READY, IN_WARP, IN_BLOCK, DONE } State;
 
@@ -121,9 +121,9 @@ __attribute__((noinline, format(printf, 2, 3))) static void fail(int line, const
         give_way();
 }
 
-/* Before a branch to an earlier line. */
-static inline void loop_once(int line) {
-    if (--machine.loops < 0)
+/* Before a branch to an earlier line, or an atomic operation, for which others may wait. */
+static inline void loop(int turns, int line) {
+    if ((machine.loops -= turns) < 0)
         fail(line, "loops for ever");
 }
 
