@@ -96,7 +96,7 @@ def main() -> int:
 def mutations(kernel: str, each: int) -> Iterator[Mutation]:
     """Of each kind, places that are spread over all there are in any version of the kernel that its trial runs."""
     texts: list[str] = []
-    run(TRIALS[kernel], 0, Options(change=partial(kept, texts, kernel)))
+    run(TRIALS[kernel][0], 0, Options(change=partial(kept, texts, kernel)))
     for fault, (pattern, _) in FAULTS.items():
         count = len(re.findall(pattern, texts[0]))
         for place in sorted({count * i // each for i in range(each)}) if count else ():
@@ -111,9 +111,9 @@ def kept(texts: list[str], kernel: str, text: str) -> str:
 
 def caught(mutation: Mutation) -> str:
     """What is said of the fault; "" if it is not noticed."""
-    trial = TRIALS[mutation.kernel]
     options = Options(change=partial(broken, mutation))
-    return next((outcome.reason for seed in SEEDS if (outcome := run(trial, seed, options)).reason), "")
+    outcomes = (run(trial, seed, options) for seed in SEEDS for trial in TRIALS[mutation.kernel])
+    return next((outcome.reason for outcome in outcomes if outcome.reason), "")
 
 
 def broken(mutation: Mutation, text: str) -> str:

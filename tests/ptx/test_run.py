@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from ptx.launcher import OnPTX, Options
@@ -18,6 +18,8 @@ from dilkit.testing.problems import Case
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 slow = pytest.mark.slow
+SIZES: dict[str, Any] = dict(seq=64, heads=1, kv_heads=1, batch=1, head_dim=64, dtype="float16")
+SMALL = Case(feature="PTX", variant="", pattern=Pattern([64], [1]), **SIZES)
 
 
 def passed(outcome: Outcome) -> bool:
@@ -25,7 +27,9 @@ def passed(outcome: Outcome) -> bool:
 
 
 @pytest.mark.parametrize(
-    "trial", [TENSOR, pytest.param(SINGLE, marks=slow), pytest.param(STEP, marks=slow)], ids=lambda x: x.name
+    "trial",
+    [TENSOR[0], *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *SINGLE, *STEP))],
+    ids=lambda trial: trial.name,
 )
 def test_kernels_are_right_as_ptx(trial: Trial) -> None:
     outcome = run(trial, seed=0)
@@ -35,8 +39,8 @@ def test_kernels_are_right_as_ptx(trial: Trial) -> None:
 @slow
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
 def test_they_are_as_right_with_the_rounding_of_devices(capability: tuple[int, int]) -> None:
-    case = replace(TENSOR.case, dtype="float16") if isinstance(TENSOR.case, Case) else TENSOR.case
-    outcome = run(Trial("sizes", capability, case, rounded=True), seed=1)
+    trial = Trial("sizes", capability, SMALL, rounded=True)
+    outcome = run(trial, seed=1)
     assert passed(outcome), outcome
     assert measured(capability).group
 
@@ -58,8 +62,7 @@ def test_what_a_launch_issues_is_counted() -> None:
     own = OnPTX((8, 0), Options(counted=True))
     register_backend(own)
     try:
-        case = Case(feature="counts", variant="", pattern=Pattern([64], [1]), seq=64, heads=1, kv_heads=1, batch=1, head_dim=64)
-        assert check(own.name, replace(case, dtype="bfloat16")).verdict == "passed"
+        assert check(own.name, SMALL).verdict == "passed"
     finally:
         unregister_backend(own.name)
     counts = own.own.counts["mma_forward"]
