@@ -69,7 +69,7 @@ def header(checkout: Path) -> str:
 
 def _array(name: str, struct: str, table: Table) -> str:
     rows = ["{" + ", ".join(map(str, row)) + "}" for row in table]
-    lines = "".join("    " + ", ".join(rows[at : at + 4]) + ",\n" for at in range(0, 32, 4))
+    lines = "".join("    " + ", ".join(rows[at : at + 2]) + ",\n" for at in range(0, 32, 2))
     return f"\n/* {struct} */\nstatic const unsigned char {name}[32][{len(table[0])}] = {{\n{lines}}};\n"
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from dilkit.backends.cuda import compile as cuda_compile
@@ -12,6 +15,7 @@ from dilkit.device import Capability
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build/ptx"
+WEEK = 7 * 24 * 3600
 
 
 def ptx_of(kernel: CudaKernel, capability: Capability) -> str:
@@ -33,8 +37,18 @@ def virtual(options: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def kept(name: str) -> Path:
+    return _folder() / name
+
+
+@cache
+def _folder() -> Path:
+    """What is a week old is removed."""
     KEPT.mkdir(parents=True, exist_ok=True)
-    return KEPT / name
+    for old in KEPT.iterdir():
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > WEEK:
+                old.unlink()
+    return KEPT
 
 
 def digest(parts: tuple[str, ...]) -> str:

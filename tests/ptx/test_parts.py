@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -11,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ptx import layouts
-from ptx.library import Launch, library_of
+from ptx.counts import FIELDS
+from ptx.library import MACHINE, Launch, Range, library_of
 from ptx.parse import Array, Instruction, Label, UnknownPTX, parse, split
 from ptx.translate import RULES, translate
 
@@ -52,10 +54,6 @@ TEXT = """
 
 def run(body: str, numbers: np.ndarray, threads: int = 32) -> str:
     """What is said of a kernel that changes 32 numbers, `%r2` of each thread `%r1`."""
-    import ctypes
-
-    from ptx.library import Range
-
     parameters, error = np.array([numbers.ctypes.data, 0], np.uint64), ctypes.create_string_buffer(1024)
     ranges = (Range * 1)(Range(numbers.ctypes.data, numbers.nbytes, b"numbers", 0))
     counts = (ctypes.c_int64 * 64)()
@@ -91,6 +89,12 @@ def test_a_kernel_is_parsed() -> None:
 def test_what_has_no_meaning_is_refused(body: str, what: str) -> None:
     with pytest.raises(UnknownPTX, match=re.escape(what)):
         translate(TEXT.format(body=body))
+
+
+def test_counts_are_named_in_the_order_of_the_machine() -> None:
+    names = re.search(r"enum \{\n(.*?),\n    COUNTS\n\};", (MACHINE / "counts.h").read_text(), re.DOTALL)
+    assert names is not None
+    assert tuple(name.strip().lower() for name in names[1].split(",")) == FIELDS
 
 
 def test_every_rule_says_what_it_follows() -> None:

@@ -46,11 +46,17 @@ typedef struct {
     int count, capacity;
 } Notes;
 
-static Notes notes[1 << 12]; /* By warp of the launch. */
+static Notes *notes; /* By warp of the launch. */
 
-static Notes *notes_of(const Thread *t) {
-    return &notes[t->block->index * MAX_WARPS + t->index / WARP];
+static void begin_counts(int blocks) { notes = calloc(blocks * MAX_WARPS, sizeof *notes); }
+
+static void end_counts(int blocks) {
+    for (int i = 0; i < blocks * MAX_WARPS; i++)
+        free(notes[i].all);
+    free(notes);
 }
+
+static Notes *notes_of(const Thread *t) { return &notes[t->block->index * MAX_WARPS + t->index / WARP]; }
 
 static void note_shared(uint32_t at, int bytes, int line) {
     Thread *t = machine.current;
@@ -110,10 +116,11 @@ static void count_shared(const Thread *lanes) {
     qsort(own->all, own->count, sizeof *own->all, compare_noted);
     for (int first = 0, next; first < own->count; first = next) {
         int least = 0;
-        for (next = first; next < own->count && own->all[next].line == own->all[first].line && own->all[next].time == own->all[first].time;)
+        const Noted *one = own->all + first;
+        for (next = first; next < own->count && own->all[next].line == one->line && own->all[next].time == one->time;)
             next++;
         COUNT(SHARED_INSTRUCTIONS, 1);
-        COUNT(SHARED_WAVEFRONTS, wavefronts_of(own->all + first, next - first, &least));
+        COUNT(SHARED_WAVEFRONTS, wavefronts_of(one, next - first, &least));
         COUNT(SHARED_LEAST_WAVEFRONTS, least);
     }
     own->count = 0;
@@ -122,6 +129,8 @@ static void count_shared(const Thread *lanes) {
 #else
 
 #define COUNT(what, times) ((void)0)
+static inline void begin_counts(int blocks) { (void)blocks; }
+static inline void end_counts(int blocks) { (void)blocks; }
 static inline void note_shared(uint32_t at, int bytes, int line) { (void)at, (void)bytes, (void)line; }
 static inline void count_shared(const Thread *lanes) { (void)lanes; }
 

@@ -28,7 +28,9 @@ static const void *parameter_place(uint64_t at, int bytes, int line) {
 #define SHARED_WINDOW 0x7000000000000000ull
 
 static void *generic_access(uint64_t at, int bytes, int is_write, int line) {
-    return at >> 56 == SHARED_WINDOW >> 56 ? shared_access((uint32_t)at, bytes, is_write, line) : global_access(at, bytes, is_write, line);
+    if (at >> 56 == SHARED_WINDOW >> 56)
+        return shared_access((uint32_t)at, bytes, is_write, line);
+    return global_access(at, bytes, is_write, line);
 }
 
 static void barrier(uint32_t number, int line) {
@@ -121,8 +123,9 @@ static void fail_stuck(void) {
             if (machine.failed || t->state == DONE)
                 continue;
             machine.failed = 1;
-            snprintf(machine.launch.error, MESSAGE, "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere",
-                     i, k, t->line, t->state == IN_WARP ? "warp" : "block");
+            snprintf(machine.launch.error, MESSAGE,
+                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", i, k, t->line,
+                     t->state == IN_WARP ? "warp" : "block");
         }
 }
 
@@ -140,6 +143,10 @@ static int ready_warps(Thread **ready) {
     return count;
 }
 
+static int warp_number(const Thread *lanes) {
+    return (lanes->block->index * machine.launch.threads + lanes->index) / WARP;
+}
+
 static void run_blocks(void) {
     int most = machine.launch.blocks * machine.launch.threads / WARP, count, by_priority = draw() % 2;
     Thread **ready = calloc(most, sizeof *ready);
@@ -148,12 +155,11 @@ static void run_blocks(void) {
         priority[i] = draw();
     while (!machine.failed && (count = ready_warps(ready))) {
         Thread *chosen = ready[draw() % count];
-#define PRIORITY(lanes) priority[(lanes)->block->index * (machine.launch.threads / WARP) + (lanes)->index / WARP]
         for (int i = 0; by_priority && i < count; i++)
-            if (PRIORITY(ready[i]) > PRIORITY(chosen))
+            if (priority[warp_number(ready[i])] > priority[warp_number(chosen)])
                 chosen = ready[i];
         if (run_warp(chosen) || draw() % 64 == 0)
-            PRIORITY(chosen) = draw() >> 1;
+            priority[warp_number(chosen)] = draw() >> 1;
         if (machine.launch.late == 2 && draw() % 4 == 0)
             bring_some(&chosen[draw() % WARP]);
     }
@@ -171,11 +177,13 @@ int ptx_launch(const void *parameters, const Launch *launch) {
     machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
     machine.blocks = calloc(launch->blocks, sizeof(Block));
     forget_writers();
+    begin_counts(launch->blocks);
     for (int i = 0; i < launch->blocks; i++)
         start_block(&machine.blocks[i], i);
     run_blocks();
     for (int i = 0; i < launch->blocks; i++)
         end_block(&machine.blocks[i]);
+    end_counts(launch->blocks);
     free(machine.blocks);
     return machine.failed;
 }

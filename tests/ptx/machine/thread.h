@@ -15,7 +15,8 @@
 #include <string.h>
 
 enum { WARP = 32, MAX_WARPS = 32, MESSAGE = 900, STACK_BYTES = 1 << 20 };
-enum { LOOPS = 20000000, ATOMIC_LOOPS = 100 }; /* Turns of loops, an atomic operation as many, after which a launch runs for ever. */
+/* Turns of loops after which a launch is taken to run for ever; an atomic operation is as many. */
+enum { LOOPS = 20000000, ATOMIC_LOOPS = 100 };
 
 typedef enum { READY, IN_WARP, IN_BLOCK, DONE } State;
 

@@ -5,7 +5,20 @@
 
 #include "tensor.h"
 
-enum { SHUFFLE_bfly, SHUFFLE_idx, SHUFFLE_up, SHUFFLE_down, BALLOT, REDUCE_add, REDUCE_min, REDUCE_max, MEET, LOAD_MATRICES, MULTIPLY };
+/* Names of the PTX ISA are as it writes them. */
+enum {
+    SHUFFLE_bfly,
+    SHUFFLE_idx,
+    SHUFFLE_up,
+    SHUFFLE_down,
+    BALLOT,
+    REDUCE_add,
+    REDUCE_min,
+    REDUCE_max,
+    MEET,
+    LOAD_MATRICES,
+    MULTIPLY
+};
 
 /* The running thread waits for its warp, which then does `kind` with `in` of each lane. Returns the thread, whose `out` is set. */
 static Thread *with_warp(int kind, int line, int first, int second) {
@@ -79,8 +92,9 @@ static void let_meet(Thread *lanes) {
         if (lanes[i].line != lanes->line) {
             machine.current = &lanes[i];
             machine.failed = 1;
-            snprintf(machine.launch.error, MESSAGE, "block %d, warp %d: lanes 0 and %d meet at different instructions, lines %d and %d",
-                     lanes->block->index, lanes->index / WARP, i, lanes->line, lanes[i].line);
+            snprintf(machine.launch.error, MESSAGE,
+                     "block %d, warp %d: lanes 0 and %d meet at different instructions, lines %d and %d", lanes->block->index,
+                     lanes->index / WARP, i, lanes->line, lanes[i].line);
             return;
         }
     do_together(lanes);
