@@ -103,7 +103,7 @@ class HostLauncher:
         path = host_compile.compile_kernel(*built)
         spans = argument_spans(arguments[()], 2 if kernel.macros["STORAGE"] else 4) if memory is None else [*_spans(memory)]
         spans += [] if memory is not None else bias_spans(arguments[()], kernel.macros, blocks)
-        spans += step_spans(arguments[()]["step"], kernel.macros) if memory is None and arguments["step"]["memory"] else []
+        spans += step_spans(arguments[()], kernel.macros) if memory is None and arguments["step"]["memory"] else []
         ranges, arrays = _ranges(spans), _ranges((*x, False) for x in host_compile.arrays(path))
         count = min(self.workers, blocks)
         error = [ctypes.create_string_buffer(ERROR_BYTES) for _ in range(count)]
@@ -204,13 +204,16 @@ def _counted(arguments: Any) -> int:
     return int(number.from_address(int(arguments["counter"])).value)
 
 
-def step_spans(step: Any, macros: Mapping[str, int]) -> list[Span]:
+def step_spans(arguments: Any, macros: Mapping[str, int]) -> list[Span]:
     """The memory of a step of decoding: its tables, and the tensors that they name."""
+    step, heads, kv_heads, group = arguments["step"], int(arguments["heads"]), int(arguments["kv_heads"]), macros["GROUP"]
+    merges = int(arguments["batch"]) * int(arguments["seq"]) * kv_heads * -(-heads // kv_heads // group)
+    partials = merges * int(step["splits"]) * group * (macros["HEAD_DIM"] + 2) * 4
     stored, positions, unseen = (int(step[name]) for name in ("stored_count", "positions_count", "unseen_count"))
     lines, sizes = stored + positions + unseen, (("spans", len(StepSpan._fields)), ("writes", len(Write._fields)))
     found = [(int(step[name]), 8 * size * int(step[f"{name[:-1]}_count"]), name, True) for name, size in sizes]
     found += [(int(step["pages"]), 8 * int(step["page_count"]), "pages", True), (int(step["memory"]), 40 * lines, "memory", True)]
-    found += [(int(step["partials"]), 2**40, "partials", False), (int(step["sink"]), 4 * 2**10, "sink", True)]
+    found += [(int(step["partials"]), partials, "partials", False), (int(step["sink"]), 4 * heads, "sink", True)]
     memory = np.frombuffer(ctypes.string_at(int(step["memory"]), 40 * lines), np.int64).reshape(lines, 5).tolist()
     element = {3: 1, 0: 4}.get(macros["STORED"], 2)
     for number, (address, reach, *_) in enumerate(memory):

@@ -56,7 +56,6 @@ FORMS = {
     "apart": BiasForm(3, metric="max", placed=True, apart=True),
 }
 
-
 GPU_DTYPES = [(dtype, stored) for dtype in ("float32", "bfloat16", "float16") for stored in ("", *STORED[dtype])]
 GPU_SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "many": (10, 1, 33), "small": (2, 2, 3)}
 GPU_BIASES = [name for name in FORMS if name != "apart"]

@@ -1,0 +1,106 @@
+"""Launches PTX on the CPU: a launcher for tests, in the place of CuPy's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from helpers.host_launcher import argument_spans, bias_spans, step_spans
+from ptx.counts import FIELDS, Counts
+from ptx.library import Launch, Library, Range, library_of
+from ptx.rounding import ONCE, Rounding
+from ptx.source import ptx_of
+
+from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.backends.cuda.table import CudaKernel
+from dilkit.device import Capability
+
+ERROR_BYTES = 1024
+WAYS_OF_COPIES = 3
+"""`late` of machine/copies.h: each launch takes the next."""
+
+
+class PTXError(RuntimeError):
+    """A kernel did what the PTX ISA does not allow, or does not promise."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """`seed` of the order of warps. `checked`: races, and copies that nobody waits for, are errors. `counted`: what is issued is
+    counted. `resident` blocks at once. `change`: what is done to the PTX before."""
+
+    seed: int = 0
+    checked: bool = True
+    counted: bool = False
+    rounding: Rounding = ONCE
+    resident: int = 3
+    change: Callable[[str], str] = str
+
+
+class PTXLauncher:
+    """Runs kernels for devices of `capability`. `counts`: by kernel name, what all launches have issued so far, if counted."""
+
+    def __init__(self, capability: Capability, options: Options) -> None:
+        self.capability, self.options = capability, options
+        self.counts: dict[str, Counts] = {}
+        self.launches = Counter[str]()
+        self._libraries: dict[CudaKernel, Library] = {}
+        self._counter = np.zeros(2, np.int32)
+
+    def resident(self, kernel: CudaKernel, device: object = None) -> int:
+        return self.options.resident
+
+    at_least_resident = resident
+
+    def counter(self, device: object = None) -> int:
+        return int(self._counter.ctypes.data)
+
+    def text(self, kernel: CudaKernel) -> str:
+        """The PTX that is run."""
+        return self.options.change(ptx_of(kernel, self.capability))
+
+    def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: object = None) -> None:
+        """Run `blocks` blocks of `kernel`, all at once. Raises PTXError for whatever is caught, with the place in the PTX."""
+        arguments, options, number = np.array(arguments), self.options, self.launches.total()
+        spans = spans_of(kernel, blocks, arguments)
+        ranges = (Range * len(spans))(*(Range(at, size, name.encode(), constant) for at, size, name, constant in spans))
+        error, counts = ctypes.create_string_buffer(ERROR_BYTES), (ctypes.c_int64 * len(FIELDS))()
+        rounding = options.rounding
+        sizes = blocks, kernel.threads, options.checked, number % WAYS_OF_COPIES, rounding.group, rounding.fraction, rounding.ulps
+        seed = options.seed * 1_000_003 + number
+        launch = Launch(*sizes, len(spans), seed, kernel.shared_bytes, ranges, ctypes.addressof(error), counts)
+        self.launches[kernel.name] += 1
+        if self._library(kernel).launch(arguments.ctypes.data, launch):
+            raise PTXError(f"{kernel.name} {kernel.macros} {self.capability}: {error.value.decode()}")
+        if arguments["counter"] and self._counter.any():
+            raise PTXError(f"{kernel.name}: it leaves its counter at {self._counter}")
+        self.counts[kernel.name] = self.counts.get(kernel.name, Counts()) + Counts(*counts)
+
+    def _library(self, kernel: CudaKernel) -> Library:
+        if kernel not in self._libraries:
+            self._libraries[kernel] = library_of(self.text(kernel), self.options.counted)
+        return self._libraries[kernel]
+
+
+def spans_of(kernel: CudaKernel, blocks: int, arguments: Any) -> list[tuple[int, int, str, bool]]:
+    """The memory that a launch may touch."""
+    given = arguments[()]
+    step = step_spans(given, kernel.macros) if given["step"]["memory"] else []
+    return [*argument_spans(given, 2 if kernel.macros["STORAGE"] else 4), *bias_spans(given, kernel.macros, blocks), *step]
+
+
+class OnPTX(CupyRaw):
+    """The backend as it is, but for the device: the CPU, which runs the PTX for a device of `capability`."""
+
+    requires = ("torch",)
+    limits = replace(CupyRaw.limits, devices=frozenset({"cpu"}), min_capability=None)
+    priority = -100
+
+    def __init__(self, capability: Capability, options: Options | None = None) -> None:
+        self.own = PTXLauncher(capability, options or Options())
+        super().__init__(self.own, capability)
+        self.name = "PTX on sm_{}{}".format(*capability)  # type: ignore[misc]

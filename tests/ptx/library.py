@@ -1,0 +1,76 @@
+"""The compiled C of a kernel, kept in build/ptx by its text, the machine and the compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ptx.source import ROOT, digest, kept
+from ptx.translate import translate
+
+MACHINE = Path(__file__).parent / "machine"
+FIBER = ROOT / "tests/backends/cuda/host"
+FLAGS = ("-O1", "-std=gnu11", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-w")
+
+
+class Range(ctypes.Structure):
+    """`Range` of machine/thread.h."""
+
+    _fields_ = [("low", ctypes.c_uint64), ("bytes", ctypes.c_int64), ("name", ctypes.c_char_p), ("constant", ctypes.c_int64)]
+
+
+class Launch(ctypes.Structure):
+    """`Launch` of machine/thread.h."""
+
+    _fields_ = [
+        *((n, ctypes.c_int32) for n in ("blocks", "threads", "checked", "late", "group", "fraction", "ulps", "range_count")),
+        ("seed", ctypes.c_uint64),
+        ("dynamic_bytes", ctypes.c_int64),
+        ("ranges", ctypes.POINTER(Range)),
+        ("error", ctypes.c_char_p),
+        ("counts", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+@dataclass(frozen=True)
+class Library:
+    """`launch(parameters, launch)` returns 0, or 1 with a text in `launch.error`."""
+
+    path: Path
+
+    def launch(self, parameters: int, launch: Launch) -> int:
+        return int(_loaded(self.path).ptx_launch(ctypes.c_void_p(parameters), ctypes.byref(launch)))
+
+
+def library_of(text: str, counted: bool = False) -> Library:
+    """The library of the kernel in PTX `text`. Raises UnknownPTX, and RuntimeError with what the compiler says."""
+    flags = (*FLAGS, *(("-DCOUNTED",) if counted else ()), f"-I{MACHINE}", f"-I{FIBER}")
+    code = translate(text)
+    place = kept(f"{digest((code, *flags, _compiler(), *_machine()))}.so")
+    if not place.exists():
+        own = place.with_suffix(f".{os.getpid()}")
+        command = ["gcc", *flags, "-x", "c", "-", "-o", str(own), "-lm"]
+        done = subprocess.run(command, input=code, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+        own.replace(place)
+    return Library(place)
+
+
+@cache
+def _loaded(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))
+
+
+@cache
+def _machine() -> tuple[str, ...]:
+    return tuple(path.read_text() for folder in (MACHINE, FIBER) for path in sorted(folder.glob("*.h")))
+
+
+@cache
+def _compiler() -> str:
+    return subprocess.check_output(["gcc", "--version"], text=True)

@@ -1,0 +1,70 @@
+/* Asynchronous copies of 16 bytes to shared memory (PTX: Data Movement, cp.async). Until the thread that began it has waited for its
+   group, what a copy writes may be there or not:
+
+     late 0   it is there at once
+     late 1   it is not there before it has been waited for
+     late 2   any of them come at any time
+
+   With checks, nobody touches what is on its way, nor does a thread end with it. */
+#ifndef DILKIT_PTX_COPIES
+#define DILKIT_PTX_COPIES
+
+#include "global.h"
+#include "shared.h"
+
+enum { COPY_BYTES = 16 };
+
+static void bring(const Thread *t, const Copy *copy) {
+    if (copy->bytes)
+        memcpy(t->block->shared + copy->to, (void *)copy->from, copy->bytes);
+    memset(t->block->shared + copy->to + copy->bytes, 0, COPY_BYTES - copy->bytes);
+}
+
+static void complete(Thread *t, const Copy *copy, int line) {
+    if (machine.launch.late)
+        bring(t, copy);
+    for (uint32_t word = copy->to / 4; machine.launch.checked && word < (copy->to + COPY_BYTES) / 4; word++) {
+        t->block->words[word].copying = 0;
+        t->block->words[word].written = touch_of(t, 15, line);
+    }
+}
+
+/* Copies `bytes` and fills up with zeros. */
+static void copy_async(uint32_t to, uint64_t from, int size, int bytes, int line) {
+    Thread *t = machine.current;
+    if (size != COPY_BYTES || bytes < 0 || bytes > COPY_BYTES)
+        fail(line, "copies %d bytes of %d: cp.async.cg is of %d", bytes, size, COPY_BYTES);
+    if (from % COPY_BYTES)
+        fail(line, "copies from %llx: not aligned", (unsigned long long)from);
+    shared_place(to, COPY_BYTES, 1, line);
+    for (int at = 0, step = bytes == COPY_BYTES ? COPY_BYTES : 1; at < bytes; at += step)
+        global_place(from + at, step, 0, line);
+    COUNT(COPIED, bytes);
+    if (t->begun == t->capacity)
+        t->copies = realloc(t->copies, (t->capacity = t->capacity * 2 + 64) * sizeof(Copy));
+    t->copies[t->begun++] = (Copy){to, bytes, t->group, from};
+    for (uint32_t word = to / 4; machine.launch.checked && word < (to + COPY_BYTES) / 4; word++)
+        t->block->words[word].copying = (int16_t)(t->index + 1);
+    if (!machine.launch.late)
+        bring(t, &t->copies[t->begun - 1]);
+}
+
+static void copies_commit(void) { machine.current->group++; }
+
+/* Waits until at most the `pending` last groups of the thread are under way. */
+static void copies_wait(int pending, int line) {
+    Thread *t = machine.current;
+    while (t->done < t->begun && t->copies[t->done].group < t->group - pending)
+        complete(t, &t->copies[t->done++], line);
+    if (t->done == t->begun)
+        t->done = t->begun = 0;
+}
+
+/* Some of what is under way comes now. */
+static void bring_some(const Thread *t) {
+    for (int i = t->done; i < t->begun; i++)
+        if (draw() % 2)
+            bring(t, &t->copies[i]);
+}
+
+#endif

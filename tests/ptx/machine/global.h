@@ -1,0 +1,165 @@
+/* Global memory: every access is aligned and within a tensor of the launch, and no constant is written. A thread that reads or writes
+   what another has written comes after it:
+
+     of its block       a barrier lies between
+     of another block   the writer, or a thread that it has met since, has fenced, and the reader, or one that it has met, after that
+
+   (PTX: Memory Consistency Model. membar.gl is fence.sc, and fences of that kind are in one order, here that of time; what two blocks
+   say to each other by atomic operations puts the fences before and after them in this order.) Counters are not looked at. */
+#ifndef DILKIT_PTX_GLOBAL
+#define DILKIT_PTX_GLOBAL
+
+#include "counts.h"
+#include "thread.h"
+
+/* Who wrote a byte last. */
+typedef struct {
+    uint64_t address;
+    int64_t time;
+    uint32_t meeting, warp_meeting;
+    int16_t block, thread;
+} Writer;
+
+static struct {
+    Writer *table;
+    uint64_t size, used;
+    const Range *last[2]; /* What was read, and written. */
+} global;
+
+static Writer *writer_of(Writer *table, uint64_t size, uint64_t address) {
+    uint64_t at = address * 0x9E3779B97F4A7C15ull >> 20 & (size - 1);
+    while (table[at].address && table[at].address != address)
+        at = (at + 1) & (size - 1);
+    return &table[at];
+}
+
+static void grow_writers(void) {
+    uint64_t size = global.size ? global.size * 2 : 1 << 12;
+    Writer *table = calloc(size, sizeof *table);
+    for (uint64_t i = 0; i < global.size; i++)
+        if (global.table[i].address)
+            *writer_of(table, size, global.table[i].address) = global.table[i];
+    free(global.table);
+    global.table = table, global.size = size;
+}
+
+static void forget_writers(void) {
+    free(global.table);
+    memset(&global, 0, sizeof global);
+    grow_writers();
+}
+
+/* The first fence of a block after a time. */
+static const Fence *fence_after(const Block *block, int64_t time) {
+    int low = 0, high = block->fence_count;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (block->fences[middle].time > time)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return block->fences + low;
+}
+
+static int is_published(const Writer *writer, int64_t until) {
+    const Block *block = &machine.blocks[writer->block];
+    const Fence *end = block->fences + block->fence_count;
+    for (const Fence *f = fence_after(block, writer->time); f < end && f->time <= until; f++)
+        if (f->thread == writer->thread || f->meeting > writer->meeting)
+            return 1;
+    return 0;
+}
+
+static int comes_after(const Writer *writer, const Thread *t) {
+    if (writer->block != t->block->index)
+        return is_published(writer, t->fenced);
+    if (writer->thread == t->index || writer->meeting != t->block->meeting)
+        return 1;
+    int warp = t->index / WARP;
+    return writer->thread / WARP == warp && writer->warp_meeting != t->block->warp_meeting[warp];
+}
+
+static void check_writers(const Range *range, uint64_t at, int bytes, int is_write, int line) {
+    Thread *t = machine.current;
+    if (range->constant || !strcmp(range->name, "counter"))
+        return;
+    for (uint64_t byte = at; byte < at + bytes; byte++) {
+        if (global.used * 2 >= global.size)
+            grow_writers();
+        Writer *writer = writer_of(global.table, global.size, byte);
+        if (writer->address && !comes_after(writer, t))
+            fail(line, "race: it %s byte %llu of %s, which thread %d of block %d has written", is_write ? "writes" : "reads",
+                 (unsigned long long)(byte - range->low), range->name, writer->thread, writer->block);
+        if (!is_write)
+            continue;
+        global.used += !writer->address;
+        *writer = (Writer){byte, machine.time, t->block->meeting, t->block->warp_meeting[t->index / WARP],
+                           (int16_t)t->block->index, (int16_t)t->index};
+    }
+}
+
+static int holds(const Range *range, uint64_t at, int bytes) {
+    return range && at >= range->low && at + bytes <= range->low + range->bytes;
+}
+
+static const Range *range_of(uint64_t at, int bytes, int is_write, int line) {
+    for (int i = 0; i < machine.launch.range_count; i++)
+        if (holds(&machine.launch.ranges[i], at, bytes) && !(is_write && machine.launch.ranges[i].constant))
+            return &machine.launch.ranges[i];
+    fail(line, "%s %d bytes at %llx, which no tensor of the launch holds%s", is_write ? "writes" : "reads", bytes,
+         (unsigned long long)at, is_write ? ", but for constant ones" : "");
+    return 0;
+}
+
+/* The place of `bytes` of global memory that the running thread reads or writes. */
+static void *global_place(uint64_t at, int bytes, int is_write, int line) {
+    if (at % bytes)
+        fail(line, "%d bytes of global memory at %llx: not aligned", bytes, (unsigned long long)at);
+    if (!holds(global.last[is_write], at, bytes))
+        global.last[is_write] = range_of(at, bytes, is_write, line);
+    if (machine.launch.checked)
+        check_writers(global.last[is_write], at, bytes, is_write, line);
+    return (void *)at;
+}
+
+/* The same for ld.global and st.global. */
+static void *global_access(uint64_t at, int bytes, int is_write, int line) {
+    COUNT(is_write ? GLOBAL_STORED : GLOBAL_LOADED, bytes);
+    return global_place(at, bytes, is_write, line);
+}
+
+/* The place of an atomic operation, before and after which others may come. */
+static uint32_t *atomic_place(uint64_t at, int line) {
+    uint32_t *place = global_place(at, 4, 1, line);
+    COUNT(ATOMICS, 1);
+    loop(ATOMIC_LOOPS, line);
+    machine.has_yielded = 1;
+    give_way();
+    return place;
+}
+
+static uint32_t atomic_add(uint64_t at, uint32_t amount, int line) {
+    uint32_t *place = atomic_place(at, line), before = *place;
+    *place += amount;
+    return before;
+}
+
+static uint32_t atomic_or(uint64_t at, uint32_t bits, int line) {
+    uint32_t *place = atomic_place(at, line), before = *place;
+    *place |= bits;
+    return before;
+}
+
+static void fence(void) {
+    Thread *t = machine.current;
+    Block *block = t->block;
+    if (block->fence_count == block->fence_capacity) {
+        block->fence_capacity = block->fence_capacity * 2 + 64;
+        block->fences = realloc(block->fences, block->fence_capacity * sizeof *block->fences);
+    }
+    t->fenced = ++machine.time;
+    block->fences[block->fence_count++] = (Fence){t->fenced, t->index, block->meeting};
+}
+
+#endif

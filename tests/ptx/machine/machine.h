@@ -1,0 +1,195 @@
+/* PTX threads on the CPU. A kernel, which `tests/ptx/translate.py` has written in C, includes it:
+
+     launch ─> blocks of fibers ─> a warp is drawn; each of its lanes runs until it waits for the warp, the block, or gives way
+                    ^                        │
+                    └── warps and blocks that have met run on <──┘
+
+   Which warp is next is random, in one of two ways: any, or always the one of highest priority, drawn anew now and then, so that one
+   runs far ahead of the others. */
+#ifndef DILKIT_PTX_MACHINE
+#define DILKIT_PTX_MACHINE
+
+#include "copies.h"
+#include "warp.h"
+
+static void kernel(void);
+static int64_t static_shared_bytes(void);
+static int64_t parameter_bytes(void);
+
+/* ld.param: the address is that of the machine. */
+static const void *parameter_place(uint64_t at, int bytes, int line) {
+    uint64_t low = (uint64_t)machine.parameters;
+    if (at < low || at + bytes > low + parameter_bytes() || (at - low) % bytes)
+        fail(line, "%d bytes of parameters at %lld", bytes, (long long)(at - low));
+    return (const void *)at;
+}
+
+/* Addresses of shared memory among generic ones (PTX: Addressing, Generic Addressing). */
+#define SHARED_WINDOW 0x7000000000000000ull
+
+static void *generic_access(uint64_t at, int bytes, int is_write, int line) {
+    if (at >> 56 == SHARED_WINDOW >> 56)
+        return shared_access((uint32_t)at, bytes, is_write, line);
+    return global_access(at, bytes, is_write, line);
+}
+
+static void barrier(uint32_t number, int line) {
+    Thread *t = machine.current;
+    if (number)
+        fail(line, "barrier %u: only barrier 0 is known", number);
+    t->line = line, t->state = IN_BLOCK;
+    t->block->waiting++;
+    give_way();
+}
+
+static void begin_thread(void) {
+    kernel();
+    Thread *t = machine.current;
+    if (t->done < t->begun && machine.launch.checked)
+        fail(t->line, "ends with copies under way");
+    t->state = DONE;
+    t->block->live--;
+    while (1)
+        give_way();
+}
+
+static void start_thread(Block *block, int index) {
+    Thread *t = &block->threads[index];
+    t->block = block, t->index = index, t->state = READY;
+    if (!t->stack)
+        t->stack = malloc(STACK_BYTES);
+    fiber_start(&t->fiber, t->stack, STACK_BYTES, begin_thread);
+}
+
+static void start_block(Block *block, int index) {
+    *block = (Block){.index = index, .live = machine.launch.threads};
+    block->threads = calloc(machine.launch.threads, sizeof(Thread));
+    block->shared = aligned_alloc(1024, (machine.shared_bytes + 1023) / 1024 * 1024 + 1024);
+    block->words = malloc((machine.shared_bytes / 4 + 1) * sizeof(Word));
+    empty_shared(block);
+    for (int i = 0; i < machine.launch.threads; i++)
+        start_thread(block, i);
+}
+
+static void end_block(Block *block) {
+    for (int i = 0; i < machine.launch.threads; i += WARP)
+        count_shared(&block->threads[i]);
+    for (int i = 0; i < machine.launch.threads; i++)
+        free(block->threads[i].stack), free(block->threads[i].copies);
+    free(block->threads), free(block->shared), free(block->words), free(block->fences);
+}
+
+/* All threads of a block have come to a barrier: what each has fenced, all have. */
+static void release_block(Block *block) {
+    int64_t fenced = 0;
+    for (int i = 0; i < machine.launch.threads; i++)
+        if (block->threads[i].fenced > fenced)
+            fenced = block->threads[i].fenced;
+    for (int i = 0; i < machine.launch.threads; i++)
+        block->threads[i].fenced = fenced, block->threads[i].state = READY;
+    for (int i = 0; i < machine.launch.threads; i += WARP)
+        count_shared(&block->threads[i]);
+    block->meeting++, block->waiting = 0;
+    COUNT(BARRIERS, 1);
+}
+
+static int is_ready(const Thread *lanes) {
+    for (int i = 0; i < WARP; i++)
+        if (lanes[i].state == READY)
+            return 1;
+    return 0;
+}
+
+/* Each lane that can run, in random order, until it has to wait. Returns whether one gave way. */
+static int run_warp(Thread *lanes) {
+    int first = draw() % WARP, step = draw() % 16 * 2 + 1;
+    machine.has_yielded = 0;
+    for (int i = 0; i < WARP && !machine.failed; i++) {
+        Thread *t = &lanes[(first + i * step) % WARP];
+        if (t->state != READY)
+            continue;
+        machine.current = t;
+        fiber_switch(&machine.scheduler, &t->fiber);
+    }
+    if (!machine.failed)
+        let_meet(lanes);
+    return machine.has_yielded;
+}
+
+static void fail_stuck(void) {
+    for (int i = 0; i < machine.launch.blocks; i++)
+        for (int k = 0; k < machine.launch.threads; k++) {
+            const Thread *t = &machine.blocks[i].threads[k];
+            if (machine.failed || t->state == DONE)
+                continue;
+            machine.failed = 1;
+            snprintf(machine.launch.error, MESSAGE,
+                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", i, k, t->line,
+                     t->state == IN_WARP ? "warp" : "block");
+        }
+}
+
+/* The warps that can run, of all blocks; where there are none, of those whose threads have all come to a barrier. */
+static int ready_warps(Thread **ready) {
+    int count = 0;
+    for (int i = 0; i < machine.launch.blocks; i++) {
+        Block *block = &machine.blocks[i];
+        if (block->waiting && block->waiting == machine.launch.threads)
+            release_block(block);
+        for (int k = 0; block->live && k < machine.launch.threads; k += WARP)
+            if (is_ready(&block->threads[k]))
+                ready[count++] = &block->threads[k];
+    }
+    return count;
+}
+
+static int warp_number(const Thread *lanes) {
+    return (lanes->block->index * machine.launch.threads + lanes->index) / WARP;
+}
+
+static void run_blocks(void) {
+    int most = machine.launch.blocks * machine.launch.threads / WARP, count, by_priority = draw() % 2;
+    Thread **ready = calloc(most, sizeof *ready);
+    uint32_t *priority = calloc(most, sizeof *priority);
+    for (int i = 0; i < most; i++)
+        priority[i] = draw();
+    while (!machine.failed && (count = ready_warps(ready))) {
+        Thread *chosen = ready[draw() % count];
+        for (int i = 0; by_priority && i < count; i++)
+            if (priority[warp_number(ready[i])] > priority[warp_number(chosen)])
+                chosen = ready[i];
+        if (run_warp(chosen) || draw() % 64 == 0)
+            priority[warp_number(chosen)] = draw() >> 1;
+        if (machine.launch.late == 2 && draw() % 4 == 0)
+            bring_some(&chosen[draw() % WARP]);
+    }
+    free(ready), free(priority);
+    for (int i = 0; i < machine.launch.blocks; i++)
+        if (!machine.failed && machine.blocks[i].live)
+            fail_stuck();
+}
+
+/* Runs a launch with these parameters. Returns 0, or 1 with a text in `error`. */
+int ptx_launch(const void *parameters, const Launch *launch) {
+    memset(&machine, 0, sizeof machine);
+    machine.launch = *launch, machine.parameters = parameters, machine.loops = LOOPS;
+    machine.random = launch->seed * 0x9E3779B97F4A7C15ull + 88172645463325252ull;
+    machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
+    machine.blocks = calloc(launch->blocks, sizeof(Block));
+    forget_writers();
+    begin_counts(launch->blocks);
+    for (int i = 0; i < launch->blocks; i++)
+        start_block(&machine.blocks[i], i);
+    run_blocks();
+    for (int i = 0; i < launch->blocks; i++)
+        end_block(&machine.blocks[i]);
+    end_counts(launch->blocks);
+    free(machine.blocks);
+    return machine.failed;
+}
+
+#define THREAD ((uint32_t)machine.current->index)
+#define BLOCK ((uint32_t)machine.current->block->index)
+#define BLOCKS ((uint32_t)machine.launch.blocks)
+
+#endif

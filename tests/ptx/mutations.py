@@ -1,0 +1,129 @@
+"""Breaks the PTX of the kernels in one place after another, and shows whether the machine notices.
+
+    python tests/ptx/mutations.py [--each N] [--only TEXT] [--json FILE]
+
+Of every kernel and every kind of fault, N places are tried, spread over all there are. A fault is caught where a run is refused,
+or its results are wrong. Of those that live `survivors.py` says why they do. Exit code 1 if one lives that is not explained
+there, or is caught although it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ptx.launcher import Options
+from ptx.survivors import SURVIVORS
+from ptx.trials import PAIRS, SINGLE, STEP, TENSOR, run
+from tqdm import tqdm
+
+SEEDS = 0, 1
+FAULTS = {
+    "barrier": (r"\tbar\.sync\s+0;", ""),
+    "barrier of a warp": (r"\tbar\.warp\.sync\s+-?\w+;", ""),
+    "fence": (r"\tmembar\.gl;", ""),
+    "wait for one group less": (r"cp\.async\.wait_group 0;", "cp.async.wait_group 1;"),
+    "wait for two groups less": (r"cp\.async\.wait_group 1;", "cp.async.wait_group 3;"),
+    "commit": (r"cp\.async\.commit_group;", ""),
+    "copy of nothing": (r"(cp\.async\.cg\.shared\.global \[.*?\], \[.*?\], 16), %r\d+;", r"\1;"),
+    "order of A": (r"(mma\.sync\S+ \{.*?\}, \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
+    "order of B": (r"(mma\.sync\S+k16\S+ \{.*?\}, \{.*?\}, \{)(%r\d+), (%r\d+)\}", r"\1\3, \2}"),
+    "transposed": (r"(ldmatrix\S+)\.trans\.", r"\1."),
+    "not transposed": (r"(ldmatrix\S+x\d)\.shared", r"\1.trans.shared"),
+    "order of matrices": (r"(ldmatrix\S+ \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
+    "order of halves": (r"(cvt\.rn\.b?f16x2\.f32 %r\d+, )(%f\d+), (%f\d+);", r"\1\3, \2;"),
+    "predicate": (r"@%(p\d+) bra", r"@!%\1 bra"),
+    "lane of a shuffle": (r"(shfl\.sync\.\w+\.b32\s+\S+, \S+, )(?:1|2|4|8|16),", r"\g<1>3,"),
+    "counter": (r"\tst\.global\.u32\s+\[%rd\d+\], %r\d+;", ""),
+}
+"""Each a pattern and what comes in its place."""
+
+TRIALS = {
+    "mma_forward": TENSOR,
+    "mma_dquery": TENSOR,
+    "mma_dkeyvalue": TENSOR,
+    "mma_dquery_pairs": PAIRS,
+    "row_dots": SINGLE,
+    "fp32_forward": SINGLE,
+    "fp32_dquery": SINGLE,
+    "fp32_dkeyvalue": SINGLE,
+    "attend_stored": STEP,
+}
+"""By kernel, what shows its faults."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """The fault of a kind at a place of its kernel, the first of which is 0."""
+
+    kernel: str
+    fault: str
+    place: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel}: {self.fault} {self.place}"
+
+
+def main() -> int:
+    """0 when all faults are caught, but for those that are explained."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--each", type=int, default=2, help="places of each kind in each kernel")
+    parser.add_argument("--only", default="", help="mutations whose names hold this text")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of them there")
+    args = parser.parse_args()
+    chosen = [one for kernel in TRIALS for one in mutations(kernel, args.each) if args.only in one.name]
+    found = {}
+    for one in tqdm(chosen, unit="mutation"):
+        found[one.name] = reason = caught(one)
+        if bool(reason) == (one.name in SURVIVORS):
+            tqdm.write(f"{one.name}: {f'caught, and yet explained: {reason}' if reason else 'LIVES'}")
+    lives = [name for name, reason in found.items() if not reason]
+    print(f"{len(found)} mutations, {len(found) - len(lives)} caught, {len(set(lives) & set(SURVIVORS))} explained")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any(bool(reason) == (name in SURVIVORS) for name, reason in found.items()))
+
+
+def mutations(kernel: str, each: int) -> Iterator[Mutation]:
+    """Of each kind, places that are spread over all there are in any version of the kernel that its trial runs."""
+    texts: list[str] = []
+    run(TRIALS[kernel][0], 0, Options(change=partial(kept, texts, kernel)))
+    for fault, (pattern, _) in FAULTS.items():
+        count = len(re.findall(pattern, texts[0]))
+        for place in sorted({count * i // each for i in range(each)}) if count else ():
+            yield Mutation(kernel, fault, place)
+
+
+def kept(texts: list[str], kernel: str, text: str) -> str:
+    if f".entry {kernel}(" in text:
+        texts.append(text)
+    return text
+
+
+def caught(mutation: Mutation) -> str:
+    """What is said of the fault; "" if it is not noticed."""
+    options = Options(change=partial(broken, mutation))
+    outcomes = (run(trial, seed, options) for seed in SEEDS for trial in TRIALS[mutation.kernel])
+    return next((outcome.reason for outcome in outcomes if outcome.reason), "")
+
+
+def broken(mutation: Mutation, text: str) -> str:
+    """PTX with the fault, if it is of the kernel."""
+    if f".entry {mutation.kernel}(" not in text:
+        return text
+    pattern, new = FAULTS[mutation.fault]
+    found = [*re.finditer(pattern, text)][mutation.place : mutation.place + 1]
+    return "".join(text[: one.start()] + one.expand(new) + text[one.end() :] for one in found) or text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The parts of the machine by themselves: what is parsed, what an instruction means, where the lanes of a warp have what."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ptx import layouts
+from ptx.counts import FIELDS
+from ptx.library import MACHINE, Launch, Range, library_of
+from ptx.parse import Array, Instruction, Label, UnknownPTX, parse, split
+from ptx.translate import RULES, translate
+
+CUTLASS = "DILKIT_CUTLASS"
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+
+TEXT = """
+.version 8.8
+.target sm_80
+.address_size 64
+
+.visible .entry f(
+	.param .align 8 .b8 f_param_0[16]
+)
+.maxntid 32, 1, 1
+{{
+	.reg .pred 	%p<2>;
+	.reg .b16 	%rs<4>;
+	.reg .f32 	%f<4>;
+	.reg .b32 	%r<8>;
+	.reg .b64 	%rd<4>;
+	// demoted variable
+	.shared .align 16 .b8 x[128];
+
+	mov.b64 	%rd1, f_param_0;
+	ld.param.u64 	%rd2, [%rd1];
+	mov.u32 	%r1, %tid.x;
+	mul.wide.u32 	%rd3, %r1, 4;
+	add.s64 	%rd2, %rd2, %rd3;
+	ld.global.u32 	%r2, [%rd2];
+{body}
+	st.global.u32 	[%rd2], %r2;
+	ret;
+
+}}
+"""
+
+
+def run(body: str, numbers: np.ndarray, threads: int = 32) -> str:
+    """What is said of a kernel that changes 32 numbers, `%r2` of each thread `%r1`."""
+    parameters, error = np.array([numbers.ctypes.data, 0], np.uint64), ctypes.create_string_buffer(1024)
+    ranges = (Range * 1)(Range(numbers.ctypes.data, numbers.nbytes, b"numbers", 0))
+    counts = (ctypes.c_int64 * 64)()
+    launch = Launch(1, threads, 1, 1, 0, 0, 0, 1, 7, 0, ranges, ctypes.addressof(error), counts)
+    library_of(TEXT.format(body=body)).launch(parameters.ctypes.data, launch)
+    return error.value.decode()
+
+
+def test_a_kernel_is_parsed() -> None:
+    kernel = parse(TEXT.format(body="$L: @!%p1 bra $L;\n{ .reg .b16 t; mov.b32 {t, %rs1}, %r2; }"))
+    assert (kernel.name, kernel.parameter_bytes, kernel.arrays) == ("f", 16, (Array("x", 16, 128),))
+    assert kernel.registers["own1_t"] == "b16"
+    assert kernel.body[6:9] == (
+        Label(25, "L"),
+        Instruction(25, "!p1", "bra", ("$L",)),
+        Instruction(26, "", "mov.b32", ("{%own1_t, %rs1}", "%r2")),
+    )
+    assert split("{%f1, %f2}, [%rd1+4], 3") == ("{%f1, %f2}", "[%rd1+4]", "3")
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("add.sat.s32 %r2, %r2, %r1;", "an unknown instruction"),
+        ("add.s32 %r2, %r2;", "2 operands"),
+        ("add.s32 %r2, %r2, %r99;", "operand '%r99'"),
+        (".local .align 4 .b8 y[4];", ".local"),
+        ("bra $nowhere;", "label 'nowhere'"),
+        ("ld.shared.v2.u32 {%r1, %r2, %r3}, [x];", "3 registers"),
+        ("atom.global.add.b32 %r2, [%rd2], 1;", "an unknown instruction"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(body: str, what: str) -> None:
+    with pytest.raises(UnknownPTX, match=re.escape(what)):
+        translate(TEXT.format(body=body))
+
+
+def test_counts_are_named_in_the_order_of_the_machine() -> None:
+    names = re.search(r"enum \{\n(.*?),\n    COUNTS\n\};", (MACHINE / "counts.h").read_text(), re.DOTALL)
+    assert names is not None
+    assert tuple(name.strip().lower() for name in names[1].split(",")) == FIELDS
+
+
+def test_every_rule_says_what_it_follows() -> None:
+    for rule in RULES:
+        assert re.fullmatch(r"[A-Z][A-Za-z ]+ Instructions: [a-z0-9._, ]+", rule.section), rule
+        assert rule.says.endswith("."), rule
+
+
+MEANINGS = {
+    "sub.s32 %r2, %r1, %r2;": lambda x, t: t - x,
+    "mul.hi.u32 %r2, %r2, 0xF0000000;": lambda x, t: x * 0xF0000000 >> 32,
+    "shl.b32 %r2, %r2, %r1; shr.s32 %r2, %r2, 40;": lambda x, t: -(x << t >> 31 & 1),
+    "bfe.u32 %r2, %r2, %r1, 9;": lambda x, t: x >> t & 511,
+    "bfi.b32 %r2, %r1, %r2, 28, 9;": lambda x, t: x & 0xFFFFFFF | t << 28,
+    "prmt.b32 %r2, %r2, %r1, 0x40B1;": lambda x, t: (t << 24) | (x & 255) << 16 | (255 * (x >> 31)) << 8 | x >> 8 & 255,
+    "rem.s32 %r2, -7, 4;": lambda x, t: -3,
+    "setp.lt.s32 %p1, %r2, 0; selp.b32 %r2, 5, 6, %p1;": lambda x, t: 5 if x >> 31 else 6,
+    "mov.b32 {%rs1, %rs2}, %r2; mov.b32 %r2, {%rs2, %rs1};": lambda x, t: x >> 16 | x << 16,
+    "cvt.u16.u32 %rs1, %r2; cvt.s16.s8 %rs1, %rs1; cvt.s32.s16 %r2, %rs1;": lambda x, t: ((x & 255) ^ 128) - 128,
+    "shfl.sync.bfly.b32 %r2|%p1, %r1, 5, 31, -1;": lambda x, t: t ^ 5,
+    "shfl.sync.down.b32 %r2|%p1, %r1, 3, 0x181F, -1;": lambda x, t: t + 3 if t % 8 < 5 else t,
+    "shfl.sync.up.b32 %r2|%p1, %r1, 3, 0x1800, -1;": lambda x, t: t - 3 if t % 8 > 2 else t,
+    "shfl.sync.idx.b32 %r2|%p1, %r1, 2, 0x181F, -1;": lambda x, t: t // 8 * 8 + 2,
+    "redux.sync.add.s32 %r2, %r1, -1;": lambda x, t: 496,
+    "setp.gt.u32 %p1, %r1, 2; vote.sync.ballot.b32 %r2, %p1, -1;": lambda x, t: 0xFFFFFFF8,
+}
+
+
+@pytest.mark.slow
+@needs_gcc
+@pytest.mark.parametrize("body", MEANINGS)
+def test_an_instruction_means_what_it_should(body: str) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2**32, 32, dtype=np.uint32)
+    expected = [MEANINGS[body](int(x), lane) % 2**32 for lane, x in enumerate(numbers)]
+    assert run(body, numbers) == ""
+    assert numbers.tolist() == expected
+
+
+BROKEN = {
+    "st.shared.u32 [x+126], %r2;": "not aligned",
+    "st.shared.u32 [x+128], %r2;": "it has 128",
+    "st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
+    "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it writes byte",
+    "st.global.u32 [%rd2+128], %r2;": "no tensor of the launch holds",
+    "rem.u32 %r2, %r2, %r1;": "divides by 0",
+    "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\n$E:": "others have ended",
+    "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.warp.sync -1;\n$E: bar.warp.sync -1;": "different instructions",
+    "$E: setp.eq.s32 %p1, %r1, 3; @%p1 bra $E;": "loops for ever",
+    "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "cp.async.cg is of 16",
+    "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; setp.gt.u32 %p1, %r1, 7; @%p1 bra $E;"
+    "mov.u32 %r5, 0; and.b64 %rd3, %rd2, -16; cp.async.cg.shared.global [%r3], [%rd3], 16, %r5;"
+    "ld.shared.u32 %r2, [%r3]; $E:": "under way",
+}
+
+
+@pytest.mark.slow
+@needs_gcc
+@pytest.mark.parametrize("body", BROKEN)
+def test_what_is_not_allowed_is_noticed(body: str) -> None:
+    assert BROKEN[body] in run(body, np.zeros(32, np.uint32))
+
+
+def table(name: str) -> list[list[int]]:
+    text = re.search(rf"{name}\[32\]\[\d+\] = \{{(.*?)\}};", layouts.HEADER.read_text(), re.DOTALL)
+    assert text is not None
+    return [[*map(int, row.split(","))] for row in re.findall(r"\{([^{}]+)\}", text[1])]
+
+
+def test_lanes_have_what_the_ptx_isa_says() -> None:
+    """Warp Level Matrix Instructions: fragments of m16n8k8 and m16n8k16, and ldmatrix; groups are of four lanes."""
+    for lane, value in product(range(32), range(8)):
+        group, own = divmod(lane, 4)
+        row, column = group + 8 * (value // 2 % 2), 2 * own + value % 2 + 8 * (value // 4)
+        assert table("A_K16")[lane][value] == row + 16 * column
+        if value < 4:
+            assert table("A_K8")[lane][value] == table("C_ANY")[lane][value] == row + 16 * column
+            assert table("B_K16")[lane][value] == group + 8 * (2 * own + value % 2 + 8 * (value // 2))
+        if value < 2:
+            assert table("B_K8")[lane][value] == group + 8 * (2 * own + value)
+            assert table("LOADED")[lane][value] == 8 * group + 2 * own + value
+            assert table("LOADED_TRANSPOSED")[lane][value] == 8 * (2 * own + value) + group
+
+
+@pytest.mark.skipif(CUTLASS not in os.environ, reason=f"{CUTLASS} does not name a checkout of CUTLASS")
+def test_lanes_have_what_cutlass_says() -> None:
+    assert layouts.header(Path(os.environ[CUTLASS])) == layouts.HEADER.read_text()

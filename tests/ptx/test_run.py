@@ -1,0 +1,75 @@
+"""The PTX of the kernels on the CPU: a small case of each kernel, faults that have to be noticed, and what is counted."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from ptx.launcher import OnPTX, Options
+from ptx.mutations import Mutation, caught
+from ptx.rounding import measured
+from ptx.trials import SINGLE, STEP, TENSOR, Outcome, Trial, run
+
+from dilkit import Pattern, register_backend, unregister_backend
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
+
+pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+slow = pytest.mark.slow
+SIZES: dict[str, Any] = dict(seq=64, heads=1, kv_heads=1, batch=1, head_dim=64, dtype="float16")
+SMALL = Case(feature="PTX", variant="", pattern=Pattern([64], [1]), **SIZES)
+
+
+def passed(outcome: Outcome) -> bool:
+    return not outcome.reason
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [TENSOR[0], *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *SINGLE, *STEP))],
+    ids=lambda trial: trial.name,
+)
+def test_kernels_are_right_as_ptx(trial: Trial) -> None:
+    outcome = run(trial, seed=0)
+    assert passed(outcome), outcome
+
+
+@slow
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+def test_they_are_as_right_with_the_rounding_of_devices(capability: tuple[int, int]) -> None:
+    trial = Trial("sizes", capability, SMALL, rounded=True)
+    outcome = run(trial, seed=1)
+    assert passed(outcome), outcome
+    assert measured(capability).group
+
+
+@slow
+@pytest.mark.parametrize("fault", ["barrier", "commit", "wait for two groups less", "order of A", "transposed"])
+def test_faults_are_noticed(fault: str) -> None:
+    assert caught(Mutation("mma_forward", fault, 0))
+
+
+@slow
+def test_a_fence_between_blocks_is_needed() -> None:
+    assert "race" in caught(Mutation("attend_stored", "fence", 1))
+
+
+@slow
+def test_what_a_launch_issues_is_counted() -> None:
+    """Of one full tile of 64 rows and 64 keys that all see each other."""
+    own = OnPTX((8, 0), Options(counted=True))
+    register_backend(own)
+    try:
+        assert check(own.name, SMALL).verdict == "passed"
+    finally:
+        unregister_backend(own.name)
+    counts = own.own.counts["mma_forward"]
+    assert counts.products_k16 * 16 * 8 * 16 == 2 * 64 * 64 * 64  # Q K^T and P V
+    assert counts.copied == 3 * 64 * 64 * 2  # queries, keys and values
+    assert counts.matrix_wavefronts == counts.matrices > 0
+    assert counts.shared_wavefronts >= counts.shared_least_wavefronts > 0
+    assert counts.special >= 64 * 64
+    assert counts.global_stored == 64 * 64 * 2 + 64 * 4  # out and lse
+    assert counts.barriers > 0

@@ -1,0 +1,137 @@
+"""What the PTX is run on: the lists of the CUDA kernels' own tests, for each kind of device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from helpers.cuda_runs import DROPPED, KINDS, LISTED, SCORED, SIZES
+from helpers.on_host import OnHost
+from helpers.pairwise import every_pair
+from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_LIMITS, GPU_SHAPES, StepCase, expected, gpu_case, in_pages, make_step
+from ptx.launcher import OnPTX, Options, PTXError
+from ptx.parse import UnknownPTX
+from ptx.rounding import MEASURED, measured
+
+from dilkit import register_backend, unregister_backend
+from dilkit.device import Capability
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import Case
+
+CAPABILITIES: tuple[Capability, ...] = (7, 5), (8, 0), (9, 0), (10, 0), (12, 0)
+STEP_BLOCKS = 5
+"""Of a step, at once: so that pieces and merges of a row are computed by several."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case of a list, on a device of `capability`; `rounded`: as devices are measured to round."""
+
+    listed: str
+    capability: Capability
+    case: Case | StepCase
+    rounded: bool = False
+
+    @property
+    def name(self) -> str:
+        case = self.case.name if isinstance(self.case, Case) else str(self.case)
+        return f"{self.listed} {'sm_{}{}'.format(*self.capability)}{' rounded' * self.rounded} {case}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a trial: its `reason` is "" where it passed. `worst`: the largest error in units of what is allowed."""
+
+    trial: Trial
+    seed: int
+    reason: str
+    worst: float
+    seconds: float
+
+
+def sizes() -> Iterator[Trial]:
+    """Every size of every kernel on every kind of device."""
+    for capability, case in product(CAPABILITIES, dict.fromkeys(case for _, case in SIZES)):
+        if case.dtype != "bfloat16" or capability >= (8, 0):
+            yield Trial("sizes", capability, case)
+
+
+def features() -> Iterator[Trial]:
+    """The problem list, other kinds of patterns, dropped weights, changed scores: each case on one kind of device, in turn."""
+    listed = {"list": LISTED, "kinds": of(KINDS[0] + KINDS[1]), "dropped": of(DROPPED), "scores": of(SCORED)}
+    for name, cases in listed.items():
+        for at, case in enumerate(cases):
+            capability = CAPABILITIES[at % len(CAPABILITIES)]
+            if not OnHost(capability).refusals(case.problem()):
+                yield Trial(name, capability, case, rounded=at % 2 == 1)
+
+
+def of(runs: list[tuple[Capability, Case]]) -> list[Case]:
+    return list(dict.fromkeys(case for _, case in runs))
+
+
+def steps() -> Iterator[Trial]:
+    """Every two of dtypes, shapes and biases."""
+    rows = [row.values for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES) if not row.marks]
+    for at, row in enumerate(rows):
+        case = replace(gpu_case(*row), seed=at)
+        yield Trial("steps", CAPABILITIES[at % len(CAPABILITIES)], case, rounded=at % 2 == 1)
+
+
+def every_trial() -> list[Trial]:
+    exact = [*sizes()]
+    rounded = (replace(trial, rounded=True) for trial in exact if trial.capability in MEASURED)
+    return [*exact, *rounded, *features(), *steps()]
+
+
+def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
+    """Over several groups, and over tiles that are full; what the mask ignores is NaN."""
+    found = (one for one in sizes() if one.capability == (8, 0) and one.name.endswith(f"-{head_dim}-{dtype}"))
+    return tuple(replace(one, case=replace(one.case, values="ignored NaN")) for one in found if isinstance(one.case, Case))
+
+
+TENSOR, PAIRS, SINGLE = small(32, "bfloat16"), small(128, "bfloat16"), small(32, "float32")
+STEP = (Trial("steps", (8, 0), gpu_case(("float32", ""), "grouped", "coordinates")),)
+"""Of all kernels between them."""
+
+
+def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
+    """A trial by itself: its launches have the same orders of warps wherever it is repeated."""
+    start = time.process_time()
+    given = replace(options or Options(), seed=seed)
+    if trial.rounded:
+        given = replace(given, rounding=measured(trial.capability))
+    try:
+        reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, given)
+    except (PTXError, UnknownPTX) as error:
+        reason, worst = str(error), float("nan")
+    return Outcome(trial, seed, reason, worst, time.process_time() - start)
+
+
+def _run_case(trial: Trial, options: Options) -> tuple[str, float]:
+    assert isinstance(trial.case, Case)
+    own = OnPTX(trial.capability, options)
+    register_backend(own)
+    try:
+        result = check(own.name, trial.case)
+    finally:
+        unregister_backend(own.name)
+    return "" if result.verdict == "passed" else f"{result.verdict}: {'; '.join(result.reasons)}", result.worst
+
+
+def _run_step(trial: Trial, options: Options) -> tuple[str, float]:
+    """As it is, where no row begins at a multiple of 16 bytes, and with some rows in pages, where rows do."""
+    assert isinstance(trial.case, StepCase)
+    step, problem, limit = make_step(trial.case), trial.case.problem, GPU_LIMITS[trial.case.dtype]
+    right, own, worst = expected(step, problem), OnPTX(trial.capability, replace(options, resident=STEP_BLOCKS)), 0.0
+    for given in (step, in_pages(step, problem)):
+        for name, a, b in zip(("out", "lse"), own.attend_stored(given, problem), right, strict=True):
+            if not torch.allclose(a.double(), b.double(), atol=limit, rtol=limit):
+                return f"{name} is off by more than {limit}", float("inf")
+            finite = b.isfinite()
+            apart = (a.double() - b.double())[finite].abs() / (limit + limit * b.double()[finite].abs())
+            worst = max([worst, *apart.tolist()])
+    return "", worst
