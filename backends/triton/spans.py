@@ -134,10 +134,10 @@ def side_at(step, side, row, place, WIDTH: tl.constexpr):
     tensor = tl.load(side)
     known = (tensor >= 0) & (tensor < step.stored)
     memory = step.memory + tl.where(known, tensor, 0) * MEMORY_COLUMNS
-    limit = tl.load(memory + REACH, mask=known, other=0) - WIDTH
+    limit = tl.load(memory + REACH, mask=known, other=0) - WIDTH  # there is no room in no tensor
     at = moved(tl.load(side + OFFSET), row + 1, tl.load(side + OF_SEQUENCE), limit)
     at = moved(at, place + 1, tl.load(side + OF_HEAD), limit)
-    return tl.where(known, at, -1), limit, tl.load(memory + ADDRESS, mask=known, other=0)
+    return at, limit, tl.load(memory + ADDRESS, mask=known, other=0)
 
 
 @triton.jit

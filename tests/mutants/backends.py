@@ -149,6 +149,13 @@ ON_CPUS = (
 
 ON_GPUS = (
     Mutant(
+        "a step without new rows writes what tables say later",
+        "backends/tiles/steps.py",
+        "0 if step.key is None else len(placed.writes)",
+        "len(placed.writes)",
+        f"{TRITON}/test_stored_rows.py",
+    ),
+    Mutant(
         "a tile of rows reaches over the end of a segment",
         "backends/tiles/_tiles.pyx",
         "(start // branches[b, 0] + 1) * branches[b, 0]",

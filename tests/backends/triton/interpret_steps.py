@@ -233,7 +233,7 @@ def sees_no_page_that_is_none() -> None:
 
 
 def touches_nothing_beyond(name: str, number: int) -> None:
-    case = StepCase(bias="coordinates", seed=1, batch=1)
+    case = StepCase(bias="coordinates", seed=1)
     step = in_pages(make_step(case), case.problem)
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     Interpreted().attend_placed(led_astray(step, case.problem, name, number))
