@@ -14,7 +14,7 @@ from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.points import sampled, series_by_name
 from dilkit.tools.report.targets import figure_table, suite_sentence
 
-HEADER = ("who", "routes", "time", "quartiles", f"over {AUTO}", "a host sends", "interface / planned")
+HEADER = ("who", "routes", "time", "quartiles", f"over {AUTO}", "a host sends", "interface / planned", "predicted", "hidden")
 SENTENCES = {
     RING: "over slow links a ring of all keys and values takes {} as long as dilkit",
     GATHER: "an all-gather of them {}",
@@ -33,7 +33,10 @@ METHOD = (
     "all to every rank and returns gradients in the rows' dtype, as context parallelism in torch; Ulysses deals out heads. "
     "They compute with dilkit's kernels what the pattern shows of what arrives. The schedule gather sends what torchscale's "
     "sequence parallelism sends: an all-gather of kept keys and values. Bytes of interfaces are those that the kernel counts "
-    "on each host, with headers, acknowledgements, and what ranks tell each other to agree."
+    "on each host, with headers, acknowledgements, and what ranks tell each other to agree. Predicted is the time of the "
+    "planner's model over the measured one, by the speeds of kernel and links that were measured in the same job, before and "
+    "after. Hidden is the share of the time that all exchanges of rows take by themselves which ranks do not spend waiting "
+    "for them in a call."
 )
 _NAMES, _SECONDS = Axis("", "number"), Axis("time", "seconds")
 
@@ -65,7 +68,9 @@ def _rows(links: Links) -> Iterator[tuple[str, ...]]:
             routes = ", ".join(dict.fromkeys(entry.ranks.routes))
             sent = in_bytes(max(entry.ranks.planned_bytes))
             time = in_seconds(entry.time.median_s), quartiles(entry.time), times_as_long(links, name, AUTO)
-            yield name, routes or "-", *time, sent, f"{links.bytes_ratio(name):.3f}"
+            predicted = f"{links.foretold(name):.2f}x" if name in links.predicted_s else "-"
+            hidden = f"{100 * links.hidden[name]:.0f} %" if name in links.hidden else "-"
+            yield name, routes or "-", *time, sent, f"{links.bytes_ratio(name):.3f}", predicted, hidden
 
 
 def _times(links: Links) -> Plot:

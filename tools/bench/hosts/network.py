@@ -31,6 +31,8 @@ MTU = 9000
 BURST_SECONDS, QUEUE_BYTES, WINDOW_BYTES = 0.001, 1 << 23, 1 << 20
 """What a shaped link lets through at once, and what waits in front of it at most: the windows of several senders, so that none of
 it is dropped and sent again."""
+SETTINGS = {"tcp_rmem": f"4096 131072 {WINDOW_BYTES}", "tcp_early_retrans": "0"}
+"""Of each host. One that waits for a core acknowledges late, which would be taken for a loss: nothing is sent again so early."""
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 NAMESPACES = Path("/run/netns")
 _AGENT = """\
@@ -149,8 +151,9 @@ def _make(tag: str, size: int) -> None:
         _call("ip", "-n", name, "addr", "add", f"{SUBNET}.{host}/24", "dev", "eth0")
         _call("ip", "-n", name, "link", "set", "eth0", "up", "mtu", str(MTU))
         _call("ip", "-n", name, "link", "set", "lo", "up")
-        window = f"echo 4096 131072 {WINDOW_BYTES} > /proc/sys/net/ipv4/tcp_rmem"
-        _call("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", window)
+        for setting, value in SETTINGS.items():
+            set_it = f"echo {value} > /proc/sys/net/ipv4/{setting}"
+            _call("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", set_it)
 
 
 def _remove(tag: str) -> None:

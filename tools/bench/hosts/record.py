@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dilkit.comm.plan.forecast import Speed
 from dilkit.tools.bench.ranks.record import Step, good
 from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
@@ -17,7 +18,7 @@ class Links(Step, Case):
     """Ways to compute one problem on `hosts` whose links carry `gbit` a second each way, timed in turns in one job.
 
     `wire_bytes`: those that each host's interface sent in a call, as its kernel counts. `predicted_s`: what the planner's model
-    says, of speeds that were measured in the same job.
+    says, of `speeds` that were measured in the same job. `hidden`: the share of the sends' time that no rank waits for.
     """
 
     what: str = ""
@@ -26,6 +27,8 @@ class Links(Step, Case):
     problem: str = ""
     wire_bytes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     predicted_s: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, float] = field(default_factory=dict)
+    speeds: tuple[Speed, ...] = ()
 
     @property
     def title(self) -> str:
@@ -36,6 +39,10 @@ class Links(Step, Case):
         """Bytes of the interfaces over planned bytes."""
         exchange = self.entries[name].ranks
         return sum(self.wire_bytes[name]) / sum(exchange.planned_bytes) if exchange else 0.0
+
+    def foretold(self, name: str) -> float:
+        """The predicted time over the measured one."""
+        return self.predicted_s[name] / self.seconds(name)
 
 
 @dataclass(frozen=True, kw_only=True)

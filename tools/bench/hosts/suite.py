@@ -59,6 +59,7 @@ class HostsSuite(Suite[HostsResult]):
         yield self._step(slowest, first, f"{few} heads", SCHEDULES[:1], ("full ring", "all-gather"), few)
         for other in others:
             yield self._step(slowest, other, "", SCHEDULES[:1])
+            yield self._step(max(self.sizes.gbits), other, "", ("auto", "ring"), ("full ring",))
 
     def _step(
         self,
