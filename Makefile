@@ -30,7 +30,7 @@ TTSEM := $(ENV)/stage-ttsem
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels ptx gpu simulate peers lint docs results wheel stages clean
+.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels ptx gpu hosts simulate peers lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -50,6 +50,8 @@ help:
 	@echo "               cores, then broken on purpose: hours (ARGS='--only kinds --seed 3': some, in another order of warps)"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; half an hour"
 	@echo "               (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
+	@echo "make hosts     attention over four hosts on this machine, network namespaces whose links are slow, beside other schemes: time"
+	@echo "               and bytes on the wire (root; half an hour; ARGS=--quick: short sequences)"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
 	@echo "make peers     dilkit in the place of torchscale's own code (DIR=a checkout of torchscale or of prov-gigapath)"
 	@echo "make lint      ruff, mypy, and zizmor on the workflows"
@@ -109,6 +111,9 @@ ptx: $(TEST) $(KERNELS)
 
 gpu: $(TEST) $(KERNELS)
 	$(PY) -m dilkit gpu-day $(ARGS)
+
+hosts: $(TEST)
+	$(PY) -m dilkit.tools.bench.hosts $(ARGS)
 
 simulate: $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/backends/numba/simulate.py --all $(ARGS)

@@ -146,13 +146,13 @@ def start(
     if kind == "mpi":
         program = mpirun or str(mpi_launchers()[0])
         # Open MPI refuses more ranks than cores unless asked; jobs that run at once would bind to the same cores.
-        more = ("--oversubscribe", "--bind-to", "none") if _is_open_mpi(program) else ()
-        return start_processes([program, *more, *options, "-n", str(size), *command], [given], threads)
-    return start_processes(command, [given | of_rank for of_rank in _torch_variables(size)], threads)
+        more = ("--oversubscribe", "--bind-to", "none") if is_open_mpi(program) else ()
+        return start_processes([[program, *more, *options, "-n", str(size), *command]], [given], threads)
+    return start_processes([command] * size, [given | of_rank for of_rank in _torch_variables(size)], threads)
 
 
-def start_processes(command: list[str], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:
-    """Start `command` once for each set of environment variables, all of it one job."""
+def start_processes(commands: Sequence[list[str]], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:
+    """Start every command, each with its environment variables beside those of this process, all of it one job."""
     if NOT_HERE:
         raise OSError(NOT_HERE)
     mark = f"{os.environ.get(MARK, '')}:{uuid.uuid4().hex}"  # a job within a job bears the marks of both
@@ -160,7 +160,8 @@ def start_processes(command: list[str], variables: Sequence[Mapping[str, str]], 
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env = inherited | {MARK: mark, "OMP_NUM_THREADS": str(threads)} | root
     output, began = tempfile.TemporaryFile(), time.monotonic()  # noqa: SIM115  (the job closes it when it has ended)
-    return Job([_popen(command, {**env, **more}, output) for more in variables], output, mark, began)
+    started = [_popen(command, {**env, **more}, output) for command, more in zip(commands, variables, strict=True)]
+    return Job(started, output, mark, began)
 
 
 def launch(
@@ -207,7 +208,8 @@ def mpi_launchers() -> list[Path]:
 
 
 @lru_cache(maxsize=4)
-def _is_open_mpi(mpirun: str) -> bool:
+def is_open_mpi(mpirun: str) -> bool:
+    """Whether this launcher is Open MPI's."""
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30)
     return "Open MPI" in version.stdout
 

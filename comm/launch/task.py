@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dilkit.comm.launch import processes
-from dilkit.comm.launch.processes import Ended, JobError
+from dilkit.comm.launch.processes import Ended, Job, JobError, start
 from dilkit.comm.launch.ranks import connect
 from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.threads import run_threads
@@ -26,19 +26,22 @@ TIMEOUT = 60.0
 """Seconds that a rank waits for another: others may take long to compute."""
 TASK, FOUND = "task", "found"
 R = TypeVar("R")
+Start = Callable[..., Job]
+"""What starts a job, with the arguments of `processes.start`."""
 
 
-def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, limit: float = 120.0) -> R:
+def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, limit: float = 120.0, start: Start = start) -> R:
     """What a task found on rank 0 of `size` ranks of a `kind`: "threads", "torch" or "mpi".
 
-    Raises `JobError` with what the job printed if it fails or takes more than `limit` seconds.
+    `start` starts them, by default on this machine. Raises `JobError` with what the job printed if it fails or takes more than
+    `limit` seconds.
     """
     if kind == "threads":
         with torch_threads(1):
             return run_threads(size, task, timeout=TIMEOUT)[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = _ended(kind, size, task, folder, threads=threads, limit=limit)
+        job = _ended(kind, size, task, folder, limit, start, threads=threads)
         if job.code or not (folder / FOUND).exists():
             why = f"took more than {limit:g} s" if job.code == processes.LATE else f"ended with {job.code}"
             raise JobError(f"{size} ranks of {kind}: the job {why}:\n{job.text[-2000:]}")
@@ -46,15 +49,17 @@ def run(kind: str, size: int, task: Callable[[Comm], R], *, threads: int = 1, li
         return result
 
 
-def ended(kind: str, size: int, task: Callable[[Comm], Any], **options: Any) -> Ended:
-    """Run such a job to its end, however it ends; `options` are those of `processes.launch`."""
+def ended(
+    kind: str, size: int, task: Callable[[Comm], Any], *, limit: float = 120.0, start: Start = start, **options: Any
+) -> Ended:
+    """Run such a job to its end, however it ends; `options` are those of `start`."""
     with tempfile.TemporaryDirectory() as name:
-        return _ended(kind, size, task, Path(name), **options)
+        return _ended(kind, size, task, Path(name), limit, start, **options)
 
 
-def _ended(kind: str, size: int, task: Callable[[Comm], Any], folder: Path, **options: Any) -> Ended:
+def _ended(kind: str, size: int, task: Callable[[Comm], Any], folder: Path, limit: float, start: Start, **options: Any) -> Ended:
     (folder / TASK).write_bytes(pickle.dumps(task))
-    return processes.launch(kind, size, ["-m", "dilkit.comm.launch.task", kind, str(folder)], **options)
+    return start(kind, size, ["-m", "dilkit.comm.launch.task", kind, str(folder)], **options).finish(limit)
 
 
 def main() -> int:

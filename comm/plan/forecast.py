@@ -16,16 +16,21 @@ from dilkit.comm.plan.sharded_segments import segment_shards
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows
 
 BACKWARD = 2.5
-"""Nominal FLOPs of a backward pass, in those of a forward pass."""
+"""Nominal FLOPs of a backward pass, in those of a forward pass; its seconds where they were not measured."""
 Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a rank can do: bytes a second each way, operations a second."""
+    """What a rank can do: bytes a second each way, operations a second of a forward pass.
+
+    `latency`: seconds of an exchange of next to nothing; `backward`: of the seconds of a forward pass, those of a backward pass.
+    """
 
     bandwidth: float
     flops: float
+    latency: float = 0.0
+    backward: float = BACKWARD
 
 
 @dataclass(frozen=True)
@@ -74,20 +79,33 @@ class Forecast:
         return {**by_name, "total": np.sum(list(by_name.values()), axis=0)}
 
     @cached_property
+    def exchanges(self) -> dict[str, int]:
+        """How often all ranks exchange something, by phase: arguments, rows there and back, and blocks round rings.
+
+        Backward, the gradients of a ring return at each hop. Masks, positions and what else a call may have are not counted.
+        """
+        plan = self.plan
+        rings = [plan.sharded_segments[branch] for branch, route in enumerate(plan.routes) if route.kind == "ring"]
+        hops = sum(max(len(segment.ranks) for segment in segments) - 1 for segments in rings)
+        all_to_all, agreeing = 2 * plan.uses_all_to_all, int(plan.world_size > 1)
+        return dict(zip(PHASES, (agreeing + all_to_all + hops, all_to_all + 2 * hops), strict=True))
+
+    @cached_property
     def seconds(self) -> dict[str, Numbers]:
         """Of forward and backward together; no rank is thought to wait for another's work.
 
         overlapped = max(local work, rows there) + work on rows moved + max(work round rings, ring + results back)
+                     + exchanges * latency
         """
         parts = (np.array(self.flops[name], float) / self.speed.flops for name in ("local", "moved", "ring"))
         local, moved, ring = parts
         compute, sending, overlapped = (np.zeros(self.plan.world_size) for _ in range(3))
-        for traffic, factor in zip(self.traffic.values(), (1.0, BACKWARD), strict=True):
-            legs = (traffic.there, traffic.back, traffic.ring)
+        for (phase, traffic), factor in zip(self.traffic.items(), (1.0, self.speed.backward), strict=True):
+            legs, latency = (traffic.there, traffic.back, traffic.ring), self.exchanges[phase] * self.speed.latency
             there, back, around = (leg.busier / self.speed.bandwidth for leg in legs)
             compute += factor * (local + moved + ring)
-            sending += there + back + around
-            overlapped += np.maximum(factor * local, there) + factor * moved + np.maximum(factor * ring, back + around)
+            sending += there + back + around + latency
+            overlapped += np.maximum(factor * local, there) + factor * moved + np.maximum(factor * ring, back + around) + latency
         return dict(compute=compute, communication=sending, overlapped=overlapped, sequential=compute + sending)
 
     @property

@@ -10,6 +10,7 @@ from dilkit.tools.bench.suite import Suite
 SUITES = {
     "cpu": "dilkit.tools.bench.cpu.suite:CpuSuite",
     "gpu": "dilkit.tools.bench.gpu.suite:GpuSuite",
+    "hosts": "dilkit.tools.bench.hosts.suite:HostsSuite",
     "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
     "patterns": "dilkit.tools.bench.patterns.suite:PatternsSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",

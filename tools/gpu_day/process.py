@@ -50,7 +50,7 @@ def run(step: Step, context: Context, seconds: float) -> Outcome:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(asdict(_Request(step, context, seconds))))
         command = [sys.executable, "-m", "dilkit.tools.gpu_day.process", name]
-        ended = processes.start_processes(command, [{}], threads=usable_cores()).finish(seconds)
+        ended = processes.start_processes([command], [{}], threads=usable_cores()).finish(seconds)
         found = _found(folder / FOUND)
     if ended.code == processes.LATE:
         return Outcome("late", ended.seconds, (f"had not ended after {seconds:.0f} seconds{_place(ended.text)}",), found)

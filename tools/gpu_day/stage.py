@@ -67,7 +67,7 @@ def in_a_process(stage: str, context: Context, folder: Path, seconds: float, aga
     """Run a stage in a process of its own, which is ended where it does not keep to its time; what it says is shown."""
     request = json.dumps(dict(context=asdict(context), folder=str(folder), seconds=seconds, again=again))
     command = [sys.executable, "-m", "dilkit.tools.gpu_day.stage", stage, request]
-    return _shown(processes.start_processes(command, [{}], threads=usable_cores()), seconds + BESIDE)
+    return _shown(processes.start_processes([command], [{}], threads=usable_cores()), seconds + BESIDE)
 
 
 def _shown(job: Job, limit: float) -> Ended:

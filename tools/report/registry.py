@@ -12,6 +12,8 @@ from dilkit.tools.bench.cpu import document as cpu
 from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.gpu import document as gpu
 from dilkit.tools.bench.gpu.record import GpuResult
+from dilkit.tools.bench.hosts import document as hosts
+from dilkit.tools.bench.hosts.record import HostsResult
 from dilkit.tools.bench.kernels import document as kernels
 from dilkit.tools.bench.kernels.record import KernelsResult
 from dilkit.tools.bench.one_pattern import document as one_pattern
@@ -65,6 +67,7 @@ KINDS = {
         (GpuResult, gpu),
         (GpuDayResult, gpu_day),
         (RanksResult, ranks),
+        (HostsResult, hosts),
         (OrdersResult, orders),
         (SlidesResult, slides),
         (ServingResult, serving),

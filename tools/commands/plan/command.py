@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
-from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.plan.forecast import Forecast
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.pattern import Pattern
 from dilkit.tools.commands.plan.report import Report, document
+from dilkit.tools.commands.plan.speeds import BANDWIDTH, FLOPS, calibrate, speed_of
 from dilkit.tools.console.arguments import (
     add_call_arguments,
     add_pattern_arguments,
@@ -29,10 +31,10 @@ HELP = f"""\
 say what a call would compute and hold, who computes it, and what it moves over ranks, without running it
 
 Pairs and FLOPs of each branch, bytes, and who computes it and why, are those of one call on one device: --assume's, or this CPU.
-Over ranks bytes and pairs are exact: what `ring_dilated_attention` over these shards counts. Times are a model: nominal FLOPs at
---flops and the bytes of the busier direction at --bandwidth, rank by rank; the slowest rank is shown. Memory is that of one call:
-inputs, results, gradients, and the rows of other ranks that are kept for the backward pass. --schedule {ALL} compares the
-schedules."""
+Over ranks bytes and pairs are exact: what `ring_dilated_attention` over these shards counts. Times are a model: nominal FLOPs
+at --flops and the bytes of the busier direction at --bandwidth, rank by rank, or as measured (--speeds); the slowest rank is
+shown. Memory is that of one call: inputs, results, gradients, and the rows of other ranks that are kept for the backward
+pass. --schedule {ALL} compares the schedules."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("job")
     group.add_argument("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
     how = "how branches are computed over ranks (default %(default)s)"
-    rate = "operations a second of a rank (default %(default)s)"
-    each_way = "of a rank, each way, as 400Gbit/s (default %(default)s)"
+    rate = f"operations a second of a rank (default {FLOPS})"
+    each_way = f"of a rank, each way, as 400Gbit/s (default {BANDWIDTH})"
     group.add_argument("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=how)
-    group.add_argument("--bandwidth", type=bandwidth, default="50GB/s", metavar="B", help=each_way)
-    group.add_argument("--flops", type=flops, default="400T", metavar="F", help=rate)
+    group.add_argument("--bandwidth", type=bandwidth, metavar="B", help=each_way)
+    group.add_argument("--flops", type=flops, metavar="F", help=rate)
+    group.add_argument("--speeds", type=Path, metavar="FILE", help="take both, and more, from a file that --calibrate wrote")
+    calibrated = (
+        "in a job of mpirun or torchrun: measure links and kernel with the problem given, write them into FILE, plan nothing"
+    )
+    group.add_argument("--calibrate", type=Path, metavar="FILE", help=calibrated)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report."""
+    """Print the report, or measure what a later one goes by."""
+    if args.calibrate:
+        return calibrate(args)
     report = collect(args)
     if args.json:
         print_json("plan", report.to_dict())
@@ -75,7 +84,7 @@ def collect(args: argparse.Namespace) -> Report:
     if args.seq < args.world_size:
         raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
     set_series(args)
-    pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), Speed(args.bandwidth, args.flops)
+    pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), speed_of(args)
     _check_size(args, pattern)
     cuts, shape = shard_cuts(args.seq, args.world_size, pattern), (args.heads, args.kv_heads)
     plans, refused = {}, {}

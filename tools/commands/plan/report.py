@@ -12,6 +12,7 @@ from dilkit.comm.plan.explain import branch_facts, explanation
 from dilkit.comm.plan.forecast import Forecast, Numbers, Speed, baselines
 from dilkit.problem import Problem
 from dilkit.tools.commands.plan.call import Call
+from dilkit.tools.commands.plan.speeds import words
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, wrapped
 from dilkit.tools.report.document import Document, Table, tables
 
@@ -100,7 +101,7 @@ def choice(schedules: Mapping[str, Forecast]) -> str:
 def document(report: Report) -> Document:
     """The report for people."""
     ranks, call = f"{report.world_size:,} rank{'s' * (report.world_size > 1)}", Call(report.problem)
-    where = f"{ranks}, {report.speed.bandwidth / 1e9:,.4g} GB/s each way, {report.speed.flops / 1e12:,.4g} TFLOP/s"
+    where = f"{ranks}, {words(report.speed)}"
     by_reason: dict[str, list[str]] = {}
     for name, why in report.refused.items():
         by_reason.setdefault(why, []).append(name)

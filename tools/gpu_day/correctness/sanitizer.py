@@ -45,7 +45,7 @@ def sanitized(context: Context, tool: str) -> Iterator[Item]:
         names = (word for one in KERNELS for word in ("--kernel-name", f"kernel_substring={one}"))
         command = [path, "--tool", tool, *OPTIONS, *names, sys.executable, "-m", __spec__.name, context.device, name]
         own = dict(PYTORCH_NO_CUDA_MEMORY_CACHING="1") if tool == "memcheck" else {}  # every tensor has bounds of its own
-        ended = processes.start_processes(command, [own], threads=usable_cores()).finish(LIMIT)
+        ended = processes.start_processes([command], [own], threads=usable_cores()).finish(LIMIT)
         if ended.code == processes.LATE:
             yield absent(f"{tool}, {name}", f"had not ended after {LIMIT} seconds")
         else:

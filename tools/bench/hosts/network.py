@@ -1,0 +1,175 @@
+"""Hosts on one machine: network namespaces with an address each, whose links are shaped.
+
+    host 1 (namespace)      host 2 (namespace)
+    eth0, shaped            eth0, shaped           what a host sends is shaped at its own end of the link,
+      |                       |
+    port1, shaped  -------  port2, shaped          what it is sent at the other
+             bridge (namespace)
+
+Nothing of it is seen outside the namespaces, and nothing gets out. They bear the number of the process that made them; what a
+process that was killed left behind is removed by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dilkit.comm.launch.processes import Job, is_open_mpi, mpi_launchers, start_processes
+
+SUBNET = "10.83.0"
+PORT = 29_400
+MTU = 9000
+BURST_SECONDS, QUEUE_BYTES, WINDOW_BYTES = 0.001, 1 << 23, 1 << 20
+"""What a shaped link lets through at once, and what waits in front of it at most: the windows of several senders, so that none of
+it is dropped and sent again."""
+SETTINGS = {"tcp_rmem": f"4096 131072 {WINDOW_BYTES}", "tcp_early_retrans": "0"}
+"""Of each host. One that waits for a core acknowledges late, which would be taken for a loss: nothing is sent again so early."""
+TOOLS = ("ip", "tc", "nsenter", "unshare")
+NAMESPACES = Path("/run/netns")
+_AGENT = """\
+#!/bin/sh
+# What mpirun calls in the place of ssh: ADDRESS COMMAND...
+host="{tag}-${{1##*.}}"; shift
+exec nsenter --net="{folder}/$host" unshare --uts sh -c 'echo "$0" > /proc/sys/kernel/hostname; eval "$*"' "$host" "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """`size` hosts that are up, numbered from 1. `agent`: the program that starts a command on one of them, as ssh does."""
+
+    tag: str
+    size: int
+    agent: Path
+
+    @property
+    def addresses(self) -> list[str]:
+        """The address of each."""
+        return [f"{SUBNET}.{host}" for host in range(1, self.size + 1)]
+
+    def shape(self, gbit: float) -> None:
+        """Limit every link to so many Gbit/s, each way."""
+        burst = max(int(gbit * 1e9 / 8 * BURST_SECONDS), 1 << 17)
+        how = ("root", "tbf", "rate", f"{round(gbit * 1e6)}kbit", "burst", str(burst), "limit", str(QUEUE_BYTES))
+        for host in range(1, self.size + 1):
+            _call("tc", "-n", f"{self.tag}-{host}", "qdisc", "replace", "dev", "eth0", *how)
+            _call("tc", "-n", f"{self.tag}-0", "qdisc", "replace", "dev", f"port{host}", *how)
+
+    def set_link(self, host: int, up: bool) -> None:
+        """Pull the cable of a host, or put it in again."""
+        _call("ip", "-n", f"{self.tag}-0", "link", "set", f"port{host}", "up" if up else "down")
+
+    def on(self, host: int, command: Sequence[str]) -> list[str]:
+        """`command` as it runs on a host."""
+        return [str(self.agent), self.addresses[host - 1], *command]
+
+    def start(self, kind: str, size: int, arguments: Sequence[str], *, threads: int = 1, options: Sequence[str] = ()) -> Job:
+        """Start `python arguments...` as a rank on each of the first `size` hosts, as `processes.start` does on one machine."""
+        python, addresses = [sys.executable, *arguments], self.addresses[:size]
+        environment = dict(GLOO_SOCKET_IFNAME="eth0")
+        if kind == "mpi":
+            net = f"{SUBNET}.0/24"
+            ways = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": net}
+            parts = [x for name, value in ways.items() for x in ("--mca", name, value)]
+            parts += ["--prtemca", "plm_ssh_agent", str(self.agent), "--prtemca", "prte_if_include", net]
+            where = ["--bind-to", "none", "--host", ",".join(f"{address}:1" for address in addresses)]
+            mpirun = [str(mpi_launchers()[0]), *parts, *where, *options, "-n", str(size), *python]
+            return start_processes([self.on(1, mpirun)], [environment], threads)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(size), "--nproc-per-node", "1"]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{addresses[0]}:{PORT}", "--rdzv-id", self.tag]
+        each = [
+            self.on(host, [*torchrun, "--local-addr", address, "--rdzv-conf", f"is_host={int(host == 1)}", *arguments])
+            for host, address in enumerate(addresses, 1)
+        ]
+        return start_processes(each, [environment] * size, threads)
+
+
+@contextlib.contextmanager
+def hosts(size: int) -> Iterator[Hosts]:
+    """Hosts that are there within the block, their links not shaped yet. Raises OSError where they cannot be."""
+    _remove_left_behind()
+    tag = f"dilkit-{os.getpid()}"
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Path(folder, "agent")
+        agent.write_text(_AGENT.format(tag=tag, folder=NAMESPACES))
+        agent.chmod(0o755)
+        try:
+            _make(tag, size)
+            yield Hosts(tag, size, agent)
+        finally:
+            _remove(tag)
+
+
+def why_not() -> str:
+    """Why there can be no hosts on this machine; empty where they can be."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces are Linux's alone"
+    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
+        return f"not installed: {', '.join(missing)} (Debian: iproute2, util-linux)"
+    if os.geteuid():
+        return "network namespaces are made by root; run it as root"
+    try:
+        with hosts(1) as one:
+            one.shape(1.0)
+            subprocess.run(one.on(1, ["true"]), check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"no shaped network namespace can be made: {error}"
+    return ""
+
+
+def launchers() -> tuple[str, ...]:
+    """What starts ranks on hosts here: torchrun and, where it is Open MPI's, mpirun."""
+    found = mpi_launchers()
+    return ("mpi", "torch") if found and is_open_mpi(str(found[0])) else ("torch",)
+
+
+def sent_bytes() -> int:
+    """What this host has sent so far, as the kernel counts it: headers too, and what is sent once more."""
+    line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith("eth0:"))
+    return int(line.split(":")[1].split()[8])
+
+
+def _make(tag: str, size: int) -> None:
+    bridge = f"{tag}-0"
+    _call("ip", "netns", "add", bridge)
+    _call("ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
+    _call("ip", "-n", bridge, "link", "set", "bridge", "up", "mtu", str(MTU))
+    for host in range(1, size + 1):
+        name, port = f"{tag}-{host}", f"port{host}"
+        _call("ip", "netns", "add", name)
+        _call("ip", "-n", bridge, "link", "add", port, "mtu", str(MTU), "type", "veth", "peer", "eth0", "netns", name)
+        _call("ip", "-n", bridge, "link", "set", port, "master", "bridge", "up")
+        _call("ip", "-n", name, "addr", "add", f"{SUBNET}.{host}/24", "dev", "eth0")
+        _call("ip", "-n", name, "link", "set", "eth0", "up", "mtu", str(MTU))
+        _call("ip", "-n", name, "link", "set", "lo", "up")
+        for setting, value in SETTINGS.items():
+            set_it = f"echo {value} > /proc/sys/net/ipv4/{setting}"
+            _call("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", set_it)
+
+
+def _remove(tag: str) -> None:
+    for name in NAMESPACES.glob(f"{tag}-*") if NAMESPACES.exists() else ():
+        _call("ip", "netns", "del", name.name)
+
+
+def _remove_left_behind() -> None:
+    for name in NAMESPACES.glob("dilkit-*-*") if NAMESPACES.exists() else ():
+        made_by = re.fullmatch(r"dilkit-(\d+)-\d+", name.name)
+        if made_by and not Path("/proc", made_by[1]).exists():
+            _call("ip", "netns", "del", name.name)
+
+
+def _call(*command: str) -> None:
+    """Run it. Raises OSError with what it said."""
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise OSError(f"{' '.join(command)}: {ended.stderr.strip() or ended.returncode}")

@@ -1,0 +1,93 @@
+"""`dilkit bench --suite hosts`: attention over hosts on one machine, whose links are shaped, beside other schemes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from dilkit.comm.launch.processes import JobError, mpi_version
+from dilkit.comm.launch.task import run
+from dilkit.tools.bench.hosts import network, targets, tasks
+from dilkit.tools.bench.hosts.cases import HostsSizes
+from dilkit.tools.bench.hosts.network import Hosts
+from dilkit.tools.bench.hosts.peers import PEERS
+from dilkit.tools.bench.hosts.record import HostsResult, Links
+from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
+
+SCHEDULES = ("auto", "scatter", "gather", "ring")
+LIMIT = 900.0
+"""Seconds that a job may take."""
+
+
+@dataclass(frozen=True)
+class HostsSuite(Suite[HostsResult]):
+    """The slowest link first, on which the figures are taken."""
+
+    NAME = "hosts"
+    SUMMARY = "attention over hosts with slow links, beside a ring of all keys, their all-gather and Ulysses"
+    RECORD = HostsResult
+    TARGETS = targets.TARGETS
+
+    sizes: HostsSizes = field(default_factory=HostsSizes, metadata=NO_OPTION)
+    net: list[Hosts] = field(default_factory=list, metadata=NO_OPTION)
+    """The hosts, while they are there."""
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        if why := network.why_not():
+            raise ValueError(f"--suite hosts: {why}")
+        with network.hosts(self.sizes.hosts) as net:
+            self.net.append(net)
+            try:
+                yield dict(mpi=mpi_version())
+            finally:
+                self.net.clear()
+
+    def wrong(self, result: HostsResult) -> bool:
+        """Whether a check failed, or a measurement."""
+        verdicts = {entry.verdict for links in result.links for entry in links.entries.values()}
+        return super().wrong(result) or any(result.failures()) or bool(verdicts - {"measured"})
+
+    def steps(self) -> Iterator[Step]:
+        first, *others = network.launchers()
+        for gbit in self.sizes.gbits:
+            yield self._step(gbit, first)
+        slowest, few = min(self.sizes.gbits), self.sizes.few_heads
+        yield self._step(slowest, first, f"{few} heads", SCHEDULES[:1], ("full ring", "all-gather"), few)
+        for other in others:
+            yield self._step(slowest, other, "", SCHEDULES[:1])
+            yield self._step(max(self.sizes.gbits), other, "", ("auto", "ring"), ("full ring",))
+
+    def _step(
+        self,
+        gbit: float,
+        launcher: str,
+        what: str = "",
+        schedules: tuple[str, ...] = SCHEDULES,
+        peers: tuple[str, ...] = tuple(PEERS),
+        heads: int | None = None,
+    ) -> Step:
+        problem = self.sizes.shortened(self.divisor)
+        problem = replace(problem, heads=heads or problem.heads, kv_heads=heads or problem.kv_heads)
+        task = partial(
+            tasks.compare,
+            problem=problem,
+            checked=self.sizes.checked,
+            schedules=schedules,
+            peers=peers,
+            repeats=1 if self.quick else self.repeats,
+        )
+
+        def measure() -> Links:
+            (net,) = self.net
+            net.shape(gbit)
+            facts: dict[str, Any] = dict(transport=launcher, gbit=gbit, what=what, problem=str(problem))
+            try:
+                return replace(run(launcher, net.size, task, limit=LIMIT, start=net.start), **facts)
+            except JobError as error:
+                return Links(failed=str(error), entries={}, **facts)
+
+        return Step("links", f"links of {gbit:g} Gbit/s, {launcher}{f', {what}' * bool(what)}", measure)

@@ -1,0 +1,157 @@
+"""What the ranks of the suite's jobs do: functions of the transport, called on every rank; rank 0's result counts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from dilkit.comm.collectives import gather_values
+from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.plan.traffic import Rows
+from dilkit.comm.transports.base import Pending
+from dilkit.problem import Problem
+from dilkit.testing.accuracy import Check, expected
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.hosts.network import sent_bytes
+from dilkit.tools.bench.hosts.peers import PEERS
+from dilkit.tools.bench.hosts.record import Links
+from dilkit.tools.bench.ranks.call import RanksCall
+from dilkit.tools.measure.rank_speed import rank_speed
+from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
+from dilkit.tools.results.record import Entry, Exchange
+
+if TYPE_CHECKING:
+    from dilkit.comm import Comm
+
+SETTLED = 0.05
+"""Seconds after a call in which the kernel sends what it still holds."""
+
+
+def compare(
+    comm: Comm, problem: Problem, checked: Problem, schedules: Sequence[str], peers: Sequence[str], repeats: int
+) -> Links:
+    """Every way checked, its bytes counted, and all timed in turns."""
+    calls: dict[str, RanksCall] = {name: RanksCall(comm, problem, name) for name in schedules}
+    calls |= {name: PEERS[name](comm, problem) for name in peers}
+    shard = calls[schedules[0]].shard()
+    checks = {name: _checks(replace(call, problem=replace(checked, requires_grad=True))) for name, call in calls.items()}
+    for call in calls.values():
+        call.once(shard)
+    counted = {name: _counted(call, shard) for name, call in calls.items()}
+    hidden = {name: _hidden(call, shard) for name, call in calls.items()}
+    speeds = [rank_speed(comm, problem)]
+    times = time_in_turns(comm, {name: partial(call.once, shard) for name, call in calls.items()}, repeats)
+    entries = {}
+    for name, call in calls.items():
+        sent, planned, _ = counted[name]
+        wrong = [check.complaint for check in checks[name] if not check.passed]
+        wrong += [f"bytes sent by rank: {list(sent)}; planned {list(planned)}"] * (sent != planned)
+        exchange = Exchange(routes=_routes(call, name), planned_bytes=planned, sent_bytes=sent, work=())
+        entries[name] = Entry(
+            verdict="wrong" if wrong else "measured",
+            reasons=tuple(wrong),
+            check=checks[name],
+            time=None if wrong else times[name],
+            ranks=exchange,
+        )
+    speeds.append(rank_speed(comm, problem))  # after it too: others may have begun to use the machine meanwhile
+    predicted = {name: _predicted(calls[name], speeds) for name in schedules}
+    wire_bytes = {name: wire for name, (_, _, wire) in counted.items()}
+    found = dict(wire_bytes=wire_bytes, predicted_s=predicted, hidden=hidden)
+    return Links(hosts=comm.size, entries=entries, speeds=tuple(speeds), **found)
+
+
+def _predicted(call: RanksCall, speeds: Sequence[Speed]) -> float:
+    """What the planner's model says of the slowest rank, of the mean of measured speeds."""
+    p, seconds = call.problem, []
+    for speed in speeds:
+        forecast = Forecast(call.plan, Rows(p.head_dim, p.dtype, p.batch), speed)
+        seconds.append(float(forecast.seconds["overlapped"][forecast.slowest]))
+    return statistics.mean(seconds)
+
+
+def _hidden(call: RanksCall, shard: Tensors) -> float:
+    """The share of the time that all exchanges of rows take by themselves which ranks do not spend waiting for them in a call.
+
+    A wait counts for no more than its exchange takes by itself: what is longer is waiting for the work of another rank.
+    """
+    with _noted(call.comm) as exchanges:
+        call.once(shard)
+    alone = [seconds_of(call.comm, partial(_again, call.comm, one)) for one in exchanges]
+    waited = [min(one.waited, seconds) for one, seconds in zip(exchanges, alone, strict=True)]
+    totals = gather_values(call.comm, (sum(waited), sum(alone)))
+    return 1 - sum(waited for waited, _ in totals) / max(sum(alone for _, alone in totals), 1e-9)
+
+
+@dataclass
+class _Noted:
+    """An exchange of rows `(n, width)` of a dtype, and how long this rank waited for it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    send_counts: Sequence[int]
+    recv_counts: Sequence[int]
+    waited: float = 0.0
+
+
+def _again(comm: Comm, one: _Noted) -> None:
+    comm.exchange(torch.ones(one.shape).to(one.dtype), one.send_counts, one.recv_counts, "the same alone").wait()
+
+
+@contextmanager
+def _noted(comm: Comm) -> Iterator[list[_Noted]]:
+    """Within the block every exchange of rows is noted."""
+    exchange, noted = comm.exchange, list[_Noted]()
+
+    def note(rows: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], step: str = "rows") -> Pending:
+        one = _Noted(tuple(rows.shape), rows.dtype, send_counts, recv_counts)
+        noted.append(one)
+        pending = exchange(rows, send_counts, recv_counts, step)
+        finish = pending.finish
+
+        def finished() -> None:
+            began = time.monotonic()
+            if finish is not None:
+                finish()
+            one.waited = time.monotonic() - began
+
+        pending.finish = finished
+        return pending
+
+    comm.exchange = note  # type: ignore[method-assign]
+    try:
+        yield noted
+    finally:
+        del comm.exchange
+
+
+def _checks(call: RanksCall) -> tuple[Check, ...]:
+    """The results of all ranks, put together, beside the oracle."""
+    whole = Tensors.random(call.problem, seed=1)
+    found = call.together(whole)
+    checks = expected(call.problem, whole).checks(found, call.problem.seq) if call.comm.rank == 0 else ()
+    return gather_values(call.comm, checks)[0]
+
+
+def _counted(call: RanksCall, shard: Tensors) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Bytes of rows that each rank sent in a call; those planned; and those of each host's interface."""
+    comm = call.comm
+    comm.share(b"", "beginning together")
+    time.sleep(SETTLED)
+    before, on_wire = comm.sent_bytes, sent_bytes()
+    call.once(shard)
+    sent = comm.sent_bytes - before
+    time.sleep(SETTLED)
+    wire = sent_bytes() - on_wire
+    return tuple(gather_values(comm, sent)), call.planned_bytes(), tuple(gather_values(comm, wire))
+
+
+def _routes(call: RanksCall, name: str) -> tuple[str, ...]:
+    return () if name in PEERS else tuple(route.kind for route in call.plan.routes)
