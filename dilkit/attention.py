@@ -12,7 +12,7 @@ from dilkit.checks import boolean
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.block_layout import check_layout
-from dilkit.op.operators import forward_op
+from dilkit.op.operators import attend
 from dilkit.op.scores import scores_of
 from dilkit.packed.nested import attend_nested
 from dilkit.pattern import Pattern
@@ -109,5 +109,5 @@ def dilated_attention(
     scores = scores_of(bias, softcap, query, pattern, key.shape[2])
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
     further = further_arguments(dropout_p, scores=scores, block_layout=block_layout)
-    out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further)
+    out, lse = attend(query, key, value, key_padding_mask, factor, call, sink, *further)
     return (out, lse) if return_lse else out

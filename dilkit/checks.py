@@ -60,7 +60,7 @@ def one_of(name: str, value: Any, known: tuple[str, ...], error: type[ValueError
 
 def real(name: str, value: Any, above: float | None = None) -> float:
     """`value` as a float. Raises TypeError for bools and non-numbers, ValueError unless finite and greater than `above`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; a number is needed")
     try:
         number = float(value)

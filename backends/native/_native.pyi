@@ -3,6 +3,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.backends.native.branches import BranchArrays
+from dilkit.backends.native.layouts import GivenTables
 from dilkit.bias.form import LoweredBias
 from dilkit.op.dropout import Dropout
 
@@ -32,13 +33,12 @@ def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
     mask: Tensor | None,
     starts: Tensor | None = None,
     dropout: Dropout | None = None,
     bias: LoweredBias | None = None,
-) -> None: ...
+    given: GivenTables | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def forward_last(
     encoded: EncodedProblem,
     isa: str,
@@ -46,11 +46,9 @@ def forward_last(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
     lengths: Tensor,
     bias: LoweredBias | None = None,
-) -> None: ...
+) -> tuple[Tensor, Tensor]: ...
 def backward(
     encoded: EncodedProblem,
     isa: str,
@@ -62,13 +60,10 @@ def backward(
     out: Tensor,
     lse: Tensor,
     mask: Tensor | None,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    delta: Tensor,
     starts: Tensor | None = None,
     dropout: Dropout | None = None,
     bias: LoweredBias | None = None,
-) -> Tensor | None: ...
+    given: GivenTables | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]: ...
 def exp(isa: str, x: NDArray[float32], y: NDArray[float32]) -> None: ...
 def multiply_add(isa: str, rounds: int) -> int: ...

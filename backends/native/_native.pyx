@@ -17,6 +17,8 @@ from dilkit.decoding._tables cimport (
 )
 from dilkit.op._facts cimport Facts, locate
 
+from dilkit.op.boundary import empty_outputs
+
 cdef enum:
     CPU = 1  # as DLPack numbers devices
     BYTES_PER_THREAD = 1 << 19  # of stored rows, for which one more thread is worth its start
@@ -24,6 +26,8 @@ cdef enum:
     SAMPLES = 8
     MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
 
+zeros_like, empty_like, contiguous = torch.zeros_like, torch.empty_like, torch.contiguous_format
+float64, float32 = torch.float64, torch.float32
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
 cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
 LEAST_GAIN = 1.25
@@ -186,7 +190,19 @@ def built_for():
     return tuple(native_codes[i].name.decode() for i in range(NATIVE_CODES))
 
 
+cdef object last_name = None  # of the instruction set that was asked for last, which is that of nearly every call
+cdef const InstructionSet *last_code = NULL
+
+
 cdef const InstructionSet *code_of(str name) except NULL:
+    global last_name, last_code
+    if name is not last_name:
+        last_code = found_code(name)
+        last_name = name
+    return last_code
+
+
+cdef const InstructionSet *found_code(str name) except NULL:
     cdef int i
     for i in range(NATIVE_CODES):
         if native_codes[i].name.decode() == name and native_codes[i].runs_here():
@@ -401,22 +417,25 @@ cdef int check_end(int end) except -1:
     return 0
 
 
-def forward(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None, given=None):
-    """Write `out` and `lse`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
+def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=None, dropout=None, bias=None, given=None):
+    """`(out, lse)`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
 
     `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last. `dropout`: a
     `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU. `bias`: a `LoweredBias`, where the problem has one.
     """
+    out, lse = empty_outputs(q)
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
     set_layout(&p, given)
     set_sequences(&p, starts, q)
     run(code_of(isa), &p, FORWARD, threads)
+    return out, lse
 
 
-def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse, lengths, bias=None):
-    """Write `out` and `lse` of the last rows of sequences of these `lengths`, contiguous int32, none less than the rows of `q`."""
+def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, lengths, bias=None):
+    """`(out, lse)` of the last rows of sequences of these `lengths`, contiguous int32, none less than the rows of `q`."""
+    out, lse = empty_outputs(q)
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, None)
     cdef int64_t i, capacity = k.shape[1]
     p.lengths, p.batch = int32_of(lengths), len(lengths)
@@ -430,13 +449,24 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, out, lse
             raise ValueError(f"lengths[{i}] = {p.lengths[i]}; from {p.seq} rows to the {capacity} of the cache are needed")
         check_grids(&p, p.lengths[i])
     run(code_of(isa), &p, FORWARD, threads)
+    return out, lse
 
 
-def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, dq, dk, dv, delta, starts=None, dropout=None, bias=None, given=None):
-    """Write `dq`, `dk` and `dv`, which must be 0 before and of the dtype of `lse`. `delta`: room shaped like `lse`; both are contiguous.
+def zero_sums(x, lse):
+    """Zeros for the gradient of `x`, of the dtype of `lse`: laid out as results, or head by head, as tasks add to them, if they are none."""
+    if x.dtype is lse.dtype:
+        return zeros_like(x, memory_format=contiguous)
+    return zeros_like(x.transpose(1, 2), dtype=lse.dtype, memory_format=contiguous).transpose(1, 2)
 
-    With a learned bias the gradient of its weights in parts `(parts, heads, entries)`, float64, to be added up; else None.
+
+def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None, given=None):
+    """`(dq, dk, dv, dbias)` in the dtype of `lse`, which is contiguous.
+
+    `dbias` is that of the weights of a learned bias in parts `(parts, heads, entries)`, float64, to be added up; else None.
     """
+    if lse.dtype is not (float64 if encoded.problem.dtype == 0 else float32):
+        raise TypeError(f"lse is {lse.dtype}, in which the kernel would sum gradients up; it would write beyond the tensors")
+    dq, dk, dv, delta = zero_sums(q, lse), zero_sums(k, lse), zero_sums(v, lse), empty_like(lse)
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
@@ -450,14 +480,11 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
         p.one_part = parts * p.heads * p.entries > MOST_PARTS
         gradient = lse.new_zeros((1 if p.one_part else max(parts, 1), p.heads, p.entries), dtype=torch.float64)
         p.dbias = <double *>locate(gradient, none, 0)
-    for sums in (dq, dk, dv):
-        if sums.dtype != lse.dtype:
-            raise TypeError(f"a gradient is {sums.dtype}; the kernel sums it up in {lse.dtype}, and would write beyond the tensor")
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
     run(code_of(isa), &p, DELTA, threads)
     for p.round in range(native_rounds(&p)):
         run(code_of(isa), &p, BACKWARD, 1 if p.one_part else threads)
-    return gradient
+    return dq, dk, dv, gradient
 
 
 cdef StoredView stored_view(Checked c, const int64_t *place, int64_t row, int64_t element) noexcept:

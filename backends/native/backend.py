@@ -96,31 +96,26 @@ class Native(Backend):
         return name if problem.dtype == "bfloat16" or name not in environment.BF16_SETS else "avx512"
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        from dilkit.op.boundary import empty_outputs
-
-        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, _ = inputs
-        if cu_seqlens is not None:
-            _check_lengths(problem, cu_seqlens.diff())
-        out, lse = empty_outputs(query)
-        threads, tensors = _threads(problem, query.shape[1]), (query, key, value, out, lse)
+        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, layout = inputs
+        given = _encoded(problem), instruction_set(), _threads(problem, query), query, key, value
+        results: tuple[Tensor, Tensor]
         if cache_seqlens is None:
-            further = cu_seqlens, dropout, bias, _given(inputs, problem)
-            _kernel().forward(_encoded(problem), instruction_set(), threads, *tensors, mask, *further)
+            if cu_seqlens is not None:
+                _check_lengths(problem, cu_seqlens.diff())
+            tables = None if layout is None else _given(layout, problem)
+            results = _kernel().forward(*given, mask, cu_seqlens, dropout, bias, tables)
         else:
             _check_lengths(problem, cache_seqlens)
-            _kernel().forward_last(_encoded(problem), instruction_set(), threads, *tensors, cache_seqlens, bias)
-        return out, lse
+            results = _kernel().forward_last(*given, cache_seqlens, bias)
+        return results
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        from torch import contiguous_format, empty_like
-
-        query, key, value, mask, cu_seqlens, _, dropout, bias, _ = inputs
-        lse = lse.contiguous()
-        sums = [_zero_sums(x, lse.dtype) for x in (query, key, value)]
-        tensors = dout, query, key, value, out, lse, mask, *sums, empty_like(lse), cu_seqlens, dropout, bias
-        threads, given = _threads(problem, query.shape[1]), _given(inputs, problem)
-        parts = _kernel().backward(_encoded(problem), instruction_set(), threads, *tensors, given)
-        gradients = tuple(x.to(query.dtype, memory_format=contiguous_format) for x in sums)
+        query, key, value, mask, cu_seqlens, _, dropout, bias, layout = inputs
+        tables = None if layout is None else _given(layout, problem)
+        further = mask, cu_seqlens, dropout, bias, tables
+        given = _encoded(problem), instruction_set(), _threads(problem, query)
+        *sums, parts = _kernel().backward(*given, dout, query, key, value, out, lse.contiguous(), *further)
+        gradients = tuple(sums) if query.dtype == lse.dtype else _rounded(sums, query.dtype)
         return gradients if parts is None else (*gradients, parts.sum(0).to(lse.dtype))
 
     def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -131,13 +126,11 @@ class Native(Backend):
         return stored
 
 
-def _zero_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros for the gradient of `x`: laid out as results, or head by head, as tasks add to them, if they are no result."""
-    import torch
+def _rounded(sums: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Gradients as results, of sums that lie head by head."""
+    from torch import contiguous_format
 
-    if x.dtype == dtype:
-        return torch.zeros_like(x, memory_format=torch.contiguous_format)
-    return torch.zeros_like(x.transpose(1, 2), dtype=dtype, memory_format=torch.contiguous_format).transpose(1, 2)
+    return tuple(x.to(dtype, memory_format=contiguous_format) for x in sums)
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:
@@ -188,21 +181,29 @@ def instruction_set() -> str:
     return environment.cpu_isa(_instruction_sets())
 
 
-def _threads(problem: Problem, rows: int) -> int:
-    """The threads for a call of so many rows; in a packed one each row has the work of one of the longest sequence, at most."""
+def _threads(problem: Problem, query: Tensor) -> int:
+    """The threads for a call; in a packed one each row has the work of one of the longest sequence, at most."""
+    flops = problem.flops()
+    if problem.varlen or problem.kv_cache:
+        flops = flops * query.shape[1] // problem.seq
+    return 1 if flops < FLOPS_PER_THREAD else max(1, min(_torch_threads(), 1 + flops // FLOPS_PER_THREAD))
+
+
+def _torch_threads() -> int:
     import torch
 
-    flops = problem.flops() if rows == problem.seq else problem.flops() * rows // problem.seq
-    return max(1, min(torch.get_num_threads(), 1 + flops // FLOPS_PER_THREAD))
+    return torch.get_num_threads()
 
 
 def _encoded(problem: Problem) -> EncodedProblem:
     """`problem` as the C kernel reads it; made once and kept in the cache. It has no length where sequences have their own."""
-    sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
-    options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
-    evaluated = problem.seq if problem.pattern.is_evaluated else 0
-    key = "native", problem.pattern.to_json(), sizes, options, evaluated
-    return plan.cached(key, _encode, problem)
+    kept = problem.__dict__
+    if "_native_key" not in kept:
+        sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
+        options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
+        evaluated = problem.seq if problem.pattern.is_evaluated else 0
+        kept["_native_key"] = "native", problem.pattern.to_json(), sizes, options, evaluated
+    return plan.cached(kept["_native_key"], _encode, problem)
 
 
 def _seq(problem: Problem) -> int:
@@ -229,11 +230,8 @@ def encode_problem(problem: Problem) -> EncodeArguments:
     )
 
 
-def _given(inputs: Inputs, problem: Problem) -> GivenTables | None:
-    """The tables of the layout of a call, where it has one."""
-    layout = inputs.block_layout
-    if layout is None:
-        return None
+def _given(layout: Tensor, problem: Problem) -> GivenTables:
+    """The tables of the layout of a call."""
     (block,) = {form.block for form in problem.forms if isinstance(form, GivenBlocks)}
     return given_tables(layout, block)
 

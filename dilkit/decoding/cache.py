@@ -26,7 +26,7 @@ from dilkit.keywords import refusing
 from dilkit.op._facts import key_of
 from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
 from dilkit.op.boundary import INPUTS, lse_dtype
-from dilkit.op.operators import forward_op
+from dilkit.op.operators import attend
 from dilkit.op.scores import Scores, scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
@@ -310,7 +310,7 @@ class DilatedCache:
             query, key, value = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in kept)
         own = changed.of_rows(slice(self._seen, self._seen + count))
         factor, call = encode_arguments(query, key, value, self.pattern, True, scale, backend, scores=own)
-        out: Tensor = forward_op(query, key, value, None, factor, call, sink, *further_arguments(0.0, scores=own))[0]
+        out: Tensor = attend(query, key, value, None, factor, call, sink, *further_arguments(0.0, scores=own))[0]
         for store in self._stores:
             store.append_last(self._seen + count, *kept)
         return out.to(dtype)

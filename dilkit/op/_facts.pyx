@@ -11,6 +11,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 import torch
+from torch.autograd import forward_ad
 
 
 cdef struct DLTensor:
@@ -52,10 +53,25 @@ cdef enum:
     MOST_BYTES = HEADER + 2 * MOST_DIMS * sizeof(int64_t)
 
 
+cdef uint64_t keys_named(names):
+    """A set of dispatch keys of torch, as bits."""
+    cdef uint64_t bits = 0
+    for name in names:
+        bits |= <uint64_t>torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return bits
+
+
 cdef ExchangeAPI *API = find_api()
-Tensor = torch.Tensor
+cdef uint64_t OF_THREAD = keys_named(("BackendSelect", "ADInplaceOrView"))  # what torch has in a thread that nothing was asked of
+cdef uint64_t OF_TENSOR = keys_named(
+    ("CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
+)
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 ALL_DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool
 transforms_active = torch._C._are_functorch_transforms_active
+keys_of_thread, keys_of_tensor = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_keys
+function_mode, profiling = torch._C._is_torch_function_mode_enabled, torch._C._autograd._profiler_enabled
+autocasting = torch._C._is_any_autocast_enabled
 
 
 def surely_fit(query, key, value):
@@ -90,6 +106,25 @@ cdef bint go_together(const DLTensor *q, const DLTensor *k, const DLTensor *v) n
         memcmp(kv, v.shape, 4 * sizeof(int64_t)) == 0 and kv[0] == size[0] and kv[1] == size[1] and kv[3] == size[3]
         and size[3] > 0 and size[2] > 0 and kv[2] > 0 and size[2] % kv[2] == 0
     )
+
+
+def undispatched(tuple inputs):
+    """Whether torch's dispatcher has nothing to do with an operator of these inputs but record a gradient and call its kernel.
+
+    It has more to do under modes, transforms, autocast, tracing or a profiler, and for tensors of subclasses, without memory or
+    in a form that is not their memory's.
+    """
+    if function_mode() or profiling() or <uint64_t>keys_of_thread().raw_repr() & ~OF_THREAD:
+        return False
+    if autocasting() or forward_ad._current_level >= 0:
+        return False
+    for x in inputs:
+        if type(x) is Tensor or type(x) is Parameter:
+            if <uint64_t>keys_of_tensor(x).raw_repr() & ~OF_TENSOR:
+                return False
+        elif x is not None and type(x) not in (float, str, int):
+            return False
+    return True
 
 
 def key_of(tuple names, tuple tensors):

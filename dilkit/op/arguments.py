@@ -39,9 +39,11 @@ def encode_arguments(
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else ",".join(names_of(backend))
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    rate = probability("dropout_p", dropout_p)
+    if scores is PLAIN:
+        return factor, encode_call(pattern, is_causal, requires_grad, names, rate)
     requires_grad = requires_grad or (scores.form is not None and scores.form.learned)
-    options = probability("dropout_p", dropout_p), scores.softcap, scores.form
-    return factor, encode_call(pattern, is_causal, requires_grad, names, *options)
+    return factor, encode_call(pattern, is_causal, requires_grad, names, rate, scores.softcap, scores.form)
 
 
 def further_arguments(

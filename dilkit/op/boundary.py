@@ -151,7 +151,8 @@ def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor],
 def empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
     """`out` like `query`, and `lse` `(batch, heads, seq)`: contiguous, not filled in."""
     batch, seq, heads, _ = query.shape
-    return query.new_empty(query.shape), query.new_empty(batch, heads, seq, dtype=lse_dtype(query.dtype))
+    lse = torch.empty(batch, heads, seq, dtype=lse_dtype(query.dtype), device=query.device)
+    return torch.empty_like(query, memory_format=torch.contiguous_format), lse
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -5,238 +5,32 @@ Selection and kernel launch happen inside the operators, so that `torch.compile(
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from dilkit import plan
-from dilkit.backend import Backend
-from dilkit.bias.form import LoweredBias
-from dilkit.device import probe
-from dilkit.inputs import Inputs
-from dilkit.op import boundary, flops, sequences
+from dilkit.op import boundary, flops, kernels
 from dilkit.op import rules as op_rules
-from dilkit.op._facts import key_of
-from dilkit.op.block_layout import check_choice, check_layout
-from dilkit.op.dropout import Dropout, dropout_of
-from dilkit.op.older_backends import Backward, Forward, methods_of
-from dilkit.op.schema import (
-    asks_for_backends,
-    backends_asked,
-    backward_op,
-    decode_call,
-    dropout_asked,
-    encode_call,
-    forward_op,
-    library,
-    scores_asked,
-)
-from dilkit.op.scores import check_bias
-from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, zero_keys_of
-from dilkit.problem import Problem
-from dilkit.selector import requested_backends, select, state
+from dilkit.op._facts import undispatched
+from dilkit.op.schema import backward_op, encode_call, forward_op, library, scores_asked
 
-__all__ = ["backward_op", "encode_call", "forward_op"]
+__all__ = ["attend", "backward_op", "encode_call", "forward_op"]
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_padding_mask: Tensor | None,
-    scale: float,
-    call: str,
-    sink: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int | None = None,
-    dropout_seed: Tensor | None = None,
-    dropout_places: Tensor | None = None,
-    bias: Tensor | None = None,
-    positions: Tensor | None = None,
-    block_layout: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`(out, lse)`; `call` as `encode_call` writes it. Raises ValueError or TypeError for tensors that do not fit each other.
-
-    `cu_seqlens`: the one element of the batch is sequences packed one after the other, which begin there. `dropout_seed`: int64
-    `()` on the CPU, where the call asks for dropout; `dropout_places`: where the rows lie in the whole, as `Dropout.places`.
-    `bias`, `positions`: as in `LoweredBias`, where the call has a bias. `block_layout`: as in `dilkit.op.block_layout`.
-    """
-    tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
-    longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
-    prepared = _prepared(boundary.INPUTS, tensors, scale, call, longest)
-    if sink is not None:
-        check_sink(sink, query)
-        boundary.check_memory(("sink",), (sink,))
-    if block_layout is not None or prepared.needs_layout:
-        _check_layout(prepared.problem, block_layout, query)
-    if query.numel() == 0:
-        return boundary.empty_outputs(query)
-    if cu_seqlens is not None and max_seqlen is not None and cu_seqlens.device.type == "cuda":
-        sequences.assert_lengths(cu_seqlens, max_seqlen, query.shape[1])
-    query, key, value, *_ = boundary.admit(tensors, prepared.admission)
-    dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
-    starts = None if cu_seqlens is None else cu_seqlens.contiguous()
-    returned: tuple[Tensor, ...]
-    scores = _bias(prepared.problem, bias, positions, query)
-    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
-    returned = prepared.forward(inputs, prepared.problem)
-    if prepared.foreign:
-        wanted = dict(zip(("out", "lse"), boundary.empty_outputs(query), strict=True))
-        returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
-    out, lse = returned
-    zero_keys = prepared.zero_keys if cu_seqlens is None else sequences.zero_keys(prepared.problem, query, cu_seqlens)
-    if zero_keys is not None or sink is not None:
-        add_zero_keys(out, lse, zero_keys, sink)
-    return out, lse
+def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """`forward_op`, without torch's dispatcher where it has nothing to do: for small problems it takes longer than the kernel."""
+    if torch.compiler.is_compiling() or not undispatched(inputs):
+        results: tuple[Tensor, Tensor] = forward_op(*inputs)
+        return results
+    return op_rules.undispatched_forward(*inputs)
 
 
-def _backward(
-    dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    key_padding_mask: Tensor | None,
-    scale: float,
-    call: str,
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int | None = None,
-    dropout_seed: Tensor | None = None,
-    dropout_places: Tensor | None = None,
-    bias: Tensor | None = None,
-    positions: Tensor | None = None,
-    block_layout: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`(dquery, dkey, dvalue, dbias)` given the `out` and `lse` of the whole softmax; raises as `_forward` does.
-
-    `dbias` is that of the weights of a learned bias; it is empty where there is none.
-    """
-    tensors = (dout, query, key, value, out, lse) + (() if key_padding_mask is None else (key_padding_mask,))
-    longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
-    prepared = _prepared(boundary.SAVED, tensors, scale, call, longest)
-    scores = _bias(prepared.problem, bias, positions, query)
-    if block_layout is not None or prepared.needs_layout:
-        _check_layout(prepared.problem, block_layout, query)
-    if query.numel() == 0:
-        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), _bias_gradient(prepared.problem, query)
-    dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
-    dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
-    starts = None if cu_seqlens is None else cu_seqlens.contiguous()
-    inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
-    returned: tuple[Tensor, ...] = prepared.backward(dout, inputs, out, lse, prepared.problem)
-    learned = prepared.problem.bias is not None and prepared.problem.bias.learned
-    if prepared.foreign:
-        wanted = dict(dquery=query, dkey=key, dvalue=value, **(dict(dbias=bias) if learned and bias is not None else {}))
-        returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
-    dquery, dkey, dvalue = returned[:3]
-    return dquery, dkey, dvalue, returned[3] if learned else _bias_gradient(prepared.problem, query)
-
-
-@dataclass(frozen=True)
-class PreparedCall:
-    """What was chosen and worked out for calls with the same facts.
-
-    `foreign`: the backend is none of dilkit's own. `needs_layout`: each call gives the blocks of a branch. `zero_keys`: those
-    that rows see at the end of the forward pass, if any do.
-    """
-
-    backend: Backend
-    forward: Forward
-    backward: Backward
-    problem: Problem
-    admission: boundary.Admission
-    foreign: bool
-    needs_layout: bool
-    zero_keys: ZeroKeys | None
-    nbytes: int
-
-
-def _dropout(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dropout | None:
-    """Which weights are dropped, where the call has a dropout."""
-    if problem.varlen and places is not None:
-        raise ValueError("dropout_places and cu_seqlens cannot go together; the places of packed sequences are their own")
-    return None if problem.dropout_p == 0 else dropout_of(problem, seed, places)
-
-
-def _bias(problem: Problem, weights: Tensor | None, positions: Tensor | None, query: Tensor) -> LoweredBias | None:
-    """The bias of a call, where it has one. Raises TypeError or ValueError for tensors that are not those of its form."""
-    check_bias(problem.bias, weights, positions, query, query.shape[1])
-    return None if problem.bias is None or weights is None else LoweredBias(problem.bias, weights, positions)
-
-
-def _check_layout(problem: Problem, layout: Tensor | None, query: Tensor) -> None:
-    """Raise TypeError or ValueError for a block layout that is none of the call, or missing."""
-    check_layout(layout, problem.pattern, query, problem.kv_heads)
-    if layout is None:
-        return
-    if problem.varlen:
-        raise ValueError("block_layout and cu_seqlens cannot go together; compute sequences of one length as a batch")
-    check_choice(layout, problem.is_causal)
-
-
-def _bias_gradient(problem: Problem, query: Tensor) -> Tensor:
-    """Zeros for the weights of a learned bias, else an empty tensor."""
-    form, heads = problem.bias, problem.heads
-    shape = (heads, form.entries) if form is not None and form.learned else (0,)
-    return query.new_zeros(shape, dtype=boundary.lse_dtype(query.dtype))
-
-
-def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
-    """What the pattern cache has for these tensors: one look-up by their shapes, strides, dtypes and devices.
-
-    `longest`: what a packed call is prepared for, as `sequences.longest` says; 0 for one that is not packed.
-    """
-    default = () if asks_for_backends(call) else requested_backends()
-    key = "call", state(), names, key_of(names, tensors), default, scale, call, longest
-    return plan.cached(key, _prepare, names, tensors, default, scale, call, longest)
-
-
-def _prepare(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], default: tuple[str, ...], scale: float, call: str, longest: int
-) -> PreparedCall:
-    """Check the tensors, and choose the backend: one of those that the call requests, else of `default`."""
-    admission = boundary.prepare(names, tensors)
-    boundary.warn_of_many_heads(tensors[names.index("query")])
-    query, key = tensors[names.index("query")], tensors[names.index("key")]
-    batch, seq, heads, head_dim = query.shape
-    pattern, is_causal, requires_grad = decode_call(call)
-    softcap, bias = scores_asked(call)
-    problem = Problem(
-        pattern=pattern,
-        batch=batch,
-        seq=longest or seq,
-        heads=heads,
-        kv_heads=key.shape[2],
-        head_dim=head_dim,
-        dtype=str(query.dtype).removeprefix("torch."),
-        device=probe(query.device.type, query.device.index or 0),
-        is_causal=is_causal,
-        key_padding_mask=boundary.MASK in admission.names,
-        requires_grad=requires_grad,
-        varlen=longest > 0,
-        dropout_p=dropout_asked(call),
-        softcap=softcap,
-        bias=bias,
-        scale=scale,
-    )
-    asked = backends_asked(call)
-    backend = select(problem, requested_backends(asked.split(",")) if asked else default)
-    foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS and not longest
-    zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
-    nbytes = _TEXTS * len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
-    given = pattern.given_blocks is not None
-    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, given, zero_keys, nbytes)
-
-
-_TEXTS = 3
-"""The key has the call as text, and its pattern has another text and the branches."""
-_TENSOR_BYTES = 400
-"""What is kept of each tensor takes about as much."""
+def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The kernel of the backward operator, whose schema has a gradient of the bias in every call: an empty one for none."""
+    dquery, dkey, dvalue, dbias = kernels.backward(*inputs)
+    return dquery, dkey, dvalue, dquery.new_empty(0, dtype=boundary.lse_dtype(dquery.dtype)) if dbias is None else dbias
 
 
 def _fake_backward(
@@ -247,7 +41,7 @@ def _fake_backward(
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), dbias
 
 
-library.impl("dilated_attention", _forward, "CompositeExplicitAutograd")
+library.impl("dilated_attention", kernels.forward, "CompositeExplicitAutograd")
 library.impl("dilated_attention_backward", _backward, "CompositeExplicitAutograd")
 library.impl("dilated_attention", op_rules.autograd(forward_op, op_rules.Differentiable), "Autograd")
 library.impl("dilated_attention_backward", op_rules.autograd(backward_op, op_rules.DifferentiableOnce), "Autograd")

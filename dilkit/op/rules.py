@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
+from dilkit.op import kernels
+from dilkit.op._facts import undispatched
 from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
@@ -23,6 +25,8 @@ _BIAS = 11
 """Which one is the weights of the bias."""
 _TRAILING = (None,) * 8
 """What the sink and the arguments after it are where they are left out."""
+_AUTOGRAD = torch._C.DispatchKey.AutogradOther
+"""The key that stands for all of autograd's, which are excluded together."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
@@ -31,7 +35,7 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        out, lse = _below_autograd(forward_op, *inputs)
+        out, lse = kernels.forward(*inputs) if undispatched(inputs) else _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call, *others = inputs
         sink, cu_seqlens, ctx.max_seqlen, seed, places, bias, positions, layout = (*others, *_TRAILING)[: len(_TRAILING)]
         # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
@@ -53,8 +57,9 @@ class Differentiable(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad[:3]) or learned
         if dout is not None and wanted:
             further = _needed(*packed, *dropout, *scores)
-            found = backward_op(dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *further)
-            dquery, dkey, dvalue, dbias = found
+            tensors = dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *further
+            once = not torch.is_grad_enabled() and undispatched(tensors)
+            dquery, dkey, dvalue, dbias = kernels.backward(*tensors) if once else backward_op(*tensors)
         if dlse is not None and wanted:
             further = _needed(*packed, None, None, *scores)
             through = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, further)
@@ -72,6 +77,20 @@ class Differentiable(torch.autograd.Function):
         raise RuntimeError(
             "dilated_attention has no forward-mode derivative (jvp); use reverse mode: torch.autograd.grad or .backward()"
         )
+
+
+_record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, Differentiable).apply
+"""`Differentiable.apply` without what torch does there for transforms."""
+
+
+def undispatched_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """The kernel of the forward operator, and its gradient recorded if one is wanted: what the dispatcher would come to."""
+    if not torch.is_grad_enabled():
+        return kernels.forward(*inputs)
+    if _requires_grad(inputs) and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
+        return _record(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return kernels.forward(*inputs)
 
 
 class DifferentiableOnce(torch.autograd.Function):

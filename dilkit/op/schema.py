@@ -30,6 +30,7 @@ backward_op = torch.ops.dilkit.dilated_attention_backward.default
 _FORMAT = "7"
 """The first letter of every call: change it with `encode_call` and with what autograd does in `dilkit.op.rules`, because
 torch.compile keeps whole graphs on disk and finds them again by such constants."""
+_DIGITS = "01"
 
 
 def encode_call(
@@ -43,7 +44,8 @@ def encode_call(
 ) -> str:
     """All arguments of an operator except tensors and scale as one text: every schema argument costs microseconds a call."""
     scores = f"{softcap or ''},{'' if bias is None else bias.encode()}" if softcap or bias is not None else ""
-    return f"{_FORMAT}{is_causal:d}{requires_grad:d}{backend};{dropout_p or ''};{scores};{pattern.to_json()}"
+    flags = _DIGITS[is_causal] + _DIGITS[requires_grad]  # a format takes longer
+    return f"{_FORMAT}{flags}{backend};{dropout_p or ''};{scores};{pattern.to_json()}"
 
 
 def _parts(call: str) -> list[str]:

@@ -14,7 +14,7 @@ from dilkit.checks import boolean
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
 from dilkit.op.boundary import lse_dtype
-from dilkit.op.operators import forward_op
+from dilkit.op.operators import attend
 from dilkit.op.schema import with_pattern
 from dilkit.op.scores import placed_along, scores_of
 from dilkit.orders.heads import as_orders, check_orders, first_head, head_texts, move_heads
@@ -85,12 +85,12 @@ def ordered_dilated_attention(
     heads, first = key.shape[2], first_head(pattern)
     check_orders(orders, query.shape[1], heads, pattern, is_causal)
     if all(order.is_identity for order in orders):
-        out, lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further)
+        out, lse = attend(query, key, value, key_padding_mask, factor, call, sink, *further)
         return (out, lse) if return_lse else out
     query, key, value = (move_heads(x, orders, first, heads) for x in (query, key, value))
     if len(orders) == 1 or (key_padding_mask is None and scores.bias is None):
         mask = None if key_padding_mask is None else orders[0].apply(key_padding_mask)
-        out, lse = forward_op(query, key, value, mask, factor, call, sink, *further)
+        out, lse = attend(query, key, value, mask, factor, call, sink, *further)
     else:
         own = [orders[(first + head) % len(orders)] for head in range(heads)]
         masks = [None if key_padding_mask is None else order.apply(key_padding_mask) for order in own]
@@ -121,7 +121,7 @@ def _head_by_head(
     rows = (x.tensor_split(key.shape[2], 2) for x in (query, key, value))
     texts = head_texts(pattern.to_json(), query.shape[2], key.shape[2])
     heads_out = [
-        nothing(q, own) if text is None else forward_op(q, k, v, mask, factor, with_pattern(call, text), own, *further)
+        nothing(q, own) if text is None else attend(q, k, v, mask, factor, with_pattern(call, text), own, *further)
         for q, k, v, mask, text, own, further in zip(*rows, masks, texts, sink_by_head(sink, key.shape[2]), furthers, strict=True)
     ]
     return torch.cat([out for out, _ in heads_out], 2), torch.cat([lse for _, lse in heads_out], 1)

@@ -11,7 +11,7 @@ from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
-from dilkit.op.operators import forward_op
+from dilkit.op.operators import attend
 from dilkit.op.scores import packed_scores
 from dilkit.op.sequences import check_cu_seqlens
 from dilkit.pattern import Pattern
@@ -80,7 +80,7 @@ def dilated_attention_varlen(
     scores = packed_scores(bias, softcap, query, pattern, key.shape[2], cu_seqlens)
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
     further = further_arguments(dropout_p, cu_seqlens, max_seqlen, scores)
-    out, lse = forward_op(query, key, value, None, factor, call, sink, *further)
+    out, lse = attend(query, key, value, None, factor, call, sink, *further)
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 

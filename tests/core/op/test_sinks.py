@@ -98,11 +98,11 @@ def test_the_backward_pass_is_one_and_what_it_saves(monkeypatch: pytest.MonkeyPa
     passes: list[str] = []
     from dilkit.op import rules
 
-    for name in ("forward_op", "backward_op"):
-        op = getattr(rules, name)
-        monkeypatch.setattr(rules, name, lambda *x, op=op, name=name: passes.append(name) or op(*x))
+    for module, name in ((rules, "forward_op"), (rules, "backward_op"), (rules.kernels, "forward"), (rules.kernels, "backward")):
+        op = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *x, op=op, name=name: passes.append(name) or op(*x))
     out.sum().backward()
-    assert passes == ["backward_op"]
+    assert passes == ["backward"]
 
 
 def test_sinks_that_unpack_to_another_shape_are_refused() -> None:
