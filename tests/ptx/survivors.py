@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+FIRST_TILE = (
+    "The first tile of a block is never the last one: there is a counter where tiles are more than blocks. The block that takes "
+    "the last number sets it back in the other copy of the code."
+)
+OWN_ROWS = "Of rows that the tile lacks: what is computed of them is not stored."
+NO_COLUMN = "Of queries beyond the last, which have the weight 0: those of the first row come in their place, which are numbers."
+
+ONE_WAIT = "The kernel waits for all groups wherever it waits, so that two are as good as one."
+FOR_REGISTERS = (
+    "It orders no memory. Across it the compiler moves no loads, for which there would be no registers, as the source says."
+)
+
 SURVIVORS: dict[str, str] = {
-    "mma_forward: counter 0": "The first tile of a block is never the last one: a counter is used where there are more tiles "
-    "than blocks. What takes the last number sets the counter back in the other copy of the code.",
+    "mma_forward: counter 0": FIRST_TILE,
+    "mma_forward: copy of nothing 0": OWN_ROWS,
+    "mma_dkeyvalue: counter 0": FIRST_TILE,
+    "mma_dkeyvalue: copy of nothing 0": OWN_ROWS,
+    "mma_dkeyvalue: copy of nothing 4": NO_COLUMN,
+    "mma_dkeyvalue: commit 0": ONE_WAIT,
+    "mma_dkeyvalue: barrier of a warp 2": FOR_REGISTERS,
+    "mma_dquery: commit 0": ONE_WAIT,
+    "mma_dquery: copy of nothing 0": OWN_ROWS,
+    "mma_dquery_pairs: commit 0": ONE_WAIT,
+    "mma_dquery_pairs: counter 0": FIRST_TILE,
+    "mma_dquery_pairs: copy of nothing 0": OWN_ROWS,
+    "mma_dquery_pairs: barrier of a warp 1": FOR_REGISTERS,
+    "fp32_forward: counter 0": FIRST_TILE,
+    "fp32_dquery: copy of nothing 0": OWN_ROWS,
+    "fp32_dkeyvalue: counter 0": FIRST_TILE,
+    "fp32_dkeyvalue: copy of nothing 0": OWN_ROWS,
+    "fp32_dkeyvalue: copy of nothing 12": NO_COLUMN,
+    "row_dots: predicate 0": "The quotient of numbers of 32 bits is computed as one of 64 bits, which is the same.",
 }

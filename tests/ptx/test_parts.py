@@ -108,6 +108,7 @@ MEANINGS = {
     "mul.hi.u32 %r2, %r2, 0xF0000000;": lambda x, t: x * 0xF0000000 >> 32,
     "shl.b32 %r2, %r2, %r1; shr.s32 %r2, %r2, 40;": lambda x, t: -(x << t >> 31 & 1),
     "bfe.u32 %r2, %r2, %r1, 9;": lambda x, t: x >> t & 511,
+    "bfe.s32 %r2, %r2, 8, 8;": lambda x, t: ((x >> 8 & 255) ^ 128) - 128,
     "bfi.b32 %r2, %r1, %r2, 28, 9;": lambda x, t: x & 0xFFFFFFF | t << 28,
     "prmt.b32 %r2, %r2, %r1, 0x40B1;": lambda x, t: (t << 24) | (x & 255) << 16 | (255 * (x >> 31)) << 8 | x >> 8 & 255,
     "rem.s32 %r2, -7, 4;": lambda x, t: -3,

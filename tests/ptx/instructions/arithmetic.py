@@ -68,6 +68,13 @@ RULES = (
         "bit_field({0}, {1}, {2})",
     ),
     value(
+        r"bfe\.s32",
+        f"{WHOLE}: bfe",
+        "So many bits of the first operand from a bit on, which lie within it, and the sign of the last before them.",
+        "s32 s32 u32 u32",
+        "signed_bit_field({0}, {1}, {2}, {line})",
+    ),
+    value(
         r"bfi\.(?P<t>b(?P<bits>32|64))",
         f"{WHOLE}: bfi",
         "The second operand with so many bits of the first from a bit on; place and count are the last bytes.",

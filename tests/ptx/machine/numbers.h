@@ -81,6 +81,14 @@ static uint32_t bit_field(uint32_t a, uint32_t at, uint32_t count) {
     return at > 31 || !count ? 0 : a >> at & (count > 31 ? ~0u : (1u << count) - 1);
 }
 
+/* The same with the sign of the last of them before it. */
+static int32_t signed_bit_field(int32_t a, uint32_t at, uint32_t count, int line) {
+    at &= 255, count &= 255;
+    if (!count || at + count > 32)
+        fail(line, "%u bits from bit %u on: only those within 32 bits are known", count, at);
+    return (int32_t)((uint32_t)a << (32 - at - count)) >> (32 - count);
+}
+
 /* `b` with `count` bits of `a` from bit `at` on. */
 static uint64_t insert_bits(uint64_t a, uint64_t b, uint32_t at, uint32_t count, uint32_t width) {
     at &= 255, count &= 255;
