@@ -7,13 +7,14 @@ pieces   merges x splits                                   each sees a share of 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
-from dilkit.decoding.placed import PlacedStep
 from dilkit.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dilkit.decoding.placed import PlacedStep
 
 MOST_GROUP = 8
 """Query heads that are computed at once, with sums in registers. A larger group reads stored rows once for each so many."""
@@ -86,5 +87,7 @@ def counts_of(placed: PlacedStep) -> Counts:
 
 def empty_partials(placed: PlacedStep, division: Division, head_dim: int) -> Tensor:
     """Of each piece and query head: sums of `head_dim` numbers, the largest score, and the sum of weights."""
+    import torch
+
     sizes = division.pieces, group_of(placed.problem), head_dim + 2
     return torch.empty(sizes, dtype=torch.float32, device=placed.step.query.device)
