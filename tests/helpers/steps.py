@@ -74,7 +74,7 @@ FEW_ASTRAY = [
     ("unseen", 2**40),
     ("pages", 99_999),
     ("page", LARGE),
-    ("key", -1),
+    ("key", 2**40),  # of a write, where its key goes
 ]
 
 
