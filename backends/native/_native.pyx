@@ -110,6 +110,8 @@ cdef extern from "step.h":
     ctypedef struct StoredView:
         char *data
         int64_t sequence, head, row
+    ctypedef struct Repeat:
+        int64_t rows
     ctypedef struct Span:
         int64_t row, rows, first_head, head_step, heads, count
         StoredView key, value
@@ -118,7 +120,9 @@ cdef extern from "step.h":
         const char *unseen
         int64_t unseen_head, unseen_group, unseen_row
         const int64_t *pages
-        int64_t page_rows, page, page_first, page_step, first_piece
+        int64_t page_rows, page, page_first, page_step
+        const Repeat *repeat
+        int64_t first_piece
     ctypedef struct Write:
         int64_t row, rows, first_head, head_step, heads
         StoredView key, value
@@ -132,6 +136,10 @@ cdef extern from "step.h":
         const char *sink
     int64_t pieces_of(const Span *span) nogil
     int native_step(const InstructionSet *code, Step *step, int threads, int (*interrupted)() noexcept) nogil
+
+cdef extern from "repeats.h":
+    int SPANS_BACK
+    void share_rows(Span *spans, int64_t count, Repeat *repeats)
 
 cdef extern from "blocks.h":
     void choose_blocks(Problem *problem) nogil
@@ -496,28 +504,39 @@ cdef TensorView checked_view(const Facts *x, int64_t element) noexcept:
     return TensorView(x.data, x.stride[0] * element, x.stride[1] * element, x.stride[2] * element)
 
 
-cdef int64_t set_spans(Span *spans, step, Checked c, int64_t element) except -1:
-    """The spans of a step; returns their pieces."""
-    cdef int64_t i, pieces = 0
+cdef int set_spans(Span *spans, step, Checked c, int64_t element) except -1:
+    """The spans of a step."""
+    cdef int64_t i
     cdef const int64_t *line
     cdef Span *span
     for i in range(c.spans.shape[0]):
         line, span = &c.spans[i, 0], spans + i
         span.row, span.rows, span.first_head = line[ROW], line[ROWS], line[FIRST_HEAD]
         span.head_step, span.heads, span.count = line[HEAD_STEP], line[HEADS], line[SEEN]
-        span.first_piece, span.positions, span.unseen, span.pages = pieces, NULL, NULL, NULL
+        span.positions, span.unseen, span.pages, span.repeat = NULL, NULL, NULL, NULL
         if span.rows == 0 or span.heads == 0 or span.count == 0:
+            span.count = 0
             continue  # its places are none
-        pieces += span.rows * span.heads * pieces_of(span)
         span.key = stored_view(c, line + KEY, line[KEY_ROW], element)
         span.value = stored_view(c, line + VALUE, line[VALUE_ROW], element)
         span.query_position, span.position, span.position_step = line[QUERY_POSITION], line[POSITION], line[POSITION_STEP]
         if line[PAGES] >= 0:
             set_pages(span, line, c, element)
-        if line[POSITIONS] >= 0 and step.bias is not None:
-            span.positions = <const int64_t *>locate(step.positions[line[POSITIONS]], NULL, 0)
+        if line[POSITIONS] >= 0:
+            span.position_step = 0  # they are not at equal distances
+            if step.bias is not None:
+                span.positions = <const int64_t *>locate(step.positions[line[POSITIONS]], NULL, 0)
         if line[UNSEEN] >= 0:
             set_unseen(span, step.unseen[line[UNSEEN]])
+    return 0
+
+
+cdef int64_t number_pieces(Span *spans, int64_t count) noexcept:
+    """Give the pieces of all spans their numbers; returns how many there are."""
+    cdef int64_t i, pieces = 0
+    for i in range(count):
+        spans[i].first_piece = pieces
+        pieces += spans[i].rows * spans[i].heads * pieces_of(spans + i)
     return pieces
 
 
@@ -586,12 +605,16 @@ def attend_stored(step, problem, scores, str isa, int threads):
     s.new_key, s.new_value = checked_view(&c.key, bytes), checked_view(&c.value, bytes)
     if step.sink is not None:
         s.sink = locate(step.sink, NULL, 0)
-    cdef char *tables = <char *>malloc(spans * sizeof(Span) + writes * sizeof(Write) + 1)
+    cdef int64_t repeats = spans * SPANS_BACK if step.by_position else 0
+    cdef char *tables = <char *>malloc(spans * sizeof(Span) + writes * sizeof(Write) + repeats * sizeof(Repeat) + 1)
     if tables is NULL:
         raise MemoryError("no memory for the tables of a step")
     try:
         s.spans, s.writes, s.span, s.write = spans, writes, <Span *>tables, <Write *>(tables + spans * sizeof(Span))
-        s.pieces = set_spans(<Span *>s.span, step, c, element)
+        set_spans(<Span *>s.span, step, c, element)
+        if step.by_position:
+            share_rows(<Span *>s.span, spans, <Repeat *>(tables + spans * sizeof(Span) + writes * sizeof(Write)))
+        s.pieces = number_pieces(<Span *>s.span, spans)
         set_writes(<Write *>s.write, c, element)
         threads = <int>lesser(threads, 1 + bytes_read(&s, element) // BYTES_PER_THREAD)
         with nogil:

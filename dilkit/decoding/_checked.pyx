@@ -263,7 +263,7 @@ cdef int check_positions(step, int64_t i, const int64_t *line, Checked c) except
     """Positions within those that the bias has, or that a float64 tells apart."""
     cdef int64_t most = c.tokens if c.tokens else MOST_POSITIONS
     cdef int64_t last = line[POSITION]
-    if step.bias is None:
+    if step.bias is None and (line[POSITIONS] != -1 or not step.by_position):
         return 0
     if not 0 <= line[QUERY_POSITION] < most:
         raise ValueError(f"spans[{i}]: query_position={line[QUERY_POSITION]}; from 0 to {most - 1} is needed")

@@ -69,7 +69,9 @@ class PreparedStep:
                     tables.see_part(number, block.stored, block.heads, seen, block.keys, unseen)
         sink = None if new.sink is None else resolved(new.sink).detach().to(lse_dtype(new.query.dtype)).contiguous()
         stored, further = tuple([store.rows for store in stores]), (tables.positions, tables.unseen)
-        step = Step(new.query, stored, tables.spans, tables.writes, new.key, new.value, sink, new.bias, *further)
+        step = Step(
+            new.query, stored, tables.spans, tables.writes, new.key, new.value, sink, new.bias, *further, by_position=True
+        )
         return self.backend.attend_stored(step, self.problem)[0]
 
 

@@ -121,6 +121,9 @@ class Step(NamedTuple):
     """bool `(heads or 1, group or 1, seen or 1)`: stored rows of a span that query heads do not see, whatever these hold."""
     pages: NDArray[np.int64] | None = None
     """int64 `(pages,)`, contiguous: the numbers of the pages of all spans that have any, span by span."""
+    by_position: bool = False
+    """Whether what spans show a query row and a head at one position is one key, with one value, wherever it is stored: a backend
+    may read it once and count it as often as it is shown."""
 
 
 def table(rows: list[Span] | list[Write], columns: int) -> NDArray[np.int64]:

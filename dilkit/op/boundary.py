@@ -108,10 +108,10 @@ def span(x: Tensor) -> int:
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:
     """Raise ValueError where a tensor reaches beyond its memory."""
-    _check_room(names, tensors, tuple(map(span, tensors)))
+    check_room(names, tensors, tuple(map(span, tensors)))
 
 
-def _check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
+def check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
     beyond = first_beyond(tensors, spans)
     if beyond >= 0:
         x = tensors[beyond]
@@ -123,7 +123,7 @@ def _check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tupl
 
 def admit(tensors: tuple[Tensor, ...], admission: Admission) -> tuple[Tensor, ...]:
     """The tensors as kernels may read them. Raises ValueError where a tensor reaches beyond its memory."""
-    _check_room(admission.names, tensors, admission.spans)
+    check_room(admission.names, tensors, admission.spans)
     if not admission.any_copied:
         return tensors
     return tuple(x.contiguous() if copied else x for x, copied in zip(tensors, admission.copied, strict=True))

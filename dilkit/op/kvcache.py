@@ -5,8 +5,9 @@ Everything is checked, and a backend chosen, before the cache is written to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from dilkit.bias.form import LoweredBias
 from dilkit.decoding.last_row import has_spans, spans_of, writes_of
 from dilkit.decoding.step import Span, Step, Write, table
 from dilkit.inputs import Inputs
-from dilkit.op.boundary import check_memory, check_returned, empty_outputs, lse_dtype
+from dilkit.op._facts import key_of
+from dilkit.op.boundary import check_returned, check_room, empty_outputs, lse_dtype, span
 from dilkit.op.older_backends import Forward, methods_of
-from dilkit.op.overlap import check_written
+from dilkit.op.overlap import check_places, check_written
 from dilkit.op.schema import backends_asked, decode_call, library, scores_asked
 from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import add_zero_keys, check_sink
@@ -34,7 +36,7 @@ library.define(
 last_rows_op = torch.ops.dilkit.last_rows.default
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
-
+_WRITTEN = "k_cache", "v_cache"
 
 NewRows = tuple[Tensor, Tensor] | None
 """Keys and values that are appended."""
@@ -55,6 +57,8 @@ class PreparedLastRows:
     forward: Forward
     problem: Problem
     nbytes: int
+    spans: tuple[int, ...]
+    """Of each tensor, the bytes from its first element to the end of its last."""
     by_spans: BySpans | None
     """Of one row a sequence; None where the pattern shows no spans, or the backend has no steps."""
 
@@ -62,11 +66,28 @@ class PreparedLastRows:
 def check_tensors(
     query: object, k_cache: object, v_cache: object, key: object, value: object, cache_seqlens: object
 ) -> dict[str, Tensor]:
-    """The floating-point tensors by name. Raises TypeError or ValueError, naming the tensor, unless all fit each other."""
+    """The tensors by name. Raises TypeError or ValueError, naming the tensor, unless all fit each other."""
     if (key is None) != (value is None):
         raise ValueError("key and value go together: give both, or neither where the cache has them already")
-    named = dict(query=query, k_cache=k_cache, v_cache=v_cache, **({} if key is None else dict(key=key, value=value)))
-    tensors = {name: _checked(name, x) for name, x in named.items()}
+    named: dict[str, Any] = dict(query=query, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
+    named |= {} if key is None else dict(key=key, value=value)
+    if all(type(x) is Tensor for x in named.values()) and not torch.compiler.is_compiling():
+        plan.cached(("tensors of last rows", key_of(tuple(named), tuple(named.values()))), _fitting, named)
+    else:
+        _fitting(named)
+    return named
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """Tensors of such facts fit each other."""
+
+    nbytes: int = plan.ENTRY_BYTES
+
+
+def _fitting(named: dict[str, Any]) -> _Fitting:
+    """Raises as `check_tensors`."""
+    tensors = {name: _checked(name, x) for name, x in named.items() if name != "cache_seqlens"}
     first, caches = tensors["query"], tensors["k_cache"]
     for name, x in tensors.items():
         if (x.dtype, x.device) != (first.dtype, first.device):
@@ -83,8 +104,8 @@ def check_tensors(
         wanted = (batch, tensors["key"].shape[1], *caches.shape[2:]) if name in tensors else ()
         if name in tensors and tensors[name].shape != wanted:
             raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; {wanted} is needed: rows of the cache")
-    _check_lengths_tensor(cache_seqlens, first)
-    return tensors
+    _check_lengths_tensor(named["cache_seqlens"], first)
+    return _Fitting()
 
 
 def check_no_gradient(*tensors: Tensor | None) -> None:
@@ -149,25 +170,22 @@ def _last_rows(
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
-    tensors = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
-    given = {**tensors, "cache_seqlens": cache_seqlens}
-    if sink is not None:
-        check_sink(sink, query)
-        given["sink"] = sink
-    form = scores_asked(call)[1]
-    check_bias(form, bias, positions, query, k_cache.shape[1])
-    given |= {name: x for name, x in dict(bias=bias, positions=positions).items() if x is not None}
-    check_memory(tuple(given), tuple(given.values()))
-    check_no_gradient(*given.values())
+    given = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
+    further = dict(sink=sink, bias=bias, positions=positions)
+    given |= {name: x for name, x in further.items() if x is not None}
+    asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
+    names, tensors = tuple(given), tuple(given.values())
+    facts = names, key_of(names, tensors)
+    prepared = plan.cached(("last rows", state(), asked, facts, scale, call), _prepare, given, asked, scale, call)
+    check_room(names, tensors, prepared.spans)
+    check_no_gradient(*tensors)
     new = 0 if key is None else key.shape[1]
     lengths_in_all = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
     if new:
-        check_written(("k_cache", "v_cache"), given)
-    asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
-    facts = query.shape[0], k_cache.shape[1:], query.shape[2], query.dtype, query.device
-    prepared = plan.cached(("last rows", state(), asked, facts, scale, call), _prepare, query, k_cache, asked, scale, call)
+        check_written(_WRITTEN, given, prepared.spans)
     for length in set(lengths_in_all) if query.shape[1] else ():
         prepared.problem.pattern.check_seq(length)
+    form = prepared.problem.bias
     scores = None if form is None or bias is None else LoweredBias(form, bias, positions)
     strided = k_cache.stride(1) > 0 < v_cache.stride(1)
     if prepared.by_spans is not None and query.shape[1] == 1 and query.numel() and new <= 1 and strided:
@@ -182,7 +200,7 @@ def _last_rows(
     inputs = Inputs(query, k_cache, v_cache, cache_seqlens=cache_seqlens + new, bias=scores)
     returned = prepared.forward(inputs, prepared.problem)
     wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
-    out, lse = check_returned(prepared.backend.name, returned, wanted, tuple(tensors.values()))
+    out, lse = check_returned(prepared.backend.name, returned, wanted, tensors)
     if sink is not None:
         add_zero_keys(out, lse, None, sink)
     return out, lse
@@ -198,22 +216,29 @@ def _attend_stored(
     tables = table(spans, len(Span._fields)), table(writes, len(Write._fields))
     logits = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
     key, value = (None, None) if new is None else new
-    step = Step(query, caches, *tables, key, value, logits, inputs.bias)
+    step = Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True)
     returned = prepared.backend.attend_stored(step, problem)
     wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
     out, lse = check_returned(prepared.backend.name, returned, wanted, (query, *caches))
     return out, lse
 
 
-def _prepare(query: Tensor, k_cache: Tensor, asked: tuple[str, ...], scale: float, call: str) -> PreparedLastRows:
+def _prepare(given: Mapping[str, Tensor], asked: tuple[str, ...], scale: float, call: str) -> PreparedLastRows:
+    """Raises what a call with such tensors raises, whatever is in them."""
+    query, k_cache = given["query"], given["k_cache"]
     pattern, _, _ = decode_call(call)
     softcap, bias = scores_asked(call)
+    if "sink" in given:
+        check_sink(given["sink"], query)
+    check_bias(bias, given.get("bias"), given.get("positions"), query, k_cache.shape[1])
+    if "key" in given and given["key"].shape[1]:
+        check_places(_WRITTEN, given)
+    spans = tuple(map(span, given.values()))
     last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale, softcap=softcap, bias=bias)
     problem = replace(last_rows, seq=k_cache.shape[1])
     backend = select(problem, asked)
-    return PreparedLastRows(
-        backend, methods_of(backend).forward, problem, len(call) + plan.ENTRY_BYTES, _by_spans(problem, backend)
-    )
+    nbytes, by_spans = len(call) + plan.ENTRY_BYTES, _by_spans(problem, backend)
+    return PreparedLastRows(backend, methods_of(backend).forward, problem, nbytes, spans, by_spans)
 
 
 def _by_spans(problem: Problem, backend: Backend) -> BySpans | None:

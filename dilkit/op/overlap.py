@@ -15,8 +15,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dilkit.op.boundary import span
-
 _Extents = tuple[torch.Size, tuple[int, ...], int]
 """Shape, strides and bytes of an element."""
 
@@ -24,20 +22,32 @@ _MOST_DISTANCES = 10_000
 """Distances that are looked at: views of one tensor, whose steps are nested, leave two for each step."""
 
 
-def check_written(names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError, naming the tensor, where one that is written shares memory with itself or another, or is not to be."""
-    spans = {name: (start := x.data_ptr(), start + span(x)) for name, x in tensors.items()}
-    for at, name in enumerate(names):
-        x, (start, end) = tensors[name], spans[name]
-        if x.is_inference() and not torch.is_inference_mode_enabled():
-            raise ValueError(f"{name} was made in inference mode, outside of which it cannot be written ({name}.clone())")
+def check_places(names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError, naming the tensor, where one of `names`, which is written, has several elements in one place."""
+    for name in names:
+        x = tensors[name]
         if overlaps_itself(x.shape, x.stride()):
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)} and strides {x.stride()}, with several elements in one place, and is "
                 f"written; each needs memory of its own ({name}.contiguous())"
             )
-        for other, (first, last) in spans.items():
-            if max(first, start) < min(last, end) and other not in names[: at + 1] and share_memory(x, tensors[other]):
+
+
+def check_written(names: Sequence[str], tensors: Mapping[str, Tensor], spans: Sequence[int]) -> None:
+    """Raise ValueError, naming the tensor, where one of `names` shares memory with another, or is not to be written.
+
+    `spans`: of each tensor, the bytes from its first element to the end of its last.
+    """
+    starts = [x.data_ptr() for x in tensors.values()]
+    places = list(zip(tensors, starts, map(int.__add__, starts, spans), strict=True))
+    by_name = {name: (start, end) for name, start, end in places}
+    for at, name in enumerate(names):
+        start, end = by_name[name]
+        if tensors[name].is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError(f"{name} was made in inference mode, outside of which it cannot be written ({name}.clone())")
+        for other, first, last in places:
+            meet = first < end and start < last and other not in names[: at + 1]
+            if meet and share_memory(tensors[name], tensors[other]):
                 raise ValueError(f"{other} shares memory with {name}, which is written; give it its own ({other}.clone())")
 
 

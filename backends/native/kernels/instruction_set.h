@@ -10,7 +10,7 @@
  * (ROW_VECTORS vectors). BF16_PAIRS: KIND pairs alone; all that it does not compute is the code for AVX-512. BF16_TILES: by AMX.
  */
 #include "native.h"
-#include "step.h"
+#include "repeats.h"
 #include "visibility.h"
 #include "grid.h"
 #include "load_store.h"

@@ -1,6 +1,7 @@
 /* A step of decoding as plain numbers: query rows, the stored rows that each of them sees, and new rows that are stored before.
  *
  *     _native.pyx           work_queue.c                        stored_rows.h
+ *     share_rows (repeats.h): rows that several spans show are left to the first of them
  *     Step, threads   --->  native_step  --- write_rows --->    new rows -> where the writes say                on the caller's thread
  *                                        --- attend_piece --->  up to PIECE_ROWS rows of a span -> a partial    tasks, on all threads
  *                                        --- merge_pieces --->  partials, in their order -> out, lse            on the caller's thread
@@ -16,13 +17,19 @@
 #include "native.h"
 
 enum { INT8 = FLOAT16 + 1 };   /* a dtype of stored rows alone: head_dim integers, then a float by which all of them are multiplied */
-enum { PIECE_ROWS = 128, STORED_TILE = 64, KEYS_TOGETHER = 4, VECTORS_TOGETHER = 4, ROWS_AHEAD = 16 };
+enum { PIECE_ROWS = 256, STORED_TILE = 64, KEYS_TOGETHER = 4, VECTORS_TOGETHER = 4 };
 
 /* Rows of head_dim numbers; strides in bytes. */
 typedef struct {
     char *data;
     int64_t sequence, head, row;
 } StoredView;
+
+/* Rows first, first + every, ... of a span, so many of them, that count once more for some of its heads: repeats.h. */
+typedef struct Repeat {
+    const struct Repeat *next; /* of the same span */
+    int64_t first_head, head_step, heads, first, every, rows;
+} Repeat;
 
 /* For the query rows row .. row + rows - 1, counted sequence by sequence, and the key/value heads first_head, first_head + head_step, ... */
 typedef struct {
@@ -34,6 +41,7 @@ typedef struct {
     int64_t unseen_head, unseen_group, unseen_row; /* strides in bytes */
     const int64_t *pages; /* the number of each page that the rows lie in; NULL: they lie at equal distances */
     int64_t page_rows, page, page_first, page_step; /* rows of a page, bytes of one, the first row seen, and rows to the next */
+    const Repeat *repeat; /* NULL: none */
     int64_t first_piece;
 } Span;
 

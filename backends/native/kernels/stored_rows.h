@@ -7,7 +7,9 @@
  *     partials of pieces, in their order  -- merge_pieces -->  out, lse
  *
  * The query heads that share a key/value head go over a tile one after the other: it comes from memory once. Rows that a query
- * head does not see are no part of its tile, so that a NaN in them reaches nothing.
+ * head does not see are no part of its tile, so that a NaN in them reaches nothing. While the keys of a tile are multiplied its
+ * values are asked for, and while these are added up the keys of the next tile: a row is read once, and what is asked for too late
+ * is waited for.
  */
 enum { N(TOGETHER) = KEYS_TOGETHER < (int)N(LANES) ? KEYS_TOGETHER : (int)N(LANES) };
 
@@ -17,7 +19,8 @@ enum { N(TOGETHER) = KEYS_TOGETHER < (int)N(LANES) ? KEYS_TOGETHER : (int)N(LANE
 typedef struct {
     int64_t count;
     const char *key[STORED_TILE], *value[STORED_TILE];
-    REAL place[3][STORED_TILE]; /* of a bias: the positions of the rows; along the sequence, counted from the query */
+    const REAL *times; /* how often each row counts; NULL: all of them once */
+    REAL counts[STORED_TILE], place[3][STORED_TILE]; /* of a bias: the positions of the rows; along the sequence, counted from the query */
 } StoredTile;
 
 typedef struct {
@@ -26,7 +29,7 @@ typedef struct {
     int64_t row, head, head_place, from, to; /* the query row, the key/value head, its number in the span, and the rows of the span */
     const char *key, *value;                 /* where the first row of the span is, for these */
     REAL *partial, *query, *scores;
-    StoredTile *tile;
+    StoredTile *tile, *next; /* that which comes after it; NULL: not known, or not yet of use */
 } Piece;
 
 static inline int64_t N(stored_width)(const Problem *p) { return round_up(p->dim, PANEL); }
@@ -44,7 +47,7 @@ static size_t N(partial_bytes)(const Step *step) {
 
 static size_t N(piece_scratch_bytes)(const Step *step) {
     size_t queries = (size_t)(N(query_group)(&step->problem) * N(stored_width)(&step->problem));
-    return (queries + STORED_TILE) * sizeof(REAL) + sizeof(StoredTile);
+    return (queries + STORED_TILE) * sizeof(REAL) + 2 * sizeof(StoredTile);
 }
 
 typedef int8_t N(Bytes) __attribute__((vector_size(N(LANES))));
@@ -88,10 +91,10 @@ __attribute__((always_inline)) static inline REAL N(row_scale)(const char *row, 
     return (REAL)scale;
 }
 
-/* Ask for the row that is read ROWS_AHEAD rows later: rows that lie apart are not foreseen by the processor. */
-__attribute__((always_inline)) static inline void N(ask_for)(const char *row, int64_t apart, int64_t bytes) {
-    for (int64_t at = 0; apart != bytes && at < bytes; at += 64)
-        __builtin_prefetch((const char *)((uintptr_t)row + (uintptr_t)(ROWS_AHEAD * apart + at)));
+/* Ask for a row that is read next: a row is read once, and the processor foresees none of another page. */
+__attribute__((always_inline)) static inline void N(ask_for)(const char *row, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64)
+        __builtin_prefetch(row + at);
 }
 
 /* x[i] = products of q with TOGETHER rows, lane by lane. */
@@ -127,7 +130,7 @@ __attribute__((always_inline)) static inline Vector N(score_stored_of)(const int
 #pragma GCC unroll 1
         for (int i = 0; i < N(LANES); i += N(TOGETHER)) {
             for (int64_t of = k + i; of < k + i + N(TOGETHER); of++)
-                N(ask_for)(tile->key[of], piece->span->key.row, N(row_bytes)(dim, dtype));
+                N(ask_for)(tile->value[of], N(row_bytes)(dim, dtype));
             N(multiply_keys)(dtype, x + i, tile->key + k + i, query, dim);
         }
         for (int i = 0; dtype == INT8 && i < N(LANES); i++)
@@ -142,18 +145,22 @@ __attribute__((always_inline)) static inline Vector N(score_stored_of)(const int
     return most;
 }
 
-/* sums[d ..] += sum over the rows of a tile of weights[k] * v[k][d ..], of so many vectors. */
+/* sums[d ..] += sum over the rows of a tile of weights[k] * v[k][d ..], of so many vectors. Meanwhile keys of `next` are asked for. */
 __attribute__((always_inline)) static inline void N(add_vectors)(
-    const int dtype, const int vectors, const StoredTile *tile, REAL *restrict sums, const REAL *restrict weights, int64_t d
+    const int dtype, const int vectors, const StoredTile *tile, const StoredTile *next, REAL *restrict sums,
+    const REAL *restrict weights, int64_t d, int64_t dim
 ) {
     Vector sum[VECTORS_TOGETHER];
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++)
         sum[i] = N(load_vector)(sums + d + i * N(LANES));
-    for (int64_t k = 0; k < tile->count; k++)
+    for (int64_t k = 0; k < tile->count; k++) {
+        if (next && k < next->count)
+            N(ask_for)(next->key[k], N(row_bytes)(dim, dtype));
 #pragma GCC unroll 4
         for (int i = 0; i < vectors; i++)
             sum[i] += weights[k] * N(load_whole)(tile->value[k], d + i * N(LANES), dtype);
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++)
         N(store_vector)(sums + d + i * N(LANES), sum[i]);
@@ -164,14 +171,12 @@ __attribute__((always_inline)) static inline int N(add_stored_of)(const int dtyp
     const StoredTile *tile = piece->tile;
     const int64_t dim = piece->step->problem.dim, whole = dim - dim % N(LANES);
     int64_t d = 0;
-    for (int64_t i = 0; i < tile->count; i++)
-        N(ask_for)(tile->value[i], piece->span->value.row, N(row_bytes)(dim, dtype));
     for (int64_t i = 0; dtype == INT8 && i < tile->count; i++)
         piece->scores[i] *= N(row_scale)(tile->value[i], dim, dtype);
     for (; d + VECTORS_TOGETHER * N(LANES) <= whole; d += VECTORS_TOGETHER * N(LANES))
-        N(add_vectors)(dtype, VECTORS_TOGETHER, tile, sums, piece->scores, d);
+        N(add_vectors)(dtype, VECTORS_TOGETHER, tile, d ? NULL : piece->next, sums, piece->scores, d, dim);
     for (; d < whole; d += N(LANES))
-        N(add_vectors)(dtype, 1, tile, sums, piece->scores, d);
+        N(add_vectors)(dtype, 1, tile, d ? NULL : piece->next, sums, piece->scores, d, dim);
     for (int64_t k = 0; d < dim && k < tile->count; k++)
         N(store_vector)(sums + d, N(load_vector)(sums + d) + piece->scores[k] * N(load_rest)(tile->value[k], d, dim, dtype));
     return 0;
@@ -191,13 +196,29 @@ static void N(place_stored)(const Piece *piece, REAL *const place[3], int64_t k,
         place[d][k] = d >= p->position_dims ? 0 : given ? given[as_key ? p->key_position + d : d] : (REAL)(position - piece->span->query_position);
 }
 
-/* The rows from .. to - 1 of the span that a query head sees, as a tile. */
-static void N(fill_tile)(const Piece *piece, int64_t from, int64_t to, int64_t member) {
+/* How often the rows from .. to - 1 of the span count; NULL: once. */
+static const REAL *N(count_rows)(const Piece *piece, REAL *counts, int64_t from, int64_t to) {
+    const REAL *given = NULL;
+    for (const Repeat *r = piece->span->repeat; r; r = r->next) {
+        int64_t i = r->first < from ? r->first + round_up(from - r->first, r->every) : r->first;
+        int64_t end = lesser(to, r->first + (r->rows - 1) * r->every + 1);
+        if (i >= end || !shows_head(r->first_head, r->head_step, r->heads, piece->head))
+            continue;
+        for (int64_t k = 0; !given && k < STORED_TILE; k++)
+            counts[k] = 1;
+        for (given = counts; i < end; i += r->every)
+            counts[i - from] += 1;
+    }
+    return given;
+}
+
+/* The rows of the span from `from` on that a query head sees, up to the end of the piece, as a tile. */
+static void N(fill_tile)(const Piece *piece, StoredTile *tile, int64_t from, int64_t member) {
     const Span *span = piece->span;
-    StoredTile *tile = piece->tile;
+    const int64_t to = lesser(from + STORED_TILE, piece->to);
     REAL *const place[3] = {tile->place[0], tile->place[1], tile->place[2]};
     const char *unseen = span->unseen ? span->unseen + piece->head_place * span->unseen_head + member * span->unseen_group : NULL;
-    tile->count = 0;
+    tile->count = 0, tile->times = N(count_rows)(piece, tile->counts, from, to);
     PageRow at = first_row(span, from);
     for (int64_t i = from; i < to; i++, at = next_row(span, at)) {
         if (unseen && unseen[i * span->unseen_row])
@@ -210,7 +231,7 @@ static void N(fill_tile)(const Piece *piece, int64_t from, int64_t to, int64_t m
         tile->count++;
     }
     for (int64_t i = tile->count; tile->count && i < round_up(tile->count, N(LANES)); i++)
-        tile->key[i] = tile->key[tile->count - 1]; /* products with it fill a vector, and are left out */
+        tile->key[i] = tile->key[tile->count - 1], tile->value[i] = tile->value[tile->count - 1]; /* products with it are left out */
 }
 
 /* The bias of a tile of scores, and its maximum in each lane. */
@@ -257,6 +278,7 @@ static void N(attend_stored)(const Piece *piece, int64_t member) {
     const Problem *p = &piece->step->problem;
     const int64_t width = N(stored_width)(p), count = piece->tile->count;
     REAL *sums = piece->partial + member * (width + 2), *query = piece->query + member * width, sum = 0;
+    const REAL *times = piece->tile->times;
     Vector maxima = FOR_STORED(N(score_stored_of), piece->step->stored, piece, query), total = {0};
     if (N(has_scores)(p))
         maxima = N(change_stored)(piece, piece->head * N(query_group)(p) + member);
@@ -266,6 +288,8 @@ static void N(attend_stored)(const Piece *piece, int64_t member) {
     Vector base = N(broadcast)(max == -(REAL)INFINITY ? 0 : max), factor = N(exp)(sums[width] - base);
     for (int64_t k = 0; k < count; k += N(LANES)) {
         Vector weights = N(exp)(N(load_vector)(piece->scores + k) - base);
+        if (times)
+            weights *= N(load_vector)(times + k);
         N(store_vector)(piece->scores + k, weights);
         total += weights;
     }
@@ -305,7 +329,7 @@ static void N(attend_piece)(const Step *step, int64_t number, void *scratch) {
     const Problem *p = &step->problem;
     const int64_t group = N(query_group)(p), width = N(stored_width)(p);
     Piece piece = {.step = step, .partial = N(partial_of)(step, number, 0), .tile = scratch};
-    piece.query = (REAL *)(void *)(piece.tile + 1), piece.scores = piece.query + group * width;
+    piece.query = (REAL *)(void *)(piece.tile + 2), piece.scores = piece.query + group * width;
     N(place_piece)(&piece, number);
     memset(piece.query, 0, (size_t)(group * width) * sizeof(REAL));
     memset(piece.partial, 0, N(partial_bytes)(step));
@@ -313,13 +337,19 @@ static void N(attend_piece)(const Step *step, int64_t number, void *scratch) {
         R(load)(piece.query + g * width, row_address(&p->q, piece.row / p->seq, piece.row % p->seq, piece.head * group + g), p->dim, p->dtype);
         piece.partial[g * (width + 2) + width] = -(REAL)INFINITY;
     }
-    for (int64_t from = piece.from; from < piece.to; from += STORED_TILE)
+    StoredTile *tiles = piece.tile;
+    N(fill_tile)(&piece, tiles, piece.from, 0);
+    for (int64_t from = piece.from, i = 0; from < piece.to; from += STORED_TILE, i++) {
+        StoredTile *tile = piece.tile = tiles + i % 2, *next = tiles + (i + 1) % 2;
+        N(fill_tile)(&piece, next, lesser(from + STORED_TILE, piece.to), 0);
         for (int64_t g = 0; g < group; g++) {
-            if (g == 0 || piece.span->unseen)
-                N(fill_tile)(&piece, from, lesser(from + STORED_TILE, piece.to), g);
-            if (piece.tile->count)
+            if (g > 0 && piece.span->unseen)
+                N(fill_tile)(&piece, tile, from, g);
+            piece.next = g == group - 1 ? next : NULL;
+            if (tile->count)
                 N(attend_stored)(&piece, g);
         }
+    }
 }
 
 /* to = to * exp(m - m') + from * exp(m_from - m'), m' = max(m, m_from), of two partials of a query head. */

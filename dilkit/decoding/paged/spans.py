@@ -91,7 +91,7 @@ class PagedSpans:
         further: dict[str, Any] = dict(positions=tuple(self.positions), unseen=tuple(self.unseen))
         pages = np.array(self.pages, np.int64)
         query, key, value = (resolved(x)[:, None] for x in rows)
-        return Step(query, stored, spans, writes, key, value, own, bias, **further, pages=pages)
+        return Step(query, stored, spans, writes, key, value, own, bias, **further, pages=pages, by_position=True)
 
 
 def unseen_of(

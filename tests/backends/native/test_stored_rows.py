@@ -10,7 +10,9 @@ from helpers.steps import FORMS, StepCase, expected, in_pages, make_step
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
-from dilkit.problem import DTYPES, STORED
+from dilkit.decoding.step import Span, Step, table
+from dilkit.decoding.stored import encoded, width_of
+from dilkit.problem import DTYPES, STORED, Problem
 
 DTYPE_PAIRS = [(dtype, stored) for dtype in DTYPES for stored in ("", *STORED[dtype])]
 SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "one": (4, 1, 33), "small": (2, 2, 3)}
@@ -58,6 +60,73 @@ def test_rows_in_pages_are_as_good(backend: Native | Reference, dtype: str, stor
     paged = in_pages(step, case.problem)
     for a, b in zip(backend.attend_stored(step, case.problem), backend.attend_stored(paged, case.problem), strict=True):
         assert torch.equal(a, b)
+
+
+def shared(dtype: str, stored: str, bias: str = "") -> tuple[Step, Step, Problem]:
+    """A step whose spans show the same keys of 6 heads, each with a copy of its own, and the same where they are not one key.
+
+    Tokens 0 to 299. In the first, the rows of a copy that a span before shows are NaN.
+    """
+    case = StepCase(dtype, stored, heads=6, kv_heads=6, head_dim=20, batch=1, seq=1, bias=bias)
+    draw, tokens, given = torch.Generator().manual_seed(1), 300, make_step(case)
+    kept, width = getattr(torch, stored or dtype), width_of(20, getattr(torch, stored or dtype))
+    pool = encoded(torch.randn(2, 6, tokens, 20, generator=draw).to(getattr(torch, dtype)), kept)
+    nothing = encoded(torch.full((20,), torch.nan), kept)
+    spans, tensors, read = list[Span](), list[torch.Tensor](), list[torch.Tensor]()
+    for heads, first, step, count, left_out in (  # of `count` tokens from the first on, so many are left out
+        (range(6), 100, 1, 200, 0),
+        (range(0, 6, 2), 1, 2, 150, 100),  # 100 .. 299 by two
+        (range(0, 6, 4), 5, 6, 50, 50),  # in the first from 100 on, before that in the second
+        (range(1, 6, 3), 2, 3, 100, 67),  # not of the heads of the second
+        (range(6), 0, 1, 300, 200),
+        (range(2, 3), 120, 4, 20, 20),  # ends within the first
+        (range(2, 3), 50, 7, 30, 30),  # in the first from 106 on, before that in the one of all tokens
+        (range(3, 4), 299, 1, 1, 1),
+        (range(5, 6), 0, 1, 50, 50),
+    ):
+        whole = pool[:, heads.start : heads.stop : heads.step, first : first + step * count : step].clone()
+        part = whole.clone()
+        part[:, :, count - left_out :] = nothing
+        numbers = whole[0].numel()
+        strides = numbers, count * width, width
+        place = (len(spans), 0, *strides, len(spans), numbers, *strides)
+        spans.append(Span(0, 1, heads.start, heads.step, len(heads), count, *place, tokens - 1, first, step))
+        tensors.append(whole.flatten())
+        read.append(part.flatten())
+    same = given._replace(spans=table(spans, len(Span._fields)), writes=given.writes[:0], unseen=())
+    return same._replace(stored=tuple(read), by_position=True), same._replace(stored=tuple(tensors)), case.problem
+
+
+@pytest.mark.parametrize(("dtype", "stored", "bias"), [("float32", "", ""), ("float64", "", "alibi"), ("bfloat16", "int8", "")])
+def test_a_key_that_several_spans_show_is_read_once(dtype: str, stored: str, bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    once, each, problem = shared(dtype, stored, bias)
+    right = expected(each, problem)
+    for isa in _native.instruction_sets():
+        monkeypatch.setenv("DILKIT_CPU_ISA", isa)
+        for found in (Native().attend_stored(once, problem), Native().attend_stored(each, problem)):
+            for a, b in zip(found, right, strict=True):
+                torch.testing.assert_close(a.double(), b, atol=LIMITS[dtype], rtol=LIMITS[dtype])
+
+
+def test_copies_of_other_rows_heads_and_positions_are_read() -> None:
+    case = StepCase(heads=2, kv_heads=2, batch=2, seq=1)
+    given, rows = make_step(case), torch.randn(2, 2, 2, 10, 20)  # keys and values, sequences, heads, tokens
+    first = Span(0, 2, 0, 1, 2, 10, 0, 0, 400, 200, 20, 0, 800, 400, 200, 20, 9, 0, 1)
+    for other in (
+        first._replace(row=1, rows=1, key_offset=400, value_offset=1200),
+        first._replace(position=1),
+        first._replace(position_step=0),
+        first._replace(query_position=8),
+        first._replace(unseen=0),
+        first._replace(position_step=2),
+    ):
+        spans = table([first, other], len(Span._fields))
+        hidden = ((torch.arange(10) % 2 == 0).expand(2, 1, 10),)
+        step = given._replace(spans=spans, writes=given.writes[:0], stored=(rows.flatten(),), unseen=hidden)
+        right = expected(step, case.problem)
+        found = Native().attend_stored(step._replace(by_position=True), case.problem)
+        for a, b in zip(found, right, strict=True):
+            torch.testing.assert_close(a.double(), b, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("stored", ["float32", "int8"])
