@@ -163,6 +163,12 @@ def test_every_public_name_is_in_the_api_page():
     ]
 
 
+def test_a_public_name_without_a_group_is_refused(monkeypatch):
+    monkeypatch.setattr(dilkit, "__all__", [*dilkit.__all__, "novelty"])
+    with pytest.raises(ValueError, match=r"names=\['novelty'\]: each public name has its place in one group"):
+        docs.GENERATORS["api"](ROOT)
+
+
 def commands() -> list[list[str]]:
     """Every call of `dilkit` in the consoles on the pages, without a launcher before it.
 

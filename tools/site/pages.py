@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 import dilkit
@@ -31,6 +30,7 @@ from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.results.file import write_text
 from dilkit.tools.site import figures
+from dilkit.tools.site.api import composition_table, grouped_reference, reference
 from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.model_families import family_table
 from dilkit.tools.site.order_figures import locality_table
@@ -162,13 +162,6 @@ def command_help(root: Path) -> str:
     return "\n".join(parts)
 
 
-def api_reference(root: Path, package: ModuleType = dilkit) -> str:
-    """Every public name of a package that `dilkit` has not too, for the site's builder to put signature and docstring there."""
-    others = set() if package is dilkit else set(dilkit.__all__)
-    names = sorted(set(package.__all__) - others - {"__version__"}, key=str.lower)
-    return "\n\n".join(f"::: {getattr(package, name).__module__}.{name}" for name in names)
-
-
 def order_suite(root: Path) -> str:
     """The report of the suite of token orders."""
     return _pictured(root, "orders", "Time a point, speed-ups over other packages, distances to the nearest kept key")
@@ -204,11 +197,12 @@ def _pictured(root: Path, name: str, words: str) -> str:
 
 
 GENERATORS: dict[str, Callable[[Path], str]] = {
-    "api": api_reference,
-    "api-nn": partial(api_reference, package=dilkit.nn),
-    "api-comm": partial(api_reference, package=comm),
+    "api": grouped_reference,
+    "api-nn": partial(reference, package=dilkit.nn),
+    "api-comm": partial(reference, package=comm),
     "backends": backend_table,
     "calls": call_table,
+    "composition": composition_table,
     "forms": form_table,
     "command-line": command_help,
     "environment": environment_table,
