@@ -14,6 +14,7 @@ enum {
     BLOCK_NUMBERS = 1 << 17, /* rows times dim of a block, at most: what the cache of a core holds */
     MIN_TASKS = 64,          /* shorter problems are cut into about as many blocks, so that every core gets some, */
     SHORT_BLOCK_ROWS = 192,  /* but not into blocks of fewer rows: packing the keys takes longer then */
+    VECTOR_ROWS = 16,        /* of the widest vector, in fp32 */
     SHORT_BLOCK_LINES = 8,   /* nor of fewer lines of a grid: patches of rows are as high as wide then */
     MAX_CHUNKS = 16,
     PARALLEL_TASKS = 32, /* chunks times key/value heads that can run side by side, even if that takes shorter chunks */
@@ -24,7 +25,7 @@ static inline int64_t parts_of(int64_t count, int64_t part) { return (count + pa
 
 /* About `wanted` rows, of so many numbers at most. Where a segment ends within a block, its keys are packed once more. So blocks are whole
  * segments of the branch with the shortest ones, or an equal part of one; those that end at no segment's end have a multiple of the widest
- * tile's rows. */
+ * tile's rows, or of the widest vector's where they are few: two threads then wait for the longer of two blocks. */
 static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_t numbers) {
     int64_t rows = greater(wanted, SHORT_BLOCK_ROWS), segment = p->seq;
     for (int64_t b = 0; b < p->branches; b++)
@@ -38,7 +39,7 @@ static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_
     if (segment <= rows)
         return lesser(rows / segment, parts_of(p->seq, segment)) * segment;
     rows = parts_of(segment, parts_of(segment, rows));
-    return segment < p->seq ? rows : round_up(rows, p->row_step);
+    return segment < p->seq ? rows : round_up(rows, rows < SHORT_BLOCK_ROWS ? VECTOR_ROWS : p->row_step);
 }
 
 /* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower, and the blocks of BACKWARD: as large as chunks, which are its
