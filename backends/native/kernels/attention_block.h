@@ -200,12 +200,15 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
         N(attend_key_block)(task, start);
 }
 
-/* Tasks count blocks (or chunks) fastest, the last one first: under causality it has the most to do; then heads, then batch. */
+/* Tasks count blocks (or chunks) fastest, then heads, then batch. Under causality the last block has the most to do: the last blocks of
+ * all heads come first, so that at the end short tasks are left, and no thread waits long for another. */
 static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
     int by_key = phase == BACKWARD;
     int64_t shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;
     int64_t parts = by_key ? p->chunks : (p->seq - p->first_row + p->block_rows - 1) / p->block_rows;
     int64_t part = parts - 1 - index % parts, head = index / parts;
+    if (p->causal && !by_key)
+        part = parts - 1 - index / (heads * p->batch), head = index % (heads * p->batch);
     Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared, .last_column = p->seq};
     N(start_task)(&task, scratch);
     if (by_key)
