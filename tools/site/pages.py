@@ -221,6 +221,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "support": lambda root: support_table(own_backends()),
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),
     "suite-cpu": lambda root: figures.whole(root / "docs" / "results", "cpu"),
+    "suite-hosts": lambda root: figures.whole(root / "docs" / "results", "hosts"),
     "suite-orders": order_suite,
     "suite-patterns": pattern_suite,
     "suite-ring": lambda root: figures.whole(root / "docs" / "results", "ring"),

@@ -32,6 +32,7 @@ BENCH = {
     "patterns": "--suite patterns",
     "scores": "--suite scores",
     "ring": "--suite ring",
+    "hosts": "--suite hosts",
     "cpu": "--suite cpu",
     "seeds": "--suite seeds",
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dilkit.tools.bench.hosts.record import AUTO, HostsResult, Links
 from dilkit.tools.bench.hosts.targets import GATHER, RING, ULYSSES, WIRE
+from dilkit.tools.bench.ranks.document import fault_table
 from dilkit.tools.bench.ranks.record import good
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Table, plots, tables
@@ -25,18 +26,19 @@ SENTENCES = {
 METHOD = (
     "Hosts are network namespaces of one machine with an address each, joined by a bridge; both ends of every link are shaped "
     "with tc's token bucket, so that a host sends and receives at the rate that the table names. Links have no delay of their "
-    "own. One rank of one thread on each host; all hosts share the cores of the machine, which also move the packets: the "
-    "faster links are not filled. A call is a forward and a backward pass. Before it is timed every way is compared with the "
-    "definition in fp64 on a short sequence of as many branches; then all are timed in turns, and the slowest rank's time "
-    "counts. The other schemes are written for this suite on dilkit's kernels and transports: the full ring sends keys and "
-    "values round, and backward once more with their gradients in fp32, as ring-flash-attention does; the all-gather gives "
-    "all to every rank and returns gradients in the rows' dtype, as context parallelism in torch; Ulysses deals out heads. "
+    "own. One rank of one thread on each host; all hosts share the cores of the machine, which also move the packets: what "
+    "many bytes cost is work of the cores too, so that links of 10 Gbit/s are far from filled and figures of both links are "
+    "close. A call is a forward and a backward pass. Before it is timed every way is compared with the definition in fp64 on "
+    "a short sequence of as many branches; then all are timed in turns, and the slowest rank's time counts. The other schemes "
+    "are written for this suite on dilkit's kernels and transports: the full ring sends keys and values round, and backward "
+    "once more with their gradients in fp32, as ring-flash-attention does; the all-gather gives all to every rank, as context "
+    "parallelism in torch does, and returns gradients in the rows' dtype, half the bytes of fp32; Ulysses deals out heads. "
     "They compute with dilkit's kernels what the pattern shows of what arrives. The schedule gather sends what torchscale's "
-    "sequence parallelism sends: an all-gather of kept keys and values. Bytes of interfaces are those that the kernel counts "
-    "on each host, with headers, acknowledgements, and what ranks tell each other to agree. Predicted is the time of the "
-    "planner's model over the measured one, by the speeds of kernel and links that were measured in the same job, before and "
-    "after. Hidden is the share of the time that all exchanges of rows take by themselves which ranks do not spend waiting "
-    "for them in a call."
+    "sequence parallelism would send of this pattern: an all-gather of kept keys and values. Bytes of interfaces are those "
+    "that the kernel counts on each host, with headers, acknowledgements, and what ranks tell each other to agree. Predicted "
+    "is the time of the planner's model over the measured one, by the speeds of kernel and links that were measured in the "
+    "same job, before and after. Hidden is the share of the time that all exchanges of rows take by themselves which ranks do "
+    "not spend waiting for them in a call."
 )
 _NAMES, _SECONDS = Axis("", "number"), Axis("time", "seconds")
 
@@ -51,7 +53,7 @@ def document(result: HostsResult) -> Document:
     at = result.environment
     return Document(
         headline=suite_headline(result, f"{at.device_name}, {at.cores} cores for all hosts; mpirun: {result.mpi or 'not here'}"),
-        tables=tables(figure_table(result.figures), *map(_table, good(result.links))),
+        tables=tables(figure_table(result.figures), *map(_table, good(result.links)), fault_table(result.faults)),
         plots=plots(*map(_times, good(result.links))),
         notes=tuple(_notes(result)),
         method=METHOD,

@@ -66,11 +66,13 @@ class Hosts:
 
     def set_link(self, host: int, up: bool) -> None:
         """Pull the cable of a host, or put it in again."""
-        _call("ip", "-n", f"{self.tag}-0", "link", "set", f"port{host}", "up" if up else "down")
+        _call("ip", "-n", f"{self.tag}-{host}", "link", "set", "eth0", "up" if up else "down")
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
-        """`command` as it runs on a host."""
-        return [str(self.agent), self.addresses[host - 1], *command]
+        """`command` as it runs on a host, in the place of the process that is started: signals reach it."""
+        name = f"{self.tag}-{host}"
+        script = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
+        return ["nsenter", f"--net={NAMESPACES / name}", "unshare", "--uts", "sh", "-c", script, name, *command]
 
     def start(self, kind: str, size: int, arguments: Sequence[str], *, threads: int = 1, options: Sequence[str] = ()) -> Job:
         """Start `python arguments...` as a rank on each of the first `size` hosts, as `processes.start` does on one machine."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dilkit.comm.plan.forecast import Speed
-from dilkit.tools.bench.ranks.record import Step, good
+from dilkit.tools.bench.ranks.record import Fault, Step, good
 from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
 AUTO = "auto"
@@ -53,10 +53,12 @@ class HostsResult(SuiteResult):
 
     mpi: str = ""
     links: tuple[Links, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     def failures(self) -> Iterator[tuple[str, str]]:
         """(what, why) of each measurement that failed."""
-        return ((step.title, step.failed) for step in self.links if step.failed is not None)
+        named = (*((one.title, one) for one in self.links), *((one.kind, one) for one in self.faults))
+        return ((title, step.failed) for title, step in named if step.failed is not None)
 
     def measurements(self) -> Iterator[Measurement]:
         for links in good(self.links):

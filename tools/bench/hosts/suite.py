@@ -6,20 +6,23 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from dilkit.comm.launch.processes import JobError, mpi_version
-from dilkit.comm.launch.task import run
+from dilkit.comm.launch.task import ended, run
 from dilkit.tools.bench.hosts import network, targets, tasks
 from dilkit.tools.bench.hosts.cases import HostsSizes
 from dilkit.tools.bench.hosts.network import Hosts
 from dilkit.tools.bench.hosts.peers import PEERS
 from dilkit.tools.bench.hosts.record import HostsResult, Links
+from dilkit.tools.bench.ranks import faults
+from dilkit.tools.bench.ranks.record import Fault
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
-LIMIT = 900.0
-"""Seconds that a job may take."""
+LIMIT, FAULT_LIMIT, TIMEOUT = 900.0, 60.0, 5.0
+"""Seconds that a job may take, and one with a fault, and that ranks wait for one at fault."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,19 @@ class HostsSuite(Suite[HostsResult]):
         for other in others:
             yield self._step(slowest, other, "", SCHEDULES[:1])
             yield self._step(max(self.sizes.gbits), other, "", ("auto", "ring"), ("full ring",))
+
+        for kind, launcher in product((*faults.CUTS, "frozen"), network.launchers()):
+            yield Step("faults", f"{kind}, {launcher}", partial(self.fault, kind, launcher))
+
+    def fault(self, kind: str, launcher: str) -> Fault:
+        """Seconds until the other hosts know of a host that is cut off, or of a rank that is frozen; and what they say."""
+        (net,) = self.net
+        net.shape(max(self.sizes.gbits))
+        task = partial(faults.fail, kind=kind, seconds=TIMEOUT)
+        ending = faults.read(kind, ended(launcher, faults.RANKS, task, limit=FAULT_LIMIT, start=net.start))
+        for host in range(1, net.size + 1):
+            net.set_link(host, up=True)
+        return replace(ending, transport=launcher, kind=kind, timeout=TIMEOUT)
 
     def _step(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from dilkit.tools.bench.hosts.record import AUTO, HostsResult, Links
-from dilkit.tools.bench.ranks.record import good
+from dilkit.tools.bench.ranks.record import Fault, good
+from dilkit.tools.bench.ranks.targets import SLACK
 from dilkit.tools.bench.target import Target, Values
 
 
@@ -37,6 +38,13 @@ def _foretold(choose: Callable[[list[float]], float]) -> Callable[[HostsResult],
     return read
 
 
+def _faults(value: Callable[[Fault], float]) -> Callable[[HostsResult], Values]:
+    def read(result: HostsResult) -> Values:
+        return {f"{fault.kind}, {fault.transport}": value(fault) for fault in good(result.faults)}
+
+    return read
+
+
 def _on_the_wire(result: HostsResult) -> Values:
     return {f"{name}, {one.title}": one.bytes_ratio(name) for one in good(result.links) for name in one.wire_bytes}
 
@@ -46,6 +54,7 @@ GATHER = "slowest links: time of an all-gather of keys and values over auto's"
 ULYSSES = "slowest links: time of Ulysses' all-to-all over auto's"
 HIDDEN = "fastest links: share of auto's sends that no rank waits for"
 WIRE = "bytes of the hosts' interfaces over planned bytes"
+LATE = "faults: seconds to an error beyond the timeout"
 TARGETS: tuple[Target[HostsResult], ...] = (
     Target(RING, 5.0, 20.0, _over_auto("full ring")),
     Target(GATHER, 2.0, 4.0, _over_auto("all-gather")),
@@ -54,4 +63,14 @@ TARGETS: tuple[Target[HostsResult], ...] = (
     Target(WIRE, 1.05, 1.02, _on_the_wire, lower=True),
     Target("schedules: predicted over measured time, the least", 0.75, None, _foretold(min), unit=""),
     Target("schedules: predicted over measured time, the most", 1.33, None, _foretold(max), unit="", lower=True),
+    Target(LATE, SLACK, None, _faults(lambda fault: fault.seconds - fault.timeout), unit=" s", lower=True),
+    Target("faults whose error does not name the rank", 0, None, _faults(lambda fault: not fault.names_rank), "", lower=True),
+    Target(
+        "faults: processes that the launcher left behind, and the job then ended",
+        0,
+        None,
+        _faults(lambda fault: fault.left_behind),
+        unit="",
+        lower=True,
+    ),
 )

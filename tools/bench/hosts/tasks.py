@@ -64,8 +64,14 @@ def compare(
     speeds.append(rank_speed(comm, problem))  # after it too: others may have begun to use the machine meanwhile
     predicted = {name: _predicted(calls[name], speeds) for name in schedules}
     wire_bytes = {name: wire for name, (_, _, wire) in counted.items()}
-    found = dict(wire_bytes=wire_bytes, predicted_s=predicted, hidden=hidden)
-    return Links(hosts=comm.size, entries=entries, speeds=tuple(speeds), **found)
+    return Links(
+        hosts=comm.size,
+        entries=entries,
+        wire_bytes=wire_bytes,
+        predicted_s=predicted,
+        hidden=hidden,
+        speeds=tuple(speeds),
+    )
 
 
 def _predicted(call: RanksCall, speeds: Sequence[Speed]) -> float:

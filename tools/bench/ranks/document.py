@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dilkit.tools.bench.ranks.record import Fault, Memory, Race, RanksResult, Timeline, good
@@ -52,7 +52,7 @@ def document(result: RanksResult) -> Document:
     at = result.environment
     return Document(
         headline=suite_headline(result, f"{at.device_name}, {at.cores} cores; ranks: threads, {started}"),
-        tables=tables(figure_table(result.figures), _memory_table(result), *_volume_tables(result), _fault_table(result)),
+        tables=tables(figure_table(result.figures), _memory_table(result), *_volume_tables(result), fault_table(result.faults)),
         plots=plots(
             _memory_by_ranks(result),
             _growth(result),
@@ -90,8 +90,9 @@ def _volume_tables(result: RanksResult) -> Iterator[Table]:
         yield Table(title, ("p", *found.schedules, FULL_RING), tuple(rows))
 
 
-def _fault_table(result: RanksResult) -> Table:
-    return Table("Faults", FAULTS, tuple(map(_fault_cells, good(result.faults))))
+def fault_table(faults: Sequence[Fault]) -> Table:
+    """What became of each fault."""
+    return Table("Faults", FAULTS, tuple(map(_fault_cells, good(tuple(faults)))))
 
 
 def _fault_cells(f: Fault) -> tuple[str, ...]:

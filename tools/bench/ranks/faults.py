@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from dilkit.comm import Comm
 
 KINDS = ("killed", "frozen", "raises", "disagrees")
+CUTS = {
+    "link down": ("ip", "link", "set", "eth0", "down"),
+    "packets dropped": ("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", "8bit", "burst", "1", "limit", "1"),
+}
+"""Faults of a host's network, and what brings them about there: none of its packets leaves it any more."""
+SPOKEN_SECONDS = 0.5
+"""What a launcher takes at most to pass on what a rank said before its host was cut off."""
 RANKS, AT_FAULT = 3, 1
 STEP = "of ring_dilated_attention"
 _SPOKEN = "fault suite:"
@@ -37,7 +45,11 @@ def fail(comm: Comm, kind: str, seconds: float, signals: bool = True) -> None:
     """
     call = _good_call(comm)
     comm.timeout = seconds
-    if comm.rank == AT_FAULT:
+    if comm.rank == AT_FAULT and kind in CUTS:
+        _speak(f"fault at {time.monotonic() + SPOKEN_SECONDS}")
+        time.sleep(SPOKEN_SECONDS)
+        subprocess.run(CUTS[kind], check=True)
+    elif comm.rank == AT_FAULT:
         _speak(f"fault at {time.monotonic()}")
         if kind == "raises":
             raise ZeroDivisionError("this rank's own fault")
