@@ -182,8 +182,8 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_commands_on_the_pages_are_understood(command, capsys, tmp_path, monkeypatch):
-    """Those that look at the machine or at a pattern run, too; the others take minutes, a job of ranks and its file, or a GPU, for
-    which a CPU stands in."""
+    """Those that look at the machine or at a pattern run, too; the others take minutes, a job of ranks and its file, or a GPU,
+    for which a CPU stands in."""
     name, *arguments = command
     cli.parser_of(name).parse_args(["cpu" if word == "cuda" else word for word in arguments])
     if name in ("info", "plan", "draw", "order") and not {"--calibrate", "--speeds"} & {*arguments}:

@@ -48,8 +48,8 @@ def _attention(problem: Problem) -> Callable[[], Any]:
     from dilkit import dilated_attention
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
-        options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, return_lse=True)
-        return dilated_attention(query, key, value, problem.pattern, **options)
+        is_causal = problem.is_causal
+        return dilated_attention(query, key, value, problem.pattern, is_causal=is_causal, key_padding_mask=mask, return_lse=True)
 
     return partial(differentiated, attend, Tensors.random(problem), problem.requires_grad)
 

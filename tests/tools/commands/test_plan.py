@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +11,12 @@ import torch
 from helpers.command_line import json_output, output
 
 from dilkit import Pattern
-from dilkit.comm import Rows, exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
+from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
 from dilkit.comm.passes.all_to_all.index_tables import index_tables
 from dilkit.comm.plan.exchange_plan import PHASES
-from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.transports.base import Comm
-from dilkit.device import probe
-from dilkit.problem import Problem
 from dilkit.tools import cli
-from dilkit.tools.commands.plan.speeds import SpeedsResult
 from dilkit.tools.console.quantities import bandwidth, flops, whole_number
-from dilkit.tools.measure.rank_speed import rank_speed
-from dilkit.tools.results.file import new_result, write_result
 
 MIB = 2**20
 MANY_BRANCHES = f"--heads 2 --world-size 1100 --segments 8{',8' * 999} --rates 1{',1' * 999}"
@@ -177,44 +170,3 @@ def test_a_plan_needs_no_torch(tmp_path: Any) -> None:
     done = in_subprocess("-m", "dilkit", "plan", "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["command"] == "plan"
-
-
-@pytest.mark.parametrize("schedule", ["auto", "gather", "ring"])
-def test_exchanges_that_cost_a_latency_are_those_of_a_run(schedule: str) -> None:
-    pattern, x = Pattern([8, 32, 64], [1, 2, 4]), torch.randn(1, 64, 4, 8)
-
-    def counted(comm: Comm) -> list[int]:
-        rows, numbers = shard(x, comm, pattern).requires_grad_(), [comm._number]
-        out = ring_dilated_attention(rows, rows, rows, pattern, comm, schedule=schedule)
-        numbers.append(comm._number)
-        out.sum().backward()
-        return [numbers[1] - numbers[0], comm._number - numbers[1]]
-
-    plan = exchange_plan(pattern, shard_cuts(64, 4, pattern), 4, schedule=schedule)
-    forecast = Forecast(plan, Rows(8, "float32"), Speed(1e9, 1e9, latency=1.0))
-    assert run_threads(4, counted)[0] == [forecast.exchanges[phase] for phase in PHASES]
-    without = Forecast(plan, Rows(8, "float32"), Speed(1e9, 1e9))
-    more = forecast.seconds["overlapped"] - without.seconds["overlapped"]
-    assert more.round(6).tolist() == [sum(forecast.exchanges.values())] * 4
-
-
-def test_measured_speeds_are_taken_from_their_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    speed, file = Speed(bandwidth=2e9, flops=3e12, latency=0.5, backward=4.0), tmp_path / "speeds.json"
-    write_result(new_result(SpeedsResult, probe("cpu"), problem="", ranks=2, speed=speed), file)
-    report = planned(capsys, f"--seq 64 --segments 64 --rates 1 --world-size 2 --speeds {file}")
-    assert {name: report[name] for name in vars(speed)} == vars(speed)
-    assert cli.main(["plan", "--speeds", str(file), "--flops", "1T"]) == 2
-    assert "--flops: does not go with --speeds" in capsys.readouterr().err
-
-
-def test_speeds_are_measured_between_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--calibrate", "speeds.json"]) == 2
-    assert "--calibrate: links are measured between ranks; start it as mpirun" in capsys.readouterr().err
-
-
-def test_measured_speeds_are_of_all_ranks() -> None:
-    problem = Problem(pattern=Pattern([16, 64], [1, 4]), seq=256, heads=2, head_dim=8)
-    first, second = run_threads(2, lambda comm: rank_speed(comm, problem, repeats=1))
-    assert first == second
-    assert min(first.bandwidth, first.flops, first.latency) > 0
-    assert first.backward >= 1

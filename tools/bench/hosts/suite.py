@@ -100,10 +100,10 @@ class HostsSuite(Suite[HostsResult]):
         def measure() -> Links:
             (net,) = self.net
             net.shape(gbit)
-            facts: dict[str, Any] = dict(transport=launcher, gbit=gbit, what=what, problem=str(problem))
             try:
-                return replace(run(launcher, net.size, task, limit=LIMIT, start=net.start), **facts)
+                links: Links = run(launcher, net.size, task, limit=LIMIT, start=net.start)
             except JobError as error:
-                return Links(failed=str(error), entries={}, **facts)
+                links = Links(failed=str(error), entries={})
+            return replace(links, transport=launcher, gbit=gbit, what=what, problem=str(problem))
 
         return Step("links", f"links of {gbit:g} Gbit/s, {launcher}{f', {what}' * bool(what)}", measure)

@@ -183,8 +183,14 @@ class PublishedSuite(Suite[PublishedResult]):
     def over_ranks(self, ranks: int, calls: tuple[tuple[Setting, bool], ...], kind: str) -> Job:
         """Ranks beside one rank that has all cores, in turns; memory of each rank; of a job that fails, why."""
         cores = max(1, min(max(self.sizes.ranks), usable_cores()))
-        how: dict[str, Any] = dict(divisor=self.divisor, one_rank_threads=cores, repeats=self.repeats)
-        task = partial(rank_job.over_ranks, transport=kind, calls=calls, **how)
+        task = partial(
+            rank_job.over_ranks,
+            transport=kind,
+            calls=calls,
+            divisor=self.divisor,
+            one_rank_threads=cores,
+            repeats=self.repeats,
+        )
         try:
             return run(kind, ranks, task, threads=max(1, cores // ranks), limit=1200.0)
         except Exception as error:  # one job that fails is one entry: the others go on
