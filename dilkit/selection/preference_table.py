@@ -143,8 +143,8 @@ ON_GPUS = (
     "What was done in its place: every kernel is compiled for the GPUs that it is for, and runs on the CPU, in a stand-in for a "
     "GPU, against the double-precision oracle. Before its first use on a GPU it has to prove itself there against the oracle.",
     "The automatic choice therefore goes by design until `dilkit tune` has measured. From capability 8.0 on it takes torch's "
-    "kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several branches and, in half precision, "
-    "for key padding masks. Below 8.0 it takes dilkit's kernels, but torch's for float16 on Volta.",
+    "kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several branches, for steps of decoding "
+    "and, in half precision, for key padding masks. Below 8.0 it takes dilkit's kernels, but torch's for float16 on Volta.",
 )
 """What stands of GPUs, in three paragraphs: the pages and `dilkit info` all say it in these words."""
 

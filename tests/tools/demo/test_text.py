@@ -256,7 +256,8 @@ def test_bad_checkpoint_is_refused(
     bad_checkpoint(kind, tmp_path / "m.pt")
     assert cli.main(["demo", "--sample", "x", "--checkpoint", "m.pt"]) == 2
     error = capsys.readouterr().err
-    assert "--checkpoint: 'm.pt' holds no model of this `dilkit demo`" in error
+    what = "does not exist" if kind == "missing" else "holds no model of this `dilkit demo`"
+    assert f"--checkpoint: 'm.pt' {what}" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "evil").exists()
 
@@ -280,7 +281,7 @@ def test_bad_checkpoint_is_refused(
         (["--sample", "x", "--temperature", "-1"], "--temperature: -1.0 is not a number of 0 or more"),
         (["--save", "nothing"], "--save: 'nothing' is a folder; name a file"),
         (["--save", "a.txt/model.pt"], "--save: folder 'a.txt' cannot be made"),
-        (["--sample", "x"], "--checkpoint: 'dilkit-demo/model.pt' holds no model"),
+        (["--sample", "x"], "--checkpoint: 'dilkit-demo/model.pt' does not exist"),
         (["--text", "a.txt", "b.txt", "--context", "64", "--out", "a.txt"], "--out: folder 'a.txt' cannot be made"),
     ],
 )
