@@ -66,6 +66,20 @@ KERNEL = (
         f"{NATIVE}/test_stored_rows.py",
     ),
     Mutant(
+        "rows of a span are left to one that shows the tokens between them",
+        "backends/native/kernels/repeats.h",
+        " || (last - a->position) % a->position_step",
+        "",
+        f"{NATIVE}/test_stored_rows.py",
+    ),
+    Mutant(
+        "rows that some query heads do not see are left to others",
+        "backends/native/kernels/repeats.h",
+        " || a->unseen || b->unseen",
+        " || b->unseen",
+        f"{NATIVE}/test_stored_rows.py tests/core/decoding/test_cache.py",
+    ),
+    Mutant(
         "two of four neighbouring keys are dropped together",
         "backends/native/kernels/dropout.h",
         "x[keys[k] & 3]",

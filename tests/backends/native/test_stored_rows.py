@@ -109,19 +109,24 @@ def test_a_key_that_several_spans_show_is_read_once(dtype: str, stored: str, bia
 
 
 def test_copies_of_other_rows_heads_and_positions_are_read() -> None:
-    case = StepCase(heads=2, kv_heads=2, batch=2, seq=1)
-    given, rows = make_step(case), torch.randn(2, 2, 2, 10, 20)  # keys and values, sequences, heads, tokens
-    first = Span(0, 2, 0, 1, 2, 10, 0, 0, 400, 200, 20, 0, 800, 400, 200, 20, 9, 0, 1)
-    for other in (
-        first._replace(row=1, rows=1, key_offset=400, value_offset=1200),
-        first._replace(position=1),
-        first._replace(position_step=0),
-        first._replace(query_position=8),
-        first._replace(unseen=0),
-        first._replace(position_step=2),
+    case = StepCase(heads=4, kv_heads=4, batch=2, seq=1, bias="alibi")
+    given, rows = make_step(case), torch.randn(2, 2, 4, 10, 20)  # keys and values, sequences, heads, tokens
+    first = Span(0, 2, 0, 1, 4, 10, 0, 0, 800, 200, 20, 0, 1600, 800, 200, 20, 9, 0, 1)
+    evenly, of_two = first._replace(position_step=2), first._replace(head_step=2, heads=2)
+    for before, other in (
+        (first, first._replace(row=1, rows=1, key_offset=800, value_offset=2400)),
+        (first, first._replace(rows=1)),
+        (first, first._replace(position=1)),
+        (first, first._replace(position_step=0)),
+        (first, first._replace(query_position=8)),
+        (first, first._replace(unseen=0)),
+        (first, evenly),
+        (evenly, evenly._replace(position=1, seen=9)),  # the places between
+        (of_two, first._replace(first_head=1, heads=1, key_offset=200, value_offset=1800)),  # the head between
+        (of_two, first._replace(heads=3)),
     ):
-        spans = table([first, other], len(Span._fields))
-        hidden = ((torch.arange(10) % 2 == 0).expand(2, 1, 10),)
+        spans = table([before, other], len(Span._fields))
+        hidden = ((torch.arange(10) % 2 == 0).expand(4, 1, 10),)
         step = given._replace(spans=spans, writes=given.writes[:0], stored=(rows.flatten(),), unseen=hidden)
         right = expected(step, case.problem)
         found = Native().attend_stored(step._replace(by_position=True), case.problem)
