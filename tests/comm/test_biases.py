@@ -93,7 +93,7 @@ def over_ranks(name: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[int
 
     def on_rank(comm: ThreadComm) -> list[Tensor]:
         rows = slice(*cuts[comm.rank : comm.rank + 2])
-        part = {name: x[:, rows] if name == "key_padding_mask" else x for name, x in options.items()}
+        part = {option: x[:, rows] if option == "key_padding_mask" else x for option, x in options.items()}
 
         def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Any:
             bias = BIASES[name][1](weights, cuts[-1], rows)

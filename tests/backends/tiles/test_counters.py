@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from dilkit.backends.tiles import counters
+from dilkit.backends.tiles import captured, counters
 from dilkit.backends.tiles.counters import Counters
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -24,8 +24,9 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch, numbers: dict[int, int]) -> Counters:
-    """Counters on devices that are not there, in memory of the CPU."""
+    """Counters on devices that are not there, in memory of the CPU; which graph is captured is not known."""
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
+    monkeypatch.setattr(captured, "keep", lambda thing, device: None)
     return Counters()
 
 
