@@ -40,6 +40,10 @@ class BranchRows(ABC):
     def needed(self, seen: int) -> int:
         """Rows of all heads that some row from `seen - rollback` on can see, of `seen` tokens."""
 
+    def span(self, seen: int) -> range:
+        """From the first to the last token that the row after `seen` can see in the branch, or more."""
+        return range(seen + 1)
+
     @abstractmethod
     def extend(self, seen: int, new: Tensor) -> list[Block]:
         """Store what the branch keeps of the rows after `seen`, and say what they see.

@@ -58,6 +58,11 @@ class GlobalRows(BranchRows):
         all_before = self.since < self.before and seen - self.rollback < self.before
         return self.rows.shape[1] * (min(seen, self.before) if all_before else bisect_left(self.tokens, seen))
 
+    def span(self, seen: int) -> range:
+        if self.since < self.before or not self.tokens:
+            return super().span(seen)
+        return range(self.tokens[0], self.tokens[-1] + 1)
+
     def extend(self, seen: int, new: Tensor) -> list[Block]:
         self._append(seen, new)
         stored, queries = self.rows[:, :, :, : self._slots(self.latest)], range(seen, seen + new.shape[2])

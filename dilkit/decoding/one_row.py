@@ -63,8 +63,9 @@ class PreparedStep:
         tables = self.tables
         tables.begin()
         for number, store in enumerate(stores):
-            if (once is not None and number) or not store.step(seen, tables, number):
-                for block in extend(stores, number, seen, (new.key, new.value), once):
+            among = None if _apart(stores[: number + 1], seen) else once
+            if among is not None or not store.step(seen, tables, number):
+                for block in extend(stores, number, seen, (new.key, new.value), among):
                     unseen = None if block.unseen is None else block.unseen[:, 0, 0]
                     tables.see_part(number, block.stored, block.heads, seen, block.keys, unseen)
         sink = None if new.sink is None else resolved(new.sink).detach().to(lse_dtype(new.query.dtype)).contiguous()
@@ -73,6 +74,12 @@ class PreparedStep:
             new.query, stored, tables.spans, tables.writes, new.key, new.value, sink, new.bias, *further, by_position=True
         )
         return self.backend.attend_stored(step, self.problem)[0]
+
+
+def _apart(stores: Sequence[BranchRows], seen: int) -> bool:
+    """Whether the row after `seen` can see no key of the last branch in one before it."""
+    *earlier, last = (store.span(seen) for store in stores)
+    return all(span.stop <= last.start or last.stop <= span.start for span in earlier)
 
 
 def prepare(facts: StepFacts, pattern: Pattern) -> PreparedStep | None:

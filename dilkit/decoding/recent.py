@@ -66,6 +66,9 @@ class RecentRows(BranchRows):
         first = max(0, seen - self.rollback - self.reach, self._first)
         return self.rows.shape[1] * max(0, seen - first)
 
+    def span(self, seen: int) -> range:
+        return range(max(0, seen - self.reach), seen + 1)
+
     def extend(self, seen: int, new: Tensor) -> list[Block]:
         count = new.shape[2]
         self._append(seen, new, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -58,6 +59,7 @@ def check_one_sequence(module: Any) -> None:
 
 
 @assume_constant_result
+@cache
 def _takes_other_states(kind: Any) -> bool:
     arguments = set(inspect.signature(kind.forward).parameters)
     return any(names <= arguments for names in OTHER_STATES)
