@@ -58,6 +58,7 @@ PATTERNS = {
         SlidingWindow(3, heads=(0, 2)), SlidingWindow(9, 2, heads=(1, 4)), GlobalTokens(1, heads=(5, 6))
     ),
     "once by heads": Pattern.of(SlidingWindow(9, heads=(1, 4)), GlobalTokens([9, 2], heads=(0, 3)), overlap="once"),
+    "once, global twice": Pattern.of(GlobalTokens([0]), GlobalTokens([3, 9]), overlap="once"),
     "shard": Pattern.of(SlidingWindow(4), DilatedSegment(12, 4), head_shard=(3, 11)),
     "one side": Pattern.of(Reach(9, 2)),
 }
