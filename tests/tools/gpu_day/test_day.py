@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,6 +65,8 @@ def test_a_hung_step_costs_itself_alone_and_a_second_run_repeats_nothing(log: Pa
 
 
 def test_a_stage_keeps_to_its_time_and_leaves_the_rest_to_the_next_run(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began_and_first_step = iter([0.0, 0.0])
+    monkeypatch.setattr(stage, "time", SimpleNamespace(monotonic=lambda: next(began_and_first_step, 1.5)))
     monkeypatch.setattr(stage, "LEAST", 1.0)
     cut = run(log, seconds=1.5).steps
     assert [(step.name, step.ended) for step in cut] == [("hangs", "cut")]
