@@ -47,12 +47,13 @@ def _short(value: object) -> str:
 
 def check_one_sequence(module: Any) -> None:
     """Raise ValueError for a model, or a layer, in which the keys are of another sequence than the queries."""
+    kind: Any = type(module)
     config, across = module.config, getattr(module, "is_cross_attention", None)
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         raise ValueError(
             f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
         )
-    if across or (across is None and not hasattr(config, "add_cross_attention") and _takes_other_states(type(module))):
+    if across or (across is None and not hasattr(config, "add_cross_attention") and _takes_other_states(kind)):
         raise ValueError(
             f"{type(module).__name__} is cross-attention, of two sequences; dilated attention is of one sequence with itself"
         )

@@ -9,6 +9,7 @@ from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.forecast import Forecast
 from dilkit.comm.plan.routes import SCHEDULES
 from dilkit.pattern import Pattern
+from dilkit.tools.commands.plan import simulated
 from dilkit.tools.commands.plan.report import Report, document
 from dilkit.tools.commands.plan.speeds import BANDWIDTH, FLOPS, calibrate, speed_of
 from dilkit.tools.console.arguments import (
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "in a job of mpirun or torchrun: measure links and kernel with the problem given, write them into FILE, plan nothing"
     )
     group.add_argument("--calibrate", type=Path, metavar="FILE", help=calibrated)
+    simulated.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,4 +98,4 @@ def collect(args: argparse.Namespace) -> Report:
             if args.schedule != ALL or (name == SCHEDULES[0] and pattern.only_segments):
                 raise
             refused[name] = str(error)
-    return Report(problem_of(args, args.assume), args.world_size, speed, plans, refused)
+    return Report(problem_of(args, args.assume), args.world_size, speed, plans, refused, simulated.simulation(args, plans, speed))

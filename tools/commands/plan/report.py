@@ -12,6 +12,7 @@ from dilkit.comm.plan.explain import branch_facts, explanation
 from dilkit.comm.plan.forecast import Forecast, Numbers, Speed, baselines
 from dilkit.problem import Problem
 from dilkit.tools.commands.plan.call import Call
+from dilkit.tools.commands.plan.simulated import Simulation
 from dilkit.tools.commands.plan.speeds import words
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, wrapped
 from dilkit.tools.report.document import Document, Table, tables
@@ -36,6 +37,7 @@ class Report:
     speed: Speed
     schedules: dict[str, Forecast]
     refused: dict[str, str]
+    simulation: Simulation | None = None
 
     @property
     def first(self) -> Forecast:
@@ -60,6 +62,7 @@ class Report:
             refused=self.refused,
             baselines=elsewhere,
             choice=choice(self.schedules),
+            **({} if self.simulation is None else dict(simulated=self.simulation.to_dict())),
         )
 
 
@@ -121,6 +124,7 @@ def _over_ranks(report: Report) -> tuple[Table, ...]:
         Table(f"branches, schedule {names[1]}", BRANCHES, tuple(_branches(first)), why),
         Table("a rank, by schedule", names, tuple(_all_ranks(forecasts))),
         Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), elsewhere),
+        *(() if report.simulation is None else (report.simulation.table(),)),
     )
 
 

@@ -1,0 +1,88 @@
+"""`delivered`: when what ranks send each other has arrived, on links that they share.
+
+a link works whenever something waits for it, and shares itself out evenly: what it carries last has passed at
+
+    max over its messages k of   start[k] + bytes of those that start no earlier than k / bandwidth
+
+rank i's port ---> uplink of its pod ---> uplink of j's pod ---> rank j's port       j goes on when all of them have passed
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.comm.simulation.pair_rows import Table
+from dilkit.comm.simulation.topology import Topology
+
+Times = NDArray[np.float64]
+"""`(world_size,)`: seconds, those of each rank."""
+MOST_STARTS = 256
+"""Moments at which messages of a leg may start."""
+
+
+class Delivery(NamedTuple):
+    """When each rank has received all that is for it, and sent all that it sends; and the seconds that links work, by kind.
+
+    `busy`: of the link of each kind that works longest.
+    """
+
+    received: Times
+    sent: Times
+    busy: dict[str, float]
+
+
+def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
+    """What becomes of `volume` bytes from rank to rank, sent at `start` by each rank.
+
+    Starts in more than 256 moments are rounded up to as many, evenly spread.
+    """
+    world_size = len(start)
+    hosts, pods = topology.hosts(world_size), topology.pods(world_size)
+    start, near = _rounded(start), volume * (hosts[:, None] == hosts)
+    received, sent, busy = start.copy(), start.copy(), dict[str, float]()
+    for kind, part, rate in (("within hosts", near, topology.within_host), ("ports", volume - near, topology.bandwidth)):
+        if part.any():
+            out, into = start + part.sum(1) / rate, _passed(start, part, rate)
+            busy[kind] = float(max(part.sum(0).max(), part.sum(1).max())) / rate
+            received, sent = np.maximum.reduce((received, into, _last_of(out, part))), np.maximum(sent, out)
+    between = volume * (pods[:, None] != pods) if pods[-1] else near[:0]
+    if between.any():
+        up, busy["uplinks"] = _through_uplinks(start, between, pods, topology.uplink)
+        received = np.maximum(received, up)
+    return Delivery(received, sent, busy)
+
+
+def _rounded(start: Times) -> Times:
+    first, step = start.min(), (start.max() - start.min()) / MOST_STARTS
+    if len(np.unique(start)) <= MOST_STARTS:
+        return start
+    rounded: Times = first + np.ceil((start - first) / step) * step
+    return rounded
+
+
+def _through_uplinks(start: Times, volume: Table, pods: NDArray[np.int64], rate: float) -> tuple[Times, float]:
+    """When all that comes to a rank from other pods has passed their uplinks and that of its own; and how long one works."""
+    first = np.flatnonzero(np.diff(pods, prepend=-1))
+    to_pod, from_pod = np.add.reduceat(volume, first, 1), np.add.reduceat(volume, first, 0)
+    into, leaving = _passed(start, to_pod, rate), volume.sum(1)[:, None]
+    out = np.array([_passed(start[pods == pod], leaving[pods == pod], rate)[0] for pod in range(len(first))])
+    own = np.where(volume.any(0), into[pods], -np.inf)
+    return np.maximum(_last_of(out, from_pod), own), float(max(to_pod.sum(0).max(), from_pod.sum(1).max())) / rate
+
+
+def _last_of(out: Times, volume: Table) -> Times:
+    """When the last of the links that bring each rank something is done; -inf where none does."""
+    last: Times = np.where(volume > 0, out[:, None], -np.inf).max(0)
+    return last
+
+
+def _passed(start: Times, volume: Table, rate: float) -> Times:
+    """When links `(links,)` have carried `volume` `(messages, links)` of messages that start at `start` `(messages,)`."""
+    moments, of = np.unique(start, return_inverse=True)
+    together = (np.arange(len(moments))[:, None] == of).astype(float) @ volume
+    after = np.cumsum(together[::-1], 0)[::-1]
+    found: Times = np.where(after > 0, moments[:, None] + after / rate, -np.inf).max(0)
+    return found

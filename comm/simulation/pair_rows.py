@@ -1,0 +1,96 @@
+"""From which rank to which rank rows travel: `PairRows`, those of all branches that are not computed round a ring.
+
+A segment of g ranks, `rows[i, h]` of them kept by rank i for head h; `computes[h, j]`: rank j computes head h of its own group
+
+    queries  i -> j   sum over h of rows[i, h] * width[h] * computes[h, j]     within a group
+    keys     i -> j   sum over h of rows[i, h] * computes[h, j]                to all groups, with causality those from its own on
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
+from dilkit.comm.plan.row_counts import RowCounts
+from dilkit.comm.plan.sharded_segments import ShardedSegment
+from dilkit.comm.plan.traffic import Rows
+
+Table = NDArray[np.float64]
+"""`(world_size, world_size)`, from a rank (line) to a rank (column); nothing to itself."""
+MOST_PAIRS = 2**15
+"""Pairs of ranks of a branch without segments whose messages are looked at one by one."""
+MOST_ENTRIES = 2**27
+"""Entries of the tables of all segments of a branch that are added up one by one."""
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """Rows of queries and of keys (and values) that ranks send each other in a forward pass, for a batch of 1.
+
+    Where a branch has more pairs of ranks, or segments, than are looked at one by one, what a rank sends goes to the others in
+    proportion to what they receive.
+    """
+
+    queries: Table
+    keys: Table
+
+    def legs(self, backward: bool, rows: Rows) -> tuple[Table, Table]:
+        """Bytes of the rows there, and of what is computed with them back, as `branch_traffic` has them."""
+        row, lse = rows.row_bytes, rows.lse_bytes
+        if backward:
+            there, back = self.queries * (2 * row + lse), self.queries.T * row + self.keys.T * (2 * row)
+        else:
+            there = self.queries * rows.query_bytes + self.keys * rows.key_value_bytes
+            back = self.queries.T * (row + lse)
+        return there * rows.batch, back * rows.batch
+
+
+def pair_rows(plan: ExchangePlan) -> PairRows:
+    """Those of all branches."""
+    found = PairRows(*np.zeros((2, plan.world_size, plan.world_size)))
+    for branch, (route, exchange, counts) in enumerate(zip(plan.routes, plan.exchanges, plan.row_counts, strict=True)):
+        if route.kind in ("local", "ring"):
+            continue
+        if exchange is not None:
+            _add_exchange(found, exchange, plan.world_size)
+        elif (segments := plan.sharded_segments[branch]) and sum(len(one.ranks) ** 2 for one in segments) <= MOST_ENTRIES:
+            for segment in segments:
+                _add_segment(found, segment)
+        else:
+            _add_in_proportion(found, counts)
+    for table in (found.queries, found.keys):
+        np.fill_diagonal(table, 0.0)
+    return found
+
+
+def _add_segment(found: PairRows, segment: ShardedSegment) -> None:
+    rows, groups = np.diff(segment.kept, axis=0).astype(float), segment.group_of
+    computes = np.zeros((len(segment.heads), len(segment.ranks)))
+    heads = np.broadcast_to(np.arange(len(segment.heads)), segment.compute_ranks.shape)
+    computes[heads, segment.compute_ranks - segment.ranks[0]] = 1.0
+    widths = np.array([head.width for head in segment.heads], float)
+    part = slice(int(segment.ranks[0]), int(segment.ranks[-1]) + 1)
+    found.queries[part, part] += ((rows * widths) @ computes) * (groups[:, None] == groups)
+    keys = rows @ computes
+    found.keys[part, part] += keys * (groups[:, None] <= groups) if segment.is_causal else keys
+
+
+def _add_exchange(found: PairRows, exchange: BranchExchange, world_size: int) -> None:
+    pairs = [(source, target) for source in exchange.held for target in exchange.peers(source) if source != target]
+    if len(pairs) > MOST_PAIRS:
+        _add_in_proportion(found, exchange.counts)
+        return
+    for source, target in pairs:
+        queries, keys = exchange.message(source, target).rows()
+        found.queries[source, target] += queries
+        found.keys[source, target] += keys
+
+
+def _add_in_proportion(found: PairRows, counts: RowCounts | ExchangeCounts) -> None:
+    both = (found.queries, counts.queries_sent, counts.queries_received), (found.keys, counts.keys_sent, counts.keys_received)
+    for table, sent, received in both:
+        table += np.outer(sent, received) / max(1, int(received.sum()))

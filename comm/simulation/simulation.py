@@ -1,0 +1,158 @@
+"""`simulate`: a forward and a backward pass by an exchange plan in time, rank by rank, event by event.
+
+    rank i   | agree | send rows there ............| compute with rows that came | ring: send a block on, compute  ... | add
+             |       | compute what is local ......|                             | results go back ....................|
+                                                   ^ waits for the slowest of those that send to it
+
+Backward the same with the bytes and the work of a backward pass; round a ring, gradients return at each hop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dilkit.checks import real
+from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.forecast import Forecast
+from dilkit.comm.plan.traffic import Traffic
+from dilkit.comm.simulation.delivery import Times, delivered
+from dilkit.comm.simulation.pair_rows import PairRows, pair_rows
+from dilkit.comm.simulation.topology import Topology
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """`count` ranks, evenly spread, whose computation takes `slowdown` times as long as that of the others."""
+
+    count: int = 0
+    slowdown: float = 1.5
+
+    def slower(self, world_size: int) -> Times:
+        """`(world_size,)`: how many times as long each rank computes."""
+        if not 0 <= self.count <= world_size:
+            raise ValueError(f"stragglers: {self.count:,} of {world_size:,} ranks cannot be slower; give 0 to {world_size:,}")
+        if not real("slowdown", self.slowdown) >= 1:
+            raise ValueError(f"slowdown={self.slowdown} must be at least 1: how many times as long they compute")
+        times = np.ones(world_size)
+        times[np.arange(self.count) * world_size // max(self.count, 1)] = self.slowdown
+        return times
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came of it: seconds.
+
+    `finish` `(world_size,)`: when each rank is done. `compute` `(world_size,)`: of these, what it computed. `busy`: by kind of
+    resource, how long the one of it works that works longest: below the largest of these no schedule with these bytes comes.
+    """
+
+    finish: Times
+    compute: Times
+    busy: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Until the last rank is done."""
+        return float(self.finish.max())
+
+    @property
+    def waiting(self) -> float:
+        """The share of all ranks' time that they do not compute."""
+        return 1.0 - float(self.compute.sum()) / (len(self.compute) * self.seconds) if self.seconds else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """The resource that works longest."""
+        return max(self.busy, key=lambda kind: self.busy[kind])
+
+
+def simulate(forecast: Forecast, topology: Topology | None = None, stragglers: Stragglers = Stragglers()) -> Simulated:
+    """A forward and a backward pass of `forecast.plan`, at the speed of `forecast.speed`, on the links of `topology`.
+
+    None: a flat network of the bandwidth of the speed. Bytes are those that the plan counts, work in proportion to its pairs.
+
+    >>> from dilkit import Pattern
+    >>> from dilkit.comm import Rows, exchange_plan
+    >>> from dilkit.comm.plan.forecast import Speed
+    >>> plan = exchange_plan(Pattern([64, 256], [1, 1]), cuts=(0, 128, 256), heads=2)
+    >>> forecast = Forecast(plan, Rows(head_dim=64, dtype="float32"), Speed(bandwidth=1e9, flops=1e9))
+    >>> found = simulate(forecast)
+    >>> round(found.seconds, 4), found.bottleneck
+    (0.0735, 'compute')
+    """
+    topology = topology or Topology(forecast.speed.bandwidth)
+    run = _Run(forecast, topology, stragglers.slower(forecast.plan.world_size), pair_rows(forecast.plan))
+    for phase in PHASES:
+        run.phase(phase)
+    run.busy["compute"] = float(run.compute.max())
+    return Simulated(run.now, run.compute, run.busy)
+
+
+@dataclass
+class _Run:
+    """The clocks of all ranks while they go through a pass."""
+
+    forecast: Forecast
+    topology: Topology
+    slower: Times
+    pairs: PairRows
+    busy: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.now, self.compute = np.zeros((2, self.forecast.plan.world_size))
+
+    def phase(self, phase: str) -> None:
+        """One of the passes."""
+        plan, speed = self.forecast.plan, self.forecast.speed
+        backward = phase == "backward"
+        there, back = self.pairs.legs(backward, self.forecast.rows)
+        if plan.world_size > 1 and not backward:  # arguments are compared: all wait for all
+            self.now[:] = self.now.max() + speed.latency
+        sent = delivered(self.now, there, self.topology)
+        self._count(sent.busy)
+        arrived = sent.received + speed.latency * plan.uses_all_to_all
+        self._work("local", phase)
+        self.now = np.maximum(self.now, arrived)
+        self._work("moved", phase)
+        sent = delivered(self.now, back, self.topology)
+        self._count(sent.busy)
+        returned = np.maximum(sent.received, sent.sent) + speed.latency * plan.uses_all_to_all
+        self._rings(phase)
+        self.now = np.maximum(self.now, returned)
+
+    def _rings(self, phase: str) -> None:
+        """Hop by hop: a block is sent on while the one before is computed with."""
+        plan, forecast = self.forecast.plan, self.forecast
+        ring = [branch for branch, route in enumerate(plan.routes) if route.kind == "ring"]
+        for branch in ring:
+            hops = max(len(segment.ranks) for segment in plan.sharded_segments[branch]) - 1
+            traffic, work = plan.traffic(phase, forecast.rows, branch).ring, self._seconds("ring", phase) / len(ring)
+            for _ in range(hops):
+                self._hop(traffic, work / (hops + 1), hops)
+            self._compute(work / (hops + 1))
+
+    def _hop(self, traffic: Traffic, work: Times, hops: int) -> None:
+        """What a rank sends goes to the next one; a link carries it as long as the busier direction takes."""
+        taken = traffic.busier / hops / self.topology.bandwidth
+        arrived = np.where(traffic.received > 0, np.roll(self.now + taken, 1), self.now)
+        self._count({"ports": float(taken.max())})
+        self._compute(work)
+        self.now = np.maximum(self.now, arrived) + self.forecast.speed.latency
+
+    def _work(self, name: str, phase: str) -> None:
+        self._compute(self._seconds(name, phase))
+
+    def _seconds(self, name: str, phase: str) -> Times:
+        """Of work of one kind in a pass, without stragglers."""
+        factor = self.forecast.speed.backward if phase == "backward" else 1.0
+        return np.array(self.forecast.flops[name], float) / self.forecast.speed.flops * factor
+
+    def _compute(self, seconds: Times) -> None:
+        self.now = self.now + seconds * self.slower
+        self.compute = self.compute + seconds * self.slower
+
+    def _count(self, busy: dict[str, float]) -> None:
+        for kind, seconds in busy.items():
+            self.busy[kind] = self.busy.get(kind, 0.0) + seconds

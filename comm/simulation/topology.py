@@ -1,0 +1,73 @@
+"""`Topology`: the links between ranks, and which of them a message passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dilkit.checks import integer, real
+from dilkit.comm.plan.sharded_segments import IntArray
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Ranks in hosts, hosts in pods; each link carries so many bytes a second each way.
+
+        pod          |------------- uplink: bandwidth of all its ranks / oversubscription -------------|
+        hosts        |   host 0    |   host 1    |  ...   a rank's port: `bandwidth`, to other hosts
+        ranks        | 0  1  ..  7 | 8  9  ..    |  ...   `inside`: to ranks of the same host
+
+    `ranks_per_host` ranks are a host, `hosts_per_pod` hosts a pod, numbered one after the other; None: one pod of all, a flat
+    network. `inside` None: as fast as to other hosts. Switches within a pod are not limits: each rank may send and receive at
+    `bandwidth` at the same time.
+
+    Raises TypeError or ValueError for sizes below 1, rates that are not above 0 and an oversubscription below 1.
+
+        >>> fat_tree = Topology(50e9, ranks_per_host=8, hosts_per_pod=4, oversubscription=2.0, inside=450e9)
+        >>> fat_tree.uplink, fat_tree.hosts(64).tolist()[:9], fat_tree.pods(64).tolist()[-1]
+        (800000000000.0, [0, 0, 0, 0, 0, 0, 0, 0, 1], 1)
+    """
+
+    bandwidth: float
+    ranks_per_host: int = 1
+    hosts_per_pod: int | None = None
+    oversubscription: float = 1.0
+    inside: float | None = None
+
+    def __post_init__(self) -> None:
+        integer("ranks_per_host", self.ranks_per_host, at_least=1)
+        if self.hosts_per_pod is not None:
+            integer("hosts_per_pod", self.hosts_per_pod, at_least=1)
+        for name, rate in (("bandwidth", self.bandwidth), ("inside", self.within_host)):
+            if not real(name, rate) > 0:
+                raise ValueError(f"{name}={rate} must be above 0: bytes a second")
+        if not real("oversubscription", self.oversubscription) >= 1:
+            raise ValueError(
+                f"oversubscription={self.oversubscription} must be at least 1: what the ranks of a pod could send over what its "
+                "uplink carries"
+            )
+
+    @property
+    def within_host(self) -> float:
+        """Bytes a second to ranks of the same host."""
+        return self.bandwidth if self.inside is None else self.inside
+
+    @property
+    def ranks_per_pod(self) -> int | None:
+        """None: all ranks are in one."""
+        return None if self.hosts_per_pod is None else self.hosts_per_pod * self.ranks_per_host
+
+    @cached_property
+    def uplink(self) -> float:
+        """Bytes a second from a pod to the others, and from them to it."""
+        return (self.ranks_per_pod or 1) * self.bandwidth / self.oversubscription
+
+    def hosts(self, world_size: int) -> IntArray:
+        """`(world_size,)`: the host of each rank."""
+        return np.arange(world_size) // self.ranks_per_host
+
+    def pods(self, world_size: int) -> IntArray:
+        """`(world_size,)`: the pod of each rank."""
+        return np.arange(world_size) // (self.ranks_per_pod or world_size)

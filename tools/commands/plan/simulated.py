@@ -1,0 +1,99 @@
+"""`dilkit plan --simulate`: a call over ranks in time, on links that ranks share, beside other ways to compute it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.simulation.peers import peer_seconds
+from dilkit.comm.simulation.simulation import Simulated, Stragglers, simulate
+from dilkit.comm.simulation.topology import Topology
+from dilkit.tools.console.arguments import number, whole
+from dilkit.tools.console.quantities import bandwidth
+from dilkit.tools.console.text import in_seconds
+from dilkit.tools.report.document import Table
+
+OF_SIMULATION = ("ranks_per_host", "hosts_per_pod", "oversubscription", "inside", "stragglers", "slowdown")
+MOST_RANKS = 4_096
+"""The most ranks that are simulated: a table of all pairs of them takes 128 MiB, and there are several."""
+KINDS = ("compute", "within hosts", "ports", "uplinks")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A forward and a backward pass by each schedule, and seconds of other ways."""
+
+    topology: Topology
+    stragglers: Stragglers
+    schedules: dict[str, Simulated]
+    peers: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        schedules = {
+            name: dict(seconds=one.seconds, waiting=one.waiting, bottleneck=one.bottleneck, busy_seconds=one.busy)
+            for name, one in self.schedules.items()
+        }
+        return dict(topology=vars(self.topology), stragglers=vars(self.stragglers), schedules=schedules, peers=self.peers)
+
+    def table(self) -> Table:
+        """For people: a column for each schedule and each other way."""
+        names, busy = ("", *self.schedules, *self.peers), [one.busy for one in self.schedules.values()]
+        no_more = ("",) * len(self.peers)
+        rows = [("time", *(in_seconds(one.seconds) for one in self.schedules.values()), *map(in_seconds, self.peers.values()))]
+        rows.append(("share of it that ranks wait", *(f"{one.waiting:.1%}" for one in self.schedules.values()), *no_more))
+        for kind in KINDS:
+            if any(kind in one for one in busy):
+                rows.append((f"busiest of {kind}", *(in_seconds(one.get(kind, 0.0)) for one in busy), *no_more))
+        rows.append(("longest at work", *(one.bottleneck for one in self.schedules.values()), *no_more))
+        return Table("simulated: forward and backward, event by event", names, tuple(rows), self._words())
+
+    def _words(self) -> str:
+        topology, stragglers = self.topology, self.stragglers
+        pods = "one pod" if topology.hosts_per_pod is None else f"pods of {topology.hosts_per_pod} hosts"
+        shared = "" if topology.hosts_per_pod is None else f", uplinks of 1/{topology.oversubscription:g} of their ports"
+        inside = f", {topology.within_host / 1e9:,.4g} GB/s within" if topology.ranks_per_host > 1 else ""
+        slow = f"; {stragglers.count:,} ranks compute {stragglers.slowdown:g} times as long" if stragglers.count else ""
+        return f"hosts of {topology.ranks_per_host}{inside}, {pods}{shared}{slow}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a simulation."""
+    group = parser.add_argument_group("simulation")
+    group.add_argument(
+        "--simulate", action="store_true", help=f"also work out the time event by event, of {MOST_RANKS:,} ranks at most"
+    )
+    group.add_argument("--ranks-per-host", type=whole(1), metavar="N", help="ranks that are a host (default 1)")
+    group.add_argument(
+        "--hosts-per-pod", type=whole(1), metavar="N", help="hosts below one uplink (default: all, a flat network)"
+    )
+    ratio = number("a ratio of at least 1", lambda x: x >= 1)
+    more = "what the ranks of a pod could send, over what its uplink carries (default 1)"
+    group.add_argument("--oversubscription", type=ratio, metavar="X", help=more)
+    group.add_argument("--inside", type=bandwidth, metavar="B", help="between ranks of a host (default: as --bandwidth)")
+    group.add_argument("--stragglers", type=whole(0), metavar="N", help="ranks that compute slower than the others (default 0)")
+    group.add_argument("--slowdown", type=ratio, metavar="X", help="how many times as long they compute (default 1.5)")
+
+
+def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], speed: Speed) -> Simulation | None:
+    """What the arguments ask for; None without --simulate. Raises ValueError where they do not fit."""
+    given = {name: value for name in OF_SIMULATION if (value := getattr(args, name)) is not None}
+    if not args.simulate:
+        if given:
+            raise ValueError(f"--{next(iter(given)).replace('_', '-')}: it is of a simulation; add --simulate")
+        return None
+    if args.world_size > MOST_RANKS:
+        raise ValueError(f"--world-size {args.world_size:,}: {MOST_RANKS:,} ranks are simulated at most; leave --simulate out")
+    if "slowdown" in given and not given.get("stragglers"):
+        raise ValueError("--slowdown: it is that of --stragglers N, of which there are none")
+    if "oversubscription" in given and "hosts_per_pod" not in given:
+        raise ValueError("--oversubscription: it is that of the uplinks of pods; add --hosts-per-pod N")
+    links = {name: value for name, value in given.items() if name not in ("stragglers", "slowdown")}
+    topology = Topology(speed.bandwidth, **links)
+    stragglers = Stragglers(given.get("stragglers", 0), given.get("slowdown", Stragglers.slowdown))
+    schedules = {name: simulate(forecast, topology, stragglers) for name, forecast in forecasts.items()}
+    peers = peer_seconds(next(iter(forecasts.values())), topology) if forecasts else {}
+    return Simulation(topology, stragglers, schedules, peers)
