@@ -62,8 +62,6 @@ def pair_rows(plan: ExchangePlan) -> PairRows:
                 _add_segment(found, segment)
         else:
             _add_in_proportion(found, counts)
-    for table in (found.queries, found.keys):
-        np.fill_diagonal(table, 0.0)
     return found
 
 
@@ -74,9 +72,13 @@ def _add_segment(found: PairRows, segment: ShardedSegment) -> None:
     computes[heads, segment.compute_ranks - segment.ranks[0]] = 1.0
     widths = np.array([head.width for head in segment.heads], float)
     part = slice(int(segment.ranks[0]), int(segment.ranks[-1]) + 1)
-    found.queries[part, part] += ((rows * widths) @ computes) * (groups[:, None] == groups)
-    keys = rows @ computes
-    found.keys[part, part] += keys * (groups[:, None] <= groups) if segment.is_causal else keys
+    queries, keys = ((rows * widths) @ computes) * (groups[:, None] == groups), rows @ computes
+    for table, sent in (
+        (found.queries, queries),
+        (found.keys, keys * (groups[:, None] <= groups) if segment.is_causal else keys),
+    ):
+        np.fill_diagonal(sent, 0.0)
+        table[part, part] += sent
 
 
 def _add_exchange(found: PairRows, exchange: BranchExchange, world_size: int) -> None:
@@ -93,4 +95,6 @@ def _add_exchange(found: PairRows, exchange: BranchExchange, world_size: int) ->
 def _add_in_proportion(found: PairRows, counts: RowCounts | ExchangeCounts) -> None:
     both = (found.queries, counts.queries_sent, counts.queries_received), (found.keys, counts.keys_sent, counts.keys_received)
     for table, sent, received in both:
-        table += np.outer(sent, received) / max(1, int(received.sum()))
+        shares = np.tile(received.astype(float), (len(sent), 1))
+        np.fill_diagonal(shares, 0.0)
+        table += sent[:, None] * shares / np.maximum(shares.sum(1, keepdims=True), 1.0)

@@ -146,6 +146,22 @@ def test_what_a_schedule_refuses_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "gather is refused: schedule='gather'" in output(capsys, "plan", *CONFIGURATIONS["keys that count once"].split())
 
 
+def test_a_simulation_is_of_the_links_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    links = "--ranks-per-host 2 --hosts-per-pod 1 --oversubscription 2 --inside 90GB/s --stragglers 1"
+    given = f"--simulate --world-size 4 --seq 4K --segments dense --rates 1 {links}"
+    found = planned(capsys, given)["simulated"]
+    assert set(found["schedules"]) == {"auto", "balanced", "scatter", "gather", "ring"}
+    assert set(found["schedules"]["auto"]["busy_seconds"]) == {"compute", "within hosts", "ports", "uplinks"}
+    assert (found["topology"]["inside"], found["stragglers"]["count"]) == (9e10, 1)
+    assert "1 ranks compute 1.5" in " ".join(output(capsys, "plan", *given.split()).split())
+
+
+@pytest.mark.parametrize("options", ["--stragglers 2", "--simulate --slowdown 2", "--simulate --oversubscription 2"])
+def test_what_is_of_no_simulation_is_refused(capsys: pytest.CaptureFixture[str], options: str) -> None:
+    assert cli.main(["plan", *options.split()]) == 2
+    assert re.search("; add --|there are none", capsys.readouterr().err)
+
+
 def test_numbers_beyond_64_bits(capsys: pytest.CaptureFixture[str]) -> None:
     report = planned(capsys, "--seq 1e9 --segments dense --heads 32 --dim 128 --world-size 2")
     assert report["schedules"]["gather"]["flops"]["max"] == 4 * 128 * 16 * 10**18

@@ -15,7 +15,18 @@ from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.points import sampled, series_by_name
 from dilkit.tools.report.targets import figure_table, suite_sentence
 
-HEADER = ("who", "routes", "time", "quartiles", f"over {AUTO}", "a host sends", "interface / planned", "predicted", "hidden")
+HEADER = (
+    "who",
+    "routes",
+    "time",
+    "quartiles",
+    f"over {AUTO}",
+    "a host sends",
+    "interface / planned",
+    "predicted",
+    "simulated",
+    "hidden",
+)
 SENTENCES = {
     RING: "over slow links a ring of all keys and values takes {} as long as dilkit",
     GATHER: "an all-gather of them {}",
@@ -72,7 +83,8 @@ def _rows(links: Links) -> Iterator[tuple[str, ...]]:
             time = in_seconds(entry.time.median_s), quartiles(entry.time), times_as_long(links, name, AUTO)
             predicted = f"{links.foretold(name):.2f}x" if name in links.predicted_s else "-"
             hidden = f"{100 * links.hidden[name]:.0f} %" if name in links.hidden else "-"
-            yield name, routes or "-", *time, sent, f"{links.bytes_ratio(name):.3f}", predicted, hidden
+            simulated = f"{links.as_simulated(name):.2f}x" if name in links.simulated_s else "-"
+            yield name, routes or "-", *time, sent, f"{links.bytes_ratio(name):.3f}", predicted, simulated, hidden
 
 
 def _times(links: Links) -> Plot:

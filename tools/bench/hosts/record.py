@@ -18,7 +18,8 @@ class Links(Step, Case):
     """Ways to compute one problem on `hosts` whose links carry `gbit` a second each way, timed in turns in one job.
 
     `wire_bytes`: those that each host's interface sent in a call, as its kernel counts. `predicted_s`: what the planner's model
-    says, of `speeds` that were measured in the same job. `hidden`: the share of the sends' time that no rank waits for.
+    says, of `speeds` that were measured in the same job; `simulated_s`: what its simulation says. `hidden`: the share of the
+    sends' time that no rank waits for.
     """
 
     what: str = ""
@@ -27,6 +28,7 @@ class Links(Step, Case):
     problem: str = ""
     wire_bytes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     predicted_s: dict[str, float] = field(default_factory=dict)
+    simulated_s: dict[str, float] = field(default_factory=dict)
     hidden: dict[str, float] = field(default_factory=dict)
     speeds: tuple[Speed, ...] = ()
 
@@ -43,6 +45,10 @@ class Links(Step, Case):
     def foretold(self, name: str) -> float:
         """The predicted time over the measured one."""
         return self.predicted_s[name] / self.seconds(name)
+
+    def as_simulated(self, name: str) -> float:
+        """The simulated time over the measured one."""
+        return self.simulated_s[name] / self.seconds(name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ import torch
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.plan.traffic import Rows
+from dilkit.comm.simulation.simulation import simulate
 from dilkit.comm.transports.base import Pending
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check, expected
@@ -62,25 +63,29 @@ def compare(
             ranks=exchange,
         )
     speeds.append(rank_speed(comm, problem))  # after it too: others may have begun to use the machine meanwhile
-    predicted = {name: _predicted(calls[name], speeds) for name in schedules}
+    predicted = {name: _mean(calls[name], speeds, _of_model) for name in schedules}
+    simulated = {name: _mean(calls[name], speeds, lambda forecast: simulate(forecast).seconds) for name in schedules}
     wire_bytes = {name: wire for name, (_, _, wire) in counted.items()}
     return Links(
         hosts=comm.size,
         entries=entries,
         wire_bytes=wire_bytes,
         predicted_s=predicted,
+        simulated_s=simulated,
         hidden=hidden,
         speeds=tuple(speeds),
     )
 
 
-def _predicted(call: RanksCall, speeds: Sequence[Speed]) -> float:
-    """What the planner's model says of the slowest rank, of the mean of measured speeds."""
-    p, seconds = call.problem, []
-    for speed in speeds:
-        forecast = Forecast(call.plan, Rows(p.head_dim, p.dtype, p.batch), speed)
-        seconds.append(float(forecast.seconds["overlapped"][forecast.slowest]))
-    return statistics.mean(seconds)
+def _mean(call: RanksCall, speeds: Sequence[Speed], seconds: Callable[[Forecast], float]) -> float:
+    """What `seconds` says of a call, the mean of that at each of the measured speeds."""
+    rows = Rows(call.problem.head_dim, call.problem.dtype, call.problem.batch)
+    return statistics.fmean(seconds(Forecast(call.plan, rows, speed)) for speed in speeds)
+
+
+def _of_model(forecast: Forecast) -> float:
+    """What the planner's model says of the slowest rank."""
+    return float(forecast.seconds["overlapped"][forecast.slowest])
 
 
 def _hidden(call: RanksCall, shard: Tensors) -> float:

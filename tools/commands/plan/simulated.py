@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.simulation.peers import peer_seconds
@@ -31,7 +30,7 @@ class Simulation:
     schedules: dict[str, Simulated]
     peers: dict[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As plain data, for JSON."""
         schedules = {
             name: dict(seconds=one.seconds, waiting=one.waiting, bottleneck=one.bottleneck, busy_seconds=one.busy)

@@ -1,0 +1,130 @@
+"""A call over ranks in time: bytes from rank to rank are those of the plan, and links that are shared take as long as by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.ranks import even_cuts, uneven_cuts
+from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilkit import Pattern
+from dilkit.comm import Rows, exchange_plan, shard_cuts
+from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.simulation import pair_rows as pairs
+from dilkit.comm.simulation.delivery import delivered
+from dilkit.comm.simulation.peers import peer_seconds
+from dilkit.comm.simulation.simulation import Stragglers, simulate
+from dilkit.comm.simulation.topology import Topology
+
+ROWS = Rows(8, "float32", batch=2, key_padding_mask=True)
+FAST = Speed(1e12, 1e9)
+
+
+@pytest.mark.parametrize("most", [2**15, 0])
+@given(
+    drawn=st.one_of(patterns_with_heads(), mixes_with_heads()),
+    seq=st.integers(1, 90),
+    world_size=st.integers(1, 5),
+    seed=st.integers(0, 3),
+    is_causal=st.booleans(),
+    schedule=st.sampled_from(["auto", "gather"]),
+)
+def test_bytes_from_rank_to_rank_are_those_of_the_plan(
+    most: int, drawn: tuple[Pattern, Heads], seq: int, world_size: int, seed: int, is_causal: bool, schedule: str
+) -> None:
+    pattern, heads = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "MOST_PAIRS", most)
+        try:
+            plan = exchange_plan(pattern, uneven_cuts(seq, world_size, seed), *heads, is_causal=is_causal, schedule=schedule)
+        except ValueError:  # a mix has no such schedule
+            return
+        found = pairs.pair_rows(plan)
+    assert not found.queries.diagonal().any()
+    assert not found.keys.diagonal().any()
+    for phase in PHASES:
+        traffic = plan.traffic(phase, ROWS)
+        there, back = found.legs(phase == "backward", ROWS)
+        assert there.sum(1) == pytest.approx(traffic.there.sent)
+        for volume, leg in ((there, traffic.there), (back, traffic.back)) if most else ():
+            assert (volume.sum(1).tolist(), volume.sum(0).tolist()) == (leg.sent.tolist(), leg.received.tolist())
+
+
+def test_a_port_that_several_send_to_is_shared_and_waits_for_the_last() -> None:
+    volume = np.zeros((4, 4))
+    volume[0, 3], volume[1, 3] = 30.0, 10.0
+    found = delivered(np.array([0.0, 1.0, 0.0, 0.0]), volume, Topology(10.0))
+    assert found.received.tolist() == [0.0, 1.0, 0.0, 4.0], "its port works from 0 on"
+    assert found.sent.tolist() == [3.0, 2.0, 0.0, 0.0]
+    assert delivered(np.array([0.0, 9.0, 0.0, 0.0]), volume, Topology(10.0)).received[3] == 10.0, "and then waits"
+    assert found.busy == {"ports": 4.0}
+
+
+def test_hosts_and_uplinks_are_links_of_their_own() -> None:
+    topology = Topology(10.0, ranks_per_host=2, hosts_per_pod=1, oversubscription=4.0, inside=100.0)
+    volume = np.zeros((4, 4))
+    volume[0, 1], volume[0, 2], volume[1, 3] = 100.0, 10.0, 10.0
+    found = delivered(np.zeros(4), volume, topology)
+    assert found.received.tolist() == [0.0, 1.0, 4.0, 4.0], "two ranks share an uplink of 20 / 4 bytes a second"
+    assert found.busy == {"within hosts": 1.0, "ports": 1.0, "uplinks": 4.0}
+    assert delivered(np.zeros(4), volume, Topology(10.0)).received.tolist() == [0.0, 11.0, 11.0, 1.0]
+
+
+def test_starts_without_number_are_rounded_up() -> None:
+    start, volume = np.linspace(0.0, 1.0, 1000), np.ones((1000, 1000)) - np.eye(1000)
+    found = delivered(start, volume, Topology(1e4))
+    exact = max(start[k] + (1000 - k) / 1e4 for k in range(1000)) + 999 / 1e4
+    assert exact - 0.1 <= found.received.max() <= exact + 1 / 256
+
+
+@pytest.mark.parametrize("schedule", ["auto", "gather", "ring"])
+def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule: str) -> None:
+    pattern = Pattern([32, 128], [1, 1])
+    plan = exchange_plan(pattern, even_cuts(128, 4), 4, schedule=schedule)
+    for speed in (FAST, Speed(1e5, 1e9)):
+        forecast = Forecast(plan, ROWS, speed)
+        found = simulate(forecast)
+        assert found.compute == pytest.approx(forecast.seconds["compute"])
+        assert forecast.seconds["overlapped"].max() * 0.7 <= found.seconds <= forecast.seconds["sequential"].max() * 1.001
+        assert found.bottleneck == ("compute" if speed is FAST else "ports")
+        assert max(found.busy.values()) <= found.seconds * 1.001
+
+
+def test_ranks_wait_for_a_slow_one_that_they_need_and_for_no_other() -> None:
+    alone = exchange_plan(Pattern([32], [1]), even_cuts(128, 4), 2)
+    together = exchange_plan(Pattern([128], [1]), even_cuts(128, 4), 4, schedule="scatter")
+    for plan, others_wait in ((alone, False), (together, True)):
+        forecast = Forecast(plan, ROWS, FAST)
+        usual, slow = simulate(forecast), simulate(forecast, stragglers=Stragglers(1, 3.0))
+        assert slow.seconds == pytest.approx(3 * usual.seconds, rel=0.01)
+        assert (slow.finish[1:].min() > 1.5 * usual.seconds) == others_wait
+        assert usual.waiting < 0.01 < 0.4 < slow.waiting
+
+
+def test_others_move_all_keys_or_all_rows() -> None:
+    pattern = Pattern([64, 4096], [1, 16])
+    plan = exchange_plan(pattern, shard_cuts(4096, 4, pattern), 4)
+    found = peer_seconds(Forecast(plan, ROWS, Speed(1e6, 1e15)), Topology(1e6))
+    keys = 2 * 1024 * 4 * ROWS.key_value_bytes
+    assert found["all-gather"] == pytest.approx(3 * (2 * keys - 2 * 1024 * 4) / 1e6, rel=1e-3)
+    assert found["full ring"] > found["all-gather"] > found["Ulysses"]
+    many = exchange_plan(pattern, even_cuts(4096, 16), 4)
+    assert "Ulysses" not in peer_seconds(Forecast(many, ROWS, FAST), Topology(1e12))
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: Topology(0.0), "bandwidth=0.0 must be above 0"),
+        (lambda: Topology(1.0, ranks_per_host=0), "ranks_per_host"),
+        (lambda: Topology(1.0, oversubscription=0.5), "oversubscription=0.5 must be at least 1"),
+        (lambda: Stragglers(5).slower(4), "5 of 4 ranks"),
+        (lambda: Stragglers(1, 0.5).slower(4), "slowdown=0.5 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(refused: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        refused()  # type: ignore[operator]
