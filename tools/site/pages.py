@@ -29,7 +29,7 @@ from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.results.file import write_text
-from dilkit.tools.site import figures
+from dilkit.tools.site import figures, many_ranks
 from dilkit.tools.site.api import composition_table, grouped_reference, reference
 from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.model_families import family_table
@@ -92,6 +92,7 @@ def draw(folder: Path) -> int:
             return code
     draw_slide(folder / "slide.png")
     draw_gallery(folder / "gallery.png")
+    many_ranks.draw(folder / "many-ranks.png")
     return 0
 
 
@@ -213,6 +214,8 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "kinds": kind_table,
     "kernels": lambda root: figures.whole(root / "docs" / "results", "kernels"),
     "locality": locality_table,
+    "many-ranks": many_ranks.table,
+    "many-ranks-assumptions": many_ranks.assumptions,
     "measurements": lambda root: figures.measurements(root / "docs" / "results"),
     "on-gpus": on_gpus,
     "peers": peer_table,
