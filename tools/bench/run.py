@@ -31,7 +31,7 @@ def run(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
     """
     fields = [field.name for field in dataclasses.fields(suite) if field.metadata.get("option", True)]
     for name, option in changed.items():
-        if name not in (*fields, "suite", "resume", "out"):
+        if name not in (*fields, "suite", "resume", "out", "against"):
             raise ValueError(f"{option}: does not go with --suite {suite.NAME}; leave it out")
     make_folder("--out", args.out)
     from dilkit.tools.report.files import publish

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dilkit.device import device_named
 from dilkit.problem import Problem
 from dilkit.tools.bench import suites
+from dilkit.tools.commands import compare
 from dilkit.tools.console import arguments
 from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import whole
@@ -79,6 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--merge", type=Path, nargs="+", metavar="FILE", help="suites cpu, gpu: measure nothing, show these results as one"
     )
+    words = "after the suite, what got slower or faster than in this file of an earlier run, as `dilkit compare` says it"
+    group.add_argument("--against", type=Path, metavar="FILE", help=words)
     job.add_arguments(parser)
     parser.add_argument_group("ranks").add_argument(
         "--schedules",
@@ -98,9 +101,12 @@ def run(args: Namespace) -> int:
 
     if args.suite:
         load_torch()
+        if args.against:
+            _check_earlier(args)
         command = suite_run.merge if args.merge else suite_run.run
-        return command(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
-    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge")
+        code = command(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
+        return code if code == INTERRUPTED or not args.against else max(code, _against(args, suite_run.FILE))
+    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge", "against")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))
@@ -113,6 +119,22 @@ def run(args: Namespace) -> int:
         raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")
     job.check(args)
     return _overhead(args, problem) if args.overhead else _lengths(args, problem, lengths)
+
+
+def _check_earlier(args: Namespace) -> None:
+    """Raise `ResultError` or ValueError, before anything is measured, for a file that the suite cannot be compared with."""
+    kind, needed = compare.load(args.against).kind, suites.suite(args.suite)().RECORD.KIND
+    if kind != needed:
+        raise ValueError(f"--against {args.against}: a result of kind {kind!r}; one of {needed!r} is needed")
+    if args.json:
+        raise ValueError(
+            f"--against: does not go with --json; run dilkit compare --json {args.against} {args.out / 'suite.json'}"
+        )
+
+
+def _against(args: Namespace, name: str) -> int:
+    """Compare what was measured with the earlier file; 1 where something got slower beyond noise."""
+    return compare.run(Namespace(old=args.against, new=args.out / name, margin=compare.MARGIN, all=False, json=False))
 
 
 def _leave_out(args: Namespace, why: str, *names: str) -> None:

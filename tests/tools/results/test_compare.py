@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +160,18 @@ def test_a_margin_is_a_share(margin: str, capsys: pytest.CaptureFixture[str]) ->
 def test_the_default_margin_is_the_documented_one() -> None:
     page = (FOLDER.parent / "measurements.md").read_text()
     assert f"{compare.MARGIN:.0%} unless" in page
+
+
+def test_a_suite_is_compared_with_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(suite: object, args: Namespace, changed: object) -> int:
+        shutil.copy(FOLDER / "orders.json", args.out / "suite.json")
+        return 0
+
+    monkeypatch.setattr("dilkit.tools.bench.run.run", measured)
+    command = ["bench", "--suite", "orders", "--out", str(tmp_path), "--against"]
+    assert cli.main([*command, str(FOLDER / "orders.json")]) == 0
+    assert re.search(r"\d+ measurements in both: 0 slower, 0 faster", capsys.readouterr().out)
+    assert cli.main([*command, str(FOLDER / "seeds.json")]) == 2
+    assert "a result of kind 'suite-seeds'; one of 'suite-orders' is needed" in capsys.readouterr().err
