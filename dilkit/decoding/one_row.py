@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,20 +54,23 @@ class PreparedStep:
     problem: Problem
     tables: StepTables
 
-    def attend(self, stores: Sequence[BranchRows], seen: int, new: NewRow, once: Heads | None) -> Tensor:
+    def attend(self, stores: list[BranchRows], seen: int, new: NewRow, once: Heads | None) -> Tensor:
         """Store the key and the value of the row after `seen`, and return what its query gets.
 
         `once`: the heads, where a key that several branches show counts once.
         """
-        tables = self.tables
+        tables, number, by_slots = self.tables, 0, len(stores) if once is None else 1
         tables.begin()
-        for number, store in enumerate(stores):
-            if (once is not None and number) or not store.step(seen, tables, number):
+        while (number := tables.go_on(stores, number, by_slots, seen)) < len(stores):
+            if number < by_slots and stores[number].make_room(seen):
+                tables.add(number, stores[number].slots, seen)
+            else:
                 for block in extend(stores, number, seen, (new.key, new.value), once):
                     unseen = None if block.unseen is None else block.unseen[:, 0, 0]
                     tables.see_part(number, block.stored, block.heads, seen, block.keys, unseen)
+            number += 1
         sink = None if new.sink is None else resolved(new.sink).detach().to(lse_dtype(new.query.dtype)).contiguous()
-        stored, further = tuple([store.rows for store in stores]), (tables.positions, tables.unseen)
+        stored, further = tuple([store.slots.rows for store in stores]), (tables.positions, tables.unseen)
         step = Step(
             new.query, stored, tables.spans, tables.writes, new.key, new.value, sink, new.bias, *further, by_position=True
         )

@@ -251,3 +251,17 @@ def first_beyond(tuple tensors, tuple spans):
         if span and <Py_ssize_t>x.storage_offset() * <Py_ssize_t>x.itemsize + span > <Py_ssize_t>x.untyped_storage().nbytes():
             return i
     return -1
+
+
+def spans_that_meet(tensors, spans, written):
+    """The pairs of a tensor of those numbered `written`, and of another, whose bytes from first to last have one in common.
+
+    A pair of two that are written comes once, the one that is named first before the other. `spans`: as of `first_beyond`.
+    """
+    cdef Py_ssize_t i, j, count = len(tensors)
+    cdef list starts = [<uintptr_t>locate(x, NULL, 0) for x in tensors], found = []
+    for i in written:
+        for j in range(count):
+            if starts[i] < starts[j] + spans[j] and starts[j] < starts[i] + spans[i] and j not in written[: written.index(i) + 1]:
+                found.append((i, j))
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dilkit.decoding.paged.kept_tokens import OfSegments
+from dilkit.decoding._kept_tokens import OfSegments
 from dilkit.decoding.paged.stream import Stream
 
 

@@ -13,7 +13,7 @@ from dilkit.checks import integer, one_of, shown
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged.branch import BranchStreams
 from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
-from dilkit.decoding.paged.kept_tokens import kept_tokens
+from dilkit.decoding._kept_tokens import kept_tokens
 from dilkit.decoding.paged.pool import PagePool
 from dilkit.decoding.paged.prompts import attend_prompts
 from dilkit.decoding.paged.sequence import SequenceRows

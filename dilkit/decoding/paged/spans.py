@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dilkit.bias.form import LoweredBias
 from dilkit.decoding.block import seen_by
-from dilkit.decoding.paged.kept_tokens import KeptTokens
+from dilkit.decoding._kept_tokens import KeptTokens
 from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.decoding.paged.stream import Stream
 from dilkit.decoding.step import Span, Step, Write, resolved, table

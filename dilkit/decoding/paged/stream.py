@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dilkit.decoding.paged.kept_tokens import KeptTokens
+from dilkit.decoding._kept_tokens import KeptTokens
 from dilkit.decoding.paged.pool import PagePool
 from dilkit.decoding.stored import encoded
 
