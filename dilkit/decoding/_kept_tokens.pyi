@@ -6,7 +6,7 @@ from dilkit.pattern.heads import Heads
 from dilkit.pattern.lowering import Form, Segments
 
 class KeptTokens:
-    branch: Branch | None
+    branch: Branch
     place: int
     head: int
     head_step: int
@@ -30,7 +30,6 @@ class OfGlobal(KeptTokens):
     def __init__(
         self, branch: Branch, place: int, heads: range, masked: bool, columns: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> None: ...
-
 
 def kept_tokens(pattern: Pattern, given: Heads) -> tuple[tuple[KeptTokens, ...], ...]: ...
 def kept_of_form(form: Form, group: int, branch: Branch | None = None, place: int = 0) -> tuple[KeptTokens, ...]: ...

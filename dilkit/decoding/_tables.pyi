@@ -3,7 +3,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.decoding._kept_tokens import KeptTokens
-from dilkit.decoding.branch_rows import BranchRows
 
 class Slots:
     rows: Tensor
@@ -28,7 +27,7 @@ class StepTables:
 
     def __init__(self, stores: int) -> None: ...
     def begin(self) -> None: ...
-    def go_on(self, stores: list[BranchRows], number: int, stop: int, seen: int) -> int: ...
+    def go_on(self, stores: list[Slots], number: int, stop: int, seen: int) -> int: ...
     def add(self, number: int, slots: Slots, seen: int) -> bool: ...
     def see_part(
         self,

@@ -97,10 +97,10 @@ def slots_again(arguments, rows, latest):
 
 
 cdef class StepTables:
-    """Spans and writes of so many stores, and the tensors beside them: `stored`, in their order, `positions` and `unseen`."""
+    """Spans and writes of so many stores, and the tensors beside them."""
 
     cdef readonly object spans, writes
-    cdef readonly tuple stored, positions, unseen
+    cdef readonly tuple positions, unseen
     cdef int64_t[:, ::1] span_lines, write_lines
 
     def __init__(self, Py_ssize_t stores):
@@ -118,10 +118,10 @@ cdef class StepTables:
         self.positions = self.unseen = ()
 
     def go_on(self, list stores, Py_ssize_t number, Py_ssize_t stop, int64_t seen):
-        """`add` the stores from `number` to `stop - 1`, as long as they go on; returns the number of that which has to be asked."""
+        """`add` the slots of stores from `number` to `stop - 1`, as long as these go on; returns the number of one that is to be asked."""
         cdef Slots slots
         while number < stop:
-            slots = stores[number].slots
+            slots = stores[number]
             if not slots.goes_on(seen) or not self.add(number, slots, seen):
                 break
             number += 1

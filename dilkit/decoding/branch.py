@@ -45,8 +45,8 @@ class KeptHeads:
     """A form with the heads of a cache.
 
     `tokens`: of each offset, what its heads keep; `classes`: where these are stored, in the order of offsets. `offsets`
-    `(kv_heads, group)`: of each query head; -1 where the form does not serve it. `partly`: whether it serves some but not all query
-    heads of a key/value head; `unseen`: of each of `tokens` then, those that it does not, as in `Step.unseen`.
+    `(kv_heads, group)`: of each query head; -1 where the form does not serve it. `partly`: whether it serves some but not all
+    query heads of a key/value head; `unseen`: of each of `tokens` then, those that it does not, as in `Step.unseen`.
     """
 
     def __init__(self, form: Segments, layout: Layout) -> None:

@@ -60,17 +60,16 @@ class PreparedStep:
         `once`: the heads, where a key that several branches show counts once.
         """
         tables, number, by_slots = self.tables, 0, len(stores) if once is None else 1
+        slots = [store.slots for store in stores]
         tables.begin()
-        while (number := tables.go_on(stores, number, by_slots, seen)) < len(stores):
-            if number < by_slots and stores[number].make_room(seen):
-                tables.add(number, stores[number].slots, seen)
-            else:
+        while (number := tables.go_on(slots, number, by_slots, seen)) < len(stores):
+            if number >= by_slots or not (stores[number].make_room(seen) and tables.add(number, slots[number], seen)):
                 for block in extend(stores, number, seen, (new.key, new.value), once):
                     unseen = None if block.unseen is None else block.unseen[:, 0, 0]
                     tables.see_part(number, block.stored, block.heads, seen, block.keys, unseen)
             number += 1
         sink = None if new.sink is None else resolved(new.sink).detach().to(lse_dtype(new.query.dtype)).contiguous()
-        stored, further = tuple([store.slots.rows for store in stores]), (tables.positions, tables.unseen)
+        stored, further = tuple([one.rows for one in slots]), (tables.positions, tables.unseen)
         step = Step(
             new.query, stored, tables.spans, tables.writes, new.key, new.value, sink, new.bias, *further, by_position=True
         )

@@ -69,26 +69,17 @@ class PreparedLastRows:
     """None for calls of other rows, and where the pattern shows no spans, or the backend has no steps."""
 
 
-def check_tensors(
-    query: object, k_cache: object, v_cache: object, key: object, value: object, cache_seqlens: object
-) -> None:
+def check_tensors(query: object, k_cache: object, v_cache: object, key: object, value: object, cache_seqlens: object) -> None:
     """Raise TypeError or ValueError, naming the tensor, unless all fit each other. `key` and `value` may be None."""
     if (key is None) != (value is None):
         raise ValueError("key and value go together: give both, or neither where the cache has them already")
     given: tuple[Any, ...] = query, k_cache, v_cache, cache_seqlens, key, value
     count = 4 if key is None else 6
     names, tensors = _NAMES[:count], given[:count]
-    if _are_plain(tensors) and not torch.compiler.is_compiling():
+    if {*map(type, tensors)} == {Tensor} and not torch.compiler.is_compiling():
         plan.cached(("tensors of last rows", key_of(names, tensors)), _fitting, names, tensors)
     else:
         _fitting(names, tensors)
-
-
-def _are_plain(tensors: tuple[Any, ...]) -> bool:
-    for x in tensors:
-        if type(x) is not Tensor:
-            return False
-    return True
 
 
 @dataclass(frozen=True)

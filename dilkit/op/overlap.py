@@ -35,9 +35,7 @@ def check_places(names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_written(
-    written: Sequence[str], names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]
-) -> None:
+def check_written(written: Sequence[str], names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
     """Raise ValueError, naming the tensor, where one of `written` shares memory with another of `names`, or is not to be written.
 
     `spans`: of each tensor, the bytes from its first element to the end of its last.

@@ -1,6 +1,5 @@
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dilkit.decoding.paged._stream import Stream
 

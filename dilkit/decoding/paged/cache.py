@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import integer, one_of, shown
+from dilkit.decoding._kept_tokens import kept_tokens
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged._stream import Stream
 from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
-from dilkit.decoding._kept_tokens import kept_tokens
 from dilkit.decoding.paged.pool import PagePool
 from dilkit.decoding.paged.prompts import attend_prompts
 from dilkit.decoding.paged.sequence import SequenceRows
