@@ -26,7 +26,7 @@ cdef enum:
     SAMPLES = 8
     MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
 
-zeros_like, empty_like, contiguous = torch.zeros_like, torch.empty_like, torch.contiguous_format
+zeros_like, empty_like, empty, contiguous = torch.zeros_like, torch.empty_like, torch.empty, torch.contiguous_format
 float64, float32 = torch.float64, torch.float32
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
 cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
@@ -599,8 +599,8 @@ def attend_stored(step, problem, scores, str isa, int threads):
     set_scored(&s.problem, problem, scores, step, c)
     s.stored = DTYPES.index(problem.stored)
     cdef int64_t bytes = BYTES[s.problem.dtype], element = BYTES[s.stored], spans = c.spans.shape[0], writes = c.writes.shape[0]
-    out = torch.empty_like(step.query, memory_format=torch.contiguous_format)
-    lse = torch.empty((s.problem.batch, s.problem.heads, s.problem.seq), dtype=torch.float64 if bytes == 8 else torch.float32)
+    out = empty_like(step.query, memory_format=contiguous)
+    lse = empty((s.problem.batch, s.problem.heads, s.problem.seq), dtype=float64 if bytes == 8 else float32)
     s.problem.q, s.problem.out, s.problem.lse = checked_view(&c.query, bytes), view_of(out), locate(lse, NULL, 0)
     s.new_key, s.new_value = checked_view(&c.key, bytes), checked_view(&c.value, bytes)
     if step.sink is not None:

@@ -2,8 +2,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-class Lines:
-    def __init__(self, rows: Tensor, number: int, heads: slice, stored: slice, every: int = 1, apart: int = 1) -> None: ...
+from dilkit.decoding._kept_tokens import KeptTokens
+
+class Slots:
+    rows: Tensor
+    count: int
+    latest: int
+
+    def __init__(
+        self,
+        kept: tuple[KeptTokens, ...] = (),
+        unseen: tuple[Tensor | None, ...] = (),
+        length: int = 0,
+        most: int = 0,
+        places: Tensor | None = None,
+    ) -> None: ...
+    def lay_out(self, rows: Tensor) -> None: ...
 
 class StepTables:
     spans: NDArray[np.int64]
@@ -13,8 +27,8 @@ class StepTables:
 
     def __init__(self, stores: int) -> None: ...
     def begin(self) -> None: ...
-    def write(self, number: int, lines: Lines, slot: int) -> None: ...
-    def see(self, number: int, lines: Lines, seen: int, query: int, token: int, slot: int = 0, arc: int = 0) -> None: ...
+    def go_on(self, stores: list[Slots], number: int, stop: int, seen: int) -> int: ...
+    def add(self, number: int, slots: Slots, seen: int) -> bool: ...
     def see_part(
         self,
         number: int,

@@ -12,41 +12,88 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
+from dilkit.decoding._kept_tokens cimport KeptTokens, Seen
+
 cdef enum:
     ARCS = 2
 
 
 cdef class Lines:
-    """A span and a write of heads that lie side by side in a store, as if the row were in slot 0.
+    """A span and a write of the rows of `kept`, in the way in which they lie in a store, as if the row were in slot 0."""
 
-    `rows` `(2, heads, batch, slots, width)` of the store, tensor `number` of a step, where `heads` are stored as `stored`. A row sees
-    every so-many-th slot, in which are tokens so far apart.
-    """
-
+    cdef KeptTokens kept
+    cdef object unseen
     cdef int64_t[SPAN_COLUMNS] span
     cdef int64_t[WRITE_COLUMNS] write
-    cdef int64_t width
 
-    def __init__(self, rows, int64_t number, heads, stored, int64_t every=1, int64_t apart=1):
-        cdef int64_t count, batch, slots, i
-        cdef int64_t[5] served
-        _, count, batch, slots, self.width = rows.shape
-        served[0], served[1], served[2], served[3], served[4] = 0, batch, heads.start, heads.step or 1, stored.stop - stored.start
+    cdef int lay_out(self, int64_t first, int64_t heads, int64_t batch, int64_t sequence) except -1:
+        """In a store of so many `heads`, of which its own are from `first` on; `sequence`: numbers of all slots of a head."""
+        cdef int64_t i, head = batch * sequence
         memset(self.span, 0, sizeof(self.span))
-        memcpy(self.span, served, sizeof(served))
-        memcpy(self.write, served, sizeof(served))
+        serve(self.span, 0, batch, self.kept)
+        serve(self.write, 0, batch, self.kept)
         for i in range(2):
-            place(&self.span[VALUE if i else KEY], number, (stored.start + i * count) * batch * slots * self.width, slots * self.width, batch)
-            place(&self.write[TO_VALUE if i else TO_KEY], number, (stored.start + i * count) * batch * slots * self.width, slots * self.width, batch)
-        self.span[KEY_ROW] = self.span[VALUE_ROW] = every * self.width
-        self.span[POSITION_STEP] = apart
+            place(&self.span[VALUE if i else KEY], 0, (first + i * heads) * head, sequence, head)
+            place(&self.write[TO_VALUE if i else TO_KEY], 0, (first + i * heads) * head, sequence, head)
         self.span[POSITIONS] = self.span[UNSEEN] = self.span[PAGES] = -1
+        return 0
 
 
-cdef int place(int64_t *at, int64_t number, int64_t offset, int64_t sequence, int64_t batch) except -1:
-    """The tensor, the offset, and the strides of sequence and head."""
-    at[0], at[1], at[2], at[3] = number, offset, sequence, batch * sequence
-    return 0
+cdef class Slots:
+    """The memory of a store, and in which slots the rows of several `KeptTokens` are, whose heads lie one after the other.
+
+    The row of index i is in slot i; of a segment in slot `i mod round`; of a ring, which has `most` slots at most, in `i mod count`.
+    `length`: of segments. `unseen`: of each of `kept`, what a row does not see after all, as in `Step.unseen`, or None. `places`: the
+    tokens of all rows, where they are at no equal distances. `latest`: the token after the last that was stored, whether it was taken
+    back or not.
+    """
+
+    cdef readonly object rows
+    cdef readonly int64_t count
+    cdef public int64_t latest
+    cdef tuple arguments
+    cdef list lines
+    cdef object places
+    cdef int64_t length, most, width
+
+    def __init__(self, tuple kept=(), tuple unseen=(), int64_t length=0, int64_t most=0, places=None):
+        cdef Lines lines
+        self.arguments, self.lines = (kept, unseen, length, most, places), []
+        self.length, self.most, self.places = length, most, places
+        for one, hidden in zip(kept, unseen):
+            lines = Lines()
+            lines.kept, lines.unseen = one, hidden
+            self.lines.append(lines)
+
+    def __reduce__(self):
+        return slots_again, (self.arguments, self.rows, self.latest)
+
+    def lay_out(self, rows):
+        """Keys and values are in `rows` `(2, heads, batch, slots, width)` from now on."""
+        cdef Lines lines
+        cdef int64_t first = 0
+        _, heads, batch, self.count, self.width = rows.shape
+        self.rows = rows
+        for lines in self.lines:
+            lines.lay_out(first, heads, batch, self.count * self.width)
+            first += lines.kept.heads
+
+    cdef int64_t slot_of(self, KeptTokens kept, int64_t index) noexcept:
+        cdef int64_t round = self.count if self.most else kept.round
+        return index % round if round else index
+
+    cdef bint goes_on(self, int64_t seen) noexcept:
+        """Whether the row after `seen` asks nothing of the store but a slot, as nearly all of segments and rings."""
+        cdef int64_t tokens = max(self.latest, seen + 1)
+        return min(tokens, self.most) <= self.count if self.most else self.length > 0 and seen % self.length > 0
+
+
+def slots_again(arguments, rows, latest):
+    """`Slots` as they were copied."""
+    slots = Slots(*arguments)
+    slots.lay_out(rows)
+    slots.latest = latest
+    return slots
 
 
 cdef class StepTables:
@@ -70,20 +117,67 @@ cdef class StepTables:
             self.write_lines[i, HEADS] = 0
         self.positions = self.unseen = ()
 
-    def write(self, Py_ssize_t number, Lines lines, int64_t slot):
-        """Store `number` keeps the new row, in `slot`."""
+    def go_on(self, list stores, Py_ssize_t number, Py_ssize_t stop, int64_t seen):
+        """`add` the slots of stores from `number` to `stop - 1`, as long as these go on; returns the number of one that is to be asked."""
+        cdef Slots slots
+        while number < stop:
+            slots = stores[number]
+            if not slots.goes_on(seen) or not self.add(number, slots, seen):
+                break
+            number += 1
+        return number
+
+    cpdef bint add(self, Py_ssize_t number, Slots slots, int64_t seen) except -1:
+        """The row after `seen` goes to its slot of store `number`, and sees what the store says; False where it has no such slot."""
+        cdef Lines lines
+        cdef Seen s
+        cdef int64_t index, slot
+        for lines in slots.lines:
+            index = lines.kept.before_token(seen)
+            if lines.kept.before_token(seen + 1) > index:
+                slot = slots.slot_of(lines.kept, index)
+                if slot >= slots.count:
+                    return False
+                self.write(number, lines, slot * slots.width)
+            s = lines.kept.seen_by(seen)
+            if s.count:
+                self.see_slots(number, lines, slots, s, seen)
+        slots.latest = max(slots.latest, seen + 1)
+        return True
+
+    cdef int write(self, Py_ssize_t number, Lines lines, int64_t offset) except -1:
         cdef int64_t *line = &self.write_lines[number, 0]
         memcpy(line, lines.write, sizeof(lines.write))
-        line[TO_KEY_OFFSET] += slot * lines.width
-        line[TO_VALUE_OFFSET] += slot * lines.width
+        line[TO_KEY] = line[TO_VALUE] = number
+        line[TO_KEY_OFFSET] += offset
+        line[TO_VALUE_OFFSET] += offset
+        return 0
 
-    def see(self, Py_ssize_t number, Lines lines, int64_t seen, int64_t query, int64_t token, int64_t slot=0, Py_ssize_t arc=0):
-        """The row of token `query` sees so many rows of store `number`, from that of `token` on, which is in `slot`."""
-        cdef int64_t *line = &self.span_lines[ARCS * number + arc, 0]
+    cdef int see_slots(self, Py_ssize_t number, Lines lines, Slots slots, Seen s, int64_t query) except -1:
+        """What a row sees: of a ring, up to its end, and from its beginning on."""
+        cdef int64_t slot = slots.slot_of(lines.kept, s.index), before = s.count
+        if slots.most:
+            before = min(s.count, (slots.count - 1 - slot) // s.step + 1)
+        self.see(ARCS * number, lines, slots.width, s, slot, query)
+        self.span_lines[ARCS * number, SEEN] = before
+        if before < s.count:
+            s.index, s.token, s.count = s.index + before * s.step, s.token + before * s.every, s.count - before
+            self.see(ARCS * number + 1, lines, slots.width, s, slots.slot_of(lines.kept, s.index), query)
+        if not s.every:
+            self.place(number, slots.places[: s.count])
+        if lines.unseen is not None:
+            self.leave_out(number, lines.unseen)
+        return 0
+
+    cdef int see(self, Py_ssize_t at, Lines lines, int64_t width, Seen s, int64_t slot, int64_t query) except -1:
+        cdef int64_t *line = &self.span_lines[at, 0]
         memcpy(line, lines.span, sizeof(lines.span))
-        line[SEEN], line[QUERY_POSITION], line[POSITION] = seen, query, token
-        line[KEY_OFFSET] += slot * lines.width
-        line[VALUE_OFFSET] += slot * lines.width
+        line[SEEN], line[QUERY_POSITION], line[POSITION], line[POSITION_STEP] = s.count, query, s.token, s.every
+        line[KEY] = line[VALUE] = at // ARCS
+        line[KEY_ROW] = line[VALUE_ROW] = s.step * width
+        line[KEY_OFFSET] += slot * width
+        line[VALUE_OFFSET] += slot * width
+        return 0
 
     def see_part(self, Py_ssize_t number, stored, heads, int64_t query, tokens, unseen):
         """The row of token `query` sees what is `stored` `(2, heads, batch, slots, width)` of `tokens`, a part of the rows of a store.

@@ -5,11 +5,12 @@ slot s of a head with offset o  =  position  start of the segment + o + s * dila
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from dilkit.decoding._kept_tokens import kept_of_segments
 from dilkit.decoding.layout import Layout
 from dilkit.pattern.lowering import Segments
 
@@ -43,29 +44,27 @@ class Part:
 class KeptHeads:
     """A form with the heads of a cache.
 
-    `classes`: heads by their offset, stored in its order. `offsets` `(kv_heads, group)`: of each query head; -1 where the form
-    does not serve it. `partly`: whether it serves some but not all query heads of a key/value head.
+    `tokens`: of each offset, what its heads keep; `classes`: where these are stored, in the order of offsets. `offsets`
+    `(kv_heads, group)`: of each query head; -1 where the form does not serve it. `partly`: whether it serves some but not all
+    query heads of a key/value head; `unseen`: of each of `tokens` then, those that it does not, as in `Step.unseen`.
     """
 
     def __init__(self, form: Segments, layout: Layout) -> None:
         self.length, self.rate = form.length, form.rate
-        group, kv_heads, (start, stop) = layout.heads // layout.kv_heads, layout.kv_heads, form.heads
+        start, stop = form.heads
         of_heads = [-1] * start + list(form.offsets) + [-1] * (layout.heads - stop)
-        table = [of_heads[head * group : (head + 1) * group] for head in range(kv_heads)]
-        self.partly = any(max(row) >= 0 > min(row) for row in table)
         with torch.inference_mode(False):
-            self.offsets = torch.tensor(table, device=layout.device)
-        by_offset: dict[int, list[int]] = defaultdict(list)
-        for head, offset in enumerate(map(max, table)):
-            if offset >= 0:
-                by_offset[offset].append(head)
+            self.offsets = torch.tensor(of_heads, device=layout.device).view(layout.kv_heads, -1)
+        self.tokens = tuple(kept_of_segments(form, layout.heads // layout.kv_heads))
+        self.partly = any(one.masked for one in self.tokens)
         self.classes: dict[int, HeadClass] = {}
         self.heads = 0
-        for offset, heads in sorted(by_offset.items()):
-            step = heads[1] - heads[0] if len(heads) > 1 else 1  # r heads apart, or side by side, by the pattern's offset
-            stored = slice(self.heads, self.heads + len(heads))
-            self.classes[offset] = HeadClass(slice(heads[0], heads[-1] + 1, step), stored)
-            self.heads = stored.stop
+        for one in self.tokens:
+            heads = slice(one.head, one.head + (one.heads - 1) * one.head_step + 1, one.head_step)
+            self.classes[one.offset] = HeadClass(heads, slice(self.heads, self.heads + one.heads))
+            self.heads += one.heads
+        hidden = [(self.offsets[of.heads, :, None] < 0) if self.partly else None for of in self.classes.values()]
+        self.unseen: tuple[Tensor | None, ...] = tuple(hidden)
 
     def slots(self, offset: int, tokens: int) -> int:
         """How many of the first `tokens` tokens of a segment a head with this offset keeps."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from dilkit.decoding._tables import Lines, StepTables
+from dilkit.decoding._tables import Slots
 from dilkit.decoding.block import Block
 from dilkit.decoding.layout import Layout
 from dilkit.pattern import Branch
@@ -16,14 +16,14 @@ FIRST_SLOTS = 64
 
 
 class BranchRows(ABC):
-    """What a cache keeps for one branch: `rows`, of so many `slots`.
+    """What a cache keeps for one branch: `rows` in `slots`, which say what a single row sees of them.
 
     `latest`: the token after the last that was stored, whether it was taken back or not. `since`: the first token of which all
     that later rows see is at hand. `saved`: what is kept beside `rows` for going back.
     """
 
-    def __init__(self, branch: Branch, heads: int, layout: Layout, rollback: int) -> None:
-        self.branch, self.rollback, self.since, self.latest = branch, rollback, 0, 0
+    def __init__(self, branch: Branch, heads: int, layout: Layout, rollback: int, slots: Slots) -> None:
+        self.branch, self.rollback, self.since, self.slots = branch, rollback, 0, slots
         with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
             shape = (2, heads, layout.batch, 0, layout.width)
             self.rows = self.saved = torch.zeros(shape, dtype=layout.stored, device=layout.device)
@@ -51,22 +51,26 @@ class BranchRows(ABC):
         `new` `(2, batch, rows, kv_heads, head_dim)`: keys and values of `at_once` rows at most.
         """
 
-    def step(self, seen: int, tables: StepTables, number: int) -> bool:
-        """Make room for the row after `seen`, and say where it goes and what it sees, as store `number`.
-
-        False, and nothing is done, where only `extend` says it.
-        """
+    def make_room(self, seen: int) -> bool:
+        """Make room for the row after `seen`. False, and nothing is done, where only `extend` says what it sees."""
         return False
 
     @property
     def rows(self) -> Tensor:
         """Keys and values `(2, heads, batch, slots, width)`."""
-        return self._rows
+        return self.slots.rows
 
     @rows.setter
     def rows(self, rows: Tensor) -> None:
-        self._rows, self.slots = rows, rows.shape[3]
-        self._lines: dict[int, Lines] = {}
+        self.slots.lay_out(rows)
+
+    @property
+    def latest(self) -> int:
+        return self.slots.latest
+
+    @latest.setter
+    def latest(self, latest: int) -> None:
+        self.slots.latest = latest
 
     @abstractmethod
     def append_last(self, seen: int, key: Tensor, value: Tensor) -> None:

@@ -87,7 +87,7 @@ class DilatedCache:
         check_pattern(pattern)
         check_decodable(pattern)
         self.pattern, self.kv_heads = pattern, integer("kv_heads", kv_heads, at_least=1)
-        lengths = [branch.forgets_every for branch in pattern.branches]
+        lengths, self._takes_any_length = [branch.forgets_every for branch in pattern.branches], pattern.only_segments
         self.rollback, self._most_rollback = integer("rollback", rollback, at_least=0), min(lengths)
         if self.rollback > (most := self._most_rollback):
             raise ValueError(f"rollback={rollback} must be at most the shortest segment of the pattern, {most} tokens")
@@ -100,6 +100,7 @@ class DilatedCache:
         self._layout: Layout | None = None
         self._step: PreparedStep | None = None
         self._facts: Hashable = None
+        self._options: tuple[Any, ...] = ()
         self._stores: list[BranchRows] = []
         self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
         """Where all segments begin at once; a row at a multiple of it sees none before."""
@@ -159,6 +160,12 @@ class DilatedCache:
         There are no gradients. Raises TypeError or ValueError for arguments that do not fit each other or the rows before; the
         cache is then as it was.
         """
+        options = type(scale), type(softcap), type(backend), scale, softcap, backend
+        if bias is None and (again := self._again(query, key, value, options)) is not None:
+            if sink is not None:
+                check_sink(sink, query)
+            check_no_gradient(query, key, value, sink)
+            return self._next(again, NewRow(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), sink, None))
         layout = self._checked(query, key, value, sink)
         changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
         check_no_gradient(query, key, value, sink, changed.tensors[0])
@@ -169,7 +176,7 @@ class DilatedCache:
         step = self._prepared(layout, factor, changed, backend) if query.shape[1] <= FEW_ROWS else None
         if self._layout != layout:  # nothing has been seen
             self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
-        self._facts = key_of(INPUTS, (query, key, value))
+        self._facts, self._options = key_of(INPUTS, (query, key, value)), options
         if step is not None and query.shape[1] == 1:
             return self._next(step, NewRow(query, key, value, sink, changed.bias))
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -185,6 +192,18 @@ class DilatedCache:
                 self._see(rows.stop - start)
             start = rows.stop
         return out
+
+    def _again(self, query: Tensor, key: Tensor, value: Tensor, options: tuple[Any, ...]) -> PreparedStep | None:
+        """What was chosen for the row before, if the next one has its facts and its options, and the choice would be the same."""
+        step = self._step
+        if step is None or not self._seen or not self._are_as_before(query, key, value) or query.shape[1] != 1:
+            return None
+        if options != self._options or step.facts.bias is not None or torch._C._are_functorch_transforms_active():
+            return None
+        if not self._takes_any_length:
+            self.pattern.check_seq(self._seen + 1)
+        as_chosen = requested_backends(options[-1]) == step.facts.asked and state() == step.facts.state
+        return step if as_chosen else None
 
     def _next(self, step: PreparedStep, new: NewRow) -> Tensor:
         """One row, in one call of a kernel."""
@@ -344,7 +363,10 @@ class DilatedCache:
 
     def _are_as_before(self, *rows: Tensor) -> bool:
         """Whether these have the facts of the last rows, and so fit each other and the cache."""
-        return all(type(x) is Tensor for x in rows) and key_of(INPUTS, rows) == self._facts
+        for x in rows:
+            if type(x) is not Tensor:
+                return False
+        return key_of(INPUTS, rows) == self._facts
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was chosen for steps: a copy chooses for itself."""

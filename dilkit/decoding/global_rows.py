@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dilkit.decoding._tables import Lines, StepTables
+from dilkit.decoding._kept_tokens import OfGlobal
+from dilkit.decoding._tables import Slots
 from dilkit.decoding.block import Block, Positions, unseen_by
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
 from dilkit.decoding.layout import Layout
@@ -34,13 +35,14 @@ class GlobalRows(BranchRows):
         self.heads = slice(served.start // group, -(-served.stop // group))
         count = self.heads.stop - self.heads.start
         self.sees_all = len(served) == count * group
-        super().__init__(branch, count, layout, rollback)
         runs = [range(start, stop) for start, stop in form.columns.tolist()]
         self.tokens: Sequence[int] = runs[0] if len(runs) == 1 and not runs[0].start else [token for run in runs for token in run]
         first_ones = isinstance(self.tokens, range)
         self.before = 0 if first_ones or not len(form.rows) else self.tokens[-1] + 1
         with torch.inference_mode(False):
             self.places = None if first_ones else torch.tensor(self.tokens, device=layout.device)
+        kept = OfGlobal(branch, 0, range(self.heads.start, self.heads.stop), False, form.columns, form.columns[:0])
+        super().__init__(branch, count, layout, rollback, Slots((kept,), (None,), places=self.places))
 
     def _slots(self, tokens: int) -> int:
         """How many of the first `tokens` tokens are kept."""
@@ -72,24 +74,11 @@ class GlobalRows(BranchRows):
             unseen = unseen_by(self.branch, queries, keys, self.given, self.heads, stored.device)
         return [Block(self.heads, slice(None), stored, queries, keys, unseen)]
 
-    def step(self, seen: int, tables: StepTables, number: int) -> bool:
+    def make_room(self, seen: int) -> bool:
         if not self.sees_all or self.since < self.before:
             return False
-        slot, count = self._slots(seen), self._slots(seen + 1)
-        self._reserve(count)
-        self.latest = max(self.latest, seen + 1)
-        if count:
-            lines = self._lines.get(0) or self._lay_out(number)
-            tables.see(number, lines, count, seen, 0)
-            if slot < count:
-                tables.write(number, lines, slot)
-            if self.places is not None:
-                tables.place(number, self.places[:count])
+        self._reserve(self._slots(seen + 1))
         return True
-
-    def _lay_out(self, number: int) -> Lines:
-        self._lines[0] = lines = Lines(self.rows, number, self.heads, slice(0, self.rows.shape[1]))
-        return lines
 
     def _keys(self, slots: int) -> Positions:
         return range(slots) if self.since < self.before or self.places is None else self.places[:slots]
@@ -117,7 +106,7 @@ class GlobalRows(BranchRows):
 
     def _reserve(self, slots: int) -> None:
         """Room for so many slots: twice what there was, but never more than there will be."""
-        if slots <= (held := self.slots):
+        if slots <= (held := self.slots.count):
             return
         most = self.before if self.since < self.before else len(self.tokens)
         grown = self._grown(min(most, max(slots, 2 * held, FIRST_SLOTS)))

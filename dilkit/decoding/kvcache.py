@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.checks import boolean
+from dilkit.checks import boolean, real
 from dilkit.keywords import refusing
-from dilkit.op.arguments import check_pattern, encode_arguments
-from dilkit.op.kvcache import check_no_gradient, check_tensors, last_rows_op
+from dilkit.op.arguments import check_pattern
+from dilkit.op.kvcache import check_no_gradient, check_tensors, last_rows
+from dilkit.op.schema import encode_call
 from dilkit.op.scores import scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
+from dilkit.selector import names_of
 
 
 @refusing
@@ -69,12 +71,14 @@ def dilated_attention_with_kvcache(
     """
     boolean("return_lse", return_lse)
     check_pattern(pattern)
-    given = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
+    check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
     pattern.check_heads(query.shape[2], k_cache.shape[2])
     if sink is not None:
         check_sink(sink, query)
     scores = scores_of(bias, softcap, query, pattern, k_cache.shape[2], k_cache.shape[1])
-    check_no_gradient(*given.values(), sink, *scores.tensors)
-    factor, call = encode_arguments(query, k_cache, v_cache, pattern, True, scale, backend, 0.0, scores)
-    out, lse = last_rows_op(query, k_cache, v_cache, key, value, cache_seqlens, factor, call, sink, *scores.tensors)
+    check_no_gradient(query, k_cache, v_cache, key, value, sink, *scores.tensors)
+    factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
+    names = "" if backend is None else ",".join(names_of(backend))
+    call = encode_call(pattern, True, False, names, 0.0, scores.softcap, scores.form)
+    out, lse = last_rows(query, k_cache, v_cache, key, value, cache_seqlens, factor, call, sink, *scores.tensors)
     return (out, lse) if return_lse else out

@@ -55,31 +55,37 @@ class PreparedStep:
     problem: Problem
     tables: StepTables
 
-    def attend(self, stores: Sequence[BranchRows], seen: int, new: NewRow, once: Heads | None) -> Tensor:
+    def attend(self, stores: list[BranchRows], seen: int, new: NewRow, once: Heads | None) -> Tensor:
         """Store the key and the value of the row after `seen`, and return what its query gets.
 
         `once`: the heads, where a key that several branches show counts once.
         """
-        tables = self.tables
+        tables, number, by_slots = self.tables, 0, len(stores) if once is None else _apart(stores, seen)
+        slots = [store.slots for store in stores]
         tables.begin()
-        for number, store in enumerate(stores):
-            among = None if _apart(stores[: number + 1], seen) else once
-            if among is not None or not store.step(seen, tables, number):
-                for block in extend(stores, number, seen, (new.key, new.value), among):
+        while (number := tables.go_on(slots, number, by_slots, seen)) < len(stores):
+            if number >= by_slots or not (stores[number].make_room(seen) and tables.add(number, slots[number], seen)):
+                for block in extend(stores, number, seen, (new.key, new.value), once):
                     unseen = None if block.unseen is None else block.unseen[:, 0, 0]
                     tables.see_part(number, block.stored, block.heads, seen, block.keys, unseen)
+            number += 1
         sink = None if new.sink is None else resolved(new.sink).detach().to(lse_dtype(new.query.dtype)).contiguous()
-        stored, further = tuple([store.rows for store in stores]), (tables.positions, tables.unseen)
+        stored, further = tuple([one.rows for one in slots]), (tables.positions, tables.unseen)
         step = Step(
             new.query, stored, tables.spans, tables.writes, new.key, new.value, sink, new.bias, *further, by_position=True
         )
         return self.backend.attend_stored(step, self.problem)[0]
 
 
-def _apart(stores: Sequence[BranchRows], seen: int) -> bool:
-    """Whether the row after `seen` can see no key of the last branch in one before it."""
-    *earlier, last = (store.span(seen) for store in stores)
-    return all(span.stop <= last.start or last.stop <= span.start for span in earlier)
+def _apart(stores: Sequence[BranchRows], seen: int) -> int:
+    """Of how many first branches none shows the row after `seen` a key that one before it may show."""
+    spans: list[range] = []
+    for store in stores:
+        span = store.span(seen)
+        if not all(one.stop <= span.start or span.stop <= one.start for one in spans):
+            break
+        spans.append(span)
+    return len(spans)
 
 
 def prepare(facts: StepFacts, pattern: Pattern) -> PreparedStep | None:

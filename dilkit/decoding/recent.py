@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dilkit.decoding._tables import Lines, StepTables
+from dilkit.decoding._kept_tokens import OfBand
+from dilkit.decoding._tables import Slots
 from dilkit.decoding.block import Block, Positions, unseen_by
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
 from dilkit.decoding.layout import Layout
@@ -41,10 +42,12 @@ class RecentRows(BranchRows):
         only_bands = len(bands) == len(forms) > 0
         whole = only_bands and len(bands) == 1 and not bands[0].first and bands[0].without_rows is None
         self.sees_all = whole and len(served) == count * group
-        super().__init__(branch, count, layout, rollback)
         reach = max(band.back for band in bands) if only_bands else UNBOUNDED
         self.reach = WHOLE_SEQUENCE if reach == UNBOUNDED else reach
-        self.stride = math.gcd(*(band.rate for band in bands)) if only_bands else 1
+        self.stride, self.rollback = math.gcd(*(band.rate for band in bands)) if only_bands else 1, rollback
+        heads, most = range(self.heads.start, self.heads.stop), min(self._most(1), WHOLE_SEQUENCE)
+        kept = OfBand(branch, 0, heads, False, 0, bands[0].back, self.stride) if self.sees_all else None
+        super().__init__(branch, count, layout, rollback, Slots() if kept is None else Slots((kept,), (None,), most=most))
 
     @property
     def _first(self) -> int:
@@ -74,26 +77,10 @@ class RecentRows(BranchRows):
         self._append(seen, new, count)
         return [self._block(seen, count, row) for row in range(min(self.stride, count))]
 
-    def step(self, seen: int, tables: StepTables, number: int) -> bool:
-        if not self.sees_all:
-            return False
-        self._reserve(min(max(self.latest, seen + 1), self._most(1)), 1)
-        self.latest = max(self.latest, seen + 1)
-        lines = self._lines.get(0) or self._lay_out(number)
-        tables.write(number, lines, seen % self.slots)
-        first = max(seen % self.stride, seen - self.reach // self.stride * self.stride)
-        count, slot = (seen - first) // self.stride + 1, first % self.slots
-        before = min(count, (self.slots - 1 - slot) // self.stride + 1)  # the end of the ring
-        tables.see(number, lines, before, seen, first, slot)
-        if before < count:
-            again = first + before * self.stride
-            tables.see(number, lines, count - before, seen, again, again % self.slots, arc=1)
-        return True
-
-    def _lay_out(self, number: int) -> Lines:
-        stored = slice(0, self.rows.shape[1])
-        self._lines[0] = lines = Lines(self.rows, number, self.heads, stored, every=self.stride, apart=self.stride)
-        return lines
+    def make_room(self, seen: int) -> bool:
+        if self.sees_all:
+            self._reserve(min(max(self.latest, seen + 1), self._most(1)), 1)
+        return self.sees_all
 
     def _block(self, seen: int, count: int, row: int) -> Block:
         """Every so-many-th row from `row` on, against the slots of its residue."""
@@ -127,7 +114,7 @@ class RecentRows(BranchRows):
 
     def _reserve(self, slots: int, count: int) -> None:
         """Room for so many slots: twice what there was, but never more than `_most`. A ring is laid out anew."""
-        if slots <= (room := self.slots):
+        if slots <= (room := self.slots.count):
             return
         wanted, most = max(slots, 2 * room, FIRST_SLOTS), self._most(count)
         grown = self._grown(min(most, wanted if self.reach == WHOLE_SEQUENCE else -(-wanted // self.stride) * self.stride))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dilkit.decoding._tables import Lines, StepTables
+from dilkit.decoding._tables import Slots
 from dilkit.decoding.block import Block
 from dilkit.decoding.branch import KeptHeads, Part
 from dilkit.decoding.branch_rows import FIRST_SLOTS, BranchRows
@@ -30,7 +30,7 @@ class OpenSegment(BranchRows):
 
     def __init__(self, branch: Branch, form: Segments, layout: Layout, rollback: int) -> None:
         self.kept = KeptHeads(form, layout)
-        super().__init__(branch, self.kept.heads, layout, rollback)
+        super().__init__(branch, self.kept.heads, layout, rollback, Slots(self.kept.tokens, self.kept.unseen, length=form.length))
 
     def tokens(self, seen: int) -> int:
         """Tokens of the open segment, after `seen` tokens in all."""
@@ -56,25 +56,12 @@ class OpenSegment(BranchRows):
         self._append(seen, parts, new)
         return [self._block(seen, new.shape[2], part) for part in parts]
 
-    def step(self, seen: int, tables: StepTables, number: int) -> bool:
-        tokens = seen % self.kept.length
+    def make_room(self, seen: int) -> bool:
+        tokens = self.tokens(seen)
         self._begin(seen, tokens)
-        self.latest = max(self.latest, seen + 1)
-        slot, offset = divmod(tokens, self.kept.rate)
-        if offset not in self.kept.classes:
-            return True
-        self._reserve(slot + 1)
-        lines = self._lines.get(offset) or self._lay_out(offset, number)
-        tables.write(number, lines, slot)
-        tables.see(number, lines, slot + 1, seen, seen - slot * self.kept.rate)
-        if self.kept.partly:
-            tables.leave_out(number, self.kept.offsets[self.kept.classes[offset].heads, :, None] < 0)
+        if tokens % self.kept.rate in self.kept.classes:
+            self._reserve(tokens // self.kept.rate + 1)
         return True
-
-    def _lay_out(self, offset: int, number: int) -> Lines:
-        of = self.kept.classes[offset]
-        self._lines[offset] = lines = Lines(self.rows, number, of.heads, of.stored, apart=self.kept.rate)
-        return lines
 
     def _begin(self, seen: int, tokens: int) -> None:
         """Where a segment begins, save what its first rows take the place of."""
@@ -155,7 +142,7 @@ class OpenSegment(BranchRows):
 
     def _reserve(self, slots: int) -> None:
         """Room for so many slots: twice what there was, but never more than a segment has."""
-        if slots <= (held := self.slots):
+        if slots <= (held := self.slots.count):
             return
         grown = self._grown(min(-(-self.kept.length // self.kept.rate), max(slots, 2 * held, FIRST_SLOTS)))
         grown[:, :, :, :held] = self.rows

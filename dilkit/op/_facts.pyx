@@ -48,6 +48,7 @@ cdef enum:
     BFLOAT = 4
     TRUTH = 6
     MOST_TENSORS = 8
+    MOST_NAMED = 16
     MOST_DIMS = 4
     HEADER = 4 * sizeof(int32_t)
     MOST_BYTES = HEADER + 2 * MOST_DIMS * sizeof(int64_t)
@@ -251,3 +252,24 @@ def first_beyond(tuple tensors, tuple spans):
         if span and <Py_ssize_t>x.storage_offset() * <Py_ssize_t>x.itemsize + span > <Py_ssize_t>x.untyped_storage().nbytes():
             return i
     return -1
+
+
+def spans_that_meet(tuple tensors, tuple spans, list written):
+    """The pairs of a tensor of those numbered `written`, and of another, whose bytes from first to last have one in common.
+
+    A pair of two that are written comes once, the one that is named first before the other. `spans`: as of `first_beyond`.
+    """
+    cdef int64_t[MOST_NAMED] start, end
+    cdef Py_ssize_t i, j, n, count = len(tensors)
+    if count > MOST_NAMED:
+        raise ValueError(f"{count} tensors; at most {MOST_NAMED} are needed")
+    for i in range(count):
+        start[i] = <int64_t><uintptr_t>locate(tensors[i], NULL, 0)
+        end[i] = start[i] + <int64_t>spans[i]
+    pairs = []
+    for n in range(len(written)):
+        i = written[n]
+        for j in range(count):
+            if start[i] < end[j] and start[j] < end[i] and j not in written[: n + 1]:
+                pairs.append((i, j))
+    return pairs

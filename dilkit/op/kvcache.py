@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,17 +16,16 @@ from torch import Tensor
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.bias.form import LoweredBias
-from dilkit.decoding.last_row import has_spans, spans_of, writes_of
-from dilkit.decoding.step import Span, Step, Write, table
+from dilkit.decoding._last_rows import LastRows, last_rows_of
+from dilkit.decoding.step import Step
 from dilkit.inputs import Inputs
-from dilkit.op._facts import key_of
+from dilkit.op._facts import key_of, undispatched
 from dilkit.op.boundary import check_returned, check_room, empty_outputs, lse_dtype, span
 from dilkit.op.older_backends import Forward, methods_of
 from dilkit.op.overlap import check_places, check_written
-from dilkit.op.schema import backends_asked, decode_call, library, scores_asked
+from dilkit.op.schema import asks_for_backends, backends_asked, decode_call, library, scores_asked
 from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import add_zero_keys, check_sink
-from dilkit.pattern.lowering import Forms
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import requested_backends, select, state
 
@@ -37,16 +37,18 @@ last_rows_op = torch.ops.dilkit.last_rows.default
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _WRITTEN = "k_cache", "v_cache"
+_NAMES = "query", *_WRITTEN, "cache_seqlens", "key", "value", "sink", "bias", "positions"
+"""The tensors of a call, of which those after `cache_seqlens` may be None."""
 
 NewRows = tuple[Tensor, Tensor] | None
 """Keys and values that are appended."""
 
 
-class BySpans(NamedTuple):
-    """A step over a cache, and the forms that say what its row sees."""
+class OfOneRow(NamedTuple):
+    """A step of one row of each sequence over caches, and what says what it sees."""
 
     problem: Problem
-    forms: Forms
+    rows: LastRows
 
 
 @dataclass(frozen=True)
@@ -59,23 +61,25 @@ class PreparedLastRows:
     nbytes: int
     spans: tuple[int, ...]
     """Of each tensor, the bytes from its first element to the end of its last."""
-    by_spans: BySpans | None
-    """Of one row a sequence; None where the pattern shows no spans, or the backend has no steps."""
+    foreign: bool
+    """Whether the backend is none of dilkit's own."""
+    of_some_lengths: bool
+    """Whether the pattern may not be for sequences of every length."""
+    of_one_row: OfOneRow | None
+    """None for calls of other rows, and where the pattern shows no spans, or the backend has no steps."""
 
 
-def check_tensors(
-    query: object, k_cache: object, v_cache: object, key: object, value: object, cache_seqlens: object
-) -> dict[str, Tensor]:
-    """The tensors by name. Raises TypeError or ValueError, naming the tensor, unless all fit each other."""
+def check_tensors(query: object, k_cache: object, v_cache: object, key: object, value: object, cache_seqlens: object) -> None:
+    """Raise TypeError or ValueError, naming the tensor, unless all fit each other. `key` and `value` may be None."""
     if (key is None) != (value is None):
         raise ValueError("key and value go together: give both, or neither where the cache has them already")
-    named: dict[str, Any] = dict(query=query, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
-    named |= {} if key is None else dict(key=key, value=value)
-    if all(type(x) is Tensor for x in named.values()) and not torch.compiler.is_compiling():
-        plan.cached(("tensors of last rows", key_of(tuple(named), tuple(named.values()))), _fitting, named)
+    given: tuple[Any, ...] = query, k_cache, v_cache, cache_seqlens, key, value
+    count = 4 if key is None else 6
+    names, tensors = _NAMES[:count], given[:count]
+    if {*map(type, tensors)} == {Tensor} and not torch.compiler.is_compiling():
+        plan.cached(("tensors of last rows", key_of(names, tensors)), _fitting, names, tensors)
     else:
-        _fitting(named)
-    return named
+        _fitting(names, tensors)
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,9 @@ class _Fitting:
     nbytes: int = plan.ENTRY_BYTES
 
 
-def _fitting(named: dict[str, Any]) -> _Fitting:
+def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
     """Raises as `check_tensors`."""
+    named = dict(zip(names, given, strict=True))
     tensors = {name: _checked(name, x) for name, x in named.items() if name != "cache_seqlens"}
     first, caches = tensors["query"], tensors["k_cache"]
     for name, x in tensors.items():
@@ -156,7 +161,21 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
     return [length + new for length in before]
 
 
-def _last_rows(
+def last_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """`last_rows_op` of tensors that have been checked, without torch's dispatcher where it has nothing to do."""
+    if torch.compiler.is_compiling() or not undispatched(inputs):
+        results: tuple[Tensor, Tensor] = last_rows_op(*inputs)
+        return results
+    return _attend(*inputs)
+
+
+def _last_rows(query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Any, value: Any, lengths: Tensor, *more: Any) -> Any:
+    """The kernel of the operator."""
+    check_tensors(query, k_cache, v_cache, key, value, lengths)
+    return _attend(query, k_cache, v_cache, key, value, lengths, *more)
+
+
+def _attend(
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -170,61 +189,74 @@ def _last_rows(
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(out, lse)` of the rows of `query`, after `key` and `value` were appended; raises before anything is changed."""
-    given = check_tensors(query, k_cache, v_cache, key, value, cache_seqlens)
-    further = dict(sink=sink, bias=bias, positions=positions)
-    given |= {name: x for name, x in further.items() if x is not None}
-    asked = requested_backends(backends_asked(call).split(",")) if backends_asked(call) else requested_backends()
-    names, tensors = tuple(given), tuple(given.values())
-    facts = names, key_of(names, tensors)
-    prepared = plan.cached(("last rows", state(), asked, facts, scale, call), _prepare, given, asked, scale, call)
+    every = query, k_cache, v_cache, cache_seqlens, key, value, sink, bias, positions
+    tensors = tuple([x for x in every if x is not None])
+    names = _named(tuple([x is not None for x in every]))
+    asked = requested_backends(backends_asked(call).split(",") if asks_for_backends(call) else None)
+    facts = "last rows", state(), asked, names, key_of(names, tensors), scale, call
+    prepared = plan.cached(facts, _prepare, names, tensors, asked, scale, call)
     check_room(names, tensors, prepared.spans)
     check_no_gradient(*tensors)
     new = 0 if key is None else key.shape[1]
-    lengths_in_all = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
+    lengths = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
     if new:
-        check_written(_WRITTEN, given, prepared.spans)
-    for length in set(lengths_in_all) if query.shape[1] else ():
+        check_written(_WRITTEN, names, tensors, prepared.spans)
+    for length in set(lengths) if prepared.of_some_lengths else ():
         prepared.problem.pattern.check_seq(length)
     form = prepared.problem.bias
     scores = None if form is None or bias is None else LoweredBias(form, bias, positions)
-    strided = k_cache.stride(1) > 0 < v_cache.stride(1)
-    if prepared.by_spans is not None and query.shape[1] == 1 and query.numel() and new <= 1 and strided:
+    if prepared.of_one_row is not None:
         rows = None if key is None or value is None or new == 0 else (key, value)
         inputs = Inputs(query, k_cache, v_cache, bias=scores)
-        return _attend_stored(prepared, prepared.by_spans, inputs, rows, lengths_in_all, sink)
+        return _attend_stored(prepared, prepared.of_one_row, inputs, rows, lengths, sink)
     if key is not None and value is not None:
         _append(k_cache, key, cache_seqlens)
         _append(v_cache, value, cache_seqlens)
     if query.numel() == 0:
         return empty_outputs(query)
     inputs = Inputs(query, k_cache, v_cache, cache_seqlens=cache_seqlens + new, bias=scores)
-    returned = prepared.forward(inputs, prepared.problem)
-    wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
-    out, lse = check_returned(prepared.backend.name, returned, wanted, tensors)
+    out, lse = _checked_results(prepared, prepared.forward(inputs, prepared.problem), query, tensors)
     if sink is not None:
         add_zero_keys(out, lse, None, sink)
     return out, lse
 
 
+@cache
+def _named(given: tuple[bool, ...]) -> tuple[str, ...]:
+    """The names of those tensors that are given."""
+    return tuple(name for name, there in zip(_NAMES, given, strict=True) if there)
+
+
 def _attend_stored(
-    prepared: PreparedLastRows, by_spans: BySpans, inputs: Inputs, new: NewRows, lengths: list[int], sink: Tensor | None
+    prepared: PreparedLastRows, step: OfOneRow, inputs: Inputs, new: NewRows, lengths: list[int], sink: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The same of one row of each sequence, which is `new` or not, in one step; sequences are then so long."""
-    query, problem, caches = inputs.query, by_spans.problem, (inputs.key, inputs.value)
-    spans = spans_of(by_spans.forms, problem.heads // problem.kv_heads, lengths, *caches)
-    writes = [] if new is None else writes_of(lengths, *caches)
-    tables = table(spans, len(Span._fields)), table(writes, len(Write._fields))
+    query, caches = inputs.query, (inputs.key, inputs.value)
+    tables = step.rows.tables(lengths, new is not None)
     logits = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
     key, value = (None, None) if new is None else new
-    step = Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True)
-    returned = prepared.backend.attend_stored(step, problem)
-    wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
-    out, lse = check_returned(prepared.backend.name, returned, wanted, (query, *caches))
+    returned = prepared.backend.attend_stored(
+        Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True), step.problem
+    )
+    return _checked_results(prepared, returned, query, (query, *caches))
+
+
+def _checked_results(
+    prepared: PreparedLastRows, returned: tuple[Tensor, ...], query: Tensor, tensors: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """What a backend returned; that of another package is held against what is needed."""
+    if prepared.foreign:
+        wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
+        returned = check_returned(prepared.backend.name, returned, wanted, tensors)
+    out, lse = returned
     return out, lse
 
 
-def _prepare(given: Mapping[str, Tensor], asked: tuple[str, ...], scale: float, call: str) -> PreparedLastRows:
+def _prepare(
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], asked: tuple[str, ...], scale: float, call: str
+) -> PreparedLastRows:
     """Raises what a call with such tensors raises, whatever is in them."""
+    given = dict(zip(names, tensors, strict=True))
     query, k_cache = given["query"], given["k_cache"]
     pattern, _, _ = decode_call(call)
     softcap, bias = scores_asked(call)
@@ -237,16 +269,24 @@ def _prepare(given: Mapping[str, Tensor], asked: tuple[str, ...], scale: float, 
     last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale, softcap=softcap, bias=bias)
     problem = replace(last_rows, seq=k_cache.shape[1])
     backend = select(problem, asked)
-    nbytes, by_spans = len(call) + plan.ENTRY_BYTES, _by_spans(problem, backend)
-    return PreparedLastRows(backend, methods_of(backend).forward, problem, nbytes, spans, by_spans)
+    foreign = not type(backend).__module__.startswith("dilkit.backends.")
+    nbytes, step = len(call) + plan.ENTRY_BYTES, _of_one_row(given, problem, backend)
+    lengths = not pattern.only_segments and query.shape[1] > 0
+    return PreparedLastRows(backend, methods_of(backend).forward, problem, nbytes, spans, foreign, lengths, step)
 
 
-def _by_spans(problem: Problem, backend: Backend) -> BySpans | None:
+def _of_one_row(given: Mapping[str, Tensor], problem: Problem, backend: Backend) -> OfOneRow | None:
     """A step of one row over a cache, if the backend takes it and the pattern shows spans in sequences of any length."""
+    caches = [given[name] for name in _WRITTEN]
     step = replace(problem, seq=1, kv_cache=False, stored=problem.dtype)
-    if problem.pattern.is_evaluated or backend.refusals(step):
+    news = given["key"].shape[1] if "key" in given else 0
+    ascending = all(cache.stride(1) > 0 for cache in caches)
+    fits = given["query"].shape[1] == 1 and given["query"].numel() > 0 and news <= 1 and ascending
+    if not fits or problem.pattern.is_evaluated or backend.refusals(step):
         return None
-    return BySpans(step, problem.forms) if has_spans(problem.forms, problem.heads // problem.kv_heads) else None
+    strides = caches[0].stride()[:3], caches[1].stride()[:3]
+    rows = last_rows_of(problem.forms, problem.heads // problem.kv_heads, problem.kv_heads, strides)
+    return None if rows is None else OfOneRow(step, rows)
 
 
 def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:

@@ -15,6 +15,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dilkit.op._facts import spans_that_meet
+
 _Extents = tuple[torch.Size, tuple[int, ...], int]
 """Shape, strides and bytes of an element."""
 
@@ -33,22 +35,19 @@ def check_places(names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_written(names: Sequence[str], tensors: Mapping[str, Tensor], spans: Sequence[int]) -> None:
-    """Raise ValueError, naming the tensor, where one of `names` shares memory with another, or is not to be written.
+def check_written(written: Sequence[str], names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
+    """Raise ValueError, naming the tensor, where one of `written` shares memory with another of `names`, or is not to be written.
 
     `spans`: of each tensor, the bytes from its first element to the end of its last.
     """
-    starts = [x.data_ptr() for x in tensors.values()]
-    places = list(zip(tensors, starts, map(int.__add__, starts, spans), strict=True))
-    by_name = {name: (start, end) for name, start, end in places}
-    for at, name in enumerate(names):
-        start, end = by_name[name]
-        if tensors[name].is_inference() and not torch.is_inference_mode_enabled():
+    places = [names.index(name) for name in written]
+    for name, place in zip(written, places, strict=True):
+        if tensors[place].is_inference() and not torch.is_inference_mode_enabled():
             raise ValueError(f"{name} was made in inference mode, outside of which it cannot be written ({name}.clone())")
-        for other, first, last in places:
-            meet = first < end and start < last and other not in names[: at + 1]
-            if meet and share_memory(tensors[name], tensors[other]):
-                raise ValueError(f"{other} shares memory with {name}, which is written; give it its own ({other}.clone())")
+    for place, other in spans_that_meet(tensors, spans, places):
+        if share_memory(tensors[place], tensors[other]):
+            name, theirs = names[place], names[other]
+            raise ValueError(f"{theirs} shares memory with {name}, which is written; give it its own ({theirs}.clone())")
 
 
 @lru_cache(maxsize=256)

@@ -137,16 +137,16 @@ DECODING = (
     ),
     Mutant(
         "a step does not see its own row of a segment",
-        "dilkit/decoding/segment.py",
-        "tables.see(number, lines, slot + 1, seen, ",
-        "tables.see(number, lines, slot, seen, ",
+        "dilkit/decoding/_kept_tokens.pyx",
+        "return Seen(place // self.rate + 1, segment",
+        "return Seen(place // self.rate, segment",
         f"{CACHE}::test_each_step_is_the_last_row",
     ),
     Mutant(
         "the second arc of a ring begins at the next token, whatever the rate",
-        "dilkit/decoding/recent.py",
-        "again = first + before * self.stride",
-        "again = first + before",
+        "dilkit/decoding/_tables.pyx",
+        "s.index + before * s.step, s.token",
+        "s.index + before, s.token",
         f"{KINDS}::test_each_step_is_the_last_row",
     ),
     Mutant(
@@ -165,9 +165,9 @@ DECODING = (
     ),
     Mutant(
         "a row sees global tokens that come after it",
-        "dilkit/decoding/last_row.py",
-        "min(stop, row + 1) - start",
-        "stop - start",
+        "dilkit/decoding/_last_rows.pyx",
+        "min(runs[i, 1], last + 1) - runs[i, 0]",
+        "runs[i, 1] - runs[i, 0]",
         "tests/core/decoding/test_kvcache.py::test_one_row_is_one_step_where_spans_say_what_it_sees",
     ),
     Mutant(

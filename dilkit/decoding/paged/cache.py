@@ -10,15 +10,14 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import integer, one_of, shown
+from dilkit.decoding._kept_tokens import kept_tokens
 from dilkit.decoding.layout import Layout
-from dilkit.decoding.paged.branch import BranchStreams
+from dilkit.decoding.paged._stream import Stream
 from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
-from dilkit.decoding.paged.kept_tokens import kept_tokens
 from dilkit.decoding.paged.pool import PagePool
 from dilkit.decoding.paged.prompts import attend_prompts
 from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.decoding.paged.spans import PagedSpans
-from dilkit.decoding.paged.stream import Stream
 from dilkit.decoding.stores import check_decodable
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
@@ -81,7 +80,7 @@ class PagedCache:
         self.layout = _layout(heads, kv_heads, head_dim, dtype, device, stored)
         pattern.check_heads(heads, kv_heads)
         self._given = pattern.among(heads, kv_heads)
-        self._kept = kept_tokens(pattern, self._given)
+        self._kept = [kept for of_branch in kept_tokens(pattern, self._given) for kept in of_branch]
         self._once = pattern.branches if pattern.overlap == "once" else ()
         lengths = [branch.forgets_every for branch in pattern.branches]
         self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
@@ -108,8 +107,7 @@ class PagedCache:
 
     def add(self) -> int:
         """The number of a new sequence, which has no tokens yet and takes no pages."""
-        streams = [[Stream(kept, self.pool, self.layout.width) for kept in of_branch] for of_branch in self._kept]
-        return self._number(SequenceRows([BranchStreams(some) for some in streams], self.rollback))
+        return self._number(SequenceRows([Stream(kept, self.pool, self.layout.width) for kept in self._kept], self.rollback))
 
     def fork(self, sequence: int) -> int:
         """The number of a new sequence with the tokens of this one, in the same pages."""
@@ -189,26 +187,28 @@ class PagedCache:
         if prompts:
             attend_prompts([piece.rows for piece in prompts], rows, out, self.pattern, self.layout, call.options)
         if steps := [piece for piece in pieces if not piece.is_prompt]:
-            self._attend_steps(steps, rows, out, call)
+            own = self._attend_steps(steps, rows, call)
+            for piece in steps if prompts else ():
+                out[piece.rows] = own[piece.rows]
+            out = out if prompts else own
         for piece in prompts:  # nothing can fail any more
             piece.sequence.append_prompt(key[piece.rows], value[piece.rows])
         for piece in pieces:
             piece.sequence.forget()
         return out
 
-    def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, out: Tensor, call: Call) -> None:
-        spans, before = PagedSpans(self._given, self._once, out.device), [piece.sequence.seen for piece in pieces]
+    def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, call: Call) -> Tensor:
+        """What the rows of these get; other rows get zeros."""
+        spans, before = PagedSpans(self._given, self._once, self.pool), [piece.sequence.seen for piece in pieces]
         try:
             for piece in pieces:
                 spans.add(piece.sequence, piece.rows.start, piece.count)
             step = spans.step(rows, self._stored, call.bias, call.sink)
-            own = call.backend.attend_stored(step, call.problem)[0][:, 0]
+            return call.backend.attend_stored(step, call.problem)[0][:, 0]
         except BaseException:
             for piece, seen in zip(pieces, before, strict=True):
                 piece.sequence.go_back(seen)
             raise
-        for piece in pieces:
-            out[piece.rows] = own[piece.rows]
 
     def _pieces(self, sequences: Sequence[int], ends: Sequence[int]) -> list[Piece]:
         if len(set(sequences)) != len(sequences):

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from torch import Tensor
 
-from dilkit.decoding.paged.branch import BranchStreams
-from dilkit.decoding.paged.stream import Stream
+from dilkit.decoding.paged._stream import Stream, forget_before, pages_for
 
 
 class SequenceRows:
-    """The streams of its branches after `seen` tokens, the last `rollback` of which can be taken back."""
+    """The streams of all branches after `seen` tokens, the last `rollback` of which can be taken back."""
 
-    def __init__(self, branches: Sequence[BranchStreams], rollback: int, seen: int = 0) -> None:
-        self.branches, self.rollback, self.seen = tuple(branches), rollback, seen
-        self._oldest = 0
-
-    @property
-    def streams(self) -> Iterator[Stream]:
-        """All of them, branch after branch."""
-        return (stream for branch in self.branches for stream in branch.streams)
-
-    def of(self, token: int) -> Iterator[Stream]:
-        """The streams that keep a token, or some of which its row sees."""
-        return (stream for branch in self.branches for stream in branch.of(token))
+    def __init__(self, streams: Iterable[Stream], rollback: int, seen: int = 0) -> None:
+        self.streams, self.rollback, self.seen = tuple(streams), rollback, seen
 
     def pages_for(self, count: int) -> int:
         """How many pages must be free for `count` rows more, one after the other."""
-        stop, concerned = self.seen + count, self.of(self.seen) if count == 1 else self.streams
-        return sum(stream.pages_for(stream.kept.before(stop)) for stream in concerned)
+        return pages_for(self.streams, self.seen + count)
 
     def pages_for_prompt(self, count: int) -> int:
         """How many for `append_prompt`, those that are given back before not counted."""
@@ -74,9 +62,7 @@ class SequenceRows:
 
     def forget(self) -> None:
         """Give the pages back that no later row sees."""
-        before, self._oldest = self._oldest, self._first_again(self.seen)
-        for branch in self.branches:
-            branch.forget(before, self._oldest)
+        forget_before(self.streams, self._first_again(self.seen))
 
     def can_crop(self, length: int) -> bool:
         """Whether the rows are at hand that are seen after the first `length` tokens."""
@@ -92,10 +78,7 @@ class SequenceRows:
 
     def fork(self) -> SequenceRows:
         """A sequence with the same rows in the same pages."""
-        branches = [BranchStreams([stream.fork() for stream in branch.streams]) for branch in self.branches]
-        other = SequenceRows(branches, self.rollback, self.seen)
-        other._oldest = self._oldest
-        return other
+        return SequenceRows([stream.fork() for stream in self.streams], self.rollback, self.seen)
 
     def clear(self) -> None:
         """Give all pages back."""

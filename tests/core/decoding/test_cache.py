@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import DilatedCache, Limits, Pattern, dilated_attention
+from dilkit import DilatedCache, Limits, Pattern, dilated_attention, use_backend
 from dilkit.backends.reference import Reference
 from dilkit.decoding import cache as cache_module
 from dilkit.decoding.kept import kept_count
@@ -179,6 +179,25 @@ def test_a_copy_is_a_cache_of_its_own(copied: Callable[[DilatedCache], DilatedCa
     decoded(other := copied(cache), others, [SEQ])
     torch.testing.assert_close(decoded(cache, rows, [10, SEQ]), exact[:, 9:])
     assert (cache.seen, other.seen) == (SEQ, SEQ)
+
+
+def test_a_row_like_the_one_before_is_held_against_what_has_changed() -> None:
+    pattern, rows = PATTERNS["nested"], tensors(3)
+    cache = DilatedCache(pattern, 3)
+    decoded(cache, rows, [9, 10], scale=1.0)
+    with pytest.raises(TypeError, match="scale=True is a bool"):
+        decoded(cache, rows, [11], scale=True)
+    with use_backend("reference"):
+        decoded(cache, rows, [11], scale=1.0)
+        assert cache._step is not None
+        assert cache._step.backend.name == "reference"
+    got = decoded(cache, rows, [12, 13], scale=0.5, softcap=2.0)
+    exact = dilated_attention(*rows, pattern, is_causal=True, scale=0.5, softcap=2.0)[:, 11:13]
+    torch.testing.assert_close(got, exact)
+    query, *others = (x[:, 13:14] for x in rows)
+    exact = dilated_attention(*(x[:, :14] for x in rows), pattern, is_causal=True, scale=0.5, softcap=2.0)[:, 13:]
+    got = cache.attend(torch._neg_view(-query), *others, scale=0.5, softcap=2.0)
+    torch.testing.assert_close(got, exact)
 
 
 def test_rows_of_vmap_are_refused() -> None:

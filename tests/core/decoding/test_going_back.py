@@ -165,7 +165,7 @@ def test_a_step_that_failed_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) 
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(12)
     with monkeypatch.context() as patch:
-        patch.setattr(follower.cache._stores[1], "step", _without_memory)
+        patch.setattr(follower.cache._stores[1], "make_room", _without_memory)
         with pytest.raises(MemoryError):
             follower.cache.attend(*rows(1))
     assert follower.cache.seen == 12

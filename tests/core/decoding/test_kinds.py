@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Iterable
 from typing import Any
 
@@ -239,6 +240,16 @@ def test_saved_chosen_and_gone_on_with(pattern: Pattern) -> None:
     own = tuple(x[1:] for x in rows)
     exact, _ = oracle_attention(*own, pattern, is_causal=True)
     torch.testing.assert_close(decoded(again, own, [30, 31, 32, SEQ]), exact[:, 29:])
+
+
+@each_pattern
+def test_a_copy_goes_on_by_itself(pattern: Pattern) -> None:
+    rows, cache = tensors(3), DilatedCache(pattern, 3)
+    decoded(cache, rows, [20, *range(21, 34)])
+    again = pickle.loads(pickle.dumps(cache))
+    decoded(cache, tuple(x.flip(1) for x in rows), range(34, SEQ + 1))
+    exact, _ = oracle_attention(*rows, pattern, is_causal=True)
+    torch.testing.assert_close(decoded(again, rows, range(34, SEQ + 1)), exact[:, 33:])
 
 
 @pytest.mark.parametrize("change", [dict(seen=40), dict(since=[9, 0]), dict(latest=[80, 80]), dict(since=[0, 7])], ids=str)

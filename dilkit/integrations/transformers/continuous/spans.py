@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit.decoding._kept_tokens import KeptTokens, kept_tokens
 from dilkit.decoding.layout import Layout
-from dilkit.decoding.paged.kept_tokens import KeptTokens, kept_tokens
 from dilkit.decoding.paged.spans import unseen_of
 from dilkit.decoding.step import Span
 from dilkit.integrations.transformers.continuous.batch import BatchSequence

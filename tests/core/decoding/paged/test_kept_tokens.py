@@ -8,8 +8,8 @@ from helpers.strategies import mixes_with_heads
 from hypothesis import given
 from torch import Tensor
 
+from dilkit.decoding._kept_tokens import KeptTokens, kept_tokens
 from dilkit.decoding.block import seen_by
-from dilkit.decoding.paged.kept_tokens import KeptTokens, kept_tokens
 from dilkit.pattern import Pattern
 from dilkit.pattern.heads import Heads
 

@@ -131,8 +131,7 @@ def test_a_cache_of_a_dense_pattern_is_what_others_have() -> None:
     cache, (q, k, v) = made(Pattern.dense(), page_rows=16), random_rows(seq=40)
     number = cache.add()
     cache.attend(q, k, v, [number], [40])
-    (branch,) = cache._sequences[number].branches
-    (stream,) = branch.streams
+    (stream,) = cache._sequences[number].streams
     for pool, rows in zip(cache.pool.rows, (k, v), strict=True):
         paged = pool.view(-1, 16, 3, HEAD_DIM)  # (pages, page_rows, kv_heads, head_dim)
         assert torch.equal(paged[stream.pages].flatten(0, 1)[:40], rows)

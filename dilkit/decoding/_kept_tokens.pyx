@@ -1,0 +1,216 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""`KeptTokens`: which tokens of a branch are kept for some key/value heads, in order, and which of these a row sees.
+
+DilatedSegment(6, 2), heads of offset 1     token    0 1 2 3 4 5 | 6 7 8 9 ...
+                                            index      0   1   2     3   4         row 9 sees 3, 4: those of its segment
+
+A branch is one or several of these; no key/value head is in two that show it the same key. Where an index lies is for caches to say: in
+a slot (`_tables.pyx`), in a page (`paged/`), or at its token where all are kept. In C: it is asked at every step, for each branch.
+"""
+
+from libc.stdint cimport int64_t
+
+from collections import defaultdict
+
+import numpy as np
+
+from dilkit.pattern.checks import WHOLE_SEQUENCE
+from dilkit.pattern.lowering import Band, Global, Segments
+
+NONE = range(0)
+cdef Seen NOTHING = Seen(0, 0, 1, 0, 1)
+
+
+cdef inline int64_t shares(int64_t number, int64_t size) noexcept:
+    """How many parts of so many have a number of things, the last of them perhaps fewer; 0 for none."""
+    return (number - 1) // size + 1 if number > 0 else 0
+
+
+cdef bint is_in(const int64_t[:, ::1] runs, int64_t token) noexcept:
+    cdef Py_ssize_t i
+    for i in range(runs.shape[0]):
+        if runs[i, 0] <= token < runs[i, 1]:
+            return True
+    return False
+
+
+cdef class KeptTokens:
+    """Those of `branch`, number `place` of the pattern, for the key/value heads `head`, `head + head_step`, ..., `heads` of them.
+
+    `masked`: whether some query heads see only a part of what `seen` says, or nothing of it, by what the branch says of pairs.
+    """
+
+    def __cinit__(self, *arguments):
+        self.arguments = arguments
+
+    def __init__(self, branch, int64_t place, heads, bint masked):
+        self.branch, self.place, self.masked, self.round = branch, place, masked, 0
+        self.head, self.head_step, self.heads = heads.start, heads.step, len(heads)
+
+    def __reduce__(self):
+        return type(self), self.arguments
+
+    cdef int64_t before_token(self, int64_t token) noexcept:
+        return token
+
+    cdef Seen seen_by(self, int64_t row) noexcept:
+        return Seen(row + 1, 0, 1, 0, 1)
+
+    cdef int64_t needed_from(self, int64_t row) noexcept:
+        return 0
+
+    def before(self, int64_t token):
+        """How many tokens before `token` are kept."""
+        return self.before_token(token)
+
+    def tokens(self, indices):
+        """Which tokens these are."""
+        return indices
+
+    def seen(self, int64_t row):
+        """The indices that the row of token `row` sees, of those before it and its own."""
+        cdef Seen s = self.seen_by(row)
+        return range(s.index, s.index + s.count * s.step, s.step)
+
+    def needed(self, int64_t row):
+        """The first index that a row from `row` on sees, or those that come if none of these is seen."""
+        return self.needed_from(row)
+
+
+cdef class OfSegments(KeptTokens):
+    """`offset`, `offset + rate`, ... of each segment of `length` tokens: `round` of them."""
+
+    cdef readonly int64_t length, rate, offset
+
+    def __init__(self, branch, int64_t place, heads, bint masked, int64_t length, int64_t rate, int64_t offset):
+        KeptTokens.__init__(self, branch, place, heads, masked)
+        self.length, self.rate, self.offset, self.round = length, rate, offset, shares(length - offset, rate)
+
+    cdef int64_t before_token(self, int64_t token) noexcept:
+        return token // self.length * self.round + shares(token % self.length - self.offset, self.rate)
+
+    cdef Seen seen_by(self, int64_t row) noexcept:
+        cdef int64_t segment = row // self.length, place = row % self.length - self.offset
+        if place < 0 or place % self.rate:
+            return NOTHING
+        return Seen(place // self.rate + 1, segment * self.round, 1, segment * self.length + self.offset, self.rate)
+
+    cdef int64_t needed_from(self, int64_t row) noexcept:
+        cdef bint is_over = row % self.length > self.offset + (self.round - 1) * self.rate
+        return (row // self.length + is_over) * self.round
+
+    def tokens(self, indices):
+        if not indices or not self.round:
+            return NONE
+        (segment, slot), last = divmod(indices[0], self.round), indices[len(indices) - 1] // self.round
+        if segment == last:
+            first = segment * self.length + self.offset + slot * self.rate
+            return range(first, first + len(indices) * indices.step * self.rate, indices.step * self.rate)
+        segments, slots = np.divmod(np.arange(indices.start, indices.stop, indices.step), self.round)
+        return np.asarray(segments * self.length + self.offset + slots * self.rate, np.int64)
+
+
+cdef class OfBand(KeptTokens):
+    """All tokens; a row sees those at distances `first`, `first + rate`, ... up to `back`, multiples of `rate`."""
+
+    cdef int64_t nearest, back, rate
+
+    def __init__(self, branch, int64_t place, heads, bint masked, int64_t first, int64_t back, int64_t rate):
+        KeptTokens.__init__(self, branch, place, heads, masked)
+        self.nearest, self.back, self.rate = shares(first, rate), back, rate
+
+    cdef Seen seen_by(self, int64_t row) noexcept:
+        cdef int64_t farthest = (row if row < self.back else self.back) // self.rate, token = row - farthest * self.rate
+        return Seen(farthest - self.nearest + 1, token, self.rate, token, self.rate) if self.nearest <= farthest else NOTHING
+
+    cdef int64_t needed_from(self, int64_t row) noexcept:
+        return max(0, row - self.back // self.rate * self.rate)
+
+
+cdef class OfGlobal(KeptTokens):
+    """The global tokens `columns`, which all rows see but those of `rows`, which see all (`OfAll`); both are runs."""
+
+    def __init__(self, branch, int64_t place, heads, bint masked, columns, rows):
+        KeptTokens.__init__(self, branch, place, heads, masked)
+        self.columns, self.rows = columns, rows
+        self.places = np.array([token for start, stop in columns.tolist() for token in range(start, stop)], np.int64)
+
+    cdef int64_t before_token(self, int64_t token) noexcept:
+        cdef int64_t low = 0, high = self.places.shape[0], middle
+        while low < high:
+            middle = (low + high) // 2
+            if self.places[middle] < token:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    cdef Seen seen_by(self, int64_t row) noexcept:
+        cdef int64_t count = 0 if is_in(self.rows, row) else self.before_token(row + 1)
+        return Seen(count, 0, 1, self.places[0], 1 if self.columns.shape[0] == 1 else 0) if count else NOTHING
+
+    def tokens(self, indices):
+        if self.columns.shape[0] == 1:
+            first = self.places[0]
+            return range(first + indices.start, first + indices.stop, indices.step)
+        return np.asarray(self.places)[indices.start : indices.stop : indices.step]
+
+
+cdef class OfAll(KeptTokens):
+    """All tokens up to the last of `rows`, which see them all."""
+
+    cdef const int64_t[:, ::1] rows
+    cdef int64_t end
+
+    def __init__(self, branch, int64_t place, heads, bint masked, rows):
+        KeptTokens.__init__(self, branch, place, heads, masked)
+        self.rows, self.end = rows, rows.max()
+
+    cdef int64_t before_token(self, int64_t token) noexcept:
+        return min(token, self.end)
+
+    cdef Seen seen_by(self, int64_t row) noexcept:
+        return Seen(row + 1, 0, 1, 0, 1) if is_in(self.rows, row) else NOTHING
+
+    cdef int64_t needed_from(self, int64_t row) noexcept:
+        return 0 if row < self.end else self.end
+
+
+cdef class OfAny(KeptTokens):
+    """All tokens, of which the branch says pair by pair which a row sees."""
+
+
+def kept_tokens(pattern, given):
+    """Those of each branch for the heads at hand."""
+    return tuple([of_branch(branch, place, given) for place, branch in enumerate(pattern.branches)])
+
+
+def of_branch(branch, place, given):
+    forms = [] if branch.is_evaluated else list(branch.forms(given, WHOLE_SEQUENCE))
+    kept = kept_of_form(forms[0], given.group, branch, place) if len(forms) == 1 and forms[0].without_rows is None else ()
+    served = branch.served(given)
+    return kept or (OfAny(branch, place, range(served.start // given.group, -(-served.stop // given.group)), True),)
+
+
+def kept_of_form(form, group, branch=None, place=0):
+    """Those of one form, of which nothing is left out; none where it is to be asked pair by pair."""
+    heads = range(form.heads[0] // group, -(-form.heads[1] // group))
+    shared = branch, place, heads, form.heads[0] % group or form.heads[1] % group
+    if isinstance(form, Segments) and form.shares_offsets(group):
+        return kept_of_segments(form, group, branch, place)
+    if isinstance(form, Global):
+        kept = (OfGlobal(*shared, form.columns, form.rows),)
+        return (*kept, OfAll(*shared, form.rows)) if len(form.rows) else kept
+    return (OfBand(*shared, form.first, form.back, form.rate),) if isinstance(form, Band) else ()
+
+
+def kept_of_segments(form, group, branch=None, place=0):
+    """One for the heads of each offset, which are a rate apart, or side by side. `form` gives those of a key/value head the same."""
+    by_offset = defaultdict(list)
+    for head in range(form.heads[0] // group, -(-form.heads[1] // group)):
+        by_offset[form.offsets[max(head * group - form.heads[0], 0)]].append(head)
+    kept, masked = [], form.heads[0] % group or form.heads[1] % group
+    for offset, heads in sorted(by_offset.items()):
+        step = heads[1] - heads[0] if len(heads) > 1 else 1
+        kept.append(OfSegments(branch, place, range(heads[0], heads[len(heads) - 1] + 1, step), masked, form.length, form.rate, offset))
+    return tuple(kept)
