@@ -11,6 +11,8 @@ from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import SegmentShards
 
 SCHEDULES = ("auto", "balanced", "scatter", "gather", "ring")
+KEEPS = ("rows", "nothing")
+"""What a rank keeps, from the forward to the backward pass, of the rows that it received."""
 CHOOSING = ("auto", "balanced")
 """The schedules that choose a route for each branch."""
 
