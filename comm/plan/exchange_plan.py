@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import cast
 
 import numpy as np
 
+from dilkit import plan as core_plan
 from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.cuts import checked_cuts
 from dilkit.comm.plan.divided import DividedForms, divided, is_stride
@@ -36,6 +37,8 @@ from dilkit.pattern import Branch, Pattern
 from dilkit.pattern.lowering import Band, Global, Runs, Segments
 
 PHASES = ("forward", "backward")
+_ARRAYS = 8
+"""As many arrays of counts are made of a branch, about."""
 MOST_COUNTS = 2**23
 """The most counts of rows that are made of the residue classes of a stride: 64 MiB for each quantity of a plan."""
 
@@ -245,6 +248,12 @@ class ExchangePlan:
                 "several runs of them; use fuse_branches=False, which computes head by head, or dropout_p=0"
             )
 
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of what it counts: of each branch a few arrays as large as its shards, and some numbers a rank."""
+        shards = sum(self._shards(b).nbytes for b, exchange in enumerate(self.exchanges) if exchange is None)
+        return _ARRAYS * (shards + 8 * self.world_size * len(self.exchanges))
+
     def positions(self, rank: int) -> range:
         """The positions in the sequence of the rows that a rank holds."""
         rank = self._rank(rank)
@@ -358,7 +367,7 @@ def exchange_plan(
     fuse_branches: bool = True,
     keep: str = "rows",
 ) -> ExchangePlan:
-    """The `ExchangePlan` for these shards, made once and kept in a cache.
+    """The `ExchangePlan` for these shards, made once and kept in the cache of patterns (`dilkit.plan`).
 
     `cuts` say where shards begin, as `shard_cuts` makes them; `kv_heads` defaults to `heads`; the rest as in `ExchangePlan`,
     which also says what is raised.
@@ -373,9 +382,7 @@ def exchange_plan(
         range(32, 64)
     """
     cuts = cuts if type(cuts) is tuple else checked_cuts(cuts)
-    sizes = heads, heads if kv_heads is None else kv_heads
-    return _cached_plan(pattern, cuts, *sizes, is_causal, schedule, fuse_branches, keep)
-
-
-# `typed`: values that are equal but of another type, such as 1 and True, have plans of their own: one of them may be refused.
-_cached_plan = lru_cache(maxsize=256, typed=True)(ExchangePlan)
+    facts = (pattern, cuts, heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches, keep)
+    # Values that are equal but of another type, such as 1 and True, have plans of their own: one of them may be refused.
+    plan: ExchangePlan = core_plan.cached(("exchange plan", *facts, *map(type, facts)), ExchangePlan, *facts)
+    return plan

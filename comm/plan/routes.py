@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 
 from dilkit.comm.plan.row_counts import RowCounts
@@ -56,7 +55,6 @@ def choose_route(schedule: str, shards: SegmentShards, world_size: int, is_causa
     return Route(schedule, most_ranks if schedule == "scatter" else 1)
 
 
-@lru_cache(maxsize=64)
 def busiest_ranks(shards: SegmentShards, world_size: int, is_causal: bool, scatter_only: bool) -> Mapping[int, int]:
     """Rows of the busiest rank by group size, for the sizes that "auto" considers; empty for a local branch.
 

@@ -15,6 +15,7 @@ from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.passes.rows import add_rows, pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm, Pending
+from dilkit.free_memory import give_memory_back
 
 
 class Results(NamedTuple):
@@ -54,6 +55,8 @@ class AllToAllBackward:
             self.returned.append((number, self._gradients_anew(tables, inputs, bias)))
             self.sums = {role: self._sum(role) for role in self.places}
             self.returned.clear()
+        if self.rounds and not self.results.out.is_cuda:
+            give_memory_back()  # buffers of a few MiB are gaps in the heap, which the local gradients may not fit into
 
     def add_to(self, dquery: Tensor, dkey: Tensor, dvalue: Tensor) -> None:
         """Add what other ranks computed to the gradients, contiguous `(batch, seq, heads, head_dim)`, that are asked for."""

@@ -25,7 +25,8 @@ WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every ra
 class LayerRanks:
     """The ranks that a layer's sequence is cut over, a `dilkit.comm.Comm`, and the `schedule` by which they compute it.
 
-    `keep`: what they keep of received rows for the backward pass. `calls`: what computes over ranks, looked up once: torch.compile cannot. `checks_rows`: it is the first layer of its model.
+    `keep`: what they keep of received rows for the backward pass. `calls`: what computes over ranks, looked up once:
+    torch.compile cannot. `checks_rows`: it is the first layer of its model.
     """
 
     calls: OverRanks
