@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dilkit.free_memory import give_memory_back
+from dilkit.op.free_memory import give_memory_back
 
 MIB = 2**20
 _SELF_CHECK_BYTES = 32 * MIB

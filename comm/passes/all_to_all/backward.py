@@ -15,7 +15,7 @@ from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.passes.rows import add_rows, pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm, Pending
-from dilkit.free_memory import give_memory_back
+from dilkit.op.free_memory import give_memory_back
 
 
 class Results(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dilkit import order
-from dilkit.free_memory import give_memory_back
+from dilkit.op.free_memory import give_memory_back
 from dilkit.orders.locality import locality_report
 from dilkit.orders.points import instruction_set
 from dilkit.orders.token_order import CURVES
