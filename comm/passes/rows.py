@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_BLOCK = 1024
-"""Rows that are added at a time."""
+_FEWEST, _BLOCKS = 1024, 16
+"""Rows are added so many at a time at least, and in so many blocks at most."""
 
 
 def row_table(x: Tensor) -> tuple[Tensor, int, int]:
@@ -38,10 +38,10 @@ def collect_rows(x: Tensor, rows: Tensor) -> Tensor:
 def add_rows(x: Tensor, rows: Tensor, more: Tensor) -> None:
     """Add `more` `(len(rows), d)` to rows of a contiguous `x` `(batch, seq, heads, d)`, each at most once.
 
-    Block by block: what is copied for it is next to nothing.
+    Block by block, so that little is copied at a time.
     """
-    table = x.view(-1, x.shape[-1])
-    for some, block in zip(torch.split(rows, _BLOCK), torch.split(more, _BLOCK), strict=True):
+    table, size = x.view(-1, x.shape[-1]), max(_FEWEST, -(-len(rows) // _BLOCKS))
+    for some, block in zip(torch.split(rows, size), torch.split(more, size), strict=True):
         table[some] = (table[some].to(more.dtype) + block).to(x.dtype)
 
 

@@ -55,7 +55,7 @@ class AllToAllBackward:
             self.returned.append((number, self._gradients_anew(tables, inputs, bias)))
             self.sums = {role: self._sum(role) for role in self.places}
             self.returned.clear()
-        if self.rounds and not self.results.out.is_cuda:
+        if self.rounds and self.results.out.device.type == "cpu":
             give_memory_back()  # buffers of a few MiB are gaps in the heap, which the local gradients may not fit into
 
     def add_to(self, dquery: Tensor, dkey: Tensor, dvalue: Tensor) -> None:
