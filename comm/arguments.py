@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, not_distributed, one_of, probability, real
-from dilkit.comm.plan.routes import SCHEDULES
+from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.comm.scores import bias_fingerprint, check_rank_bias
 from dilkit.op import boundary
@@ -25,6 +25,7 @@ from dilkit.pattern import Pattern
 from dilkit.selector import requested_backends
 
 STEP = "arguments of ring_dilated_attention"
+MAY_DIFFER = ("rows", "seed", "gradients")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class Arguments:
     """The seed that was drawn for dropout, int64 `()`; None: `facts` draws one."""
     bias: Bias | None = None
     softcap: float | None = None
+    keep: str = "rows"
+    asked: str | None = None
+    """Of which inputs gradients are asked for, where the tensors do not say it, as `gradients` has them."""
 
     @property
     def orders(self) -> Orders:
@@ -89,6 +93,14 @@ class Arguments:
         """Whether gradients of rows may be asked for, and not of the sink or a bias alone."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
+    @property
+    def gradients(self) -> str:
+        """The inputs of which gradients are asked for: "qkv" or a part of it."""
+        if self.asked is not None:
+            return self.asked
+        rows = zip("qkv", (self.query, self.key, self.value), strict=True)
+        return "".join(role for role, x in rows if x.requires_grad) if torch.is_grad_enabled() else ""
+
     def check(self) -> None:
         """Raise TypeError or ValueError for arguments that do not fit together."""
         given = dict(query=self.query, key=self.key, value=self.value, key_padding_mask=self.mask, sink=self.sink)
@@ -104,16 +116,21 @@ class Arguments:
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)
         one_of("schedule", self.schedule, SCHEDULES)
+        one_of("keep", self.keep, KEEPS)
         _ = self.backends  # which may raise
         if self.query.shape[1] == 0:
             raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
 
     def facts(self) -> dict[str, Any]:
-        """All that the ranks must agree on, `rows`, and a seed that is drawn for dropout. Raises what `check` raises."""
+        """All that the ranks must agree on, and what may differ (`MAY_DIFFER`). Raises what `check` raises.
+
+        That is `rows`, a seed that is drawn for dropout, and `gradients`: what one rank asks for all compute.
+        """
         self.check()
         batch, rows, heads, head_dim = self.query.shape
         return dict(
             rows=rows,
+            gradients=self.gradients,
             seed=int(draw_seed() if self.seed is None else self.seed) if self.dropout_p else 0,
             batch=batch,
             heads=heads,
@@ -133,6 +150,12 @@ class Arguments:
             softcap=check_softcap(self.softcap),
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
+            keep=self.keep,
             order="; ".join(map(order_fingerprint, self.orders)),
             return_lse=self.return_lse,
         )
+
+
+def asked_on_any_rank(every_rank: Sequence[dict[str, Any]]) -> str:
+    """The inputs of which a rank asks for gradients, given the facts of all."""
+    return "".join(role for role in "qkv" if any(role in facts["gradients"] for facts in every_rank))

@@ -37,6 +37,7 @@ def ring_dilated_attention(
     order: TokenOrder | Sequence[TokenOrder] | None = None,
     bias: Bias | None = None,
     softcap: float | None = None,
+    keep: str = "rows",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact dilated attention over the ranks of `comm`: what `dilkit.dilated_attention` finds for the whole sequence.
@@ -63,8 +64,8 @@ def ring_dilated_attention(
     sink is as it is. A `CoordinateAlibi` has the coordinates of this rank's rows, which travel with them; any other bias is that
     of the whole sequence. The gradient of its slopes or table is of what the rank computes: sum it over ranks, as the sink's.
 
-    `schedule` and `fuse_branches` are those of `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result are those
-    of `dilkit.dilated_attention`.
+    `schedule`, `fuse_branches` and `keep` are those of `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result are
+    those of `dilkit.dilated_attention`.
 
     Raises ValueError or TypeError for input that does not fit, and `PlanMismatch` on the other ranks and where ranks differ;
     `CommTimeout` or `PeerLost` when a rank does not answer. After one of these two, or a failure of this rank in the course of a
@@ -102,6 +103,7 @@ def ring_dilated_attention(
         return_lse,
         bias=bias,
         softcap=softcap,
+        keep=keep,
     )
     if torch.compiler.is_compiling() and operator.can_be_compiled(arguments):
         out, lse = operator.attend(arguments, comm)

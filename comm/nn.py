@@ -10,7 +10,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, one_of, real
 from dilkit.comm.attention import ring_dilated_attention
-from dilkit.comm.plan.routes import SCHEDULES
+from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.keywords import refusing
@@ -62,14 +62,17 @@ class RingDilatedAttention(KeptBias):
         fuse_branches: bool = True,
         bias: Bias | None = None,
         softcap: float | None = None,
+        keep: str = "rows",
     ) -> None:
         super().__init__()
         if not isinstance(pattern, Pattern):
             raise TypeError(f"pattern={pattern!r} is a {type(pattern).__name__}; a dilkit.Pattern is needed")
         check_comm(comm)
         one_of("schedule", schedule, SCHEDULES)
+        one_of("keep", keep, KEEPS)
         boolean("fuse_branches", fuse_branches)
         self.pattern, self.comm, self.schedule, self.fuse_branches = pattern, comm, schedule, fuse_branches
+        self.keep = keep
         self.scale = None if scale is None else real("scale", scale)
         self.softcap = check_softcap(softcap) or None
         self._keep_bias(bias)
@@ -113,6 +116,7 @@ class RingDilatedAttention(KeptBias):
             order=self.orders,
             bias=self.bias if bias is None else bias,
             softcap=self.softcap,
+            keep=self.keep,
             return_lse=return_lse,
         )
 
@@ -121,7 +125,8 @@ class RingDilatedAttention(KeptBias):
         return positions(rows, self.comm, device)
 
     def extra_repr(self) -> str:
-        scores = {"bias": self.of_model and type(self.of_model).__name__, "softcap": self.softcap}
-        changed = appended({name: value for name, value in scores.items() if value is not None})
+        others = {"bias": self.of_model and type(self.of_model).__name__, "softcap": self.softcap}
+        others["keep"] = None if self.keep == "rows" else self.keep
+        changed = appended({name: value for name, value in others.items() if value is not None})
         orders = "".join(f", {name}={value!r}" for name, value in shown_orders(self.orders).items())
         return f"{self.pattern}{orders}, rank {self.comm.rank} of {self.comm.size}, schedule={self.schedule!r}{changed}"

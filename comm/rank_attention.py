@@ -13,7 +13,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.comm.agreement import agree_on
-from dilkit.comm.arguments import STEP, Arguments
+from dilkit.comm.arguments import MAY_DIFFER, STEP, Arguments, asked_on_any_rank
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.autograd import AttentionOverRanks
 from dilkit.comm.passes.context import PassContext
@@ -29,10 +29,10 @@ from dilkit.pattern import Pattern
 
 def agreed(arguments: Arguments, comm: Comm) -> RankAttention:
     """The attention of this rank, once all ranks have compared their arguments. Raises what they raise, on every rank."""
-    every_rank = agree_on(comm, arguments.facts, ("rows", "seed"), STEP) if comm.size > 1 else [arguments.facts()]
+    every_rank = agree_on(comm, arguments.facts, MAY_DIFFER, STEP) if comm.size > 1 else [arguments.facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
     seed = torch.tensor(every_rank[0]["seed"], device="cpu") if arguments.dropout_p else None
-    return RankAttention(arguments, comm, cuts, seed)
+    return RankAttention(arguments, comm, cuts, seed, asked_on_any_rank(every_rank))
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class RankAttention:
     comm: Comm
     cuts: tuple[int, ...]
     seed: Tensor | None
+    gradients: str
+    """The inputs of which gradients are asked for on any rank."""
 
     @property
     def rows(self) -> list[Tensor]:
@@ -76,13 +78,14 @@ class RankAttention:
     def context(self, rows: Sequence[Tensor], pattern: Pattern, bias: BiasForm | None = None) -> PassContext:
         """What the passes need besides query, key and value. Raises ValueError for what no exchange plan serves."""
         given, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
-        options: dict[str, Any] = dict(is_causal=given.is_causal, schedule=given.schedule, fuse_branches=given.fuse_branches)
+        names = "is_causal", "schedule", "fuse_branches", "keep"
+        options: dict[str, Any] = {name: getattr(given, name) for name in names}
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
         plan.check_dropout(given.dropout_p)
         head = first_head(pattern) * (heads[0] // heads[1])
         softcap = check_softcap(given.softcap)
         op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head, softcap, bias)
-        return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse)
+        return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse, self.gradients)
 
     def attend_in_order(self, rows: list[Tensor], mask: Tensor | None, bias: LoweredBias | None) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of row-major query, key and value along the token orders; `lse` is empty unless it is returned."""

@@ -147,8 +147,8 @@ class _Reorder(torch.autograd.Function):
         reordering, grads = ctx.reordering, list(given[: len(ctx.kinds)])
         here = [grad is not None for grad in grads]
         with reordering.comm.broken_by_errors():
-            # Without the inverse all gradients are there, on every rank alike.
-            wanted = _on_any_rank(reordering.comm, here) if ctx.inverse and len(grads) > 1 else [True] * len(grads)
+            # Without the inverse the same gradients are there on every rank: of those inputs of which any rank asks for them.
+            wanted = here if not ctx.inverse else _on_any_rank(reordering.comm, here) if len(grads) > 1 else [True]
             sent = [i for i in range(len(grads)) if wanted[i]]
             tensors = [_zeros(*ctx.kinds[i]) if grads[i] is None else grads[i] for i in sent]
             gradients = dict(zip(sent, reordering.apply(tensors, not ctx.inverse, ctx.step), strict=True))

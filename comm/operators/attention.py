@@ -14,6 +14,7 @@ from dilkit.comm.operators.order import in_order
 from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.rank_inputs import RankInputs
+from dilkit.comm.plan.traffic import GRADIENTS
 from dilkit.comm.rank_attention import RankAttention, agreed
 from dilkit.comm.transports.base import Comm
 from dilkit.op import boundary, rules
@@ -79,7 +80,8 @@ def _forward(
 ) -> tuple[Tensor, ...]:
     """`out`, `lse` `(batch, heads, seq)` and what the backward pass needs; raises what `ring_dilated_attention` raises.
 
-    That is the rows that were received, their flags of the mask, and what the ranks agreed on: all cuts, and the seed of dropout.
+    That is the rows that were received, their flags of the mask, and what the ranks agreed on: all cuts, the gradients that are
+    asked for, and the seed of dropout.
     """
     call = calls.decode(text)
     with rules.without_autocast(query.device.type):
@@ -89,8 +91,8 @@ def _forward(
     rows = query.new_empty(0, query.shape[-1]) if saved.rows is None else saved.rows
     flags = query.new_empty(0, dtype=torch.bool) if saved.flags is None else saved.flags
     seed = torch.zeros((), dtype=torch.int64, device="cpu") if attention.seed is None else attention.seed
-    cuts = torch.tensor(attention.cuts, device="cpu")
-    return saved.out, saved.lse.transpose(1, 2).contiguous(), rows, flags, torch.cat((cuts, seed.view(1)))
+    agreement = torch.tensor([*attention.cuts, GRADIENTS.index(attention.gradients)], device="cpu")
+    return saved.out, saved.lse.transpose(1, 2).contiguous(), rows, flags, torch.cat((agreement, seed.view(1)))
 
 
 def _backward(
@@ -112,17 +114,20 @@ def _backward(
     of_sink: bool,
     after: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and the sink, given the results of `_forward`; that of no sink is empty."""
+    """Gradients of query, key, value and the sink, given the results of `_forward`; those that this rank has not asked for, and
+    that of no sink, are empty."""
     call = calls.decode(text)
     arguments = call.arguments(query, key, value, mask, sink, scale, dropout_p)
     seed = agreement[-1] if dropout_p else None
-    attention = RankAttention(arguments, call.comm, tuple(agreement[:-1].tolist()), seed)
+    *cuts, gradients, _ = agreement.tolist()
+    attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[gradients])
     context = attention.context((query, key), arguments.pattern)
-    received = (rows, None if mask is None else flags) if context.plan.uses_all_to_all else (None, None)
+    received = (rows, None if mask is None else flags) if context.plan.keep == "rows" and context.plan.rounds else (None, None)
     saved = Saved(*RankInputs(query, key, value, mask, sink), out, lse.transpose(1, 2), *received)
-    *gradients, _ = backward_pass(context, dout, dlse, saved)
+    found = zip("qkv", backward_pass(context, dout, dlse, saved), strict=False)
+    asked = (query.new_empty(0) if grad is None or role not in call.asked else grad for role, grad in found)
     dsink = gradient_of_sink(dout, dlse, saved) if of_sink else None
-    return *gradients, query.new_empty(0) if dsink is None else dsink
+    return *asked, query.new_empty(0) if dsink is None else dsink
 
 
 def _fake_forward(
@@ -134,7 +139,7 @@ def _fake_forward(
     out, lse = boundary.empty_outputs(query) if query.dim() == 4 else (query.new_empty(query.shape), query.new_empty(0))
     rows = query.new_empty((_unknown_size(), *query.shape[-1:]))
     flags = query.new_empty(0 if mask is None else _unknown_size(), dtype=torch.bool)
-    return out, lse, rows, flags, torch.empty(size + 2, dtype=torch.int64, device="cpu")
+    return out, lse, rows, flags, torch.empty(size + 3, dtype=torch.int64, device="cpu")
 
 
 def _unknown_size() -> Any:
@@ -148,8 +153,9 @@ def _unknown_size() -> Any:
 
 
 def _fake_backward(dout: Any, dlse: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, sink: Any, *rest: Any) -> Any:
-    *_, of_sink, _ = rest
-    gradients = (x.new_empty(x.shape) for x in (query, key, value))
+    *_, text, of_sink, _ = rest
+    asked = calls.decode(text).asked
+    gradients = (x.new_empty(x.shape if role in asked else 0) for role, x in zip("qkv", (query, key, value), strict=True))
     return *gradients, sink.new_empty(sink.shape) if of_sink else query.new_empty(0)
 
 
@@ -170,7 +176,8 @@ class _Differentiable(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
         of_sink = ctx.needs_input_grad[4]
-        *gradients, dsink = backward_op(dout, dlse, *ctx.saved_tensors, ctx.scale, ctx.dropout_p, ctx.call, of_sink, None)
+        *found, dsink = backward_op(dout, dlse, *ctx.saved_tensors, ctx.scale, ctx.dropout_p, ctx.call, of_sink, None)
+        gradients = [grad if needed else None for grad, needed in zip(found, ctx.needs_input_grad, strict=False)]
         return *gradients, None, dsink if of_sink else None, None, None, None, None, None
 
 

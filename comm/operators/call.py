@@ -14,24 +14,26 @@ from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.handles import transport_of
 from dilkit.pattern import Pattern
 
-_FORMAT = "1"
+_FORMAT = "2"
 """The beginning of every call: change it with `encode` and with what autograd does, because torch.compile keeps whole graphs on
 disk and finds them again by such constants."""
 _LITERALS = (bool, int, float, str)
 
 
 class Call(NamedTuple):
-    """The arguments, as they were given; `recorded`: whether a backward pass may follow."""
+    """The arguments, as they were given; `recorded`: whether a backward pass may follow, `asked`: for which inputs."""
 
     version: str
     handle: str
     recorded: bool
+    asked: str
     pattern: str
     is_causal: bool
     backend: str | Sequence[str] | None
     schedule: str
     fuse_branches: bool
     return_lse: bool
+    keep: str
 
     @property
     def comm(self) -> Comm:
@@ -67,21 +69,23 @@ class Call(NamedTuple):
             self.return_lse,
             self.recorded,
             seed,
+            keep=self.keep,
+            asked=self.asked,
         )
 
 
 def can_be_encoded(given: Arguments) -> bool:
     """Whether the options can be written down, right or wrong. Wrong ones are refused when the operator runs, on all ranks."""
     names = given.backend if isinstance(given.backend, (list, tuple)) else (given.backend,)
-    options = given.is_causal, given.schedule, given.fuse_branches, given.return_lse, *names
+    options = given.is_causal, given.schedule, given.fuse_branches, given.return_lse, given.keep, *names
     return all(x is None or type(x) in _LITERALS for x in options)
 
 
 def encode(given: Arguments, comm: Comm) -> str:
     """The call as text. This is traced, so that code is compiled again where an option changes."""
     names = tuple(given.backend) if isinstance(given.backend, (list, tuple)) else given.backend
-    options = given.is_causal, names, given.schedule, given.fuse_branches, given.return_lse
-    return f"{(_FORMAT, comm.handle, given.requires_grad, given.pattern.to_json(), *options)!r}"
+    options = given.is_causal, names, given.schedule, given.fuse_branches, given.return_lse, given.keep
+    return f"{(_FORMAT, comm.handle, given.requires_grad, given.gradients, given.pattern.to_json(), *options)!r}"
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.comm.agreement import agree_on
-from dilkit.comm.arguments import Arguments
+from dilkit.comm.arguments import MAY_DIFFER, Arguments, asked_on_any_rank
 from dilkit.comm.packed.plan import PackedPlan, WholeSequences
 from dilkit.comm.rank_attention import RankAttention
 from dilkit.comm.transports.base import Comm, check_comm
@@ -42,6 +42,7 @@ def ring_dilated_attention_varlen(
     schedule: str = "auto",
     bias: Bias | None = None,
     softcap: float | None = None,
+    keep: str = "rows",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact dilated attention of packed sequences over ranks: `dilkit.dilated_attention_varlen` of the whole packing.
@@ -54,8 +55,8 @@ def ring_dilated_attention_varlen(
     `PackedPlan` says. All ranks call with equal arguments, and all of them run the backward pass if one does.
 
     `cu_seqlens` int32 `(sequences + 1,)` are those of the whole packing, the same on every rank. `sink` is as in
-    `ring_dilated_attention`, `schedule` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result, with `lse`
-    `(heads, rows)`, are those of `dilkit.dilated_attention_varlen`. Raises what `ring_dilated_attention` raises.
+    `ring_dilated_attention`, `schedule` and `keep` as in `dilkit.comm.ExchangePlan`; the other arguments, dtypes and the result,
+    with `lse` `(heads, rows)`, are those of `dilkit.dilated_attention_varlen`. Raises what `ring_dilated_attention` raises.
 
         >>> import torch
         >>> from dilkit import Pattern, dilated_attention_varlen
@@ -74,18 +75,18 @@ def ring_dilated_attention_varlen(
     def arguments() -> Arguments:
         q, k, v = (batch_of_one(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
         options = sink, scale, 0.0, backend, schedule, True, None, return_lse
-        return Arguments(q, k, v, pattern, is_causal, None, *options, bias=bias, softcap=softcap)
+        return Arguments(q, k, v, pattern, is_causal, None, *options, bias=bias, softcap=softcap, keep=keep)
 
     def facts() -> dict[str, Any]:
         own_facts = arguments().facts()
         check_cu_seqlens(cu_seqlens, query, query.shape[0])
         return dict(**own_facts, cu_seqlens=str(cu_seqlens.tolist()))
 
-    every_rank = agree_on(comm, facts, ("rows", "seed"), STEP) if comm.size > 1 else [facts()]
+    every_rank = agree_on(comm, facts, MAY_DIFFER, STEP) if comm.size > 1 else [facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
     checked_longest(cu_seqlens, cuts[-1])
-    plan = PackedPlan(pattern, cuts, tuple(cu_seqlens.tolist()), query.shape[1], key.shape[1], is_causal, schedule)
-    out, lse = PackedRankAttention(arguments(), comm, plan).attend()
+    plan = PackedPlan(pattern, cuts, tuple(cu_seqlens.tolist()), query.shape[1], key.shape[1], is_causal, schedule, keep)
+    out, lse = PackedRankAttention(arguments(), comm, plan, asked_on_any_rank(every_rank)).attend()
     return (out, lse) if return_lse else out
 
 
@@ -96,6 +97,7 @@ class PackedRankAttention:
     arguments: Arguments
     comm: Comm
     plan: PackedPlan
+    gradients: str
 
     def attend(self) -> tuple[Tensor, Tensor]:
         """`out` `(rows, heads, head_dim)` and `lse` `(heads, rows)` of this rank's rows.
@@ -107,7 +109,7 @@ class PackedRankAttention:
         results = []
         for sequence in self.plan.cut_sequences:
             here = sequence.rows(rank, self.plan.cuts[rank])
-            attention = RankAttention(given, self.comm, sequence.plan.cuts, None)
+            attention = RankAttention(given, self.comm, sequence.plan.cuts, None, self.gradients)
             own = [x[:, here] for x in rows]
             bias = attention.bias(own, self._bias(here))
             results.append((here.start, *attention.attend(own, given.pattern, None, given.sink, bias)))

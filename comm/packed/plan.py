@@ -55,7 +55,8 @@ class WholeSequences(NamedTuple):
 class PackedPlan:
     """What the ranks compute and send for one call with packed sequences. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
-    `starts`: where the sequences begin, and the end of the last. `schedule` is that of `ExchangePlan`. Making it sends nothing.
+    `starts`: where the sequences begin, and the end of the last. `schedule` and `keep` are those of `ExchangePlan`. Making it
+    sends nothing.
 
     Raises ValueError or TypeError for cuts or starts that do not grow from 0 to the same number of rows, and what `ExchangePlan`
     raises.
@@ -76,6 +77,7 @@ class PackedPlan:
     kv_heads: int
     is_causal: bool = False
     schedule: str = "auto"
+    keep: str = "rows"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cuts", checked_cuts(self.cuts))
@@ -103,7 +105,7 @@ class PackedPlan:
 
     def _plan(self, cuts: tuple[int, ...]) -> ExchangePlan:
         """That of one sequence."""
-        options: dict[str, Any] = dict(is_causal=self.is_causal, schedule=self.schedule)
+        options: dict[str, Any] = dict(is_causal=self.is_causal, schedule=self.schedule, keep=self.keep)
         return exchange_plan(self.pattern, cuts, self.heads, self.kv_heads, **options)
 
     def whole(self, rank: int) -> WholeSequences:
@@ -114,9 +116,10 @@ class PackedPlan:
         here = self.starts[bisect_left(self.starts, first) : bisect_right(self.starts, last)]
         return WholeSequences(tuple(start - first for start in here))
 
-    def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str) -> int:
+    def bytes(self, rank: int, phase: str, *, head_dim: int, dtype: str, gradients: str = "qkv") -> int:
         """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call."""
-        return sum(cut.plan.bytes(rank, phase, head_dim=head_dim, dtype=dtype) for cut in self.cut_sequences)
+        sizes: dict[str, Any] = dict(head_dim=head_dim, dtype=dtype, gradients=gradients)
+        return sum(cut.plan.bytes(rank, phase, **sizes) for cut in self.cut_sequences)
 
     def work(self, rank: int) -> int:
         """Query-key pairs that a rank computes, over all heads, a key seen by several branches counting each time."""

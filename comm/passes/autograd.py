@@ -9,7 +9,8 @@
     merge results         partial_results       add gradients
     add zero keys         zero_keys
 
-What is sent first travels while the local attention is computed.
+What is sent first travels while the local attention is computed. With `keep="nothing"` the rows of q, k, v are sent again in the
+backward pass; they go there and their gradients back before the local gradients are made, which take more room than they do.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.all_to_all.backward import AllToAllBackward
-from dilkit.comm.passes.all_to_all.forward import AllToAllForward, ReceivedRows
+from dilkit.comm.passes.all_to_all.backward import AllToAllBackward, Results
+from dilkit.comm.passes.all_to_all.forward import AllToAllForward
+from dilkit.comm.passes.all_to_all.received_rows import ReceivedRows
 from dilkit.comm.passes.context import PassContext
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.local_attention import local_backward, local_forward
@@ -42,7 +44,7 @@ from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 class Saved(NamedTuple):
     """The tensors that the forward pass leaves to the backward pass, as `RankInputs` and `ReceivedRows` have them.
 
-    `lse` is `(batch, seq, heads)`. What was received is None where nothing was.
+    `lse` is `(batch, seq, heads)`. What was received is None where nothing was, or nothing is kept.
     """
 
     query: Tensor
@@ -86,9 +88,9 @@ class AttentionOverRanks(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         with ctx.context.comm.broken_by_errors():
             saved = Saved(*ctx.saved_tensors)
-        dquery, dkey, dvalue, dweights = backward_pass(ctx.context, dout, dlse, saved)
+        *gradients, dweights = backward_pass(ctx.context, dout, dlse, saved)
         dsink = gradient_of_sink(dout, dlse, saved) if ctx.needs_input_grad[4] else None
-        return dquery, dkey, dvalue, None, dsink, dweights if ctx.needs_input_grad[5] else None, None, None
+        return *gradients, None, dsink, dweights if ctx.needs_input_grad[5] else None, None, None
 
 
 def forward_pass(context: PassContext, inputs: RankInputs) -> Saved:
@@ -98,8 +100,11 @@ def forward_pass(context: PassContext, inputs: RankInputs) -> Saved:
     return Saved(*inputs, out, lse, *(() if held is None else held[:4]))
 
 
-def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value and the weights of a bias; None for `dout` and `dlse` `(batch, heads, seq)` is 0."""
+def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value and the weights of a bias; None for `dout` and `dlse` `(batch, heads, seq)` is 0.
+
+    Of inputs for which no rank asks for gradients they are None.
+    """
     query, key, value, mask, sink, weights, positions, out, lse, rows, flags, of_queries, of_keys = saved
     with context.comm.broken_by_errors():
         dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
@@ -112,7 +117,8 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
             if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
                 by_query, by_key, by_weights = _through_lse(context, dlse, inputs, lse, held)
                 dquery, dkey, dweights = dquery + by_query, dkey + by_key, dweights + by_weights
-    return dquery, dkey, dvalue, dweights
+    found = zip("qkv", (dquery, dkey, dvalue), strict=True)
+    return *(grad if role in context.gradients else None for role, grad in found), dweights
 
 
 def gradient_of_sink(dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> Tensor | None:
@@ -136,43 +142,43 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
 
 
 def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, ReceivedRows | None]:
-    op, plan, comm, held, under_way = context.op, context.plan, context.comm, None, None
-    bias = inputs.bias(op.bias)
-    if plan.uses_all_to_all:
-        under_way = AllToAllForward(op, comm, context.tables, inputs, bias)
+    op, plan, comm, bias = context.op, context.plan, context.comm, inputs.bias(context.op.bias)
+    under_way = AllToAllForward(op, comm, context.rounds, inputs, bias)
     out, lse = local_forward(op, context.ranges, plan.is_causal, inputs, bias)
-    if under_way is not None:
-        held = under_way.compute()
+    held = under_way.compute()
     for branch in context.ring_branches:
         for rows, found in ring_forward(op, comm, plan, branch, inputs, bias):
             merge_rows(out, lse, rows, found)
-    if under_way is not None:
-        under_way.merge_into(out, lse)
+    under_way.merge_into(out, lse)
     zero_keys = context.zero_keys(inputs.query)
     if zero_keys is not None or inputs.sink is not None:
         add_zero_keys(out, lse.transpose(1, 2), zero_keys, inputs.sink)
-    return out, lse, held
+    return out, lse, held if plan.keep == "rows" else None
 
 
 def _backward(
     context: PassContext, dout: Tensor, inputs: RankInputs, out: Tensor, lse: Tensor, held: ReceivedRows | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and the weights of a bias, which are empty where there is none."""
-    op, plan, comm, under_way = context.op, context.plan, context.comm, None
-    bias = inputs.bias(op.bias)
-    if held is not None:
-        under_way = AllToAllBackward(op, comm, context.tables, dout, out, lse)
+    """Gradients of query, key, value and the weights of a bias, which are empty where there is none.
+
+    Those of inputs for which no rank asks for gradients are not whole.
+    """
+    op, plan, comm = context.op, context.plan, context.comm
+    bias, of_others = inputs.bias(op.bias), inputs.bias(op.bias)
+    under_way = AllToAllBackward(op, comm, context.rounds, Results(dout, out, lse), held is not None)
+    if held is None:
+        under_way.compute_anew(inputs, of_others)
     grads = local_backward(op, context.ranges, plan.is_causal, dout, inputs, bias, out, lse)
-    if held is not None and under_way is not None:
-        under_way.compute(held, bias)
+    if held is not None:
+        under_way.compute(held, of_others)
     for branch in context.ring_branches:
-        for found in ring_backward(op, comm, plan, branch, inputs, bias, dout, out, lse):
+        for found in ring_backward(op, comm, plan, branch, inputs, bias, dout, out, lse, context.gradients):
             add_rows(grads[0], found.queries, found.dquery)
             add_rows(grads[1], found.keys, found.dkey)
             add_rows(grads[2], found.keys, found.dvalue)
-    if under_way is not None:
-        under_way.add_to(*grads)
-    return *grads, lse.new_empty(0) if bias is None else bias.gradient
+    under_way.add_to(*grads)
+    dweights = lse.new_empty(0) if bias is None or of_others is None else bias.gradient + of_others.gradient
+    return *grads, dweights
 
 
 def _through_lse(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
+from dilkit.comm.passes.all_to_all.index_tables import Choice, IndexTables, index_tables
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.local_attention import LocalRange, local_ranges
 from dilkit.comm.plan.exchange_plan import ExchangePlan
@@ -26,11 +26,14 @@ class PassContext:
     batch: int
     device: torch.device
     returns_lse: bool
+    gradients: str
+    """Of which inputs a rank asks for gradients: "qkv" or a part of it, the same on all ranks."""
 
     @property
-    def tables(self) -> IndexTables:
-        """This rank's index tables."""
-        return index_tables(self.plan, self.comm.rank, self.batch, self.device, self.op.dropout_p > 0, self.op.bias is not None)
+    def rounds(self) -> tuple[IndexTables, ...]:
+        """This rank's index tables, for each round in which rows travel by all-to-all."""
+        of_rank, facts = (self.plan, self.comm.rank, self.batch, self.device), (self.op.dropout_p > 0, self.op.bias is not None)
+        return tuple(index_tables(*of_rank, Choice(branches, self.gradients, *facts)) for branches in self.plan.rounds)
 
     @property
     def ranges(self) -> tuple[LocalRange, ...]:

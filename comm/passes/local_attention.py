@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit import plan as core_plan
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.partial_results import PartialResults
 from dilkit.comm.passes.rank_bias import RankBias
@@ -34,11 +34,22 @@ class LocalRange(NamedTuple):
         return np.array([(number, 0, self.position, self.position, 1) for number in range(batch)], np.int64).reshape(batch, 5)
 
 
-@lru_cache(maxsize=256)
+class _Ranges(NamedTuple):
+    """Ranges as they are cached, with the bytes of the plan that their key keeps alive."""
+
+    ranges: tuple[LocalRange, ...]
+    nbytes: int
+
+
 def local_ranges(plan: ExchangePlan, rank: int) -> tuple[LocalRange, ...]:
     """The ranges that a rank computes by itself; none where segments are computed one by one."""
     if not plan.fuse_branches:
         return ()
+    found: _Ranges = core_plan.cached(("local ranges", plan, rank), lambda: _Ranges(_local_ranges(plan, rank), plan.nbytes))
+    return found.ranges
+
+
+def _local_ranges(plan: ExchangePlan, rank: int) -> tuple[LocalRange, ...]:
     first, branches = plan.cuts[rank], dict[tuple[int, int], list[Branch]]()
     for b in range(len(plan.exchange_pattern.branches)):
         if local := plan.local_branch(b, rank):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_FEWEST, _BLOCKS = 1024, 16
+"""Rows are added so many at a time at least, and in so many blocks at most."""
+
 
 def row_table(x: Tensor) -> tuple[Tensor, int, int]:
     """`x` `(batch, seq, heads, d)` as rows `(n, d)`, with the steps of seq and batch in rows.
@@ -33,9 +36,13 @@ def collect_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def add_rows(x: Tensor, rows: Tensor, more: Tensor) -> None:
-    """Add `more` `(len(rows), d)` to rows of a contiguous `x` `(batch, seq, heads, d)`, each at most once."""
-    table = x.view(-1, x.shape[-1])
-    table[rows] = (table[rows].to(more.dtype) + more).to(x.dtype)
+    """Add `more` `(len(rows), d)` to rows of a contiguous `x` `(batch, seq, heads, d)`, each at most once.
+
+    Block by block, so that little is copied at a time.
+    """
+    table, size = x.view(-1, x.shape[-1]), max(_FEWEST, -(-len(rows) // _BLOCKS))
+    for some, block in zip(torch.split(rows, size), torch.split(more, size), strict=True):
+        table[some] = (table[some].to(more.dtype) + block).to(x.dtype)
 
 
 def pack_columns(*columns: Tensor) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import cast
 
 import numpy as np
 
+from dilkit import plan as core_plan
 from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.cuts import checked_cuts
 from dilkit.comm.plan.divided import DividedForms, divided, is_stride
@@ -20,7 +21,7 @@ from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.plan.kinds.windows import WindowExchange
 from dilkit.comm.plan.local_branches import LocalBranch
 from dilkit.comm.plan.local_segments import local_range
-from dilkit.comm.plan.routes import SCHEDULES, Route, busiest_ranks, choose_route
+from dilkit.comm.plan.routes import KEEPS, SCHEDULES, Route, busiest_ranks, choose_route
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import (
     IntArray,
@@ -36,6 +37,8 @@ from dilkit.pattern import Branch, Pattern
 from dilkit.pattern.lowering import Band, Global, Runs, Segments
 
 PHASES = ("forward", "backward")
+_ARRAYS = 8
+"""As many arrays of counts are made of a branch, about."""
 MOST_COUNTS = 2**23
 """The most counts of rows that are made of the residue classes of a stride: 64 MiB for each quantity of a plan."""
 
@@ -55,8 +58,12 @@ class ExchangePlan:
     result is bitwise the same for every world size: rows are moved, and never summed in another order. "auto" then scatters, and
     "gather" and "ring", which sum up partial results of ranks, are refused.
 
+    `keep`: with "rows" a rank keeps the rows that it received from the forward to the backward pass; with "nothing" they are
+    sent again there. Rows then travel one branch after the other, in both passes, so that those of one branch alone lie in
+    buffers at a time. Results are the same, bit for bit.
+
     Raises ValueError or TypeError for arguments that do not fit: cuts that do not grow from 0, heads that the pattern does not
-    serve, a schedule that is not known or that `fuse_branches` or `overlap="once"` rules out.
+    serve, a `keep` or a schedule that is not known, or one that `fuse_branches` or `overlap="once"` rules out.
 
         >>> from dilkit import Pattern
         >>> from dilkit.comm import ExchangePlan
@@ -78,10 +85,12 @@ class ExchangePlan:
     is_causal: bool = False
     schedule: str = "auto"
     fuse_branches: bool = True
+    keep: str = "rows"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cuts", checked_cuts(self.cuts))
         one_of("schedule", self.schedule, SCHEDULES)
+        one_of("keep", self.keep, KEEPS)
         boolean("is_causal", self.is_causal)
         boolean("fuse_branches", self.fuse_branches)
         integer("heads", self.heads, at_least=1)
@@ -223,9 +232,13 @@ class ExchangePlan:
         return LocalBranch(first, last, self.exchange_pattern.branches[branch]) if first < last else None
 
     @cached_property
-    def uses_all_to_all(self) -> bool:
-        """Whether rows travel by all-to-all: on some route other than the ring, or because segments are computed one by one."""
-        return not self.fuse_branches or any(route.kind not in ("local", "ring") for route in self.routes)
+    def rounds(self) -> tuple[tuple[int, ...], ...]:
+        """The branches whose rows travel together by all-to-all, round by round: all at once, or one by one where none are kept.
+
+        They do on routes other than the ring, and where segments are computed one by one.
+        """
+        every = [b for b, route in enumerate(self.routes) if not self.fuse_branches or route.kind not in ("local", "ring")]
+        return ((*every,),) if every and self.keep == "rows" else tuple((branch,) for branch in every)
 
     def check_dropout(self, dropout_p: float) -> None:
         """Raise ValueError where weights are to be dropped of rows that do not lie at equal steps."""
@@ -234,6 +247,12 @@ class ExchangePlan:
                 f"dropout_p={dropout_p}: over ranks, weights are dropped of global tokens that follow each other, but a rank has "
                 "several runs of them; use fuse_branches=False, which computes head by head, or dropout_p=0"
             )
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes of what it counts: of each branch a few arrays as large as its shards, and some numbers a rank."""
+        shards = sum(self._shards(b).nbytes for b, exchange in enumerate(self.exchanges) if exchange is None)
+        return _ARRAYS * (shards + 8 * self.world_size * len(self.exchanges))
 
     def positions(self, rank: int) -> range:
         """The positions in the sequence of the rows that a rank holds."""
@@ -266,12 +285,13 @@ class ExchangePlan:
         batch: int = 1,
         key_padding_mask: bool = False,
         position_dims: int = 0,
+        gradients: str = "qkv",
     ) -> int:
         """Bytes of rows that a rank sends in the "forward" or the "backward" phase of one call; what `Comm.sent_bytes` counts.
 
         The other arguments are those of `dilkit.comm.Rows`.
         """
-        rows = Rows(head_dim, dtype, batch, key_padding_mask, position_dims)
+        rows = Rows(head_dim, dtype, batch, key_padding_mask, position_dims, gradients)
         return int(self.traffic(phase, rows).sent[self._rank(rank)])
 
     def all_bytes(self, phase: str, *, head_dim: int, dtype: str, batch: int = 1, key_padding_mask: bool = False) -> IntArray:
@@ -283,8 +303,8 @@ class ExchangePlan:
         one_of("phase", phase, PHASES)
         self._check_countable(rows)
         branches = range(len(self.routes)) if branch is None else [branch]
-        backward = phase == "backward"
-        by_branch = (branch_traffic(self.row_counts[b], self.routes[b].kind == "ring", backward, rows) for b in branches)
+        step = "again" if phase == "backward" and self.keep == "nothing" else phase
+        by_branch = (branch_traffic(self.row_counts[b], self.routes[b].kind == "ring", step, rows) for b in branches)
         return sum(by_branch, PhaseTraffic.none(self.world_size))
 
     def explain(self, rows: Rows | None = None) -> str:
@@ -345,8 +365,9 @@ def exchange_plan(
     is_causal: bool = False,
     schedule: str = "auto",
     fuse_branches: bool = True,
+    keep: str = "rows",
 ) -> ExchangePlan:
-    """The `ExchangePlan` for these shards, made once and kept in a cache.
+    """The `ExchangePlan` for these shards, made once and kept in the cache of patterns (`dilkit.plan`).
 
     `cuts` say where shards begin, as `shard_cuts` makes them; `kv_heads` defaults to `heads`; the rest as in `ExchangePlan`,
     which also says what is raised.
@@ -361,8 +382,7 @@ def exchange_plan(
         range(32, 64)
     """
     cuts = cuts if type(cuts) is tuple else checked_cuts(cuts)
-    return _cached_plan(pattern, cuts, heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches)
-
-
-# `typed`: values that are equal but of another type, such as 1 and True, have plans of their own: one of them may be refused.
-_cached_plan = lru_cache(maxsize=256, typed=True)(ExchangePlan)
+    facts = (pattern, cuts, heads, heads if kv_heads is None else kv_heads, is_causal, schedule, fuse_branches, keep)
+    # Values that are equal but of another type, such as 1 and True, have plans of their own: one of them may be refused.
+    plan: ExchangePlan = core_plan.cached(("exchange plan", *facts, *map(type, facts)), ExchangePlan, *facts)
+    return plan

@@ -101,10 +101,11 @@ def _length_and_rate(form: Form, seq: int) -> tuple[int, int]:
 def explanation(plan: ExchangePlan, rows: Rows) -> str:
     """One paragraph a branch."""
     named = zip(branch_facts(plan, rows), plan.exchange_pattern.branches, plan.forms, strict=True)
-    return "\n".join(_text(facts, branch, isinstance(forms[0], Segments), plan.schedule, rows) for facts, branch, forms in named)
+    texts = (_text(facts, branch, isinstance(forms[0], Segments), plan, rows) for facts, branch, forms in named)
+    return "\n".join(texts)
 
 
-def _text(facts: BranchFacts, branch: Branch, in_segments: bool, schedule: str, rows: Rows) -> str:
+def _text(facts: BranchFacts, branch: Branch, in_segments: bool, plan: ExchangePlan, rows: Rows) -> str:
     which = "all branches together" if facts.branch is None else f"branch {facts.branch}"
     what = f"segments of {facts.segment_length:,}, rate {facts.dilation_rate:,}" if in_segments else str(branch)
     head = f"{which}: {what}: {facts.route}"
@@ -112,7 +113,9 @@ def _text(facts: BranchFacts, branch: Branch, in_segments: bool, schedule: str, 
         return f"{head}: {ROUTE_TEXTS['local'] if in_segments else 'no rank needs rows of another: nothing is sent'}"
     among = f", in groups of {facts.group_size:,}" if facts.route == "hybrid" else ""
     sent = f"the rank that sends most sends {facts.forward_bytes:,} bytes forward, {facts.backward_bytes:,} backward"
-    reason = f"; {why(facts, schedule)}" if facts.busiest else ""
+    if plan.keep == "nothing" and facts.route != "ring":
+        sent += ", rows once more among them"
+    reason = f"; {why(facts, plan.schedule)}" if facts.busiest else ""
     return f"{head} over {facts.ranks:,} ranks{among}: {ROUTE_TEXTS[facts.route]}; {sent} ({rows.dtype}){reason}"
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, ring_buffer_bytes
+from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, kept_bytes, ring_buffer_bytes
 from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import segment_shards
-from dilkit.comm.plan.traffic import PhaseTraffic, Rows
+from dilkit.comm.plan.traffic import PhaseTraffic, Rows, Traffic
 
 BACKWARD = 2.5
 """Nominal FLOPs of a backward pass, in those of a forward pass; its seconds where they were not measured."""
@@ -64,7 +64,8 @@ class Forecast:
     def memory(self) -> dict[str, Numbers]:
         """Bytes by kind; weights and what a backend needs beside its results are not among them.
 
-        Inputs are query, key, value (and mask); results out and lse; gradients those of the results and of the inputs.
+        Inputs are query, key, value (and mask); results out and lse; gradients those of the results, and of the inputs as far as
+        they are asked for.
         """
         plan, rows = self.plan, self.rows
         tokens = np.diff(np.array(plan.cuts, np.int64)) * rows.batch
@@ -72,23 +73,29 @@ class Forecast:
         by_name: dict[str, Numbers] = {
             "inputs": tokens * (queries + keys + rows.key_padding_mask),
             "results": tokens * (queries + plan.heads * rows.lse_bytes),
-            "gradients": tokens * (2 * queries + keys),
+            "gradients": tokens * (queries + plan.heads * rows.dquery_bytes + plan.kv_heads * rows.dkey_value_bytes),
             "exchange buffers": exchange_buffer_bytes(plan, rows),
             "ring buffers": ring_buffer_bytes(plan, rows),
         }
         return {**by_name, "total": np.sum(list(by_name.values()), axis=0)}
 
     @cached_property
+    def kept(self) -> Numbers:
+        """Bytes of received rows that lie there between the passes, as long as later layers are computed."""
+        return kept_bytes(self.plan, self.rows)
+
+    @cached_property
     def exchanges(self) -> dict[str, int]:
         """How often all ranks exchange something, by phase: arguments, rows there and back, and blocks round rings.
 
-        Backward, the gradients of a ring return at each hop. Masks, positions and what else a call may have are not counted.
+        With `keep="nothing"` rows go there and back for each branch, and backward there once more. Backward, the gradients of a
+        ring return at each hop. Masks, positions and what else a call may have are not counted.
         """
         plan = self.plan
         rings = [plan.sharded_segments[branch] for branch, route in enumerate(plan.routes) if route.kind == "ring"]
         hops = sum(max(len(segment.ranks) for segment in segments) - 1 for segments in rings)
-        all_to_all, agreeing = 2 * plan.uses_all_to_all, int(plan.world_size > 1)
-        return dict(zip(PHASES, (agreeing + all_to_all + hops, all_to_all + 2 * hops), strict=True))
+        all_to_all, again, agreeing = len(plan.rounds), plan.keep == "nothing", int(plan.world_size > 1)
+        return dict(zip(PHASES, (agreeing + 2 * all_to_all + hops, (2 + again) * all_to_all + 2 * hops), strict=True))
 
     @cached_property
     def seconds(self) -> dict[str, Numbers]:
@@ -96,6 +103,8 @@ class Forecast:
 
         overlapped = max(local work, rows there) + work on rows moved + max(work round rings, ring + results back)
                      + exchanges * latency
+
+        With `keep="nothing"` the rows of one branch alone travel during local work, and in a backward pass none do.
         """
         parts = (np.array(self.flops[name], float) / self.speed.flops for name in ("local", "moved", "ring"))
         local, moved, ring = parts
@@ -105,8 +114,18 @@ class Forecast:
             there, back, around = (leg.busier / self.speed.bandwidth for leg in legs)
             compute += factor * (local + moved + ring)
             sending += there + back + around + latency
-            overlapped += np.maximum(factor * local, there) + factor * moved + np.maximum(factor * ring, back + around) + latency
+            early = self._early(phase).busier / self.speed.bandwidth
+            late = 0 if phase == "backward" and self.plan.keep == "nothing" else back
+            overlapped += np.maximum(factor * local, early) + there - early + factor * moved + back - late
+            overlapped += np.maximum(factor * ring, late + around) + latency
         return dict(compute=compute, communication=sending, overlapped=overlapped, sequential=compute + sending)
+
+    def _early(self, phase: str) -> Traffic:
+        """What travels there during local work."""
+        if self.plan.keep == "rows" or not self.plan.rounds:
+            return self.traffic[phase].there
+        first = self.plan.traffic("forward", self.rows, self.plan.rounds[0][0]).there
+        return first * (phase == "forward")
 
     @property
     def slowest(self) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 
 from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import SegmentShards
 
 SCHEDULES = ("auto", "balanced", "scatter", "gather", "ring")
+KEEPS = ("rows", "nothing")
+"""What a rank keeps, from the forward to the backward pass, of the rows that it received."""
 CHOOSING = ("auto", "balanced")
 """The schedules that choose a route for each branch."""
 
@@ -54,7 +55,6 @@ def choose_route(schedule: str, shards: SegmentShards, world_size: int, is_causa
     return Route(schedule, most_ranks if schedule == "scatter" else 1)
 
 
-@lru_cache(maxsize=64)
 def busiest_ranks(shards: SegmentShards, world_size: int, is_causal: bool, scatter_only: bool) -> Mapping[int, int]:
     """Rows of the busiest rank by group size, for the sizes that "auto" considers; empty for a local branch.
 

@@ -9,13 +9,14 @@ heads      0, 1      2, 3      0, 1      2, 3            `compute_ranks`: who co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dilkit import plan as core_plan
 from dilkit.comm.plan.divided import DividedForms, divided
 from dilkit.pattern import Pattern
 from dilkit.pattern.lowering import Band, Segments
@@ -99,6 +100,11 @@ class SegmentShards:
     """`(lines, heads)`: the same with this shard."""
     heads: tuple[ServedHead, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that it is made of."""
+        return sum(x.nbytes for x in vars(self).values() if isinstance(x, np.ndarray))
+
     @cached_property
     def segment(self) -> IntArray:
         """`(lines,)`: the segment of each shard, counted from 0."""
@@ -143,12 +149,17 @@ class SegmentShards:
         return tuple(found)
 
 
-@lru_cache(maxsize=64)
 def segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
     """The segments of a branch that are not within one rank. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
     The residue classes of a stride are segments as well: each from its first token to the end of the sequence.
     """
+    facts = pattern, branch, cuts, heads, kv_heads
+    shards: SegmentShards = core_plan.cached(("segment shards", *facts), _segment_shards, *facts)
+    return shards
+
+
+def _segment_shards(pattern: Pattern, branch: int, cuts: tuple[int, ...], heads: int, kv_heads: int) -> SegmentShards:
     edges, seq = np.array(cuts, np.int64), cuts[-1]
     forms, inner = divided(pattern, seq, heads, kv_heads)[branch], edges[1:-1]
     served, form = served_heads(forms, heads, kv_heads), forms[0]

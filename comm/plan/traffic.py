@@ -12,14 +12,18 @@ from dilkit.comm.plan.row_counts import RowCounts
 from dilkit.comm.plan.sharded_segments import IntArray
 from dilkit.problem import DTYPE_BYTES, DTYPES
 
+GRADIENTS = ("", "q", "k", "v", "qk", "qv", "kv", "qkv")
+"""Of which inputs gradients may be asked for: of queries, keys and values."""
+
 
 @dataclass(frozen=True)
 class Rows:
     """How large rows are: `head_dim` numbers of a dtype, `batch` of each, and whether a mask flag travels with each key.
 
     `dtype` is a name such as `"float32"` or `"bfloat16"`. `position_dims`: with a bias of the scores, the numbers of a position,
-    which travels with each query and key: 1 along a sequence, or as many as coordinates or a grid have. An exchange plan counts
-    rows; this turns its counts into bytes.
+    which travels with each query and key: 1 along a sequence, or as many as coordinates or a grid have. `gradients`: of which
+    inputs a backward pass returns gradients, "qkv" or a part of it. An exchange plan counts rows; this turns its counts into
+    bytes.
 
     Raises ValueError or TypeError for a dtype that is not known and for sizes below 1.
 
@@ -34,9 +38,11 @@ class Rows:
     batch: int = 1
     key_padding_mask: bool = False
     position_dims: int = 0
+    gradients: str = "qkv"
 
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
+        one_of("gradients", self.gradients, GRADIENTS)
         boolean("key_padding_mask", self.key_padding_mask)
         integer("head_dim", self.head_dim, at_least=1)
         integer("batch", self.batch, at_least=1)
@@ -61,6 +67,16 @@ class Rows:
     def key_value_bytes(self) -> int:
         """Bytes of one row of keys and one of values, with the flag of the mask and the position."""
         return 2 * self.row_bytes + self.key_padding_mask + self.position_dims * self.lse_bytes
+
+    @property
+    def dquery_bytes(self) -> int:
+        """Bytes of the gradient of one row of queries, if it is asked for."""
+        return self.row_bytes * ("q" in self.gradients)
+
+    @property
+    def dkey_value_bytes(self) -> int:
+        """Bytes of the gradients of one row of keys and one of values, as far as they are asked for."""
+        return self.row_bytes * (("k" in self.gradients) + ("v" in self.gradients))
 
 
 @dataclass(frozen=True)
@@ -110,33 +126,39 @@ class PhaseTraffic:
         return (self.there + self.back + self.ring).received
 
 
-def branch_traffic(counts: RowCounts | ExchangeCounts, is_ring: bool, backward: bool, rows: Rows) -> PhaseTraffic:
-    """The traffic of one branch.
+def branch_traffic(counts: RowCounts | ExchangeCounts, is_ring: bool, step: str, rows: Rows) -> PhaseTraffic:
+    """The traffic of one branch in a step: "forward", "backward", or "again", a backward pass for which no rows were kept.
 
-    | phase | there | back |
+    | step | there | back |
     |---|---|---|
     | forward | queries, keys, values (flags and positions) | results, each row with its lse |
-    | backward | results, their gradients and lse | gradients of queries, keys and values |
+    | backward | results, their gradients and lse | gradients of queries, keys and values that are asked for |
+    | again | what is sent there forward and backward | the same |
 
     Round a ring go keys and values (flags and positions). In a backward pass their gradients are returned in one hop.
     """
     nothing = PhaseTraffic.none(counts.world_size)
     if is_ring and isinstance(counts, RowCounts):
-        return PhaseTraffic(nothing.there, nothing.back, _ring_traffic(counts, backward, rows) * rows.batch)
+        return PhaseTraffic(nothing.there, nothing.back, _ring_traffic(counts, step != "forward", rows) * rows.batch)
     row, query, key_value, lse = rows.row_bytes, rows.query_bytes, rows.key_value_bytes, rows.lse_bytes
+    dquery, dkey_value = rows.dquery_bytes, rows.dkey_value_bytes
     out, owned = counts.queries_sent, counts.queries_received
-    if backward:
-        there = Traffic(out * (2 * row + lse), owned * (2 * row + lse))
-        back = Traffic(owned * row + counts.keys_received * 2 * row, out * row + counts.keys_sent * 2 * row)
+    inputs = Traffic(out * query + counts.keys_sent * key_value, owned * query + counts.keys_received * key_value)
+    if step == "forward":
+        there, back = inputs, Traffic(owned * (row + lse), out * (row + lse))
     else:
-        there = Traffic(out * query + counts.keys_sent * key_value, owned * query + counts.keys_received * key_value)
-        back = Traffic(owned * (row + lse), out * (row + lse))
+        there = Traffic(out * (2 * row + lse), owned * (2 * row + lse))
+        there = there + inputs if step == "again" else there
+        back = Traffic(
+            owned * dquery + counts.keys_received * dkey_value,
+            out * dquery + counts.keys_sent * dkey_value,
+        )
     return PhaseTraffic(there * rows.batch, back * rows.batch, nothing.ring)
 
 
 def _ring_traffic(counts: RowCounts, backward: bool, rows: Rows) -> Traffic:
     """Blocks that are sent on and, backward, gradients that are returned; for a batch of 1."""
-    key_value, gradients = rows.key_value_bytes, 2 * rows.row_bytes * backward
+    key_value, gradients = rows.key_value_bytes, rows.dkey_value_bytes * backward
     foreign = counts.ring_keys_received
     sent = counts.ring_keys_sent * key_value + foreign * gradients
     return Traffic(sent, foreign * key_value + counts.ring_gradients_received * gradients)

@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dilkit.op.free_memory import give_memory_back
+
 MIB = 2**20
 _SELF_CHECK_BYTES = 32 * MIB
 _SELF_CHECK_TRIES = 5
@@ -69,12 +71,6 @@ def _start_anew() -> int:
     give_memory_back()
     Path("/proc/self/clear_refs").write_text("5")
     return _status_bytes("VmRSS")
-
-
-def give_memory_back() -> None:
-    """Give freed memory that the allocator keeps back to the system, where that can be done: with glibc."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
 
 
 def _status_bytes(field: str) -> int:

@@ -24,6 +24,7 @@ from dilkit.comm.passes.problem_stacks import ProblemStack
 from dilkit.comm.passes.ring.segment import RingSegment, ring_segments
 from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes
 from dilkit.comm.plan.sharded_segments import assign_heads
+from dilkit.plan import cache_clear, cache_info
 
 Labels = NDArray[np.int64]
 MIB = 2**20
@@ -384,7 +385,25 @@ def test_bytes_of_unknown_dtypes_and_phases_are_refused(dtype: Any) -> None:
 
 
 def test_cuts_may_be_a_list() -> None:
-    assert exchange_plan(Pattern([4], [1]), [0, 2, 4], 1) is exchange_plan(Pattern([4], [1]), (0, 2, 4), 1)
+    assert exchange_plan(Pattern([4], [1]), [0, 2, 4], 1) == exchange_plan(Pattern([4], [1]), (0, 2, 4), 1)
+
+
+def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan is charged is about what its counts take: they grow with the ranks, and its entry does."""
+    few, many = (exchange_plan(Pattern([4096], [1]), shard_cuts(4096, ranks), 32, schedule="gather") for ranks in (4, 512))
+    for plan in (few, many):
+        assert plan.row_counts[0].pairs.any()
+        assert plan.sharded_segments[0]
+        held = sum(x.nbytes for x in _tensors([plan.row_counts, plan.sharded_segments]))
+        assert held / 3 <= plan.nbytes <= 3 * held
+    cache_clear()
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", str(4 * many.nbytes))
+    for rows in range(4096, 4106):
+        local_ranges(exchange_plan(Pattern([4096], [1]), shard_cuts(rows, 512), 32), 0)
+    info = cache_info()
+    assert info.bytes <= info.limit
+    assert 0 < info.entries < 20
+    cache_clear()
 
 
 def test_overlap_once_moves_nothing_where_segments_are_within_ranks() -> None:

@@ -133,6 +133,8 @@ def test_what_the_module_says_of_itself() -> None:
         return repr(RingDilatedAttention(PATTERN, comm, schedule="ring"))
 
     assert "rank 1 of 2, schedule='ring'" in run_threads(2, on_rank)[1]
+    (text,) = run_threads(1, lambda comm: repr(RingDilatedAttention(PATTERN, comm, keep="nothing")))
+    assert "schedule='auto', keep='nothing'" in text
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,7 @@ def test_what_the_module_says_of_itself() -> None:
         (dict(pattern=None), TypeError, r"pattern=None is a NoneType; a dilkit.Pattern is needed"),
         (dict(comm="mpi"), TypeError, r"comm='mpi' is a str; a dilkit.comm.Comm is needed"),
         (dict(schedule="any"), ValueError, r"schedule='any' is not known"),
+        (dict(keep="all"), ValueError, r"keep='all' is not known"),
         (dict(fuse_branches=1), TypeError, r"fuse_branches=1 is a int"),
         (dict(scale="1"), TypeError, r"scale='1' is a str"),
     ],

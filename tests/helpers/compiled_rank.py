@@ -29,12 +29,13 @@ Make = Callable[["Comm | None"], nn.Module]
 
 
 class Functions(nn.Module):
-    """Calls of the function: with every argument, and two that do not depend on each other."""
+    """Calls of the function: with every argument, and two that do not depend on each other, one of few gradients."""
 
     def __init__(self, comm: Comm | None, dropout_p: float = 0.25, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.attend: Any = dilated_attention if comm is None else partial(ring_dilated_attention, comm=comm)
         self.dropout_p = dropout_p
+        self.kept: dict[str, Any] = {} if comm is None else dict(keep="nothing")
         draw = torch.Generator().manual_seed(1)
         self.weight = nn.Parameter(torch.randn(HEAD_DIM, HEAD_DIM, generator=draw).to(dtype))
         self.sink = nn.Parameter(torch.randn(HEADS, generator=draw))
@@ -43,8 +44,8 @@ class Functions(nn.Module):
         q, k = x @ self.weight, x[:, :, ::2].contiguous()
         options: dict[str, Any] = dict(is_causal=True, key_padding_mask=mask, sink=self.sink, scale=0.3, dropout_p=self.dropout_p)
         out, lse = self.attend(q, k, k.sin(), pattern=PATTERN, **options, return_lse=True)
-        aside = self.attend(q, k, k, pattern=PATTERN)
-        beside = self.attend(q * 2, k, k, pattern=PATTERN, backend=["reference"])
+        aside = self.attend(q, k, k, pattern=PATTERN, **self.kept)
+        beside = self.attend(q.detach() * 2, k.detach(), k, pattern=PATTERN, backend=["reference"])
         return out + aside * beside + lse.transpose(1, 2)[..., None].tanh()
 
 

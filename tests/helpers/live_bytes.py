@@ -26,9 +26,13 @@ class LiveBytes(TorchDispatchMode):
         for x in tree_leaves(found):
             if isinstance(x, Tensor) and (storage := x.untyped_storage()).data_ptr() not in self.given:
                 self.held[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        self.held = {place: (held, size) for place, (held, size) in self.held.items() if not held.expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.held.values()))
+        self.peak = max(self.peak, self.now())
         return found
+
+    def now(self) -> int:
+        """Bytes that are held now."""
+        self.held = {place: (held, size) for place, (held, size) in self.held.items() if not held.expired()}
+        return sum(size for _, size in self.held.values())
 
     @staticmethod
     @contextmanager

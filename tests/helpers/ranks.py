@@ -94,7 +94,7 @@ def over_ranks(
     results = {name: sum(rows) if name == "dsink" else torch.cat(rows, dim=1) for name, rows in parts.items()}
     results["lse"] = results["lse"].transpose(1, 2)
     sizes = query.shape[2], key.shape[2]
-    chosen = {name: options[name] for name in ("is_causal", "schedule", "fuse_branches") if name in options}
+    chosen = {name: options[name] for name in ("is_causal", "schedule", "fuse_branches", "keep") if name in options}
     plan = plan_of(pattern, cuts, lengths, *sizes, **chosen)
     return Found(results, [sent for _, sent, _ in every], [sent for _, _, sent in every], plan)
 

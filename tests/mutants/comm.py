@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-PLAN, ATTENTION, SHARDS, TRANSPORT = (
-    f"tests/comm/test_{name}.py" for name in ("exchange_plan", "attention", "shards", "transports")
+PLAN, ATTENTION, SHARDS, TRANSPORT, KEPT = (
+    f"tests/comm/test_{name}.py" for name in ("exchange_plan", "attention", "shards", "transports", "kept")
 )
 
 PLANS = (
@@ -74,6 +74,30 @@ PASSES = (
         "self.dvalue += dvalue",
         "self.dvalue = dvalue.clone()",
         f"{ATTENTION}::test_every_schedule_and_dtype",
+    ),
+)
+
+KEPT_ROWS = (
+    Mutant(
+        "rows that are sent again are not among the planned bytes",
+        "comm/plan/exchange_plan.py",
+        'step = "again" if phase == "backward" and self.keep == "nothing" else phase',
+        "step = phase",
+        f"{KEPT}::test_rows_that_are_sent_again_give_the_same_bits_and_the_planned_bytes",
+    ),
+    Mutant(
+        "gradients of a rank's inputs alone are sent, whatever others ask for",
+        "comm/rank_attention.py",
+        "asked_on_any_rank(every_rank)",
+        "arguments.gradients",
+        f"{KEPT}::test_what_one_rank_asks_for_all_compute",
+    ),
+    Mutant(
+        "sums of gradients begin anew at each branch",
+        "comm/passes/all_to_all/backward.py",
+        "total = self.sums.pop(role) if role in self.sums else self.results.lse.new_zeros(len(rows), d)",
+        "total = self.results.lse.new_zeros(len(rows), d)",
+        f"{KEPT}::test_rows_that_are_sent_again_give_the_same_bits_and_the_planned_bytes",
     ),
 )
 
@@ -160,4 +184,4 @@ SHARED_OUT = (
     ),
 )
 
-COMM = (*PLANS, *PASSES, *TRANSPORTS, *SHARED_OUT)
+COMM = (*PLANS, *PASSES, *KEPT_ROWS, *TRANSPORTS, *SHARED_OUT)

@@ -14,11 +14,7 @@ import numpy as np
 import torch
 
 from dilkit import plan as core_plan
-from dilkit.comm.passes.all_to_all.message_layout import (
-    MessageLayout,
-    MessageSlice,
-    ReturnTable,
-)
+from dilkit.comm.passes.all_to_all.message_layout import MessageLayout, MessageSlice, ReturnTable
 from dilkit.comm.passes.kept_rows import HOST, group_kept_rows, kept_rows, row_numbers, row_run
 from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRole, stack_problems, stack_rows
 from dilkit.comm.passes.slot_stacks import stack_slots
@@ -32,7 +28,10 @@ from dilkit.comm.plan.sharded_segments import ShardedSegment
 
 @dataclass(frozen=True)
 class IndexTables:
-    """The index tables of one rank, batch size and device. `sent` and `received` are by roles: "qkv", "q" and "k"."""
+    """The index tables of one rank, batch size and device, for a round.
+
+    `sent` and `received` are by roles: "qkv", "q", "k", and those of `returned`.
+    """
 
     sent: dict[str, MessageLayout]
     received: dict[str, MessageLayout]
@@ -41,8 +40,10 @@ class IndexTables:
     results: ReturnTable
     """What is returned for the queries, in messages "q", branch by branch."""
     gradients: dict[str, ReturnTable]
-    """By role: what is returned in messages "qkv", branch by branch."""
+    """By role: what is returned for the rows of which gradients are asked for, branch by branch."""
     stacks: tuple[ProblemStack, ...]
+    returned: str
+    """The roles of which gradients are asked for, which are those of the messages that return them."""
 
     @cached_property
     def nbytes(self) -> int:
@@ -63,62 +64,76 @@ class IndexTables:
         )
 
 
-def index_tables(
-    plan: ExchangePlan, rank: int, batch: int, device: torch.device = HOST, dropout: bool = False, by_head: bool = False
-) -> IndexTables:
-    """The tables of a rank, for rows on `device`, made once and kept in the cache of patterns.
+@dataclass(frozen=True)
+class Choice:
+    """What a rank needs tables for: the `branches` of a round, and the gradients that are asked for.
 
     With `dropout` each problem has rows at equal steps, so that the place of each weight in the whole is known. With `by_head`
     no stack has problems of different heads, so that each has a bias of its own.
     """
-    in_slots = not dropout and any(isinstance(exchange, BlockExchange) for exchange in plan.exchanges)
-    name = ("exchange tables", plan, rank, batch, in_slots, by_head)
+
+    branches: tuple[int, ...]
+    gradients: str = "qkv"
+    dropout: bool = False
+    by_head: bool = False
+
+
+def index_tables(
+    plan: ExchangePlan, rank: int, batch: int, device: torch.device = HOST, choice: Choice | None = None
+) -> IndexTables:
+    """The tables of a rank, for rows on `device`, made once and kept in the cache of patterns; by default for all branches."""
+    choice = choice or Choice(tuple(range(len(plan.routes))))
+    in_slots = not choice.dropout and any(isinstance(plan.exchanges[b], BlockExchange) for b in choice.branches)
+    choice = replace(choice, dropout=not in_slots)  # which is all that the tables know of it
+    name = ("exchange tables", plan, rank, batch, choice)
     if device.type == HOST.type:
-        return core_plan.cached(name, lambda: _TableBuilder(plan, rank, batch, in_slots, by_head).tables())
-    return core_plan.cached((*name, device), lambda: index_tables(plan, rank, batch, HOST, dropout, by_head).to(device))
+        return core_plan.cached(name, lambda: _TableBuilder(plan, rank, batch, choice).tables())
+    return core_plan.cached((*name, device), lambda: index_tables(plan, rank, batch, HOST, choice).to(device))
 
 
 class _TableBuilder:
     """Makes the index tables of one rank."""
 
-    def __init__(self, plan: ExchangePlan, rank: int, batch: int, in_slots: bool, by_head: bool) -> None:
-        self.plan, self.rank, self.batch, self.in_slots, self.by_head = plan, rank, batch, in_slots, by_head
+    def __init__(self, plan: ExchangePlan, rank: int, batch: int, choice: Choice) -> None:
+        self.plan, self.rank, self.batch, self.choice = plan, rank, batch, choice
         self.rows = batch * len(plan.positions(rank)) * plan.heads
         self.outgoing, self.incoming = self._outgoing(), self._incoming()
 
     def tables(self) -> IndexTables:
         """All of them."""
-        size, batch = self.plan.world_size, self.batch
-        self.sent = {roles: MessageLayout.of(self.outgoing, roles, size, batch) for roles in ("qkv", "q", "k")}
-        self.received = {roles: MessageLayout.of(self.incoming, roles, size, batch) for roles in ("qkv", "q", "k")}
+        size, batch, returned = self.plan.world_size, self.batch, self.choice.gradients
+        every = ("qkv", "q", "k", returned)
+        self.sent = {roles: MessageLayout.of(self.outgoing, roles, size, batch) for roles in every}
+        self.received = {roles: MessageLayout.of(self.incoming, roles, size, batch) for roles in every}
         packed = {role: list(self._slices(role, "qkv")) for role in "qkv"}
         packed |= {role * 2: list(self._slices(role, role)) for role in "qk"}
         results = ReturnTable.of(packed["qq"])
-        gradients = {role: ReturnTable.of(packed[role]) for role in "qkv"}
+        gradients = {role: ReturnTable.of([*self._slices(role, returned)]) for role in returned}
         # One problem a stack where bits must be the same for every world size: a backend's may depend on what else is in a call.
         most_rows = stack_rows(self.rows) if self.plan.fuse_branches else 0
-        every, facts = list(self._problems()), (self._received_runs(), self.batch, most_rows, self.by_head)
-        stacks = (*stack_problems((one for one in every if isinstance(one, SmallProblem)), *facts),)
-        stacks += (*stack_slots((one for one in every if isinstance(one, SlotProblem)), *facts),)
-        return IndexTables(self.sent, self.received, packed, results, gradients, stacks)
+        problems, facts = list(self._problems()), (self._received_runs(), self.batch, most_rows, self.choice.by_head)
+        stacks = (*stack_problems((one for one in problems if isinstance(one, SmallProblem)), *facts),)
+        stacks += (*stack_slots((one for one in problems if isinstance(one, SlotProblem)), *facts),)
+        return IndexTables(self.sent, self.received, packed, results, gradients, stacks, returned)
 
     @cached_property
     def segments(self) -> list[ShardedSegment]:
         """The segments that this rank holds rows of, and whose rows travel by all-to-all."""
         plan = self.plan
         own_segments: list[ShardedSegment] = []
-        for branch, (route, segments) in enumerate(zip(plan.routes, plan.sharded_segments, strict=True)):
+        for branch in self.choice.branches:
             if not plan.fuse_branches:
                 sizes = (plan.heads, plan.kv_heads, plan.is_causal)
                 own_segments += local_segments(plan.forms[branch], branch, plan.cuts, self.rank, *sizes)
-            if route.kind != "ring":
-                own_segments += [segment for segment in segments if segment.holds(self.rank)]
+            if plan.routes[branch].kind != "ring":
+                own_segments += [segment for segment in plan.sharded_segments[branch] if segment.holds(self.rank)]
         return own_segments
 
     @cached_property
     def exchanges(self) -> list[BranchExchange]:
         """Those of branches without segments, in which this rank takes part."""
-        return [exchange for exchange in self.plan.exchanges if exchange is not None and self.rank in exchange.held]
+        some = (self.plan.exchanges[branch] for branch in self.choice.branches)
+        return [exchange for exchange in some if exchange is not None and self.rank in exchange.held]
 
     def _outgoing(self) -> Messages:
         """What this rank sends, itself included: queries to the rank that computes them, keys to all ranks that see them."""
@@ -164,7 +179,7 @@ class _TableBuilder:
 
     def _problems(self) -> Iterator[SmallProblem | SlotProblem]:
         for exchange in self.exchanges:
-            yield from exchange.in_slots(self.rank) if self.in_slots else exchange.problems(self.rank)
+            yield from exchange.problems(self.rank) if self.choice.dropout else exchange.in_slots(self.rank)
         for segment, group, head in self._computed_heads():
             pattern = self.plan.segment_pattern(segment.heads[head].kv_head)
             if pattern is None:

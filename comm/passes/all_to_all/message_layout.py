@@ -6,7 +6,9 @@ these batch by batch, segment by segment, head by head, in sequence order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -36,6 +38,11 @@ class MessageLayout:
                 at += rows
                 counts[rank] += rows
         return cls(counts, starts)
+
+    def spans(self, roles: str) -> list[slice]:
+        """The parts of all messages that hold these roles, in their order."""
+        edges = [*self.starts.values(), sum(self.counts)]
+        return [slice(*ends) for (role, _, _), ends in zip(self.starts, pairwise(edges), strict=True) if role in roles]
 
 
 class MessageSlice(NamedTuple):
@@ -68,6 +75,15 @@ class ReturnTable:
         every = torch.cat([s.rows for s in slices]) if slices else torch.empty(0, dtype=torch.int64, device="cpu")
         rows = torch.unique(every)
         return cls(rows, [s._replace(rows=torch.searchsorted(rows, s.rows)) for s in slices])
+
+    @staticmethod
+    def joined(tables: Sequence[ReturnTable]) -> tuple[Tensor, list[list[MessageSlice]]]:
+        """The rows of several tables, each once; and for each table its slices, with rows numbered among them."""
+        if len(tables) == 1:
+            return tables[0].rows, [tables[0].slices]
+        rows = torch.unique(torch.cat([table.rows for table in tables]))
+        places = [(table, torch.searchsorted(rows, table.rows)) for table in tables]
+        return rows, [[s._replace(rows=place[s.rows]) for s in table.slices] for table, place in places]
 
     def to(self, device: torch.device) -> ReturnTable:
         """The same for rows on `device`."""

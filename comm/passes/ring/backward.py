@@ -28,24 +28,25 @@ class RingGradients:
     dkey: Tensor
     dvalue: Tensor
 
-    def add_block(self, grads: Tensor) -> None:
-        """Add gradients of this rank's own block, `(n, 2 * head_dim)`: of keys and of values side by side."""
-        dkey, dvalue = grads.to(self.dkey.dtype).chunk(2, dim=1)
-        self.dkey += dkey
-        self.dvalue += dvalue
+    def add_block(self, grads: Tensor, roles: str) -> None:
+        """Add gradients of this rank's own block, of keys and of values side by side, or of one of them alone."""
+        totals = [dict(k=self.dkey, v=self.dvalue)[role] for role in roles]
+        for total, more in zip(totals, grads.chunk(len(roles) or 1, dim=1), strict=False):
+            total += more.to(total.dtype)
 
 
 def ring_backward(
     op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: RankInputs, bias: RankBias | None,
-    dout: Tensor, out: Tensor, lse: Tensor,
+    dout: Tensor, out: Tensor, lse: Tensor, gradients: str,
 ) -> list[RingGradients]:  # fmt: skip
     """Gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows.
 
-    That of the weights of the bias is added to its own.
+    Those of keys and values are whole where they are among the `gradients` that are asked for. That of the weights of the bias is
+    added to its own.
     """
     query = inputs.query
     segments = ring_segments(plan, branch, comm.rank, len(query), query.device, bias is not None)
-    backward = _RingBackward(op, comm, segments, inputs, bias, dout, out, lse)
+    backward = _RingBackward(op, comm, segments, inputs, bias, dout, out, lse, gradients)
     for hop, blocks in KVRotation(comm, segments, hops(plan, branch), inputs, bias):
         backward.hop(hop, blocks)
     backward.receive()
@@ -65,6 +66,7 @@ class _RingBackward:
         dout: Tensor,
         out: Tensor,
         lse: Tensor,
+        gradients: str,
     ) -> None:
         self.op, self.comm, self.segments, self.bias = op, comm, segments, bias
         self.found: list[RingGradients] = []
@@ -73,7 +75,8 @@ class _RingBackward:
         self.transfer: RowTransfer | None = None
         self.expected: list[int] = []
         query, d = inputs.query, inputs.query.shape[-1]
-        self.like = inputs.key.new_empty(0, 2 * d)
+        self.roles = gradients.replace("q", "")
+        self.like = inputs.key.new_empty(0, len(self.roles) * d)
         for segment in segments:
             rows, keys = segment.own_rows("q"), segment.own_rows("k")
             own = (collect_rows(query, rows), collect_rows(dout, rows), collect_rows(out, rows))
@@ -89,7 +92,7 @@ class _RingBackward:
             if block is not None:
                 grads = self._compute(i, segment, hop, block)
                 if hop == 0:
-                    self.found[i].add_block(grads)
+                    self.found[i].add_block(grads, self.roles)
                 else:
                     sends.append((segment.neighbour(-hop), grads.to(self.like.dtype)))
         self.receive()
@@ -103,16 +106,16 @@ class _RingBackward:
         """Add what other ranks computed for the blocks of this rank."""
         if self.transfer is not None:
             for i, grads in zip(self.expected, self.transfer.wait(), strict=True):
-                self.found[i].add_block(grads)
+                self.found[i].add_block(grads, self.roles)
         self.transfer = None
 
     def _compute(self, i: int, segment: RingSegment, hop: int, block: KVBlock) -> Tensor:
-        """The gradients of a block, `(n, 2 * head_dim)`; those of the queries are added up here."""
+        """The gradients of a block that are asked for, `(n, width)`; those of the queries are added up here."""
         query, dout, out, lse = self.own[i]
         grads = lse.new_zeros(len(block.keys), self.like.shape[1])
         tables = block_rows(query, self.positions[i], block, self.bias)
         for stack in segment.stacks(hop):
             (rows, dquery), (keys, dkey, dvalue) = self.op.backward(stack, tables, dout, out, lse)
             self.found[i].dquery[rows] += dquery
-            grads[stack.keys[keys]] += torch.cat((dkey, dvalue), dim=1)
+            grads[stack.keys[keys]] += torch.cat([dkey[:, :0], *(dict(k=dkey, v=dvalue)[role] for role in self.roles)], dim=1)
         return grads

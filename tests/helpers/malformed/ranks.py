@@ -72,6 +72,7 @@ PLANS = {
     "no heads": Case(plan(P, (0, 4), 0, 4), ValueError, ("heads=0", "at least 1")),
     "kv_heads": Case(plan(P, (0, 4), 4, 3), PatternError, ("kv_heads=3", "divide heads=4")),
     "unknown schedule": Case(plan(P, (0, 4), 4, 4, schedule="ulysses"), ValueError, ("schedule='ulysses'", "'scatter'")),
+    "unknown to keep": Case(plan(P, (0, 4), 4, 4, keep="all"), ValueError, ("keep='all'", "'nothing'")),
     "causality is a number": Case(plan(P, (0, 4), 4, 4, is_causal=1), TypeError, ("is_causal=1", "True or False")),
     "too many tokens": Case(plan(P, (0, 2**61), 4, 4), ValueError, ("seq=", "64 bits")),
     "ring without fusing": Case(

@@ -12,7 +12,7 @@ from helpers.command_line import json_output, output
 
 from dilkit import Pattern
 from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
-from dilkit.comm.passes.all_to_all.index_tables import index_tables
+from dilkit.comm.passes.all_to_all.index_tables import Choice, index_tables
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.transports.base import Comm
 from dilkit.tools import cli
@@ -30,6 +30,8 @@ CONFIGURATIONS = {
     "block offsets, head ranges": "--seq 50 --segments 7,50 --rates 2,4 --heads 4 --dim 8 --dtype fp32 --world-size 4 "
     "--offset block --head-split",
     "one rank": "--seq 20 --segments 8 --rates 1 --heads 2 --dim 8 --dtype fp32 --world-size 1",
+    "nothing kept": "--seq 96 --segments 16,48,96 --rates 1,2,4 --heads 4 --dim 4 --dtype fp32 --world-size 4 --keep nothing "
+    "--schedule auto",
     "keys that count once": "--seq 64 --segments 16,32 --rates 1,2 --heads 4 --dim 8 --dtype fp32 --world-size 3 --overlap once",
 }
 
@@ -38,7 +40,7 @@ def planned(capsys: pytest.CaptureFixture[str], options: str) -> dict[str, Any]:
     return json_output(capsys, "plan", *options.split())
 
 
-def counted(problem: dict[str, Any], pattern: Pattern, schedule: str) -> dict[str, list[int]]:
+def counted(problem: dict[str, Any], pattern: Pattern, schedule: str, keep: str) -> dict[str, list[int]]:
     """Bytes that the ranks of a real call send, by phase."""
     batch, seq, d, dtype = (problem[name] for name in ("batch", "seq", "head_dim", "dtype"))
     sizes = [(batch, seq, problem[name], d) for name in ("heads", "kv_heads", "kv_heads")]
@@ -48,7 +50,7 @@ def counted(problem: dict[str, Any], pattern: Pattern, schedule: str) -> dict[st
     def rank(comm: Comm) -> tuple[int, int]:
         query, key, value = (shard(x, comm, pattern).requires_grad_() for x in inputs)
         flags = None if mask is None else shard(mask, comm, pattern)
-        call: dict[str, Any] = dict(is_causal=problem["is_causal"], key_padding_mask=flags, schedule=schedule)
+        call: dict[str, Any] = dict(is_causal=problem["is_causal"], key_padding_mask=flags, schedule=schedule, keep=keep)
         out = ring_dilated_attention(query, key, value, pattern, comm, **call)
         forward = comm.sent_bytes
         out.backward(torch.ones_like(out))
@@ -70,8 +72,9 @@ def test_numbers_are_those_of_a_run(capsys: pytest.CaptureFixture[str], options:
     p, pattern = report["problem"], pattern_in(report["problem"]["pattern"])
     call = dict(batch=p["batch"], kv_heads=p["kv_heads"], is_causal=p["is_causal"])
     work, row = pattern.flops(p["seq"], p["heads"], p["head_dim"], **call), p["head_dim"] * getattr(torch, p["dtype"]).itemsize
+    keep = "nothing" if "--keep nothing" in options else "rows"
     for schedule, facts in report["schedules"].items():
-        run, by_rank = counted(p, pattern, schedule), facts["by_rank"]
+        run, by_rank = counted(p, pattern, schedule, keep), facts["by_rank"]
         assert {name: by_rank[name] for name in run} == run, schedule
         for phase in PHASES:
             sent = run[f"{phase}_bytes"]
@@ -79,11 +82,13 @@ def test_numbers_are_those_of_a_run(capsys: pytest.CaptureFixture[str], options:
         assert sum(by_rank["flops"]) == work, schedule
         assert facts["flops"]["max"] == max(by_rank["flops"])
         cuts = shard_cuts(p["seq"], p["world_size"], pattern)
-        plan = exchange_plan(pattern, cuts, p["heads"], p["kv_heads"], is_causal=p["is_causal"], schedule=schedule)
+        plan = exchange_plan(pattern, cuts, p["heads"], p["kv_heads"], is_causal=p["is_causal"], schedule=schedule, keep=keep)
         for rank, held in enumerate(by_rank["exchange_bytes"]):
-            received = index_tables(plan, rank, p["batch"]).received
-            flags = sum(received["k"].counts) if p["key_padding_mask"] else 0
-            assert held == sum(received["qkv"].counts) * row + flags, (schedule, rank)
+            tables = [index_tables(plan, rank, p["batch"], choice=Choice(branches)).received for branches in plan.rounds]
+            flags = [sum(received["k"].counts) if p["key_padding_mask"] else 0 for received in tables]
+            in_rounds = [sum(received["qkv"].counts) * row + more for received, more in zip(tables, flags, strict=True)]
+            assert held == max(in_rounds, default=0), (schedule, rank)
+        assert by_rank["kept_bytes"] == (by_rank["exchange_bytes"] if keep == "rows" else [0] * p["world_size"])
 
 
 def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:

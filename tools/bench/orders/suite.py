@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from dilkit import order
+from dilkit.op.free_memory import give_memory_back
 from dilkit.orders.locality import locality_report
 from dilkit.orders.points import instruction_set
 from dilkit.orders.token_order import CURVES
 from dilkit.plan import cache_clear
-from dilkit.testing.memory import give_memory_back
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.orders import checks, implementations, targets
 from dilkit.tools.bench.orders.cases import OrdersSizes

@@ -26,11 +26,12 @@ class RanksCall:
     schedule: str = "auto"
     fuse_branches: bool = True
     backend: tuple[str, ...] | None = None
+    keep: str = "rows"
 
     @property
     def plan(self) -> ExchangePlan:
         """The exchange plan. Raises ValueError for what cannot be sharded in this way."""
-        return plan_of(self.problem, self.comm.size, self.schedule, self.fuse_branches)
+        return plan_of(self.problem, self.comm.size, self.schedule, self.fuse_branches, self.keep)
 
     @property
     def flops(self) -> float:
@@ -57,7 +58,7 @@ class RanksCall:
 
         p = self.problem
         options: dict[str, Any] = dict(is_causal=p.is_causal, key_padding_mask=mask, scale=p.scale, return_lse=True)
-        options |= dict(schedule=self.schedule, fuse_branches=self.fuse_branches, backend=self.backend)
+        options |= dict(schedule=self.schedule, fuse_branches=self.fuse_branches, backend=self.backend, keep=self.keep)
         out, lse = ring_dilated_attention(query, key, value, p.pattern, self.comm, **options)
         return out, lse
 
@@ -93,10 +94,10 @@ class RanksCall:
         return gather_values(self.comm, checks)[0]
 
 
-def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True) -> ExchangePlan:
+def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True, keep: str = "rows") -> ExchangePlan:
     """The exchange plan of a problem over so many ranks."""
     from dilkit.comm import exchange_plan, shard_cuts
 
     cuts = shard_cuts(problem.seq, ranks, problem.pattern)
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, schedule=schedule, fuse_branches=fuse_branches)
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, schedule=schedule, fuse_branches=fuse_branches, keep=keep)
     return exchange_plan(problem.pattern, cuts, problem.heads, problem.kv_heads, **options)

@@ -70,6 +70,8 @@ class RanksSuite(Suite[RanksResult]):
         for config, part, ranks in (*product(("long", "A"), (1,), sizes), *product(("long",), parts, sizes)):
             name = f"{config}{f'/{part}' * (part > 1)}, p={ranks}"
             yield _step("memory", name, records.Memory, partial(self.memory, config, ranks, part))
+        for ranks in sizes:
+            yield _step("memory", f"A, nothing kept, p={ranks}", records.Memory, partial(self.memory, "A", ranks, keep="nothing"))
         for ranks in (1, 2) if self.quick else (1, 2, 4, 8):
             yield _step("growth", f"memory at fixed n/p, p={ranks}", records.Memory, partial(self.growth, ranks))
         yield _step("race", "four ranks beside one", records.Race, self.race)
@@ -122,19 +124,19 @@ class RanksSuite(Suite[RanksResult]):
             ending = faults.read(kind, ended(transport, faults.RANKS, task, limit=60.0, options=options))
         return replace(ending, transport=transport, kind=kind, timeout=timeout, options=" ".join(options))
 
-    def memory(self, config: str, ranks: int, part: int = 1) -> records.Memory:
+    def memory(self, config: str, ranks: int, part: int = 1, keep: str = "rows") -> records.Memory:
         """Peak memory of each rank, forward and backward, inputs counted; each rank a fresh process."""
-        problem = self.problem(config, requires_grad=True)
-        return self._peak(replace(problem, seq=problem.seq // part), ranks, config)
+        problem, name = self.problem(config, requires_grad=True), config if keep == "rows" else f"{config}, {keep} kept"
+        return self._peak(replace(problem, seq=problem.seq // part), ranks, name, keep)
 
     def growth(self, ranks: int) -> records.Memory:
         """The same for a sequence that is as many times longer as there are ranks."""
         problem = self.problem("long", requires_grad=True)
         return self._peak(replace(problem, seq=problem.seq // 8 * ranks), ranks)
 
-    def _peak(self, problem: Problem, ranks: int, config: str = "") -> records.Memory:
+    def _peak(self, problem: Problem, ranks: int, config: str = "", keep: str = "rows") -> records.Memory:
         kind, threads = self.processes[0], self.threads(ranks)
-        peaks = run(kind, ranks, partial(tasks.memory, problem=problem), threads=threads, limit=600.0)
+        peaks = run(kind, ranks, partial(tasks.memory, problem=problem, keep=keep), threads=threads, limit=600.0)
         return replace(peaks, config=config, transport=kind, seq=problem.seq, threads=threads)
 
     def race(self) -> records.Race:

@@ -99,6 +99,8 @@ TARGETS = (
     _figure("memory", "the same, p=1 over p=4", 3.8, _shrinks("long", 4), "x", lower=False),
     _figure("memory", "configuration A: p=1 over p=2", 1.95, _shrinks("A", 2), "x", lower=False),
     _figure("memory", "configuration A: p=1 over p=4", 3.8, _shrinks("A", 4), "x", lower=False),
+    _figure("memory", "configuration A with nothing kept: p=1 over p=2", 1.9, _shrinks("A, nothing kept", 2), "x", lower=False),
+    _figure("memory", "configuration A with nothing kept: p=1 over p=4", 3.6, _shrinks("A, nothing kept", 4), "x", lower=False),
     _figure("growth", "growth of memory per rank at fixed n/p, from p=1", 3.0, _grows, " %"),
     _figure("work", "work per rank, causal: max over mean", 1.0, _uneven, exact=True),
     _figure("race", SPEED, 0.9, _race, "x", lower=False),

@@ -71,11 +71,11 @@ def _bitwise(comm: Comm, problem: Problem, whole: Tensors) -> bool:
     return all(gather_values(comm, all(torch.equal(x, one[name]) for name, x in many.items())))
 
 
-def memory(comm: Comm, problem: Problem) -> records.Memory:
+def memory(comm: Comm, problem: Problem, keep: str = "rows") -> records.Memory:
     """Peak bytes of each rank over what it held before its tensors were made: inputs, results, gradients and all between."""
-    warm = RanksCall(comm, replace(problem, seq=min(problem.seq, 1024 * comm.size)))
+    warm = RanksCall(comm, replace(problem, seq=min(problem.seq, 1024 * comm.size)), keep=keep)
     warm.once(warm.shard())  # what is loaded and kept at the first call is no part of a call
-    call = RanksCall(comm, problem)
+    call = RanksCall(comm, problem, keep=keep)
 
     def step() -> Any:
         inputs = call.shard()

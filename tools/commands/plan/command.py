@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.forecast import Forecast
-from dilkit.comm.plan.routes import SCHEDULES
+from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.pattern import Pattern
 from dilkit.tools.commands.plan import simulated
 from dilkit.tools.commands.plan.report import Report, document
@@ -34,8 +34,8 @@ say what a call would compute and hold, who computes it, and what it moves over 
 Pairs and FLOPs of each branch, bytes, and who computes it and why, are those of one call on one device: --assume's, or this CPU.
 Over ranks bytes and pairs are exact: what `ring_dilated_attention` over these shards counts. Times are a model: nominal FLOPs
 at --flops and the bytes of the busier direction at --bandwidth, rank by rank, or as measured (--speeds); the slowest rank is
-shown. Memory is that of one call: inputs, results, gradients, and the rows of other ranks that are kept for the backward
-pass. --schedule {ALL} compares the schedules."""
+shown. Memory is that of one call: inputs, results, gradients, and the rows of other ranks in buffers, with --keep nothing those
+of one branch at a time. --schedule {ALL} compares the schedules."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("job")
     group.add_argument("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
     how = "how branches are computed over ranks (default %(default)s)"
+    held = "what is kept of received rows for the backward pass; nothing: they are sent again (default %(default)s)"
     rate = f"operations a second of a rank (default {FLOPS})"
     each_way = f"of a rank, each way, as 400Gbit/s (default {BANDWIDTH})"
     group.add_argument("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=how)
+    group.add_argument("--keep", choices=KEEPS, default=KEEPS[0], help=held)
     group.add_argument("--bandwidth", type=bandwidth, metavar="B", help=each_way)
     group.add_argument("--flops", type=flops, metavar="F", help=rate)
     group.add_argument("--speeds", type=Path, metavar="FILE", help="take both, and more, from a file that --calibrate wrote")
@@ -92,7 +94,7 @@ def collect(args: argparse.Namespace) -> Report:
     plans, refused = {}, {}
     for name in SCHEDULES if args.schedule == ALL else (args.schedule,):
         try:
-            plan = exchange_plan(pattern, cuts, *shape, is_causal=args.causal, schedule=name)
+            plan = exchange_plan(pattern, cuts, *shape, is_causal=args.causal, schedule=name, keep=args.keep)
             plans[name] = Forecast(plan, rows, speed)
         except ValueError as error:
             if args.schedule != ALL or (name == SCHEDULES[0] and pattern.only_segments):

@@ -70,13 +70,14 @@ def _plain(one: Forecast) -> dict[str, Any]:
     """The smallest, the mean and the largest number of all ranks, and the times of the slowest."""
     sent, work = {phase: traffic.sent for phase, traffic in one.traffic.items()}, one.flops["total"]
     by_rank = {**{f"{phase}_bytes": found for phase, found in sent.items()}, "flops": work}
-    by_rank["exchange_bytes"] = one.memory["exchange buffers"]
+    by_rank |= {"exchange_bytes": one.memory["exchange buffers"], "kept_bytes": one.kept}
     return dict(
         explanation=explanation(one.plan, one.rows).split("\n"),
         branches=[branch.to_dict() for branch in branch_facts(one.plan, one.rows)],
         sent_bytes={phase: _spread(counts) for phase, counts in sent.items()},
         flops=_spread(work) | dict(balance=one.balance),
         memory_bytes={name: _spread(counts) for name, counts in one.memory.items()},
+        kept_bytes=_spread(one.kept),
         seconds={name: float(found[one.slowest]) for name, found in one.seconds.items()},
         by_rank={name: counts.tolist() for name, counts in by_rank.items()},
     )
@@ -142,5 +143,6 @@ def _all_ranks(found: list[Forecast]) -> Iterator[tuple[str, ...]]:
     yield "forward GFLOP, max / mean", *(f"{s.balance:.3f}" for s in found)
     for kind in found[0].memory:
         yield f"memory: {kind}, max", *(in_bytes(int(s.memory[kind].max())) for s in found)
+    yield "kept for the backward pass, max", *(in_bytes(int(s.kept.max())) for s in found)
     for name, text in TIMES.items():
         yield f"time: {text}", *(in_seconds(s.seconds[name][s.slowest]) for s in found)

@@ -25,12 +25,14 @@ WAY_OUT = "give the model what ContextParallel.shard(batch) returns, on every ra
 class LayerRanks:
     """The ranks that a layer's sequence is cut over, a `dilkit.comm.Comm`, and the `schedule` by which they compute it.
 
-    `calls`: what computes over ranks, looked up once: torch.compile cannot. `checks_rows`: it is the first layer of its model.
+    `keep`: what they keep of received rows for the backward pass. `calls`: what computes over ranks, looked up once:
+    torch.compile cannot. `checks_rows`: it is the first layer of its model.
     """
 
     calls: OverRanks
     comm: Any
     schedule: str | None
+    keep: str
     checks_rows: bool
 
     def attend(
@@ -50,7 +52,7 @@ class LayerRanks:
         Raises ValueError, on all ranks, for rows that do not follow those of the rank before, and what dilkit.comm raises.
         """
         cu_seqlens = options.get("cu_seq_lens_q")
-        call["schedule"] = self.schedule or ("balanced" if pattern == FULL_ATTENTION else "auto")
+        call |= dict(schedule=self.schedule or ("balanced" if pattern == FULL_ATTENTION else "auto"), keep=self.keep)
         if self.checks_rows and not torch.compiler.is_compiling():
             self._check_rows(query, key, mask, options)
         if cu_seqlens is None:

@@ -125,6 +125,7 @@ def context_parallel(
     pattern: Pattern | Sequence[Pattern] | None = None,
     averages: bool = True,
     schedule: str | None = None,
+    keep: str = "rows",
 ) -> ContextParallel:
     """Let `model`, of transformers, compute sequences that are cut over the ranks of `mesh`: each holds some rows of them.
 
@@ -140,6 +141,8 @@ def context_parallel(
       its configuration: windows, or full attention, which is `Pattern.dense()`.
     - `schedule`: as in `dilkit.comm.ExchangePlan`. None: "balanced" in layers with full attention, whose work grows with the
       square of the sequence and is the last ranks' under causality, "auto" in others.
+    - `keep`: as in `dilkit.comm.ExchangePlan`: "nothing" saves the memory of the rows that each layer receives, and sends them
+      once more in the backward pass.
     - `averages`: as in `ContextParallel`, the result. Its `shard` makes the arguments of the model.
 
     Layers that mix rows by themselves, as convolutions and recurrences do, see the rows of a rank alone; such models are refused
@@ -175,7 +178,7 @@ def context_parallel(
     given = patterns_registered(model.config._attn_implementation)
     patterns = {pattern_of(given, layer) for layer in layers.values()}
     for number, layer in enumerate(layers.values()):
-        setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, number == 0))
+        setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, number == 0))
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None)
 
 

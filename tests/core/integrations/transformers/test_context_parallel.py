@@ -94,8 +94,8 @@ def test_positions_that_begin_anew_are_packed_sequences() -> None:
 def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
     model, batch = llama(), BATCHES["two sequences"]
     logits, loss, _ = of_one_rank(copy.deepcopy(model), batch)
-    for schedule in (None, "ring"):
-        for theirs, total, _ in over_ranks(2, model, batch, schedule=schedule):
+    for options in (dict(schedule=None), dict(schedule="ring"), dict(keep="nothing")):
+        for theirs, total, _ in over_ranks(2, model, batch, **options):
             assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
             assert total == pytest.approx(loss, rel=1e-5)
 
@@ -228,9 +228,10 @@ def test_models_in_which_more_than_attention_mixes_rows_are_refused() -> None:
 def test_full_attention_is_balanced_and_windows_send_least(monkeypatch: pytest.MonkeyPatch) -> None:
     model, schedules = MODELS["gemma3"](), []
 
-    def attend(*inputs: Any, schedule: str, **options: Any) -> Tensor:
+    def attend(*inputs: Any, schedule: str, keep: str, **options: Any) -> Tensor:
         schedules.append(schedule)
-        return original(*inputs, schedule=schedule, **options)
+        assert keep == "rows"
+        return original(*inputs, schedule=schedule, keep=keep, **options)
 
     original = calls.attend
     monkeypatch.setattr(calls, "attend", attend)

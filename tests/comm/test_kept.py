@@ -1,0 +1,258 @@
+"""What ranks keep from the forward to the backward pass, and which gradients they send: the same bits, and the planned bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, product
+from typing import Any
+
+import pytest
+import torch
+from helpers.live_bytes import LiveBytes
+from helpers.ranks import PATTERN, assert_counted, even_cuts, over_ranks, plan_of
+from torch import Tensor
+
+from dilkit import Alibi, BlockSparse, GlobalTokens, Pattern, SlidingWindow
+from dilkit.comm import (
+    Rows,
+    arguments,
+    exchange_plan,
+    ring_dilated_attention,
+    ring_dilated_attention_varlen,
+    run_threads,
+    shard_cuts,
+)
+from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, kept_bytes
+from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.transports.base import Comm
+from dilkit.testing.tensors import Tensors
+
+SEQ, HEADS, KV_HEADS, D, BATCH = 97, 4, 2, 8, 2
+CUTS = even_cuts(SEQ, 3)
+KINDS = Pattern.of(SlidingWindow(20), GlobalTokens(4), BlockSparse.local_global(SEQ, 16))
+CALLS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "half types": dict(dtype=torch.bfloat16),
+    "gather, masked": dict(schedule="gather", masked=True),
+    "ring, causal": dict(schedule="ring", is_causal=True),
+    "one by one": dict(fuse_branches=False, dtype=torch.bfloat16),
+    "other kinds": dict(pattern=KINDS, is_causal=True),
+    "joint": dict(pattern=Pattern([16, 48], [1, 2], overlap="once")),
+    "packed": dict(lengths=(10, 61, 26)),
+}
+
+
+def random_tensors(dtype: torch.dtype = torch.float32, batch: int = BATCH, masked: bool = False) -> Tensors:
+    draw = torch.Generator().manual_seed(1)
+    query, key, value, dout = (
+        torch.randn(batch, SEQ, heads, D, generator=draw).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    )
+    mask = torch.rand(batch, SEQ, generator=draw) < 0.2 if masked else None
+    return Tensors(query, key, value, mask, dout, torch.randn(batch, HEADS, SEQ, generator=draw))
+
+
+def slow_unless(quick: bool) -> list[pytest.MarkDecorator]:
+    return [] if quick else [pytest.mark.slow]
+
+
+def of_call(call: dict[str, Any]) -> tuple[Tensors, Pattern, dict[str, Any]]:
+    options = dict(call)
+    masked, dtype = options.pop("masked", False), options.pop("dtype", torch.float32)
+    tensors = random_tensors(dtype, 1 if "lengths" in options else BATCH, masked)
+    return tensors, options.pop("pattern", PATTERN), options
+
+
+QUICK = ("half types", "other kinds", "packed")
+
+
+@pytest.mark.parametrize("call", [pytest.param(call, id=name, marks=slow_unless(name in QUICK)) for name, call in CALLS.items()])
+def test_rows_that_are_sent_again_give_the_same_bits_and_the_planned_bytes(call: dict[str, Any]) -> None:
+    tensors, pattern, options = of_call(call)
+    kept = over_ranks(tensors, pattern, CUTS, **options)
+    again = over_ranks(tensors, pattern, CUTS, keep="nothing", **options)
+    for name, x in kept.results.items():
+        torch.testing.assert_close(again.results[name], x, rtol=0, atol=0, msg=name)
+    assert_counted(again, tensors)
+    assert again.forward_bytes == kept.forward_bytes
+    if options.get("schedule") != "ring":
+        assert sum(again.backward_bytes) > sum(kept.backward_bytes)
+
+
+@pytest.mark.parametrize("options", [dict(dropout_p=0.3), dict(through_lse=True, schedule="scatter")], ids=["dropout", "lse"])
+def test_what_goes_with_the_rows_goes_again(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """Seeds of dropout; gradients through lse, which have a pass of their own."""
+    monkeypatch.setattr(arguments, "draw_seed", lambda: torch.tensor(5))  # threads share torch's generator
+    tensors, found = replace(random_tensors(), sink=torch.linspace(-1, 1, HEADS)), []
+    for keep in ("rows", "nothing"):
+        found.append(over_ranks(tensors, PATTERN, CUTS, keep=keep, **options).results)
+    for name, x in found[0].items():
+        torch.testing.assert_close(found[1][name], x, rtol=0, atol=0, msg=name)
+
+
+def test_the_weights_of_a_bias_have_the_same_gradient() -> None:
+    tensors = random_tensors()
+
+    def on_rank(comm: Comm, keep: str) -> Tensor:
+        rows, slopes = slice(*CUTS[comm.rank : comm.rank + 2]), torch.linspace(0.1, 1, HEADS).requires_grad_()
+        shards = [x[:, rows] for x in (tensors.query, tensors.key, tensors.value)]
+        out = ring_dilated_attention(*shards, PATTERN, comm, bias=Alibi(slopes), keep=keep)
+        out.square().sum().backward()
+        assert slopes.grad is not None
+        return slopes.grad
+
+    found = [run_threads(3, lambda comm, keep=keep: on_rank(comm, keep)) for keep in ("rows", "nothing")]
+    assert all(x.any() for x in found[0])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("keep", "schedule"),
+    [
+        pytest.param(keep, schedule, marks=slow_unless((keep, schedule) == ("nothing", "auto")))
+        for keep, schedule in product(("rows", "nothing"), ("auto", "gather", "ring"))
+    ],
+)
+def test_tensors_hold_as_many_bytes_between_the_passes_as_is_planned(keep: str, schedule: str) -> None:
+    """Beside its own query, key, value, out and lse. What travels through threads is gone by then."""
+    tensors = random_tensors(masked=True)
+
+    def on_rank(comm: Comm) -> int:
+        rows = slice(*CUTS[comm.rank : comm.rank + 2])
+        own = [x[:, rows].clone() for x in (tensors.query, tensors.key, tensors.value, tensors.mask)]
+        query, key, value = (x.requires_grad_() for x in own[:3])
+
+        def attend() -> Tensor:
+            out = ring_dilated_attention(query, key, value, PATTERN, comm, key_padding_mask=own[3], keep=keep, schedule=schedule)
+            assert isinstance(out, Tensor)
+            return out
+
+        with LiveBytes(*own) as live:
+            attend()  # which makes tables
+        comm.share(b"", "all have computed")  # and received what is counted where it was sent
+        tables = live.now()
+        with live:
+            out = attend()
+        comm.share(b"", "all have computed")
+        return live.now() - tables - out.nbytes - out[..., 0].numel() * 4
+
+    plan = exchange_plan(PATTERN, CUTS, HEADS, KV_HEADS, keep=keep, schedule=schedule)
+    planned = kept_bytes(plan, Rows(D, "float32", BATCH, key_padding_mask=True)).tolist()
+    assert run_threads(3, on_rank) == planned
+    assert any(planned) == (keep == "rows" and schedule != "ring")
+
+
+def peak(ranks: int, keep: str) -> int:
+    """The most bytes of tensors that a rank holds in a forward and backward pass, its inputs among them."""
+    pattern, heads, head_dim = Pattern([64, 128, 256, 512, 1024], [1, 2, 4, 8, 16]), 8, 64
+    cuts = shard_cuts(1024, ranks, pattern)
+
+    def once(comm: Comm) -> int:
+        rows = cuts[comm.rank + 1] - cuts[comm.rank]
+        with LiveBytes() as live:
+            *shards, dout = (torch.randn(1, rows, heads, head_dim) for _ in range(4))
+            out = ring_dilated_attention(*(x.requires_grad_() for x in shards), pattern, comm, keep=keep)
+            torch.autograd.grad(out, shards, dout)
+        return live.peak
+
+    def on_rank(comm: Comm) -> int:
+        once(comm)  # which makes tables
+        return once(comm)
+
+    return max(run_threads(ranks, on_rank))
+
+
+def test_a_rank_needs_a_quarter_of_the_memory_of_one_where_nothing_is_kept() -> None:
+    """Configuration A, with shorter segments: buffers fit where the local gradients are made later."""
+    assert peak(1, "nothing") / peak(4, "nothing") >= 3.6
+
+
+@pytest.mark.slow
+def test_two_ranks_need_half_of_the_memory_of_one_each_where_nothing_is_kept() -> None:
+    assert peak(1, "nothing") / peak(2, "nothing") >= 1.9
+
+
+def test_buffers_hold_the_rows_of_one_branch_at_a_time() -> None:
+    pattern, sizes = Pattern([128, 256], [2, 4]), Rows(D, "float32", BATCH)
+    plans = {keep: exchange_plan(pattern, shard_cuts(256, 4), HEADS, KV_HEADS, keep=keep) for keep in ("rows", "nothing")}
+    alone = [
+        exchange_buffer_bytes(exchange_plan(one, shard_cuts(256, 4), HEADS, KV_HEADS), sizes)
+        for one in (Pattern([128], [2]), Pattern([256], [4]))
+    ]
+    assert (exchange_buffer_bytes(plans["rows"], sizes) == alone[0] + alone[1]).all()
+    assert (exchange_buffer_bytes(plans["nothing"], sizes) == alone[0]).all()  # which has more
+    forecast = Forecast(plans["nothing"], sizes, Speed(1e9, 1e9))
+    assert (forecast.memory["exchange buffers"] == alone[0]).all()
+    assert not forecast.kept.any()
+    assert "rows once more" in plans["nothing"].explain()
+    assert "rows once more" not in plans["rows"].explain()
+
+
+GRADIENTS = [*product(("q", "k", "v", "qv", "kv"), ("auto", "gather", "ring"), ("rows", "nothing"))]
+QUICK_GRADIENTS = (("qv", "auto", "rows"), ("k", "gather", "nothing"), ("v", "ring", "rows"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "schedule", "keep"), [pytest.param(*one, marks=slow_unless(one in QUICK_GRADIENTS)) for one in GRADIENTS]
+)
+def test_gradients_are_sent_for_inputs_that_ask_for_them(asked: str, schedule: str, keep: str) -> None:
+    """They have the bits that they have beside others, and take the planned bytes."""
+    tensors, sizes = random_tensors(), dict(head_dim=D, dtype="float32", batch=BATCH)
+
+    def on_rank(comm: Comm, asked: str) -> tuple[dict[str, Tensor], int]:
+        rows = slice(*CUTS[comm.rank : comm.rank + 2])
+        shards = {role: x[:, rows].clone() for role, x in zip("qkv", (tensors.query, tensors.key, tensors.value), strict=True)}
+        leaves = {role: shards[role].requires_grad_() for role in asked}
+        out = ring_dilated_attention(*shards.values(), PATTERN, comm, schedule=schedule, keep=keep)
+        sent = comm.sent_bytes
+        found = torch.autograd.grad(out, [*leaves.values()], tensors.dout[:, rows])
+        return dict(zip(leaves, found, strict=True)), comm.sent_bytes - sent
+
+    plan = exchange_plan(PATTERN, CUTS, HEADS, KV_HEADS, schedule=schedule, keep=keep)
+    every = run_threads(3, lambda comm: on_rank(comm, "qkv"))
+    some = run_threads(3, lambda comm: on_rank(comm, asked))
+    for rank, ((found, sent), (all_found, all_sent)) in enumerate(zip(some, every, strict=True)):
+        assert sent == plan.bytes(rank, "backward", **sizes, gradients=asked)
+        assert all_sent == plan.bytes(rank, "backward", **sizes)
+        for role, grad in found.items():
+            torch.testing.assert_close(grad, all_found[role], rtol=0, atol=0)
+
+
+def test_what_one_rank_asks_for_all_compute() -> None:
+    tensors = random_tensors()
+
+    def on_rank(comm: Comm, asked: str) -> Tensor:
+        rows = slice(*CUTS[comm.rank : comm.rank + 2])
+        shards = {role: x[:, rows].clone() for role, x in zip("qkv", (tensors.query, tensors.key, tensors.value), strict=True)}
+        leaves = [shards[role].requires_grad_() for role in asked]
+        out = ring_dilated_attention(*shards.values(), PATTERN, comm)
+        return torch.autograd.grad(out, leaves, tensors.dout[:, rows])[0]
+
+    by_role = {role: run_threads(3, lambda comm, role=role: on_rank(comm, role)) for role in "qk"}
+    mixed = run_threads(3, lambda comm: on_rank(comm, "k" if comm.rank == 1 else "q"))
+    torch.testing.assert_close(mixed, [by_role["q"][0], by_role["k"][1], by_role["q"][2]], rtol=0, atol=0)
+
+
+def test_packed_sequences_send_the_gradients_that_are_asked_for() -> None:
+    lengths, tensors = (10, 61, 26), random_tensors(batch=1)
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    plan = plan_of(PATTERN, CUTS, lengths, HEADS, KV_HEADS, keep="nothing")
+
+    def on_rank(comm: Comm) -> int:
+        rows = slice(*CUTS[comm.rank : comm.rank + 2])
+        query, key, value = (x[0, rows].clone() for x in (tensors.query, tensors.key, tensors.value))
+        out = ring_dilated_attention_varlen(query, key, value.requires_grad_(), PATTERN, comm, starts, keep="nothing")
+        forward = comm.sent_bytes
+        out.sum().backward()
+        assert value.grad is not None
+        return comm.sent_bytes - forward
+
+    planned = [plan.bytes(rank, "backward", head_dim=D, dtype="float32", gradients="v") for rank in range(3)]
+    assert run_threads(3, on_rank) == planned
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_the_plan_sends_it_receives(phase: str) -> None:
+    plan = exchange_plan(KINDS, CUTS, HEADS, KV_HEADS, keep="nothing")
+    traffic = plan.traffic(phase, Rows(D, "float32", gradients="qv"))
+    assert traffic.sent.sum() == traffic.received.sum() > 0
