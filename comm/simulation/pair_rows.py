@@ -42,7 +42,8 @@ class PairRows:
         """Bytes of the rows there, and of what is computed with them back, as `branch_traffic` has them."""
         row, lse = rows.row_bytes, rows.lse_bytes
         if backward:
-            there, back = self.queries * (2 * row + lse), self.queries.T * row + self.keys.T * (2 * row)
+            there = self.queries * (2 * row + lse)
+            back = self.queries.T * rows.dquery_bytes + self.keys.T * rows.dkey_value_bytes
         else:
             there = self.queries * rows.query_bytes + self.keys * rows.key_value_bytes
             back = self.queries.T * (row + lse)

@@ -104,21 +104,28 @@ class _Run:
         self.now, self.compute = np.zeros((2, self.forecast.plan.world_size))
 
     def phase(self, phase: str) -> None:
-        """One of the passes."""
-        plan, speed = self.forecast.plan, self.forecast.speed
-        backward = phase == "backward"
-        there, back = self.pairs.legs(backward, self.forecast.rows)
+        """One of the passes; with `keep="nothing"` the rows are sent again in a backward pass, before what is local."""
+        plan, speed, rows = self.forecast.plan, self.forecast.speed, self.forecast.rows
+        backward, latency = phase == "backward", len(plan.rounds) * speed.latency
+        again = backward and plan.keep == "nothing"
+        there, back = self.pairs.legs(backward, rows)
+        if again:
+            there, latency = there + self.pairs.legs(False, rows)[0], 2 * latency
         if plan.world_size > 1 and not backward:  # arguments are compared: all wait for all
             self.now[:] = self.now.max() + speed.latency
         sent = delivered(self.now, there, self.topology)
         self._count(sent.busy)
-        arrived = sent.received + speed.latency * plan.uses_all_to_all
-        self._work("local", phase)
+        arrived = sent.received + latency
+        if not again:
+            self._work("local", phase)
         self.now = np.maximum(self.now, arrived)
         self._work("moved", phase)
         sent = delivered(self.now, back, self.topology)
         self._count(sent.busy)
-        returned = np.maximum(sent.received, sent.sent) + speed.latency * plan.uses_all_to_all
+        returned = np.maximum(sent.received, sent.sent) + len(plan.rounds) * speed.latency
+        if again:
+            self.now = np.maximum(self.now, returned)
+            self._work("local", phase)
         self._rings(phase)
         self.now = np.maximum(self.now, returned)
 

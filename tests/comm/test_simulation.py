@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers.ranks import even_cuts, uneven_cuts
@@ -31,11 +33,12 @@ FAST = Speed(1e12, 1e9)
     seed=st.integers(0, 3),
     is_causal=st.booleans(),
     schedule=st.sampled_from(["auto", "gather"]),
+    gradients=st.sampled_from(["qkv", "k"]),
 )
 def test_bytes_from_rank_to_rank_are_those_of_the_plan(
-    most: int, drawn: tuple[Pattern, Heads], seq: int, world_size: int, seed: int, is_causal: bool, schedule: str
+    most: int, drawn: tuple[Pattern, Heads], seq: int, world_size: int, seed: int, is_causal: bool, schedule: str, gradients: str
 ) -> None:
-    pattern, heads = drawn
+    (pattern, heads), rows = drawn, replace(ROWS, gradients=gradients)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "MOST_PAIRS", most)
         try:
@@ -46,8 +49,8 @@ def test_bytes_from_rank_to_rank_are_those_of_the_plan(
     assert not found.queries.diagonal().any()
     assert not found.keys.diagonal().any()
     for phase in PHASES:
-        traffic = plan.traffic(phase, ROWS)
-        there, back = found.legs(phase == "backward", ROWS)
+        traffic = plan.traffic(phase, rows)
+        there, back = found.legs(phase == "backward", rows)
         assert there.sum(1) == pytest.approx(traffic.there.sent)
         for volume, leg in ((there, traffic.there), (back, traffic.back)) if most else ():
             assert (volume.sum(1).tolist(), volume.sum(0).tolist()) == (leg.sent.tolist(), leg.received.tolist())
@@ -91,6 +94,14 @@ def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule: str) -
         assert forecast.seconds["overlapped"].max() * 0.7 <= found.seconds <= forecast.seconds["sequential"].max() * 1.001
         assert found.bottleneck == ("compute" if speed is FAST else "ports")
         assert max(found.busy.values()) <= found.seconds * 1.001
+
+
+def test_rows_that_are_not_kept_travel_before_local_work() -> None:
+    kept, again = (exchange_plan(Pattern([32, 128], [1, 1]), even_cuts(128, 4), 4, keep=keep) for keep in ("rows", "nothing"))
+    found = [simulate(Forecast(plan, ROWS, Speed(1e6, 1e9))) for plan in (kept, again)]
+    more = (again.traffic("backward", ROWS).sent - kept.traffic("backward", ROWS).sent).max() / 1e6
+    assert found[1].busy["ports"] - found[0].busy["ports"] == pytest.approx(more)
+    assert found[1].seconds >= found[0].seconds + more
 
 
 def test_ranks_wait_for_a_slow_one_that_they_need_and_for_no_other() -> None:
