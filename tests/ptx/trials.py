@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -43,7 +43,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a trial: its `reason` is "" where it passed. `worst`: the largest error in units of what is allowed."""
+    """Of a trial: its `reason` is "" where it passed. `worst`: the largest error in units of what is allowed.
+    `seconds` of CPU time, compilers' too."""
 
     trial: Trial
     seed: int
@@ -100,7 +101,7 @@ STEP = (Trial("steps", (8, 0), gpu_case(("float32", ""), "grouped", "coordinates
 
 def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
     """A trial by itself: its launches have the same orders of warps wherever it is repeated."""
-    start = time.process_time()
+    start = cpu_seconds()
     given = replace(options or Options(), seed=seed)
     if trial.rounded:
         given = replace(given, rounding=measured(trial.capability))
@@ -108,7 +109,12 @@ def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
         reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, given)
     except (PTXError, UnknownPTX) as error:
         reason, worst = str(error), float("nan")
-    return Outcome(trial, seed, reason, worst, time.process_time() - start)
+    return Outcome(trial, seed, reason, worst, cpu_seconds() - start)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the compilers that it has run."""
+    return sum(os.times()[:4])
 
 
 def _run_case(trial: Trial, options: Options) -> tuple[str, float]:
