@@ -138,11 +138,12 @@ BROKEN = {
     "st.shared.u32 [x+126], %r2;": "not aligned",
     "st.shared.u32 [x+128], %r2;": "it has 128",
     "st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
-    "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it writes byte",
+    "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it",
     "st.global.u32 [%rd2+128], %r2;": "no tensor of the launch holds",
     "rem.u32 %r2, %r2, %r1;": "divides by 0",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\n$E:": "others have ended",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.warp.sync -1;\n$E: bar.warp.sync -1;": "different instructions",
+    "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\nbra $F;\n$E: bar.sync 0;\n$F:": "different instructions",
     "$E: setp.eq.s32 %p1, %r1, 3; @%p1 bra $E;": "loops for ever",
     "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "cp.async.cg is of 16",
     "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; setp.gt.u32 %p1, %r1, 7; @%p1 bra $E;"
