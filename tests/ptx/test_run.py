@@ -48,12 +48,12 @@ def test_they_are_as_right_with_the_rounding_of_devices(capability: tuple[int, i
 @slow
 @pytest.mark.parametrize("fault", ["barrier", "commit", "wait for two groups less", "order of A", "transposed"])
 def test_faults_are_noticed(fault: str) -> None:
-    assert caught(Mutation("mma_forward", fault, 0))
+    assert caught(Mutation("mma_forward", fault, 0, 1))
 
 
 @slow
 def test_a_fence_between_blocks_is_needed() -> None:
-    assert "race" in caught(Mutation("attend_stored", "fence", 1))
+    assert "race" in caught(Mutation("attend_stored", "fence", 1, 2))
 
 
 @slow

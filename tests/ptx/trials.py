@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
-from helpers.cuda_runs import DROPPED, KINDS, LISTED, SCORED, SIZES
+from helpers.cuda_runs import DROPPED, KINDS, LISTED, PATTERNS, SCORED, SIZES
 from helpers.on_host import OnHost
 from helpers.pairwise import every_pair
 from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_LIMITS, GPU_SHAPES, StepCase, expected, gpu_case, in_pages, make_step
@@ -89,9 +90,17 @@ def every_trial() -> list[Trial]:
 
 
 def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
-    """Over several groups, and over tiles that are full; what the mask ignores is NaN."""
-    found = (one for one in sizes() if one.capability == (8, 0) and one.name.endswith(f"-{head_dim}-{dtype}"))
-    return tuple(replace(one, case=replace(one.case, values="ignored NaN")) for one in found if isinstance(one.case, Case))
+    """Over several groups; over tiles that are full; packed. The first row, which is read where nothing should be, is NaN: what
+    the mask ignores, and whole sequences."""
+    fields: dict[str, Any] = dict(variant=str(head_dim), batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype)
+    (groups, seq), (tall, long) = PATTERNS.values()
+    masked: dict[str, Any] = dict(mask="left", values="ignored NaN")
+    cases = (
+        Case(feature="groups", pattern=groups, seq=seq, is_causal=True, **masked, **fields),
+        Case(feature="tall", pattern=tall, seq=long, **masked, **fields),
+        Case(feature="packed", pattern=groups, seq=seq, lengths=(70, 150, 80), is_causal=True, poisoned=True, **fields),
+    )
+    return tuple(Trial("small", (8, 0), case) for case in cases)
 
 
 TENSOR, PAIRS, SINGLE = small(32, "bfloat16"), small(128, "bfloat16"), small(32, "float32")
