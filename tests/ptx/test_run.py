@@ -73,3 +73,8 @@ def test_what_a_launch_issues_is_counted() -> None:
     assert counts.special >= 64 * 64
     assert counts.global_stored == 64 * 64 * 2 + 64 * 4  # out and lse
     assert counts.barriers > 0
+    products = {name: of_all.products_k16 * 16 * 8 * 16 / 64**3 for name, of_all in own.own.counts.items()}
+    passes = 3  # one through out, and, as it is of float16, two through lse
+    # A pass: Q K^T, dO V^T and dS K; Q K^T, dO V^T, P^T dO and dS^T Q.
+    assert products == dict(mma_forward=2, row_dots=0, mma_dquery=3 * passes, mma_dkeyvalue=4 * passes)
+    assert own.own.launches == dict(mma_forward=1, row_dots=passes, mma_dquery=passes, mma_dkeyvalue=passes)

@@ -25,7 +25,7 @@ static const void *parameter_place(uint64_t at, int bytes, int line) {
     return (const void *)at;
 }
 
-/* Addresses of shared memory among generic ones (PTX: Addressing, Generic Addressing). */
+/* Addresses of shared memory among generic ones (PTX: Addresses as Operands, Generic Addressing). */
 #define SHARED_WINDOW 0x7000000000000000ull
 
 static void *generic_access(uint64_t at, int bytes, int is_write, int line) {
