@@ -57,6 +57,16 @@ def test_a_fence_between_blocks_is_needed() -> None:
 
 
 @slow
+def test_a_block_may_begin_when_others_have_ended() -> None:
+    assert "leaves its counter" in caught(Mutation("mma_forward", "counter", 0, 2))
+
+
+@slow
+def test_rows_that_are_not_there_have_to_be_zero() -> None:
+    assert "not finite" in caught(Mutation("mma_dquery_pairs", "copy of nothing", 1, 2))
+
+
+@slow
 def test_what_a_launch_issues_is_counted() -> None:
     """Of one full tile of 64 rows and 64 keys that all see each other."""
     own = OnPTX((8, 0), Options(counted=True))
