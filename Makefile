@@ -47,7 +47,7 @@ help:
 	@echo "make triton-sanitize  the kernels in Triton under ttsem: accesses out of bounds, races, undefined results; no GPU is needed"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
 	@echo "make ptx       the PTX of every CUDA kernel for five kinds of GPU, run on the CPU, exactly and with the rounding of tensor"
-	@echo "               cores, then broken on purpose: hours (ARGS='--only kinds --seed 3': some, in another order of warps)"
+	@echo "               cores, then broken on purpose: an hour (ARGS='--only kinds --seed 3': some, in another order of warps)"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; half an hour"
 	@echo "               (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
 	@echo "make hosts     attention over four hosts on this machine, network namespaces whose links are slow, beside other schemes: time"

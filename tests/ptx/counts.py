@@ -1,4 +1,4 @@
-"""What a launch issues: a record of the machine's counts."""
+"""What a launch issues: a record of the machine's counts. A gradient through lse is a launch of its own, in float16 two."""
 
 from __future__ import annotations
 

@@ -62,15 +62,16 @@ TRIALS = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """The fault of a kind at a place of its kernel, the first of which is 0."""
+    """The fault of a kind at a place of its kernel: so many parts of all places on, in any version that is compiled."""
 
     kernel: str
     fault: str
-    place: int
+    part: int
+    parts: int
 
     @property
     def name(self) -> str:
-        return f"{self.kernel}: {self.fault} {self.place}"
+        return f"{self.kernel}: {self.fault} {self.part}/{self.parts}"
 
 
 def main() -> int:
@@ -94,13 +95,13 @@ def main() -> int:
 
 
 def mutations(kernel: str, each: int) -> Iterator[Mutation]:
-    """Of each kind, places that are spread over all there are in any version of the kernel that its trial runs."""
+    """Of each kind, places that are spread over all there are, no more than the first version has that its trials run."""
     texts: list[str] = []
     run(TRIALS[kernel][0], 0, Options(change=partial(kept, texts, kernel)))
     for fault, (pattern, _) in FAULTS.items():
-        count = len(re.findall(pattern, texts[0]))
-        for place in sorted({count * i // each for i in range(each)}) if count else ():
-            yield Mutation(kernel, fault, place)
+        parts = min(each, len(re.findall(pattern, texts[0])))
+        for part in range(parts):
+            yield Mutation(kernel, fault, part, parts)
 
 
 def kept(texts: list[str], kernel: str, text: str) -> str:
@@ -121,8 +122,11 @@ def broken(mutation: Mutation, text: str) -> str:
     if f".entry {mutation.kernel}(" not in text:
         return text
     pattern, new = FAULTS[mutation.fault]
-    found = [*re.finditer(pattern, text)][mutation.place : mutation.place + 1]
-    return "".join(text[: one.start()] + one.expand(new) + text[one.end() :] for one in found) or text
+    found = [*re.finditer(pattern, text)]
+    if not found:
+        return text
+    one = found[len(found) * mutation.part // mutation.parts]
+    return text[: one.start()] + one.expand(new) + text[one.end() :]
 
 
 if __name__ == "__main__":

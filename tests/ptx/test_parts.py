@@ -97,9 +97,28 @@ def test_counts_are_named_in_the_order_of_the_machine() -> None:
     assert tuple(name.strip().lower() for name in names[1].split(",")) == FIELDS
 
 
+CHAPTERS = (
+    "Integer Arithmetic",
+    "Extended-Precision Arithmetic",
+    "Floating Point",
+    "Half Precision Floating Point",
+    "Comparison and Selection",
+    "Half Precision Comparison",
+    "Logic and Shift",
+    "Data Movement and Conversion",
+    "Control Flow",
+    "Parallel Synchronization and Communication",
+    "Warp Level Matrix Multiply-Accumulate",
+    "Miscellaneous",
+)
+"""Of the PTX ISA, Instruction Set: Instructions; those about warps and their memory."""
+
+
 def test_every_rule_says_what_it_follows() -> None:
     for rule in RULES:
-        assert re.fullmatch(r"[A-Z][A-Za-z ]+ Instructions: [a-z0-9._, ]+", rule.section), rule
+        chapter, _, section = rule.section.partition(" Instructions: ")
+        assert chapter in CHAPTERS, rule
+        assert re.fullmatch(r"(?:[A-Z][A-Za-z -]+: )?[a-z0-9._,/ ]+", section), rule
         assert rule.says.endswith("."), rule
 
 
@@ -138,11 +157,12 @@ BROKEN = {
     "st.shared.u32 [x+126], %r2;": "not aligned",
     "st.shared.u32 [x+128], %r2;": "it has 128",
     "st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
-    "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it writes byte",
+    "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it",
     "st.global.u32 [%rd2+128], %r2;": "no tensor of the launch holds",
     "rem.u32 %r2, %r2, %r1;": "divides by 0",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\n$E:": "others have ended",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.warp.sync -1;\n$E: bar.warp.sync -1;": "different instructions",
+    "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\nbra $F;\n$E: bar.sync 0;\n$F:": "different instructions",
     "$E: setp.eq.s32 %p1, %r1, 3; @%p1 bra $E;": "loops for ever",
     "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "cp.async.cg is of 16",
     "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; setp.gt.u32 %p1, %r1, 7; @%p1 bra $E;"
@@ -165,7 +185,7 @@ def table(name: str) -> list[list[int]]:
 
 
 def test_lanes_have_what_the_ptx_isa_says() -> None:
-    """Warp Level Matrix Instructions: fragments of m16n8k8 and m16n8k16, and ldmatrix; groups are of four lanes."""
+    """Matrix Fragments for mma.m16n8k8, for mma.m16n8k16 with floating point type, and of ldmatrix; groups are of four lanes."""
     for lane, value in product(range(32), range(8)):
         group, own = divmod(lane, 4)
         row, column = group + 8 * (value // 2 % 2), 2 * own + value % 2 + 8 * (value // 4)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
-from helpers.cuda_runs import DROPPED, KINDS, LISTED, SCORED, SIZES
+from helpers.cuda_runs import DROPPED, KINDS, LISTED, PATTERNS, SCORED, SIZES
 from helpers.on_host import OnHost
 from helpers.pairwise import every_pair
 from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_LIMITS, GPU_SHAPES, StepCase, expected, gpu_case, in_pages, make_step
@@ -43,7 +44,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a trial: its `reason` is "" where it passed. `worst`: the largest error in units of what is allowed."""
+    """Of a trial: its `reason` is "" where it passed. `worst`: the largest error in units of what is allowed.
+    `seconds` of CPU time, compilers' too."""
 
     trial: Trial
     seed: int
@@ -88,9 +90,17 @@ def every_trial() -> list[Trial]:
 
 
 def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
-    """Over several groups, and over tiles that are full; what the mask ignores is NaN."""
-    found = (one for one in sizes() if one.capability == (8, 0) and one.name.endswith(f"-{head_dim}-{dtype}"))
-    return tuple(replace(one, case=replace(one.case, values="ignored NaN")) for one in found if isinstance(one.case, Case))
+    """Over several groups; over tiles that are full; packed. The first row, which is read where nothing should be, is NaN: what
+    the mask ignores, and whole sequences."""
+    fields: dict[str, Any] = dict(variant=str(head_dim), batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype)
+    (groups, seq), (tall, long) = PATTERNS.values()
+    masked: dict[str, Any] = dict(mask="left", values="ignored NaN")
+    cases = (
+        Case(feature="groups", pattern=groups, seq=seq, is_causal=True, **masked, **fields),
+        Case(feature="tall", pattern=tall, seq=long, **masked, **fields),
+        Case(feature="packed", pattern=groups, seq=seq, lengths=(70, 150, 80), is_causal=True, poisoned=True, **fields),
+    )
+    return tuple(Trial("small", (8, 0), case) for case in cases)
 
 
 TENSOR, PAIRS, SINGLE = small(32, "bfloat16"), small(128, "bfloat16"), small(32, "float32")
@@ -100,7 +110,7 @@ STEP = (Trial("steps", (8, 0), gpu_case(("float32", ""), "grouped", "coordinates
 
 def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
     """A trial by itself: its launches have the same orders of warps wherever it is repeated."""
-    start = time.process_time()
+    start = cpu_seconds()
     given = replace(options or Options(), seed=seed)
     if trial.rounded:
         given = replace(given, rounding=measured(trial.capability))
@@ -108,7 +118,12 @@ def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
         reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, given)
     except (PTXError, UnknownPTX) as error:
         reason, worst = str(error), float("nan")
-    return Outcome(trial, seed, reason, worst, time.process_time() - start)
+    return Outcome(trial, seed, reason, worst, cpu_seconds() - start)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the compilers that it has run."""
+    return sum(os.times()[:4])
 
 
 def _run_case(trial: Trial, options: Options) -> tuple[str, float]:

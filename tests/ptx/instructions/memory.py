@@ -101,7 +101,7 @@ RULES = (
     ),
     Rule(
         r"cp\.async\.wait_group",
-        f"{SECTION}: cp.async.wait_group",
+        f"{SECTION}: cp.async.wait_group / cp.async.wait_all",
         "Waits until at most so many of the thread's last groups are under way.",
         lambda use: f"copies_wait({use.read(0, 's32')}, {use.line});",
     ),

@@ -1,5 +1,5 @@
-/* Asynchronous copies of 16 bytes to shared memory (PTX: Data Movement, cp.async). Until the thread that began it has waited for its
-   group, what a copy writes may be there or not:
+/* Asynchronous copies of 16 bytes to shared memory (PTX: Data Movement and Conversion Instructions: Asynchronous copy). Until the
+   thread that began it has waited for its group, what a copy writes may be there or not:
 
      late 0   it is there at once
      late 1   it is not there before it has been waited for

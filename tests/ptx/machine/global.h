@@ -4,8 +4,9 @@
      of its block       a barrier lies between
      of another block   the writer, or a thread that it has met since, has fenced, and the reader, or one that it has met, after that
 
-   (PTX: Memory Consistency Model. membar.gl is fence.sc, and fences of that kind are in one order, here that of time; what two blocks
-   say to each other by atomic operations puts the fences before and after them in this order.) Counters are not looked at. */
+   (PTX: Memory Consistency Model, Fence-SC Order. membar.gl is fence.sc from sm_70 on, and fences of that kind are in one order, here
+   that of time; what two blocks say to each other by atomic operations puts the fences before and after them in this order.)
+   Counters are not looked at. */
 #ifndef DILKIT_PTX_GLOBAL
 #define DILKIT_PTX_GLOBAL
 

@@ -5,7 +5,8 @@
                     └── warps and blocks that have met run on <──┘
 
    Which warp is next is random, in one of two ways: any, or always the one of highest priority, drawn anew now and then, so that one
-   runs far ahead of the others. */
+   runs far ahead of the others. In every other launch one block begins when all others have ended, for a device says of none when it
+   begins. */
 #ifndef DILKIT_PTX_MACHINE
 #define DILKIT_PTX_MACHINE
 
@@ -24,7 +25,7 @@ static const void *parameter_place(uint64_t at, int bytes, int line) {
     return (const void *)at;
 }
 
-/* Addresses of shared memory among generic ones (PTX: Addressing, Generic Addressing). */
+/* Addresses of shared memory among generic ones (PTX: Addresses as Operands, Generic Addressing). */
 #define SHARED_WINDOW 0x7000000000000000ull
 
 static void *generic_access(uint64_t at, int bytes, int is_write, int line) {
@@ -79,9 +80,18 @@ static void end_block(Block *block) {
     free(block->threads), free(block->shared), free(block->words), free(block->fences);
 }
 
+/* bar.sync is as barrier.sync.aligned: all lanes of a warp are at the same one. */
+static void check_aligned(const Thread *lanes) {
+    for (int i = 1; i < WARP; i++)
+        if (lanes[i].line != lanes->line)
+            fail_meeting(lanes, i);
+}
+
 /* All threads of a block have come to a barrier: what each has fenced, all have. */
 static void release_block(Block *block) {
     int64_t fenced = 0;
+    for (int i = 0; i < machine.launch.threads; i += WARP)
+        check_aligned(&block->threads[i]);
     for (int i = 0; i < machine.launch.threads; i++)
         if (block->threads[i].fenced > fenced)
             fenced = block->threads[i].fenced;
@@ -129,18 +139,23 @@ static void fail_stuck(void) {
         }
 }
 
-/* The warps that can run, of all blocks; where there are none, of those whose threads have all come to a barrier. */
-static int ready_warps(Thread **ready) {
+/* The warps of a block that can run; where all of its threads have come to a barrier, all. */
+static int ready_warps_of(Block *block, Thread **ready) {
     int count = 0;
-    for (int i = 0; i < machine.launch.blocks; i++) {
-        Block *block = &machine.blocks[i];
-        if (block->waiting && block->waiting == machine.launch.threads)
-            release_block(block);
-        for (int k = 0; block->live && k < machine.launch.threads; k += WARP)
-            if (is_ready(&block->threads[k]))
-                ready[count++] = &block->threads[k];
-    }
+    if (block->waiting && block->waiting == machine.launch.threads)
+        release_block(block);
+    for (int k = 0; block->live && k < machine.launch.threads; k += WARP)
+        if (is_ready(&block->threads[k]))
+            ready[count++] = &block->threads[k];
     return count;
+}
+
+/* Those of all blocks but number `last`, which begins after the others. */
+static int ready_warps(Thread **ready, int last) {
+    int count = 0;
+    for (int i = 0; i < machine.launch.blocks; i++)
+        count += i == last ? 0 : ready_warps_of(&machine.blocks[i], ready + count);
+    return count || last < 0 || last >= machine.launch.blocks ? count : ready_warps_of(&machine.blocks[last], ready);
 }
 
 static int warp_number(const Thread *lanes) {
@@ -149,11 +164,12 @@ static int warp_number(const Thread *lanes) {
 
 static void run_blocks(void) {
     int most = machine.launch.blocks * machine.launch.threads / WARP, count, by_priority = draw() % 2;
+    int last = draw() % (2 * machine.launch.blocks);
     Thread **ready = calloc(most, sizeof *ready);
     uint32_t *priority = calloc(most, sizeof *priority);
     for (int i = 0; i < most; i++)
         priority[i] = draw();
-    while (!machine.failed && (count = ready_warps(ready))) {
+    while (!machine.failed && (count = ready_warps(ready, last))) {
         Thread *chosen = ready[draw() % count];
         for (int i = 0; by_priority && i < count; i++)
             if (priority[warp_number(ready[i])] > priority[warp_number(chosen)])

@@ -1,5 +1,5 @@
 /* Shared memory: every access is aligned and within what the launch has; what two threads touch, one of them writing, is apart by a
-   barrier of the block or the warp (PTX: Memory Consistency Model, Data races). Words that no thread has written are NaN. */
+   barrier of the block or the warp (PTX: Memory Consistency Model, Conflict and Data-races). Words that no thread has written are NaN. */
 #ifndef DILKIT_PTX_SHARED
 #define DILKIT_PTX_SHARED
 

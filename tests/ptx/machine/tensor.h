@@ -1,4 +1,5 @@
-/* Products and loads of matrices by a warp (PTX: Warp Level Matrix Instructions). layouts.h says which lane holds what.
+/* Products and loads of matrices by a warp (PTX: Warp Level Matrix Multiply-Accumulate Instructions). layouts.h says which lane
+   holds what.
 
    Products are summed in double precision and rounded once, or, with `group`, as tensor cores are measured to sum them: the products
    of a group and the sum so far are cut off to `fraction` bits after the first bit that the largest may have, added exactly, and the

@@ -82,6 +82,13 @@ static void do_together(Thread *lanes) {
     }
 }
 
+/* Lanes 0 and `lane` of a warp have come to different instructions. */
+static void fail_meeting(const Thread *lanes, int lane) {
+    machine.failed = 1;
+    snprintf(machine.launch.error, MESSAGE, "block %d, warp %d: lanes 0 and %d meet at different instructions, lines %d and %d",
+             lanes->block->index, lanes->index / WARP, lane, lanes->line, lanes[lane].line);
+}
+
 /* If all lanes have come, they do what they came for and may run on. */
 static void let_meet(Thread *lanes) {
     for (int i = 0; i < WARP; i++)
@@ -90,11 +97,7 @@ static void let_meet(Thread *lanes) {
     count_shared(lanes);
     for (int i = 1; i < WARP; i++)
         if (lanes[i].line != lanes->line) {
-            machine.current = &lanes[i];
-            machine.failed = 1;
-            snprintf(machine.launch.error, MESSAGE,
-                     "block %d, warp %d: lanes 0 and %d meet at different instructions, lines %d and %d", lanes->block->index,
-                     lanes->index / WARP, i, lanes->line, lanes[i].line);
+            fail_meeting(lanes, i);
             return;
         }
     do_together(lanes);
