@@ -225,9 +225,4 @@ DEVICE void drop(Scores x, unsigned kept, float factor) {
 }
 #endif
 
-/* Whether the tile ends before this warp's rows; the first and the last of them, by position. */
-DEVICE int warp_is_idle(const Tile *tile) { return first_row(this_thread()) >= tile->rows; }
-DEVICE int warp_begin(const Tile *tile) { return own_position(tile, first_row(this_thread())); }
-DEVICE int warp_end(const Tile *tile) { return own_position(tile, first_row(this_thread()) + ROWS - 1); }
-
 #endif
