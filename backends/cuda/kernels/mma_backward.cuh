@@ -23,7 +23,8 @@
        the other half     | the next COLUMNS are being copied ----------------------> | read
        window of columns  | read: of half h and of the next; written: those after     | ...
 
-   A warp has 16 or 32 rows of the tile; `mma.cuh` draws how it multiplies them. There is one barrier for each half of the buffer.
+   A warp has 16 or 32 rows of the tile, whose first and last position it notes; `mma.cuh` draws how it multiplies them. There is one
+   barrier for each half of the buffer.
 
    HEAD_DIM     16   32   64   96  128      low tiles    16   32   64      on sm_75    64  128
    THREADS     128  128  128  128  128                 128  128  128                 128   64
