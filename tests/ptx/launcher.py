@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from helpers.host_launcher import argument_spans, bias_spans, step_spans
+from numpy.typing import NDArray
 from ptx.counts import FIELDS, Counts
 from ptx.library import Launch, Library, Range, library_of
 from ptx.rounding import ONCE, Rounding
@@ -65,14 +66,20 @@ class PTXLauncher:
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: object = None) -> None:
         """Run `blocks` blocks of `kernel`, all at once. Raises PTXError for whatever is caught, with the place in the PTX."""
+        self.run(kernel, np.arange(blocks, dtype=np.int32), blocks, arguments)
+
+    def run(self, kernel: CudaKernel, numbers: NDArray[np.int32], grid: int, arguments: Any) -> None:
+        """The same of the blocks of these `numbers` alone, of a launch of `grid` blocks."""
         arguments, options, number = np.array(arguments), self.options, self.launches.total()
-        spans = spans_of(kernel, blocks, arguments)
+        spans = spans_of(kernel, grid, arguments)
         ranges = (Range * len(spans))(*(Range(at, size, name.encode(), constant) for at, size, name, constant in spans))
         error, counts = ctypes.create_string_buffer(ERROR_BYTES), (ctypes.c_int64 * len(FIELDS))()
         rounding = options.rounding
-        sizes = blocks, kernel.threads, options.checked, number % WAYS_OF_COPIES, rounding.group, rounding.fraction, rounding.ulps
+        warps = len(numbers), kernel.threads, options.checked, number % WAYS_OF_COPIES
+        sizes = *warps, rounding.group, rounding.fraction, rounding.ulps
         seed = options.seed * 1_000_003 + number
-        launch = Launch(*sizes, len(spans), seed, kernel.shared_bytes, ranges, ctypes.addressof(error), counts)
+        which = numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)), grid
+        launch = Launch(*sizes, len(spans), seed, kernel.shared_bytes, ranges, ctypes.addressof(error), counts, *which)
         self.launches[kernel.name] += 1
         if self._library(kernel).launch(arguments.ctypes.data, launch):
             raise PTXError(f"{kernel.name} {kernel.macros} {self.capability}: {error.value.decode()}")

@@ -33,6 +33,8 @@ class Launch(ctypes.Structure):
         ("ranges", ctypes.POINTER(Range)),
         ("error", ctypes.c_char_p),
         ("counts", ctypes.POINTER(ctypes.c_int64)),
+        ("numbers", ctypes.POINTER(ctypes.c_int32)),
+        ("grid", ctypes.c_int32),
     ]
 
 

@@ -83,10 +83,16 @@ def steps() -> Iterator[Trial]:
         yield Trial("steps", CAPABILITIES[at % len(CAPABILITIES)], case, rounded=at % 2 == 1)
 
 
+def rounded() -> Iterator[Trial]:
+    """Every size, and the whole problem list, on each kind of device whose rounding has been measured, with that."""
+    yield from (replace(trial, rounded=True) for trial in sizes() if trial.capability in MEASURED)
+    for capability, case in product(MEASURED, LISTED):
+        if not OnHost(capability).refusals(case.problem()):
+            yield Trial("list", capability, case, rounded=True)
+
+
 def every_trial() -> list[Trial]:
-    exact = [*sizes()]
-    rounded = (replace(trial, rounded=True) for trial in exact if trial.capability in MEASURED)
-    return [*exact, *rounded, *features(), *steps()]
+    return list(dict.fromkeys((*sizes(), *rounded(), *features(), *steps())))
 
 
 def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:

@@ -63,7 +63,8 @@ static void start_thread(Block *block, int index) {
 }
 
 static void start_block(Block *block, int index) {
-    *block = (Block){.index = index, .live = machine.launch.threads};
+    int number = machine.launch.numbers ? machine.launch.numbers[index] : index;
+    *block = (Block){.index = index, .number = number, .live = machine.launch.threads};
     block->threads = calloc(machine.launch.threads, sizeof(Thread));
     block->shared = aligned_alloc(1024, (machine.shared_bytes + 1023) / 1024 * 1024 + 1024);
     block->words = malloc((machine.shared_bytes / 4 + 1) * sizeof(Word));
@@ -205,7 +206,7 @@ int ptx_launch(const void *parameters, const Launch *launch) {
 }
 
 #define THREAD ((uint32_t)machine.current->index)
-#define BLOCK ((uint32_t)machine.current->block->index)
-#define BLOCKS ((uint32_t)machine.launch.blocks)
+#define BLOCK ((uint32_t)machine.current->block->number)
+#define BLOCKS ((uint32_t)(machine.launch.numbers ? machine.launch.grid : machine.launch.blocks))
 
 #endif

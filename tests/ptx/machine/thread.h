@@ -34,7 +34,7 @@ typedef struct {
     int64_t constant;
 } Range;
 
-/* `Launch` of tests/ptx/launcher.py. */
+/* `Launch` of tests/ptx/library.py. With `numbers`, `blocks` of a grid of `grid` blocks run, and the others do not. */
 typedef struct {
     int32_t blocks, threads, checked, late, group, fraction, ulps, range_count;
     uint64_t seed;
@@ -42,6 +42,8 @@ typedef struct {
     Range *ranges;
     char *error;
     int64_t *counts;
+    const int32_t *numbers;
+    int32_t grid;
 } Launch;
 
 typedef struct Block Block;
@@ -79,7 +81,7 @@ typedef struct {
 } Fence;
 
 struct Block {
-    int index, live, waiting;
+    int index, number, live, waiting; /* `number` in the grid */
     uint32_t meeting, warp_meeting[MAX_WARPS];
     Thread *threads;
     uint8_t *shared;
