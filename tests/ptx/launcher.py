@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from helpers.host_launcher import argument_spans, bias_spans, step_spans
+from helpers.host_launcher import Span, argument_spans, bias_spans, step_spans
 from ptx.counts import FIELDS, Counts
 from ptx.library import Launch, Library, Range, library_of
 from ptx.rounding import ONCE, Rounding
@@ -41,6 +41,31 @@ class Options:
     change: Callable[[str], str] = str
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """`across`: threads of a block in the direction of x. `resident` blocks at once, in the order of their numbers."""
+
+    blocks: int
+    threads: int
+    across: int
+    resident: int
+    dynamic_bytes: int
+
+
+def execute(library: Library, parameters: bytes, sizes: Sizes, spans: list[Span], options: Options, number: int) -> Counts:
+    """What a launch, the `number`-th of several, issues. Raises PTXError for whatever is caught, with the place in the PTX."""
+    ranges = (Range * len(spans))(*(Range(at, size, name.encode(), constant) for at, size, name, constant in spans))
+    error, counts = ctypes.create_string_buffer(ERROR_BYTES), (ctypes.c_int64 * len(FIELDS))()
+    rounding, given = options.rounding, ctypes.create_string_buffer(parameters, len(parameters))
+    grid = sizes.blocks, sizes.threads, sizes.across, min(sizes.blocks, sizes.resident)
+    ways = options.checked, number % WAYS_OF_COPIES, rounding.group, rounding.fraction, rounding.ulps
+    seed = options.seed * 1_000_003 + number
+    launch = Launch(*grid, *ways, len(spans), seed, sizes.dynamic_bytes, ranges, ctypes.addressof(error), counts)
+    if library.launch(ctypes.addressof(given), launch):
+        raise PTXError(error.value.decode())
+    return Counts(*counts)
+
+
 class PTXLauncher:
     """Runs kernels for devices of `capability`. `counts`: by kernel name, what all launches have issued so far, if counted."""
 
@@ -65,20 +90,16 @@ class PTXLauncher:
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: object = None) -> None:
         """Run `blocks` blocks of `kernel`, all at once. Raises PTXError for whatever is caught, with the place in the PTX."""
-        arguments, options, number = np.array(arguments), self.options, self.launches.total()
-        spans = spans_of(kernel, blocks, arguments)
-        ranges = (Range * len(spans))(*(Range(at, size, name.encode(), constant) for at, size, name, constant in spans))
-        error, counts = ctypes.create_string_buffer(ERROR_BYTES), (ctypes.c_int64 * len(FIELDS))()
-        rounding = options.rounding
-        sizes = blocks, kernel.threads, options.checked, number % WAYS_OF_COPIES, rounding.group, rounding.fraction, rounding.ulps
-        seed = options.seed * 1_000_003 + number
-        launch = Launch(*sizes, len(spans), seed, kernel.shared_bytes, ranges, ctypes.addressof(error), counts)
+        arguments, spans = np.array(arguments), spans_of(kernel, blocks, np.array(arguments))
+        number, sizes = self.launches.total(), Sizes(blocks, kernel.threads, kernel.threads, blocks, kernel.shared_bytes)
         self.launches[kernel.name] += 1
-        if self._library(kernel).launch(arguments.ctypes.data, launch):
-            raise PTXError(f"{kernel.name} {kernel.macros} {self.capability}: {error.value.decode()}")
+        try:
+            counts = execute(self._library(kernel), arguments.tobytes(), sizes, spans, self.options, number)
+        except PTXError as error:
+            raise PTXError(f"{kernel.name} {kernel.macros} {self.capability}: {error}") from None
         if arguments["counter"] and self._counter.any():
             raise PTXError(f"{kernel.name}: it leaves its counter at {self._counter}")
-        self.counts[kernel.name] = self.counts.get(kernel.name, Counts()) + Counts(*counts)
+        self.counts[kernel.name] = self.counts.get(kernel.name, Counts()) + counts
 
     def _library(self, kernel: CudaKernel) -> Library:
         if kernel not in self._libraries:
@@ -86,7 +107,7 @@ class PTXLauncher:
         return self._libraries[kernel]
 
 
-def spans_of(kernel: CudaKernel, blocks: int, arguments: Any) -> list[tuple[int, int, str, bool]]:
+def spans_of(kernel: CudaKernel, blocks: int, arguments: Any) -> list[Span]:
     """The memory that a launch may touch."""
     given = arguments[()]
     step = step_spans(given, kernel.macros) if given["step"]["memory"] else []

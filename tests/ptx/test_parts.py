@@ -14,7 +14,7 @@ import pytest
 from ptx import layouts
 from ptx.counts import FIELDS
 from ptx.library import MACHINE, Launch, Range, library_of
-from ptx.parse import Array, Instruction, Label, UnknownPTX, parse, split
+from ptx.parse import Array, Instruction, Label, Parameter, UnknownPTX, parse, split
 from ptx.translate import RULES, translate
 
 CUTLASS = "DILKIT_CUTLASS"
@@ -57,14 +57,15 @@ def run(body: str, numbers: np.ndarray, threads: int = 32) -> str:
     parameters, error = np.array([numbers.ctypes.data, 0], np.uint64), ctypes.create_string_buffer(1024)
     ranges = (Range * 1)(Range(numbers.ctypes.data, numbers.nbytes, b"numbers", 0))
     counts = (ctypes.c_int64 * 64)()
-    launch = Launch(1, threads, 1, 1, 0, 0, 0, 1, 7, 0, ranges, ctypes.addressof(error), counts)
+    launch = Launch(1, threads, threads, 1, 1, 1, 0, 0, 0, 1, 7, 0, ranges, ctypes.addressof(error), counts)
     library_of(TEXT.format(body=body)).launch(parameters.ctypes.data, launch)
     return error.value.decode()
 
 
 def test_a_kernel_is_parsed() -> None:
     kernel = parse(TEXT.format(body="$L: @!%p1 bra $L;\n{ .reg .b16 t; mov.b32 {t, %rs1}, %r2; }"))
-    assert (kernel.name, kernel.parameter_bytes, kernel.arrays) == ("f", 16, (Array("x", 16, 128),))
+    assert (kernel.name, kernel.parameters) == ("f", (Parameter("f_param_0", 0, 16),))
+    assert kernel.arrays == (Array("x", 16, 128),)
     assert kernel.registers["own1_t"] == "b16"
     assert kernel.body[6:9] == (
         Label(25, "L"),
@@ -137,14 +138,18 @@ def test_an_instruction_means_what_it_should(body: str) -> None:
 BROKEN = {
     "st.shared.u32 [x+126], %r2;": "not aligned",
     "st.shared.u32 [x+128], %r2;": "it has 128",
-    "st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
+    "st.shared.u32 [x], %r1;": "race: it writes shared memory at 0",
+    "setp.eq.u32 %p1, %r1, 4; @%p1 st.shared.u32 [x], %r2;\n@!%p1 st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
+    "st.shared.u32 [x], %r2;\nld.shared.u32 %r2, [x];": "shared memory at 0, which thread",
+    "st.global.u32 [%rd2], %r1;\nmov.b64 %rd3, f_param_0; ld.param.u64 %rd3, [%rd3];"
+    "ld.global.u32 %r2, [%rd3];": "race: it reads byte",
     "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it writes byte",
     "st.global.u32 [%rd2+128], %r2;": "no tensor of the launch holds",
     "rem.u32 %r2, %r2, %r1;": "divides by 0",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\n$E:": "others have ended",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.warp.sync -1;\n$E: bar.warp.sync -1;": "different instructions",
     "$E: setp.eq.s32 %p1, %r1, 3; @%p1 bra $E;": "loops for ever",
-    "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "cp.async.cg is of 16",
+    "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "it is of 16 or more",
     "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; setp.gt.u32 %p1, %r1, 7; @%p1 bra $E;"
     "mov.u32 %r5, 0; and.b64 %rd3, %rd2, -16; cp.async.cg.shared.global [%r3], [%rd3], 16, %r5;"
     "ld.shared.u32 %r2, [%r3]; $E:": "under way",

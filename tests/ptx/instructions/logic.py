@@ -30,6 +30,7 @@ RULES = (
         "isunordered({0}, {1}) ? 1 : IS_{compare}({0}, {1})",
     ),
     value(r"setp\.nan\.f32", f"{COMPARISON}: setp", "Whether an operand is NaN.", "pred f32 f32", "isunordered({0}, {1})"),
+    value(r"setp\.num\.f32", f"{COMPARISON}: setp", "Whether no operand is NaN.", "pred f32 f32", "!isunordered({0}, {1})"),
     value(
         r"selp\.(?P<t>[bus](?:16|32|64)|f32)",
         f"{COMPARISON}: selp",

@@ -17,7 +17,7 @@ static int64_t static_shared_bytes(void);
 static int64_t parameter_bytes(void);
 
 /* ld.param: the address is that of the machine. */
-static const void *parameter_place(uint64_t at, int bytes, int line) {
+static const void *param_load(uint64_t at, int bytes, int line) {
     uint64_t low = (uint64_t)machine.parameters;
     if (at < low || at + bytes > low + parameter_bytes() || (at - low) % bytes)
         fail(line, "%d bytes of parameters at %lld", bytes, (long long)(at - low));
@@ -27,10 +27,12 @@ static const void *parameter_place(uint64_t at, int bytes, int line) {
 /* Addresses of shared memory among generic ones (PTX: Addressing, Generic Addressing). */
 #define SHARED_WINDOW 0x7000000000000000ull
 
-static void *generic_access(uint64_t at, int bytes, int is_write, int line) {
-    if (at >> 56 == SHARED_WINDOW >> 56)
-        return shared_access((uint32_t)at, bytes, is_write, line);
-    return global_access(at, bytes, is_write, line);
+static const void *generic_load(uint64_t at, int bytes, int line) {
+    return at >> 56 == SHARED_WINDOW >> 56 ? shared_load((uint32_t)at, bytes, line) : global_load(at, bytes, line);
+}
+
+static void generic_store(uint64_t at, const void *value, int bytes, int line) {
+    (at >> 56 == SHARED_WINDOW >> 56 ? shared_store : global_store)(at & ~SHARED_WINDOW, value, bytes, line);
 }
 
 static void barrier(uint32_t number, int line) {
@@ -61,7 +63,8 @@ static void start_thread(Block *block, int index) {
     fiber_start(&t->fiber, t->stack, STACK_BYTES, begin_thread);
 }
 
-static void start_block(Block *block, int index) {
+static Block *start_block(int index) {
+    Block *block = &machine.blocks[index];
     *block = (Block){.index = index, .live = machine.launch.threads};
     block->threads = calloc(machine.launch.threads, sizeof(Thread));
     block->shared = aligned_alloc(1024, (machine.shared_bytes + 1023) / 1024 * 1024 + 1024);
@@ -69,6 +72,7 @@ static void start_block(Block *block, int index) {
     empty_shared(block);
     for (int i = 0; i < machine.launch.threads; i++)
         start_thread(block, i);
+    return block;
 }
 
 static void end_block(Block *block) {
@@ -76,7 +80,19 @@ static void end_block(Block *block) {
         count_shared(&block->threads[i]);
     for (int i = 0; i < machine.launch.threads; i++)
         free(block->threads[i].stack), free(block->threads[i].copies);
-    free(block->threads), free(block->shared), free(block->words), free(block->fences);
+    free(block->threads), free(block->shared), free(block->words);
+}
+
+/* Of the next blocks as many as there is room for: they begin in the order of their numbers. */
+static void begin_blocks(void) {
+    for (int i = 0; i < machine.launch.resident; i++) {
+        Block *block = machine.resident[i];
+        if (block && block->live)
+            continue;
+        if (block)
+            end_block(block);
+        machine.resident[i] = machine.begun < machine.launch.blocks ? start_block(machine.begun++) : 0;
+    }
 }
 
 /* All threads of a block have come to a barrier: what each has fenced, all have. */
@@ -117,23 +133,26 @@ static int run_warp(Thread *lanes) {
 }
 
 static void fail_stuck(void) {
-    for (int i = 0; i < machine.launch.blocks; i++)
-        for (int k = 0; k < machine.launch.threads; k++) {
-            const Thread *t = &machine.blocks[i].threads[k];
+    for (int i = 0; i < machine.launch.resident; i++)
+        for (int k = 0; machine.resident[i] && k < machine.launch.threads; k++) {
+            const Thread *t = &machine.resident[i]->threads[k];
             if (machine.failed || t->state == DONE)
                 continue;
             machine.failed = 1;
             snprintf(machine.launch.error, MESSAGE,
-                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", i, k, t->line,
+                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", t->block->index, k, t->line,
                      t->state == IN_WARP ? "warp" : "block");
         }
 }
 
-/* The warps that can run, of all blocks; where there are none, of those whose threads have all come to a barrier. */
+/* The warps that can run, of all resident blocks; where there are none, of those whose threads have all come to a barrier. */
 static int ready_warps(Thread **ready) {
     int count = 0;
-    for (int i = 0; i < machine.launch.blocks; i++) {
-        Block *block = &machine.blocks[i];
+    begin_blocks();
+    for (int i = 0; i < machine.launch.resident; i++) {
+        Block *block = machine.resident[i];
+        if (!block)
+            continue;
         if (block->waiting && block->waiting == machine.launch.threads)
             release_block(block);
         for (int k = 0; block->live && k < machine.launch.threads; k += WARP)
@@ -164,9 +183,7 @@ static void run_blocks(void) {
             bring_some(&chosen[draw() % WARP]);
     }
     free(ready), free(priority);
-    for (int i = 0; i < machine.launch.blocks; i++)
-        if (!machine.failed && machine.blocks[i].live)
-            fail_stuck();
+    fail_stuck();
 }
 
 /* Runs a launch with these parameters. Returns 0, or 1 with a text in `error`. */
@@ -176,19 +193,23 @@ int ptx_launch(const void *parameters, const Launch *launch) {
     machine.random = launch->seed * 0x9E3779B97F4A7C15ull + 88172645463325252ull;
     machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
     machine.blocks = calloc(launch->blocks, sizeof(Block));
+    machine.resident = calloc(launch->resident, sizeof(Block *));
     forget_writers();
     begin_counts(launch->blocks);
-    for (int i = 0; i < launch->blocks; i++)
-        start_block(&machine.blocks[i], i);
     run_blocks();
-    for (int i = 0; i < launch->blocks; i++)
-        end_block(&machine.blocks[i]);
+    for (int i = 0; i < launch->resident; i++)
+        if (machine.resident[i])
+            end_block(machine.resident[i]);
+    for (int i = 0; i < machine.begun; i++)
+        free(machine.blocks[i].fences);
     end_counts(launch->blocks);
-    free(machine.blocks);
+    free(machine.blocks), free(machine.resident);
     return machine.failed;
 }
 
-#define THREAD ((uint32_t)machine.current->index)
+#define THREAD_X ((uint32_t)(machine.current->index % machine.launch.across))
+#define THREAD_Y ((uint32_t)(machine.current->index / machine.launch.across))
+#define THREADS_X ((uint32_t)machine.launch.across)
 #define BLOCK ((uint32_t)machine.current->block->index)
 #define BLOCKS ((uint32_t)machine.launch.blocks)
 
