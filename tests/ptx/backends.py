@@ -14,6 +14,7 @@ from helpers.host_launcher import Span
 from ptx.launcher import OnPTX, Options, PTXError
 from ptx.recorded import RecordedMachine
 
+from dilkit.backend import missing_modules
 from dilkit.backends.tiles.backend import TiledBackend
 from dilkit.decoding.placed import PlacedStep
 from dilkit.device import Capability
@@ -25,6 +26,10 @@ MODULES = {
     "numba_cuda": ("numba_cuda", "nvidia.cuda_nvcc", "nvidia.cuda_nvrtc"),
 }
 """By backend, what compiles its kernels."""
+
+
+def is_installed(name: str) -> bool:
+    return not missing_modules(MODULES[name])
 
 
 @contextmanager

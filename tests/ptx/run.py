@@ -19,11 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ptx import python_trials, trials
-from ptx.backends import MODULES
+from ptx.backends import MODULES, is_installed
 from ptx.trials import Outcome, run
 from tqdm import tqdm
-
-from dilkit.backend import missing_modules
 
 
 def main() -> int:
@@ -36,7 +34,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of them there")
     args = parser.parse_args()
     number, shares = map(int, args.share.split("/"))
-    able = {args.backend} if args.backend else {name for name, modules in MODULES.items() if not missing_modules(modules)}
+    able = {args.backend} if args.backend else {*filter(is_installed, MODULES)}
     every = [*trials.every_trial(), *python_trials.every_trial()]
     chosen = [trial for trial in every if args.only in trial.name and trial.backend in able][number - 1 :: shares]
     outcomes = []

@@ -121,6 +121,24 @@ MEANINGS = {
     "shfl.sync.up.b32 %r2|%p1, %r1, 3, 0x1800, -1;": lambda x, t: t - 3 if t % 8 > 2 else t,
     "shfl.sync.idx.b32 %r2|%p1, %r1, 2, 0x181F, -1;": lambda x, t: t // 8 * 8 + 2,
     "redux.sync.add.s32 %r2, %r1, -1;": lambda x, t: 496,
+    "div.full.f32 %f1, 0f41800000, 0f40800000; cvt.rzi.s32.f32 %r2, %f1;": lambda x, t: 4,
+    "div.approx.f32 %f1, 0f41800000, 0f7E800000; setp.eq.f32 %p1, %f1, 0f00000000; selp.b32 %r2, 1, 2, %p1;": lambda x, t: 2,
+    "div.approx.f32 %f1, 0f41800000, 0f7E800001; setp.eq.f32 %p1, %f1, 0f00000000; selp.b32 %r2, 1, 2, %p1;": lambda x, t: 1,
+    "fma.rn.ftz.f32 %r2, 0f00000001, 0f7F000000, 0f40000000;": lambda x, t: 0x40000000,
+    "ex2.approx.f32 %r2, 0fC3040000;": lambda x, t: 1 << 17,
+    "ex2.approx.ftz.f32 %r2, 0fC3040000;": lambda x, t: 0,
+    "sqrt.approx.ftz.f32 %f1, 0f41800000; cvt.rzi.s32.f32 %r2, %f1;": lambda x, t: 4,
+    "cvt.rzi.s16.f32 %rs1, 0fC7800000; cvt.s32.s16 %r2, %rs1;": lambda x, t: -32768,
+    "mov.b32 %f1, %r2; setp.num.f32 %p1, %f1, %f1; selp.b32 %r2, 1, 0, %p1;": lambda x, t: (x << 1 & 0xFFFFFFFF) <= 0xFF000000,
+    "mov.u16 %rs1, 0x7C01; setp.num.f16 %p1, %rs1, %rs1; selp.b32 %r2, 1, 0, %p1;": lambda x, t: 0,
+    "mov.u16 %rs1, 0x7C00; setp.num.bf16 %p1, %rs1, %rs1; selp.b32 %r2, 1, 0, %p1;": lambda x, t: 1,
+    "mov.u32 %r2, %tid.y; mov.u32 %r3, %ntid.x; add.s32 %r2, %r2, %r3;": lambda x, t: 32,
+    "st.shared.u32 [x], 7;\nbar.sync 0;\nld.shared.u32 %r2, [x];": lambda x, t: 7,
+    "mov.u32 %r3, x; shl.b32 %r4, %r1, 2; add.s32 %r3, %r3, %r4; cp.async.ca.shared.global [%r3], [%rd2], 4, 2;"
+    "cp.async.commit_group; cp.async.wait_group 0; ld.shared.u32 %r2, [%r3];": lambda x, t: x & 0xFFFF,
+    "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; mov.u32 %r5, %r1;\n"
+    "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r3], {%r5};\nbar.sync 0;\n"
+    "mov.u32 %r3, x; shl.b32 %r4, %r1, 2; add.s32 %r3, %r3, %r4; ld.shared.u32 %r2, [%r3];": lambda x, t: t,
     "setp.gt.u32 %p1, %r1, 2; vote.sync.ballot.b32 %r2, %p1, -1;": lambda x, t: 0xFFFFFFF8,
 }
 

@@ -69,6 +69,12 @@ def change_atomically(use: Use) -> str:
     return use.write(use.operands[0], use.named["t"], _changed(use, 1))
 
 
+def load_atomically(use: Use) -> str:
+    use.wants(2)
+    loaded = f"atomic_load({address(use.operands[1], use.names)}, {ORDERS[use.named['order']]}, {use.line})"
+    return use.write(use.operands[0].strip("{ }"), "b32", loaded)
+
+
 def reduce_atomically(use: Use) -> str:
     use.wants(2)
     return f"{_changed(use, 0)};"
@@ -105,10 +111,10 @@ RULES = (
         store,
     ),
     Rule(
-        r"ld\.global\.gpu\.acquire\.b32",
+        r"ld\.global\.gpu\.(?P<order>relaxed|acquire)\.b32",
         f"{SECTION}: ld",
-        ".acquire: an atomic load, after which the thread sees what others had done before a release at this address.",
-        lambda use: use.write(use.operands[0].strip("{ }"), "b32", f"acquire({address(use.operands[1], use.names)}, {use.line})"),
+        "An atomic load; .acquire: after it the thread sees what others had done before a release at this address.",
+        load_atomically,
     ),
     Rule(
         r"atom" + ATOMIC,

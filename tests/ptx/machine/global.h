@@ -204,7 +204,7 @@ static void *atomic_place(uint64_t at, Access access, int order, int line) {
     return place;
 }
 
-static uint32_t acquire(uint64_t at, int line) { return *(uint32_t *)atomic_place(at, ATOMIC_READ, ACQUIRES, line); }
+static uint32_t atomic_load(uint64_t at, int order, int line) { return *(uint32_t *)atomic_place(at, ATOMIC_READ, order, line); }
 
 static uint32_t atomic_add_u32(uint64_t at, uint32_t amount, int order, int line) {
     uint32_t *place = atomic_place(at, ATOMIC, order, line), before = *place;
