@@ -31,13 +31,15 @@ class PTXError(RuntimeError):
 @dataclass(frozen=True)
 class Options:
     """`seed` of the order of warps. `checked`: races, and copies that nobody waits for, are errors. `counted`: what is issued is
-    counted. `resident` blocks at once. `change`: what is done to the PTX before."""
+    counted. `resident` blocks at once. After so many turns of `loops` a launch is taken to run for ever. `change`: what is done
+    to the PTX before."""
 
     seed: int = 0
     checked: bool = True
     counted: bool = False
     rounding: Rounding = ONCE
     resident: int = 3
+    loops: int = 20_000_000
     change: Callable[[str], str] = str
 
 
@@ -60,7 +62,7 @@ def execute(library: Library, parameters: bytes, sizes: Sizes, spans: list[Span]
     grid = sizes.blocks, sizes.threads, sizes.across, min(sizes.blocks, sizes.resident)
     ways = options.checked, number % WAYS_OF_COPIES, rounding.group, rounding.fraction, rounding.ulps
     seed = options.seed * 1_000_003 + number
-    launch = Launch(*grid, *ways, len(spans), seed, sizes.dynamic_bytes, ranges, ctypes.addressof(error), counts)
+    launch = Launch(*grid, *ways, len(spans), seed, sizes.dynamic_bytes, options.loops, ranges, ctypes.addressof(error), counts)
     if library.launch(ctypes.addressof(given), launch):
         raise PTXError(error.value.decode())
     return Counts(*counts)

@@ -31,6 +31,7 @@ class Launch(ctypes.Structure):
         *((n, ctypes.c_int32) for n in ("checked", "late", "group", "fraction", "ulps", "range_count")),
         ("seed", ctypes.c_uint64),
         ("dynamic_bytes", ctypes.c_int64),
+        ("loops", ctypes.c_int64),
         ("ranges", ctypes.POINTER(Range)),
         ("error", ctypes.c_char_p),
         ("counts", ctypes.POINTER(ctypes.c_int64)),

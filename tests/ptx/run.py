@@ -3,7 +3,7 @@
     python tests/ptx/run.py [--backend NAME] [--seed N] [--only TEXT] [--share I/N] [--json FILE]
 
 A trial's name and the seed that is printed with it repeat it, with the order in which its warps run. Of what was skipped the
-reasons are printed at the end. Exit code 1 if a trial fails, or none is run.
+reasons are printed at the end; Ctrl-C is one. Exit code 1 if a trial fails, or not all are run, or all are skipped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,17 @@ def main() -> int:
     every = [*trials.every_trial(), *python_trials.every_trial()]
     chosen = [trial for trial in every if args.only in trial.name and trial.backend in able][number - 1 :: shares]
     outcomes = []
-    for trial in tqdm(chosen, unit="trial"):
-        outcomes.append(run(trial, args.seed))
-        if reason := outcomes[-1].reason:
-            tqdm.write(f"FAILED --seed {args.seed} --only '{trial.name}'\n    {reason}")
+    with suppress(KeyboardInterrupt):
+        for trial in tqdm(chosen, unit="trial"):
+            outcomes.append(run(trial, args.seed))
+            if reason := outcomes[-1].reason:
+                tqdm.write(f"FAILED --seed {args.seed} --only '{trial.name}'\n    {reason}")
     for line in (*table(outcomes), *skipped(outcomes)):
         print(line)
     if args.json:
         args.json.write_text(json.dumps({"seed": args.seed, "trials": [*map(record, outcomes)]}, indent=1) + "\n")
-    return int(all(outcome.skipped for outcome in outcomes) or any(outcome.reason for outcome in outcomes))
+    failed = any(outcome.reason for outcome in outcomes)
+    return int(failed or len(outcomes) < len(chosen) or all(outcome.skipped for outcome in outcomes))
 
 
 def table(outcomes: Iterable[Outcome]) -> list[str]:

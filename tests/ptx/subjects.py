@@ -37,7 +37,7 @@ TRITON: Faults = {
     "condition of a store": (r"@%p\d+ (st\.global)", r"\1"),
     "default of a load": (r"mov\.u32 (%r\d+), 0x0;(?=\s*@)", r"mov.u32 \1, 0x3f800000;"),
     "predicate": (r"@%(p\d+) bra", r"@!%\1 bra"),
-    "lane of a shuffle": (r"(shfl\.sync\.bfly\.b32\s+\S+, \S+, )(?:1|2|4|8|16),", r"\g<1>3,"),
+    "lane of a shuffle": (r"(shfl\.sync\.bfly\.b32\s+\S+, \S+, )(?:1|2|4|8|16),", r"\g<1>0,"),
     "mask of a shuffle": (r"(shfl\.sync\.bfly\.b32\s[^;]*), -1;", r"\1, 0xffff;"),
     "transposed": (r"(ldmatrix\S+)\.trans\.", r"\1."),
     "order of matrices": (r"(ldmatrix\S+ \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
@@ -56,8 +56,11 @@ NUMBA: Faults = {
     "product": (r"(fma\.rn\.f32\s+%f\d+, %f\d+, %f\d+, )%f\d+;", r"\g<1>0f00000000;"),
     "store": (r"\tst\.shared\.\S+\s[^;]*;", ""),
 }
-SMALL: dict[str, Any] = dict(feature="PTX", variant="small", pattern=Pattern([64, 128], [1, 2]), seq=75, heads=2, kv_heads=1)
-CASE = Case(**SMALL, batch=1, head_dim=15, dtype="float16", is_causal=True, mask="random", values="ignored NaN")
+SMALL: dict[str, Any] = dict(feature="PTX", variant="small", pattern=Pattern([128, 256], [1, 1]), seq=200, heads=2, kv_heads=1)
+CASE = Case(**SMALL, batch=1, head_dim=16, dtype="float16", is_causal=True, mask="random", values="ignored NaN")
+
+
+"""Of rows that see some tiles of columns as a whole, and others cut."""
 
 
 def _of(backend: str) -> tuple[Trial, ...]:

@@ -57,7 +57,7 @@ def run(body: str, numbers: np.ndarray, threads: int = 32) -> str:
     parameters, error = np.array([numbers.ctypes.data, 0], np.uint64), ctypes.create_string_buffer(1024)
     ranges = (Range * 1)(Range(numbers.ctypes.data, numbers.nbytes, b"numbers", 0))
     counts = (ctypes.c_int64 * 64)()
-    launch = Launch(1, threads, threads, 1, 1, 1, 0, 0, 0, 1, 7, 0, ranges, ctypes.addressof(error), counts)
+    launch = Launch(1, threads, threads, 1, 1, 1, 0, 0, 0, 1, 7, 0, 100_000, ranges, ctypes.addressof(error), counts)
     library_of(TEXT.format(body=body)).launch(parameters.ctypes.data, launch)
     return error.value.decode()
 

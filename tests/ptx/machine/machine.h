@@ -189,7 +189,7 @@ static void run_blocks(void) {
 /* Runs a launch with these parameters. Returns 0, or 1 with a text in `error`. */
 int ptx_launch(const void *parameters, const Launch *launch) {
     memset(&machine, 0, sizeof machine);
-    machine.launch = *launch, machine.parameters = parameters, machine.loops = LOOPS;
+    machine.launch = *launch, machine.parameters = parameters, machine.loops = launch->loops;
     machine.random = launch->seed * 0x9E3779B97F4A7C15ull + 88172645463325252ull;
     machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
     machine.blocks = calloc(launch->blocks, sizeof(Block));

@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum { WARP = 32, MAX_WARPS = 32, MESSAGE = 900, STACK_BYTES = 1 << 20 };
-/* Turns of loops after which a launch is taken to run for ever; an atomic operation is as many. */
-enum { LOOPS = 20000000, ATOMIC_LOOPS = 100 };
+/* An atomic operation is as many turns of a loop. */
+enum { ATOMIC_LOOPS = 100 };
 
 typedef enum { READY, IN_WARP, IN_BLOCK, DONE } State;
 
@@ -38,7 +38,7 @@ typedef struct {
 typedef struct {
     int32_t blocks, threads, across, resident, checked, late, group, fraction, ulps, range_count;
     uint64_t seed;
-    int64_t dynamic_bytes;
+    int64_t dynamic_bytes, loops; /* After so many turns of loops it is taken to run for ever. */
     Range *ranges;
     char *error;
     int64_t *counts;
