@@ -28,8 +28,6 @@ from ptx.trials import PAIRS, SINGLE, STEP, TENSOR, run
 from tqdm import tqdm
 
 SEEDS = 0, 1
-LOOPS = 2_000_000
-"""Turns of loops, of all threads, after which a launch of so small trials is taken to run for ever."""
 FAULTS = {
     "barrier": (r"\tbar\.sync\s+0;", ""),
     "barrier of a warp": (r"\tbar\.warp\.sync\s+-?\w+;", ""),
@@ -120,8 +118,9 @@ def kept(texts: list[str], subject: Subject, text: str) -> str:
 
 def caught(mutation: Mutation) -> str:
     """What is said of the fault; "" if it is not noticed."""
-    options = Options(change=partial(broken, mutation), loops=LOOPS)
-    outcomes = (run(trial, seed, options) for seed in SEEDS for trial in SUBJECTS[mutation.kernel].trials)
+    subject = SUBJECTS[mutation.kernel]
+    options = Options(change=partial(broken, mutation), loops=subject.loops)
+    outcomes = (run(trial, seed, options) for seed in SEEDS for trial in subject.trials)
     return next((outcome.reason for outcome in outcomes if outcome.reason), "")
 
 

@@ -18,11 +18,13 @@ Faults = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel, whose name in PTX matches `entry`, its faults, and the trials that show them."""
+    """A kernel, whose name in PTX matches `entry`, its faults, and the trials that show them. After so many turns of `loops`, of
+    all threads, a launch is taken to run for ever."""
 
     entry: str
     faults: Faults
     trials: tuple[Trial, ...]
+    loops: int = 20_000_000
 
     def is_in(self, text: str) -> bool:
         return re.search(rf"\.entry {self.entry}\(", text) is not None
@@ -58,9 +60,10 @@ NUMBA: Faults = {
 }
 SMALL: dict[str, Any] = dict(feature="PTX", variant="small", pattern=Pattern([128, 256], [1, 1]), seq=200, heads=2, kv_heads=1)
 CASE = Case(**SMALL, batch=1, head_dim=16, dtype="float16", is_causal=True, mask="random", values="ignored NaN")
-
-
 """Of rows that see some tiles of columns as a whole, and others cut."""
+
+LOOPS = 300_000
+"""A few thousand are turned in that case."""
 
 
 def _of(backend: str) -> tuple[Trial, ...]:
@@ -68,12 +71,12 @@ def _of(backend: str) -> tuple[Trial, ...]:
 
 
 PYTHON = {
-    **{f"triton {role}": Subject(role, TRITON, _of("triton")) for role in ("forward", "dquery", "dkeyvalue")},
+    **{f"triton {role}": Subject(role, TRITON, _of("triton"), LOOPS) for role in ("forward", "dquery", "dkeyvalue")},
     "triton attend_stored": Subject(
         "attend_stored", STEP, (Trial("steps", (8, 0), gpu_case(("float32", ""), "small", "alibi"), backend="triton"),)
     ),
     **{
-        f"numba_cuda {role}": Subject(rf"\S*?{len(role)}{role}\d\S*", NUMBA, _of("numba_cuda"))
+        f"numba_cuda {role}": Subject(rf"\S*?{len(role)}{role}\d\S*", NUMBA, _of("numba_cuda"), LOOPS)
         for role in ("forward", "dquery", "dkeyvalue")
     },
 }
