@@ -85,7 +85,7 @@ class FewTiles(PTXLauncher):
     def counted(self, kernel: CudaKernel, number: int, grid: int, arguments: Any) -> Counts:
         """What block `number` of a grid issues: none of its tiles if it is beyond them."""
         before = self.counts.get(kernel.name, Counts())
-        self.run(kernel, np.array([number], np.int32), grid, arguments)
+        self.run(kernel, (number,), grid, arguments)
         return self.counts[kernel.name] - before
 
 

@@ -27,9 +27,11 @@ class Launch(ctypes.Structure):
     """`Launch` of machine/thread.h."""
 
     _fields_ = [
-        *((n, ctypes.c_int32) for n in ("blocks", "threads", "checked", "late", "group", "fraction", "ulps", "range_count")),
+        *((n, ctypes.c_int32) for n in ("blocks", "threads", "across", "resident")),
+        *((n, ctypes.c_int32) for n in ("checked", "late", "group", "fraction", "ulps", "range_count")),
         ("seed", ctypes.c_uint64),
         ("dynamic_bytes", ctypes.c_int64),
+        ("loops", ctypes.c_int64),
         ("ranges", ctypes.POINTER(Range)),
         ("error", ctypes.c_char_p),
         ("counts", ctypes.POINTER(ctypes.c_int64)),

@@ -13,11 +13,13 @@ from helpers.cuda_runs import DROPPED, KINDS, LISTED, PATTERNS, SCORED, SIZES
 from helpers.on_host import OnHost
 from helpers.pairwise import every_pair
 from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_LIMITS, GPU_SHAPES, StepCase, expected, gpu_case, in_pages, make_step
-from ptx.launcher import OnPTX, Options, PTXError
+from ptx.backends import opened
+from ptx.launcher import Options, PTXError
 from ptx.parse import UnknownPTX
 from ptx.rounding import MEASURED, measured
 
 from dilkit import register_backend, unregister_backend
+from dilkit.backends.tiles.backend import StepBackend, TiledBackend
 from dilkit.device import Capability
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -29,29 +31,32 @@ STEP_BLOCKS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """A case of a list, on a device of `capability`; `rounded`: as devices are measured to round."""
+    """A case of a list, on a device of `capability`, by a backend; `rounded`: as devices are measured to round."""
 
     listed: str
     capability: Capability
     case: Case | StepCase
     rounded: bool = False
+    backend: str = "cupy_raw"
 
     @property
     def name(self) -> str:
         case = self.case.name if isinstance(self.case, Case) else str(self.case)
-        return f"{self.listed} {'sm_{}{}'.format(*self.capability)}{' rounded' * self.rounded} {case}"
+        return f"{self.backend} {self.listed} {'sm_{}{}'.format(*self.capability)}{' rounded' * self.rounded} {case}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a trial: its `reason` is "" where it passed. `worst`: the largest error in units of what is allowed.
-    `seconds` of CPU time, compilers' too."""
+    """Of a trial: its `reason` is "" where it passed, or was `skipped` for another. `worst`: the largest error in units of what
+    is allowed. `seconds` of CPU time, compilers' too. `launches` that were run, where they were recorded."""
 
     trial: Trial
     seed: int
     reason: str
     worst: float
     seconds: float
+    skipped: str = ""
+    launches: int = 0
 
 
 def sizes() -> Iterator[Trial]:
@@ -118,13 +123,18 @@ def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
     """A trial by itself: its launches have the same orders of warps wherever it is repeated."""
     start = cpu_seconds()
     given = replace(options or Options(), seed=seed)
+    if isinstance(trial.case, StepCase):
+        given = replace(given, resident=STEP_BLOCKS)
     if trial.rounded:
         given = replace(given, rounding=measured(trial.capability))
-    try:
-        reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, given)
-    except (PTXError, UnknownPTX) as error:
-        reason, worst = str(error), float("nan")
-    return Outcome(trial, seed, reason, worst, cpu_seconds() - start)
+    with opened(trial.backend, trial.capability, given) as (own, machine):
+        try:
+            reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, own)
+        except (PTXError, UnknownPTX) as error:
+            reason, worst = str(error), float("nan")
+    skipped, launches = (machine.skipped, machine.launches.total()) if machine else ("", 0)
+    skipped = skipped or reason * reason.startswith("refused")
+    return Outcome(trial, seed, "" if skipped else reason, worst, cpu_seconds() - start, skipped, launches)
 
 
 def cpu_seconds() -> float:
@@ -132,9 +142,8 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def _run_case(trial: Trial, options: Options) -> tuple[str, float]:
+def _run_case(trial: Trial, own: TiledBackend) -> tuple[str, float]:
     assert isinstance(trial.case, Case)
-    own = OnPTX(trial.capability, options)
     register_backend(own)
     try:
         result = check(own.name, trial.case)
@@ -143,11 +152,12 @@ def _run_case(trial: Trial, options: Options) -> tuple[str, float]:
     return "" if result.verdict == "passed" else f"{result.verdict}: {'; '.join(result.reasons)}", result.worst
 
 
-def _run_step(trial: Trial, options: Options) -> tuple[str, float]:
+def _run_step(trial: Trial, own: TiledBackend) -> tuple[str, float]:
     """As it is, where no row begins at a multiple of 16 bytes, and with some rows in pages, where rows do."""
     assert isinstance(trial.case, StepCase)
     step, problem, limit = make_step(trial.case), trial.case.problem, GPU_LIMITS[trial.case.dtype]
-    right, own, worst = expected(step, problem), OnPTX(trial.capability, replace(options, resident=STEP_BLOCKS)), 0.0
+    right, worst = expected(step, problem), 0.0
+    assert isinstance(own, StepBackend)
     for given in (step, in_pages(step, problem)):
         for name, a, b in zip(("out", "lse"), own.attend_stored(given, problem), right, strict=True):
             if not torch.allclose(a.double(), b.double(), atol=limit, rtol=limit):

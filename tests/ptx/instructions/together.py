@@ -40,6 +40,17 @@ def load_matrices(use: Use) -> str:
     return f"{{ const uint32_t *out = {called}; {got} }}"
 
 
+def store_matrices(use: Use) -> str:
+    use.wants(2)
+    count, registers = int(use.named["count"]), parts(use.operands[1])
+    if count != len(registers):
+        raise UnknownPTX(f"{use.instruction.opcode} of {len(registers)} registers")
+    given = [address(use.operands[0], use.names), *(read(register, "b32", use.names) for register in registers)]
+    put = " ".join(f"in[{at}] = {x};" for at, x in enumerate(given))
+    is_transposed = int(use.named["form"] is not None)
+    return f"{{ uint32_t *in = machine.current->in; {put} stmatrix({count}, {is_transposed}, {use.line}); }}"
+
+
 def multiply(use: Use) -> str:
     use.wants(4)
     result, *factors = map(parts, use.operands)
@@ -101,6 +112,12 @@ RULES = (
         "Matrices of 8 rows of 16 bytes, whose addresses 8 lanes each give; a register of a lane has two neighbours of a row, or "
         "with .trans of a column.",
         load_matrices,
+    ),
+    Rule(
+        r"stmatrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<form>\.trans)?\.shared\.b16",
+        f"{MATRIX}: stmatrix",
+        "The registers of ldmatrix to the rows from which it would load them.",
+        store_matrices,
     ),
     Rule(
         r"mma\.sync\.aligned\.m16n8k(?P<depth>8|16)\.row\.col\.f32\.(?P<kind>f16|bf16)\.(?P=kind)\.f32",

@@ -18,7 +18,7 @@ static int64_t static_shared_bytes(void);
 static int64_t parameter_bytes(void);
 
 /* ld.param: the address is that of the machine. */
-static const void *parameter_place(uint64_t at, int bytes, int line) {
+static const void *param_load(uint64_t at, int bytes, int line) {
     uint64_t low = (uint64_t)machine.parameters;
     if (at < low || at + bytes > low + parameter_bytes() || (at - low) % bytes)
         fail(line, "%d bytes of parameters at %lld", bytes, (long long)(at - low));
@@ -28,10 +28,12 @@ static const void *parameter_place(uint64_t at, int bytes, int line) {
 /* Addresses of shared memory among generic ones (PTX: Addresses as Operands, Generic Addressing). */
 #define SHARED_WINDOW 0x7000000000000000ull
 
-static void *generic_access(uint64_t at, int bytes, int is_write, int line) {
-    if (at >> 56 == SHARED_WINDOW >> 56)
-        return shared_access((uint32_t)at, bytes, is_write, line);
-    return global_access(at, bytes, is_write, line);
+static const void *generic_load(uint64_t at, int bytes, int line) {
+    return at >> 56 == SHARED_WINDOW >> 56 ? shared_load((uint32_t)at, bytes, line) : global_load(at, bytes, line);
+}
+
+static void generic_store(uint64_t at, const void *value, int bytes, int line) {
+    (at >> 56 == SHARED_WINDOW >> 56 ? shared_store : global_store)(at & ~SHARED_WINDOW, value, bytes, line);
 }
 
 static void barrier(uint32_t number, int line) {
@@ -62,8 +64,9 @@ static void start_thread(Block *block, int index) {
     fiber_start(&t->fiber, t->stack, STACK_BYTES, begin_thread);
 }
 
-static void start_block(Block *block, int index) {
+static Block *start_block(int index) {
     int number = machine.launch.numbers ? machine.launch.numbers[index] : index;
+    Block *block = &machine.blocks[index];
     *block = (Block){.index = index, .number = number, .live = machine.launch.threads};
     block->threads = calloc(machine.launch.threads, sizeof(Thread));
     block->shared = aligned_alloc(1024, (machine.shared_bytes + 1023) / 1024 * 1024 + 1024);
@@ -71,6 +74,7 @@ static void start_block(Block *block, int index) {
     empty_shared(block);
     for (int i = 0; i < machine.launch.threads; i++)
         start_thread(block, i);
+    return block;
 }
 
 static void end_block(Block *block) {
@@ -78,7 +82,27 @@ static void end_block(Block *block) {
         count_shared(&block->threads[i]);
     for (int i = 0; i < machine.launch.threads; i++)
         free(block->threads[i].stack), free(block->threads[i].copies);
-    free(block->threads), free(block->shared), free(block->words), free(block->fences);
+    free(block->threads), free(block->shared), free(block->words);
+}
+
+/* Which block is the next to begin: they begin in the order of their numbers, but for number `last`. */
+static int next_block(int last) {
+    int index = machine.begun++;
+    if (last >= machine.launch.blocks || index < last)
+        return index;
+    return index + 1 < machine.launch.blocks ? index + 1 : last;
+}
+
+/* Of the next blocks as many as there is room for. */
+static void begin_blocks(int last) {
+    for (int i = 0; i < machine.launch.resident; i++) {
+        Block *block = machine.resident[i];
+        if (block && block->live)
+            continue;
+        if (block)
+            end_block(block);
+        machine.resident[i] = machine.begun < machine.launch.blocks ? start_block(next_block(last)) : 0;
+    }
 }
 
 /* bar.sync is as barrier.sync.aligned: all lanes of a warp are at the same one. */
@@ -128,15 +152,15 @@ static int run_warp(Thread *lanes) {
 }
 
 static void fail_stuck(void) {
-    for (int i = 0; i < machine.launch.blocks; i++)
-        for (int k = 0; k < machine.launch.threads; k++) {
-            const Thread *t = &machine.blocks[i].threads[k];
+    for (int i = 0; i < machine.launch.resident; i++)
+        for (int k = 0; machine.resident[i] && k < machine.launch.threads; k++) {
+            const Thread *t = &machine.resident[i]->threads[k];
             if (machine.failed || t->state == DONE)
                 continue;
             machine.failed = 1;
             snprintf(machine.launch.error, MESSAGE,
-                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", i, k, t->line,
-                     t->state == IN_WARP ? "warp" : "block");
+                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", t->block->index,
+                     k, t->line, t->state == IN_WARP ? "warp" : "block");
         }
 }
 
@@ -151,12 +175,19 @@ static int ready_warps_of(Block *block, Thread **ready) {
     return count;
 }
 
-/* Those of all blocks but number `last`, which begins after the others. */
+/* Those of all resident blocks but number `last`, which runs after the others. */
 static int ready_warps(Thread **ready, int last) {
     int count = 0;
-    for (int i = 0; i < machine.launch.blocks; i++)
-        count += i == last ? 0 : ready_warps_of(&machine.blocks[i], ready + count);
-    return count || last < 0 || last >= machine.launch.blocks ? count : ready_warps_of(&machine.blocks[last], ready);
+    Block *after = 0;
+    begin_blocks(last);
+    for (int i = 0; i < machine.launch.resident; i++) {
+        Block *block = machine.resident[i];
+        if (block && block->index == last)
+            after = block;
+        else if (block)
+            count += ready_warps_of(block, ready + count);
+    }
+    return count || !after ? count : ready_warps_of(after, ready);
 }
 
 static int warp_number(const Thread *lanes) {
@@ -181,31 +212,33 @@ static void run_blocks(void) {
             bring_some(&chosen[draw() % WARP]);
     }
     free(ready), free(priority);
-    for (int i = 0; i < machine.launch.blocks; i++)
-        if (!machine.failed && machine.blocks[i].live)
-            fail_stuck();
+    fail_stuck();
 }
 
 /* Runs a launch with these parameters. Returns 0, or 1 with a text in `error`. */
 int ptx_launch(const void *parameters, const Launch *launch) {
     memset(&machine, 0, sizeof machine);
-    machine.launch = *launch, machine.parameters = parameters, machine.loops = LOOPS;
+    machine.launch = *launch, machine.parameters = parameters, machine.loops = launch->loops;
     machine.random = launch->seed * 0x9E3779B97F4A7C15ull + 88172645463325252ull;
     machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
     machine.blocks = calloc(launch->blocks, sizeof(Block));
+    machine.resident = calloc(launch->resident, sizeof(Block *));
     forget_writers();
     begin_counts(launch->blocks);
-    for (int i = 0; i < launch->blocks; i++)
-        start_block(&machine.blocks[i], i);
     run_blocks();
-    for (int i = 0; i < launch->blocks; i++)
-        end_block(&machine.blocks[i]);
+    for (int i = 0; i < launch->resident; i++)
+        if (machine.resident[i])
+            end_block(machine.resident[i]);
+    for (int i = 0; i < machine.begun; i++)
+        free(machine.blocks[i].fences);
     end_counts(launch->blocks);
-    free(machine.blocks);
+    free(machine.blocks), free(machine.resident);
     return machine.failed;
 }
 
-#define THREAD ((uint32_t)machine.current->index)
+#define THREAD_X ((uint32_t)(machine.current->index % machine.launch.across))
+#define THREAD_Y ((uint32_t)(machine.current->index / machine.launch.across))
+#define THREADS_X ((uint32_t)machine.launch.across)
 #define BLOCK ((uint32_t)machine.current->block->number)
 #define BLOCKS ((uint32_t)(machine.launch.numbers ? machine.launch.grid : machine.launch.blocks))
 

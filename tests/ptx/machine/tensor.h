@@ -119,4 +119,19 @@ static void load_matrices(Thread *lanes, int count, int is_transposed) {
     count_matrices(lanes, count);
 }
 
+/* The same the other way. */
+static void store_matrices(Thread *lanes, int count, int is_transposed, int line) {
+    uint16_t rows[WARP][8];
+    for (int lane = 0; lane < WARP; lane++)
+        for (int matrix = 0; matrix < count; matrix++)
+            for (int i = 0; i < 2; i++) {
+                int at = (is_transposed ? LOADED_TRANSPOSED : LOADED)[lane][i];
+                rows[matrix * 8 + at / 8][at % 8] = (uint16_t)(lanes[lane].in[1 + matrix] >> 16 * i);
+            }
+    for (int row = 0; row < count * 8; row++) {
+        machine.current = &lanes[row];
+        shared_store(lanes[row].in[0], rows[row], 16, line);
+    }
+}
+
 #endif

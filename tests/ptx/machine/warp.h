@@ -17,6 +17,7 @@ enum {
     REDUCE_max,
     MEET,
     LOAD_MATRICES,
+    STORE_MATRICES,
     MULTIPLY
 };
 
@@ -77,6 +78,8 @@ static void do_together(Thread *lanes) {
         COUNT(WARP_BARRIERS, 1);
     } else if (kind == LOAD_MATRICES) {
         load_matrices(lanes, arguments[0], arguments[1]);
+    } else if (kind == STORE_MATRICES) {
+        store_matrices(lanes, arguments[0], arguments[1], lanes->line);
     } else {
         multiply_matrices(lanes, arguments[0], arguments[1]);
     }
@@ -124,6 +127,9 @@ static const uint32_t *ldmatrix(int count, int is_transposed, uint32_t at, int l
         shared_place(at, 16, 0, line);
     return with_warp(LOAD_MATRICES, line, count, is_transposed)->out;
 }
+
+/* The address and the registers are in `in`. */
+static void stmatrix(int count, int is_transposed, int line) { with_warp(STORE_MATRICES, line, count, is_transposed); }
 
 /* `registers` of A, B and C are in `in`. */
 static const uint32_t *mma(int depth, int is_bfloat, int line) { return with_warp(MULTIPLY, line, depth, is_bfloat)->out; }
