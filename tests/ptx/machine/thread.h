@@ -16,7 +16,7 @@
 
 enum { WARP = 32, MAX_WARPS = 32, MESSAGE = 900, STACK_BYTES = 1 << 20 };
 /* Turns of loops after which a launch is taken to run for ever; an atomic operation is as many. */
-enum { LOOPS = 20000000, ATOMIC_LOOPS = 100 };
+enum { LOOPS = 20000000, ATOMIC_LOOPS = 10 };
 
 typedef enum { READY, IN_WARP, IN_BLOCK, DONE } State;
 
