@@ -1,4 +1,7 @@
-"""Published rates of GPUs: what each unit does at most, and who says so."""
+"""Published rates of GPUs: what each unit does at most, and in which document of NVIDIA.
+
+The documents were not at hand: numbers are as others quote them.
+"""
 
 from __future__ import annotations
 
