@@ -35,3 +35,26 @@ SURVIVORS: dict[str, str] = {
     "fp32_dkeyvalue: copy of nothing 12": NO_COLUMN,
     "row_dots: predicate 0": "The quotient of numbers of 32 bits is computed as one of 64 bits, which is the same.",
 }
+
+NO_STRIP = "Of the record of a strip, where the loop has none: its turns, none, do not use it."
+NO_ROW = "Of rows that the tile lacks: the first row comes in their place, and nothing is stored of them."
+NOT_IN_STRIP = "Of the biases of columns that a strip lacks: -inf comes in the place of what is copied."
+
+SURVIVORS |= {
+    "triton forward: commit 0": ONE_WAIT,
+    "triton forward: copy of nothing 0": NO_STRIP,
+    "triton forward: condition of a load 0": NO_ROW,
+    "triton forward: default of a load 0": NO_STRIP,
+    "triton dquery: commit 0": ONE_WAIT,
+    "triton dquery: copy of nothing 0": NOT_IN_STRIP,
+    "triton dquery: condition of a load 0": NO_ROW,
+    "triton dquery: default of a load 0": NO_STRIP,
+    "triton dkeyvalue: barrier 0": (
+        "It ends the pass of a query head. What its last turn reads lies before a barrier of that turn, and what the next head reads "
+        "lies behind one of its own."
+    ),
+    "triton dkeyvalue: commit 0": ONE_WAIT,
+    "triton dkeyvalue: copy of nothing 0": NOT_IN_STRIP,
+    "triton dkeyvalue: condition of a load 0": NO_ROW,
+    "triton dkeyvalue: default of a load 0": NO_STRIP,
+}
