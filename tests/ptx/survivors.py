@@ -50,8 +50,8 @@ SURVIVORS |= {
     "triton dquery: condition of a load 0": NO_ROW,
     "triton dquery: default of a load 0": NO_STRIP,
     "triton dkeyvalue: barrier 0": (
-        "It ends the pass of a query head. What its last turn reads lies before a barrier of that turn, and what the next head reads "
-        "lies behind one of its own."
+        "It ends the pass of a query head. What the last turn reads lies before a barrier of that turn, what the next head reads "
+        "behind one of its own."
     ),
     "triton dkeyvalue: commit 0": ONE_WAIT,
     "triton dkeyvalue: copy of nothing 0": NOT_IN_STRIP,
