@@ -40,6 +40,9 @@ NO_STRIP = "Of the record of a strip, where the loop has none: its turns, none, 
 NO_ROW = "Of rows that the tile lacks: the first row comes in their place, and nothing is stored of them."
 NOT_IN_STRIP = "Of the biases of columns that a strip lacks: -inf comes in the place of what is copied."
 
+FLOOR = "It makes a quotient that of Python: remainder and divisor, of which this is the exclusive union, are never equal."
+LOGARITHM = "Of a logarithm: the operand that is lost is 0 but for subnormal numbers, and this is of a count."
+
 SURVIVORS |= {
     "triton forward: commit 0": ONE_WAIT,
     "triton forward: copy of nothing 0": NO_STRIP,
@@ -57,4 +60,10 @@ SURVIVORS |= {
     "triton dkeyvalue: copy of nothing 0": NOT_IN_STRIP,
     "triton dkeyvalue: condition of a load 0": NO_ROW,
     "triton dkeyvalue: default of a load 0": NO_STRIP,
+    "numba_cuda forward: comparison 0": FLOOR,
+    "numba_cuda forward: product 0": LOGARITHM,
+    "numba_cuda dquery: comparison 0": FLOOR,
+    "numba_cuda dquery: product 0": LOGARITHM,
+    "numba_cuda dkeyvalue: comparison 0": FLOOR,
+    "numba_cuda dkeyvalue: product 0": LOGARITHM,
 }
