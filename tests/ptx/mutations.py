@@ -81,13 +81,15 @@ class Mutation:
 def main() -> int:
     """0 when all faults are caught, but for those that are explained."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--each", type=int, default=2, help="places of each kind in each kernel")
+    parser.add_argument("--each", type=int, default=0, help="places of each kind in each kernel, instead of its own number")
     parser.add_argument("--kernel", default="", help="kernels whose names hold this text")
     parser.add_argument("--only", default="", help="mutations whose names hold this text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of them there")
     args = parser.parse_args()
     kernels = [name for name, subject in SUBJECTS.items() if args.kernel in name and is_installed(subject.trials[0].backend)]
-    chosen = [one for kernel in kernels for one in mutations(kernel, args.each) if args.only in one.name]
+    chosen = [
+        one for kernel in kernels for one in mutations(kernel, args.each or SUBJECTS[kernel].places) if args.only in one.name
+    ]
     found = {}
     for one in tqdm(chosen, unit="mutation"):
         found[one.name] = reason = caught(one)

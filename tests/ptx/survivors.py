@@ -19,6 +19,13 @@ FOR_REGISTERS = (
     "no loads, for which there would be no registers, as the source says."
 )
 
+NO_STRIP = "Of the record of a strip, where the loop has none: its turns, none, do not use it."
+NO_ROW = "Of rows that the tile lacks: the first row comes in their place, and nothing is stored of them."
+NOT_IN_STRIP = "Of the biases of columns that a strip lacks: -inf comes in the place of what is copied."
+FLOOR = "It makes a quotient that of Python: remainder and divisor, of which this is the exclusive union, are never equal."
+LOGARITHM = "Of a logarithm: the operand that is lost is 0 but for subnormal numbers, and this is of a count."
+ALL_GROUPS = "The kernel waits for all groups wherever it waits, so that two are as good as one."
+
 SURVIVORS: dict[str, str] = {
     "mma_forward: copy of nothing 0/2": OWN_ROWS,
     "mma_dkeyvalue: copy of nothing 0/2": OWN_ROWS,
@@ -36,4 +43,26 @@ SURVIVORS: dict[str, str] = {
         "The compiler divides numbers below 2^32 as such, others as numbers of 64 bits: with the branch the other way round the "
         "former are divided as the latter, which gives the same. No trial has 2^32 rows, which would be divided wrongly."
     ),
+    "triton forward: commit 0/1": ALL_GROUPS,
+    "triton forward: copy of nothing 0/1": NO_STRIP,
+    "triton forward: condition of a load 0/1": NO_ROW,
+    "triton forward: default of a load 0/1": NO_STRIP,
+    "triton dquery: commit 0/1": ALL_GROUPS,
+    "triton dquery: copy of nothing 0/1": NOT_IN_STRIP,
+    "triton dquery: condition of a load 0/1": NO_ROW,
+    "triton dquery: default of a load 0/1": NO_STRIP,
+    "triton dkeyvalue: barrier 0/1": (
+        "It ends the pass of a query head. What the last turn reads lies before a barrier of that turn, what the next head reads "
+        "behind one of its own."
+    ),
+    "triton dkeyvalue: commit 0/1": ALL_GROUPS,
+    "triton dkeyvalue: copy of nothing 0/1": NOT_IN_STRIP,
+    "triton dkeyvalue: condition of a load 0/1": NO_ROW,
+    "triton dkeyvalue: default of a load 0/1": NO_STRIP,
+    "numba_cuda forward: comparison 0/1": FLOOR,
+    "numba_cuda forward: product 0/1": LOGARITHM,
+    "numba_cuda dquery: comparison 0/1": FLOOR,
+    "numba_cuda dquery: product 0/1": LOGARITHM,
+    "numba_cuda dkeyvalue: comparison 0/1": FLOOR,
+    "numba_cuda dkeyvalue: product 0/1": LOGARITHM,
 }

@@ -24,6 +24,7 @@ needs_numba = pytest.mark.skipif(
     not is_installed("numba_cuda"), reason="numba-cuda is not installed with compilers: make kernels"
 )
 slow = pytest.mark.slow
+ROLES = 4
 FORWARD = Case(feature="PTX", variant="forward", pattern=Pattern([64], [1]), seq=33, heads=1, batch=1, gradients=False)
 
 
@@ -38,7 +39,8 @@ def test_triton_is_right_as_ptx() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_of_triton_are_right_as_ptx(dtype: str) -> None:
     outcome = run(Trial("list", (8, 0), replace(CASE, dtype=dtype), backend="triton"), seed=1)
-    assert (outcome.reason, outcome.skipped, outcome.launches) == ("", "", 4)
+    assert (outcome.reason, outcome.skipped) == ("", "")
+    assert outcome.launches >= ROLES
 
 
 @slow
@@ -62,7 +64,8 @@ def test_what_the_machine_has_no_model_of_is_skipped_with_its_reason() -> None:
 @pytest.mark.parametrize("capability", [(8, 0), (5, 2)])
 def test_numba_is_right_as_ptx(capability: tuple[int, int]) -> None:
     outcome = run(Trial("list", capability, CASE, backend="numba_cuda"), seed=0)
-    assert (outcome.reason, outcome.skipped, outcome.launches) == ("", "", 4)
+    assert (outcome.reason, outcome.skipped) == ("", "")
+    assert outcome.launches >= ROLES
 
 
 @needs_numba

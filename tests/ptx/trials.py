@@ -28,6 +28,9 @@ CAPABILITIES: tuple[Capability, ...] = (7, 5), (8, 0), (9, 0), (10, 0), (12, 0)
 STEP_BLOCKS = 5
 """Of a step, at once: so that pieces and merges of a row are computed by several."""
 
+WAITING = 25
+"""So many times as many turns of loops are taken by a step: its blocks wait for one another in loops."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -124,7 +127,7 @@ def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
     start = cpu_seconds()
     given = replace(options or Options(), seed=seed)
     if isinstance(trial.case, StepCase):
-        given = replace(given, resident=STEP_BLOCKS)
+        given = replace(given, resident=STEP_BLOCKS, loops=WAITING * given.loops)
     if trial.rounded:
         given = replace(given, rounding=measured(trial.capability))
     with opened(trial.backend, trial.capability, given) as (own, machine):

@@ -4,9 +4,9 @@
                     ^                        │
                     └── warps and blocks that have met run on <──┘
 
-   Which warp is next is random, in one of two ways: any, or always the one of highest priority, drawn anew now and then, so that one
-   runs far ahead of the others. In every other launch one block begins when all others have ended, for a device says of none when it
-   begins. */
+   Which warp is next is random, in one of two ways: any, or nearly always the one of highest priority, drawn anew now and then, so that
+   one runs far ahead of the others. A block of which one has given way, as those do that wait for other blocks, comes after these. In
+   every other launch one block begins when all others have ended, for a device says of none when it begins. */
 #ifndef DILKIT_PTX_MACHINE
 #define DILKIT_PTX_MACHINE
 
@@ -194,6 +194,11 @@ static int warp_number(const Thread *lanes) {
     return (lanes->block->index * machine.launch.threads + lanes->index) / WARP;
 }
 
+static void lower(uint32_t *priority, Block *block) {
+    for (int i = 0; i < machine.launch.threads; i += WARP)
+        priority[warp_number(&block->threads[i])] = draw() >> 8;
+}
+
 static void run_blocks(void) {
     int most = machine.launch.blocks * machine.launch.threads / WARP, count, by_priority = draw() % 2;
     int last = draw() % (2 * machine.launch.blocks);
@@ -203,10 +208,13 @@ static void run_blocks(void) {
         priority[i] = draw();
     while (!machine.failed && (count = ready_warps(ready, last))) {
         Thread *chosen = ready[draw() % count];
-        for (int i = 0; by_priority && i < count; i++)
-            if (priority[warp_number(ready[i])] > priority[warp_number(chosen)])
-                chosen = ready[i];
-        if (run_warp(chosen) || draw() % 64 == 0)
+        if (by_priority && draw() % 16)
+            for (int i = 0; i < count; i++)
+                if (priority[warp_number(ready[i])] > priority[warp_number(chosen)])
+                    chosen = ready[i];
+        if (run_warp(chosen))
+            lower(priority, chosen->block);
+        else if (draw() % 64 == 0)
             priority[warp_number(chosen)] = draw() >> 1;
         if (machine.launch.late == 2 && draw() % 4 == 0)
             bring_some(&chosen[draw() % WARP]);
