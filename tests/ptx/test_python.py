@@ -79,9 +79,9 @@ def test_sums_of_numba_are_right_as_ptx() -> None:
 
 @slow
 @needs_triton
-@pytest.mark.parametrize("fault", ["barrier", "commit", "copy of nothing", "condition of a load"])
+@pytest.mark.parametrize("fault", ["barrier", "wait for a group less", "copy of nothing", "condition of a store"])
 def test_faults_of_triton_are_noticed(fault: str) -> None:
-    assert caught(Mutation("triton forward", fault, 0, 1))
+    assert caught(Mutation("triton forward", fault, 1, 2))
 
 
 @slow
