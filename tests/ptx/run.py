@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def table(outcomes: Iterable[Outcome]) -> list[str]:
-    """A line for each list and kind of device: trials, failures, the largest error and seconds of CPU time."""
+    """A line for each list and kind of device: trials, failures, the largest error (`worst`), minutes of CPU time."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         trial = outcome.trial
