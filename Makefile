@@ -30,7 +30,7 @@ TTSEM := $(ENV)/stage-ttsem
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels ptx gpu hosts simulate peers lint docs results wheel stages clean
+.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels costs ptx gpu hosts simulate peers lint docs results wheel stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -46,8 +46,9 @@ help:
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"
 	@echo "make triton-sanitize  the kernels in Triton under ttsem: accesses out of bounds, races, undefined results; no GPU is needed"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
-	@echo "make ptx       the PTX of every CUDA kernel for five kinds of GPU, run on the CPU, exactly and with the rounding of tensor"
-	@echo "               cores, then broken on purpose: hours (ARGS='--only kinds --seed 3': some, in another order of warps)"
+	@echo "make ptx       the PTX of every kernel, of CUDA's for five kinds of GPU and of Triton's and numba's for two each, run on the"
+	@echo "               CPU, then broken on purpose: hours (ARGS='--backend triton --only steps --seed 3': some, in another order)"
+	@echo "make costs     what the CUDA kernels issue in configurations A, B and C, counted on the CPU, for docs/gpu-costs.md; an hour"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; half an hour"
 	@echo "               (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
 	@echo "make hosts     attention over four hosts on this machine, network namespaces whose links are slow, beside other schemes: time"
@@ -104,6 +105,10 @@ triton-sanitize: $(TTSEM)
 kernels: $(TEST) $(KERNELS)
 	$(PY) -m dilkit.tools.bench.kernels.cases
 	$(PYTEST) -m '' tests/backends/cuda tests/backends/numba tests/backends/triton tests/tools/bench/test_kernels.py tests/tools/bench/test_gpu.py $(ARGS)
+
+costs: $(TEST) $(KERNELS)
+	OMP_NUM_THREADS=1 $(PY) tests/ptx/costs.py $(ARGS)
+	$(PY) -m dilkit.tools.site.pages
 
 ptx: $(TEST) $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/ptx/run.py $(ARGS)

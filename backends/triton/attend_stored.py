@@ -40,6 +40,7 @@ from dilkit.backends.triton.spans import (
     side_at,
 )
 from dilkit.backends.triton.stored import load_stored, places_at, store_row
+from dilkit.backends.triton.tiles import rounded
 
 
 @triton.jit
@@ -164,9 +165,9 @@ def attend_piece(
     highest = tl.max(most, 1)
     factors = tl.exp2(most - tl.where(highest == -float("inf"), 0.0, highest)[:, None])
     partial = partial_at(step, piece, SIZE, GROUP)
-    tl.store(partial[:, None] + tl.arange(0, SIZE)[None, :], tl.sum(sums * factors[:, :, None], 1))
+    tl.store(partial[:, None] + tl.arange(0, SIZE)[None, :], tl.sum(rounded(sums, factors[:, :, None]), 1))
     tl.store(partial + SIZE, highest)
-    tl.store(partial + SIZE + 1, tl.sum(total * factors, 1))
+    tl.store(partial + SIZE + 1, tl.sum(rounded(total, factors), 1))
 
 
 @triton.jit

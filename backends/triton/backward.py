@@ -26,6 +26,7 @@ from dilkit.backends.triton.tiles import (
     load_rows,
     load_sums,
     not_ignored,
+    rounded,
     scored_keys,
     span_at,
     store_rows,
@@ -46,7 +47,7 @@ def dots(dout, out, delta, seq, heads, DIM: tl.constexpr, SIZE: tl.constexpr, RO
     there = rows < seq
     left = load_rows(dout, batch, head, rows, there, DIM, SIZE).to(tl.float32)
     right = load_rows(out, batch, head, rows, there, DIM, SIZE).to(tl.float32)
-    tl.store(by_row(delta, batch, head, heads, seq) + rows, tl.sum(left * right, 1), mask=there)
+    tl.store(by_row(delta, batch, head, heads, seq) + rows, tl.sum(rounded(left, right), 1), mask=there)
 
 
 @triton.jit

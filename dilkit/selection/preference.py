@@ -11,6 +11,7 @@ from dilkit.pattern.lowering import Band, Runs, Segments
 from dilkit.problem import DTYPES, Problem
 
 BY_DESIGN = "by design, until `dilkit tune` has measured"
+COUNTED = "as counted in docs/gpu-costs.md, which are bounds, until `dilkit tune` has measured"
 MEASURED = "measured by `dilkit tune`"
 
 LAUNCH_BOUND = 2**36

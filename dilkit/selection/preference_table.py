@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dilkit.device import why_float32
 from dilkit.problem import DTYPES, Problem
-from dilkit.selection.preference import NEWEST, OLDEST, Preference, PreferenceRow
+from dilkit.selection.preference import COUNTED, NEWEST, OLDEST, Preference, PreferenceRow
 
 _ANY = ((OLDEST, NEWEST),)
 _MAXWELL = ((OLDEST, (5, 9)),)
@@ -53,7 +53,8 @@ TABLE = (
         *("cuda", _BELOW_AMPERE, _SINGLE, ()),
         _RAW_FIRST,
         "one launch for all branches, shared keys scored once; torch's memory-efficient kernel runs branch by branch, "
-        "on the same units",
+        "on the same units, for which that is more work",
+        basis=COUNTED,
     ),
     PreferenceRow(
         *("cuda", _BELOW_AMPERE, ("bfloat16",), ()),
@@ -82,9 +83,17 @@ TABLE = (
         "and would compute in float32 without any",
     ),
     PreferenceRow(
+        *("cuda", _TURING, ("float16",), ("training",)),
+        _RAW_FIRST,
+        "tensor cores, one launch for all branches, gradients summed in registers, though in seven products where five would do; "
+        "torch has no flash attention below 8.0",
+    ),
+    PreferenceRow(
         *("cuda", _TURING, ("float16",), ()),
         _RAW_FIRST,
-        "tensor cores, one launch for all branches, shared keys scored once; torch has no flash attention below 8.0",
+        "tensor cores, one launch for all branches, shared keys scored once; torch has no flash attention below 8.0, and its "
+        "memory-efficient kernel has more work for the same tensor cores",
+        basis=COUNTED,
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("stored rows",)),

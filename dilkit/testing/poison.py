@@ -36,11 +36,15 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def clean_rows(case: Case) -> Tensor:
-    """Which rows of a packed case are not poisoned: those of every other sequence that is not empty. Bool `(total,)`."""
+    """Which rows of a packed case are not poisoned: the second sequence, the fourth, ..., of those that are not empty, or all of
+    the only one. Bool `(total,)`.
+
+    The first is poisoned, for its first row is what kernels read, and should drop, in the place of rows that are not there.
+    """
     clean = torch.ones(case.seq, dtype=torch.bool)
     if case.poisoned:
         whole = [(stop - length, stop) for stop, length in zip(accumulate(case.lengths), case.lengths, strict=True) if length]
-        for start, stop in whole[1::2]:
+        for start, stop in whole[::2] if len(whole) > 1 else ():
             clean[start:stop] = False
     return clean
 

@@ -1,4 +1,4 @@
-"""What a launch issues: a record of the machine's counts."""
+"""What a launch issues: a record of the machine's counts. A gradient through lse is a launch of its own, in float16 two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Counts:
 
     By warps: `products_k8` and `products_k16`, of (16, 8) sums and so deep; `matrices` that are loaded for them, and the
     wavefronts that takes, one each without conflicts of banks; `shared_instructions`, loads and stores of shared memory, the
-    wavefronts they take, and how many these would be without conflicts; `shuffles`, votes and reductions; `warp_barriers`.
+    wavefronts they take, and how many at least, if no bank gives a word twice; `shuffles`, votes and reductions; `warp_barriers`.
     By blocks: `barriers`. By threads: `fma`; `fp32`, other sums and products in fp32; `special`, powers of 2, reciprocals and
     quotients; `atomics`. In bytes: `global_loaded`, `global_stored`, and `copied` to shared memory asynchronously.
     """
@@ -36,6 +36,13 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in FIELDS))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) - getattr(other, name) for name in FIELDS))
+
+    def times(self, many: int) -> Counts:
+        """Of as many equal parts."""
+        return Counts(*(getattr(self, name) * many for name in FIELDS))
 
 
 FIELDS = tuple(Counts.__dataclass_fields__)

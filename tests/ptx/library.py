@@ -1,4 +1,4 @@
-"""The compiled C of a kernel, kept in build/ptx by its text, the machine and the compiler."""
+"""The compiled C of a kernel, kept in build/ptx by the PTX, what translates and runs it, and the compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ptx.translate import translate
 
 MACHINE = Path(__file__).parent / "machine"
 FIBER = ROOT / "tests/backends/cuda/host"
-FLAGS = ("-O1", "-std=gnu11", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-w")
+FLAGS = ("-O2", "-std=gnu11", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-w")
 
 
 class Range(ctypes.Structure):
@@ -27,12 +27,16 @@ class Launch(ctypes.Structure):
     """`Launch` of machine/thread.h."""
 
     _fields_ = [
-        *((n, ctypes.c_int32) for n in ("blocks", "threads", "checked", "late", "group", "fraction", "ulps", "range_count")),
+        *((n, ctypes.c_int32) for n in ("blocks", "threads", "across", "resident")),
+        *((n, ctypes.c_int32) for n in ("checked", "late", "group", "fraction", "ulps", "range_count")),
         ("seed", ctypes.c_uint64),
         ("dynamic_bytes", ctypes.c_int64),
+        ("loops", ctypes.c_int64),
         ("ranges", ctypes.POINTER(Range)),
         ("error", ctypes.c_char_p),
         ("counts", ctypes.POINTER(ctypes.c_int64)),
+        ("numbers", ctypes.POINTER(ctypes.c_int32)),
+        ("grid", ctypes.c_int32),
     ]
 
 
@@ -49,16 +53,19 @@ class Library:
 def library_of(text: str, counted: bool = False) -> Library:
     """The library of the kernel in PTX `text`. Raises UnknownPTX, and RuntimeError with what the compiler says."""
     flags = (*FLAGS, *(("-DCOUNTED",) if counted else ()), f"-I{MACHINE}", f"-I{FIBER}")
-    code = translate(text)
-    place = kept(f"{digest((code, *flags, _compiler(), *_machine()))}.so")
+    place = kept(f"{digest((text, *flags, _compiler(), *_made_by()))}.so")
     if not place.exists():
-        own = place.with_suffix(f".{os.getpid()}")
-        command = ["gcc", *flags, "-x", "c", "-", "-o", str(own), "-lm"]
-        done = subprocess.run(command, input=code, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-        own.replace(place)
+        _compile(translate(text), flags, place)
     return Library(place)
+
+
+def _compile(code: str, flags: tuple[str, ...], place: Path) -> None:
+    own = place.with_suffix(f".{os.getpid()}")
+    command = ["gcc", *flags, "-x", "c", "-", "-o", str(own), "-lm"]
+    done = subprocess.run(command, input=code, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+    own.replace(place)
 
 
 @cache
@@ -67,8 +74,11 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 @cache
-def _machine() -> tuple[str, ...]:
-    return tuple(path.read_text() for folder in (MACHINE, FIBER) for path in sorted(folder.glob("*.h")))
+def _made_by() -> tuple[str, ...]:
+    """The files that decide what C a text is, and what that does."""
+    own = MACHINE.parent
+    translator = (*(own / "instructions").glob("*.py"), *(own / f"{name}.py" for name in ("parse", "operands", "translate")))
+    return tuple(path.read_text() for path in sorted((*translator, *MACHINE.glob("*.h"), *FIBER.glob("*.h"))))
 
 
 @cache

@@ -1,6 +1,6 @@
 """Breaks the PTX of the kernels in one place after another, and shows whether the machine notices.
 
-    python tests/ptx/mutations.py [--each N] [--only TEXT] [--json FILE]
+    python tests/ptx/mutations.py [--kernel TEXT] [--each N] [--only TEXT] [--json FILE]
 
 Of every kernel and every kind of fault, N places are tried, spread over all there are. A fault is caught where a run is refused,
 or its results are wrong. Of those that live `survivors.py` says why they do. Exit code 1 if one lives that is not explained
@@ -20,7 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ptx.backends import is_installed
 from ptx.launcher import Options
+from ptx.subjects import PYTHON, Subject
 from ptx.survivors import SURVIVORS
 from ptx.trials import PAIRS, SINGLE, STEP, TENSOR, run
 from tqdm import tqdm
@@ -59,28 +61,35 @@ TRIALS = {
 }
 """By kernel, what shows its faults."""
 
+SUBJECTS = {kernel: Subject(kernel, FAULTS, trials) for kernel, trials in TRIALS.items()} | PYTHON
+
 
 @dataclass(frozen=True)
 class Mutation:
-    """The fault of a kind at a place of its kernel, the first of which is 0."""
+    """The fault of a kind at a place of its kernel: so many parts of all places on, in any version that is compiled."""
 
     kernel: str
     fault: str
-    place: int
+    part: int
+    parts: int
 
     @property
     def name(self) -> str:
-        return f"{self.kernel}: {self.fault} {self.place}"
+        return f"{self.kernel}: {self.fault} {self.part}/{self.parts}"
 
 
 def main() -> int:
     """0 when all faults are caught, but for those that are explained."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--each", type=int, default=2, help="places of each kind in each kernel")
+    parser.add_argument("--each", type=int, default=0, help="places of each kind in each kernel, instead of its own number")
+    parser.add_argument("--kernel", default="", help="kernels whose names hold this text")
     parser.add_argument("--only", default="", help="mutations whose names hold this text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of them there")
     args = parser.parse_args()
-    chosen = [one for kernel in TRIALS for one in mutations(kernel, args.each) if args.only in one.name]
+    kernels = [name for name, subject in SUBJECTS.items() if args.kernel in name and is_installed(subject.trials[0].backend)]
+    chosen = [
+        one for kernel in kernels for one in mutations(kernel, args.each or SUBJECTS[kernel].places) if args.only in one.name
+    ]
     found = {}
     for one in tqdm(chosen, unit="mutation"):
         found[one.name] = reason = caught(one)
@@ -94,35 +103,41 @@ def main() -> int:
 
 
 def mutations(kernel: str, each: int) -> Iterator[Mutation]:
-    """Of each kind, places that are spread over all there are in any version of the kernel that its trial runs."""
+    """Of each kind, places that are spread over all there are, no more than the first version has that its trials run."""
     texts: list[str] = []
-    run(TRIALS[kernel][0], 0, Options(change=partial(kept, texts, kernel)))
-    for fault, (pattern, _) in FAULTS.items():
-        count = len(re.findall(pattern, texts[0]))
-        for place in sorted({count * i // each for i in range(each)}) if count else ():
-            yield Mutation(kernel, fault, place)
+    subject = SUBJECTS[kernel]
+    run(subject.trials[0], 0, Options(change=partial(kept, texts, subject)))
+    for fault, (pattern, _) in subject.faults.items():
+        parts = min(each, len(re.findall(pattern, texts[0])))
+        for part in range(parts):
+            yield Mutation(kernel, fault, part, parts)
 
 
-def kept(texts: list[str], kernel: str, text: str) -> str:
-    if f".entry {kernel}(" in text:
+def kept(texts: list[str], subject: Subject, text: str) -> str:
+    if subject.is_in(text):
         texts.append(text)
     return text
 
 
 def caught(mutation: Mutation) -> str:
     """What is said of the fault; "" if it is not noticed."""
-    options = Options(change=partial(broken, mutation))
-    outcomes = (run(trial, seed, options) for seed in SEEDS for trial in TRIALS[mutation.kernel])
+    subject = SUBJECTS[mutation.kernel]
+    options = Options(change=partial(broken, mutation), loops=subject.loops)
+    outcomes = (run(trial, seed, options) for seed in SEEDS for trial in subject.trials)
     return next((outcome.reason for outcome in outcomes if outcome.reason), "")
 
 
 def broken(mutation: Mutation, text: str) -> str:
     """PTX with the fault, if it is of the kernel."""
-    if f".entry {mutation.kernel}(" not in text:
+    subject = SUBJECTS[mutation.kernel]
+    if not subject.is_in(text):
         return text
-    pattern, new = FAULTS[mutation.fault]
-    found = [*re.finditer(pattern, text)][mutation.place : mutation.place + 1]
-    return "".join(text[: one.start()] + one.expand(new) + text[one.end() :] for one in found) or text
+    pattern, new = subject.faults[mutation.fault]
+    found = [*re.finditer(pattern, text)]
+    if not found:
+        return text
+    one = found[len(found) * mutation.part // mutation.parts]
+    return text[: one.start()] + one.expand(new) + text[one.end() :]
 
 
 if __name__ == "__main__":

@@ -15,18 +15,19 @@ C_TYPES = {
 """By the type of an instruction. Halves are their bits."""
 
 REGISTER_TYPES = {"pred": "int", "b16": "uint16_t", "b32": "uint32_t", "b64": "uint64_t", "f32": "float"}
-SPECIAL = {"%tid.x": "THREAD", "%ctaid.x": "BLOCK", "%nctaid.x": "BLOCKS"}
+SPECIAL = {"%tid.x": "THREAD_X", "%tid.y": "THREAD_Y", "%ntid.x": "THREADS_X", "%ctaid.x": "BLOCK", "%nctaid.x": "BLOCKS"}
 
 
 @dataclass(frozen=True)
 class Names:
-    """What operands may name: registers with their types, places in shared memory, labels with their lines, the parameter."""
+    """What operands may name: registers with their types, places in shared memory, labels with their lines, places among the
+    parameters."""
 
     registers: dict[str, str]
     places: dict[str, int]
     shared_bytes: int
     labels: dict[str, int]
-    parameter: str
+    parameters: dict[str, int]
 
 
 def names_of(kernel: Kernel) -> Names:
@@ -36,7 +37,7 @@ def names_of(kernel: Kernel) -> Names:
         places[array.name] = end = -(-end // array.align) * array.align
         end += array.bytes or 0
     labels = {one.name: one.line for one in kernel.body if isinstance(one, Label)}
-    return Names(kernel.registers, places, end, labels, f"{kernel.name}_param_0")
+    return Names(kernel.registers, places, end, labels, {one.name: one.offset for one in kernel.parameters})
 
 
 def _is_dynamic(array: Array) -> bool:
@@ -57,8 +58,8 @@ def read(operand: str, type: str, names: Names) -> str:
         return SPECIAL[operand]
     if operand in names.places:
         return f"{names.places[operand]}u"
-    if operand == names.parameter:
-        return "((uint64_t)machine.parameters)"
+    if operand in names.parameters:
+        return f"((uint64_t)machine.parameters + {names.parameters[operand]})"
     raise UnknownPTX(f"operand {operand!r}")
 
 
@@ -90,7 +91,7 @@ def address(operand: str, names: Names) -> str:
     if found is None:
         raise UnknownPTX(f"address {operand!r}")
     base = found[1]
-    wide = names.registers.get(base.removeprefix("%")) == "b64" or base == names.parameter
+    wide = names.registers.get(base.removeprefix("%")) == "b64" or base in names.parameters
     return f"({read(base, 'u64' if wide else 'u32', names)} + ({found[2] or 0}))"
 
 

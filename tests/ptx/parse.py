@@ -1,4 +1,4 @@
-"""PTX as text to records: as much of the language as NVRTC writes for these kernels. What else there is, is an error."""
+"""PTX as text to records: as much of the language as compilers write for these kernels. What else there is, is an error."""
 
 from __future__ import annotations
 
@@ -40,37 +40,63 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """`registers`: the type by name without `%`; `parameter_bytes` of the one parameter."""
+class Parameter:
+    """So many bytes of what a launch passes, from `offset` on."""
 
     name: str
-    parameter_bytes: int
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`registers`: the type by name without `%`."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
     registers: dict[str, str]
     arrays: tuple[Array, ...]
     body: tuple[Instruction | Label, ...]
 
 
 HEAD = re.compile(r"\.version [\d.]+\s*\.target (\w+)\s*\.address_size 64")
-ENTRY = re.compile(
-    r"\.visible \.entry (\w+)\(\s*\.param \.align \d+ \.b8 \w+_param_0\[(\d+)\]\s*\)"
-    r"(?:\s*\.(?:maxntid|minnctapersm|reqntid) [\d, ]+)*\s*\{"
-)
-ARRAY = re.compile(r"(\.extern )?\.shared \.align (\d+) \.[a-z](\d+) (\w+)(?:\[(\d*)\])?")
+IGNORED = re.compile(r"//[^\n]*|^\s*\.(?:loc|file)\b[^\n]*", re.MULTILINE)
+"""Comments, and places in the source of the kernel."""
+DEBUGGING = re.compile(r"^\s*\.section\b", re.MULTILINE)
+ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(([^)]*)\)(?:\s*\.(?:maxntid|minnctapersm|reqntid) [\d, ]+)*\s*\{")
+PARAMETER = re.compile(r"\.param(?: \.align (\d+))? \.[a-z](\d+)(?: \.ptr(?: \.global)? \.align \d+)? ([\w$]+)(?:\[(\d+)\])?")
+ELSEWHERE = re.compile(r"(?:\.common )?\.global .*", re.DOTALL)
+"""What lies in global memory. An operand that names it is unknown."""
+ARRAY = re.compile(r"(\.extern |\.visible )?\.shared \.align (\d+) \.[a-z](\d+) (\w+)(?:\[(\d*)\])?")
 REGISTERS = re.compile(r"\.reg \.(\w+)\s+%(\w+)<(\d+)>")
 OWN_REGISTER = re.compile(r"\.reg \.(\w+) (\w+)")
-GUARDED = re.compile(r"(?:@(!?)%(\w+)\s+)?([a-z][\w.]*)\s*(.*)", re.DOTALL)
+GUARDED = re.compile(r"(?:@(!?)%(\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 STATEMENT = re.compile(r"\s*(?:\$(\w+):|([{}])|([^;]+);)")
 
 
 def parse(text: str) -> Kernel:
     """The one kernel of `text`. Raises UnknownPTX."""
-    text = re.sub(r"//[^\n]*", "", text)
+    text = DEBUGGING.split(IGNORED.sub("", text))[0]
     entry = ENTRY.search(text)
     if entry is None:
-        raise UnknownPTX("no kernel with one parameter of bytes")
-    before = HEAD.sub("", text[: entry.start()])
-    arrays = [_array(part.strip()) for part in before.split(";") if part.strip()]
-    return _Body(text, entry.end(), arrays).kernel(entry[1], int(entry[2]))
+        raise UnknownPTX("no kernel")
+    before = map(str.strip, HEAD.sub("", text[: entry.start()]).split(";"))
+    arrays = [_array(part) for part in before if part and not ELSEWHERE.fullmatch(part)]
+    return _Body(text, entry.end(), arrays).kernel(entry[1], _parameters(entry[2]))
+
+
+def _parameters(text: str) -> tuple[Parameter, ...]:
+    """One after the other, each aligned."""
+    found, end = list[Parameter](), 0
+    for part in filter(None, map(str.strip, text.split(","))):
+        declared = PARAMETER.fullmatch(part)
+        if declared is None:
+            raise UnknownPTX(part)
+        size = int(declared[4] or 1) * BYTES[declared[2]]
+        align = int(declared[1] or BYTES[declared[2]])
+        found.append(Parameter(declared[3], offset := -(-end // align) * align, size))
+        end = offset + size
+    return tuple(found)
 
 
 class _Body:
@@ -83,12 +109,12 @@ class _Body:
         self.scopes: list[dict[str, str]] = []
         self.scope_count = 0
 
-    def kernel(self, name: str, parameter_bytes: int) -> Kernel:
+    def kernel(self, name: str, parameters: tuple[Parameter, ...]) -> Kernel:
         while self._statement():
             pass
         if self.text[self.at :].strip():
             raise UnknownPTX(f"line {self.line}: more than one kernel")
-        return Kernel(name, parameter_bytes, self.registers, tuple(self.arrays), tuple(self.body))
+        return Kernel(name, parameters, self.registers, tuple(self.arrays), tuple(self.body))
 
     def _statement(self) -> bool:
         """Read one; False after the last."""
@@ -154,5 +180,5 @@ def _array(text: str) -> Array:
     found = ARRAY.fullmatch(text)
     if found is None:
         raise UnknownPTX(text)
-    size = None if found[1] else int(found[5] or 1) * BYTES[found[3]]
+    size = None if found[1] == ".extern " else int(found[5] or 1) * BYTES[found[3]]
     return Array(found[4], int(found[2]), size)

@@ -4,7 +4,7 @@ Products of halves are exact. Those of a group, and the sum so far, are cut off 
 largest, added exactly, and the sum is cut off to fp32, towards zero: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of
 NVIDIA tensor cores", PeerJ Computer Science 7:e330 (2021), of V100, T4 and A100. How many make a group, and how many bits: Xie,
 Wang, Yang, Yang, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores", arXiv:2511.10909 (2025), of Turing
-to Blackwell.
+to Blackwell, whose code (github.com/microsoft/MMA-Sim) has the numbers below.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rounding:
 
 ONCE = Rounding()
 POWERS = 2
-"""Units that `ex2.approx.ftz.f32` may be off (PTX ISA, Floating Point Instructions: ex2)."""
+"""Units that `ex2.approx.ftz.f32` may be off, over all numbers (PTX ISA, Floating Point Instructions: ex2)."""
 
 MEASURED = {(9, 0): Rounding(16, 25, POWERS), (8, 0): Rounding(8, 24, POWERS), (7, 5): Rounding(8, 24, POWERS)}
 """Each from a capability on. Of a group of 8, Turing's instruction has one, Ampere's two."""

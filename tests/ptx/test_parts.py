@@ -14,7 +14,7 @@ import pytest
 from ptx import layouts
 from ptx.counts import FIELDS
 from ptx.library import MACHINE, Launch, Range, library_of
-from ptx.parse import Array, Instruction, Label, UnknownPTX, parse, split
+from ptx.parse import Array, Instruction, Label, Parameter, UnknownPTX, parse, split
 from ptx.translate import RULES, translate
 
 CUTLASS = "DILKIT_CUTLASS"
@@ -57,14 +57,15 @@ def run(body: str, numbers: np.ndarray, threads: int = 32) -> str:
     parameters, error = np.array([numbers.ctypes.data, 0], np.uint64), ctypes.create_string_buffer(1024)
     ranges = (Range * 1)(Range(numbers.ctypes.data, numbers.nbytes, b"numbers", 0))
     counts = (ctypes.c_int64 * 64)()
-    launch = Launch(1, threads, 1, 1, 0, 0, 0, 1, 7, 0, ranges, ctypes.addressof(error), counts)
+    launch = Launch(1, threads, threads, 1, 1, 1, 0, 0, 0, 1, 7, 0, 100_000, ranges, ctypes.addressof(error), counts)
     library_of(TEXT.format(body=body)).launch(parameters.ctypes.data, launch)
     return error.value.decode()
 
 
 def test_a_kernel_is_parsed() -> None:
     kernel = parse(TEXT.format(body="$L: @!%p1 bra $L;\n{ .reg .b16 t; mov.b32 {t, %rs1}, %r2; }"))
-    assert (kernel.name, kernel.parameter_bytes, kernel.arrays) == ("f", 16, (Array("x", 16, 128),))
+    assert (kernel.name, kernel.parameters) == ("f", (Parameter("f_param_0", 0, 16),))
+    assert kernel.arrays == (Array("x", 16, 128),)
     assert kernel.registers["own1_t"] == "b16"
     assert kernel.body[6:9] == (
         Label(25, "L"),
@@ -97,9 +98,28 @@ def test_counts_are_named_in_the_order_of_the_machine() -> None:
     assert tuple(name.strip().lower() for name in names[1].split(",")) == FIELDS
 
 
+CHAPTERS = (
+    "Integer Arithmetic",
+    "Extended-Precision Arithmetic",
+    "Floating Point",
+    "Half Precision Floating Point",
+    "Comparison and Selection",
+    "Half Precision Comparison",
+    "Logic and Shift",
+    "Data Movement and Conversion",
+    "Control Flow",
+    "Parallel Synchronization and Communication",
+    "Warp Level Matrix Multiply-Accumulate",
+    "Miscellaneous",
+)
+"""Of the PTX ISA, Instruction Set: Instructions; those about warps and their memory."""
+
+
 def test_every_rule_says_what_it_follows() -> None:
     for rule in RULES:
-        assert re.fullmatch(r"[A-Z][A-Za-z ]+ Instructions: [a-z0-9._, ]+", rule.section), rule
+        chapter, _, section = rule.section.partition(" Instructions: ")
+        assert chapter in CHAPTERS, rule
+        assert re.fullmatch(r"(?:[A-Z][A-Za-z -]+: )?[a-z0-9._,/ ]+", section), rule
         assert rule.says.endswith("."), rule
 
 
@@ -120,6 +140,24 @@ MEANINGS = {
     "shfl.sync.up.b32 %r2|%p1, %r1, 3, 0x1800, -1;": lambda x, t: t - 3 if t % 8 > 2 else t,
     "shfl.sync.idx.b32 %r2|%p1, %r1, 2, 0x181F, -1;": lambda x, t: t // 8 * 8 + 2,
     "redux.sync.add.s32 %r2, %r1, -1;": lambda x, t: 496,
+    "div.full.f32 %f1, 0f41800000, 0f40800000; cvt.rzi.s32.f32 %r2, %f1;": lambda x, t: 4,
+    "div.approx.f32 %f1, 0f41800000, 0f7E800000; setp.eq.f32 %p1, %f1, 0f00000000; selp.b32 %r2, 1, 2, %p1;": lambda x, t: 2,
+    "div.approx.f32 %f1, 0f41800000, 0f7E800001; setp.eq.f32 %p1, %f1, 0f00000000; selp.b32 %r2, 1, 2, %p1;": lambda x, t: 1,
+    "fma.rn.ftz.f32 %r2, 0f00000001, 0f7F000000, 0f40000000;": lambda x, t: 0x40000000,
+    "ex2.approx.f32 %r2, 0fC3040000;": lambda x, t: 1 << 17,
+    "ex2.approx.ftz.f32 %r2, 0fC3040000;": lambda x, t: 0,
+    "sqrt.approx.ftz.f32 %f1, 0f41800000; cvt.rzi.s32.f32 %r2, %f1;": lambda x, t: 4,
+    "cvt.rzi.s16.f32 %rs1, 0fC7800000; cvt.s32.s16 %r2, %rs1;": lambda x, t: -32768,
+    "mov.b32 %f1, %r2; setp.num.f32 %p1, %f1, %f1; selp.b32 %r2, 1, 0, %p1;": lambda x, t: (x << 1 & 0xFFFFFFFF) <= 0xFF000000,
+    "mov.u16 %rs1, 0x7C01; setp.num.f16 %p1, %rs1, %rs1; selp.b32 %r2, 1, 0, %p1;": lambda x, t: 0,
+    "mov.u16 %rs1, 0x7C00; setp.num.bf16 %p1, %rs1, %rs1; selp.b32 %r2, 1, 0, %p1;": lambda x, t: 1,
+    "mov.u32 %r2, %tid.y; mov.u32 %r3, %ntid.x; add.s32 %r2, %r2, %r3;": lambda x, t: 32,
+    "st.shared.u32 [x], 7;\nbar.sync 0;\nld.shared.u32 %r2, [x];": lambda x, t: 7,
+    "mov.u32 %r3, x; shl.b32 %r4, %r1, 2; add.s32 %r3, %r3, %r4; cp.async.ca.shared.global [%r3], [%rd2], 4, 2;"
+    "cp.async.commit_group; cp.async.wait_group 0; ld.shared.u32 %r2, [%r3];": lambda x, t: x & 0xFFFF,
+    "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; mov.u32 %r5, %r1;\n"
+    "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r3], {%r5};\nbar.sync 0;\n"
+    "mov.u32 %r3, x; shl.b32 %r4, %r1, 2; add.s32 %r3, %r3, %r4; ld.shared.u32 %r2, [%r3];": lambda x, t: t,
     "setp.gt.u32 %p1, %r1, 2; vote.sync.ballot.b32 %r2, %p1, -1;": lambda x, t: 0xFFFFFFF8,
 }
 
@@ -137,14 +175,19 @@ def test_an_instruction_means_what_it_should(body: str) -> None:
 BROKEN = {
     "st.shared.u32 [x+126], %r2;": "not aligned",
     "st.shared.u32 [x+128], %r2;": "it has 128",
-    "st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
-    "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it writes byte",
+    "st.shared.u32 [x], %r1;": "race: it writes shared memory at 0",
+    "setp.eq.u32 %p1, %r1, 4; @%p1 st.shared.u32 [x], %r2;\n@!%p1 st.shared.u32 [x], %r2;": "race: it writes shared memory at 0",
+    "st.shared.u32 [x], %r2;\nld.shared.u32 %r2, [x];": "shared memory at 0, which thread",
+    "st.global.u32 [%rd2], %r1;\nmov.b64 %rd3, f_param_0; ld.param.u64 %rd3, [%rd3];"
+    "ld.global.u32 %r2, [%rd3];": "race: it reads byte",
+    "setp.eq.u32 %p1, %r1, 4; @%p1 st.global.u32 [%rd2+4], %r2;": "race: it",
     "st.global.u32 [%rd2+128], %r2;": "no tensor of the launch holds",
     "rem.u32 %r2, %r2, %r1;": "divides by 0",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\n$E:": "others have ended",
     "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.warp.sync -1;\n$E: bar.warp.sync -1;": "different instructions",
+    "setp.eq.s32 %p1, %r1, 3;\n@%p1 bra $E;\nbar.sync 0;\nbra $F;\n$E: bar.sync 0;\n$F:": "different instructions",
     "$E: setp.eq.s32 %p1, %r1, 3; @%p1 bra $E;": "loops for ever",
-    "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "cp.async.cg is of 16",
+    "mov.u32 %r3, x; cp.async.cg.shared.global [%r3], [%rd1], 8;": "it is of 16 or more",
     "mov.u32 %r3, x; shl.b32 %r4, %r1, 4; add.s32 %r3, %r3, %r4; setp.gt.u32 %p1, %r1, 7; @%p1 bra $E;"
     "mov.u32 %r5, 0; and.b64 %rd3, %rd2, -16; cp.async.cg.shared.global [%r3], [%rd3], 16, %r5;"
     "ld.shared.u32 %r2, [%r3]; $E:": "under way",
@@ -165,7 +208,7 @@ def table(name: str) -> list[list[int]]:
 
 
 def test_lanes_have_what_the_ptx_isa_says() -> None:
-    """Warp Level Matrix Instructions: fragments of m16n8k8 and m16n8k16, and ldmatrix; groups are of four lanes."""
+    """Matrix Fragments for mma.m16n8k8, for mma.m16n8k16 with floating point type, and of ldmatrix; groups are of four lanes."""
     for lane, value in product(range(32), range(8)):
         group, own = divmod(lane, 4)
         row, column = group + 8 * (value // 2 % 2), 2 * own + value % 2 + 8 * (value // 4)

@@ -48,12 +48,22 @@ def test_they_are_as_right_with_the_rounding_of_devices(capability: tuple[int, i
 @slow
 @pytest.mark.parametrize("fault", ["barrier", "commit", "wait for two groups less", "order of A", "transposed"])
 def test_faults_are_noticed(fault: str) -> None:
-    assert caught(Mutation("mma_forward", fault, 0))
+    assert caught(Mutation("mma_forward", fault, 0, 1))
 
 
 @slow
 def test_a_fence_between_blocks_is_needed() -> None:
-    assert "race" in caught(Mutation("attend_stored", "fence", 1))
+    assert "race" in caught(Mutation("attend_stored", "fence", 1, 2))
+
+
+@slow
+def test_a_block_may_begin_when_others_have_ended() -> None:
+    assert "leaves its counter" in caught(Mutation("mma_forward", "counter", 0, 2))
+
+
+@slow
+def test_rows_that_are_not_there_have_to_be_zero() -> None:
+    assert "not finite" in caught(Mutation("mma_dquery_pairs", "copy of nothing", 1, 2))
 
 
 @slow
@@ -73,3 +83,8 @@ def test_what_a_launch_issues_is_counted() -> None:
     assert counts.special >= 64 * 64
     assert counts.global_stored == 64 * 64 * 2 + 64 * 4  # out and lse
     assert counts.barriers > 0
+    products = {name: of_all.products_k16 * 16 * 8 * 16 / 64**3 for name, of_all in own.own.counts.items()}
+    passes = 3  # one through out, and, as it is of float16, two through lse
+    # A pass: Q K^T, dO V^T and dS K; Q K^T, dO V^T, P^T dO and dS^T Q.
+    assert products == dict(mma_forward=2, row_dots=0, mma_dquery=3 * passes, mma_dkeyvalue=4 * passes)
+    assert own.own.launches == dict(mma_forward=1, row_dots=passes, mma_dquery=passes, mma_dkeyvalue=passes)

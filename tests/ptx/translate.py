@@ -32,7 +32,8 @@ def translate(text: str) -> str:
     names = names_of(kernel)
     registers = "\n".join(f"    {REGISTER_TYPES[_type(type)]} {name} = {UNSET[type]};" for name, type in kernel.registers.items())
     body = "\n".join(_line(statement, names) for statement in kernel.body)
-    return TEXT.format(shared=names.shared_bytes, parameters=kernel.parameter_bytes, registers=registers, body=body)
+    end = max((one.offset + one.bytes for one in kernel.parameters), default=0)
+    return TEXT.format(shared=names.shared_bytes, parameters=end, registers=registers, body=body)
 
 
 def _type(name: str) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
-from helpers.cuda_runs import DROPPED, KINDS, LISTED, SCORED, SIZES
+from helpers.cuda_runs import DROPPED, KINDS, LISTED, PATTERNS, SCORED, SIZES
 from helpers.on_host import OnHost
 from helpers.pairwise import every_pair
 from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_LIMITS, GPU_SHAPES, StepCase, expected, gpu_case, in_pages, make_step
-from ptx.launcher import OnPTX, Options, PTXError
+from ptx.backends import opened
+from ptx.launcher import Options, PTXError
 from ptx.parse import UnknownPTX
 from ptx.rounding import MEASURED, measured
 
 from dilkit import register_backend, unregister_backend
+from dilkit.backends.tiles.backend import StepBackend, TiledBackend
 from dilkit.device import Capability
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -25,31 +28,39 @@ CAPABILITIES: tuple[Capability, ...] = (7, 5), (8, 0), (9, 0), (10, 0), (12, 0)
 STEP_BLOCKS = 5
 """Of a step, at once: so that pieces and merges of a row are computed by several."""
 
+WAITING = 25
+"""So many times as many turns of loops are taken by a step: its blocks wait for one another in loops."""
+
 
 @dataclass(frozen=True)
 class Trial:
-    """A case of a list, on a device of `capability`; `rounded`: as devices are measured to round."""
+    """A case of a list, on a device of `capability`, by a backend; `rounded`: as devices are measured to round."""
 
     listed: str
     capability: Capability
     case: Case | StepCase
     rounded: bool = False
+    backend: str = "cupy_raw"
 
     @property
     def name(self) -> str:
         case = self.case.name if isinstance(self.case, Case) else str(self.case)
-        return f"{self.listed} {'sm_{}{}'.format(*self.capability)}{' rounded' * self.rounded} {case}"
+        return f"{self.backend} {self.listed} {'sm_{}{}'.format(*self.capability)}{' rounded' * self.rounded} {case}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a trial: its `reason` is "" where it passed. `worst`: the largest error in units of what is allowed."""
+    """Of a trial: its `reason` is "" where it passed, or was `skipped` for another. `worst`: the largest error in units of that of
+    plain torch math, of which 2 are right and of gradients 3; of a step, of what is allowed. `seconds` of CPU time, compilers'
+    too. `launches` that were run, where they were recorded."""
 
     trial: Trial
     seed: int
     reason: str
     worst: float
     seconds: float
+    skipped: str = ""
+    launches: int = 0
 
 
 def sizes() -> Iterator[Trial]:
@@ -81,16 +92,30 @@ def steps() -> Iterator[Trial]:
         yield Trial("steps", CAPABILITIES[at % len(CAPABILITIES)], case, rounded=at % 2 == 1)
 
 
+def rounded() -> Iterator[Trial]:
+    """Every size, and the whole problem list, on each kind of device whose rounding has been measured, with that."""
+    yield from (replace(trial, rounded=True) for trial in sizes() if trial.capability in MEASURED)
+    for capability, case in product(MEASURED, LISTED):
+        if not OnHost(capability).refusals(case.problem()):
+            yield Trial("list", capability, case, rounded=True)
+
+
 def every_trial() -> list[Trial]:
-    exact = [*sizes()]
-    rounded = (replace(trial, rounded=True) for trial in exact if trial.capability in MEASURED)
-    return [*exact, *rounded, *features(), *steps()]
+    return list(dict.fromkeys((*sizes(), *rounded(), *features(), *steps())))
 
 
 def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
-    """Over several groups, and over tiles that are full; what the mask ignores is NaN."""
-    found = (one for one in sizes() if one.capability == (8, 0) and one.name.endswith(f"-{head_dim}-{dtype}"))
-    return tuple(replace(one, case=replace(one.case, values="ignored NaN")) for one in found if isinstance(one.case, Case))
+    """Over several groups; over tiles that are full; packed. The first row, which is read where nothing should be, is NaN: what
+    the mask ignores, and whole sequences."""
+    fields: dict[str, Any] = dict(variant=str(head_dim), batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype)
+    (groups, seq), (tall, long) = PATTERNS.values()
+    masked: dict[str, Any] = dict(mask="left", values="ignored NaN")
+    cases = (
+        Case(feature="groups", pattern=groups, seq=seq, is_causal=True, **masked, **fields),
+        Case(feature="tall", pattern=tall, seq=long, **masked, **fields),
+        Case(feature="packed", pattern=groups, seq=seq, lengths=(70, 150, 80), is_causal=True, poisoned=True, **fields),
+    )
+    return tuple(Trial("small", (8, 0), case) for case in cases)
 
 
 TENSOR, PAIRS, SINGLE = small(32, "bfloat16"), small(128, "bfloat16"), small(32, "float32")
@@ -100,20 +125,29 @@ STEP = (Trial("steps", (8, 0), gpu_case(("float32", ""), "grouped", "coordinates
 
 def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
     """A trial by itself: its launches have the same orders of warps wherever it is repeated."""
-    start = time.process_time()
+    start = cpu_seconds()
     given = replace(options or Options(), seed=seed)
+    if isinstance(trial.case, StepCase):
+        given = replace(given, resident=STEP_BLOCKS, loops=WAITING * given.loops)
     if trial.rounded:
         given = replace(given, rounding=measured(trial.capability))
-    try:
-        reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, given)
-    except (PTXError, UnknownPTX) as error:
-        reason, worst = str(error), float("nan")
-    return Outcome(trial, seed, reason, worst, time.process_time() - start)
+    with opened(trial.backend, trial.capability, given) as (own, machine):
+        try:
+            reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, own)
+        except (PTXError, UnknownPTX) as error:
+            reason, worst = str(error), float("nan")
+    skipped, launches = (machine.skipped, machine.launches.total()) if machine else ("", 0)
+    skipped = skipped or reason * reason.startswith("refused")
+    return Outcome(trial, seed, "" if skipped else reason, worst, cpu_seconds() - start, skipped, launches)
 
 
-def _run_case(trial: Trial, options: Options) -> tuple[str, float]:
+def cpu_seconds() -> float:
+    """Of this process and of the compilers that it has run."""
+    return sum(os.times()[:4])
+
+
+def _run_case(trial: Trial, own: TiledBackend) -> tuple[str, float]:
     assert isinstance(trial.case, Case)
-    own = OnPTX(trial.capability, options)
     register_backend(own)
     try:
         result = check(own.name, trial.case)
@@ -122,11 +156,12 @@ def _run_case(trial: Trial, options: Options) -> tuple[str, float]:
     return "" if result.verdict == "passed" else f"{result.verdict}: {'; '.join(result.reasons)}", result.worst
 
 
-def _run_step(trial: Trial, options: Options) -> tuple[str, float]:
+def _run_step(trial: Trial, own: TiledBackend) -> tuple[str, float]:
     """As it is, where no row begins at a multiple of 16 bytes, and with some rows in pages, where rows do."""
     assert isinstance(trial.case, StepCase)
     step, problem, limit = make_step(trial.case), trial.case.problem, GPU_LIMITS[trial.case.dtype]
-    right, own, worst = expected(step, problem), OnPTX(trial.capability, replace(options, resident=STEP_BLOCKS)), 0.0
+    right, worst = expected(step, problem), 0.0
+    assert isinstance(own, StepBackend)
     for given in (step, in_pages(step, problem)):
         for name, a, b in zip(("out", "lse"), own.attend_stored(given, problem), right, strict=True):
             if not torch.allclose(a.double(), b.double(), atol=limit, rtol=limit):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.checks import visible
+from dilkit.tools.bench.costs import document as costs
+from dilkit.tools.bench.costs.record import CostsResult
 from dilkit.tools.bench.cpu import document as cpu
 from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.gpu import document as gpu
@@ -80,6 +82,7 @@ KINDS = {
         (LlamaDemoResult, llama_demo),
         (RanksDemoResult, ranks_demo),
         (KernelsResult, kernels),
+        (CostsResult, costs),
         (FinetuneResult, finetuning),
     )
 }

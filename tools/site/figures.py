@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dilkit.tools.report import registry
@@ -11,6 +12,8 @@ from dilkit.tools.results.file import read_json
 NOTHING = "Nothing has been measured for this version yet."
 MOST_ROWS = 24
 """Of a table that stands on docs/measurements.md beside a link to the whole."""
+PAGES = {"costs": "../gpu-costs.md"}
+"""Of results whose page is not beside them."""
 
 
 def summary(folder: Path) -> str:
@@ -37,11 +40,13 @@ def measurements(folder: Path) -> str:
 def _shown(path: Path) -> str:
     """A document as a whole; of one that has a page of its own the headline, the first table if it is short, and a link."""
     document, page = registry.document_of(path), path.with_suffix(".md")
+    if path.stem in PAGES:
+        page = path.parent / PAGES[path.stem]
     if not page.exists():
         return document_markdown(document, level=3)
     parts = ["  \n".join(map(escaped, document.headline))]
     parts += [table_markdown(table) for table in document.tables[:1] if len(table.rows) <= MOST_ROWS]
-    return "\n\n".join([*parts, f"All measurements: [{page.name}](results/{page.name})"])
+    return "\n\n".join([*parts, f"All measurements: [{page.name}]({os.path.relpath(page, path.parents[1])})"])
 
 
 def whole(folder: Path, name: str) -> str:

@@ -50,6 +50,7 @@ PICTURED = {
     "patterns": 5,
     "scores": 3,
     "slides": 4,
+    "costs": 6,
     "demo-llama": 2,
     "demo-ranks": 3,
 }
@@ -190,10 +191,16 @@ def slide_suite(root: Path) -> str:
     return _pictured(root, "slides", "Time and peak memory of the slide encoder, both ways; the rate of attention by head_dim")
 
 
-def _pictured(root: Path, name: str, words: str) -> str:
+def kernel_costs(root: Path) -> str:
+    """What the CUDA kernels issue, and what follows from it."""
+    words = "Times below which the CUDA kernels and FlashAttention-2 on views cannot be, for six GPUs"
+    return _pictured(root, "costs", words, images="images")
+
+
+def _pictured(root: Path, name: str, words: str, images: str = "../images") -> str:
     """The report of a suite, with its picture where there is a result to draw."""
     folder = root / "docs" / "results"
-    picture = f"![{words}](../images/{name}.png)\n\n"
+    picture = f"![{words}]({images}/{name}.png)\n\n"
     return picture * (folder / f"{name}.json").exists() + figures.whole(folder, name)
 
 
@@ -206,6 +213,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "composition": composition_table,
     "forms": form_table,
     "command-line": command_help,
+    "costs": kernel_costs,
     "environment": environment_table,
     "families": family_table,
     "figures": lambda root: figures.summary(root / "docs" / "results"),

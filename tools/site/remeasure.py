@@ -38,7 +38,8 @@ BENCH = {
 }
 DEMOS = {"demo-ranks": "demo --ranks 2x2", "demo": "demo", "demo-llama": "demo --llama"}
 COMMANDS = {**DEMOS, **{name: f"bench {options}" for name, options in BENCH.items()}}
-"""By name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' file is `make kernels`' own."""
+"""By name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' files are made by `make
+kernels` and `make costs`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,6 +24,13 @@ RULES = (
         "s32 f32",
         "float_to_int({0})",
     ),
+    value(
+        r"cvt\.rzi\.s16\.f32",
+        f"{SECTION}: cvt",
+        ".rzi: to an integer towards zero; NaN is 0, what is too large the largest.",
+        "s16 f32",
+        "float_to_short({0})",
+    ),
     value(r"cvt\.f32\.f16", f"{SECTION}: cvt", "Every half is a float.", "f32 b16", "half_to_float({0})"),
     value(r"cvt\.f32\.bf16", f"{SECTION}: cvt", "Every bfloat is a float.", "f32 b16", "bfloat_to_float({0})"),
     value(r"cvt\.rn\.f16\.f32", f"{SECTION}: cvt", ".rn: rounded to nearest even.", "b16 f32", "float_to_half({0})"),

@@ -30,6 +30,21 @@ RULES = (
         "isunordered({0}, {1}) ? 1 : IS_{compare}({0}, {1})",
     ),
     value(r"setp\.nan\.f32", f"{COMPARISON}: setp", "Whether an operand is NaN.", "pred f32 f32", "isunordered({0}, {1})"),
+    value(r"setp\.num\.f32", f"{COMPARISON}: setp", "Whether no operand is NaN.", "pred f32 f32", "!isunordered({0}, {1})"),
+    value(
+        r"setp\.num\.f16",
+        f"{COMPARISON}: setp",
+        "Whether no operand is NaN.",
+        "pred b16 b16",
+        "!isunordered(half_to_float({0}), half_to_float({1}))",
+    ),
+    value(
+        r"setp\.num\.bf16",
+        f"{COMPARISON}: setp",
+        "Whether no operand is NaN.",
+        "pred b16 b16",
+        "!isunordered(bfloat_to_float({0}), bfloat_to_float({1}))",
+    ),
     value(
         r"selp\.(?P<t>[bus](?:16|32|64)|f32)",
         f"{COMPARISON}: selp",

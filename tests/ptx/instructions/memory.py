@@ -7,9 +7,16 @@ from ptx.operands import C_TYPES, address, parts, read
 from ptx.parse import BYTES, UnknownPTX
 
 SECTION = "Data Movement and Conversion Instructions"
-PLACES = {"param": "parameter_place", "shared": "shared_access", "global": "global_access", None: "generic_access"}
+SYNC = "Parallel Synchronization and Communication Instructions"
 ACCESS = r"(?:\.(?P<space>{spaces}))?(?:\.v(?P<count>[24]))?\.(?P<t>[bus](?:8|16|32|64)|f32)"
+ATOMIC = (
+    r"\.global(?:\.gpu)?(?:\.(?P<order>relaxed|acquire|release|acq_rel))?\.(?P<operation>add|or)"
+    r"\.(?P<t>(?<=add\.)(?:u32|f32)|(?<=or\.)b32)"
+)
+ORDERS = {"relaxed": 0, "acquire": "ACQUIRES", "release": "RELEASES", "acq_rel": "ACQUIRES | RELEASES"}
 HALF_OF = {"b32": "b16", "b64": "b32"}
+LEAST_COPIED = {"ca": 4, "cg": 16}
+"""Bytes of an asynchronous copy, by the caches that keep it."""
 
 
 def move(use: Use) -> str:
@@ -34,35 +41,57 @@ def load(use: Use) -> str:
     use.wants(2)
     type, registers = use.named["t"], parts(use.operands[0])
     got = " ".join(use.write(register, type, f"from[{at}]") for at, register in enumerate(registers))
-    return f"{{ const {C_TYPES[type]} *from = {_place(use, 1, registers, is_write=False)}; {got} }}"
+    where = address(use.operands[1], use.names)
+    return f"{{ const {C_TYPES[type]} *from = {_space(use)}_load({where}, {_bytes(use, registers)}, {use.line}); {got} }}"
 
 
 def store(use: Use) -> str:
     use.wants(2)
     type, registers = use.named["t"], parts(use.operands[1])
-    given = " ".join(f"to[{at}] = {read(register, type, use.names)};" for at, register in enumerate(registers))
-    return f"{{ {C_TYPES[type]} *to = {_place(use, 0, registers, is_write=True)}; {given} }}"
+    given = ", ".join(read(register, type, use.names) for register in registers)
+    stored = f"{_space(use)}_store({address(use.operands[0], use.names)}, given, {_bytes(use, registers)}, {use.line});"
+    return f"{{ {C_TYPES[type]} given[] = {{{given}}}; {stored} }}"
 
 
-def _place(use: Use, number: int, registers: list[str], is_write: bool) -> str:
+def _space(use: Use) -> str:
+    return (use.named["space"] or "generic").removesuffix("::cta")
+
+
+def _bytes(use: Use, registers: list[str]) -> int:
     count = int(use.named["count"] or 1)
     if count != len(registers):
         raise UnknownPTX(f"{use.instruction.opcode} of {len(registers)} registers")
-    space, bytes = use.named["space"], count * BYTES[use.named["t"][1:]]
-    kind = "" if space == "param" else f"{int(is_write)}, "
-    return f"{PLACES[space]}({address(use.operands[number], use.names)}, {bytes}, {kind}{use.line})"
+    return count * BYTES[use.named["t"][1:]]
 
 
 def change_atomically(use: Use) -> str:
     use.wants(3)
-    given = f"{address(use.operands[1], use.names)}, {use.read(2, 'u32')}, {use.line}"
-    return use.write(use.operands[0], "u32", f"atomic_{use.named['operation']}({given})")
+    return use.write(use.operands[0], use.named["t"], _changed(use, 1))
+
+
+def load_atomically(use: Use) -> str:
+    use.wants(2)
+    loaded = f"atomic_load({address(use.operands[1], use.names)}, {ORDERS[use.named['order']]}, {use.line})"
+    return use.write(use.operands[0].strip("{ }"), "b32", loaded)
+
+
+def reduce_atomically(use: Use) -> str:
+    use.wants(2)
+    return f"{_changed(use, 0)};"
+
+
+def _changed(use: Use, place: int) -> str:
+    """What was at the address that is the operand `place`, before the next operand changes it."""
+    type, order = use.named["t"], ORDERS[use.named["order"] or "relaxed"]
+    given = f"{address(use.operands[place], use.names)}, {use.read(place + 1, type)}, {order}, {use.line}"
+    return f"atomic_{use.named['operation']}_{type}({given})"
 
 
 def copy(use: Use) -> str:
     use.wants(3, 4)
     to, start = (address(operand, use.names) for operand in use.operands[:2])
-    return f"copy_async({to}, {start}, {use.read(2, 'u32')}, {use.read(len(use.operands) - 1, 's32')}, {use.line});"
+    sizes = f"{use.read(2, 's32')}, {use.read(len(use.operands) - 1, 's32')}, {LEAST_COPIED[use.named['cached']]}"
+    return f"copy_async({to}, {start}, {sizes}, {use.line});"
 
 
 RULES = (
@@ -76,21 +105,29 @@ RULES = (
         load,
     ),
     Rule(
-        r"st" + ACCESS.format(spaces="global|shared"),
+        r"st" + ACCESS.format(spaces="global|shared(?:::cta)?"),
         f"{SECTION}: st",
         "Registers to an aligned address; of narrow types the lower bits. Without a space the address is generic.",
         store,
     ),
     Rule(
-        r"atom\.global\.(?P<operation>add(?=\.u)|or(?=\.b))\.[ub]32",
-        "Parallel Synchronization and Communication Instructions: atom",
-        "Sum or union replaces what is in memory, in one piece; the result is what was there.",
-        change_atomically,
+        r"ld\.global\.gpu\.(?P<order>relaxed|acquire)\.b32",
+        f"{SECTION}: ld",
+        "An atomic load; .acquire: after it the thread sees what others had done before a release at this address.",
+        load_atomically,
     ),
     Rule(
-        r"cp\.async\.cg\.shared\.global",
+        r"atom" + ATOMIC,
+        f"{SYNC}: atom",
+        "Sum or union replaces what is in memory, in one piece; the result is what was there. Without an order it is relaxed.",
+        change_atomically,
+    ),
+    Rule(r"red" + ATOMIC, f"{SYNC}: red", "As atom, without a result.", reduce_atomically),
+    Rule(
+        r"cp\.async\.(?P<cached>ca|cg)\.shared\.global",
         f"{SECTION}: cp.async",
-        "Begins a copy of 16 bytes to shared memory: as many as the last operand says, if there is one, then zeros.",
+        "Begins a copy of 4, 8 or 16 bytes, with .cg of 16, to shared memory: as many as the last operand says, if there is one, "
+        "then zeros.",
         copy,
     ),
     Rule(
@@ -101,7 +138,7 @@ RULES = (
     ),
     Rule(
         r"cp\.async\.wait_group",
-        f"{SECTION}: cp.async.wait_group",
+        f"{SECTION}: cp.async.wait_group / cp.async.wait_all",
         "Waits until at most so many of the thread's last groups are under way.",
         lambda use: f"copies_wait({use.read(0, 's32')}, {use.line});",
     ),

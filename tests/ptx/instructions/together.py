@@ -7,7 +7,7 @@ from ptx.operands import address, parts, read
 from ptx.parse import UnknownPTX
 
 CONTROL, SYNC = "Control Flow Instructions", "Parallel Synchronization and Communication Instructions"
-MATRIX = "Warp Level Matrix Instructions"
+MATRIX = "Warp Level Matrix Multiply-Accumulate Instructions"
 REGISTERS = {"8": (2, 1), "16": (4, 2)}
 """Of A and of B in a product, by depth."""
 
@@ -40,6 +40,17 @@ def load_matrices(use: Use) -> str:
     return f"{{ const uint32_t *out = {called}; {got} }}"
 
 
+def store_matrices(use: Use) -> str:
+    use.wants(2)
+    count, registers = int(use.named["count"]), parts(use.operands[1])
+    if count != len(registers):
+        raise UnknownPTX(f"{use.instruction.opcode} of {len(registers)} registers")
+    given = [address(use.operands[0], use.names), *(read(register, "b32", use.names) for register in registers)]
+    put = " ".join(f"in[{at}] = {x};" for at, x in enumerate(given))
+    is_transposed = int(use.named["form"] is not None)
+    return f"{{ uint32_t *in = machine.current->in; {put} stmatrix({count}, {is_transposed}, {use.line}); }}"
+
+
 def multiply(use: Use) -> str:
     use.wants(4)
     result, *factors = map(parts, use.operands)
@@ -58,8 +69,9 @@ RULES = (
     Rule(r"ret", f"{CONTROL}: ret", "Of a kernel: the thread ends.", lambda use: "return;"),
     Rule(
         r"bar\.sync",
-        f"{SYNC}: bar",
-        "Waits for all threads of the block; what they did to memory before it is there for all after it.",
+        f"{SYNC}: bar, barrier",
+        "Waits for all threads of the block, those of a warp at the same one; what they did to memory before it is there for all "
+        "after it.",
         lambda use: f"barrier({use.read(0, 'u32')}, {use.line});",
     ),
     Rule(
@@ -70,13 +82,13 @@ RULES = (
     ),
     Rule(
         r"membar\.gl",
-        f"{SYNC}: membar",
+        f"{SYNC}: membar/fence",
         "As fence.sc.gpu: what the thread has seen and done before it is there, on the device, before what it does after it.",
         lambda use: "fence();",
     ),
     Rule(
         r"shfl\.sync\.(?P<mode>bfly|idx|up|down)\.b32",
-        f"{SYNC}: shfl.sync",
+        "Data Movement and Conversion Instructions: shfl.sync",
         "A register of the lane that is as far from this one as b says, within the segment that c says; else the own one.",
         shuffle,
     ),
@@ -96,15 +108,21 @@ RULES = (
     ),
     Rule(
         r"ldmatrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<form>\.trans)?\.shared\.b16",
-        f"{MATRIX}: ldmatrix",
+        f"{MATRIX}: Warp-level matrix load instruction: ldmatrix",
         "Matrices of 8 rows of 16 bytes, whose addresses 8 lanes each give; a register of a lane has two neighbours of a row, or "
         "with .trans of a column.",
         load_matrices,
     ),
     Rule(
+        r"stmatrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<form>\.trans)?\.shared\.b16",
+        f"{MATRIX}: stmatrix",
+        "The registers of ldmatrix to the rows from which it would load them.",
+        store_matrices,
+    ),
+    Rule(
         r"mma\.sync\.aligned\.m16n8k(?P<depth>8|16)\.row\.col\.f32\.(?P<kind>f16|bf16)\.(?P=kind)\.f32",
-        f"{MATRIX}: mma",
-        "D = A B + C. Products are exact; how they are summed is not said, but for that it is at least in fp32.",
+        f"{MATRIX}: Multiply-and-Accumulate Instruction: mma",
+        "D = A B + C. Products are in fp32 at least, so exact, and so are sums; their order and rounding are not said.",
         multiply,
     ),
 )

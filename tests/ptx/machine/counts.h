@@ -1,8 +1,8 @@
 /* What a launch issues, with COUNTED; without it nothing is compiled. `Counts` of tests/ptx/counts.py has the same order.
 
    An access to shared memory by several lanes takes a wavefront for each 128 bytes, unless different words are in the same of 32 banks:
-   of 8 bytes by half a warp at a time, of 16 by a quarter. What lanes touch at the same line, for the same time since they last met, is
-   one instruction. */
+   of 8 bytes by half a warp at a time, of 16 by a quarter, as is believed. At least it takes as many as there are different words in
+   a bank. What lanes touch at the same line, for the same time since they last met, is one instruction. */
 #ifndef DILKIT_PTX_COUNTS
 #define DILKIT_PTX_COUNTS
 
@@ -33,7 +33,7 @@ enum {
 
 #define COUNT(what, times) (machine.launch.counts[what] += (times))
 
-enum { BANKS = 32 };
+enum { BANKS = 32, MOST_WORDS = 4 };
 
 /* An access of a lane: the line, and which time since its warp last met. */
 typedef struct {
@@ -76,7 +76,7 @@ static void note_shared(uint32_t at, int bytes, int line) {
 
 /* The most different words in a bank. */
 static int wavefronts(const uint32_t *words, int count) {
-    uint32_t known[4 * WARP];
+    uint32_t known[WARP * MOST_WORDS];
     int used = 0, most = 0, in_bank[BANKS] = {0};
     for (int i = 0; i < count; i++) {
         int is_new = 1;
@@ -91,17 +91,21 @@ static int wavefronts(const uint32_t *words, int count) {
     return most;
 }
 
-/* Of one instruction: in all, and `least`: how many there have to be. */
-static int wavefronts_of(const Noted *one, int lanes, int *least) {
-    int bytes = one->bytes, together = bytes <= 4 ? WARP : 4 * BANKS / bytes, all = 0;
-    for (int phase = 0; phase < WARP; phase += together) {
-        uint32_t words[WARP];
-        int count = 0;
-        for (int i = 0; i < lanes; i++)
-            for (int b = 0; one[i].lane / together == phase / together && b < bytes; b += 4)
-                words[count++] = one[i].at / 4 + b / 4;
-        all += wavefronts(words, count), *least += count > 0;
-    }
+/* Of the words of lanes `from` and above, below `to`. */
+static int wavefronts_of_lanes(const Noted *one, int lanes, int from, int to) {
+    uint32_t words[WARP * MOST_WORDS];
+    int count = 0;
+    for (int i = 0; i < lanes; i++)
+        for (int b = 0; one[i].lane >= from && one[i].lane < to && b < one[i].bytes; b += 4)
+            words[count++] = one[i].at / 4 + b / 4;
+    return wavefronts(words, count);
+}
+
+/* Of one instruction. */
+static int wavefronts_of(const Noted *one, int lanes) {
+    int together = one->bytes <= 4 ? WARP : 4 * BANKS / one->bytes, all = 0;
+    for (int from = 0; from < WARP; from += together)
+        all += wavefronts_of_lanes(one, lanes, from, from + together);
     return all;
 }
 
@@ -115,13 +119,12 @@ static void count_shared(const Thread *lanes) {
     Notes *own = notes_of(lanes);
     qsort(own->all, own->count, sizeof *own->all, compare_noted);
     for (int first = 0, next; first < own->count; first = next) {
-        int least = 0;
         const Noted *one = own->all + first;
         for (next = first; next < own->count && own->all[next].line == one->line && own->all[next].time == one->time;)
             next++;
         COUNT(SHARED_INSTRUCTIONS, 1);
-        COUNT(SHARED_WAVEFRONTS, wavefronts_of(one, next - first, &least));
-        COUNT(SHARED_LEAST_WAVEFRONTS, least);
+        COUNT(SHARED_WAVEFRONTS, wavefronts_of(one, next - first));
+        COUNT(SHARED_LEAST_WAVEFRONTS, wavefronts_of_lanes(one, next - first, 0, WARP));
     }
     own->count = 0;
 }

@@ -4,26 +4,40 @@
      of its block       a barrier lies between
      of another block   the writer, or a thread that it has met since, has fenced, and the reader, or one that it has met, after that
 
-   (PTX: Memory Consistency Model. membar.gl is fence.sc, and fences of that kind are in one order, here that of time; what two blocks
-   say to each other by atomic operations puts the fences before and after them in this order.) Counters are not looked at. */
+   (PTX: Memory Consistency Model, Fence-SC Order. membar.gl is fence.sc from sm_70 on, and fences of that kind are in one order, here
+   that of time; what two blocks say to each other by atomic operations puts the fences before and after them in this order. An atomic
+   operation that releases fences before it; one that acquires does so after it, as far as the last release at its place.) Atomic
+   operations need no order among themselves, nor do threads of a block that write the same at the same instruction. Counters are not
+   looked at. */
 #ifndef DILKIT_PTX_GLOBAL
 #define DILKIT_PTX_GLOBAL
 
 #include "counts.h"
 #include "thread.h"
 
+typedef enum { READ, ATOMIC_READ, WRITE, ATOMIC } Access;
+enum { ACQUIRES = 1, RELEASES = 2, PLACES = 64 }; /* Of orders of atomic operations, and where there may be some. */
+
 /* Who wrote a byte last. */
 typedef struct {
     uint64_t address;
     int64_t time;
     uint32_t meeting, warp_meeting;
-    int16_t block, thread;
+    int32_t block, line;
+    int16_t thread, is_atomic;
 } Writer;
+
+/* When an atomic operation last released at a place. */
+typedef struct {
+    uint64_t address;
+    int64_t time;
+} Released;
 
 static struct {
     Writer *table;
     uint64_t size, used;
     const Range *last[2]; /* What was read, and written. */
+    Released released[PLACES];
 } global;
 
 static Writer *writer_of(Writer *table, uint64_t size, uint64_t address) {
@@ -80,7 +94,14 @@ static int comes_after(const Writer *writer, const Thread *t) {
     return writer->thread / WARP == warp && writer->warp_meeting != t->block->warp_meeting[warp];
 }
 
-static void check_writers(const Range *range, uint64_t at, int bytes, int is_write, int line) {
+/* Whether an access needs no order after the last one. `is_same`: it writes what is there. */
+static int is_free(const Writer *writer, Access access, int is_same, int line) {
+    if (access == ATOMIC || access == ATOMIC_READ)
+        return writer->is_atomic;
+    return access == WRITE && is_same && writer->line == line && writer->block == machine.current->block->index;
+}
+
+static void check_writers(const Range *range, uint64_t at, int bytes, Access access, int is_same, int line) {
     Thread *t = machine.current;
     if (range->constant || !strcmp(range->name, "counter"))
         return;
@@ -88,14 +109,14 @@ static void check_writers(const Range *range, uint64_t at, int bytes, int is_wri
         if (global.used * 2 >= global.size)
             grow_writers();
         Writer *writer = writer_of(global.table, global.size, byte);
-        if (writer->address && !comes_after(writer, t))
-            fail(line, "race: it %s byte %llu of %s, which thread %d of block %d has written", is_write ? "writes" : "reads",
+        if (writer->address && !comes_after(writer, t) && !is_free(writer, access, is_same, line))
+            fail(line, "race: it %s byte %llu of %s, which thread %d of block %d has written", access >= WRITE ? "writes" : "reads",
                  (unsigned long long)(byte - range->low), range->name, writer->thread, writer->block);
-        if (!is_write)
+        if (access < WRITE)
             continue;
         global.used += !writer->address;
-        *writer = (Writer){byte, machine.time, t->block->meeting, t->block->warp_meeting[t->index / WARP],
-                           (int16_t)t->block->index, (int16_t)t->index};
+        *writer = (Writer){byte, machine.time, t->block->meeting, t->block->warp_meeting[t->index / WARP], t->block->index, line,
+                           (int16_t)t->index, access == ATOMIC};
     }
 }
 
@@ -112,54 +133,96 @@ static const Range *range_of(uint64_t at, int bytes, int is_write, int line) {
     return 0;
 }
 
-/* The place of `bytes` of global memory that the running thread reads or writes. */
-static void *global_place(uint64_t at, int bytes, int is_write, int line) {
+/* The place of `bytes` of global memory, which are aligned and within a tensor. */
+static void *global_bytes_at(uint64_t at, int bytes, int is_write, int line) {
     if (at % bytes)
         fail(line, "%d bytes of global memory at %llx: not aligned", bytes, (unsigned long long)at);
     if (!holds(global.last[is_write], at, bytes))
         global.last[is_write] = range_of(at, bytes, is_write, line);
-    if (machine.launch.checked)
-        check_writers(global.last[is_write], at, bytes, is_write, line);
     return (void *)at;
 }
 
-/* The same for ld.global and st.global. */
-static void *global_access(uint64_t at, int bytes, int is_write, int line) {
-    COUNT(is_write ? GLOBAL_STORED : GLOBAL_LOADED, bytes);
-    return global_place(at, bytes, is_write, line);
-}
-
-/* The place of an atomic operation, before and after which others may come. */
-static uint32_t *atomic_place(uint64_t at, int line) {
-    uint32_t *place = global_place(at, 4, 1, line);
-    COUNT(ATOMICS, 1);
-    loop(ATOMIC_LOOPS, line);
-    machine.has_yielded = 1;
-    give_way();
+/* The same, of what the running thread reads. */
+static const void *global_place(uint64_t at, int bytes, int line) {
+    const void *place = global_bytes_at(at, bytes, 0, line);
+    if (machine.launch.checked)
+        check_writers(global.last[0], at, bytes, READ, 0, line);
     return place;
 }
 
-static uint32_t atomic_add(uint64_t at, uint32_t amount, int line) {
-    uint32_t *place = atomic_place(at, line), before = *place;
-    *place += amount;
-    return before;
+static const void *global_load(uint64_t at, int bytes, int line) {
+    COUNT(GLOBAL_LOADED, bytes);
+    return global_place(at, bytes, line);
 }
 
-static uint32_t atomic_or(uint64_t at, uint32_t bits, int line) {
-    uint32_t *place = atomic_place(at, line), before = *place;
-    *place |= bits;
-    return before;
+static void global_store(uint64_t at, const void *value, int bytes, int line) {
+    void *place = global_bytes_at(at, bytes, 1, line);
+    COUNT(GLOBAL_STORED, bytes);
+    if (machine.launch.checked)
+        check_writers(global.last[1], at, bytes, WRITE, !memcmp(place, value, bytes), line);
+    memcpy(place, value, bytes);
 }
 
-static void fence(void) {
+static Fence *note_fence(void) {
     Thread *t = machine.current;
     Block *block = t->block;
     if (block->fence_count == block->fence_capacity) {
         block->fence_capacity = block->fence_capacity * 2 + 64;
         block->fences = realloc(block->fences, block->fence_capacity * sizeof *block->fences);
     }
-    t->fenced = ++machine.time;
-    block->fences[block->fence_count++] = (Fence){t->fenced, t->index, block->meeting};
+    Fence *made = &block->fences[block->fence_count++];
+    *made = (Fence){++machine.time, t->index, block->meeting};
+    return made;
+}
+
+static void fence(void) { machine.current->fenced = note_fence()->time; }
+
+static Released *released_at(uint64_t at, int line) {
+    for (int i = 0; i < PLACES; i++)
+        if (!global.released[i].address || global.released[i].address == at)
+            return &global.released[i];
+    fail(line, "atomic operations that order memory at more than %d places", PLACES);
+    return 0;
+}
+
+/* The place of an atomic operation, before and after which others may come. */
+static void *atomic_place(uint64_t at, Access access, int order, int line) {
+    Thread *t = machine.current;
+    void *place = global_bytes_at(at, 4, access == ATOMIC, line);
+    if (machine.launch.checked)
+        check_writers(global.last[access == ATOMIC], at, 4, access, 0, line);
+    COUNT(ATOMICS, 1);
+    loop(ATOMIC_LOOPS, line);
+    machine.has_yielded = 1;
+    give_way();
+    if (order) {
+        Released *released = released_at(at, line);
+        if (order & ACQUIRES && released->time > t->fenced)
+            t->fenced = released->time;
+        if (order & RELEASES)
+            *released = (Released){at, note_fence()->time};
+    }
+    return place;
+}
+
+static uint32_t atomic_load(uint64_t at, int order, int line) { return *(uint32_t *)atomic_place(at, ATOMIC_READ, order, line); }
+
+static uint32_t atomic_add_u32(uint64_t at, uint32_t amount, int order, int line) {
+    uint32_t *place = atomic_place(at, ATOMIC, order, line), before = *place;
+    *place += amount;
+    return before;
+}
+
+static uint32_t atomic_or_b32(uint64_t at, uint32_t bits, int order, int line) {
+    uint32_t *place = atomic_place(at, ATOMIC, order, line), before = *place;
+    *place |= bits;
+    return before;
+}
+
+static float atomic_add_f32(uint64_t at, float amount, int order, int line) {
+    float *place = atomic_place(at, ATOMIC, order, line), before = *place;
+    *place += amount;
+    return before;
 }
 
 #endif

@@ -4,8 +4,9 @@
                     ^                        │
                     └── warps and blocks that have met run on <──┘
 
-   Which warp is next is random, in one of two ways: any, or always the one of highest priority, drawn anew now and then, so that one
-   runs far ahead of the others. */
+   Which warp is next is random, in one of two ways: any, or nearly always the one of highest priority, drawn anew now and then, so that
+   one runs far ahead of the others. A block of which one has given way, as those do that wait for other blocks, comes after these. In
+   every other launch one block begins when all others have ended, for a device says of none when it begins. */
 #ifndef DILKIT_PTX_MACHINE
 #define DILKIT_PTX_MACHINE
 
@@ -17,20 +18,22 @@ static int64_t static_shared_bytes(void);
 static int64_t parameter_bytes(void);
 
 /* ld.param: the address is that of the machine. */
-static const void *parameter_place(uint64_t at, int bytes, int line) {
+static const void *param_load(uint64_t at, int bytes, int line) {
     uint64_t low = (uint64_t)machine.parameters;
     if (at < low || at + bytes > low + parameter_bytes() || (at - low) % bytes)
         fail(line, "%d bytes of parameters at %lld", bytes, (long long)(at - low));
     return (const void *)at;
 }
 
-/* Addresses of shared memory among generic ones (PTX: Addressing, Generic Addressing). */
+/* Addresses of shared memory among generic ones (PTX: Addresses as Operands, Generic Addressing). */
 #define SHARED_WINDOW 0x7000000000000000ull
 
-static void *generic_access(uint64_t at, int bytes, int is_write, int line) {
-    if (at >> 56 == SHARED_WINDOW >> 56)
-        return shared_access((uint32_t)at, bytes, is_write, line);
-    return global_access(at, bytes, is_write, line);
+static const void *generic_load(uint64_t at, int bytes, int line) {
+    return at >> 56 == SHARED_WINDOW >> 56 ? shared_load((uint32_t)at, bytes, line) : global_load(at, bytes, line);
+}
+
+static void generic_store(uint64_t at, const void *value, int bytes, int line) {
+    (at >> 56 == SHARED_WINDOW >> 56 ? shared_store : global_store)(at & ~SHARED_WINDOW, value, bytes, line);
 }
 
 static void barrier(uint32_t number, int line) {
@@ -61,14 +64,17 @@ static void start_thread(Block *block, int index) {
     fiber_start(&t->fiber, t->stack, STACK_BYTES, begin_thread);
 }
 
-static void start_block(Block *block, int index) {
-    *block = (Block){.index = index, .live = machine.launch.threads};
+static Block *start_block(int index) {
+    int number = machine.launch.numbers ? machine.launch.numbers[index] : index;
+    Block *block = &machine.blocks[index];
+    *block = (Block){.index = index, .number = number, .live = machine.launch.threads};
     block->threads = calloc(machine.launch.threads, sizeof(Thread));
     block->shared = aligned_alloc(1024, (machine.shared_bytes + 1023) / 1024 * 1024 + 1024);
     block->words = malloc((machine.shared_bytes / 4 + 1) * sizeof(Word));
     empty_shared(block);
     for (int i = 0; i < machine.launch.threads; i++)
         start_thread(block, i);
+    return block;
 }
 
 static void end_block(Block *block) {
@@ -76,12 +82,41 @@ static void end_block(Block *block) {
         count_shared(&block->threads[i]);
     for (int i = 0; i < machine.launch.threads; i++)
         free(block->threads[i].stack), free(block->threads[i].copies);
-    free(block->threads), free(block->shared), free(block->words), free(block->fences);
+    free(block->threads), free(block->shared), free(block->words);
+}
+
+/* Which block is the next to begin: they begin in the order of their numbers, but for number `last`. */
+static int next_block(int last) {
+    int index = machine.begun++;
+    if (last >= machine.launch.blocks || index < last)
+        return index;
+    return index + 1 < machine.launch.blocks ? index + 1 : last;
+}
+
+/* Of the next blocks as many as there is room for. */
+static void begin_blocks(int last) {
+    for (int i = 0; i < machine.launch.resident; i++) {
+        Block *block = machine.resident[i];
+        if (block && block->live)
+            continue;
+        if (block)
+            end_block(block);
+        machine.resident[i] = machine.begun < machine.launch.blocks ? start_block(next_block(last)) : 0;
+    }
+}
+
+/* bar.sync is as barrier.sync.aligned: all lanes of a warp are at the same one. */
+static void check_aligned(const Thread *lanes) {
+    for (int i = 1; i < WARP; i++)
+        if (lanes[i].line != lanes->line)
+            fail_meeting(lanes, i);
 }
 
 /* All threads of a block have come to a barrier: what each has fenced, all have. */
 static void release_block(Block *block) {
     int64_t fenced = 0;
+    for (int i = 0; i < machine.launch.threads; i += WARP)
+        check_aligned(&block->threads[i]);
     for (int i = 0; i < machine.launch.threads; i++)
         if (block->threads[i].fenced > fenced)
             fenced = block->threads[i].fenced;
@@ -117,79 +152,102 @@ static int run_warp(Thread *lanes) {
 }
 
 static void fail_stuck(void) {
-    for (int i = 0; i < machine.launch.blocks; i++)
-        for (int k = 0; k < machine.launch.threads; k++) {
-            const Thread *t = &machine.blocks[i].threads[k];
+    for (int i = 0; i < machine.launch.resident; i++)
+        for (int k = 0; machine.resident[i] && k < machine.launch.threads; k++) {
+            const Thread *t = &machine.resident[i]->threads[k];
             if (machine.failed || t->state == DONE)
                 continue;
             machine.failed = 1;
             snprintf(machine.launch.error, MESSAGE,
-                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", i, k, t->line,
-                     t->state == IN_WARP ? "warp" : "block");
+                     "block %d, thread %d, line %d: waits for its %s, of which others have ended or wait elsewhere", t->block->index,
+                     k, t->line, t->state == IN_WARP ? "warp" : "block");
         }
 }
 
-/* The warps that can run, of all blocks; where there are none, of those whose threads have all come to a barrier. */
-static int ready_warps(Thread **ready) {
+/* The warps of a block that can run; where all of its threads have come to a barrier, all. */
+static int ready_warps_of(Block *block, Thread **ready) {
     int count = 0;
-    for (int i = 0; i < machine.launch.blocks; i++) {
-        Block *block = &machine.blocks[i];
-        if (block->waiting && block->waiting == machine.launch.threads)
-            release_block(block);
-        for (int k = 0; block->live && k < machine.launch.threads; k += WARP)
-            if (is_ready(&block->threads[k]))
-                ready[count++] = &block->threads[k];
-    }
+    if (block->waiting && block->waiting == machine.launch.threads)
+        release_block(block);
+    for (int k = 0; block->live && k < machine.launch.threads; k += WARP)
+        if (is_ready(&block->threads[k]))
+            ready[count++] = &block->threads[k];
     return count;
+}
+
+/* Those of all resident blocks but number `last`, which runs after the others. */
+static int ready_warps(Thread **ready, int last) {
+    int count = 0;
+    Block *after = 0;
+    begin_blocks(last);
+    for (int i = 0; i < machine.launch.resident; i++) {
+        Block *block = machine.resident[i];
+        if (block && block->index == last)
+            after = block;
+        else if (block)
+            count += ready_warps_of(block, ready + count);
+    }
+    return count || !after ? count : ready_warps_of(after, ready);
 }
 
 static int warp_number(const Thread *lanes) {
     return (lanes->block->index * machine.launch.threads + lanes->index) / WARP;
 }
 
+static void lower(uint32_t *priority, Block *block) {
+    for (int i = 0; i < machine.launch.threads; i += WARP)
+        priority[warp_number(&block->threads[i])] = draw() >> 8;
+}
+
 static void run_blocks(void) {
     int most = machine.launch.blocks * machine.launch.threads / WARP, count, by_priority = draw() % 2;
+    int last = draw() % (2 * machine.launch.blocks);
     Thread **ready = calloc(most, sizeof *ready);
     uint32_t *priority = calloc(most, sizeof *priority);
     for (int i = 0; i < most; i++)
         priority[i] = draw();
-    while (!machine.failed && (count = ready_warps(ready))) {
+    while (!machine.failed && (count = ready_warps(ready, last))) {
         Thread *chosen = ready[draw() % count];
-        for (int i = 0; by_priority && i < count; i++)
-            if (priority[warp_number(ready[i])] > priority[warp_number(chosen)])
-                chosen = ready[i];
-        if (run_warp(chosen) || draw() % 64 == 0)
+        if (by_priority && draw() % 16)
+            for (int i = 0; i < count; i++)
+                if (priority[warp_number(ready[i])] > priority[warp_number(chosen)])
+                    chosen = ready[i];
+        if (run_warp(chosen))
+            lower(priority, chosen->block);
+        else if (draw() % 64 == 0)
             priority[warp_number(chosen)] = draw() >> 1;
         if (machine.launch.late == 2 && draw() % 4 == 0)
             bring_some(&chosen[draw() % WARP]);
     }
     free(ready), free(priority);
-    for (int i = 0; i < machine.launch.blocks; i++)
-        if (!machine.failed && machine.blocks[i].live)
-            fail_stuck();
+    fail_stuck();
 }
 
 /* Runs a launch with these parameters. Returns 0, or 1 with a text in `error`. */
 int ptx_launch(const void *parameters, const Launch *launch) {
     memset(&machine, 0, sizeof machine);
-    machine.launch = *launch, machine.parameters = parameters, machine.loops = LOOPS;
+    machine.launch = *launch, machine.parameters = parameters, machine.loops = launch->loops;
     machine.random = launch->seed * 0x9E3779B97F4A7C15ull + 88172645463325252ull;
     machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
     machine.blocks = calloc(launch->blocks, sizeof(Block));
+    machine.resident = calloc(launch->resident, sizeof(Block *));
     forget_writers();
     begin_counts(launch->blocks);
-    for (int i = 0; i < launch->blocks; i++)
-        start_block(&machine.blocks[i], i);
     run_blocks();
-    for (int i = 0; i < launch->blocks; i++)
-        end_block(&machine.blocks[i]);
+    for (int i = 0; i < launch->resident; i++)
+        if (machine.resident[i])
+            end_block(machine.resident[i]);
+    for (int i = 0; i < machine.begun; i++)
+        free(machine.blocks[i].fences);
     end_counts(launch->blocks);
-    free(machine.blocks);
+    free(machine.blocks), free(machine.resident);
     return machine.failed;
 }
 
-#define THREAD ((uint32_t)machine.current->index)
-#define BLOCK ((uint32_t)machine.current->block->index)
-#define BLOCKS ((uint32_t)machine.launch.blocks)
+#define THREAD_X ((uint32_t)(machine.current->index % machine.launch.across))
+#define THREAD_Y ((uint32_t)(machine.current->index / machine.launch.across))
+#define THREADS_X ((uint32_t)machine.launch.across)
+#define BLOCK ((uint32_t)machine.current->block->number)
+#define BLOCKS ((uint32_t)(machine.launch.numbers ? machine.launch.grid : machine.launch.blocks))
 
 #endif

@@ -46,6 +46,11 @@ static uint32_t pack(uint16_t high, uint16_t low) { return (uint32_t)high << 16 
 /* To an integer towards zero: NaN is 0, what is too large is the largest. */
 static int32_t float_to_int(float x) { return x != x ? 0 : x >= 0x1p31f ? INT32_MAX : x <= -0x1p31f ? INT32_MIN : (int32_t)x; }
 
+static int16_t float_to_short(float x) {
+    int32_t whole = float_to_int(x);
+    return (int16_t)(whole > INT16_MAX ? INT16_MAX : whole < INT16_MIN ? INT16_MIN : whole);
+}
+
 static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 
 /* A finite number that is up to so many units of the last place off. */
@@ -53,9 +58,19 @@ static float off(float x, int ulps) {
     return ulps && isfinite(x) && x != 0.0f ? as_float(as_bits(x) + draw() % (2 * ulps + 1) - ulps) : x;
 }
 
-static float exp2_approx(float x) {
-    float y = flushed(exp2f(flushed(x)));
+static float exp2_full(float x) {
+    float y = exp2f(x);
     return y == 1.0f ? y : off(y, machine.launch.ulps);
+}
+
+static float exp2_approx(float x) { return flushed(exp2_full(flushed(x))); }
+
+static float root_approx(float x) { return off(flushed(sqrtf(flushed(x))), machine.launch.ulps ? 1 : 0); }
+
+static float quotient_full(float a, float b) { return off(a / b, machine.launch.ulps ? 2 : 0); }
+
+static float quotient_approx(float a, float b) {
+    return fabsf(b) > 0x1p126f && isfinite(b) ? (isinf(a) ? NAN : copysignf(0.0f, a) * copysignf(1.0f, b)) : quotient_full(a, b);
 }
 
 static float reciprocal_approx(float x) { return off(flushed(1.0f / flushed(x)), machine.launch.ulps ? 1 : 0); }

@@ -1,4 +1,5 @@
-/* Products and loads of matrices by a warp (PTX: Warp Level Matrix Instructions). layouts.h says which lane holds what.
+/* Products and loads of matrices by a warp (PTX: Warp Level Matrix Multiply-Accumulate Instructions). layouts.h says which lane
+   holds what.
 
    Products are summed in double precision and rounded once, or, with `group`, as tensor cores are measured to sum them: the products
    of a group and the sum so far are cut off to `fraction` bits after the first bit that the largest may have, added exactly, and the
@@ -116,6 +117,21 @@ static void load_matrices(Thread *lanes, int count, int is_transposed) {
             lanes[lane].out[matrix] = pack(halves[1], halves[0]);
         }
     count_matrices(lanes, count);
+}
+
+/* The same the other way. */
+static void store_matrices(Thread *lanes, int count, int is_transposed, int line) {
+    uint16_t rows[WARP][8];
+    for (int lane = 0; lane < WARP; lane++)
+        for (int matrix = 0; matrix < count; matrix++)
+            for (int i = 0; i < 2; i++) {
+                int at = (is_transposed ? LOADED_TRANSPOSED : LOADED)[lane][i];
+                rows[matrix * 8 + at / 8][at % 8] = (uint16_t)(lanes[lane].in[1 + matrix] >> 16 * i);
+            }
+    for (int row = 0; row < count * 8; row++) {
+        machine.current = &lanes[row];
+        shared_store(lanes[row].in[0], rows[row], 16, line);
+    }
 }
 
 #endif

@@ -3,7 +3,7 @@
      thread   a fiber; runs until it has to wait for its warp, its block or an atomic operation's turn
      warp     32 of them, which meet at each .sync instruction
      block    shared memory, and threads that meet at each barrier
-     launch   all blocks at once: those of dilkit's kernels stay resident and share tiles by a counter */
+     launch   so many blocks at once, each of which makes room for another when it ends */
 #ifndef DILKIT_PTX_THREAD
 #define DILKIT_PTX_THREAD
 
@@ -15,14 +15,14 @@
 #include <string.h>
 
 enum { WARP = 32, MAX_WARPS = 32, MESSAGE = 900, STACK_BYTES = 1 << 20 };
-/* Turns of loops after which a launch is taken to run for ever; an atomic operation is as many. */
-enum { LOOPS = 20000000, ATOMIC_LOOPS = 100 };
+/* An atomic operation is as many turns of a loop. */
+enum { ATOMIC_LOOPS = 100 };
 
 typedef enum { READY, IN_WARP, IN_BLOCK, DONE } State;
 
 typedef struct {
     uint32_t to;
-    int bytes, group;
+    int size, bytes, group;
     uint64_t from;
 } Copy;
 
@@ -34,14 +34,17 @@ typedef struct {
     int64_t constant;
 } Range;
 
-/* `Launch` of tests/ptx/launcher.py. */
+/* `Launch` of tests/ptx/library.py. `across`: threads of a block in the direction of x. With `numbers`, `blocks` of a grid of `grid`
+   blocks run, and the others do not. */
 typedef struct {
-    int32_t blocks, threads, checked, late, group, fraction, ulps, range_count;
+    int32_t blocks, threads, across, resident, checked, late, group, fraction, ulps, range_count;
     uint64_t seed;
-    int64_t dynamic_bytes;
+    int64_t dynamic_bytes, loops; /* After so many turns of loops it is taken to run for ever. */
     Range *ranges;
     char *error;
     int64_t *counts;
+    const int32_t *numbers;
+    int32_t grid;
 } Launch;
 
 typedef struct Block Block;
@@ -79,7 +82,7 @@ typedef struct {
 } Fence;
 
 struct Block {
-    int index, live, waiting;
+    int index, number, live, waiting; /* `number` in the grid */
     uint32_t meeting, warp_meeting[MAX_WARPS];
     Thread *threads;
     uint8_t *shared;
@@ -91,13 +94,13 @@ struct Block {
 static struct {
     Launch launch;
     const uint8_t *parameters;
-    Block *blocks;
+    Block *blocks, **resident;
     Thread *current;
     Fiber scheduler;
     uint64_t random;
     int64_t time, loops;
     int64_t shared_bytes;
-    int failed, has_yielded;
+    int begun, failed, has_yielded;
 } machine;
 
 static uint32_t draw(void) {

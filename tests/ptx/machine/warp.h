@@ -17,6 +17,7 @@ enum {
     REDUCE_max,
     MEET,
     LOAD_MATRICES,
+    STORE_MATRICES,
     MULTIPLY
 };
 
@@ -77,9 +78,18 @@ static void do_together(Thread *lanes) {
         COUNT(WARP_BARRIERS, 1);
     } else if (kind == LOAD_MATRICES) {
         load_matrices(lanes, arguments[0], arguments[1]);
+    } else if (kind == STORE_MATRICES) {
+        store_matrices(lanes, arguments[0], arguments[1], lanes->line);
     } else {
         multiply_matrices(lanes, arguments[0], arguments[1]);
     }
+}
+
+/* Lanes 0 and `lane` of a warp have come to different instructions. */
+static void fail_meeting(const Thread *lanes, int lane) {
+    machine.failed = 1;
+    snprintf(machine.launch.error, MESSAGE, "block %d, warp %d: lanes 0 and %d meet at different instructions, lines %d and %d",
+             lanes->block->index, lanes->index / WARP, lane, lanes->line, lanes[lane].line);
 }
 
 /* If all lanes have come, they do what they came for and may run on. */
@@ -90,11 +100,7 @@ static void let_meet(Thread *lanes) {
     count_shared(lanes);
     for (int i = 1; i < WARP; i++)
         if (lanes[i].line != lanes->line) {
-            machine.current = &lanes[i];
-            machine.failed = 1;
-            snprintf(machine.launch.error, MESSAGE,
-                     "block %d, warp %d: lanes 0 and %d meet at different instructions, lines %d and %d", lanes->block->index,
-                     lanes->index / WARP, i, lanes->line, lanes[i].line);
+            fail_meeting(lanes, i);
             return;
         }
     do_together(lanes);
@@ -121,6 +127,9 @@ static const uint32_t *ldmatrix(int count, int is_transposed, uint32_t at, int l
         shared_place(at, 16, 0, line);
     return with_warp(LOAD_MATRICES, line, count, is_transposed)->out;
 }
+
+/* The address and the registers are in `in`. */
+static void stmatrix(int count, int is_transposed, int line) { with_warp(STORE_MATRICES, line, count, is_transposed); }
 
 /* `registers` of A, B and C are in `in`. */
 static const uint32_t *mma(int depth, int is_bfloat, int line) { return with_warp(MULTIPLY, line, depth, is_bfloat)->out; }

@@ -1,0 +1,50 @@
+"""Bounds that follow from what kernels issue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dilkit.device import probe
+from dilkit.tools.bench.costs import flash
+from dilkit.tools.bench.costs.bounds import Bound, bound_of
+from dilkit.tools.bench.costs.cards import CARDS
+from dilkit.tools.bench.costs.document import document, seconds, sentence
+from dilkit.tools.bench.costs.record import CostsResult, KernelCost, Whole
+from dilkit.tools.bench.gpu.cases import CONFIGURATIONS
+from dilkit.tools.results.file import new_result
+
+A100 = next(card for card in CARDS if card.name == "A100")
+ISSUED = 2**24, 2**24, 2**23, 0, 10, 20, 10**6, 10**6, 2**27, 0, 1, 2, 3, 10**9
+COST = KernelCost("B", 64, "bfloat16", "sm_80", "forward", "mma_forward", 0, 2048, 2, *ISSUED)
+
+
+def test_a_launch_needs_what_its_busiest_unit_needs() -> None:
+    bound, cycles = bound_of(COST, A100), 108 * 1.41e9
+    assert bound.tensor == pytest.approx(2**24 * 4096 / 312e12)
+    assert bound.shared == pytest.approx(3 * 2**23 / cycles, rel=0.01)
+    assert bound.special == pytest.approx(2**27 / 16 / cycles, rel=0.01)
+    assert bound.memory == pytest.approx(1e9 / 1555e9)
+    assert (bound.limit, bound.seconds) == ("memory", bound.memory)
+    assert seconds([bound, Bound(tensor=1.0)]) == 1.0 + bound.memory
+
+
+def test_flash_attention_does_the_nominal_flops() -> None:
+    for asked in CONFIGURATIONS.values():
+        products = sum(bound.tensor for bound in flash.forward(asked, 64, A100)) * A100.tensor
+        assert products == pytest.approx(asked.problem(64).flops())
+        assert sum(bound.tensor for bound in flash.backward(asked, 64, A100)) * A100.tensor == pytest.approx(2.5 * products)
+
+
+def test_the_document_has_a_row_for_each_pass() -> None:
+    whole = Whole(problem="p", name="mma_forward", tiles=9, run=2, count="fma", whole=200, from_few=201)
+    result = new_result(CostsResult, probe("cpu"), nvrtc="12.9", rows=(COST.row(),), wholes=(whole,))
+    assert KernelCost.read(COST.row()) == COST
+    ours, other, *_ = document(result).tables[0].rows
+    assert (ours[4], ours[7]) == ("cupy_raw", "0.643 memory")
+    assert other[4].startswith("FlashAttention-2")
+    assert other[7].endswith(" tensor")
+    assert "within 0.50%" in sentence(result)
+    with pytest.raises(ValueError, match="rows: 'a row'"):
+        replace(result, rows=("a row",))
