@@ -54,7 +54,7 @@ def main() -> int:
 
 def table(outcomes: Iterable[Outcome]) -> list[str]:
     """A line for each backend, list and kind of device: trials, failures, what was skipped, launches where they are recorded, the
-    largest error and minutes of CPU time."""
+    largest error (`worst`) and minutes of CPU time."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         trial = outcome.trial
