@@ -50,8 +50,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a trial: its `reason` is "" where it passed, or was `skipped` for another. `worst`: the largest error in units of that of
-    plain torch math, of which 2 are right and of gradients 3; of a step, of what is allowed. `seconds` of CPU time, compilers'
+    """Of a trial: its `reason` is "" where it passed, or was `skipped` for another. `worst`: the largest error in units of that
+    of plain torch math, of which 2 are right and of gradients 3; of a step, of what is allowed. `seconds` of CPU time, compilers'
     too. `launches` that were run, where they were recorded."""
 
     trial: Trial
