@@ -154,8 +154,17 @@ def test_what_is_built_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize", lambda given, **_: given):
         found = list(runpy.run_path("setup.py")["extensions"]())
     assert {extension.name for extension in found} == {
-        *("dilkit._cache", "dilkit.decoding._checked", "dilkit.decoding._tables", "dilkit.op._facts", "dilkit.orders._locality"),
-        *("dilkit.backends.tiles._tiles", "dilkit.comm.passes._rows"),
+        *(
+            "dilkit._cache",
+            "dilkit.op._facts",
+            "dilkit.orders._locality",
+            "dilkit.backends.tiles._tiles",
+            "dilkit.comm.passes._rows",
+        ),
+        *(
+            f"dilkit.decoding.{name}"
+            for name in ("_checked", "_kept_tokens", "_last_rows", "_tables", "paged._spans", "paged._stream")
+        ),
     }
     assert not any(x.extra_compile_args or x.extra_link_args or len(x.sources) != 1 for x in found)
 
