@@ -69,10 +69,10 @@ PASSES = (
         f"{ATTENTION}::test_every_schedule_and_dtype",
     ),
     Mutant(
-        "the gradient of values is that of the last rank alone",
+        "gradients of keys and values are those of the last rank alone",
         "comm/passes/ring/backward.py",
-        "self.dvalue += dvalue",
-        "self.dvalue = dvalue.clone()",
+        "total += more.to(total.dtype)",
+        "total.copy_(more)",
         f"{ATTENTION}::test_every_schedule_and_dtype",
     ),
 )
