@@ -157,11 +157,6 @@ def test_a_margin_is_a_share(margin: str, capsys: pytest.CaptureFixture[str]) ->
     assert "is not a share from 0 to 10" in capsys.readouterr().err
 
 
-def test_the_default_margin_is_the_documented_one() -> None:
-    page = (FOLDER.parent / "measurements.md").read_text()
-    assert f"{compare.MARGIN:.0%} unless" in page
-
-
 def test_a_suite_is_compared_with_an_earlier_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
