@@ -56,6 +56,14 @@ typedef struct {
     unsigned biased[WINDOW / 32];
 } Columns;
 
+/* The first and the last position of a warp's rows. */
+typedef struct {
+    int first, last;
+} Reach;
+
+/* `last` of a warp without rows, which no bound leads from to any column. */
+#define NOWHERE (-0x40000001)
+
 typedef float Scores[FRAGMENTS][SCORE_COLUMNS / 8][4];
 typedef float Sums[FRAGMENTS][SUM_CHUNKS][4];
 
@@ -184,6 +192,20 @@ DEVICE void put_column(Columns *columns, int index, int position, float bias, in
         put_range(columns, slot, any ? 0 : MAX_POSITION, any ? MAX_POSITION : -1);
 }
 
+/* Of this warp's rows. */
+DEVICE Reach reach_of(const Tile *tile) {
+    int row = first_row(this_thread());
+    Reach own = {own_position(tile, row), row < tile->rows ? own_position(tile, row + ROWS - 1) : NOWHERE};
+    return own;
+}
+
+/* Notes it, by warp, for a step to read two words in the place of the tile's, from which it follows. */
+DEVICE void note_reach(Reach *reaches, const Tile *tile) {
+    unsigned thread = this_thread();
+    if (thread % 32 == 0)
+        reaches[thread / 32] = reach_of(tile);
+}
+
 /* The lowest and the highest position of the SCORE_COLUMNS columns from number `slot` of the window on. */
 DEVICE int lowest_of(const Columns *columns, int slot) {
     return min_of(columns->lowest[slot / 32], columns->lowest[slot / 32 + (SCORE_COLUMNS - 1) / 32]);
@@ -193,14 +215,14 @@ DEVICE int highest_of(const Columns *columns, int slot) {
     return max_of(columns->highest[slot / 32], columns->highest[slot / 32 + (SCORE_COLUMNS - 1) / 32]);
 }
 
-/* Whether of rows from `first` to `last`, which see columns from row - back to row + ahead, none sees any of these columns; whether
-   some see not all. */
-DEVICE int none_seen(const Columns *columns, int slot, int first, int last, int back, int ahead) {
-    return lowest_of(columns, slot) > last + ahead || highest_of(columns, slot) < first - back;
+/* Whether of rows in `reach`, which see columns from row - back to row + ahead, none sees any of these columns; whether some see
+   not all. */
+DEVICE int none_seen(const Columns *columns, int slot, Reach reach, int back, int ahead) {
+    return lowest_of(columns, slot) > reach.last + ahead || highest_of(columns, slot) < reach.first - back;
 }
 
-DEVICE int some_cut(const Columns *columns, int slot, int first, int last, int back, int ahead) {
-    return highest_of(columns, slot) > first + ahead || lowest_of(columns, slot) < last - back;
+DEVICE int some_cut(const Columns *columns, int slot, Reach reach, int back, int ahead) {
+    return highest_of(columns, slot) > reach.first + ahead || lowest_of(columns, slot) < reach.last - back;
 }
 
 /* Products */

@@ -23,7 +23,8 @@
        the other half     | the next COLUMNS are being copied ----------------------> | read
        window of columns  | read: of half h and of the next; written: those after     | ...
 
-   A warp has 16 or 32 rows of the tile; `mma.cuh` draws how it multiplies them. There is one barrier for each half of the buffer.
+   A warp has 16 or 32 rows of the tile, whose first and last position it notes; `mma.cuh` draws how it multiplies them. There is one
+   barrier for each half of the buffer.
 
    HEAD_DIM     16   32   64   96  128      low tiles    16   32   64      on sm_75    64  128
    THREADS     128  128  128  128  128                 128  128  128                 128   64
@@ -224,10 +225,5 @@ DEVICE void drop(Scores x, unsigned kept, float factor) {
                 x[m][n][e] = kept >> ((m * 2 + n) * 4 + e) & 1 ? x[m][n][e] * factor : 0.0f;
 }
 #endif
-
-/* Whether the tile ends before this warp's rows; the first and the last of them, by position. */
-DEVICE int warp_is_idle(const Tile *tile) { return first_row(this_thread()) >= tile->rows; }
-DEVICE int warp_begin(const Tile *tile) { return own_position(tile, first_row(this_thread())); }
-DEVICE int warp_end(const Tile *tile) { return own_position(tile, first_row(this_thread()) + ROWS - 1); }
 
 #endif

@@ -69,6 +69,7 @@ KERNEL(mma_dkeyvalue) {
     SHARED Task task;
     SHARED int heads_end;
     SHARED Columns columns;
+    SHARED Reach reaches[THREADS / 32];
     SHARED float2 terms[WINDOW];
     SHARED uint4 buffer[2 * HALF], spare[(SPARE ? SPARE : 1) * FRAGMENTS * THREADS];
     first_tile(&task, &args, 1);
@@ -77,6 +78,7 @@ KERNEL(mma_dkeyvalue) {
         Sums dkey, dvalue;
         if (is_first())
             heads_end = (task.tile.head + 1) * group_of(&args);
+        note_reach(reaches, &task.tile);
         clear(dkey), clear(dvalue);
         load_row_fragments(own_key, own_value, buffer, args.key, args.value, task.batch, task.tile.head, &args, &task.tile);
 #pragma unroll
@@ -103,10 +105,10 @@ KERNEL(mma_dkeyvalue) {
                         locate_query(&columns, terms, &task.keys, &args, task.batch, head, after + this_thread());
                 }
                 int slot = column % WINDOW;
-                int begin = warp_begin(&task.tile), end = warp_end(&task.tile);
-                if (warp_is_idle(&task.tile) || none_seen(&columns, slot, begin, end, args.ahead, args.back))
+                Reach reach = reaches[this_thread() / 32];
+                if (none_seen(&columns, slot, reach, args.ahead, args.back))
                     continue;
-                int compare = bounded(&args) && some_cut(&columns, slot, begin, end, args.ahead, args.back);
+                int compare = bounded(&args) && some_cut(&columns, slot, reach, args.ahead, args.back);
                 const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
                 Scores p, ds;
                 /* Across this barrier the compiler moves no loads, for which there would be no registers. */

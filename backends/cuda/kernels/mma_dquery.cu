@@ -9,6 +9,7 @@ KERNEL(mma_dquery) {
     SHARED Task task;
     SHARED int key_head;
     SHARED Columns columns;
+    SHARED Reach reaches[THREADS / 32];
     SHARED float biases[WINDOW];
     SHARED uint4 buffer[2 * HALF];
     first_tile(&task, &args, 0);
@@ -18,6 +19,7 @@ KERNEL(mma_dquery) {
         float shift[FRAGMENTS][2], delta[FRAGMENTS][2];
         if (is_first())
             key_head = task.tile.head / group_of(&args);
+        note_reach(reaches, &task.tile);
         clear(dquery);
         row_terms(shift, delta, line_of(&args, task.batch, task.tile.head), &args, &task.tile);
         load_row_fragments(own_query, own_dout, buffer, args.query, args.dout, task.batch, task.tile.head, &args, &task.tile);
@@ -36,10 +38,10 @@ KERNEL(mma_dquery) {
                     locate_column(&columns, biases, &task.keys, &args, task.batch, after + this_thread());
             }
             int slot = column % WINDOW;
-            int begin = warp_begin(&task.tile), end = warp_end(&task.tile);
-            if (warp_is_idle(&task.tile) || none_seen(&columns, slot, begin, end, args.back, args.ahead))
+            Reach reach = reaches[this_thread() / 32];
+            if (none_seen(&columns, slot, reach, args.back, args.ahead))
                 continue;
-            int compare = bounded(&args) && some_cut(&columns, slot, begin, end, args.back, args.ahead);
+            int compare = bounded(&args) && some_cut(&columns, slot, reach, args.back, args.ahead);
             const uint4 *columns_at = buffer + half_of(column) + column % COLUMNS * CHUNKS;
             Scores p, ds;
             score_tile(p, own_query, STEPS, 0, columns_at);

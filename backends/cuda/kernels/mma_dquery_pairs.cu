@@ -143,7 +143,7 @@ KERNEL(mma_dquery_pairs) {
             if (column >= task.keys.total)
                 break;
             int slot = column % WINDOW;
-            if (warp_is_idle(&task.tile) || none_seen(&columns, slot, warp_begin(&task.tile), warp_end(&task.tile), args.back, args.ahead))
+            if (none_seen(&columns, slot, reach_of(&task.tile), args.back, args.ahead))
                 continue;
             int first = share(this_thread()) * SCORE_COLUMNS;
             Scores p, ds;
@@ -166,7 +166,7 @@ KERNEL(mma_dquery_pairs) {
 #else
             query_score_gradients(ds, p, found, args.scale * LOG2E, shift, delta);
 #endif
-            if (bounded(&args) && some_cut(&columns, slot, warp_begin(&task.tile), warp_end(&task.tile), args.back, args.ahead))
+            if (bounded(&args) && some_cut(&columns, slot, reach_of(&task.tile), args.back, args.ahead))
                 mask_beyond(ds, &columns, slot + first, args.back, args.ahead, &task.tile);
 #if CHANGED
             finish_score_gradients(ds, p, &args, &of, &columns, slot + first, &task.tile);

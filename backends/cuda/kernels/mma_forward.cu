@@ -61,9 +61,12 @@
 #define LOWEST (-3e38f)
 #define MAX_ADDED 4096.0f
 
+/* Whether registers have room for the sums of weights. */
+#define TOTALS_HELD (HEAD_DIM <= 64 && !CHANGED)
+
 /* What all threads need to know of a tile of rows; registers have no room for it. `key` and `value` are of its head. */
 typedef struct {
-    float total[THREADS][FRAGMENTS][2];
+    float total[TOTALS_HELD ? 1 : THREADS][FRAGMENTS][2];
     Task task;
     Storage *key, *value;
     Columns columns;
@@ -73,11 +76,14 @@ typedef struct {
 /* The rows of a warp. */
 typedef struct {
     Sums sum;
-    float maximum[FRAGMENTS][2];
+    float maximum[FRAGMENTS][2], total[TOTALS_HELD ? FRAGMENTS : 1][2];
     unsigned query[HELD ? FRAGMENTS : 1][STEPS][4];
 } Rows;
 
 typedef unsigned Weights[SCORE_COLUMNS / 16][FRAGMENTS][4];
+
+/* The sums of weights of this thread's rows. */
+DEVICE float (*totals_of(Rows *rows, TileState *shared))[2] { return TOTALS_HELD ? rows->total : shared->total[this_thread()]; }
 
 /* Starts copying the keys, or the values, from number `column` on. */
 DEVICE void copy_keys(uint4 *slot, Storage *from, long long stride, const TileState *shared, int column, int head_dim) {
@@ -324,9 +330,7 @@ DEVICE void find_heads(TileState *shared, const Args *args) {
 
 /* Whether any row of the warp sees any of the keys from number `slot` of the window on. */
 DEVICE int warp_sees_any(const TileState *shared, const Args *args, int slot) {
-    const Tile *tile = &shared->task.tile;
-    int row = first_row(this_thread()), first = own_position(tile, row), last = own_position(tile, row + ROWS - 1);
-    return row < tile->rows && !none_seen(&shared->columns, slot, first, last, args->back, args->ahead);
+    return !none_seen(&shared->columns, slot, reach_of(&shared->task.tile), args->back, args->ahead);
 }
 
 /* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to
@@ -334,10 +338,8 @@ DEVICE int warp_sees_any(const TileState *shared, const Args *args, int slot) {
 DEVICE void attend(Weights weight, Rows *rows, TileState *shared, const Args *args, int slot, const uint4 *queries,
                    const uint4 *keys, int raise) {
     const Columns *columns = &shared->columns;
-    float (*total)[2] = shared->total[this_thread()], added[FRAGMENTS][2], scale = CHANGED ? 1.0f : args->scale * LOG2E;
-    const Tile *tile = &shared->task.tile;
-    int row = first_row(this_thread()), first = own_position(tile, row), last = own_position(tile, row + ROWS - 1);
-    int compare = bounded(args) && some_cut(columns, slot, first, last, args->back, args->ahead);
+    float (*total)[2] = totals_of(rows, shared), added[FRAGMENTS][2], scale = CHANGED ? 1.0f : args->scale * LOG2E;
+    int compare = bounded(args) && some_cut(columns, slot, reach_of(&shared->task.tile), args->back, args->ahead);
     int plain = !CHANGED && !compare && !columns->biased[slot / 32] && !columns->biased[slot / 32 + 1] && scale >= 0.0f;
     do {
         Scores score;
@@ -379,7 +381,7 @@ DEVICE void compute_tile(const Args *args, TileState *shared, uint4 *slots) {
     copy_keys(slots, shared->key, args->key.row, shared, 0, args->head_dim);
 
     Rows rows;
-    start_rows(&rows, shared->total[this_thread()], args, &shared->task.tile, shared->task.batch);
+    start_rows(&rows, totals_of(&rows, shared), args, &shared->task.tile, shared->task.batch);
     copy_async_wait(1);
     synchronize();
     if (HELD)
@@ -414,7 +416,7 @@ DEVICE void compute_tile(const Args *args, TileState *shared, uint4 *slots) {
     tile = shared->task.tile;
     copy_async_wait(0);
     synchronize();
-    stage_rows(slots, &rows, shared->total[this_thread()], args, &tile, batch);
+    stage_rows(slots, &rows, totals_of(&rows, shared), args, &tile, batch);
     Found next = find_tile(args, number);
     write_rows(slots, args, &tile, batch);
     begin_tile(&shared->task, args, &next, 0);
