@@ -11,7 +11,7 @@ Work is thought to be shared out evenly, and a full ring to hide its sends under
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,27 +21,34 @@ from dilkit.comm.simulation.pair_rows import Table
 from dilkit.comm.simulation.topology import Topology
 
 
-def peer_seconds(forecast: Forecast, topology: Topology) -> dict[str, float]:
-    """A forward and a backward pass by each, in seconds; Ulysses is left out where there are more ranks than query heads."""
-    return dict(_each(forecast, topology))
+class Peer(NamedTuple):
+    """A forward and a backward pass: seconds, bytes that a rank sends, and the most bytes of others' rows that it holds."""
+
+    seconds: float
+    sent: int
+    held: int
 
 
-def _each(forecast: Forecast, topology: Topology) -> Iterator[tuple[str, float]]:
+def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
+    """Each of them; Ulysses is left out where there are more ranks than query heads."""
     plan, rows, speed = forecast.plan, forecast.rows, forecast.speed
-    ranks, shard = plan.world_size, -(-plan.seq // plan.world_size) * rows.batch
-    keys, queries = shard * plan.kv_heads * rows.key_value_bytes, shard * plan.heads * rows.row_bytes
-    work = float(forecast.flops["total"].sum()) / ranks / speed.flops
-    gradients = shard * plan.kv_heads * 2 * rows.row_bytes
-    hop = (ranks - 1) / topology.bandwidth
-    around = max(work, keys * hop), max(speed.backward * work, (keys + gradients) * hop)
-    yield "full ring", sum(around) + 2 * (ranks - 1) * speed.latency
-    computed, everyone = (1 + speed.backward) * work, np.ones((ranks, ranks)) - np.eye(ranks)
-    gathered = sum(_seconds(everyone * size, topology) for size in (keys, gradients))
-    yield "all-gather", computed + gathered + 2 * speed.latency
-    if ranks <= plan.heads:
-        forward, backward = keys + 2 * queries, gradients + 2 * queries
-        moved = sum(_seconds(everyone * size / ranks, topology) for size in (forward, backward))
-        yield "Ulysses", computed + moved + 4 * speed.latency
+    others, shard = plan.world_size - 1, -(-plan.seq // plan.world_size) * rows.batch
+    block, gradients = shard * plan.kv_heads * rows.key_value_bytes, shard * plan.kv_heads * 2 * rows.row_bytes
+    queries = 2 * shard * plan.heads * rows.row_bytes  # and results
+    work = float(forecast.flops["total"].sum()) / plan.world_size / speed.flops
+    computed, everyone = (1 + speed.backward) * work, np.ones((plan.world_size,) * 2) - np.eye(plan.world_size)
+    hops = (block * others / topology.bandwidth, (block + gradients) * others / topology.bandwidth)
+    around = max(work, hops[0]) + max(speed.backward * work, hops[1]) + 2 * others * speed.latency
+    gathered = computed + sum(_seconds(everyone * size, topology) for size in (block, gradients)) + 2 * speed.latency
+    found = {
+        "full ring": Peer(around, others * (2 * block + gradients), 2 * (block + gradients)),
+        "all-gather": Peer(gathered, others * (block + gradients), others * block),
+    }
+    if plan.world_size <= plan.heads:
+        passes = [(one + queries) * others // plan.world_size for one in (block, gradients)]
+        moved = sum(_seconds(everyone * one / max(others, 1), topology) for one in passes)
+        found["Ulysses"] = Peer(computed + moved + 4 * speed.latency, sum(passes), max(passes))
+    return found
 
 
 def _seconds(volume: Table, topology: Topology) -> float:

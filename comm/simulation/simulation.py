@@ -71,7 +71,8 @@ class Simulated:
 def simulate(forecast: Forecast, topology: Topology | None = None, stragglers: Stragglers = Stragglers()) -> Simulated:
     """A forward and a backward pass of `forecast.plan`, at the speed of `forecast.speed`, on the links of `topology`.
 
-    None: a flat network of the bandwidth of the speed. Bytes are those that the plan counts, work in proportion to its pairs.
+    None: a flat network of the bandwidth of the speed, and no rank slower. Bytes are those that the plan counts, work is in
+    proportion to its pairs.
 
     >>> from dilkit import Pattern
     >>> from dilkit.comm import Rows, exchange_plan
@@ -82,7 +83,7 @@ def simulate(forecast: Forecast, topology: Topology | None = None, stragglers: S
     >>> round(found.seconds, 4), found.bottleneck
     (0.0735, 'compute')
     """
-    topology = topology or Topology(forecast.speed.bandwidth)
+    topology, stragglers = topology or Topology(forecast.speed.bandwidth), stragglers or Stragglers()
     run = _Run(forecast, topology, stragglers.slower(forecast.plan.world_size), pair_rows(forecast.plan))
     for phase in PHASES:
         run.phase(phase)
@@ -138,6 +139,7 @@ class _Run:
             traffic, work = plan.traffic(phase, forecast.rows, branch).ring, self._seconds("ring", phase) / len(ring)
             for _ in range(hops):
                 self._hop(traffic, work / (hops + 1), hops)
+                self.now = self.now + (1 + (phase == "backward")) * forecast.speed.latency  # gradients by themselves
             self._compute(work / (hops + 1))
 
     def _hop(self, traffic: Traffic, work: Times, hops: int) -> None:
@@ -146,7 +148,7 @@ class _Run:
         arrived = np.where(traffic.received > 0, np.roll(self.now + taken, 1), self.now)
         self._count({"ports": float(taken.max())})
         self._compute(work)
-        self.now = np.maximum(self.now, arrived) + self.forecast.speed.latency
+        self.now = np.maximum(self.now, arrived)
 
     def _work(self, name: str, phase: str) -> None:
         self._compute(self._seconds(name, phase))

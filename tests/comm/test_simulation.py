@@ -17,7 +17,7 @@ from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.simulation import pair_rows as pairs
 from dilkit.comm.simulation.delivery import delivered
-from dilkit.comm.simulation.peers import peer_seconds
+from dilkit.comm.simulation.peers import peers
 from dilkit.comm.simulation.simulation import Stragglers, simulate
 from dilkit.comm.simulation.topology import Topology
 
@@ -94,6 +94,8 @@ def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule: str) -
         assert forecast.seconds["overlapped"].max() * 0.7 <= found.seconds <= forecast.seconds["sequential"].max() * 1.001
         assert found.bottleneck == ("compute" if speed is FAST else "ports")
         assert max(found.busy.values()) <= found.seconds * 1.001
+        late = simulate(Forecast(plan, ROWS, replace(speed, latency=1e3)))
+        assert late.seconds == pytest.approx(1e3 * sum(forecast.exchanges.values()), rel=0.01)
 
 
 def test_rows_that_are_not_kept_travel_before_local_work() -> None:
@@ -118,12 +120,14 @@ def test_ranks_wait_for_a_slow_one_that_they_need_and_for_no_other() -> None:
 def test_others_move_all_keys_or_all_rows() -> None:
     pattern = Pattern([64, 4096], [1, 16])
     plan = exchange_plan(pattern, shard_cuts(4096, 4, pattern), 4)
-    found = peer_seconds(Forecast(plan, ROWS, Speed(1e6, 1e15)), Topology(1e6))
+    computed = peers(Forecast(plan, ROWS, Speed(1e6, 1e15)), Topology(1e6))
+    found = {name: peer.seconds for name, peer in computed.items()}
     keys = 2 * 1024 * 4 * ROWS.key_value_bytes
     assert found["all-gather"] == pytest.approx(3 * (2 * keys - 2 * 1024 * 4) / 1e6, rel=1e-3)
     assert found["full ring"] > found["all-gather"] > found["Ulysses"]
+    assert all(peer.seconds == pytest.approx(peer.sent / 1e6, rel=1e-3) for peer in computed.values())
     many = exchange_plan(pattern, even_cuts(4096, 16), 4)
-    assert "Ulysses" not in peer_seconds(Forecast(many, ROWS, FAST), Topology(1e12))
+    assert "Ulysses" not in peers(Forecast(many, ROWS, FAST), Topology(1e12))
 
 
 @pytest.mark.parametrize(

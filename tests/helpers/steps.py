@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,19 @@ def agree(computed: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], limit: 
     for name, a, b in zip(("out", "lse"), computed, right, strict=True):
         assert a.is_contiguous()
         torch.testing.assert_close(a.double(), b.double(), atol=limit, rtol=limit, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def check_that_nothing_is_seen(attend: Callable[[Step, Problem], tuple[Tensor, Tensor]]) -> None:
+    """Raise AssertionError unless a step without spans gives 0 and -inf, or the sink."""
+    case, sink = StepCase(), torch.arange(6.0)
+    step = make_step(case)
+    nothing = step._replace(spans=step.spans[:0], writes=step.writes[:0])
+    out, lse = attend(nothing, case.problem)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    out, lse = attend(nothing._replace(sink=sink), case.problem)
+    assert not out.any()
+    torch.testing.assert_close(lse, sink[:, None].expand(2, 6, 2), atol=1e-6, rtol=1e-6)
 
 
 def led_astray(step: Step, problem: Problem, name: str, number: int) -> PlacedStep:

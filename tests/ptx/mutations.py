@@ -22,46 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ptx.backends import is_installed
 from ptx.launcher import Options
-from ptx.subjects import PYTHON, Subject
+from ptx.subjects import SUBJECTS, Subject
 from ptx.survivors import SURVIVORS
-from ptx.trials import PAIRS, SINGLE, STEP, TENSOR, run
+from ptx.trials import run
 from tqdm import tqdm
 
 SEEDS = 0, 1
-FAULTS = {
-    "barrier": (r"\tbar\.sync\s+0;", ""),
-    "barrier of a warp": (r"\tbar\.warp\.sync\s+-?\w+;", ""),
-    "fence": (r"\tmembar\.gl;", ""),
-    "wait for one group less": (r"cp\.async\.wait_group 0;", "cp.async.wait_group 1;"),
-    "wait for two groups less": (r"cp\.async\.wait_group 1;", "cp.async.wait_group 3;"),
-    "commit": (r"cp\.async\.commit_group;", ""),
-    "copy of nothing": (r"(cp\.async\.cg\.shared\.global \[.*?\], \[.*?\], 16), %r\d+;", r"\1;"),
-    "order of A": (r"(mma\.sync\S+ \{.*?\}, \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
-    "order of B": (r"(mma\.sync\S+k16\S+ \{.*?\}, \{.*?\}, \{)(%r\d+), (%r\d+)\}", r"\1\3, \2}"),
-    "transposed": (r"(ldmatrix\S+)\.trans\.", r"\1."),
-    "not transposed": (r"(ldmatrix\S+x\d)\.shared", r"\1.trans.shared"),
-    "order of matrices": (r"(ldmatrix\S+ \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
-    "order of halves": (r"(cvt\.rn\.b?f16x2\.f32 %r\d+, )(%f\d+), (%f\d+);", r"\1\3, \2;"),
-    "predicate": (r"@%(p\d+) bra", r"@!%\1 bra"),
-    "lane of a shuffle": (r"(shfl\.sync\.\w+\.b32\s+\S+, \S+, )(?:1|2|4|8|16),", r"\g<1>3,"),
-    "counter": (r"\tst\.global\.u32\s+\[%rd\d+\], %r\d+;", ""),
-}
-"""Each a pattern and what comes in its place."""
-
-TRIALS = {
-    "mma_forward": TENSOR,
-    "mma_dquery": TENSOR,
-    "mma_dkeyvalue": TENSOR,
-    "mma_dquery_pairs": PAIRS,
-    "row_dots": SINGLE,
-    "fp32_forward": SINGLE,
-    "fp32_dquery": SINGLE,
-    "fp32_dkeyvalue": SINGLE,
-    "attend_stored": STEP,
-}
-"""By kernel, what shows its faults."""
-
-SUBJECTS = {kernel: Subject(kernel, FAULTS, trials) for kernel, trials in TRIALS.items()} | PYTHON
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.steps import gpu_case
-from ptx.trials import Trial
+from ptx.trials import PAIRS, SINGLE, STEP, TENSOR, Trial
 
 from dilkit import Pattern
 from dilkit.testing.problems import Case
@@ -31,6 +31,24 @@ class Subject:
         return re.search(rf"\.entry {self.entry}\(", text) is not None
 
 
+CUDA: Faults = {
+    "barrier": (r"\tbar\.sync\s+0;", ""),
+    "barrier of a warp": (r"\tbar\.warp\.sync\s+-?\w+;", ""),
+    "fence": (r"\tmembar\.gl;", ""),
+    "wait for one group less": (r"cp\.async\.wait_group 0;", "cp.async.wait_group 1;"),
+    "wait for two groups less": (r"cp\.async\.wait_group 1;", "cp.async.wait_group 3;"),
+    "commit": (r"cp\.async\.commit_group;", ""),
+    "copy of nothing": (r"(cp\.async\.cg\.shared\.global \[.*?\], \[.*?\], 16), %r\d+;", r"\1;"),
+    "order of A": (r"(mma\.sync\S+ \{.*?\}, \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
+    "order of B": (r"(mma\.sync\S+k16\S+ \{.*?\}, \{.*?\}, \{)(%r\d+), (%r\d+)\}", r"\1\3, \2}"),
+    "transposed": (r"(ldmatrix\S+)\.trans\.", r"\1."),
+    "not transposed": (r"(ldmatrix\S+x\d)\.shared", r"\1.trans.shared"),
+    "order of matrices": (r"(ldmatrix\S+ \{)(%r\d+), (%r\d+)", r"\1\3, \2"),
+    "order of halves": (r"(cvt\.rn\.b?f16x2\.f32 %r\d+, )(%f\d+), (%f\d+);", r"\1\3, \2;"),
+    "predicate": (r"@%(p\d+) bra", r"@!%\1 bra"),
+    "lane of a shuffle": (r"(shfl\.sync\.\w+\.b32\s+\S+, \S+, )(?:1|2|4|8|16),", r"\g<1>3,"),
+    "counter": (r"\tst\.global\.u32\s+\[%rd\d+\], %r\d+;", ""),
+}
 TRITON: Faults = {
     "barrier": (r"\tbar\.sync\s+0;", ""),
     "wait for a group less": (r"cp\.async\.wait_group\s+0;", "cp.async.wait_group 1;"),
@@ -47,7 +65,7 @@ TRITON: Faults = {
     "order of A": (r"(mma\.sync\S+\s+\{.*?\}, \{)\s*(%r\d+), (%r\d+)", r"\1\3, \2"),
     "order of halves": (r"(cvt\.rn\.f16x2\.f32\s+%r\d+, )(%r\d+), (%r\d+);", r"\1\3, \2;"),
 }
-STEP: Faults = {
+TRITON_STEP: Faults = {
     name: TRITON[name] for name in ("barrier", "condition of a load", "condition of a store", "lane of a shuffle")
 } | {
     "order of an atomic operation": (r"\.(?:acq_rel|acquire)\.(?=add|b32)", ".relaxed."),
@@ -72,12 +90,26 @@ def _of(backend: str) -> tuple[Trial, ...]:
 
 
 SMALL_STEP = (Trial("steps", (8, 0), gpu_case(("float32", ""), "small", "alibi"), backend="triton"),)
-PYTHON = {
+OF_CUDA = {
+    "mma_forward": TENSOR,
+    "mma_dquery": TENSOR,
+    "mma_dkeyvalue": TENSOR,
+    "mma_dquery_pairs": PAIRS,
+    "row_dots": SINGLE,
+    "fp32_forward": SINGLE,
+    "fp32_dquery": SINGLE,
+    "fp32_dkeyvalue": SINGLE,
+    "attend_stored": STEP,
+}
+"""By kernel, what shows its faults."""
+
+SUBJECTS = {
+    **{kernel: Subject(kernel, CUDA, trials) for kernel, trials in OF_CUDA.items()},
     **{f"triton {role}": Subject(role, TRITON, _of("triton"), LOOPS, 1) for role in ("forward", "dquery", "dkeyvalue")},
-    "triton attend_stored": Subject("attend_stored", STEP, SMALL_STEP, places=1),
+    "triton attend_stored": Subject("attend_stored", TRITON_STEP, SMALL_STEP, places=1),
     **{
         f"numba_cuda {role}": Subject(rf"\S*?{len(role)}{role}\d\S*", NUMBA, _of("numba_cuda"), LOOPS, 1)
         for role in ("forward", "dquery", "dkeyvalue")
     },
 }
-"""The kernels in Triton and in numba.cuda."""
+"""The kernels in CUDA, in Triton and in numba.cuda."""

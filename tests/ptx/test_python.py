@@ -11,7 +11,7 @@ from ptx import python_trials
 from ptx.backends import is_installed, opened
 from ptx.launcher import Options
 from ptx.mutations import Mutation, caught
-from ptx.subjects import CASE, PYTHON
+from ptx.subjects import CASE, SUBJECTS
 from ptx.trials import Trial, run
 
 from dilkit import Pattern
@@ -46,7 +46,7 @@ def test_gradients_of_triton_are_right_as_ptx(dtype: str) -> None:
 @slow
 @needs_triton
 def test_a_step_of_triton_is_right_as_ptx() -> None:
-    [trial] = PYTHON["triton attend_stored"].trials
+    [trial] = SUBJECTS["triton attend_stored"].trials
     outcome = run(trial, seed=0)
     assert (outcome.reason, outcome.launches) == ("", 2)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.forecast import Forecast, Speed
-from dilkit.comm.simulation.peers import peer_seconds
+from dilkit.comm.simulation.peers import Peer, peers
 from dilkit.comm.simulation.simulation import Simulated, Stragglers, simulate
 from dilkit.comm.simulation.topology import Topology
 from dilkit.pattern import Pattern
@@ -47,9 +47,9 @@ class ManyRanks:
         return simulate(self.forecast, TOPOLOGY)
 
     @cached_property
-    def peers(self) -> dict[str, float]:
-        """Seconds of others."""
-        return peer_seconds(self.forecast, TOPOLOGY)
+    def peers(self) -> dict[str, Peer]:
+        """Other ways."""
+        return peers(self.forecast, TOPOLOGY)
 
 
 @lru_cache
@@ -77,17 +77,16 @@ def assumptions(root: Path) -> str:
 def table(root: Path) -> str:
     """One row a way to compute it on `RANKS` ranks: time, bytes, what is held of other ranks, and what works longest."""
     many = _many(RANKS)
-    slow, plan, shard = simulate(many.forecast, TOPOLOGY, SLOW), many.forecast.plan, -(-SEQ // RANKS)
+    slow, plan = simulate(many.forecast, TOPOLOGY, SLOW), many.forecast.plan
     sent = sum(int(traffic.sent.max()) for traffic in many.forecast.traffic.values())
     held = int(many.forecast.memory["exchange buffers"].max())
-    block, gradients = shard * KV_HEADS * ROWS.key_value_bytes, shard * KV_HEADS * 2 * ROWS.row_bytes
-    others = (RANKS - 1) * (2 * block + gradients), (RANKS - 1) * (block + gradients)
     rows: list[Sequence[str]] = [("", "time", "a GPU sends", "it holds of others' rows", "longest at work")]
     rows.append(("dilkit, `auto`", in_seconds(many.simulated.seconds), in_bytes(sent), in_bytes(held), many.simulated.bottleneck))
     name = f"the same, {SLOW.count} GPUs {SLOW.slowdown:g} times slower"
     rows.append((name, in_seconds(slow.seconds), in_bytes(sent), in_bytes(held), slow.bottleneck))
-    for peer, moved, kept in zip(PEERS, others, (2 * (block + gradients), (RANKS - 1) * block), strict=True):
-        rows.append((peer, in_seconds(many.peers[peer]), in_bytes(moved), in_bytes(kept), "ports"))
+    for name in PEERS:
+        peer = many.peers[name]
+        rows.append((name, in_seconds(peer.seconds), in_bytes(peer.sent), in_bytes(peer.held), ""))
     rows.append((f"Ulysses: refused, {plan.heads} heads cannot be divided among {RANKS:,} ranks", "", "", "", ""))
     return rows_markdown(rows)
 
@@ -96,7 +95,7 @@ def draw(path: Path) -> None:
     """Time by the number of GPUs."""
     many = [_many(ranks) for ranks in DRAWN]
     times = {"dilkit, auto": [one.simulated.seconds for one in many]}
-    times |= {peer: [one.peers[peer] for one in many] for peer in PEERS}
+    times |= {peer: [one.peers[peer].seconds for one in many] for peer in PEERS}
     lines = tuple(Series(name, _points(seconds)) for name, seconds in times.items())
     axes = Axis("GPUs", "number"), Axis("time, forward and backward", "seconds")
     write_png([Plot("A billion tokens, simulated", "lines", lines, axes)], path)

@@ -17,7 +17,7 @@ cdef class Stream:
     cdef int64_t listed  # where its pages are among those of a call; -1: nowhere
 
     cpdef int extend(self, int64_t stop) except -1
-    cpdef int64_t offset(self, int64_t index) noexcept
+    cpdef int64_t offset(self, int64_t index) except -1
     cdef int64_t pages_for(self, int64_t stop) except -1
     cdef bint shares_last(self) except -1
     cdef int forget_before(self, int64_t first) except -1

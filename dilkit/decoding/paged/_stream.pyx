@@ -10,7 +10,7 @@ In C: a call goes through those of all its sequences.
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memmove, memset
 
 import numpy as np
 import torch
@@ -122,7 +122,7 @@ cdef class Stream:
         self.pool.hold(self.pages)
         return stream_again(self.kept, self.pool, self.width, self.base, self.first, self.stop, self.pages)
 
-    cpdef int64_t offset(self, int64_t index) noexcept:
+    cpdef int64_t offset(self, int64_t index) except -1:
         """Where a row is among the numbers of the pool."""
         cdef int64_t place = index - self.base
         return self.numbers.at[place // self.room] * <int64_t>self.pool.numbers + place % self.room * self.row

@@ -19,6 +19,7 @@ from helpers.steps import (
     LARGE,
     StepCase,
     agree,
+    check_that_nothing_is_seen,
     expected,
     gpu_case,
     in_pages,
@@ -104,16 +105,7 @@ def test_the_same_bits_in_any_order(stored: str) -> None:
 
 
 def test_a_row_that_sees_nothing() -> None:
-    case = StepCase()
-    step = make_step(case)
-    nothing = step._replace(spans=step.spans[:0], writes=step.writes[:0])
-    out, lse = on_host().attend_stored(nothing, case.problem)
-    assert not out.any()
-    assert (lse == -torch.inf).all()
-    sink = torch.arange(6.0)
-    out, lse = on_host().attend_stored(nothing._replace(sink=sink), case.problem)
-    assert not out.any()
-    torch.testing.assert_close(lse, sink[:, None].expand(2, 6, 2), atol=1e-6, rtol=1e-6)
+    check_that_nothing_is_seen(on_host().attend_stored)
 
 
 def test_tables_that_have_changed_on_the_device_are_what_it_goes_by() -> None:

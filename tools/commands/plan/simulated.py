@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dilkit.comm.plan.forecast import Forecast, Speed
-from dilkit.comm.simulation.peers import peer_seconds
+from dilkit.comm.simulation.peers import peers
 from dilkit.comm.simulation.simulation import Simulated, Stragglers, simulate
 from dilkit.comm.simulation.topology import Topology
 from dilkit.tools.console.arguments import number, whole
@@ -94,5 +94,5 @@ def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], spee
     topology = Topology(speed.bandwidth, **links)
     stragglers = Stragglers(given.get("stragglers", 0), given.get("slowdown", Stragglers.slowdown))
     schedules = {name: simulate(forecast, topology, stragglers) for name, forecast in forecasts.items()}
-    peers = peer_seconds(next(iter(forecasts.values())), topology) if forecasts else {}
-    return Simulation(topology, stragglers, schedules, peers)
+    others = peers(next(iter(forecasts.values())), topology) if forecasts else {}
+    return Simulation(topology, stragglers, schedules, {name: peer.seconds for name, peer in others.items()})
