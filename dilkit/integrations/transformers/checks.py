@@ -60,10 +60,13 @@ def check_one_sequence(module: Any) -> None:
 
 
 @assume_constant_result
-@cache
 def _takes_other_states(kind: Any) -> bool:
-    arguments = set(inspect.signature(kind.forward).parameters)
-    return any(names <= arguments for names in OTHER_STATES)
+    return any(names <= _arguments(kind) for names in OTHER_STATES)
+
+
+@cache
+def _arguments(kind: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor) -> TokenMask | None:

@@ -157,7 +157,7 @@ class TestSuite:
         assert "no processes, only threads" in page.headline[0]
         assert [table.title for table in page.tables][-1] == "Faults"
         assert any("the budget is 0.001 s (--budget)" in note for note in page.notes)
-        assert "8 of 14 targets met, 6 not measured" in sentence(result)
+        assert "8 of 16 targets met, 8 not measured" in sentence(result)
 
     def test_a_failed_measurement_is_no_figure_and_an_error(self) -> None:
         peaks = ((8, 1, 90), (16, 1, 200), (16, 2, 100))

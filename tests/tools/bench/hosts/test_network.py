@@ -29,14 +29,15 @@ def namespaces() -> set[str]:
     return {path.name for path in network.NAMESPACES.glob("dilkit-*")} if network.NAMESPACES.exists() else set()
 
 
+@pytest.fixture
+def where_hosts_can_be() -> None:
+    if why := network.why_not():
+        pytest.skip(why)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("where_hosts_can_be")
 class TestHosts:
-    @pytest.fixture(scope="class")
-    def where_hosts_can_be(self) -> None:
-        if why := network.why_not():
-            pytest.skip(why)
-
     @pytest.mark.parametrize("launcher", ["mpi", "torch"])
     def test_ranks_run_on_hosts_and_send_over_their_links(self, launcher: str) -> None:
         if launcher not in network.launchers():

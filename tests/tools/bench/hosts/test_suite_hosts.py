@@ -55,8 +55,19 @@ def test_the_suite_measures_every_way_on_every_link() -> None:
     problem = replace(SMALL, dtype="bfloat16")
     suite = HostsSuite(sizes=HostsSizes(problem=problem, checked=SMALL), repeats=1)
     with suite.prepared() as facts:
-        measured = tuple(step.measure() for step in suite.steps())
+        measured = tuple(step.measure() for step in suite.steps() if step.goes_to == "links")
     result = new_result(HostsResult, probe("cpu"), suite="hosts", repeats=1, links=measured, **facts)
     assert not suite.wrong(result)
     assert {*measured[0].entries} == {"auto", "scatter", "gather", "ring", *PEERS}
     assert all(count > 0 for of_hosts in measured[0].wire_bytes.values() for count in of_hosts)
+
+
+@pytest.mark.slow
+def test_ranks_know_of_a_host_that_is_cut_off() -> None:
+    if why := network.why_not():
+        pytest.skip(why)
+    suite = HostsSuite(sizes=HostsSizes(problem=SMALL, checked=SMALL), repeats=1)
+    with suite.prepared() as facts:
+        cut = next(step for step in suite.steps() if step.goes_to == "faults").measure()
+    assert not suite.wrong(new_result(HostsResult, probe("cpu"), suite="hosts", repeats=1, faults=(cut,), **facts))
+    assert cut.seconds
