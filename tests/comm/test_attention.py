@@ -30,6 +30,8 @@ from dilkit.testing.poison import poisoned_memory
 from dilkit.testing.problems import PROBLEMS, Case
 from dilkit.testing.tensors import Tensors, make_tensors
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 EACH_SCHEDULE = pytest.mark.parametrize("schedule", all_but(["scatter", "gather"], SCHEDULES))  # "auto" chooses one of the two
 CASE = Case(feature="over ranks", variant="plain", pattern=PATTERN, seq=101)

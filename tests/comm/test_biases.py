@@ -44,6 +44,8 @@ from dilkit.comm.transports.threads import ThreadComm
 from dilkit.op.scores import positions_along
 from dilkit.oracle import oracle_attention
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 CAP = 2.0
 
 

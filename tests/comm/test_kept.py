@@ -28,6 +28,8 @@ from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.transports.base import Comm
 from dilkit.testing.tensors import Tensors
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 SEQ, HEADS, KV_HEADS, D, BATCH = 97, 4, 2, 8, 2
 CUTS = even_cuts(SEQ, 3)
 KINDS = Pattern.of(SlidingWindow(20), GlobalTokens(4), BlockSparse.local_global(SEQ, 16))

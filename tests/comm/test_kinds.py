@@ -50,6 +50,8 @@ from dilkit.problem import DTYPES
 from dilkit.testing.problems import OTHER_KINDS, Case
 from dilkit.testing.tensors import make_tensors
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 P, SEED = 0.4, 2**62 + 12345
 CASE = Case(feature="kinds over ranks", variant="window", pattern=Pattern.of(SlidingWindow(7)), seq=61, kv_heads=2)
 LIST = [

@@ -31,6 +31,8 @@ from dilkit.comm import (
 )
 from dilkit.comm.transports.threads import Killed, ThreadComm
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 SEQ, RANKS, ODD = 97, 3, 1
 CUTS = even_cuts(SEQ, RANKS)
 TIMEOUT, SLACK = 1.0, 2.0

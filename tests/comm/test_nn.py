@@ -16,6 +16,8 @@ from dilkit import DilatedAttention, MultiheadDilatedAttention
 from dilkit.comm import RingDilatedAttention, run_threads
 from dilkit.comm.transports.threads import ThreadComm
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 SEQ, EMBED, HEADS, RANKS = 101, 32, 4, 3
 CUTS = uneven_cuts(SEQ, RANKS)
 Step = Callable[[nn.Module, Tensor], Tensor]

@@ -25,6 +25,8 @@ from dilkit.oracle import oracle_attention
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 PATTERN = Pattern([8, 24, 97], [1, 3, 5], tail="zeros")
 P, CAP, SEED = 0.4, 0.7, 2**62 + 12345
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -26,6 +26,8 @@ from dilkit.comm import (
 from dilkit.comm.reorder import reorder_plan
 from dilkit.comm.transports.threads import ThreadComm
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 SHAPE, SEQ, HEADS, KV_HEADS, DIM = (6, 8), 49, 8, 4, 8
 HILBERT = order(SHAPE, extra_tokens=1)
 SNAKE = order(SHAPE, "snake", extra_tokens=1)

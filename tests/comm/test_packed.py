@@ -23,6 +23,8 @@ from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_atte
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention_varlen
 
+pytestmark = pytest.mark.usefixtures("on_one_core")
+
 PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 Cuts = tuple[int, ...]
 

@@ -1,0 +1,25 @@
+"""Where ranks that are threads run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def on_one_core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """This test's threads run on one core, another for each worker, but if it is slow: those run on all.
+
+    Ranks of a small problem hand Python's lock to each other at every operator. Over cores that takes twice the CPU time of what
+    they compute.
+    """
+    if not hasattr(os, "sched_setaffinity") or request.node.get_closest_marker("slow"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.sched_setaffinity(0, {sorted(cores)[worker % len(cores)]})
+    yield
+    os.sched_setaffinity(0, cores)
