@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dilkit.tools.bench.serving.record import CACHE, OURS, PACKED, Decoding, PackedCase, Prefill, ServingResult
+from dilkit.tools.bench.serving.record import (
+    CACHE,
+    OURS,
+    PACKED,
+    PAGED,
+    Decoding,
+    ManySequences,
+    PackedCase,
+    Prefill,
+    ServingResult,
+)
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
 from dilkit.tools.report.entries import grouped, quartiles, reasons, times_as_long
@@ -36,9 +46,11 @@ METHOD = (
     "attended to, in rows of random numbers. torch's attention sees all keys, in a cache of its own layout to which new ones "
     "are written in place; dilated_attention_with_kvcache sees those of the pattern. Segments are full where they end, in "
     "all branches, one token after the steps: there a row sees the most. Memory of a DilatedCache is compared with the bound "
-    "of docs/decoding.md. Prefill: a model of Llama's shape with random weights, up to the logits of the last token; dense "
-    "attention in the place of dilkit's computes another function, and without attention it is the time of all else. Peak "
-    "memory is the most that a call held beside weights and inputs, by the high-water mark of the process."
+    "of docs/decoding.md. On one thread: reading what is kept is torch's sum over as many bytes, which lie beside others so that "
+    "they come from memory; steps of many sequences are of one more token each time. Prefill: a model of Llama's shape with "
+    "random weights, up to the logits of the last token; dense attention in the place of dilkit's computes another function, and "
+    "without attention it is the time of all else. Peak memory is the most that a call held beside weights and inputs, by the "
+    "high-water mark of the process."
 )
 _NAMES, _SEEN = Axis("", "number"), Axis("tokens seen", "tokens")
 _SECONDS, _BYTES = Axis("time", "seconds"), Axis("memory", "bytes")
@@ -53,7 +65,9 @@ def document(result: ServingResult) -> Document:
     """All figures, times and bytes."""
     at = result.environment
     place = f"{at.device_name}, instruction set {result.isa}, {result.thread_count} threads of {at.cores} cores"
-    decoded = (part for decoding in result.decoding for part in (_steps(decoding), _bytes(decoding)))
+    decoded = [part for decoding in result.decoding for part in (_steps(decoding), _bytes(decoding))]
+    decoded += [_steps(decoding, "Decoding on one thread") for decoding in result.single]
+    decoded += [_times("A step of many sequences, one thread", result.many, PAGED)] if result.many else []
     drawn = (part for decoding in result.decoding for part in (_step_plot(decoding), _bytes_plot(decoding)))
     packed = _times("Packed sequences, causal, forward and backward", result.packed, PACKED)
     prefill = _times("Prefill", result.prefill, OURS)
@@ -66,13 +80,13 @@ def document(result: ServingResult) -> Document:
     )
 
 
-def _times(title: str, cases: Sequence[PackedCase | Prefill], ours: str) -> Table:
+def _times(title: str, cases: Sequence[PackedCase | Prefill | ManySequences], ours: str) -> Table:
     header = tuple(cell.format(ours) for cell in TIMES)
     note = "; ".join(dict.fromkeys(f"dilkit's attention: {case.pattern}" for case in cases))
     return Table(title, header, tuple(_time_rows(cases, ours)), note)
 
 
-def _time_rows(cases: Sequence[PackedCase | Prefill], ours: str) -> Iterator[tuple[str, ...]]:
+def _time_rows(cases: Sequence[PackedCase | Prefill | ManySequences], ours: str) -> Iterator[tuple[str, ...]]:
     for case in cases:
         for name, entry in case.entries.items():
             if entry.time:
@@ -80,7 +94,7 @@ def _time_rows(cases: Sequence[PackedCase | Prefill], ours: str) -> Iterator[tup
                 yield case.title, name, *time, times_as_long(case, name, ours), in_bytes(entry.peak_bytes)
 
 
-def _steps(decoding: Decoding) -> Table:
+def _steps(decoding: Decoding, title: str = "Decoding") -> Table:
     rows = (
         (point.title, name, in_seconds(entry.time.median_s), quartiles(entry.time), str(len(entry.seconds)),
          times_as_long(point, name, CACHE))
@@ -89,7 +103,7 @@ def _steps(decoding: Decoding) -> Table:
         if entry.time
     )  # fmt: skip
     note = f"{decoding.heads} heads of {decoding.head_dim}, {decoding.pattern}; {decoding.steps} steps in a sample"
-    return Table("Decoding", STEPS, tuple(rows), note)
+    return Table(title, STEPS, tuple(rows), note)
 
 
 def _bytes(decoding: Decoding) -> Table:
