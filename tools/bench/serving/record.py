@@ -12,6 +12,7 @@ PACKED, ALONE, MASKED, PADDED = "packed", "one by one", "padded and masked", "pa
 CACHE, KVCACHE, FULL = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache"
 READ, PAGED, SINGLE = "reading what is kept", "PagedCache", "a DilatedCache each"
 OURS, DENSE, REST = "dilkit", "torch, dense", "without attention"
+DILATED, DYNAMIC = "dilated_cache()", "DynamicCache, sdpa"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,30 @@ class Prefill(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Generated(Case):
+    """`count` tokens that a model of transformers generates after `seen`, whose cache is `DILATED`, or `DYNAMIC`."""
+
+    pattern: str
+    seen: int
+    count: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def title(self) -> str:
+        """The model and what it had read."""
+        model = f"{self.layers} layers x {self.width}, {self.heads} heads over {self.kv_heads}"
+        return f"{model}, {self.count} tokens after {self.seen:,}"
+
+    @property
+    def label(self) -> str:
+        """In short, for drawings."""
+        return f"{self.kv_heads} key/value heads"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingResult(SuiteResult):
     """Packed sequences, decoding and prefill on a CPU. `single`: steps on one thread."""
 
@@ -154,6 +179,7 @@ class ServingResult(SuiteResult):
     single: tuple[Decoding, ...] = ()
     stored: tuple[StoredRows, ...] = ()
     many: tuple[ManySequences, ...] = ()
+    generated: tuple[Generated, ...] = ()
 
     def titled(self) -> Iterator[tuple[str, Case]]:
         """Every case, and what it is of."""
@@ -161,6 +187,7 @@ class ServingResult(SuiteResult):
         yield from ((point.title, point) for decoding in self.decoding for point in decoding.points)
         yield from ((f"{point.title}, one thread", point) for decoding in self.single for point in decoding.points)
         yield from ((case.title, case) for case in self.many)
+        yield from ((case.title, case) for case in self.generated)
         yield from ((case.title, case) for case in self.prefill)
 
     def measurements(self) -> Iterator[Measurement]:

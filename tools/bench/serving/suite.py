@@ -17,6 +17,7 @@ from dilkit.tools.bench.serving import llama, targets
 from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.decoding import FullCache, Steps, Text
 from dilkit.tools.bench.serving.entries import checked, timed
+from dilkit.tools.bench.serving.generated import generated
 from dilkit.tools.bench.serving.kept import many_sequences, read_kept, stored_rows
 from dilkit.tools.bench.serving.packed import lengths_of, ways
 from dilkit.tools.bench.serving.record import (
@@ -25,6 +26,7 @@ from dilkit.tools.bench.serving.record import (
     OURS,
     REST,
     Decoding,
+    Generated,
     ManySequences,
     PackedCase,
     Prefill,
@@ -56,6 +58,9 @@ class ServingSuite(Suite[ServingResult]):
         yield Step("stored", "steps with rows kept as int8", partial(self.stored, "int8"), 1)
         for kv_heads in self.sizes.kv_heads:
             yield Step("many", f"a step of many sequences, {kv_heads} key/value heads", partial(self.many, kv_heads), 2)
+        for kv_heads in self.sizes.kv_heads:
+            what = f"tokens of a model of transformers, {kv_heads} key/value heads"
+            yield Step("generated", what, partial(self.generated, kv_heads), 6)
         for spread, weight in (("geometrically spaced", 4), ("evenly spaced", 8)):
             yield Step("packed", f"sequences of lengths that are {spread}", partial(self.packed, spread), weight)
 
@@ -145,6 +150,13 @@ class ServingSuite(Suite[ServingResult]):
             return many_sequences(
                 self._kept_text().pattern, lengths, sizes.heads, kv_heads, sizes.head_dim, min(self.repeats, MOST_ROUNDS)
             )
+
+    def generated(self, kv_heads: int) -> Generated:
+        """Tokens after a long text, on one thread."""
+        sizes = self.sizes
+        read, written = sizes.read // self.divisor, max(1, sizes.written // self.divisor)
+        with torch_threads(1):
+            return generated(sizes.model, kv_heads, sizes.generated, read, written, min(self.repeats, MOST_ROUNDS))
 
     def _kept_text(self) -> Text:
         return Text(self.shortened(self.sizes.kept), self.sizes.heads, self.sizes.head_dim)
