@@ -53,6 +53,8 @@ SIZES: dict[str, Sizes] = {
             divisor=1, heads=4, head_dim=8, threads=1, sequences=5, shortest=2, longest=40, steps=3, full=64, seen=(9, 50, 107)
         ),
         **dict(packed=Pattern([8, 16], [1, 2]), decoded=Pattern([8, 32], [1, 4]), prefilled=Pattern([8, 32], [1, 4])),
+        **dict(kept=Pattern([8, 32], [1, 4]), few=2, thousand=9, served=3, served_shortest=5, served_longest=30, kv_heads=(4, 2)),
+        **dict(generated=Pattern.streaming_llm(window=8, sinks=2), read=30, written=3),
         **dict(prompt=40, checked=20, model=LlamaConfig(layers=2, width=32, heads=4, hidden=48, vocabulary=50)),
     ),
     "slides": SlidesSizes(

@@ -62,6 +62,12 @@ def look_at_serving(result: ServingResult, page: str) -> None:
     assert [(point.seen, point.filled, len(point.entries)) for point in steps.points] == [
         (9, False, 3), (50, False, 3), (60, True, 3), (92, True, 1), (107, False, 1),
     ]  # fmt: skip
+    (single,) = result.single
+    assert [(point.seen, len(point.entries)) for point in single.points] == [(2, 3), (9, 3), (60, 4)]
+    assert [(case.kv_heads, tuple(sorted(case.lengths)), list(case.entries)) for case in result.many] == [
+        (heads, (5, 12, 30), ["PagedCache", "a DilatedCache each"]) for heads in (4, 2)
+    ]
+    assert all(0 < rows.error < 0.02 and rows.kept_bytes < rows.plain_bytes for rows in result.stored)
     filled = [point for point in steps.points if point.filled]
     assert {point.allocated_bytes for point in filled} == {(8 + 32 // 4) * 2 * 4 * 4 * 8} == {filled[0].bound_bytes}
     assert all(point.kept_bytes <= point.allocated_bytes <= point.bound_bytes for point in steps.points)
@@ -73,6 +79,9 @@ def look_at_patterns(result: PatternsResult, page: str) -> None:
     assert [list(case.entries) for case in result.windows] == [["dilkit", "FlexAttention"]] * 2
     assert all(case.fma and case.entries["dilkit"].memory_bytes for case in result.windows)
     assert "DilatedSegment(128, 8)" in page
+    (chosen,) = result.layouts
+    assert list(chosen.entries) == ["dilkit", "dilkit, a new layout each call", "torch, masked"]
+    assert {check.what for check in chosen.entries["torch, masked"].check} >= {"dq", "dk", "dv", "dq rows"}
 
 
 def look_at_scores(result: ScoresResult, page: str) -> None:

@@ -13,6 +13,7 @@ class PatternsSizes(Sizes):
 
     `mixes`: lengths, in windows, and dilation rates of the segments that are mixed with a window and `mixed_globals` global
     tokens. `block`: tokens of a block of BigBird; `masked_heads`: so many fit in memory with a mask of all pairs.
+    `chosen_heads`: heads where each call gives the blocks, one in `chosen_share`.
     """
 
     tokens: int = 32_768
@@ -23,6 +24,8 @@ class PatternsSizes(Sizes):
     mixed_globals: int = 16
     block: int = 64
     masked_heads: int = 2
+    chosen_heads: int = 4
+    chosen_share: int = 16
     long: int = 1_000_000
     short: int = 65_536
     long_globals: int = 64

@@ -23,14 +23,16 @@ SENTENCES = {
 }
 """Figures by name, and the words that docs/measurements.md has for the worst value of each."""
 METHOD = (
-    "fp32, forward; times are medians of samples taken in turns. Before it is timed, every way is compared with the definition "
-    "in fp64, in the first row and random others. FlexAttention is compiled for the one shape, and looks only at blocks in which "
-    "the window lies; what compiling takes is not counted. Three calls: one for each kind of branch, by the same kernel, merged "
-    "by their logsumexps with torch. Rates are nominal FLOPs, four times head_dim for each pair of query and key that is "
-    "seen, over time; the segments are as long as the span of the window, and at the ends of the sequence the window has less. "
-    "torch's attention with a mask computes all pairs; its mask takes so much memory and time that there are few heads. "
-    "The mask is made before it is timed. Memory is the most that a call held beside its inputs, by the high-water mark of the "
-    "process, with the mask where there is one."
+    "fp32, forward but where it says more; times are medians of samples taken in turns. Before it is timed, every way is "
+    "compared with the definition in fp64, in the first row and random others. FlexAttention is compiled for the one shape, and "
+    "looks only at blocks in which the window lies; what compiling takes is not counted. Three calls: one for each kind of "
+    "branch, by the same kernel, merged by their logsumexps with torch. Rates are nominal FLOPs, four times head_dim for each "
+    "pair of query and key that is seen, over time; the segments are as long as the span of the window, and at the ends of the "
+    "sequence the window has less. torch's attention with a mask computes all pairs; its mask takes so much memory and time "
+    "that there are few heads. The mask is made before it is timed. Blocks of each call: each block of queries is given so many "
+    "blocks at random, all heads the same; a new layout has the same blocks in another order, in a tensor of other numbers. "
+    "Memory is the most that a call held beside its inputs, by the high-water mark of the process, with the mask where there is "
+    "one."
 )
 _NAMES, _SECONDS, _BYTES = Axis("", "number"), Axis("time", "seconds"), Axis("memory beside the inputs", "bytes")
 _RATE = Axis("GFLOP/s", "number", log=False)
@@ -52,6 +54,7 @@ def document(result: PatternsResult) -> Document:
             _table("A sliding window", result.windows),
             _table("A window, global tokens and segments", result.mixes),
             _table("BigBird", result.blocks),
+            _table("Blocks of each call, forward and backward", result.layouts),
             _table("A window beside segments", result.rates),
             _table("A short and a long sequence", result.lengths),
         ),
@@ -60,6 +63,7 @@ def document(result: PatternsResult) -> Document:
             _times("window, global tokens, segments", result.mixes),
             _times("BigBird", result.blocks),
             _memory("BigBird", result.blocks),
+            _times("blocks of each call, forward and backward", result.layouts),
             _rates((*result.rates, *result.lengths)),
         ),
         notes=tuple(grouped(reasons(result.titled()))),

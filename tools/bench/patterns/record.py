@@ -9,7 +9,7 @@ from typing import ClassVar
 from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
 OURS, THREE = "dilkit", "three calls, merged"
-FLEX, MASKED = "FlexAttention", "torch, masked"
+FLEX, MASKED, RENEWED = "FlexAttention", "torch, masked", "dilkit, a new layout each call"
 WINDOW, SEGMENTS = "window", "segments"
 
 
@@ -27,7 +27,7 @@ class PatternCase(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class PatternsResult(SuiteResult):
-    """Kinds of branches on a CPU: `OURS` beside `FLEX`, `THREE` or `MASKED`; `WINDOW` and `SEGMENTS`; two lengths."""
+    """Kinds of branches on a CPU: `OURS` beside `FLEX`, `THREE`, `MASKED` or `RENEWED`; `WINDOW` and `SEGMENTS`; two lengths."""
 
     KIND: ClassVar[str] = "suite-patterns"
 
@@ -37,6 +37,7 @@ class PatternsResult(SuiteResult):
     mixes: tuple[PatternCase, ...] = ()
     windows: tuple[PatternCase, ...] = ()
     blocks: tuple[PatternCase, ...] = ()
+    layouts: tuple[PatternCase, ...] = ()
     lengths: tuple[PatternCase, ...] = ()
 
     def titled(self) -> Iterator[tuple[str, PatternCase]]:
@@ -46,6 +47,7 @@ class PatternsResult(SuiteResult):
             "a mix": self.mixes,
             "a window": self.windows,
             "BigBird": self.blocks,
+            "chosen blocks": self.layouts,
             "two lengths": self.lengths,
         }
         yield from ((f"{kind}: {case.what}", case) for kind, cases in kinds.items() for case in cases)

@@ -13,11 +13,22 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
-from dilkit.tools.bench.patterns import targets
+from dilkit.tools.bench.patterns import chosen, targets
 from dilkit.tools.bench.patterns.cases import PatternsSizes
-from dilkit.tools.bench.patterns.record import FLEX, MASKED, OURS, SEGMENTS, THREE, WINDOW, PatternCase, PatternsResult
+from dilkit.tools.bench.patterns.record import (
+    FLEX,
+    MASKED,
+    OURS,
+    RENEWED,
+    SEGMENTS,
+    THREE,
+    WINDOW,
+    PatternCase,
+    PatternsResult,
+)
 from dilkit.tools.bench.patterns.ways import Way, compared, masked, native, one_by_one
 from dilkit.tools.bench.patterns.window import compiled_window, no_compiler
+from dilkit.tools.bench.scores.ways import compared as trained
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 
 MOST_ROUNDS, LONG_ROUNDS = 5, 3
@@ -42,6 +53,7 @@ class PatternsSuite(Suite[PatternsResult]):
         for causal in (True, False):
             yield Step("windows", f"a window{', causal' * causal}, by FlexAttention too", partial(self.window, causal), 6)
         yield Step("blocks", "BigBird, by torch with a mask too", self.bigbird, 8)
+        yield Step("layouts", "blocks that each call gives, by torch with a mask too", self.layouts, 12)
         yield Step("lengths", "a long sequence", self.long, 8)
 
     @contextmanager
@@ -104,6 +116,15 @@ class PatternsSuite(Suite[PatternsResult]):
         problem = self.problem(Pattern.of(BlockSparse.bigbird(-(-self.tokens // block), block)), heads=self.sizes.masked_heads)
         inputs = Tensors.random(problem)
         return self.case(f"{problem.seq:,} tokens", {OURS: native(problem, inputs), MASKED: masked(problem, inputs)}, LONG_ROUNDS)
+
+    def layouts(self) -> PatternCase:
+        """Blocks that each call gives, forward and backward: the same ones, others, and all pairs under their mask."""
+        block, share = self.sizes.block, self.sizes.chosen_share
+        pattern = Pattern.of(chosen.random_blocks(-(-self.tokens // block), block, share))
+        problem = self.problem(pattern, heads=self.sizes.chosen_heads, requires_grad=True)
+        ways = {OURS: chosen.given, RENEWED: chosen.renewed, MASKED: chosen.masked}
+        fields = trained({name: (make, problem) for name, make in ways.items()}, min(self.repeats, LONG_ROUNDS))
+        return PatternCase(what=f"{problem.seq:,} tokens, 1 in {share}", problems=(str(problem),), **fields)
 
     def long(self) -> PatternCase:
         """A short and a long sequence in turns: whether time is linear."""

@@ -56,7 +56,7 @@ def with_matrix(problem: Problem, inputs: Tensors) -> Way:
     """torch's attention with the bias of all pairs, which the call makes; the pattern is dense, not causal."""
 
     def attend(*rows: Tensor, bias: Bias) -> Any:
-        return _masked(rows, _matrix(bias))
+        return masked(rows, _matrix(bias))
 
     return Way(problem, inputs, attend)
 
@@ -67,7 +67,7 @@ def with_given_matrix(problem: Problem, inputs: Tensors) -> Way:
     matrix = _matrix(inputs.bias)
 
     def attend(*rows: Tensor, bias: Bias) -> Any:
-        return _masked(rows, matrix)
+        return masked(rows, matrix)
 
     return Way(problem, inputs, attend, held_bytes=matrix.nbytes)
 
@@ -80,7 +80,8 @@ def _matrix(bias: Bias) -> Tensor:
     return -bias.slopes[:, None, None] * apart.unsqueeze(1)
 
 
-def _masked(rows: Sequence[Any], matrix: Tensor) -> Any:
+def masked(rows: Sequence[Any], matrix: Tensor) -> Any:
+    """torch's attention with a matrix that is added to the scores, or a mask of the pairs that are seen."""
     q, k, v = (x.transpose(1, 2) for x in rows[:3])
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, matrix).transpose(1, 2)
     return out, out.new_empty(0)
@@ -123,8 +124,9 @@ def _admitted(way: Way, make: MakeWay) -> Entry:
 def _of_whole(make: MakeWay, problem: Problem) -> tuple[Check, ...]:
     """Of all results that the way has, at a length at which the oracle has room."""
     inputs = Tensors.random(problem, seed=1)
-    results = make(problem, inputs)()
-    return expected(problem, inputs).checks({name: x for name, x in results.items() if x.numel()}, problem.seq)
+    way = make(problem, inputs)
+    results = way()
+    return expected(problem, way.inputs).checks({name: x for name, x in results.items() if x.numel()}, problem.seq)
 
 
 def _of_rows(way: Way) -> tuple[Check, ...]:

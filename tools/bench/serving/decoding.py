@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dilkit import DilatedCache, Pattern, dilated_attention_with_kvcache
 from dilkit.tools.bench.serving.entries import checked
-from dilkit.tools.bench.serving.record import CACHE, FULL, KVCACHE, DecodePoint
+from dilkit.tools.bench.serving.record import CACHE, FULL, KVCACHE, READ, DecodePoint
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.single_call import agreement
 from dilkit.tools.measure.timing import Call
@@ -132,7 +132,7 @@ class Steps:
 
     def point(self, timed: CaseFields, filled: bool) -> DecodePoint:
         """What was found of these steps, among the entries `timed`, whose times are of all steps."""
-        kinds = [kind for kind in (CACHE, KVCACHE, FULL) if self.named(kind) in self.entries]
+        kinds = [kind for kind in (CACHE, KVCACHE, FULL, READ) if self.named(kind) in self.entries]
         entries = {kind: _of_one_step(timed["entries"][self.named(kind)], self.count) for kind in kinds}
         row = self.text.row_bytes
         return DecodePoint(

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dilkit.tools.bench.serving.record import CACHE, OURS, PACKED, Decoding, PackedCase, Prefill, ServingResult
+from dilkit.tools.bench.serving.record import (
+    CACHE,
+    DILATED,
+    OURS,
+    PACKED,
+    PAGED,
+    Decoding,
+    Generated,
+    ManySequences,
+    PackedCase,
+    Prefill,
+    ServingResult,
+)
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
 from dilkit.tools.report.entries import grouped, quartiles, reasons, times_as_long
@@ -12,6 +24,7 @@ from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.points import plain, sampled, series_by_name
 from dilkit.tools.report.targets import figure_table, number, suite_sentence
 
+Timed = PackedCase | Prefill | ManySequences | Generated
 TIMES = ("what", "who", "time", "quartiles", "samples", "over {}", "peak memory")
 STEPS = ("seen", "who", "time of a step", "quartiles", "samples", f"over {CACHE}")
 BYTES = ("seen", "kept", "allocated", "bound", "a full cache", "full / allocated")
@@ -31,14 +44,17 @@ SENTENCES = {
 METHOD = (
     "fp32; times are medians of samples taken in turns. Before it is timed, everyone is compared with another way to compute "
     "the same. Packed: sequences one by one get a call each, and no time is spent on cutting them out; those padded to the "
-    "longest get a mask, or none: under causality no row sees the padding behind it. Decoding: a sample is several steps in "
-    "a row, all points are timed in the same rounds, and the steps are taken back between samples. Every token seen was "
-    "attended to, in rows of random numbers. torch's attention sees all keys, in a cache of its own layout to which new ones "
-    "are written in place; dilated_attention_with_kvcache sees those of the pattern. Segments are full where they end, in "
-    "all branches, one token after the steps: there a row sees the most. Memory of a DilatedCache is compared with the bound "
-    "of docs/decoding.md. Prefill: a model of Llama's shape with random weights, up to the logits of the last token; dense "
-    "attention in the place of dilkit's computes another function, and without attention it is the time of all else. Peak "
-    "memory is the most that a call held beside weights and inputs, by the high-water mark of the process."
+    "longest get a mask, or none: under causality no row sees the padding behind it. Decoding: a sample is several steps in a "
+    "row, all points are timed in the same rounds, and the steps are taken back between samples. Every token seen was attended "
+    "to, in rows of random numbers. torch's attention sees all keys, in a cache of its own layout to which new ones are written "
+    "in place; dilated_attention_with_kvcache sees those of the pattern. Segments are full where they end, in all branches, one "
+    "token after the steps: there a row sees the most. Memory of a DilatedCache is compared with the bound of docs/decoding.md. "
+    "On one thread: reading what is kept is torch's sum over as many bytes, which lie beside others so that they come from "
+    "memory; steps of many sequences are of one more token each time. A model of transformers, with random weights, had read "
+    "all tokens but one, which is not timed; its own cache keeps them all. Prefill: a model of Llama's shape with random "
+    "weights, up to the logits of the last token; dense attention in the place of dilkit's computes another function, and "
+    "without attention it is the time of all else. Peak memory is the most that a call held beside weights and inputs, by the "
+    "high-water mark of the process."
 )
 _NAMES, _SEEN = Axis("", "number"), Axis("tokens seen", "tokens")
 _SECONDS, _BYTES = Axis("time", "seconds"), Axis("memory", "bytes")
@@ -53,7 +69,10 @@ def document(result: ServingResult) -> Document:
     """All figures, times and bytes."""
     at = result.environment
     place = f"{at.device_name}, instruction set {result.isa}, {result.thread_count} threads of {at.cores} cores"
-    decoded = (part for decoding in result.decoding for part in (_steps(decoding), _bytes(decoding)))
+    decoded = [part for decoding in result.decoding for part in (_steps(decoding), _bytes(decoding))]
+    decoded += [_steps(decoding, "Decoding on one thread") for decoding in result.single]
+    decoded += [_times("A step of many sequences, one thread", result.many, PAGED)] if result.many else []
+    decoded += [_times("Tokens of a model of transformers, one thread", result.generated, DILATED)] if result.generated else []
     drawn = (part for decoding in result.decoding for part in (_step_plot(decoding), _bytes_plot(decoding)))
     packed = _times("Packed sequences, causal, forward and backward", result.packed, PACKED)
     prefill = _times("Prefill", result.prefill, OURS)
@@ -66,13 +85,13 @@ def document(result: ServingResult) -> Document:
     )
 
 
-def _times(title: str, cases: Sequence[PackedCase | Prefill], ours: str) -> Table:
+def _times(title: str, cases: Sequence[Timed], ours: str) -> Table:
     header = tuple(cell.format(ours) for cell in TIMES)
     note = "; ".join(dict.fromkeys(f"dilkit's attention: {case.pattern}" for case in cases))
     return Table(title, header, tuple(_time_rows(cases, ours)), note)
 
 
-def _time_rows(cases: Sequence[PackedCase | Prefill], ours: str) -> Iterator[tuple[str, ...]]:
+def _time_rows(cases: Sequence[Timed], ours: str) -> Iterator[tuple[str, ...]]:
     for case in cases:
         for name, entry in case.entries.items():
             if entry.time:
@@ -80,7 +99,7 @@ def _time_rows(cases: Sequence[PackedCase | Prefill], ours: str) -> Iterator[tup
                 yield case.title, name, *time, times_as_long(case, name, ours), in_bytes(entry.peak_bytes)
 
 
-def _steps(decoding: Decoding) -> Table:
+def _steps(decoding: Decoding, title: str = "Decoding") -> Table:
     rows = (
         (point.title, name, in_seconds(entry.time.median_s), quartiles(entry.time), str(len(entry.seconds)),
          times_as_long(point, name, CACHE))
@@ -89,7 +108,7 @@ def _steps(decoding: Decoding) -> Table:
         if entry.time
     )  # fmt: skip
     note = f"{decoding.heads} heads of {decoding.head_dim}, {decoding.pattern}; {decoding.steps} steps in a sample"
-    return Table("Decoding", STEPS, tuple(rows), note)
+    return Table(title, STEPS, tuple(rows), note)
 
 
 def _bytes(decoding: Decoding) -> Table:

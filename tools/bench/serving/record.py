@@ -10,7 +10,9 @@ from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
 PACKED, ALONE, MASKED, PADDED = "packed", "one by one", "padded and masked", "padded"
 CACHE, KVCACHE, FULL = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache"
+READ, PAGED, SINGLE = "reading what is kept", "PagedCache", "a DilatedCache each"
 OURS, DENSE, REST = "dilkit", "torch, dense", "without attention"
+DILATED, DYNAMIC = "dilated_cache()", "DynamicCache, sdpa"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,42 @@ class Decoding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredRows:
+    """Rows kept as `stored` after `seen` tokens. `error`: of a step, over its norm with rows kept as they are."""
+
+    stored: str
+    seen: int
+    kept_bytes: int
+    plain_bytes: int
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManySequences(Case):
+    """A step for sequences of these `lengths`: all in one call of `PAGED`, and `SINGLE`. `kept_bytes`: of all that is read."""
+
+    pattern: str
+    lengths: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kept_bytes: int
+
+    @property
+    def title(self) -> str:
+        """How many sequences there are, and of which sizes."""
+        return (
+            f"{len(self.lengths)} sequences of {min(self.lengths):,}-{max(self.lengths):,} tokens, {self.heads} heads over "
+            f"{self.kv_heads} x {self.head_dim}"
+        )
+
+    @property
+    def label(self) -> str:
+        """In short, for drawings."""
+        return f"{self.kv_heads} key/value heads"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prefill(Case):
     """A model of Llama's shape on a prompt: its attention by `OURS`, and by `DENSE`, which sees all earlier tokens.
 
@@ -104,8 +142,32 @@ class Prefill(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Generated(Case):
+    """`count` tokens that a model of transformers generates after `seen`, whose cache is `DILATED`, or `DYNAMIC`."""
+
+    pattern: str
+    seen: int
+    count: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def title(self) -> str:
+        """The model and what it had read."""
+        model = f"{self.layers} layers x {self.width}, {self.heads} heads over {self.kv_heads}"
+        return f"{model}, {self.count} tokens after {self.seen:,}"
+
+    @property
+    def label(self) -> str:
+        """In short, for drawings."""
+        return f"{self.kv_heads} key/value heads"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingResult(SuiteResult):
-    """Packed sequences, decoding and prefill on a CPU."""
+    """Packed sequences, decoding and prefill on a CPU. `single`: steps on one thread."""
 
     KIND: ClassVar[str] = "suite-serving"
 
@@ -114,11 +176,18 @@ class ServingResult(SuiteResult):
     packed: tuple[PackedCase, ...] = ()
     decoding: tuple[Decoding, ...] = ()
     prefill: tuple[Prefill, ...] = ()
+    single: tuple[Decoding, ...] = ()
+    stored: tuple[StoredRows, ...] = ()
+    many: tuple[ManySequences, ...] = ()
+    generated: tuple[Generated, ...] = ()
 
     def titled(self) -> Iterator[tuple[str, Case]]:
         """Every case, and what it is of."""
         yield from ((case.title, case) for case in self.packed)
         yield from ((point.title, point) for decoding in self.decoding for point in decoding.points)
+        yield from ((f"{point.title}, one thread", point) for decoding in self.single for point in decoding.points)
+        yield from ((case.title, case) for case in self.many)
+        yield from ((case.title, case) for case in self.generated)
         yield from ((case.title, case) for case in self.prefill)
 
     def measurements(self) -> Iterator[Measurement]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,22 @@ from dilkit.tools.bench.serving import llama, targets
 from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.decoding import FullCache, Steps, Text
 from dilkit.tools.bench.serving.entries import checked, timed
+from dilkit.tools.bench.serving.generated import generated
+from dilkit.tools.bench.serving.kept import many_sequences, read_kept, stored_rows
 from dilkit.tools.bench.serving.packed import lengths_of, ways
-from dilkit.tools.bench.serving.record import ALONE, DENSE, OURS, REST, Decoding, PackedCase, Prefill, ServingResult
+from dilkit.tools.bench.serving.record import (
+    ALONE,
+    DENSE,
+    OURS,
+    REST,
+    Decoding,
+    Generated,
+    ManySequences,
+    PackedCase,
+    Prefill,
+    ServingResult,
+    StoredRows,
+)
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.results.record import Entries, Entry
@@ -40,6 +54,13 @@ class ServingSuite(Suite[ServingResult]):
     def steps(self) -> Iterator[Step]:
         yield Step("prefill", "prefill of a model of Llama's shape", self.prefill, 4)
         yield Step("decoding", "steps of decoding", self.decoding, 8)
+        yield Step("single", "steps on one thread, beside reading what is kept", self.single, 3)
+        yield Step("stored", "steps with rows kept as int8", partial(self.stored, "int8"), 1)
+        for kv_heads in self.sizes.kv_heads:
+            yield Step("many", f"a step of many sequences, {kv_heads} key/value heads", partial(self.many, kv_heads), 2)
+        for kv_heads in self.sizes.kv_heads:
+            what = f"tokens of a model of transformers, {kv_heads} key/value heads"
+            yield Step("generated", what, partial(self.generated, kv_heads), 6)
         for spread, weight in (("geometrically spaced", 4), ("evenly spaced", 8)):
             yield Step("packed", f"sequences of lengths that are {spread}", partial(self.packed, spread), weight)
 
@@ -89,6 +110,10 @@ class ServingSuite(Suite[ServingResult]):
             Steps(text, n, count, cache, full if n + count <= limit else None)
             for n, cache in text.caches(sorted({*seen, *filled}))
         ]
+        return self._timed(text, points, count, filled)
+
+    def _timed(self, text: Text, points: Sequence[Steps], count: int, filled: Collection[int]) -> Decoding:
+        """All steps in the same rounds, taken back between samples."""
         entries = {name: entry for one in points for name, entry in one.entries.items()}
         calls = {name: call for one in points for name, call in one.calls.items()}
 
@@ -99,6 +124,42 @@ class ServingSuite(Suite[ServingResult]):
         entries_timed = timed(entries, calls, self.repeats, before=take_back)
         rows = tuple(one.point(entries_timed, one.seen in filled) for one in points)
         return Decoding(pattern=str(text.pattern), heads=text.heads, head_dim=text.head_dim, steps=count, points=rows)
+
+    def single(self) -> Decoding:
+        """Steps on one thread: after a few tokens, after a thousand, and where all branches are full."""
+        text, count = self._kept_text(), max(1, self.sizes.steps // self.divisor)
+        limit = self.sizes.full // self.divisor
+        full, filled = FullCache(text, limit), text.filled(limit, count)
+        seen = [max(1, self.sizes.few // self.divisor), self.sizes.thousand // self.divisor, filled]
+        with torch_threads(1):
+            points = [Steps(text, n, count, cache, full) for n, cache in text.caches(seen)]
+            read_kept(points[-1])
+            return self._timed(text, points, count, {filled})
+
+    def stored(self, dtype: str) -> StoredRows:
+        """Rows kept in fewer bytes, where all branches have some."""
+        text = self._kept_text()
+        return stored_rows(text, text.period - 1, dtype)
+
+    def many(self, kv_heads: int) -> ManySequences:
+        """Sequences of geometrically spaced lengths, on one thread."""
+        sizes = self.sizes
+        shortest, longest = max(1, sizes.served_shortest // self.divisor), sizes.served_longest // self.divisor
+        lengths = lengths_of(sizes.served, shortest, longest, geometric=True)
+        with torch_threads(1):
+            return many_sequences(
+                self._kept_text().pattern, lengths, sizes.heads, kv_heads, sizes.head_dim, min(self.repeats, MOST_ROUNDS)
+            )
+
+    def generated(self, kv_heads: int) -> Generated:
+        """Tokens after a long text, on one thread."""
+        sizes = self.sizes
+        read, written = sizes.read // self.divisor, max(1, sizes.written // self.divisor)
+        with torch_threads(1):
+            return generated(sizes.model, kv_heads, sizes.generated, read, written, min(self.repeats, MOST_ROUNDS))
+
+    def _kept_text(self) -> Text:
+        return Text(self.shortened(self.sizes.kept), self.sizes.heads, self.sizes.head_dim)
 
     def packed(self, spread: str) -> PackedCase:
         """Sequences packed, one by one and padded; the results of all ways are compared first."""
