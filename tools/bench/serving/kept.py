@@ -17,17 +17,13 @@ from dilkit.tools.bench.serving.record import PAGED, READ, SINGLE, ManySequences
 from dilkit.tools.measure.single_call import agreement
 from dilkit.tools.results.record import Entries, Entry
 
-FROM_MEMORY = 1 << 28
-"""Bytes that are read in turns, so that they come from memory and not from a cache of the CPU."""
-
 
 def read_kept(steps: Steps) -> None:
-    """Add to `steps` as many readings of memory as there are steps, each of as many bytes as a step has kept rows."""
-    numbers = max(1, steps.kept_bytes // 4)
-    copies = torch.zeros(max(1, FROM_MEMORY // (4 * numbers)), numbers)
+    """Add to `steps` as many readings of as many bytes as are kept, of the same ones each time: they lie where kept rows do."""
+    rows = torch.ones(max(1, steps.kept_bytes // 4))
     name = steps.named(READ)
     steps.entries[name] = Entry()
-    steps.calls[name] = lambda: [copies[i % len(copies)].sum() for i in range(steps.count)]
+    steps.calls[name] = lambda: [rows.sum() for _ in range(steps.count)]
 
 
 def stored_rows(text: Text, seen: int, stored: str) -> StoredRows:
