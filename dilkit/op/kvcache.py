@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from dilkit.op.schema import asks_for_backends, backends_asked, decode_call, lib
 from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import add_zero_keys, check_sink
 from dilkit.problem import DTYPES, Problem
-from dilkit.selector import requested_backends, select, state
+from dilkit.selector import names_of, requested_backends, select, state
 
 library.define(
     "last_rows(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? key, Tensor? value, Tensor cache_seqlens, "
@@ -115,8 +115,13 @@ def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
 
 def check_no_gradient(*tensors: Tensor | None) -> None:
     """Raise ValueError where a gradient of one of these is wanted."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise ValueError("a tensor requires a gradient, which dilated_attention_with_kvcache does not have; use torch.no_grad()")
+    if not torch.is_grad_enabled():
+        return
+    for x in tensors:
+        if x is not None and x.requires_grad:
+            raise ValueError(
+                "a tensor requires a gradient, which dilated_attention_with_kvcache does not have; use torch.no_grad()"
+            )
 
 
 def _checked(name: str, x: object) -> Tensor:
@@ -162,7 +167,7 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
 
 
 def last_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """`last_rows_op` of tensors that have been checked, without torch's dispatcher where it has nothing to do."""
+    """`last_rows_op` of tensors that are checked and want no gradient, without torch's dispatcher if it has nothing to do."""
     if torch.compiler.is_compiling() or not undispatched(inputs):
         results: tuple[Tensor, Tensor] = last_rows_op(*inputs)
         return results
@@ -172,6 +177,7 @@ def last_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
 def _last_rows(query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Any, value: Any, lengths: Tensor, *more: Any) -> Any:
     """The kernel of the operator."""
     check_tensors(query, k_cache, v_cache, key, value, lengths)
+    check_no_gradient(query, k_cache, v_cache, key, value, *more[2:])
     return _attend(query, k_cache, v_cache, key, value, lengths, *more)
 
 
@@ -192,11 +198,10 @@ def _attend(
     every = query, k_cache, v_cache, cache_seqlens, key, value, sink, bias, positions
     tensors = tuple([x for x in every if x is not None])
     names = _named(tuple([x is not None for x in every]))
-    asked = requested_backends(backends_asked(call).split(",") if asks_for_backends(call) else None)
+    asked = _names_asked(call) or requested_backends()
     facts = "last rows", state(), asked, names, key_of(names, tensors), scale, call
     prepared = plan.cached(facts, _prepare, names, tensors, asked, scale, call)
     check_room(names, tensors, prepared.spans)
-    check_no_gradient(*tensors)
     new = 0 if key is None else key.shape[1]
     lengths = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
     if new:
@@ -219,6 +224,12 @@ def _attend(
     if sink is not None:
         add_zero_keys(out, lse, None, sink)
     return out, lse
+
+
+@lru_cache(maxsize=256)
+def _names_asked(call: str) -> tuple[str, ...]:
+    """The names of backends that a call asks for, known or not."""
+    return names_of(backends_asked(call).split(",")) if asks_for_backends(call) else ()
 
 
 @cache
@@ -268,7 +279,7 @@ def _prepare(
     spans = tuple(map(span, given.values()))
     last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale, softcap=softcap, bias=bias)
     problem = replace(last_rows, seq=k_cache.shape[1])
-    backend = select(problem, asked)
+    backend = select(problem, requested_backends(asked or None))
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
     nbytes, step = len(call) + plan.ENTRY_BYTES, _of_one_row(given, problem, backend)
     lengths = not pattern.only_segments and query.shape[1] > 0

@@ -17,7 +17,7 @@
 #include "native.h"
 
 enum { INT8 = FLOAT16 + 1 };   /* a dtype of stored rows alone: head_dim integers, then a float by which all of them are multiplied */
-enum { PIECE_ROWS = 256, STORED_TILE = 64, KEYS_TOGETHER = 4, VECTORS_TOGETHER = 4 };
+enum { PIECE_ROWS = 256, KEYS_TOGETHER = 4, VECTORS_TOGETHER = 4 };
 
 /* Rows of head_dim numbers; strides in bytes. */
 typedef struct {

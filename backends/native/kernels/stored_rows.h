@@ -1,15 +1,14 @@
 /* A piece of a step: one query row against up to PIECE_ROWS stored rows, read where they lie. Included once for each KIND.
  *
- *     span  -- STORED_TILE rows at a time, those that are seen -->  tile: addresses of keys and values, places for a bias
+ *     span  -- the rows of the piece that are seen -->  tile: addresses of keys and values, places for a bias
  *     tile  -- LANES keys at a time -->  dot products, a lane of q each  -- sum_lanes -->  scores, a lane a row  -- softmax step
  *     tile  -- COLUMNS_TOGETHER values at a time ----------------------------------------------->  partial += P v
  *
  *     partials of pieces, in their order  -- merge_pieces -->  out, lse
  *
- * The query heads that share a key/value head go over a tile one after the other: it comes from memory once. Rows that a query
- * head does not see are no part of its tile, so that a NaN in them reaches nothing. While the keys of a tile are multiplied its
- * values are asked for, and while these are added up the keys of the next tile: a row is read once, and what is asked for too late
- * is waited for.
+ * The query heads that share a key/value head go over the tile one after the other: it comes from memory once. Rows that a query
+ * head does not see are no part of its tile, so that a NaN in them reaches nothing. No row is prefetched: many keys, then many values
+ * in their order are what the processor foresees, and prefetches of one's own fill the buffers that its own need (0.9 of the speed).
  */
 enum { N(TOGETHER) = KEYS_TOGETHER < (int)N(LANES) ? KEYS_TOGETHER : (int)N(LANES) };
 
@@ -18,9 +17,9 @@ enum { N(TOGETHER) = KEYS_TOGETHER < (int)N(LANES) ? KEYS_TOGETHER : (int)N(LANE
 
 typedef struct {
     int64_t count;
-    const char *key[STORED_TILE], *value[STORED_TILE];
+    const char *key[PIECE_ROWS], *value[PIECE_ROWS];
     const REAL *times; /* how often each row counts; NULL: all of them once */
-    REAL counts[STORED_TILE], place[3][STORED_TILE]; /* of a bias: the positions of the rows; along the sequence, counted from the query */
+    REAL counts[PIECE_ROWS], place[3][PIECE_ROWS]; /* of a bias: the positions of the rows; along the sequence, counted from the query */
 } StoredTile;
 
 typedef struct {
@@ -29,7 +28,7 @@ typedef struct {
     int64_t row, head, head_place, from, to; /* the query row, the key/value head, its number in the span, and the rows of the span */
     const char *key, *value;                 /* where the first row of the span is, for these */
     REAL *partial, *query, *scores;
-    StoredTile *tile, *next; /* that which comes after it; NULL: not known, or not yet of use */
+    StoredTile *tile;
 } Piece;
 
 static inline int64_t N(stored_width)(const Problem *p) { return round_up(p->dim, PANEL); }
@@ -47,7 +46,7 @@ static size_t N(partial_bytes)(const Step *step) {
 
 static size_t N(piece_scratch_bytes)(const Step *step) {
     size_t queries = (size_t)(N(query_group)(&step->problem) * N(stored_width)(&step->problem));
-    return (queries + STORED_TILE) * sizeof(REAL) + 2 * sizeof(StoredTile);
+    return (queries + PIECE_ROWS) * sizeof(REAL) + sizeof(StoredTile);
 }
 
 typedef int8_t N(Bytes) __attribute__((vector_size(N(LANES))));
@@ -79,22 +78,12 @@ __attribute__((always_inline)) static inline Vector N(load_rest)(const char *row
     return N(widen)(numbers);
 }
 
-__attribute__((always_inline)) static inline int64_t N(row_bytes)(int64_t dim, const int dtype) {
-    return dtype == FLOAT64 ? 8 * dim : dtype == FLOAT32 ? 4 * dim : dtype == INT8 ? dim + 4 : 2 * dim;
-}
-
 /* What the numbers of a row are multiplied by. */
 __attribute__((always_inline)) static inline REAL N(row_scale)(const char *row, int64_t dim, const int dtype) {
     float scale = 1;
     if (dtype == INT8)
         memcpy(&scale, row + dim, sizeof scale);
     return (REAL)scale;
-}
-
-/* Ask for a row that is read next: a row is read once, and the processor foresees none of another page. */
-__attribute__((always_inline)) static inline void N(ask_for)(const char *row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64)
-        __builtin_prefetch(row + at);
 }
 
 /* x[i] = products of q with TOGETHER rows, lane by lane. */
@@ -128,11 +117,8 @@ __attribute__((always_inline)) static inline Vector N(score_stored_of)(const int
         Vector x[N(LANES)], scales = N(broadcast)((REAL)piece->step->problem.scale);
         REAL of_rows[N(LANES)];
 #pragma GCC unroll 1
-        for (int i = 0; i < N(LANES); i += N(TOGETHER)) {
-            for (int64_t of = k + i; of < k + i + N(TOGETHER); of++)
-                N(ask_for)(tile->value[of], N(row_bytes)(dim, dtype));
+        for (int i = 0; i < N(LANES); i += N(TOGETHER))
             N(multiply_keys)(dtype, x + i, tile->key + k + i, query, dim);
-        }
         for (int i = 0; dtype == INT8 && i < N(LANES); i++)
             of_rows[i] = N(row_scale)(tile->key[k + i], dim, dtype);
         if (dtype == INT8)
@@ -145,22 +131,18 @@ __attribute__((always_inline)) static inline Vector N(score_stored_of)(const int
     return most;
 }
 
-/* sums[d ..] += sum over the rows of a tile of weights[k] * v[k][d ..], of so many vectors. Meanwhile keys of `next` are asked for. */
+/* sums[d ..] += sum over the rows of a tile of weights[k] * v[k][d ..], of so many vectors. */
 __attribute__((always_inline)) static inline void N(add_vectors)(
-    const int dtype, const int vectors, const StoredTile *tile, const StoredTile *next, REAL *restrict sums,
-    const REAL *restrict weights, int64_t d, int64_t dim
+    const int dtype, const int vectors, const StoredTile *tile, REAL *restrict sums, const REAL *restrict weights, int64_t d
 ) {
     Vector sum[VECTORS_TOGETHER];
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++)
         sum[i] = N(load_vector)(sums + d + i * N(LANES));
-    for (int64_t k = 0; k < tile->count; k++) {
-        if (next && k < next->count)
-            N(ask_for)(next->key[k], N(row_bytes)(dim, dtype));
+    for (int64_t k = 0; k < tile->count; k++)
 #pragma GCC unroll 4
         for (int i = 0; i < vectors; i++)
             sum[i] += weights[k] * N(load_whole)(tile->value[k], d + i * N(LANES), dtype);
-    }
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++)
         N(store_vector)(sums + d + i * N(LANES), sum[i]);
@@ -174,9 +156,9 @@ __attribute__((always_inline)) static inline int N(add_stored_of)(const int dtyp
     for (int64_t i = 0; dtype == INT8 && i < tile->count; i++)
         piece->scores[i] *= N(row_scale)(tile->value[i], dim, dtype);
     for (; d + VECTORS_TOGETHER * N(LANES) <= whole; d += VECTORS_TOGETHER * N(LANES))
-        N(add_vectors)(dtype, VECTORS_TOGETHER, tile, d ? NULL : piece->next, sums, piece->scores, d, dim);
+        N(add_vectors)(dtype, VECTORS_TOGETHER, tile, sums, piece->scores, d);
     for (; d < whole; d += N(LANES))
-        N(add_vectors)(dtype, 1, tile, d ? NULL : piece->next, sums, piece->scores, d, dim);
+        N(add_vectors)(dtype, 1, tile, sums, piece->scores, d);
     for (int64_t k = 0; d < dim && k < tile->count; k++)
         N(store_vector)(sums + d, N(load_vector)(sums + d) + piece->scores[k] * N(load_rest)(tile->value[k], d, dim, dtype));
     return 0;
@@ -196,31 +178,37 @@ static void N(place_stored)(const Piece *piece, REAL *const place[3], int64_t k,
         place[d][k] = d >= p->position_dims ? 0 : given ? given[as_key ? p->key_position + d : d] : (REAL)(position - piece->span->query_position);
 }
 
-/* How often the rows from .. to - 1 of the span count; NULL: once. */
-static const REAL *N(count_rows)(const Piece *piece, REAL *counts, int64_t from, int64_t to) {
+/* How often the rows of the piece count; NULL: once. */
+static const REAL *N(count_rows)(const Piece *piece, REAL *counts) {
     const REAL *given = NULL;
     for (const Repeat *r = piece->span->repeat; r; r = r->next) {
-        int64_t i = r->first < from ? r->first + round_up(from - r->first, r->every) : r->first;
-        int64_t end = lesser(to, r->first + (r->rows - 1) * r->every + 1);
+        int64_t i = r->first < piece->from ? r->first + round_up(piece->from - r->first, r->every) : r->first;
+        int64_t end = lesser(piece->to, r->first + (r->rows - 1) * r->every + 1);
         if (i >= end || !shows_head(r->first_head, r->head_step, r->heads, piece->head))
             continue;
-        for (int64_t k = 0; !given && k < STORED_TILE; k++)
+        for (int64_t k = 0; !given && k < PIECE_ROWS; k++)
             counts[k] = 1;
         for (given = counts; i < end; i += r->every)
-            counts[i - from] += 1;
+            counts[i - piece->from] += 1;
     }
     return given;
 }
 
-/* The rows of the span from `from` on that a query head sees, up to the end of the piece, as a tile. */
-static void N(fill_tile)(const Piece *piece, StoredTile *tile, int64_t from, int64_t member) {
+/* The rows of a piece of which all are seen, at equal distances and without a bias. */
+static void N(place_all)(const Piece *piece, StoredTile *tile) {
+    const StoredView *key = &piece->span->key, *value = &piece->span->value;
+    tile->count = piece->to - piece->from;
+    for (int64_t i = 0; i < tile->count; i++)
+        tile->key[i] = piece->key + (piece->from + i) * key->row, tile->value[i] = piece->value + (piece->from + i) * value->row;
+}
+
+/* The rows of a piece that a query head sees, one by one. */
+static void N(place_seen)(const Piece *piece, StoredTile *tile, const char *unseen) {
     const Span *span = piece->span;
-    const int64_t to = lesser(from + STORED_TILE, piece->to);
     REAL *const place[3] = {tile->place[0], tile->place[1], tile->place[2]};
-    const char *unseen = span->unseen ? span->unseen + piece->head_place * span->unseen_head + member * span->unseen_group : NULL;
-    tile->count = 0, tile->times = N(count_rows)(piece, tile->counts, from, to);
-    PageRow at = first_row(span, from);
-    for (int64_t i = from; i < to; i++, at = next_row(span, at)) {
+    PageRow at = first_row(span, piece->from);
+    tile->count = 0;
+    for (int64_t i = piece->from; i < piece->to; i++, at = next_row(span, at)) {
         if (unseen && unseen[i * span->unseen_row])
             continue;
         int64_t page = span->pages ? span->pages[at.page] * span->page : 0;
@@ -230,6 +218,18 @@ static void N(fill_tile)(const Piece *piece, StoredTile *tile, int64_t from, int
             N(place_stored)(piece, place, tile->count, span->positions ? span->positions[i] : span->position + i * span->position_step, 1);
         tile->count++;
     }
+}
+
+/* The rows of a piece that a query head of the group sees, as a tile. */
+static void N(fill_tile)(const Piece *piece, int64_t member) {
+    const Span *span = piece->span;
+    StoredTile *tile = piece->tile;
+    const char *unseen = span->unseen ? span->unseen + piece->head_place * span->unseen_head + member * span->unseen_group : NULL;
+    if (unseen || span->pages || piece->step->problem.bias != NO_BIAS)
+        N(place_seen)(piece, tile, unseen);
+    else
+        N(place_all)(piece, tile);
+    tile->times = N(count_rows)(piece, tile->counts);
     for (int64_t i = tile->count; tile->count && i < round_up(tile->count, N(LANES)); i++)
         tile->key[i] = tile->key[tile->count - 1], tile->value[i] = tile->value[tile->count - 1]; /* products with it are left out */
 }
@@ -329,7 +329,7 @@ static void N(attend_piece)(const Step *step, int64_t number, void *scratch) {
     const Problem *p = &step->problem;
     const int64_t group = N(query_group)(p), width = N(stored_width)(p);
     Piece piece = {.step = step, .partial = N(partial_of)(step, number, 0), .tile = scratch};
-    piece.query = (REAL *)(void *)(piece.tile + 2), piece.scores = piece.query + group * width;
+    piece.query = (REAL *)(void *)(piece.tile + 1), piece.scores = piece.query + group * width;
     N(place_piece)(&piece, number);
     memset(piece.query, 0, (size_t)(group * width) * sizeof(REAL));
     memset(piece.partial, 0, N(partial_bytes)(step));
@@ -337,18 +337,11 @@ static void N(attend_piece)(const Step *step, int64_t number, void *scratch) {
         R(load)(piece.query + g * width, row_address(&p->q, piece.row / p->seq, piece.row % p->seq, piece.head * group + g), p->dim, p->dtype);
         piece.partial[g * (width + 2) + width] = -(REAL)INFINITY;
     }
-    StoredTile *tiles = piece.tile;
-    N(fill_tile)(&piece, tiles, piece.from, 0);
-    for (int64_t from = piece.from, i = 0; from < piece.to; from += STORED_TILE, i++) {
-        StoredTile *tile = piece.tile = tiles + i % 2, *next = tiles + (i + 1) % 2;
-        N(fill_tile)(&piece, next, lesser(from + STORED_TILE, piece.to), 0);
-        for (int64_t g = 0; g < group; g++) {
-            if (g > 0 && piece.span->unseen)
-                N(fill_tile)(&piece, tile, from, g);
-            piece.next = g == group - 1 ? next : NULL;
-            if (tile->count)
-                N(attend_stored)(&piece, g);
-        }
+    for (int64_t g = 0; g < group; g++) {
+        if (g == 0 || piece.span->unseen)
+            N(fill_tile)(&piece, g);
+        if (piece.tile->count)
+            N(attend_stored)(&piece, g);
     }
 }
 
