@@ -1,7 +1,8 @@
 """Records: short texts that ranks share, with a checksum and the version of dilkit of the rank that sent them.
 
-checksum (4 bytes)  length (2)  version  NUL  record  NULs up to `RECORD_BYTES`
-                    '--- checksummed -----------'
+    checksum (4 bytes)  length (2)  version  NUL  record  NULs up to `RECORD_BYTES`
+
+The checksum is that of all between it and the last NULs.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ TIMEOUT = 1.5
 """Seconds that ranks wait for one that does not answer."""
 LONG_TIMEOUT = 20.0
 """Seconds that ranks wait for one whose end they notice: on a busy machine a process may take long to end."""
-ENDS = ("killed", "raises", "raises_in_a_thread", "gives_up", "disagrees", "another_version")
+ENDS = ("killed", "exits", "raises", "raises_in_a_thread", "gives_up", "disagrees", "another_version")
 """The faults that the others notice before their timeout."""
 
 
