@@ -10,7 +10,7 @@ from typing import Any
 from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 
-_LONGEST = 160
+_LONGEST = 128
 _ERROR, _STEP = "error", "step"
 
 

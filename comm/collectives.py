@@ -13,10 +13,9 @@ from torch import Tensor
 from dilkit.checks import integer, not_distributed
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports.base import Comm, check_comm
+from dilkit.comm.transports.records import LONGEST_RECORD
 
 T = TypeVar("T")
-_PIECE = 1000
-"""Bytes of one record; `Comm.share` takes little more."""
 
 
 def sum_over_ranks(tensors: Iterable[Tensor], comm: Comm) -> None:
@@ -138,5 +137,5 @@ def gather_values(comm: Comm, value: T) -> list[T]:
     """
     pickled = pickle.dumps(value)
     longest = max(int(length) for length in comm.share(str(len(pickled)).encode(), "lengths of values"))
-    pieces = [comm.share(pickled[at : at + _PIECE], "values") for at in range(0, longest, _PIECE)]
+    pieces = [comm.share(pickled[at : at + LONGEST_RECORD], "values") for at in range(0, longest, LONGEST_RECORD)]
     return [pickle.loads(b"".join(parts)) for parts in zip(*pieces, strict=True)]

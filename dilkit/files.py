@@ -22,6 +22,8 @@ from typing import IO
 
 MOST_BYTES = 256 * 1024**2
 """The largest file that is read: far more than dilkit writes, and nothing that memory has no room for."""
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""What a system says where a disk, a file or a user's share of a disk can have no more bytes."""
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -61,7 +63,9 @@ def check_regular(path: Path, found: os.stat_result, most: int = MOST_BYTES) -> 
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` in one step when the block ends; if the block raises, `path` stays as it was.
 
-    Its folder is made where there is none. A device or a pipe is written to directly, and a symbolic link is followed.
+    Its content is on the disk before it takes that place: a host that loses power has one or the other. Its folder is made where
+    there is none. A device or a pipe is written to directly, and a symbolic link is followed. Raises OSError with the path, and
+    with the bytes that were written where a disk is full, also if what the block calls hides that behind an error of its own.
     """
     path = Path(os.path.realpath(path))
     try:
@@ -72,7 +76,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             with _temporary(path) as file:
                 yield file
     except OSError as error:
-        if error.errno is not None and error.filename is None:  # as where a disk is full
+        if error.errno is not None and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
@@ -84,12 +88,38 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
     try:
         with temporary.open("xb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # some disks say here alone that they are full
         if path.exists():
             temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         temporary.replace(path)
-    except BaseException:
+        _sync_folder(path.parent)
+    except BaseException as error:
+        written = temporary.stat().st_size if temporary.exists() else 0
         temporary.unlink(missing_ok=True)
+        if full := _no_room(error):
+            what = f"{full.strerror} after {written:,} bytes; what was there before is as it was"
+            raise OSError(full.errno, what, str(path)) from error
         raise
+
+
+def _sync_folder(path: Path) -> None:
+    """Have the disk keep which files the folder has, where folders can be opened."""
+    with contextlib.suppress(OSError):
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _no_room(error: BaseException | None) -> OSError | None:
+    """The error of a disk that has no room, among those in whose handling `error` was raised: torch.save hides it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def write_privately(path: Path, content: bytes) -> None:

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeAlias
-from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from dilkit.checks import not_distributed, real
-from dilkit.comm.transports.errors import CommError, PeerLost, PlanMismatch, ranks_text
+from dilkit.comm.transports.errors import CommError, PlanMismatch, ranks_text
 from dilkit.comm.transports.handles import handle_of
+from dilkit.comm.transports.records import LONGEST_RECORD, RECORD_BYTES, VERSION, packed, unpacked
 
 DEFAULT_TIMEOUT = 300.0
-RECORD_BYTES = 1024
 PeerBytes: TypeAlias = "list[tuple[int, Tensor]]"
 """What is sent to, or received from, other ranks: `(rank, bytes)`."""
 
@@ -74,6 +73,7 @@ class Comm(ABC):
     """Bytes of rows that this rank has sent to others so far; what `share` and `agree` send is not counted."""
     handle: str
     """What compiled code finds this transport by, in this process alone."""
+    _version = VERSION
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, real("timeout", timeout, above=0)
@@ -96,19 +96,19 @@ class Comm(ABC):
         return self._begin(rows, send_counts, received, recv_counts, step)
 
     def share(self, record: bytes, step: str = "record") -> list[bytes]:
-        """The records of all ranks, by rank (an all-gather of short texts). At most `RECORD_BYTES - 6` bytes each.
+        """The records of all ranks, by rank (an all-gather of short texts). At most 986 bytes each.
 
-        Raises `PeerLost` for a record that was damaged on its way: ranks go on from there by what records say.
+        Raises `PeerLost` for a record that was damaged on its way: ranks go on from there by what records say. Raises
+        `PlanMismatch`, on every rank, where ranks run different versions of dilkit: their bits may differ, and what they send.
         """
-        if len(record) > RECORD_BYTES - 6:
-            raise ValueError(f"record has {len(record)} bytes; at most {RECORD_BYTES - 6}")
-        text = len(record).to_bytes(2, "little") + record
-        padded = (crc32(text).to_bytes(4, "little") + text).ljust(RECORD_BYTES, b"\0")
-        rows = torch.frombuffer(bytearray(padded * self.size), dtype=torch.uint8).view(self.size, RECORD_BYTES)
+        if len(record) > LONGEST_RECORD:
+            raise ValueError(f"record has {len(record)} bytes; at most {LONGEST_RECORD}")
+        sent = bytearray(packed(record, self._version) * self.size)
+        rows = torch.frombuffer(sent, dtype=torch.uint8).view(self.size, RECORD_BYTES)
         rows, ones = rows.to(self._record_device()), [1] * self.size
         got = self._begin(rows, ones, torch.empty_like(rows), ones, step).wait().cpu().numpy()
         with self.broken_by_errors():
-            return [_record(row.tobytes(), rank, step) for rank, row in enumerate(got)]
+            return unpacked([row.tobytes() for row in got], f"{step}{self.along}")
 
     def agree(self, digest: bytes, step: str = "agreement") -> None:
         """Return if `digest` is the same on every rank; else raise `PlanMismatch` on every rank, naming who differs."""
@@ -206,16 +206,6 @@ class _BrokenByErrors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and self.comm.size > 1:
             self.comm._broken = f"{type(error).__name__}: {error}"
-
-
-def _record(row: bytes, rank: int, step: str) -> bytes:
-    """The record in a row of `share`. Raises `PeerLost` if its checksum is another."""
-    text = row[4 : 6 + int.from_bytes(row[4:6], "little")]
-    if crc32(text).to_bytes(4, "little") != row[:4]:
-        raise PeerLost(
-            f"{step}: the record of rank {rank} was damaged on its way; do all ranks run the same version?", [rank], step
-        )
-    return text[2:]
 
 
 def _own_rows(counts: Sequence[int], rank: int) -> slice:

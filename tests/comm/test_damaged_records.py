@@ -1,4 +1,4 @@
-"""Records that are damaged on their way: ranks go on from there by what records say, so damage must be noticed.
+"""Records that are damaged on their way, or of another version: ranks go on by what they say, so that must be noticed.
 
 The contents of other messages are not checked: a number that arrives as another number is a wrong result. TCP, MPI and NCCL
 leave that to the checksums of the network.
@@ -11,9 +11,10 @@ import torch
 from helpers.calls import PATTERN
 from torch import Tensor
 
+from dilkit import __version__
 from dilkit.comm import Comm, CommError, PlanMismatch, ring_dilated_attention, run_threads
 from dilkit.comm.agreement import agree_on
-from dilkit.comm.transports.base import RECORD_BYTES
+from dilkit.comm.transports.records import RECORD_BYTES
 from dilkit.comm.transports.threads import Fault, ThreadComm
 
 TIMEOUT = 5.0
@@ -84,3 +85,18 @@ def test_facts_of_a_rank_that_lack_what_may_differ() -> None:
             agree_on(comm, lambda: facts, ("rows",), "a step")
 
     run_threads(2, on_rank, timeout=TIMEOUT)
+
+
+def other_version(comm: Comm) -> CommError | None:
+    """What a rank says where rank 2 of three runs another version."""
+    if comm.rank == 2:
+        comm._version = b"0.1.7"
+    return attend(comm)
+
+
+def test_another_version_is_named_on_every_rank() -> None:
+    said = f"arguments of ring_dilated_attention: rank 2 runs dilkit 0.1.7, the others {__version__}; install the same version"
+    for error in run_threads(3, other_version, timeout=TIMEOUT):
+        assert isinstance(error, PlanMismatch)
+        assert str(error).startswith(said)
+        assert error.ranks == (2,)

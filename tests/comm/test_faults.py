@@ -8,8 +8,8 @@ What the other ranks say, and what ends the job, when they wait for rank 1 in th
 | frozen (SIGSTOP)    |               | `CommTimeout` | `CommTimeout`, which ends the job                          |
 | late (sleeps)       | `CommTimeout` | `CommTimeout` | `CommTimeout`, which ends the job                          |
 | raises, or gives up | `PeerLost`    | `PeerLost`    | nothing: rank 1 says why, marked as its own, and ends the job |
-| leaves (`sys.exit`) | `PeerLost`    | `PeerLost`    | `CommTimeout`, which ends the job                          |
-| disagrees           | `PlanMismatch` on every rank, naming who differs, on every transport                       |
+| leaves (`sys.exit`) | `PeerLost`    | `PeerLost`    | nothing: rank 1 names itself and who waits, and ends the job  |
+| disagrees, or runs another version | `PlanMismatch` on every rank, naming who differs, on every transport        |
 
 After a SIGKILL, Open MPI's `mpirun` names the rank, MPICH's only the process id, neither the step. With Open MPI's option
 `--with-ft ulfm` the ranks live on and say both, at once (`PeerLost`). MPICH's `-disable-auto-cleanup` mostly has that effect
@@ -29,6 +29,7 @@ import torch
 from helpers.launch import Job, assert_conforms, start
 from helpers.rank import FAULTS, LONG_TIMEOUT, TIMEOUT, everyone
 
+from dilkit import __version__
 from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, PlanMismatch, run_threads
 
 SLACK = 2.0
@@ -69,14 +70,23 @@ class TestGloo:
         job = fail("gloo", kind, tmp_path)
         assert_said(job, CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s", all_of_them=True)
 
-    def test_a_rank_that_disagrees(self, tmp_path: Path) -> None:
-        assert said_to_disagree(fail("gloo", "disagrees", tmp_path)) == ["0", "1", "2"]
+    @pytest.mark.parametrize("kind", ["disagrees", pytest.param("another_version", marks=SLOW)])
+    def test_a_rank_that_disagrees(self, kind: str, tmp_path: Path) -> None:
+        assert said_to_disagree(fail("gloo", kind, tmp_path), kind) == ["0", "1", "2"]
 
 
-def said_to_disagree(job: Job) -> list[str]:
+DISAGREES = {
+    "disagrees": "PlanMismatch: the plan: rank 1 of 3 differs from the others",
+    "another_version": f"PlanMismatch: the plan: rank 1 runs dilkit 0.1.7, the others {__version__}; "
+    "install the same version for all ranks",
+}
+
+
+def said_to_disagree(job: Job, kind: str) -> list[str]:
     """The ranks that said so, each once."""
-    said = re.findall(r"PlanMismatch: the plan: rank 1 of 3 differs from the others$", job.text, re.MULTILINE)
-    ranks = re.findall(r"^\[rank (\d)\] PlanMismatch: the plan: rank 1 of 3 differs from the others$", job.text, re.MULTILINE)
+    what = re.escape(DISAGREES[kind])
+    said = re.findall(f"{what}$", job.text, re.MULTILINE)
+    ranks = re.findall(rf"^\[rank (\d)\] {what}$", job.text, re.MULTILINE)
     assert len(said) == len(ranks) == len(set(ranks)), job
     return sorted(ranks)
 
@@ -104,6 +114,16 @@ class TestMPI:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+    def test_a_rank_that_leaves_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
+        job = fail(launcher, "exits", tmp_path)
+        said = (
+            r"^\[rank 1\] PeerLost: rank 1 has ended, by sys\.exit or with its program, and rank [02] waits for it in exchange 2$"
+        )
+        assert len(re.findall(said, job.text, re.MULTILINE)) == 1, job
+        assert not KNOWN.search(job.text), job
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
     def test_a_rank_that_raises_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
         assert_blamed(fail(launcher, "raises", tmp_path), traceback=True)
 
@@ -128,11 +148,9 @@ class TestEitherMPI:
     def test_other_ways_to_fail(self, kind: str, tmp_path: Path) -> None:
         assert_blamed(fail("mpich", kind, tmp_path), traceback=kind != "gives_up")
 
-    def test_a_rank_that_leaves(self, tmp_path: Path) -> None:
-        assert_said(fail("mpich", "exits", tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
-
-    def test_a_rank_that_disagrees(self, tmp_path: Path) -> None:
-        assert said_to_disagree(fail("mpich", "disagrees", tmp_path))
+    @pytest.mark.parametrize("kind", DISAGREES)
+    def test_a_rank_that_disagrees(self, kind: str, tmp_path: Path) -> None:
+        assert said_to_disagree(fail("mpich", kind, tmp_path), kind)
 
 
 class TestThreads:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from helpers.forks import in_child
 
 from dilkit import Pattern, Problem, explain, files
 from dilkit.comm import load_shard, run_threads
@@ -49,6 +53,43 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     with files.replacing(link) as file:
         file.write(b"after")
     assert (path.read_bytes(), link.is_symlink()) == (b"after", True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of the size of files stands in for a full disk")
+def test_a_disk_that_fills_up_keeps_the_checkpoint_before(tmp_path):
+    """torch.save hides what the disk says behind an error of its own."""
+    import resource
+
+    path = tmp_path / "checkpoint.pt"
+
+    def save(size):
+        with files.replacing(path) as file:
+            torch.save({"weights": torch.full((size,), 1.0)}, file)
+
+    def twice():
+        save(100)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        said = r"File too large after [\d,]+ bytes; what was there before is as it was: '.*/checkpoint.pt'"
+        with pytest.raises(OSError, match=said):
+            save(100_000)
+
+    assert in_child(twice) == "done"
+    assert torch.load(path, weights_only=True)["weights"].tolist() == [1.0] * 100
+    assert [x.name for x in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_a_disk_that_says_at_last_that_it_is_full(tmp_path, monkeypatch):
+    """As network file systems do."""
+    path = tmp_path / "result"
+    path.write_bytes(b"before")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device after 5 bytes; .*: '.*/result'"), files.replacing(path) as file:
+        file.write(b"after")
+    assert (path.read_bytes(), [x.name for x in tmp_path.iterdir()]) == (b"before", ["result"])
 
 
 def test_a_device_is_written_to_and_stays_a_device():

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit.comm.transports.base import RECORD_BYTES, Comm
+from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch
+from dilkit.comm.transports.records import LONGEST_RECORD
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64),
@@ -140,12 +141,12 @@ def rows_that_need_gradients_are_sent_without_them(comm: Comm) -> None:
 @checked
 def share_brings_every_record(comm: Comm) -> None:
     def record(rank: int) -> bytes:
-        return (b"", b"\0\0", bytes(range(256)), b"x" * (RECORD_BYTES - 6))[rank % 4]
+        return (b"", b"\0\0", bytes(range(256)), b"x" * LONGEST_RECORD)[rank % 4]
 
     before = comm.sent_bytes
     assert comm.share(record(comm.rank)) == [record(rank) for rank in range(comm.size)]
     with pytest.raises(ValueError, match="record has"):
-        comm.share(b"x" * (RECORD_BYTES - 5))
+        comm.share(b"x" * (LONGEST_RECORD + 1))
     assert comm.sent_bytes == before
 
 

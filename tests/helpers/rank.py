@@ -23,7 +23,7 @@ TIMEOUT = 1.5
 """Seconds that ranks wait for one that does not answer."""
 LONG_TIMEOUT = 20.0
 """Seconds that ranks wait for one whose end they notice: on a busy machine a process may take long to end."""
-ENDS = ("killed", "raises", "raises_in_a_thread", "gives_up", "disagrees")
+ENDS = ("killed", "exits", "raises", "raises_in_a_thread", "gives_up", "disagrees", "another_version")
 """The faults that the others notice before their timeout."""
 
 
@@ -167,7 +167,7 @@ def fault(comm: Comm, kind: str) -> None:
     everyone(comm, "warming up")
     if comm.rank == 1:
         FAULTS[kind](comm)
-    if kind == "disagrees":
+    if kind in ("disagrees", "another_version"):
         comm.agree(b"one", "the plan")
     began = time.monotonic()
     try:
@@ -193,6 +193,10 @@ def gives_up(comm: Comm) -> None:
     time.sleep(100)
 
 
+def another_version(comm: Comm) -> None:
+    comm._version = b"0.1.7"
+
+
 FAULTS = {
     "killed": lambda comm: os.kill(os.getpid(), signal.SIGKILL),
     "frozen": lambda comm: os.kill(os.getpid(), signal.SIGSTOP),
@@ -202,6 +206,7 @@ FAULTS = {
     "gives_up": gives_up,
     "exits": lambda comm: sys.exit(3),
     "disagrees": lambda comm: comm.agree(b"another", "the plan"),
+    "another_version": another_version,
 }
 
 if __name__ == "__main__":

@@ -111,9 +111,16 @@ TRANSPORTS = (
     ),
     Mutant(
         "a record that was damaged on its way is believed",
-        "comm/transports/base.py",
+        "comm/transports/records.py",
         'if crc32(text).to_bytes(4, "little") != row[:4]:',
         'if crc32(text).to_bytes(4, "little") == row[:4] == b"":',
+        "tests/comm/test_damaged_records.py",
+    ),
+    Mutant(
+        "a rank may run another version",
+        "comm/transports/records.py",
+        "if version != common",
+        "if version == b''",
         "tests/comm/test_damaged_records.py",
     ),
     Mutant(

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,23 +9,19 @@ import torch
 
 from dilkit.comm.transports import staging
 from dilkit.comm.transports.base import DEFAULT_TIMEOUT, Comm, PeerBytes
-from dilkit.comm.transports.errors import CommError, CommTimeout
+from dilkit.comm.transports.errors import CommTimeout
+from dilkit.comm.transports.mpi.job_end import end_job, end_job_on_failure, leave_together
 from dilkit.comm.transports.mpi.library import cuda_aware, mpi
-from dilkit.comm.transports.mpi.requests import MPIExchange, poll, unfinished_exchanges
-from dilkit.comm.transports.rank_errors import print_error, report_uncaught
-
-TURN_SECONDS = 0.3
-LAST_TURN_SECONDS = 1.0
-FORWARDING_SECONDS = 0.2
-"""What a launcher has not passed on when a rank asks for the end may never be seen: MPICH's drops it at times."""
+from dilkit.comm.transports.mpi.requests import MPIExchange, poll
+from dilkit.comm.transports.rank_errors import print_error
 
 
 class MPIComm(Comm):
     """The ranks of an mpi4py intracommunicator, by default of `MPI.COMM_WORLD`. `timeout` is in seconds.
 
     All ranks of the communicator make theirs: it is duplicated. It works under `mpirun` with plain `python`: from then on an
-    exception that nobody catches is printed, marked with the rank in `MPI.COMM_WORLD`, and ends the job. CUDA tensors go through
-    host memory unless the MPI library says that it is CUDA-aware.
+    exception that nobody catches is printed, marked with the rank in `MPI.COMM_WORLD`, and ends the job; so does a rank that
+    ends, by `sys.exit` too, while others send to it. CUDA tensors go through host memory unless the MPI library is CUDA-aware.
 
     Raises ImportError without mpi4py or an MPI library, TypeError for other communicators, `CommTimeout` if ranks do not join.
 
@@ -52,13 +42,15 @@ class MPIComm(Comm):
             )
         super().__init__(given.Get_rank(), given.Get_size(), timeout)
         if self.size > 1:
-            _end_job_on_failure()
+            end_job_on_failure()
         self._comm = self._duplicate(given)
+        if self.size > 1:
+            leave_together(self._comm, timeout)
 
     def abort(self, why: BaseException) -> None:
         """Show `why`, marked with this rank, and end all processes of the job, this one too."""
         print_error(why, mpi().COMM_WORLD.Get_rank())
-        _end_job()
+        end_job()
 
     def _duplicate(self, given: Any) -> Any:
         own, request = given.Idup()
@@ -88,35 +80,3 @@ class MPIComm(Comm):
     def _reads(self, device: torch.device) -> bool:
         """Whether MPI can be given the memory of tensors on `device`."""
         return device.type == "cpu" or (device.type == "cuda" and cuda_aware())
-
-
-def _end_job_on_failure() -> None:
-    report_uncaught(mpi().COMM_WORLD.Get_rank(), _end_job_in_turn)
-    atexit.unregister(_end_job_if_unfinished)
-    atexit.register(_end_job_if_unfinished)
-    here = threading.current_thread() is threading.main_thread()  # others cannot say what signals do
-    if here and "MPICH" in mpi().Get_library_version() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        # With -disable-auto-cleanup, MPICH's mpirun signals the death of a rank to the others, which would end them too. Ranks
-        # that live on say in which step they miss whom.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def _end_job_in_turn(error: BaseException) -> None:
-    """Ranks that miss the same one notice it together. Open MPI's launcher can hang if they then all ask for the end at once."""
-    if isinstance(error, CommError):
-        time.sleep(min(TURN_SECONDS * mpi().COMM_WORLD.Get_rank(), LAST_TURN_SECONDS))
-    _end_job()
-
-
-def _end_job() -> None:
-    time.sleep(FORWARDING_SECONDS)
-    mpi().COMM_WORLD.Abort(1)
-    os._exit(1)  # MPICH's Abort asks the launcher to end the job, and may return before that happens
-
-
-def _end_job_if_unfinished() -> None:
-    """At exit, before mpi4py ends MPI: that would wait for messages which, after an error, may never come."""
-    if left := unfinished_exchanges():
-        names = ", ".join(exchange.where for exchange in left)
-        print(f"[rank {mpi().COMM_WORLD.Get_rank()}] ends with messages under way: {names}", file=sys.stderr, flush=True)
-        _end_job()

@@ -1,0 +1,186 @@
+# A problem and its tensors as the C kernel reads them: sizes, strides and addresses. A part of _native.pyx.
+
+
+cdef TensorView view_of(tensor) except *:
+    cdef TensorView view
+    cdef int64_t[3] strides
+    view.data = locate(tensor, strides, 3)
+    view.batch, view.row, view.head = strides[0], strides[1], strides[2]
+    return view
+
+
+cdef bytes joined(arrays, const int64_t **at):
+    """The numbers of thirteen arrays, int64 and contiguous, one after the other; `at` is set to where each begins.
+
+    Kept as arrays, which are two blocks of memory each, those of many problems would keep the allocator from using what lies between.
+    """
+    cdef int i
+    cdef const int64_t *start
+    for array in arrays:
+        if not (array.dtype == "int64" and array.flags.c_contiguous):
+            raise TypeError(f"an array is {array.dtype}; contiguous int64 is needed")
+    cdef bytes numbers = b"".join(arrays)
+    start = <const int64_t *><const char *>numbers
+    for i, array in enumerate(arrays):
+        at[i] = start
+        start += <Py_ssize_t>array.size
+    return numbers
+
+
+cdef int check_grids(const Problem *p, int64_t seq) except -1:
+    """Raise ValueError where a sequence has other tokens than a grid has cells."""
+    cdef int64_t b, cells
+    for b in range(p.branches):
+        if p.kind[b] == GRID:
+            cells = p.grid[b].size[0] * p.grid[b].size[1] * p.grid[b].size[2]
+            if seq != cells:
+                raise ValueError(f"a sequence has {seq} tokens; the {cells} of a grid are needed, or the kernel would read beyond the tensors")
+    return 0
+
+
+cdef class EncodedProblem:
+    """A problem's sizes and branches as the C kernel reads them, without tensors: made once, used by many calls.
+
+    `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk, residue classes; seq
+    is 0 where each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous. `scores`: the softcap,
+    and of a bias what it is a function of, the numbers of a position, whether a row has two positions, and three sizes of a table.
+    """
+
+    cdef Problem problem
+    cdef bytes numbers
+
+    def __init__(
+        self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, False, (1, 1, 1)), int64_t given=-1
+    ):
+        cdef Problem *p = &self.problem
+        cdef const int64_t *at[13]
+        p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
+        p.step, p.given = 1, given
+        p.softcap, p.bias, p.position_dims, apart, table = scores
+        p.key_position = p.position_dims if apart else 0
+        p.table_size[0], p.table_size[1], p.table_size[2] = table
+        p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
+        p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
+        p.branches, p.lse_head, p.keep_scale = len(arrays.kind), p.seq, 1.0
+        self.numbers = joined(arrays, at)
+        p.kind, p.length, p.ahead, p.rate, p.grid = at[0], at[1], at[2], at[3], <const Grid *>at[4]
+        p.offset, p.without, p.beyond, p.shown = at[5], at[6], at[7], <const uint64_t *>at[8]
+        p.runs.table, p.runs.rows_end, p.runs.first_columns = at[9], at[10], at[11]
+        p.runs.columns = <const int64_t (*)[2]>at[12]
+        if p.seq:
+            check_grids(p, p.seq)
+            p.classes = lesser(p.classes, p.seq)
+            choose_blocks(p)
+
+    @property
+    def chunks(self):
+        """The chunks that gradients cut the sequence into."""
+        return self.problem.chunks
+
+    @property
+    def nbytes(self):
+        """Bytes of the arrays."""
+        return len(self.numbers)
+
+
+cdef Problem with_tensors(EncodedProblem encoded, q, k, v, out, lse, mask) except *:
+    cdef Problem p = encoded.problem
+    cdef int64_t[2] strides
+    p.q, p.k, p.v, p.out, p.lse = view_of(q), view_of(k), view_of(v), view_of(out), locate(lse, strides, 0)
+    if mask is not None:
+        p.mask = locate(mask, strides, 2)
+        p.mask_batch, p.mask_row = strides[0], strides[1]
+    return p
+
+
+cdef int32_t *int32_of(tensor) except? NULL:
+    cdef int64_t[1] none
+    return <int32_t *>locate(tensor, none, 0)
+
+
+cdef int set_sequences(Problem *p, starts, q) except -1:
+    """The problem of a packed call; `starts` may be None, for a call that is none."""
+    cdef int64_t i, rows, longest = 1
+    if starts is None:
+        return 0
+    p.starts, p.batch, rows = int32_of(starts), len(starts) - 1, q.shape[1]
+    for i in range(p.batch):
+        if p.starts[i] > p.starts[i + 1]:
+            raise ValueError(f"starts decreases at index {i + 1}; the kernel would read beyond the tensors")
+        if p.starts[i] < p.starts[i + 1]:
+            check_grids(p, p.starts[i + 1] - p.starts[i])
+        longest = max(longest, p.starts[i + 1] - p.starts[i])
+    p.classes = lesser(p.classes, longest)
+    if p.starts[0] != 0 or p.starts[p.batch] != rows:
+        raise ValueError(f"starts goes from {p.starts[0]} to {p.starts[p.batch]}; from 0 to the {rows} rows is needed")
+    p.lse_head = rows
+    return 0
+
+
+cdef int set_dropout(Problem *p, dropout, starts) except -1:
+    """What a call drops: a `Dropout`, or None for nothing."""
+    cdef int64_t[2] strides
+    if dropout is None:
+        return 0
+    p.dropout, p.seed, p.threshold, p.keep_scale = 1, dropout.seed, dropout.threshold, dropout.factor
+    p.first_batch, p.first_head, places = dropout.first_batch, dropout.first_head, dropout.places
+    if places is None:
+        return 0
+    if starts is not None or tuple(places.shape) != (p.batch, 5) or places.itemsize != 8 or not places.is_contiguous():
+        raise ValueError(f"places has shape {tuple(places.shape)}; int64 ({p.batch}, 5), contiguous, is needed, and no starts")
+    p.places = <const Place *>locate(places, strides, 2)
+    return 0
+
+
+cdef int set_bias(Problem *p, bias, int64_t rows) except -1:
+    """The tensors of a bias, a `LoweredBias`; None where the problem has none. `rows`: those of the keys."""
+    cdef int64_t[2] strides
+    cdef int64_t bytes = 8 if p.dtype == 0 else 4
+    if (bias is None) != (p.bias == 0):
+        raise ValueError(f"bias is {'missing' if bias is None else 'given'}, which the problem does not say")
+    if bias is None:
+        return 0
+    weights, positions = bias.weights, bias.positions
+    if tuple(weights.shape) != (p.heads, p.entries) or weights.itemsize != bytes or not weights.is_contiguous():
+        raise ValueError(f"weights of the bias have shape {tuple(weights.shape)}; ({p.heads}, {p.entries}), contiguous, is needed")
+    p.bias_weights = locate(weights, strides, 0)
+    if positions is None:
+        return 0
+    columns = p.key_position + p.position_dims
+    if tuple(positions.shape) not in ((1, rows, columns), (p.batch, rows, columns)) or positions.itemsize != bytes or not positions.is_contiguous():
+        raise ValueError(f"positions have shape {tuple(positions.shape)}; ({p.batch} or 1, {rows}, {columns}), contiguous, is needed")
+    p.positions.data = locate(positions, strides, 2)
+    p.positions.row = strides[1]
+    p.positions.batch = strides[0] if positions.shape[0] > 1 else 0
+    return 0
+
+
+cdef const int64_t *numbers_of(array, int64_t count, str name) except NULL:
+    """The address of so many numbers."""
+    if not (array.dtype == "int64" and array.flags.c_contiguous and array.size == count):
+        raise ValueError(f"{name} of a block layout has {array.size} numbers of {array.dtype}; {count} contiguous int64 are needed")
+    return <const int64_t *><size_t>array.ctypes.data
+
+
+cdef int set_layout(Problem *p, given) except -1:
+    """The tables of a call, `GivenTables`; None where the problem has no branch for them."""
+    if (given is None) != (p.given < 0):
+        raise ValueError(f"block_layout is {'missing' if given is None else 'given'}, which the problem does not say")
+    if given is None:
+        return 0
+    cdef int64_t tables = 2 * given.batches * given.heads, rows = len(given.rows_end), runs = len(given.columns)
+    if given.batches not in (1, p.batch) or given.heads < 1 or p.heads % given.heads:
+        raise ValueError(f"a block layout of {given.batches} sequences and {given.heads} heads; those of {p.batch} and {p.heads} are needed")
+    p.given_batches, p.given_heads = given.batches, given.heads
+    p.given_runs.table = numbers_of(given.table, tables + 1, "table")
+    p.given_runs.rows_end = numbers_of(given.rows_end, rows, "rows_end")
+    p.given_runs.first_columns = numbers_of(given.first_columns, rows + 1, "first_columns")
+    if runs == 0:
+        p.given_runs.columns = NULL
+    else:
+        p.given_runs.columns = <const int64_t (*)[2]>numbers_of(given.columns, 2 * runs, "columns")
+    ascending = all((x[1:] >= x[: len(x) - 1]).all() for x in (given.table, given.first_columns))
+    ends = (given.table[0], given.table[tables], given.first_columns[0], given.first_columns[rows]) == (0, rows, 0, runs)
+    if not ascending or not ends or (runs and (given.columns.min() < 0 or (given.columns[:, 0] >= p.seq).any())):
+        raise ValueError("a block layout has runs beyond its tables or the sequence; the kernel would read beyond the tensors")
+    return 0

@@ -1,0 +1,89 @@
+"""A training under torchrun that is killed in the middle of a step goes on from what it saved: the program of docs/failures.md.
+
+A host is a torchrun of its own here. What is killed is so once, in the step 6, after what was saved in the step 3.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers.project import ROOT
+
+from dilkit.comm.launch.processes import NOT_HERE, start_processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NOT_HERE), reason=NOT_HERE or "there are jobs here")]
+
+PAGE = (ROOT / "docs" / "failures.md").read_text()
+(PROGRAM,) = re.findall(r'^```python title="elastic.py"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)
+(COMMAND,) = re.findall(r"^\$ torchrun (.*) elastic.py$", PAGE, re.MULTILINE)
+LOSS = re.compile(r"^step (\d+) on (\d) ranks: loss (\d\.\d+)$", re.MULTILINE)
+IN_A_STEP = "    part.backward()\n"
+KILLED = f"""\
+    if step == 6 and not Path("restarted").exists() and {{who}}:
+        import os, signal, time
+        time.sleep(0.5)  # the others are in the exchanges of this step
+        Path("restarted").touch()
+        [os.kill(process, signal.SIGKILL) for process in {{processes}}]
+{IN_A_STEP}"""
+LIMIT = 150.0
+
+
+def trained(folder: Path, hosts: Sequence[str], ranks: int, program: str = PROGRAM) -> list[str]:
+    """What each torchrun prints; the first must end well, and no host may leave a process behind."""
+    (folder / "elastic.py").write_text(program)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    options = shlex.split(COMMAND.replace("host1:29400", endpoint).replace("--nproc-per-node 2", f"--nproc-per-node {ranks}"))
+    options[options.index("--rdzv-conf") + 1] += ",is_host={}"
+    more = ("--local-addr", "127.0.0.1", str(folder / "elastic.py"))
+    jobs = []
+    for host in hosts:
+        given = [option.format(int(host == hosts[0])) for option in options]
+        python = [sys.executable, "-m", "torch.distributed.run", *given, *more]
+        jobs.append(start_processes([["env", f"--chdir={folder}", *python]], [{"HOST": host}]))
+    ended = [job.finish(LIMIT) for job in jobs]
+    assert ended[0].code == 0, "\n".join(one.text for one in ended)
+    assert not any(one.left_behind for one in ended)
+    return [one.text for one in ended]
+
+
+def losses(*texts: str) -> dict[tuple[int, int], str]:
+    """By step and number of ranks."""
+    return {(int(step), int(ranks)): loss for text in texts for step, ranks, loss in LOSS.findall(text)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], str]:
+    found = losses(*trained(tmp_path_factory.mktemp("undisturbed"), ["A"], 2))
+    assert [*found] == [(step, 2) for step in range(12)]
+    return found
+
+
+def test_a_rank_that_dies_is_started_again_with_the_same_bits(undisturbed: dict[tuple[int, int], str], tmp_path: Path) -> None:
+    killed = KILLED.format(who="comm.rank == 1", processes="[os.getpid()]")
+    (text,) = trained(tmp_path, ["A"], 2, PROGRAM.replace(IN_A_STEP, killed))
+    assert re.search(r"^\[rank 0\] PeerLost: exchange \d+ \(.*\): lost rank 1: ", text, re.MULTILINE), text
+    steps = [int(step) for step, _, _ in LOSS.findall(text)]
+    assert steps == [*range(6), *range(4, 12)], text
+    assert losses(text) == undisturbed
+
+
+def test_with_one_host_fewer_the_losses_go_on(undisturbed: dict[tuple[int, int], str], tmp_path: Path) -> None:
+    """The ranks of the host that goes die with its torchrun."""
+    killed = KILLED.format(who='os.environ["HOST"] == "B"', processes="[os.getppid(), os.getpid()]")
+    killed = killed.replace("    if step", "    import os\n    if step", 1).replace("import os, signal", "import signal")
+    texts = trained(tmp_path, ["A", "B"], 1, PROGRAM.replace(IN_A_STEP, killed))
+    assert "PeerLost: exchange" in texts[0], texts[0]
+    found = losses(*texts)
+    assert [*sorted(found)] == sorted([(step, 2) for step in range(6)] + [(step, 1) for step in range(4, 12)]), texts
+    for (step, ranks), loss in found.items():
+        if ranks == 2:
+            assert loss == undisturbed[step, 2]
+        assert float(loss) == pytest.approx(float(undisturbed[step, 2]), rel=1e-6)
