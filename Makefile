@@ -30,7 +30,7 @@ TTSEM := $(ENV)/stage-ttsem
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels costs ptx gpu hosts simulate peers lint docs results wheel stages clean
+.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels costs ptx gpu hosts simulate peers lint docs results wheel cut stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -58,7 +58,8 @@ help:
 	@echo "make lint      ruff, mypy, and zizmor on the workflows"
 	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
 	@echo "make results   measure anew, on a quiet machine, what the pages show of CPUs (ARGS='orders ring' a part), then make docs"
-	@echo "make wheel     a wheel and an sdist in dist/"
+	@echo "make wheel     a wheel with its SBOM, and an sdist, in dist/, in place of what is there"
+	@echo "make cut VERSION=1.2.3  write a new version wherever it is named; commits and publishes nothing"
 	@echo "make clean     remove .venv and everything that was built"
 	@echo "make stages    install what any of these needs; otherwise each installs its own stage, and says what and how large"
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made from. If it is that of a virtual environment with torch,"
@@ -142,7 +143,12 @@ results: $(TEST) $(PEERS)
 	$(MAKE) docs
 
 wheel: $(TEST)
+	rm -rf dist
 	$(PY) -m build --no-isolation
+	$(PY) .ci/release/sbom.py dist/*.whl
+
+cut: $(TEST)
+	$(PY) .ci/release/cut.py $(VERSION)
 
 stages: $(TEST) $(KERNELS) $(TRANSFORMERS) $(LINT) $(DOCS)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dilkit.backends.triton.products import rounded
 from dilkit.backends.triton.scores import LN2, LOG2E, BiasView, biased, capped_scores
 from dilkit.backends.triton.spans import (
     LINES,
@@ -40,7 +41,6 @@ from dilkit.backends.triton.spans import (
     side_at,
 )
 from dilkit.backends.triton.stored import load_stored, places_at, store_row
-from dilkit.backends.triton.tiles import rounded
 
 
 @triton.jit

@@ -20,13 +20,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dilkit.backends.triton.products import rounded
 from dilkit.backends.triton.scores import below_cap, biased, capped_scores, learn
 from dilkit.backends.triton.tiles import (
     by_row,
     load_rows,
     load_sums,
     not_ignored,
-    rounded,
     scored_keys,
     span_at,
     store_rows,

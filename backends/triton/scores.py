@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dilkit.backends.triton.products import rounded
+
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
@@ -137,4 +139,5 @@ def learn(gradients, bias, program, batch, rows, columns, METRIC: tl.constexpr, 
         for entry in range(tl.min(entries), tl.max(entries) + 1):
             tl.atomic_add(sums + entry, tl.sum(tl.where(entries == entry, gradients, 0.0)), sem="relaxed")
     else:
-        tl.atomic_add(sums, -tl.sum(gradients * distances(bias, batch, rows, columns, METRIC, DIMS)), sem="relaxed")
+        products = rounded(distances(bias, batch, rows, columns, METRIC, DIMS), gradients)
+        tl.atomic_add(sums, -tl.sum(products), sem="relaxed")

@@ -144,16 +144,6 @@ def scored_keys(
 
 
 @triton.jit
-def rounded(a, b):
-    """The products of two tensors, none of which a compiler fuses with a sum: for sums over several threads.
-
-    Two threads that add their products have the same sum if each product is rounded. Fused, each thread would round the other's
-    alone: their sums would differ in a bit, and either may be what is stored.
-    """
-    return tl.where(b == b, a * b, b)
-
-
-@triton.jit
 def by_row(numbers, batch, head, heads, seq):
     """Where the numbers of one head begin in `lse` or `delta`, `(batch, heads, seq)`."""
     return numbers + (batch.to(tl.int64) * heads + head) * seq

@@ -7,6 +7,7 @@ The checksum is that of all between it and the last NULs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -53,4 +54,6 @@ def _content(row: bytes, rank: int, step: str) -> bytes:
 
 
 def _shown(version: bytes) -> str:
-    return version[:LONGEST_VERSION].decode(errors="backslashreplace")
+    """Up to 0.2.0 what stands before the first NUL is the record itself."""
+    text = version.decode(errors="replace")
+    return text if re.fullmatch(r"[\w.+!-]+", text) else "from before records had versions"

@@ -4,9 +4,12 @@ import base64
 import hashlib
 import json
 import re
+import runpy
 import sys
 import zipfile
+from types import SimpleNamespace
 
+import pytest
 from helpers.project import ROOT, metadata, succeed
 
 import dilkit
@@ -31,6 +34,40 @@ def test_every_oldest_python_is_built():
     """The first Python that is supported, and the first with the stable ABI."""
     assert metadata()["tool"]["cibuildwheel"]["build"].split() == ["cp310-*", "cp311-*"]
     assert metadata()["project"]["requires-python"] == ">=3.10"
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "complaint"),
+    [
+        ("1.2.0", "- New.\n", ""),
+        ("1.1.9", "- New.\n", "1.1.9 is not newer than 1.2.0"),
+        ("1.10.0", "", "nothing is under Unreleased"),
+        ("1.10.0", "- New.\n", ""),
+    ],
+)
+def test_a_version_is_cut_in_every_place(version, changes, complaint, tmp_path, monkeypatch, capsys):
+    before = "1.2.0" if version != "1.2.0" else "1.1.0"
+    texts = {
+        "CHANGELOG.md": f"## [Unreleased]\n\n{changes}\n## [{before}] - 2026-01-01\n\n- Old.\n",
+        "CITATION.cff": f'version: {before}\ndate-released: "2026-01-01"\n',
+        "dilkit/__init__.py": f'__version__ = "{before}"\n',
+    }
+    (tmp_path / "dilkit").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    script = runpy.run_path(str(ROOT / ".ci/release/cut.py"))["cut"]
+    run = []
+    monkeypatch.setitem(script.__globals__, "ROOT", tmp_path)
+    monkeypatch.setattr("subprocess.run", lambda command, **_: run.append(command) or SimpleNamespace(stdout=""))
+    assert script(version, "2026-02-03") == bool(complaint)
+    assert complaint in capsys.readouterr().err
+    if complaint:
+        assert {name: (tmp_path / name).read_text() for name in texts} == texts
+        return
+    assert (tmp_path / "CHANGELOG.md").read_text().startswith(f"## [Unreleased]\n\n## [{version}] - 2026-02-03\n\n- New.\n\n## [")
+    assert (tmp_path / "CITATION.cff").read_text() == f'version: {version}\ndate-released: "2026-02-03"\n'
+    assert (tmp_path / "dilkit/__init__.py").read_text() == f'__version__ = "{version}"\n'
+    assert [command[2:] for command in run[1:]] == [["dilkit.tools.site.history", version], ["dilkit.tools.site.pages"]]
 
 
 def test_the_sbom_of_a_wheel_names_what_is_in_it(tmp_path):

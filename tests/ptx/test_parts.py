@@ -52,12 +52,12 @@ TEXT = """
 """
 
 
-def run(body: str, numbers: np.ndarray, threads: int = 32) -> str:
+def run(body: str, numbers: np.ndarray, threads: int = 32, ulps: int = 0) -> str:
     """What is said of a kernel that changes 32 numbers, `%r2` of each thread `%r1`."""
     parameters, error = np.array([numbers.ctypes.data, 0], np.uint64), ctypes.create_string_buffer(1024)
     ranges = (Range * 1)(Range(numbers.ctypes.data, numbers.nbytes, b"numbers", 0))
     counts = (ctypes.c_int64 * 64)()
-    launch = Launch(1, threads, threads, 1, 1, 1, 0, 0, 0, 1, 7, 0, 100_000, ranges, ctypes.addressof(error), counts)
+    launch = Launch(1, threads, threads, 1, 1, 1, 0, 0, ulps, 1, 7, 0, 100_000, ranges, ctypes.addressof(error), counts)
     library_of(TEXT.format(body=body)).launch(parameters.ctypes.data, launch)
     return error.value.decode()
 
@@ -170,6 +170,15 @@ def test_an_instruction_means_what_it_should(body: str) -> None:
     expected = [MEANINGS[body](int(x), lane) % 2**32 for lane, x in enumerate(numbers)]
     assert run(body, numbers) == ""
     assert numbers.tolist() == expected
+
+
+@pytest.mark.slow
+@needs_gcc
+def test_the_smallest_number_is_off_by_no_more_than_units() -> None:
+    """2 units below it are not what follows when its bits are read as a whole number, which is NaN."""
+    numbers = np.full(32, 9, np.uint32)
+    assert run("ex2.approx.f32 %r2, 0fC3150000;", numbers, ulps=2) == ""
+    assert {*numbers.tolist()} == {0, 1, 2, 3}
 
 
 BROKEN = {

@@ -45,6 +45,15 @@ def test_gradients_of_triton_are_right_as_ptx(dtype: str) -> None:
 
 @slow
 @needs_triton
+@pytest.mark.parametrize("bias", ["alibi", "euclidean", "clipped"])
+def test_gradients_of_weights_of_a_bias_have_the_same_bits_whichever_lane_is_last(bias: str) -> None:
+    """A lane whose compiler fuses its own product with the sum of another lane has another sum, and either may be stored."""
+    outcome = run(Trial("list", (8, 0), replace(CASE, dtype="float32", bias=bias), backend="triton"), seed=0)
+    assert (outcome.reason, outcome.skipped) == ("", "")
+
+
+@slow
+@needs_triton
 def test_a_step_of_triton_is_right_as_ptx() -> None:
     [trial] = SUBJECTS["triton attend_stored"].trials
     outcome = run(trial, seed=0)

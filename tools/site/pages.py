@@ -29,7 +29,7 @@ from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
 from dilkit.tools.results.file import write_text
-from dilkit.tools.site import figures, many_ranks
+from dilkit.tools.site import figures, history, many_ranks
 from dilkit.tools.site.api import composition_table, grouped_reference, reference
 from dilkit.tools.site.decoding_figures import kept_table
 from dilkit.tools.site.model_families import family_table
@@ -72,6 +72,7 @@ def main() -> int:
         print(f"written: {path}")
         write_text(path, text)
     draw_results(root / "docs" / "results", root / "docs" / "images")
+    history.draw(root, root / "docs" / "images" / "history.png")
     return draw(root / "docs" / "images")
 
 
@@ -216,6 +217,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "costs": kernel_costs,
     "environment": environment_table,
     "families": family_table,
+    "history": history.history,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
     "gallery": gallery_table,
     "kept": kept_table,

@@ -51,7 +51,7 @@ def test_a_kernel_compiles_and_fits(build: Build) -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
-    kernel = KernelUse.read("name sm_75 float16 64 plain 128 2 64 40000 25000 99 0 0")
+    kernel = KernelUse.read("name sm_75 float16 64 plain - 128 2 64 40000 25000 99 0 0")
     start = "name sm_75 float16 64 plain:"
     assert complaints(kernel) == []
     (older,) = complaints(replace(kernel, architecture="sm_61"))

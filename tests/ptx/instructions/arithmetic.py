@@ -123,7 +123,7 @@ RULES = (
     value(
         r"sqrt\.approx\.ftz\.f32",
         f"{FLOATS}: sqrt",
-        ".approx: the root, within a unit of the last place; .ftz: subnormal operands and results are 0.",
+        ".approx: the root, with a relative error of at most 2**-23; .ftz: subnormal operands and results are 0.",
         "f32 f32",
         "root_approx({0})",
         "SPECIAL",

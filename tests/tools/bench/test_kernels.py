@@ -31,7 +31,7 @@ def test_the_table_in_the_docs_is_of_these_kernels(every: bool) -> None:
 
 
 def test_the_document_shows_registers_and_says_what_is_wrong() -> None:
-    start = "float16 64 plain 128 2 128 0 25600"
+    start = "float16 64 plain ab12 128 2 128 0 25600"
     fine, spilled = f"name sm_75 {start} 99 0 0", f"name sm_80 {start} 255 8 16"
     result = new_result(KernelsResult, probe("cpu"), nvrtc="12.9", quick=False, rows=(fine, spilled))
     said = "2 CUDA kernels for 2 architectures, compiled by NVRTC 12.9: 1 SPILL registers or have a stack."

@@ -124,6 +124,15 @@ def test_other_devices_and_implementations_are_pointed_out(tmp_path: Path, capsy
     assert "gone" in printed.partition("only in old:")[2]
 
 
+def test_of_a_file_of_several_machines_that_of_the_new_run_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = content("cpu")["beside"][1]
+    assert run(tmp_path, content("cpu"), new) == 0
+    assert "differs" not in (printed := capsys.readouterr().out)
+    assert "only in" not in printed
+    assert run(tmp_path, content("cpu"), new | dict(environment=new["environment"] | dict(device_name="another"))) in (0, 1)
+    assert "device_name differs: AMD EPYC -> another" in capsys.readouterr().out
+
+
 def test_json_holds_every_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, cpu(a=noisy(1.0), b=noisy(1.0)), cpu(a=noisy(2.0), b=noisy(1.0)), "--json") == 1
     printed = json.loads(capsys.readouterr().out)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dilkit.environment import BF16_SETS
@@ -12,7 +11,6 @@ from dilkit.tools.results.record import Case, Entry, Measurement, Samples, Suite
 
 SHARED = 1.32
 """A's nominal FLOPs over those that are left where a key of several branches is scored once."""
-_DECORATION = re.compile(r"\((R|TM)\)| CPU| Processor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,10 @@ class CpuResult(SuiteResult):
     @property
     def machine(self) -> str:
         """The CPU and the instruction sets, such as "AMD EPYC, avx2"."""
-        return f"{_DECORATION.sub('', self.environment.device_name)}, {self.code}"
+        return f"{super().machine}, {self.code}"
+
+    def of_machines(self) -> tuple[CpuResult, ...]:
+        return tuple(replace(one, beside=()) for one in (self, *self.beside))
 
     def machines(self) -> dict[str, CpuResult]:
         """The results of all machines, each by a name of its own."""

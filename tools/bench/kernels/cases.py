@@ -1,16 +1,19 @@
 """What the compiler makes of every CUDA kernel: registers, spills, stack and shared memory, for every kind of GPU.
 
-    python -m dilkit.tools.bench.kernels.cases [--out docs/results/kernels.json] [--jobs N] [--quick]
+    python -m dilkit.tools.bench.kernels.cases [--out docs/results/kernels.json] [--jobs N] [--quick] [--only TEXT]
 
-Needs cupy and NVRTC, and no GPU. Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
+Needs cupy and NVRTC, and no GPU. What is in the file is compiled again where its sources have changed since; Ctrl-C ends that,
+and the file has what was done. Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -27,8 +30,9 @@ from dilkit.device import Capability, probe
 from dilkit.pattern import Pattern
 from dilkit.problem import STORED, Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.kernels.record import KernelsResult, KernelUse
-from dilkit.tools.results.file import new_result, write_result
+from dilkit.tools.bench.kernels.record import KernelsResult, KernelUse, Key
+from dilkit.tools.bench.kernels.sources import digest
+from dilkit.tools.results.file import new_result, read_result, write_result
 
 CAPABILITIES: tuple[Capability, ...] = (
     (5, 2), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0),
@@ -68,7 +72,22 @@ class Build:
     def name(self) -> str:
         """Unique among all builds, and fit for a test's id."""
         sizes = str(self.head_dim), f"{self.kernel.tile_rows}rows"
-        return "-".join(("-".join(self.names), self.dtype, *sizes, "sm_{}{}".format(*self.capability), self.form))
+        return "-".join(("-".join(self.names), self.dtype, *sizes, self.architecture, self.form))
+
+    @property
+    def architecture(self) -> str:
+        return "sm_{}{}".format(*self.capability)
+
+    @property
+    def keys(self) -> list[Key]:
+        """Those of its rows."""
+        of = self.architecture, self.dtype, self.head_dim, self.form, self.kernel.tile_rows
+        return [(name, *of) for name in self.names]
+
+    @property
+    def source(self) -> str:
+        """The digest of what it is compiled from."""
+        return digest(self.kernel.source, cuda_compile.options_of(self.kernel, self.capability))
 
 
 def builds(
@@ -113,7 +132,7 @@ def compiled(build: Build) -> list[KernelUse]:
     usages = cuda_report.usages(cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, build.capability))[1])
     sizes: dict[str, Any] = dict(dtype=build.dtype, head_dim=build.head_dim, form=build.form)
     sizes |= dict(threads=kernel.threads, blocks=kernel.blocks, tile_rows=kernel.tile_rows, dynamic=kernel.shared_bytes)
-    return [KernelUse(**asdict(usages[name]), **sizes) for name in build.names]
+    return [KernelUse(**asdict(usages[name]), **sizes, source=build.source) for name in build.names]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,18 +143,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
     parser.add_argument("--quick", action="store_true", help="only head_dim 64, plain calls")
+    parser.add_argument("--only", default="", help="of those that have changed, the ones whose names hold this text")
     args = parser.parse_args(argv)
     asked = (
         [*builds(head_dims=[64], forms=["plain"]), *step_builds(head_dims=[64])] if args.quick else [*builds(), *step_builds()]
     )
-    kernels = list(_compiled(asked, args.jobs))
     version = ".".join(map(str, cuda_compile.compiler_version()))
+    kernels, older = _brought_up_to_date(_known(args.out, version), asked, args.only, args.jobs)
     rows = tuple(kernel.row() for kernel in kernels)
-    write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, quick=args.quick, rows=rows), args.out)
+    result = new_result(KernelsResult, probe("cpu"), nvrtc=version, quick=args.quick, older=older, rows=rows)
+    write_result(result, args.out)
     wrong = [complaint for kernel in kernels for complaint in complaints(kernel)]
     print("\n".join(wrong), file=sys.stderr)
-    print(f"written: {args.out}, {len(kernels)} kernels, {len(wrong)} complaints")
+    print(f"written: {args.out}, {len(kernels)} kernels, {older} of older sources, {len(wrong)} complaints")
     return 1 if wrong else 0
+
+
+def _brought_up_to_date(known: dict[Key, KernelUse], asked: list[Build], only: str, jobs: int) -> tuple[list[KernelUse], int]:
+    """The kernels of `asked` that are known or compiled now; how many of them are of older sources, not compiled or not yet."""
+    sources = {key: build.source for build in asked for key in build.keys}
+    known = {key: known[key] for key in sources if key in known}
+    current = {key for key, kernel in known.items() if kernel.source == sources[key]}
+    with suppress(KeyboardInterrupt):
+        for kernel in _compiled([b for b in asked if only in b.name and not current.issuperset(b.keys)], jobs):
+            known[kernel.key] = kernel
+            current.add(kernel.key)
+    return [known[key] for key in sources if key in known], len(known) - len(current)
+
+
+def _known(path: Path, version: str) -> dict[Key, KernelUse]:
+    """What the file says of kernels; nothing where there is none, or where it is of another compiler."""
+    if not path.exists():
+        return {}
+    result = read_result(path, KernelsResult)
+    return {kernel.key: kernel for kernel in result.kernels()} if result.nvrtc == version else {}
 
 
 def complaints(kernel: KernelUse) -> list[str]:
@@ -149,7 +190,7 @@ def complaints(kernel: KernelUse) -> list[str]:
 
 
 def _compiled(asked: list[Build], jobs: int) -> Iterator[KernelUse]:
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         for done, found in enumerate(pool.imap(compiled, asked), 1):
             print(f"\r{done} of {len(asked)}", end="" if done < len(asked) else "\n", file=sys.stderr, flush=True)
             yield from found

@@ -23,7 +23,8 @@ def _verdict(result: KernelsResult) -> str:
     spilled = sum(kernel.spilled for kernel in kernels)
     verdict = f"{spilled} SPILL registers or have a stack" if spilled else "none spills a register or has a stack"
     counted = f"{len(kernels):,} CUDA kernels for {len({kernel.architecture for kernel in kernels})} architectures"
-    return f"{'QUICK, head_dim 64 alone: ' * result.quick}{counted}, compiled by NVRTC {result.nvrtc}: {verdict}"
+    older = f", {result.older:,} of them from sources that have changed since" if result.older else ""
+    return f"{'QUICK, head_dim 64 alone: ' * result.quick}{counted}, compiled by NVRTC {result.nvrtc}{older}: {verdict}"
 
 
 def document(result: KernelsResult) -> Document:

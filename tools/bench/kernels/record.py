@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from dilkit.tools.results.record import Result
 
+Key = tuple[str, str, str, int, str, int]
+"""Name, architecture, dtype, head_dim, form and tile_rows of a kernel."""
+
 
 @dataclass(frozen=True)
 class KernelUse:
@@ -14,7 +17,8 @@ class KernelUse:
 
     `form`: "elements" where rows are read by the element, else 16 bytes at a time: of "plain" calls, or "packed", "dropout" or
     "packed-dropout". `dynamic` and `shared` are bytes of shared memory, asked for at launch
-    and declared; `registers` are those of a thread, `spills` and `stack` bytes of it.
+    and declared; `registers` are those of a thread, `spills` and `stack` bytes of it. `source`: a digest of what it was compiled
+    from, or "-" where that is not known.
     """
 
     name: str
@@ -22,6 +26,7 @@ class KernelUse:
     dtype: str
     head_dim: int
     form: str
+    source: str
     threads: int
     blocks: int
     tile_rows: int
@@ -35,14 +40,19 @@ class KernelUse:
     def read(cls, row: str) -> KernelUse:
         """The row of a file. Raises ValueError."""
         words = row.split()
-        if len(words) != len(FIELDS) or not all(word.isdecimal() for word in (words[3], *words[5:])):
+        if len(words) != len(FIELDS) or not all(word.isdecimal() for word in (words[3], *words[6:])):
             raise ValueError(f"rows: {row[:40]!r} where {', '.join(FIELDS)} are needed")
-        name, architecture, dtype, head_dim, form, *numbers = words
-        return cls(name, architecture, dtype, int(head_dim), form, *map(int, numbers))
+        name, architecture, dtype, head_dim, form, source, *numbers = words
+        return cls(name, architecture, dtype, int(head_dim), form, source, *map(int, numbers))
 
     def row(self) -> str:
         """As files hold it."""
         return " ".join(map(str, astuple(self)))
+
+    @property
+    def key(self) -> Key:
+        """What it is, whatever the compiler makes of it."""
+        return self.name, self.architecture, self.dtype, self.head_dim, self.form, self.tile_rows
 
     @property
     def spilled(self) -> bool:
@@ -55,12 +65,13 @@ FIELDS = tuple(field.name for field in fields(KernelUse))
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsResult(Result):
-    """Every kernel for every kind of GPU; `fields` names the words of a row."""
+    """Every kernel for every kind of GPU; `fields` names the words of a row. `older`: rows of sources that have changed since."""
 
     KIND: ClassVar[str] = "kernels"
 
     nvrtc: str
     quick: bool
+    older: int = 0
     fields: tuple[str, ...] = FIELDS
     rows: tuple[str, ...]
 

@@ -1,0 +1,61 @@
+"""Figures by version: what a version's file holds, and which results are of an earlier one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.result_files import FOLDER, content, write
+
+from dilkit.tools.results import history
+from dilkit.tools.site import history as pages
+
+
+def checkout(folder: Path, **changes: Any) -> Path:
+    """A folder with one result of the suite `orders`."""
+    (folder / "docs/results/history").mkdir(parents=True, exist_ok=True)
+    write(folder / "docs/results/orders.json", content("orders") | changes)
+    return folder
+
+
+def test_a_version_has_what_no_version_before_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(checkout(tmp_path))
+    for version in ("0.9.0", "0.10.0"):
+        assert pages.main([version]) == 0
+    (first,) = history.read_versions(Path("docs/results/history"))
+    assert (first.version, [run.suite for run in first.runs]) == ("0.9.0", ["orders"])
+    checkout(tmp_path, date="2027-01-01T00:00:00+00:00")
+    assert "| 0.9.0 | next |" in pages.history(tmp_path)
+    pages.main(["0.10.0"])
+    assert [one.version for one in history.read_versions(Path("docs/results/history"))] == ["0.9.0", "0.10.0"]
+    row = next(line for line in pages.history(tmp_path).splitlines() if "a warm order" in line)
+    assert row.count(" us ") == 2
+    pages.draw(tmp_path, tmp_path / "history.png")
+    assert (tmp_path / "history.png").stat().st_size
+
+
+def test_a_figure_is_the_worst_of_its_values() -> None:
+    (version,) = (one for one in history.read_versions(FOLDER / "history") if one.version == "0.2.0")
+    (run,) = (run for run in version.runs if run.suite == "orders")
+    past = {figure.name: figure.value for figure in run.figures}
+    values = {figure["name"]: figure["values"].values() for figure in content("orders")["figures"]}
+    assert past["a warm order(...), from the cache"] == max(values["a warm order(...), from the cache"])
+    least = "time of hilbertsfc over dilkit's, the least of all rows"
+    assert past[least] == min(values[least])
+
+
+@pytest.mark.parametrize("wrong", [dict(version="0.2.1"), dict(kind="suite"), dict(runs=[{}]), dict(version="\x1b[1m")])
+def test_a_file_that_is_no_versions_is_refused_by_name(wrong: dict[str, Any], tmp_path: Path) -> None:
+    data = json.loads((FOLDER / "history" / "0.2.0.json").read_text())
+    path = write(tmp_path / "0.2.0.json", data | wrong)
+    with pytest.raises(history.ResultError, match=path.name):
+        history.read_versions(tmp_path)
+
+
+def test_each_machine_of_a_file_has_a_run_of_its_own() -> None:
+    result = pages.registry.read(FOLDER / "cpu.json")
+    runs = list(history.runs_of(result))
+    assert len({run.machine for run in runs}) == len(runs) == 1 + len(result.beside)
+    assert runs[0].machine == "AMD EPYC, avx2, 4 cores"
