@@ -46,15 +46,15 @@ class Writer:
     def logits(self) -> Tensor:
         """Of the last token, over the cache."""
         with torch.no_grad():
-            found: Tensor = self.model(self.tokens[:, -1:], past_key_values=self.cache).logits
+            logits: Tensor = self.model(self.tokens[:, -1:], past_key_values=self.cache).logits
         self.take_back()
-        return found
+        return logits
 
     def logits_without_cache(self) -> Tensor:
         """Of the last token, all computed anew."""
         with torch.no_grad():
-            found: Tensor = self.model(self.tokens, use_cache=False, logits_to_keep=1).logits
-        return found
+            logits: Tensor = self.model(self.tokens, use_cache=False, logits_to_keep=1).logits
+        return logits
 
 
 def generated(config: LlamaConfig, kv_heads: int, pattern: Pattern, seen: int, count: int, repeats: int) -> Generated:

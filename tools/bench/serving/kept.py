@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,12 +41,12 @@ def many_sequences(
     pattern: Pattern, lengths: Sequence[int], heads: int, kv_heads: int, head_dim: int, repeats: int
 ) -> ManySequences:
     """A step for sequences of these lengths: all in one call, and each by its own cache."""
-    sizes: dict[str, Any] = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     singles = [DilatedCache(pattern, kv_heads) for _ in lengths]
     for cache, length in zip(singles, lengths, strict=True):
         cache.attend(*_rows(length, **sizes, batch=1), backend=BACKEND)
     pool = 2 * sum(cache.allocated_nbytes for cache in singles) + (1 << 26)
-    paged = PagedCache(pattern, **sizes, nbytes=pool)
+    paged = PagedCache(pattern, heads=heads, kv_heads=kv_heads, head_dim=head_dim, nbytes=pool)
     numbers = [paged.add() for _ in lengths]
     for number, length in zip(numbers, lengths, strict=True):
         paged.attend(*_rows(length, **sizes), [number], [length], backend=BACKEND)
