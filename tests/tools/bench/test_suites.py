@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def look_at_scores(result: ScoresResult, page: str) -> None:
 
 
 LOOKS = dict(cpu=look_at_cpu, patterns=look_at_patterns, scores=look_at_scores, serving=look_at_serving, slides=look_at_slides)
+MISSING = "transformers" if find_spec("transformers") is None else "nothing"
 PICTURED = ("slides",)
 """One is enough to see that a picture is written: plots of every kind are drawn in tests/tools/report/test_report.py."""
 
@@ -106,10 +108,10 @@ def test_a_suite_measures_and_judges_everything(
     assert code == 0
     assert json.loads(capsys.readouterr().out) == encode(result)
     for entry in entries(result):
-        assert entry.verdict == "measured", entry.reasons
+        assert entry.verdict == "measured" or MISSING in entry.reasons[0], entry.reasons
         assert all(check.passed for check in entry.check)
     assert [figure.name for figure in result.figures] == [target.name for target in suites.suite(name).TARGETS]
-    assert all(figure.values for figure in result.figures)
+    assert all(figure.values or MISSING in figure.name for figure in result.figures)
     assert name not in PICTURED or (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "suite.md").read_text()
     assert "QUICK" in page
@@ -130,9 +132,7 @@ class Forgetful(DilatedCache):
 
 
 class Greedy(DilatedCache):
-    """Holds more than it may."""
-
-    allocated_nbytes = 1 << 20
+    allocated_nbytes = 1 << 20  # more than it may hold
 
 
 def other(*arguments: Any) -> torch.Tensor:
@@ -145,9 +145,9 @@ def other(*arguments: Any) -> torch.Tensor:
     [
         ("patterns", ways, "merged", lambda outs, lses: outs[0], [1]),
         pytest.param("slides", slides, "published_embedding", other, [0, 1], marks=pytest.mark.slow),
-        pytest.param("serving", decoding, "DilatedCache", Forgetful, [2, 3], marks=pytest.mark.slow),
+        pytest.param("serving", decoding, "DilatedCache", Forgetful, [2, 3, 5, 6, 7, 8, 9], marks=pytest.mark.slow),
         ("serving", decoding, "DilatedCache", Greedy, []),
-        pytest.param("serving", llama, "dense", lambda query, key, value: query, [5], marks=pytest.mark.slow),
+        pytest.param("serving", llama, "dense", lambda query, key, value: query, [14], marks=pytest.mark.slow),
     ],
 )
 def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
@@ -156,7 +156,8 @@ def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
     monkeypatch.setattr(place, what, instead)
     code, result = run(name, tmp_path)
     assert code == 1
-    assert [i for i, figure in enumerate(result.figures) if figure.verdict == "not measured"] == lost
+    unmeasured = [i for i, one in enumerate(result.figures) if one.verdict == "not measured" and MISSING not in one.name]
+    assert unmeasured == lost
     assert {entry.time for entry in entries(result) if entry.verdict == "wrong"} == ({None} if lost else set())
 
 
