@@ -32,12 +32,12 @@ KILLED = f"""\
         [os.kill(process, signal.SIGKILL) for process in {{processes}}]
 {IN_A_STEP}"""
 LIMIT = 120.0
-MADE, MET = "comm = TorchComm(timeout=30.0)\n", "has met the others"
+JOINED, MET = 'dist.init_process_group("gloo")\n', "has met the others"
 
 
 def trained(folder: Path, hosts: Sequence[str], ranks: int, program: str = PROGRAM) -> list[str]:
     """What each torchrun prints; the first must end well, and no host may leave a process behind."""
-    (folder / "elastic.py").write_text(program.replace(MADE, f"{MADE}print('{MET}', flush=True)\n"))
+    (folder / "elastic.py").write_text(program.replace(JOINED, f"{JOINED}print('{MET}', flush=True)\n"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"

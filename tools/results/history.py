@@ -50,7 +50,7 @@ def runs_of(result: SuiteResult) -> Iterator[Run]:
     """A run for each machine of `result` that has figures."""
     for one in result.of_machines():
         at = one.environment
-        figures = tuple(_past(figure) for figure in one.figures if isinstance(figure, Figure) and figure.values)
+        figures = tuple(_past(one.figures))
         if figures:
             yield Run(
                 suite=one.suite,
@@ -62,9 +62,11 @@ def runs_of(result: SuiteResult) -> Iterator[Run]:
             )
 
 
-def _past(figure: Figure) -> PastFigure:
-    worst = figure.worst
-    return PastFigure(name=figure.name, value=0.0 if worst is None else worst, unit=figure.unit, lower=figure.lower)
+def _past(figures: Iterable[object]) -> Iterator[PastFigure]:
+    """Those that have a value."""
+    for figure in figures:
+        if isinstance(figure, Figure) and (worst := figure.worst) is not None:
+            yield PastFigure(name=figure.name, value=worst, unit=figure.unit, lower=figure.lower)
 
 
 def unpublished(runs: Iterable[Run], past: Iterable[Version]) -> tuple[Run, ...]:

@@ -8,7 +8,7 @@
  *
  * The query heads that share a key/value head go over the tile one after the other: it comes from memory once. Rows that a query
  * head does not see are no part of its tile, so that a NaN in them reaches nothing. No row is prefetched: many keys, then many values
- * in their order are what the processor foresees, and prefetches of one's own fill the buffers that its own need (0.9 of the speed).
+ * in their order are what the processor foresees, and prefetches of one's own fill the buffers that its own need.
  */
 enum { N(TOGETHER) = KEYS_TOGETHER < (int)N(LANES) ? KEYS_TOGETHER : (int)N(LANES) };
 
