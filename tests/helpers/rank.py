@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ TIMEOUT = 1.5
 """Seconds that ranks wait for one that does not answer."""
 LONG_TIMEOUT = 20.0
 """Seconds that ranks wait for one whose end they notice: on a busy machine a process may take long to end."""
+LONG_BYTES = 1 << 20
+"""Of a message that no MPI library sends before the other rank is ready."""
 ENDS = ("killed", "exits", "raises", "raises_in_a_thread", "gives_up", "disagrees", "another_version")
 """The faults that the others notice before their timeout."""
 
@@ -50,6 +54,7 @@ def say(line: str) -> None:
 def conformance(comm: Comm) -> None:
     """The whole list on this transport, and on what else its class can be made from."""
     crossing(comm)
+    while_one_computes(comm)
     for other in (comm, *(of_torch(comm) if isinstance(comm, TorchComm) else of_mpi(comm))):
         conform(other)
     say(f"rank {comm.rank} of {comm.size} conforms")
@@ -102,6 +107,18 @@ def crossing(first: Comm) -> None:
     for ten, rows in pending.items():
         assert rows.wait()[:, 0].tolist() == [ten + rank for rank in range(first.size)]
     say(f"rank {first.rank} of {first.size} took nothing for something else")
+
+
+def while_one_computes(comm: Comm) -> None:
+    """Rank 0 calls nothing of the transport until all others have received long messages, of which it sends some too."""
+    folder = Path(comm.share(tempfile.mkdtemp().encode(), "a folder")[0].decode())
+    pending = comm.exchange(torch.zeros(comm.size, LONG_BYTES, dtype=torch.uint8), [1] * comm.size, [1] * comm.size, "long")
+    arrived, gives_up = [folder / str(rank) for rank in range(1, comm.size)], time.monotonic() + LONG_TIMEOUT
+    while comm.rank == 0 and not all(path.exists() for path in arrived) and time.monotonic() < gives_up:
+        time.sleep(0.001)
+    assert comm.rank or all(path.exists() for path in arrived), "long messages wait for a rank that computes"
+    pending.wait()
+    (folder / str(comm.rank)).touch()
 
 
 def packed(comm: Comm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch import Tensor
 from dilkit.comm.transports.base import PeerBytes
 from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
 from dilkit.comm.transports.mpi.library import mpi
+from dilkit.comm.transports.mpi.progress import ProgressThread, threads_may_call_mpi
 
 PIECE_BYTES = 8 << 20
 """Longer messages go in pieces: any length then works on any MPI library, and a wait notices that bytes still come in."""
@@ -54,6 +56,8 @@ class MPIExchange:
         for posted, post, messages in ((self.receives, self.comm.Irecv, recv), (self.sends, self.comm.Isend, send)):
             for peer, piece in pieces(messages):
                 posted.append(self._call_mpi(peer, partial(MPIRequest, post, peer, piece, self.tag)))
+        if thread := progress_thread():
+            thread.begin()
 
     def unfinished(self) -> int:
         """How many requests MPI has not completed. Raises `PeerLost`."""
@@ -87,6 +91,12 @@ class MPIExchange:
                 self.step,
             )
         return True
+
+
+@functools.cache
+def progress_thread() -> ProgressThread | None:
+    """That of this process; None where only one thread may call MPI."""
+    return ProgressThread(in_progress) if threads_may_call_mpi() else None
 
 
 def pieces(messages: PeerBytes) -> Iterator[tuple[int, Tensor]]:

@@ -49,7 +49,8 @@ METHOD = (
     "that the kernel counts on each host, with headers, acknowledgements, and what ranks tell each other to agree. Predicted "
     "is the time of the planner's model over the measured one, by the speeds of kernel and links that were measured in the "
     "same job, before and after. Hidden is the share of the time that all exchanges of rows take by themselves which ranks do "
-    "not spend waiting for them in a call."
+    "not spend waiting for a link in a call, the median of five: a wait counts from when all who send have begun, as before "
+    "that it is one for their work."
 )
 _NAMES, _SECONDS = Axis("", "number"), Axis("time", "seconds")
 

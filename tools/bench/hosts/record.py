@@ -19,7 +19,7 @@ class Links(Step, Case):
 
     `wire_bytes`: those that each host's interface sent in a call, as its kernel counts. `predicted_s`: what the planner's model
     says, of `speeds` that were measured in the same job; `simulated_s`: what its simulation says. `hidden`: the share of the
-    sends' time that no rank waits for.
+    sends' time that no rank waits for, by `hidden.py`.
     """
 
     what: str = ""

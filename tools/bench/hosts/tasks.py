@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-import torch
 
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.plan.traffic import Rows
 from dilkit.comm.simulation.simulation import simulate
-from dilkit.comm.transports.base import Pending
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check, expected
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.hosts.hidden import hidden_share
 from dilkit.tools.bench.hosts.network import sent_bytes
 from dilkit.tools.bench.hosts.peers import PEERS
 from dilkit.tools.bench.hosts.record import Links
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure.rank_speed import rank_speed
-from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
+from dilkit.tools.measure.rank_times import time_in_turns
 from dilkit.tools.results.record import Entry, Exchange
 
 if TYPE_CHECKING:
@@ -46,7 +43,7 @@ def compare(
     for call in calls.values():
         call.once(shard)
     counted = {name: _counted(call, shard) for name, call in calls.items()}
-    hidden = {name: _hidden(call, shard) for name, call in calls.items()}
+    hidden = {name: hidden_share(call, shard) for name, call in calls.items()}
     speeds = [rank_speed(comm, problem)]
     times = time_in_turns(comm, {name: partial(call.once, shard) for name, call in calls.items()}, repeats)
     entries = {}
@@ -86,61 +83,6 @@ def _mean(call: RanksCall, speeds: Sequence[Speed], seconds: Callable[[Forecast]
 def _of_model(forecast: Forecast) -> float:
     """What the planner's model says of the slowest rank."""
     return float(forecast.seconds["overlapped"][forecast.slowest])
-
-
-def _hidden(call: RanksCall, shard: Tensors) -> float:
-    """The share of the time that all exchanges of rows take by themselves which ranks do not spend waiting for them in a call.
-
-    A wait counts for no more than its exchange takes by itself: what is longer is waiting for the work of another rank.
-    """
-    with _noted(call.comm) as exchanges:
-        call.once(shard)
-    alone = [seconds_of(call.comm, partial(_again, call.comm, one)) for one in exchanges]
-    waited = [min(one.waited, seconds) for one, seconds in zip(exchanges, alone, strict=True)]
-    totals = gather_values(call.comm, (sum(waited), sum(alone)))
-    return 1 - sum(waited for waited, _ in totals) / max(sum(alone for _, alone in totals), 1e-9)
-
-
-@dataclass
-class _Noted:
-    """An exchange of rows `(n, width)` of a dtype, and how long this rank waited for it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    send_counts: Sequence[int]
-    recv_counts: Sequence[int]
-    waited: float = 0.0
-
-
-def _again(comm: Comm, one: _Noted) -> None:
-    comm.exchange(torch.ones(one.shape).to(one.dtype), one.send_counts, one.recv_counts, "the same alone").wait()
-
-
-@contextmanager
-def _noted(comm: Comm) -> Iterator[list[_Noted]]:
-    """Within the block every exchange of rows is noted."""
-    exchange, noted = comm.exchange, list[_Noted]()
-
-    def note(rows: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], step: str = "rows") -> Pending:
-        one = _Noted(tuple(rows.shape), rows.dtype, send_counts, recv_counts)
-        noted.append(one)
-        pending = exchange(rows, send_counts, recv_counts, step)
-        finish = pending.finish
-
-        def finished() -> None:
-            began = time.monotonic()
-            if finish is not None:
-                finish()
-            one.waited = time.monotonic() - began
-
-        pending.finish = finished
-        return pending
-
-    comm.exchange = note  # type: ignore[method-assign]
-    try:
-        yield noted
-    finally:
-        del comm.exchange
 
 
 def _checks(call: RanksCall) -> tuple[Check, ...]:
