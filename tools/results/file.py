@@ -29,7 +29,8 @@ class ResultError(ValueError):
 def new_result(record: type[R], device: Device, **fields: Any) -> R:
     """A result of this run on `device`: what every result holds, and `fields`."""
     program = Path(sys.argv[0]).name
-    command = shlex.join(["dilkit" if program == "__main__.py" else program, *sys.argv[1:]])
+    arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # no folders of whoever measured
+    command = shlex.join(["dilkit" if program == "__main__.py" else program, *arguments])
     return record(kind=record.KIND, command=command, date=now(), environment=environment(device), **fields)
 
 

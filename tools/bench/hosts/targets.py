@@ -55,16 +55,19 @@ ULYSSES = "slowest links: time of Ulysses' all-to-all over auto's"
 HIDDEN = "fastest links: share of auto's sends that no rank waits for"
 WIRE = "bytes of the hosts' interfaces over planned bytes"
 LATE = "faults: seconds to an error beyond the timeout"
+UNNAMED = "faults whose error does not name the rank"
 TARGETS: tuple[Target[HostsResult], ...] = (
     Target(RING, 5.0, 20.0, _over_auto("full ring")),
     Target(GATHER, 2.0, 4.0, _over_auto("all-gather")),
     Target(ULYSSES, 2.0, 4.0, _over_auto("ulysses")),
-    Target(HIDDEN, 0.6, None, _hidden, unit=""),
+    Target(HIDDEN, 0.6, 0.9, _hidden, unit=""),
     Target(WIRE, 1.05, 1.02, _on_the_wire, lower=True),
     Target("schedules: predicted over measured time, the least", 0.75, None, _foretold(min), unit=""),
     Target("schedules: predicted over measured time, the most", 1.33, None, _foretold(max), unit="", lower=True),
     Target(LATE, SLACK, None, _faults(lambda fault: fault.seconds - fault.timeout), unit=" s", lower=True),
-    Target("faults whose error does not name the rank", 0, None, _faults(lambda fault: not fault.names_rank), "", lower=True),
+    Target(
+        "faults whose error does not name the rank", 0, None, _faults(lambda fault: int(not fault.names_rank)), "", lower=True
+    ),
     Target(
         "faults: processes that the launcher left behind, and the job then ended",
         0,

@@ -15,6 +15,8 @@ from dilkit.tools.bench.hosts.document import document
 from dilkit.tools.bench.hosts.peers import PEERS
 from dilkit.tools.bench.hosts.record import HostsResult, Links
 from dilkit.tools.bench.hosts.suite import HostsSuite
+from dilkit.tools.bench.ranks.record import Fault
+from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.record import Entry, Exchange, Samples
 
@@ -30,8 +32,10 @@ def links(gbit: float, **seconds: float) -> Links:
 def test_figures_are_those_of_the_slowest_links() -> None:
     ways = dict(zip(("auto", "full ring", "all-gather"), (1.0, 6.0, 1.5), strict=True))
     both = links(10.0, **dict.fromkeys(ways, 1.0)), links(1.0, **ways)
-    result = new_result(HostsResult, probe("cpu"), suite="hosts", repeats=1, links=both)
+    faults = (Fault(kind="frozen", transport="mpi", names_rank=True),)
+    result = new_result(HostsResult, probe("cpu"), suite="hosts", repeats=1, links=both, faults=faults)
     judged = {target.name: target.judge(result) for target in targets.TARGETS}
+    assert decode(HostsResult, encode(replace(result, figures=tuple(judged.values())))).faults == faults
     assert judged[targets.RING].values == {"1 Gbit/s, mpi": 6.0}
     assert (judged[targets.GATHER].verdict, judged[targets.ULYSSES].verdict) == ("short", "not measured")
     assert judged[targets.WIRE].worst == 1.02
