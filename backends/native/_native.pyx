@@ -199,8 +199,7 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
         p.dbias = <double *>locate(gradient, none, 0)
     p.dout, p.dq, p.dk, p.dv, p.delta = view_of(dout), view_of(dq), view_of(dk), view_of(dv), locate(delta, none, 0)
     run(code_of(isa), &p, DELTA, threads)
-    for p.round in range(native_rounds(&p)):
-        run(code_of(isa), &p, BACKWARD, 1 if p.one_part else threads)
+    run(code_of(isa), &p, BACKWARD, 1 if p.one_part else threads)
     return dq, dk, dv, gradient
 
 

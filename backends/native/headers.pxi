@@ -33,7 +33,7 @@ cdef extern from "native.h":
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
-        int64_t chunks, round, classes, step
+        int64_t chunks, shift, classes, step
         int dropout
         uint64_t seed
         uint32_t threshold
@@ -69,7 +69,6 @@ cdef extern from "native.h":
     int FORWARD, DELTA, BACKWARD
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
-    int64_t native_rounds(const Problem *problem) nogil
     int64_t native_parts(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
 

@@ -190,11 +190,11 @@ static void N(attend_key_block)(Task *task, int64_t start) {
     }
 }
 
-/* All key blocks of a chunk, against the queries of the chunk that this round pairs it with. */
+/* All key blocks of a chunk, against the queries of the chunk that it goes with. */
 static void N(attend_chunks)(Task *task, int64_t chunk) {
     const Problem *p = task->p;
     int64_t start = chunk * p->chunk_rows, stop = start + p->chunk_rows < p->seq ? start + p->chunk_rows : p->seq;
-    task->first_column = (chunk + p->round) % p->chunks * p->chunk_rows;
+    task->first_column = (chunk + p->shift) % p->chunks * p->chunk_rows;
     task->last_column = task->first_column + p->chunk_rows < p->seq ? task->first_column + p->chunk_rows : p->seq;
     for (; start < stop && !(p->causal && task->last_column <= start); start += p->block_rows)
         N(attend_key_block)(task, start);
@@ -206,7 +206,7 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
     int by_key = phase == BACKWARD;
     int64_t shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;
     int64_t parts = by_key ? p->chunks : (p->seq - p->first_row + p->block_rows - 1) / p->block_rows;
-    int64_t part = parts - 1 - index % parts, head = index / parts;
+    int64_t part = by_key ? chunk_of_task(p, index) : parts - 1 - index % parts, head = index / parts;
     if (p->causal && !by_key)
         part = parts - 1 - index / (heads * p->batch), head = index % (heads * p->batch);
     Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared, .last_column = p->seq};

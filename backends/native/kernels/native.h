@@ -7,7 +7,7 @@
  *
  *     FORWARD     a task = one query block of one head              writes out, lse
  *     DELTA       a task = one query block of one head              writes delta
- *     BACKWARD    a task = a chunk of keys with one of queries      adds to dk, dv and dq; once for every `round`
+ *     BACKWARD    a task = a chunk of keys with one of queries      adds to dk, dv and dq; in rounds (rounds.h)
  *
  *     bands of rates that have a common divisor, a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h);
  *     against a cache, where rows are few, a task = the block of all query heads of one k/v head
@@ -93,7 +93,7 @@ typedef struct {
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
     int64_t classes;       /* sequences that each sequence is cut into, of every so-many-th row, which see nothing of each other; 1: not cut */
     int64_t step, residue; /* of such a sequence: row x of it is row x * step + residue of the tensors; else 1 and 0 */
-    int64_t round; /* of BACKWARD */
+    int64_t shift; /* of a task of BACKWARD, see native_tasks */
     int dropout; /* whether weights are dropped, see dropout.h: those of words of the seed's that are below the threshold */
     uint64_t seed;
     uint32_t threshold;
@@ -143,11 +143,11 @@ extern const InstructionSet native_generic;
 /* Those that the compiler knows: HAVE_AVX2, ... */
 extern const InstructionSet native_avx2, native_avx512, native_avx512bf16, native_amx;
 
-/* The number of tasks of a phase.
+/* The number of tasks of a phase, of BACKWARD in a round.
  *
  * The gradients take five matrix products in one pass, in which a task adds to rows of dk and dv and to rows of dq. So that no
- * two tasks write the same rows, the sequence is cut into chunks of several blocks, and in round t the keys of chunk c go with
- * the queries of chunk (c + t) mod chunks: one phase a round. DELTA runs before.
+ * two tasks write the same rows, the sequence is cut into chunks of several blocks, and in each round the keys of chunk c go with
+ * the queries of chunk (c + shift) mod chunks. DELTA runs before.
  */
 static inline int64_t native_tasks(const Problem *problem, int phase) {
     if (phase == BACKWARD)
@@ -156,10 +156,10 @@ static inline int64_t native_tasks(const Problem *problem, int phase) {
     return problem->batch * heads * ((problem->seq - problem->first_row + problem->block_rows - 1) / problem->block_rows);
 }
 
-enum { NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY };
+/* The chunk of keys of a task of BACKWARD: tasks count chunks fastest, the last one first, then heads, then batch. */
+static inline int64_t chunk_of_task(const Problem *problem, int64_t index) { return problem->chunks - 1 - index % problem->chunks; }
 
-/* How often BACKWARD runs, with `round` 0, 1, 2, ... */
-int64_t native_rounds(const Problem *problem);
+enum { NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY };
 
 /* The parts of `dbias`, as many as tasks of a key/value head run in BACKWARD. */
 int64_t native_parts(const Problem *problem);

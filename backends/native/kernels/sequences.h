@@ -7,7 +7,7 @@
  *
  *     classes  rows 0 3 6 9 .. of sequence 0 | 1 4 7 .. | 2 5 8 .. | those of sequence 1 ...      each a sequence, of rows `step` apart
  *
- *     tasks    |- those of sequence 0 -|- 1 -|--------- 2 ---------|                     task_end
+ *     tasks    |- those of sequence 0 -|- 1 -|--------- 2 ---------|                     task_end; BACKWARD: round after round
  */
 #ifndef DILKIT_NATIVE_SEQUENCES_H
 #define DILKIT_NATIVE_SEQUENCES_H
@@ -67,14 +67,12 @@ static inline Problem sequence_of(const Problem *whole, int64_t number) {
     return p;
 }
 
-/* The number of tasks of a sequence's phase: none where it has no rows, or has no chunks for the round. */
-static inline int64_t tasks_of_sequence(const Problem *p, int phase) {
-    return p->seq <= p->first_row || (phase == BACKWARD && p->round >= p->chunks) ? 0 : native_tasks(p, phase);
-}
+/* The number of tasks of a sequence's phase, in BACKWARD of a round in which it has any: none where it has no rows. */
+static inline int64_t tasks_of_sequence(const Problem *p, int phase) { return p->seq <= p->first_row ? 0 : native_tasks(p, phase); }
 
-/* The sequence that a task belongs to: the first one whose tasks end after it. */
-static inline int64_t sequence_of_task(const int64_t *task_end, int64_t sequences, int64_t task) {
-    int64_t low = 0, high = sequences - 1;
+/* The entry of a table that a task belongs to: the first one whose tasks end after it. */
+static inline int64_t entry_of_task(const int64_t *task_end, int64_t entries, int64_t task) {
+    int64_t low = 0, high = entries - 1;
     while (low < high) {
         int64_t middle = (low + high) / 2;
         if (task_end[middle] > task)

@@ -1,24 +1,17 @@
-/* The threads of the CPU kernel, and the queue from which they take tasks.
+/* The queue from which the threads of the CPU kernel take tasks.
  *
  *     tasks 0, 1, 2, ...  --- next (an atomic counter) --->  thread 0 (the caller)  run_task(i, scratch 0)
  *                                                            thread 1               run_task(j, scratch 1)   ...
  *
  *     scratch: one allocation of `threads` equal parts, one for each thread that arrives
- *     many sequences: task i of the call is task i - task_end[s - 1] of sequence s
- *
- * The threads are those of the OpenMP runtime that torch has loaded, so that torch's do not spin in the way of others; a child
- * process made by fork cannot use them. Else they are our own, started for this call and joined at its end: nothing is inherited
- * and nothing shared between callers.
+ *     many sequences: task i of the call is task i - task_end[e - 1] of entry e, which is a round of a sequence
  */
 #define _GNU_SOURCE
+#include "rounds.h"
 #include "sequences.h"
 #include "step.h"
+#include "threads.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 typedef struct {
@@ -27,50 +20,15 @@ typedef struct {
     const Step *step; /* a step, whose tasks are its pieces; NULL: a phase of the problem */
     int (*interrupted)(void);
     int phase, stopped;
-    int64_t tasks, next;
-    int64_t *task_end; /* (sequences,): where the tasks of each sequence end; NULL: the problem is one */
+    int64_t tasks, next, rounds, side_by_side; /* rounds: 1 but in BACKWARD; side_by_side: tasks of a round */
+    int64_t *task_end; /* (rounds, sequences): where the tasks of each sequence end; NULL: the problem is one */
+    Turns *turns;      /* (side_by_side,), of the chunks of all sequences; NULL: there is one round */
     char *scratch; /* one allocation for all threads: allocators keep what is freed in other threads than the first */
     size_t scratch_bytes;
     unsigned arrived;
     pthread_t caller;
     double next_check;
 } WorkQueue;
-
-typedef void (*ParallelRegion)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
-
-static int forked = 0;
-
-static void in_child(void) { forked = 1; }
-
-/* Whether this process is a child that never called exec, as Linux says: what its parent did before this library was loaded
- * is not known. */
-static int forked_before(void) {
-    enum { FORKED_NO_EXEC = 0x40 };
-    char text[1024] = "";
-    unsigned flags = 0;
-    FILE *file = fopen("/proc/self/stat", "re");
-    if (!file)
-        return 0;
-    text[fread(text, 1, sizeof text - 1, file)] = 0;
-    fclose(file);
-    const char *name_end = strrchr(text, ')'); /* the name of a program may hold anything */
-    return name_end && sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 && flags & FORKED_NO_EXEC;
-}
-
-__attribute__((constructor)) static void watch_forks(void) {
-    forked = forked_before();
-    pthread_atfork(NULL, NULL, in_child);
-}
-
-/* The entry point of torch's OpenMP runtime, or NULL. */
-static ParallelRegion openmp_of_torch(void) {
-    void *torch = forked ? NULL : dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
-    if (!torch)
-        return NULL;
-    ParallelRegion found = (ParallelRegion)dlsym(torch, "GOMP_parallel");
-    dlclose(torch);
-    return found;
-}
 
 static double now(void) {
     struct timespec time;
@@ -84,25 +42,55 @@ static void check_interrupt(WorkQueue *queue) {
         return;
     queue->next_check = now() + 0.1;
     if (queue->interrupted && queue->interrupted()) {
-        queue->stopped = 1;
+        __atomic_store_n(&queue->stopped, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&queue->next, queue->tasks, __ATOMIC_RELAXED);
     }
 }
 
-static void run_task(const WorkQueue *queue, int64_t task, void *scratch) {
+/* Wait until it is a task's turn; 0 where the queue ended before. */
+static int await(WorkQueue *queue, const Turn *turn, int caller) {
+    for (int64_t looks = 1; !is_due(turn); looks++) {
+        if (__atomic_load_n(&queue->stopped, __ATOMIC_RELAXED))
+            return 0;
+        if (looks % SPINS)
+            continue;
+        if (caller)
+            check_interrupt(queue);
+        sched_yield();
+    }
+    return 1;
+}
+
+/* Run a task of a round of `problem`, whose chunks' turns begin at `first`. */
+static void run_in_turn(WorkQueue *queue, Problem *problem, int64_t round, int64_t index, int64_t first, void *scratch, int caller) {
+    if (!queue->turns) {
+        queue->code->run_task(problem, queue->phase, index, scratch);
+        return;
+    }
+    problem->shift = shift_of(problem, index, round);
+    Turn turn = turn_of(queue->turns + first, problem, index, round);
+    if (await(queue, &turn, caller)) {
+        queue->code->run_task(problem, queue->phase, index, scratch);
+        end_turn(&turn);
+    }
+}
+
+static void run_task(WorkQueue *queue, int64_t task, void *scratch, int caller) {
     if (queue->step) {
         queue->code->step(queue->step->problem.dtype)->attend_piece(queue->step, task, scratch);
         return;
     }
     if (!queue->task_end) {
-        queue->code->run_task(queue->problem, queue->phase, task, scratch);
+        Problem problem = *queue->problem;
+        run_in_turn(queue, &problem, task / queue->side_by_side, task % queue->side_by_side, 0, scratch, caller);
         return;
     }
-    int64_t sequence = sequence_of_task(queue->task_end, sequences_in(queue->problem), task);
+    int64_t sequences = sequences_in(queue->problem), entry = entry_of_task(queue->task_end, queue->rounds * sequences, task);
+    int64_t sequence = entry % sequences, first = sequence ? queue->task_end[sequence - 1] : 0;
     Problem problem = sequence_of(queue->problem, sequence);
     take_phase(&problem, queue->phase);
-    problem.first_part = sequence ? queue->task_end[sequence - 1] / problem.kv_heads : 0;
-    queue->code->run_task(&problem, queue->phase, task - (sequence ? queue->task_end[sequence - 1] : 0), scratch);
+    problem.first_part = first / problem.kv_heads;
+    run_in_turn(queue, &problem, entry / sequences, task - (entry ? queue->task_end[entry - 1] : 0), first, scratch, caller);
 }
 
 /* What every thread does: take the next task until none is left. */
@@ -112,55 +100,56 @@ static void run_tasks(void *argument) {
     char *scratch = queue->scratch + queue->scratch_bytes * __atomic_fetch_add(&queue->arrived, 1, __ATOMIC_RELAXED);
     int64_t task;
     while ((task = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED)) < queue->tasks) {
-        run_task(queue, task, scratch);
+        run_task(queue, task, scratch, caller);
         if (caller)
             check_interrupt(queue);
     }
 }
 
-static void *thread_main(void *argument) {
-    run_tasks(argument);
-    return NULL;
-}
-
-static void run_on_own_threads(WorkQueue *queue, int threads) {
-    pthread_t *thread = malloc(sizeof(pthread_t) * (size_t)threads);
-    int started = 0;
-    while (thread && started < threads - 1 && !pthread_create(&thread[started], NULL, thread_main, queue))
-        started++;
-    run_tasks(queue);
-    while (started)
-        pthread_join(thread[--started], NULL);
-    free(thread);
-}
-
-/* Count the tasks, and the scratch that the largest of them needs; 0 where there is no memory for the table of sequences. */
-static int count_tasks(WorkQueue *queue) {
-    const Problem *problem = queue->problem;
-    if (!has_sequences(problem)) {
-        queue->tasks = native_tasks(problem, queue->phase);
-        queue->scratch_bytes = queue->code->scratch_bytes(problem, queue->phase);
-        return 1;
-    }
-    queue->task_end = malloc(sizeof(int64_t) * (size_t)greater(sequences_in(problem), 1));
-    for (int64_t i = 0; queue->task_end && i < sequences_in(problem); i++) {
-        Problem sequence = sequence_of(problem, i);
+/* The tasks of all sequences in a round, and the rounds; `chunks` (sequences,) is written where there are rounds. */
+static void count_tasks_of_sequences(WorkQueue *queue, int64_t *tasks, int64_t *chunks) {
+    for (int64_t i = 0; i < sequences_in(queue->problem); i++) {
+        Problem sequence = sequence_of(queue->problem, i);
         take_phase(&sequence, queue->phase);
-        int64_t tasks = tasks_of_sequence(&sequence, queue->phase);
-        size_t bytes = tasks ? queue->code->scratch_bytes(&sequence, queue->phase) : 0;
+        tasks[i] = tasks_of_sequence(&sequence, queue->phase);
+        chunks[i] = tasks[i] && queue->phase == BACKWARD ? sequence.chunks : 1;
+        size_t bytes = tasks[i] ? queue->code->scratch_bytes(&sequence, queue->phase) : 0;
         queue->scratch_bytes = bytes > queue->scratch_bytes ? bytes : queue->scratch_bytes;
-        queue->task_end[i] = queue->tasks += tasks;
+        queue->rounds = greater(queue->rounds, chunks[i]);
+        queue->side_by_side += tasks[i];
     }
+}
+
+/* Round after round the sequences that have chunks for it. */
+static int list_sequences(WorkQueue *queue) {
+    const int64_t sequences = greater(sequences_in(queue->problem), 1);
+    int64_t *tasks = calloc((size_t)sequences, 2 * sizeof *tasks), *chunks = tasks + sequences;
+    if (tasks)
+        count_tasks_of_sequences(queue, tasks, chunks);
+    queue->task_end = tasks ? malloc(sizeof(int64_t) * (size_t)(queue->rounds * sequences)) : NULL;
+    for (int64_t entry = 0; queue->task_end && entry < queue->rounds * sequences; entry++) {
+        const int64_t sequence = entry % sequences;
+        queue->task_end[entry] = queue->tasks += entry / sequences < chunks[sequence] ? tasks[sequence] : 0;
+    }
+    free(tasks);
     return queue->task_end != NULL;
 }
 
-int64_t native_rounds(const Problem *problem) {
-    int64_t most = has_sequences(problem) ? 1 : problem->chunks;
-    for (int64_t i = 0; has_sequences(problem) && i < sequences_in(problem); i++) {
-        Problem sequence = sequence_of(problem, i);
-        most = sequence.seq > 0 ? greater(most, sequence.chunks) : most;
+/* Count the tasks, and the scratch that the largest of them needs; 0 where there is no memory for the tables. */
+static int count_tasks(WorkQueue *queue) {
+    const Problem *problem = queue->problem;
+    queue->rounds = 1;
+    if (has_sequences(problem)) {
+        if (!list_sequences(queue))
+            return 0;
+    } else {
+        queue->rounds = queue->phase == BACKWARD ? problem->chunks : 1;
+        queue->side_by_side = native_tasks(problem, queue->phase);
+        queue->tasks = queue->rounds * queue->side_by_side;
+        queue->scratch_bytes = queue->code->scratch_bytes(problem, queue->phase);
     }
-    return most;
+    queue->turns = queue->rounds > 1 ? calloc((size_t)queue->side_by_side, sizeof(Turns)) : NULL;
+    return queue->rounds <= 1 || queue->turns != NULL;
 }
 
 int64_t native_parts(const Problem *problem) {
@@ -175,17 +164,13 @@ int64_t native_parts(const Problem *problem) {
 /* Run the tasks of a queue, which have been counted. */
 static int run_queue(WorkQueue *queue, int threads) {
     queue->caller = pthread_self(), queue->next_check = now() + 0.1;
-    threads = (int)(threads < queue->tasks ? threads : queue->tasks);
+    threads = (int)lesser(threads, queue->side_by_side);
     threads = threads > 1 ? threads : 1;
     void *memory = NULL;
     if (posix_memalign(&memory, 64, queue->scratch_bytes * (size_t)threads))
         return NATIVE_NO_MEMORY;
     queue->scratch = memory;
-    ParallelRegion parallel = threads > 1 ? openmp_of_torch() : NULL;
-    if (parallel)
-        parallel(run_tasks, queue, (unsigned)threads, 0);
-    else
-        run_on_own_threads(queue, threads);
+    run_on_threads(run_tasks, queue, threads);
     free(memory);
     return queue->stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
 }
@@ -195,13 +180,13 @@ int native_run(const InstructionSet *code, const Problem *whole, int phase, int 
     take_phase(&problem, phase);
     WorkQueue queue = {.code = code, .problem = &problem, .phase = phase, .interrupted = interrupted};
     int end = count_tasks(&queue) ? run_queue(&queue, threads) : NATIVE_NO_MEMORY;
-    free(queue.task_end);
+    free(queue.task_end), free(queue.turns);
     return end;
 }
 
 int native_step(const InstructionSet *code, Step *step, int threads, int (*interrupted)(void)) {
     const StepCode *kernel = code->step(step->problem.dtype);
-    WorkQueue queue = {.code = code, .step = step, .interrupted = interrupted, .tasks = step->pieces};
+    WorkQueue queue = {.code = code, .step = step, .interrupted = interrupted, .tasks = step->pieces, .side_by_side = step->pieces};
     queue.scratch_bytes = (size_t)round_up((int64_t)kernel->scratch_bytes(step), 64);
     void *partials = NULL; /* one at least, in which rows are converted before */
     if (posix_memalign(&partials, 64, kernel->partial_bytes(step) * (size_t)greater(step->pieces, 1)))

@@ -23,7 +23,9 @@ from dilkit.tools.bench.ranks.record import Fault
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
-KINDS = ("killed", "frozen", "raises", "disagrees")
+KINDS = ("killed", "frozen", "raises", "exits", "disagrees", "another version")
+AGREED = ("disagrees", "another version")
+"""Of which the ranks learn together, the one at fault too."""
 CUTS = {
     "link down": ("ip", "link", "set", "eth0", "down"),
     "packets dropped": ("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", "8bit", "burst", "1", "limit", "1"),
@@ -33,6 +35,8 @@ SPOKEN_SECONDS = 0.5
 """What a launcher takes at most to pass on what a rank said before its host was cut off."""
 RANKS, AT_FAULT = 3, 1
 STEP = "of ring_dilated_attention"
+_ELSEWHERE = f"[rank {AT_FAULT}] Traceback", "waits for it in exchange"
+"""What says where, too, when a rank that ends says it in the place of those that wait."""
 _SPOKEN = "fault suite:"
 _FAULT = re.compile(rf"{_SPOKEN} fault at ([\d.]+)")
 _KNOWS = re.compile(rf"{_SPOKEN} rank (\d) knows at ([\d.]+): (.*)")
@@ -53,7 +57,11 @@ def fail(comm: Comm, kind: str, seconds: float, signals: bool = True) -> None:
         _speak(f"fault at {time.monotonic()}")
         if kind == "raises":
             raise ZeroDivisionError("this rank's own fault")
-        if kind == "disagrees":
+        if kind == "exits":
+            sys.exit(3)
+        if kind == "another version":
+            comm._version = b"0.0.1"
+        elif kind == "disagrees":
             call = replace(call, problem=replace(call.problem, pattern=Pattern([16, 64], [1, 2])))
         elif signals:
             os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
@@ -90,7 +98,7 @@ def read(kind: str, ended: Ended) -> Fault:
     if not at:
         return Fault(failed=f"the fault did not come about: {ended.text[-500:]}")
     knows = [(int(rank), float(when), what) for rank, when, what in _KNOWS.findall(ended.text)]
-    others = [(when, what) for rank, when, what in knows if rank != AT_FAULT or kind == "disagrees"]
+    others = [(when, what) for rank, when, what in knows if rank != AT_FAULT or kind in AGREED]
     last = max((when for when, _ in others), default=ended.ended_at)
     words = " ".join(what for _, what in others) or ended.text
     return Fault(
@@ -99,7 +107,7 @@ def read(kind: str, ended: Ended) -> Fault:
         exit_code=ended.code,
         left_behind=ended.left_behind,
         names_rank=bool(re.search(rf"\brank {AT_FAULT}\b", words)),
-        names_step=STEP in words or f"[rank {AT_FAULT}] Traceback" in words,  # which is marked with the rank, says where
+        names_step=any(text in words for text in (STEP, *_ELSEWHERE)),
     )
 
 
