@@ -119,7 +119,7 @@ def _good_call(comm: Comm) -> RanksCall:
 
 def _launcher_says(text: str) -> str:
     """The line about a signal or an exception, where the ranks themselves said nothing."""
-    for wanted in (rf"\[rank {AT_FAULT}\] \w+Error:", rf"rank {AT_FAULT}\b", "signal"):
+    for wanted in (rf"\[rank {AT_FAULT}\] \w+:", rf"rank {AT_FAULT}\b", "signal"):
         if lines := [line.strip() for line in text.splitlines() if re.search(wanted, line) and _SPOKEN not in line]:
             return lines[-1]
     return "nothing"
