@@ -151,9 +151,10 @@ ON_GPUS = (
     "No kernel of dilkit has run on a GPU yet, nor any of its calls of torch's kernels there. No figure is of a GPU.",
     "Instead, every kernel is compiled for its GPUs, and checked on the CPU, by emulation, against the double-precision oracle. "
     "On a GPU each kernel is checked again, against the same oracle, before its first use.",
-    "Until `dilkit tune` has measured on a GPU, the automatic choice follows fixed rules. From capability 8.0 on it takes torch's "
-    "kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several branches, for steps of decoding "
-    "and, in half precision, for key padding masks. Below 8.0 it takes dilkit's kernels, but torch's for float16 on Volta.",
+    "Until `dilkit tune` has measured on a GPU, the automatic choice follows fixed rules. From capability 8.0 on it takes "
+    "torch's kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several branches, for steps of "
+    "decoding and, in half precision, for key padding masks. Below 8.0 it takes dilkit's kernels, but torch's for float16 on "
+    "Volta.",
 )
 """What stands of GPUs, in three paragraphs: the pages and `dilkit info` all say it in these words."""
 

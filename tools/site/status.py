@@ -20,8 +20,8 @@ EXPERIMENTAL = (
     "oracle on CPUs by `make test`."
 )
 VERSIONS = (
-    "**Versions.** Before 1.0 a minor version may change what is public, and the changelog says how. What will be removed warns for "
-    "one minor version first. A patch version only fixes faults."
+    "**Versions.** Before 1.0 a minor version may change what is public, and the changelog says how. What will be removed warns "
+    "for one minor version first. A patch version only fixes faults."
 )
 
 

@@ -135,7 +135,8 @@ def run_alone() -> Comm:
     return comm
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG: dict[str, tuple[Any, str]] = {
+    "no mapping": (torch.ones(1, 8), r"batch is a Tensor; a mapping is needed, such as dict\(input_ids"),
     "an unknown tensor": (
         dict(input_ids=torch.ones(1, 8), pixel_values=torch.ones(1)),
         "batch has 'pixel_values'; what is cut along",
@@ -154,7 +155,7 @@ def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name: str) -> None:
     batch, text = WRONG[name]
 
     def on_rank(comm: Comm) -> None:
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises((ValueError, TypeError), match=text):
             ContextParallel(comm).shard(batch)
 
     run_threads(2, on_rank)
