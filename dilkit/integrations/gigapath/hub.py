@@ -20,9 +20,9 @@ def local_file(checkpoint: str | Path, folder: str | Path | None = None) -> Path
     """
     name = str(checkpoint)
     if not name.startswith(HUB):
-        if not Path(checkpoint).exists():
+        if not name or not Path(name).exists():
             raise FileNotFoundError(f"checkpoint {name!r} does not exist; give the file of the weights, or '{PUBLISHED}'")
-        return Path(checkpoint)
+        return Path(name)
     repository = name.removeprefix(HUB)
     place = Path(FOLDER if folder is None else folder).expanduser()
     page = f"https://huggingface.co/{repository}"

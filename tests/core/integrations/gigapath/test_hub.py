@@ -51,6 +51,8 @@ def test_a_path_without_a_file_says_what_to_give(tmp_path: Path) -> None:
         FileNotFoundError, match=r"^checkpoint '.*none\.pth' does not exist; give the file .* 'hf_hub:prov-gigapath/"
     ):
         load_slide_encoder(tmp_path / "none.pth")
+    with pytest.raises(FileNotFoundError, match=r"^checkpoint '' does not exist"):  # and is not the current folder
+        load_slide_encoder("")
 
 
 def test_without_huggingface_hub_the_file_may_lie_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
