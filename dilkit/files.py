@@ -1,6 +1,7 @@
 """Files: read only where they are regular and of a sane size, written whole or not at all.
 
->>> >>> from pathlib import Path
+>>> import tempfile
+>>> from pathlib import Path
 >>> from dilkit import files
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     with files.replacing(Path(folder, "new", "greeting")) as file:

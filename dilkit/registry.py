@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 
 from dilkit.backend import Backend, Limits
 from dilkit.checks import visible
@@ -144,7 +145,10 @@ def _ours_first(point: EntryPoint) -> tuple[bool, str, str]:
 def _load(point: EntryPoint) -> Backend | Broken:
     """Plug-ins are foreign code: whatever loading one raises, SystemExit included, becomes a value of the report."""
     try:
-        made = point.load()()
+        named = point.load()
+        if isinstance(named, ModuleType):
+            raise TypeError(f"it names a module; name the class in it, as {point.value}:NAME")
+        made = named()
         problem = _malformed(made)
         if not problem and made.name != point.name:
             problem = f"the entry point is called {point.name!r} but the backend {made.name!r}"
@@ -165,6 +169,8 @@ def _add(backend: Backend | Broken, known: dict[str, Backend | Broken]) -> None:
 
 def _malformed(backend: object) -> str:
     """What is wrong with `backend` as a backend; empty when nothing is."""
+    if isinstance(backend, type):
+        return f"it is a class; an instance is needed, as {backend.__name__}()"
     if not isinstance(backend, Backend):
         return f"a {type(backend).__name__} is not an instance of dilkit.backend.Backend"
     if not isinstance(getattr(backend, "name", None), str) or not backend.name:

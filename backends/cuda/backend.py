@@ -48,7 +48,10 @@ class CupyRaw(StepBackend):
     """
 
     name = "cupy_raw"
-    summary = "our kernels in CUDA C++, a launch for each group of branches: CUDA from 5.2 on; halves on tensor cores from 7.5 on"
+    summary = (
+        "our kernels in CUDA C++, a launch for each group of branches: CUDA from 5.2 on; half precision on tensor cores from "
+        "7.5 on"
+    )
     requires = ("torch", "cupy")
     extra = "cuda"
     limits = Limits(

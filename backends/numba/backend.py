@@ -74,7 +74,7 @@ class NumbaCuda(TiledBackend):
     """
 
     name = "numba_cuda"
-    summary = "our kernels in numba.cuda, fp32 arithmetic, written to be read: CUDA from 5.2 on"
+    summary = "our kernels in numba.cuda, fp32 arithmetic, written for reading: CUDA from 5.2 on"
     requires = ("torch", "numba", "numba_cuda")
     extra = "cuda"
     limits = Limits(

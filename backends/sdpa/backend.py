@@ -41,7 +41,7 @@ class SDPA(Backend):
     name = "sdpa"
     summary = (
         "torch's fused attention on strided views: CPU, CUDA from 5.0 on; windows and global tokens as tiles; "
-        '`overlap="once"` where no segments share a row, and bands begin where others end'
+        '`overlap="once"` for some patterns'
     )
     requires = ("torch",)
     limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True, forms=FORMS)

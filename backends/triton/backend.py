@@ -53,7 +53,10 @@ class TritonTiles(StepBackend):
     """
 
     name = "triton"
-    summary = "our kernels in Triton, a launch for each group of branches, to be read: CUDA from 8.0 on, halves on tensor cores"
+    summary = (
+        "our kernels in Triton, a launch for each group of branches, written for reading: CUDA from 8.0 on; half precision on "
+        "tensor cores"
+    )
     requires = ("torch", "triton")
     limits = Limits(
         devices=frozenset({"cuda"}),

@@ -148,12 +148,13 @@ TABLE = (
 """The first row that fits is used. `reference` computes everything, but slowly, so it is last."""
 
 ON_GPUS = (
-    "No kernel of dilkit has run on a GPU yet, nor has a call that it makes of torch's kernels there, and no figure is of a GPU.",
-    "What was done in its place: every kernel is compiled for the GPUs that it is for, and runs on the CPU, in a stand-in for a "
-    "GPU, against the double-precision oracle. Before its first use on a GPU it has to prove itself there against the oracle.",
-    "The automatic choice therefore goes by design until `dilkit tune` has measured. From capability 8.0 on it takes torch's "
-    "kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several branches, for steps of decoding "
-    "and, in half precision, for key padding masks. Below 8.0 it takes dilkit's kernels, but torch's for float16 on Volta.",
+    "No kernel of dilkit has run on a GPU yet, nor any of its calls of torch's kernels there. No figure is of a GPU.",
+    "Instead, every kernel is compiled for its GPUs, and checked on the CPU, by emulation, against the double-precision oracle. "
+    "On a GPU each kernel is checked again, against the same oracle, before its first use.",
+    "Until `dilkit tune` has measured on a GPU, the automatic choice follows fixed rules. From capability 8.0 on it takes "
+    "torch's kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several branches, for steps of "
+    "decoding and, in half precision, for key padding masks. Below 8.0 it takes dilkit's kernels, but torch's for float16 on "
+    "Volta.",
 )
 """What stands of GPUs, in three paragraphs: the pages and `dilkit info` all say it in these words."""
 

@@ -42,7 +42,8 @@ def draw_count(
     """
     heads, columns, most = len(count), min(len(count), _PER_ROW), int(count.max())
     rows = -(-heads // columns)
-    figure.set_size_inches(2.75 * columns + 1.2, 2.85 * rows + 0.75)
+    lines = textwrap.wrap(title, 22 * columns + 12)
+    figure.set_size_inches(1.9 * columns + 1.2, 2.0 * rows + 1.1 + 0.2 * max(len(lines) - 1, 0))
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for ax in axes.flat[heads:]:
         ax.set_visible(False)
@@ -50,7 +51,7 @@ def draw_count(
     for h, matrix in enumerate(count):
         axes.flat[h].set_title(names[h] if names else f"head {h}", fontsize=10, color=INK)
         mesh = _draw_head(axes.flat[h], matrix, is_causal, scale)
-    figure.suptitle("\n".join(textwrap.wrap(title, 34 * columns + 12)), fontsize=11, color=INK)
+    figure.suptitle("\n".join(lines), fontsize=11, color=INK)
     for ax in axes[:, 0]:
         ax.set_ylabel(labels[0], fontsize=9, color=INK)
     for ax in axes[-1]:
@@ -76,7 +77,7 @@ def _scale(largest: int) -> dict[str, Any]:
 
 def _draw_head(ax: Any, count: Tensor, is_causal: bool, scale: dict[str, Any]) -> Any:
     seq = len(count)
-    lines = dict(edgecolors="white", linewidth=0.35) if seq <= 80 else dict(edgecolors="none", linewidth=0.0)
+    lines = dict(edgecolors="white", linewidth=0.25) if seq <= 80 else dict(edgecolors="none", linewidth=0.0)
     mesh = ax.pcolormesh(count.numpy(), **scale, **lines, rasterized=seq > 256)
     if is_causal:
         x, y = ([i + 1 for i in range(seq) for _ in range(2)], [i for j in range(seq) for i in (j, j + 1)])

@@ -37,7 +37,7 @@ def site(tmp_path_factory):
 
 def test_the_page_names_what_it_makes():
     assert set(FILES) == {"dilkit_dense.py", "pyproject.toml"}
-    assert [c.split()[1] for c in COMMANDS] == ["install", "info", "verify"]
+    assert [c.split()[1] for c in COMMANDS] == ["install", "info", "verify", "uninstall"]
 
 
 PROGRAM = """

@@ -66,6 +66,8 @@ def raising(error: BaseException) -> Callable[[], Backend]:
         (raising(RecursionError("deep")), "RecursionError: deep"),
         ("no_such_name", "AttributeError"),
         (object(), "TypeError: 'object' object is not callable"),
+        (ModuleType("whole"), "it names a module; name the class in it, as plugin_plugin:"),
+        (lambda: Fine, "it is a class; an instance is needed, as Fine()"),
         (dict, "a dict is not an instance of dilkit.backend.Backend"),
         (made("other"), "the entry point is called 'plugin' but the backend 'other'"),
         (made("plugin", name=""), "it has no name"),

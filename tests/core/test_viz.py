@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dilkit import locality_report, order
-from dilkit.viz import draw_orders
+from dilkit import Pattern, locality_report, order
+from dilkit.viz import draw_count, draw_orders
 from dilkit.viz.text import coloured
 
 
@@ -24,3 +24,16 @@ def test_an_order_is_drawn_with_its_own_figures() -> None:
         draw_orders(None, [(one, locality_report(one, 4)) for one in (hilbert, wide)])
     with pytest.raises(ValueError, match=r"orders are of 0 grids \[\]"):
         draw_orders(None, [])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5])
+def test_a_title_of_several_lines_leaves_room_for_all_labels(heads: int) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    agg = pytest.importorskip("matplotlib.backends.backend_agg")
+    figure = figures.Figure(layout="constrained")
+    agg.FigureCanvasAgg(figure)
+    draw_count(figure, Pattern([4, 8], [1, 2]).count(8, heads), "a title of several lines " * 6)
+    figure.canvas.draw()
+    (width, height), box = figure.get_size_inches(), figure.get_tightbbox()
+    assert 0 <= box.x0 < box.x1 <= width
+    assert 0 <= box.y0 < box.y1 <= height

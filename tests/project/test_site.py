@@ -28,7 +28,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """In strict mode: a link or a name that leads nowhere, and a page that the navigation leaves out, are errors."""
-    pytest.importorskip("mkdocs", reason="mkdocs, of the extra docs, is not installed")
+    for module in ("mkdocs", "jupytext"):
+        pytest.importorskip(module, reason=f"{module}, of the extra docs, is not installed")
     folder = tmp_path_factory.mktemp("site")
     done = run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder), cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         with new_figure() as figure:
             labels = KEPT_LABELS if args.kept else LABELS
             draw_count(figure, count, title(pattern, args), is_causal=args.causal or args.kept, labels=labels)
-            save(figure, args.out, dpi=200)
+            save(figure, args.out, dpi=280)
     if args.json:
         print_json("draw", _facts(count, pattern, args))
     elif args.out:

@@ -241,7 +241,7 @@ def _spans(axes: Any, plot: Plot) -> None:
 
 
 def _name_rows(axes: Any, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), [visible(label, MOST_LETTERS) for label in labels])
+    axes.set_yticks(range(len(labels)), [textwrap.fill(visible(label, 2 * MOST_LETTERS), MOST_LETTERS) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
 
 

@@ -24,7 +24,7 @@ from dilkit.tools.results.record import SuiteResult
 
 NEXT = "next"
 """What is measured and not yet published with a version."""
-COLUMNS, SIZE, LETTERS = 4, (2.45, 1.5), 34
+COLUMNS, SIZE, LETTERS = 3, (2.3, 1.5), 32
 """Of the picture: panels in a row, inches of a panel, letters of a line of its title."""
 
 

@@ -82,4 +82,4 @@ def draw_gallery(path: Path) -> None:
     counts = [pattern.count(DRAWN, HEADS, is_causal=is_causal)[0] for pattern, is_causal in entries.values()]
     with new_figure() as figure:
         draw_count(figure, torch.stack(counts), f"{DRAWN} tokens", names=tuple(entries))
-        save(figure, path, dpi=200)
+        save(figure, path, dpi=280)

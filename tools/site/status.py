@@ -15,13 +15,13 @@ SYSTEMS = (
     "nothing was run."
 )
 EXPERIMENTAL = (
-    "**Experimental** is what has not run where it is meant to run: every backend on CUDA; CUDA tensors over ranks, NCCL and "
+    "**Experimental**, as it has not run on what it is made for: every backend on CUDA; CUDA tensors over ranks, NCCL and "
     "CUDA-aware MPI; ranks on more than one machine; the release workflow. Everything else is held to the double-precision "
     "oracle on CPUs by `make test`."
 )
 VERSIONS = (
-    "**Versions.** Before 1.0 a minor version may change what is public, and the changelog says how; what is to go warns for one "
-    "minor version first, and a patch version only mends."
+    "**Versions.** Before 1.0 a minor version may change what is public, and the changelog says how. What will be removed warns "
+    "for one minor version first. A patch version only fixes faults."
 )
 
 

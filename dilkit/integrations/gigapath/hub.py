@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 HUB = "hf_hub:"
+PUBLISHED = f"{HUB}prov-gigapath/prov-gigapath"
 FILE = "slide_encoder.pth"
 FOLDER = Path("~/.cache")
 """Where GigaPath's own code puts the file."""
@@ -14,25 +15,31 @@ def local_file(checkpoint: str | Path, folder: str | Path | None = None) -> Path
     """The file of `checkpoint`: a path as it is; of a name on the hub, `slide_encoder.pth` in `folder`, `FOLDER` by default.
 
     Where huggingface_hub can be imported, it downloads the file unless the one in the folder is that of the hub; else the file
-    has to be there. Raises ImportError where neither is the case, OSError for what cannot be downloaded.
+    has to be there. Raises ImportError where neither is the case, OSError for what cannot be downloaded, FileNotFoundError for a
+    path without a file.
     """
     name = str(checkpoint)
     if not name.startswith(HUB):
-        return Path(checkpoint)
+        if not name or not Path(name).exists():
+            raise FileNotFoundError(f"checkpoint {name!r} does not exist; give the file of the weights, or '{PUBLISHED}'")
+        return Path(name)
     repository = name.removeprefix(HUB)
     place = Path(FOLDER if folder is None else folder).expanduser()
-    by_hand = f"download {FILE} from https://huggingface.co/{repository} and "
+    page = f"https://huggingface.co/{repository}"
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
         if (place / FILE).is_file():
             return place / FILE
         raise ImportError(
-            f"{name} needs huggingface_hub, which cannot be imported ({error}): pip install huggingface_hub, or {by_hand}put it "
-            f"at {place / FILE}"
+            f"{name} needs huggingface_hub, which cannot be imported ({error}): pip install huggingface_hub, or "
+            f"download {FILE} from {page} and put it at {place / FILE}"
         ) from None
     try:
         return Path(hf_hub_download(repository, filename=FILE, local_dir=str(place)))
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
-        raise OSError(f"{name} cannot be downloaded: {said[0]}; or {by_hand}give its path") from error
+        raise OSError(
+            f"{name} cannot be downloaded: {said[0].rstrip('.')}; accept the terms at {page} and log in (hf auth login), or "
+            f"download {FILE} there and give its path"
+        ) from error

@@ -118,12 +118,12 @@ def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
         raise TypeError(f"pretrained={shown(pretrained)} is a {type(pretrained).__name__}; a path, 'hf_hub:NAME' or '' is needed")
     if pretrained == "":
         return None
-    file = local_file(pretrained, local_dir)
-    if not file.exists():
+    try:
+        return local_file(pretrained, local_dir)
+    except FileNotFoundError:
         raise FileNotFoundError(
             f"pretrained={str(pretrained)!r} is not there; give a file, '{HUB}NAME', or '' for random weights"
-        )
-    return file
+        ) from None
 
 
 def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> SlideEncoderConfig:

@@ -93,7 +93,7 @@ BAD = {
     "info --backend nativ": "; did you mean native?",
     "info --tail exakt": "; did you mean exact?",
     "info --dtype flaot16": "; did you mean float16?",
-    "encode-slide none.h5 --checkpoint x.pth --out o": "'none.h5' does not exist",
+    "encode-slide none.h5 --checkpoint x.pth --out o": "'none.h5' does not exist; give files of tile features (.pt,",
     "info --assume gtx1080": "--assume: device 'gtx1080' is not a compute capability",
     "info --device tpu": "--device: 'tpu' is not known",
     "info --device sm_61": "`dilkit info --assume sm_61`",

@@ -21,7 +21,7 @@ MOST_WORDS = 150
 """Characters of an error in the table of faults."""
 SENTENCES = {
     "peak memory per rank, p=1 over p=2": "of the longest sequence a rank alone needs {} as much memory as each of two",
-    "the same, p=1 over p=4": "{} as much as each of four",
+    "peak memory per rank, p=1 over p=4": "{} as much as each of four",
     "configuration A: p=1 over p=4": "of configuration A, which is shorter, {} as much as each of four",
     "one million tokens, p=8, bf16, forward: bytes that a rank sends": "of a million tokens each of eight ranks sends {}",
 }

@@ -96,7 +96,7 @@ TARGETS = (
     _figure("agreement", "out, lse, dq, dk, dv over ranks: error over what rounding allows", 1.0, _errors, exact=True),
     _figure("agreement", "fuse_branches=False: calls that differ from one rank in a bit", 0, _other_bits, exact=True),
     _figure("memory", "peak memory per rank, p=1 over p=2", 1.95, _shrinks("long", 2), "x", lower=False),
-    _figure("memory", "the same, p=1 over p=4", 3.8, _shrinks("long", 4), "x", lower=False),
+    _figure("memory", "peak memory per rank, p=1 over p=4", 3.8, _shrinks("long", 4), "x", lower=False),
     _figure("memory", "configuration A: p=1 over p=2", 1.95, _shrinks("A", 2), "x", lower=False),
     _figure("memory", "configuration A: p=1 over p=4", 3.8, _shrinks("A", 4), "x", lower=False),
     _figure("memory", "configuration A with nothing kept: p=1 over p=2", 1.9, _shrinks("A, nothing kept", 2), "x", lower=False),

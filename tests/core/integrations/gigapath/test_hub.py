@@ -41,8 +41,18 @@ def test_the_published_file_is_downloaded_and_read(tmp_path: Path, monkeypatch: 
 
 
 def test_paths_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "weights.pth").touch()
     assert local_file(tmp_path / "weights.pth", tmp_path) == tmp_path / "weights.pth"
-    assert local_file("weights.pth") == Path("weights.pth")
+    assert local_file(str(tmp_path / "weights.pth")) == tmp_path / "weights.pth"
+
+
+def test_a_path_without_a_file_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"^checkpoint '.*none\.pth' does not exist; give the file .* 'hf_hub:prov-gigapath/"
+    ):
+        load_slide_encoder(tmp_path / "none.pth")
+    with pytest.raises(FileNotFoundError, match=r"^checkpoint '' does not exist"):  # and is not the current folder
+        load_slide_encoder("")
 
 
 def test_without_huggingface_hub_the_file_may_lie_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +72,7 @@ def test_a_failed_download_says_what_else_to_do(tmp_path: Path, monkeypatch: pyt
 
     hub(monkeypatch, download)
     with pytest.raises(
-        OSError, match=r"gigapath cannot be downloaded: 401: the repository is gated; or download slide_enc.*its path"
+        OSError,
+        match=r"gigapath cannot be downloaded: 401: the repository is gated; accept the terms at .*, or download .*its path",
     ):
         local_file(NAME, tmp_path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers.language_models import PATTERN, WINDOWED, llama, padded, qwen3, sequences, transformers
+from helpers.project import ROOT
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -21,6 +23,7 @@ from dilkit.integrations.transformers import ContextParallel, context_parallel, 
 from dilkit.integrations.transformers.context.batch import whole_batch  # noqa: E402
 
 IGNORED = -100
+PAGE = (ROOT / "docs/transformers.md").read_text()
 MODELS: dict[str, Callable[[], Any]] = dict(llama=llama, qwen3=qwen3, **WINDOWED)
 
 
@@ -118,13 +121,22 @@ def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> Non
     assert run_threads(2, on_rank) == pytest.approx([expected] * 2, rel=1e-5)
 
 
+def test_the_example_of_the_page_holds_on_two_threads() -> None:
+    """It compares logits and gradients with those of one rank by itself."""
+    example = next(iter(re.findall(r'^```python title="windows.py"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)))
+    names: dict[str, Any] = {"__name__": "windows"}
+    exec(compile(example, "windows.py", "exec"), names)
+    run_threads(2, names["main"])
+
+
 def run_alone() -> Comm:
     """A process group of one rank."""
     (comm,) = run_threads(1, lambda comm: comm)
     return comm
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG: dict[str, tuple[Any, str]] = {
+    "no mapping": (torch.ones(1, 8), r"batch is a Tensor; a mapping is needed, such as dict\(input_ids"),
     "an unknown tensor": (
         dict(input_ids=torch.ones(1, 8), pixel_values=torch.ones(1)),
         "batch has 'pixel_values'; what is cut along",
@@ -143,7 +155,7 @@ def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name: str) -> None:
     batch, text = WRONG[name]
 
     def on_rank(comm: Comm) -> None:
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises((ValueError, TypeError), match=text):
             ContextParallel(comm).shard(batch)
 
     run_threads(2, on_rank)

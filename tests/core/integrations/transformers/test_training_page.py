@@ -1,4 +1,4 @@
-"""The programs of docs/training.md, run on the ranks that the page names, against one process."""
+"""The programs of docs/training.md and docs/transformers.md, run on the ranks that the pages name, against one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ transformers()
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "training.md").read_text()
-PROGRAMS = dict(re.findall(r'^```python title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
+TRANSFORMERS = (ROOT / "docs" / "transformers.md").read_text()
+PROGRAMS = dict(re.findall(r'^```python title="([^"]+)"\n(.*?)^```', PAGE + TRANSFORMERS, re.MULTILINE | re.DOTALL))
 COMMANDS = re.findall(r"^\$ python (-m torch\.distributed\.run .*)$", PAGE, re.MULTILINE)
 LOSS = re.compile(r"loss (\d+\.\d+)")
 
@@ -158,6 +159,23 @@ def test_the_same_under_mpirun(tmp_path: Path, launcher: str) -> None:
     job = launch.start(launcher, 2, tmp_path, str(tmp_path / "train_mpi.py")).finish()
     assert job.code == 0, job
     assert losses(job.text) == pytest.approx(alone(tmp_path, "Llama", (3, 2, 101), convert=CONVERT), abs=2e-5)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "openmpi", "mpich"])
+def test_windows_over_two_ranks_by_each_command(tmp_path: Path, launcher: str) -> None:
+    """The program compares by itself."""
+    (tmp_path / "windows.py").write_text(PROGRAMS["windows.py"])
+    if launcher == "torchrun":
+        assert "$ torchrun --nproc-per-node 2 windows.py\n" in TRANSFORMERS
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "windows.py"]
+        text = succeed(sys.executable, *command, cwd=tmp_path, OMP_NUM_THREADS="1")
+    else:
+        (job,) = re.findall(r'^\$ mpirun -n 2 python -c "(.*)"$', TRANSFORMERS, re.MULTILINE)
+        (tmp_path / "job.py").write_text(job)
+        ended = launch.start(launcher, 2, tmp_path, str(tmp_path / "job.py")).finish()
+        assert ended.code == 0, ended
+        text = ended.text
+    assert sorted(re.findall(r"rank \d: (\d+) of 101 rows", text)) == ["50", "51"]
 
 
 ULYSSES = """
