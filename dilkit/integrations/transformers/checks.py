@@ -127,6 +127,11 @@ def check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str,
             f"sliding_window={window} of {type(module).__name__} without causality: models differ in how far a window reaches; "
             f"give the pattern, such as Pattern.of(SlidingWindow({window + 1})) for |i - j| <= {window}"
         )
+    if window is not None and "sliding_window" not in options:
+        raise ValueError(
+            f"sliding_window={window} is in the configuration, but {type(module).__name__} passes none on: a Llama ignores it, "
+            f"other models have it in their masks; give register or convert Pattern.mistral({window}) or Pattern.dense()"
+        )
     if options.get("sliding_window", window) != window:
         raise ValueError(
             f"sliding_window={options['sliding_window']} of {type(module).__name__}, but by the configuration it is {window} in "

@@ -194,3 +194,17 @@ def test_windows_that_the_configuration_does_not_say_are_refused() -> None:
     ours.model.layers[1].self_attn.sliding_window = 4
     with pytest.raises(ValueError, match="sliding_window=4 of Qwen2Attention, but by the configuration it is None in layer 1"):
         result(ours, input_ids=TOKENS)
+
+
+def test_windows_that_the_model_does_not_compute_are_refused() -> None:
+    """A Llama takes any number into its configuration, and computes full attention all the same."""
+    sizes = dict(SIZES, sliding_window=4, num_key_value_heads=2)
+    ours, eager = (
+        package.LlamaForCausalLM(package.LlamaConfig(**sizes, attn_implementation=kind)).eval() for kind in ("dilkit", "eager")
+    )
+    eager.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"sliding_window=4 is in the configuration, but LlamaAttention passes none on"):
+            result(ours, input_ids=TOKENS)
+        register(Pattern.dense())
+        assert_close(result(ours, input_ids=TOKENS), result(eager, input_ids=TOKENS), **CLOSE)
