@@ -150,12 +150,12 @@ static const void *global_place(uint64_t at, int bytes, int line) {
     return place;
 }
 
-static const void *global_load(uint64_t at, int bytes, int line) {
+CALLED const void *global_load(uint64_t at, int bytes, int line) {
     COUNT(GLOBAL_LOADED, bytes);
     return global_place(at, bytes, line);
 }
 
-static void global_store(uint64_t at, const void *value, int bytes, int line) {
+CALLED void global_store(uint64_t at, const void *value, int bytes, int line) {
     void *place = global_bytes_at(at, bytes, 1, line);
     COUNT(GLOBAL_STORED, bytes);
     if (machine.launch.checked)
@@ -175,7 +175,7 @@ static Fence *note_fence(void) {
     return made;
 }
 
-static void fence(void) { machine.current->fenced = note_fence()->time; }
+CALLED void fence(void) { machine.current->fenced = note_fence()->time; }
 
 static Released *released_at(uint64_t at, int line) {
     for (int i = 0; i < PLACES; i++)
@@ -205,21 +205,21 @@ static void *atomic_place(uint64_t at, Access access, int order, int line) {
     return place;
 }
 
-static uint32_t atomic_load(uint64_t at, int order, int line) { return *(uint32_t *)atomic_place(at, ATOMIC_READ, order, line); }
+CALLED uint32_t atomic_load(uint64_t at, int order, int line) { return *(uint32_t *)atomic_place(at, ATOMIC_READ, order, line); }
 
-static uint32_t atomic_add_u32(uint64_t at, uint32_t amount, int order, int line) {
+CALLED uint32_t atomic_add_u32(uint64_t at, uint32_t amount, int order, int line) {
     uint32_t *place = atomic_place(at, ATOMIC, order, line), before = *place;
     *place += amount;
     return before;
 }
 
-static uint32_t atomic_or_b32(uint64_t at, uint32_t bits, int order, int line) {
+CALLED uint32_t atomic_or_b32(uint64_t at, uint32_t bits, int order, int line) {
     uint32_t *place = atomic_place(at, ATOMIC, order, line), before = *place;
     *place |= bits;
     return before;
 }
 
-static float atomic_add_f32(uint64_t at, float amount, int order, int line) {
+CALLED float atomic_add_f32(uint64_t at, float amount, int order, int line) {
     float *place = atomic_place(at, ATOMIC, order, line), before = *place;
     *place += amount;
     return before;
