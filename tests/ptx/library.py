@@ -59,7 +59,7 @@ def library_of(text: str, counted: bool = False) -> Library:
     Of a kernel, which is thousands of lines that run once or twice, compiling takes longer than running what is not optimized.
     """
     flags = (*FLAGS, *(("-DCOUNTED",) if counted else ()), f"-I{MACHINE}", f"-I{FIBER}")
-    place = kept(f"{digest((text, *flags, _compiler(), *_made_by()))}.so")
+    place = kept(f"{digest((text, *flags, _compiler(), *made_by()))}.so")
     if not place.exists():
         own = "-O0", "-DKERNEL", "-shared", *flags, "-x", "c", "-"
         _compile((*own, "-x", "none", str(_machine(flags)), "-lm"), place, translate(text))
@@ -69,7 +69,7 @@ def library_of(text: str, counted: bool = False) -> Library:
 @cache
 def _machine(flags: tuple[str, ...]) -> Path:
     """What every kernel is linked to."""
-    place = kept(f"machine-{digest((*flags, _compiler(), *_made_by()))}.o")
+    place = kept(f"machine-{digest((*flags, _compiler(), *made_by()))}.o")
     if not place.exists():
         _compile(("-O2", "-c", *flags, str(MACHINE / "machine.c")), place)
     return place
@@ -90,7 +90,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 @cache
-def _made_by() -> tuple[str, ...]:
+def made_by() -> tuple[str, ...]:
     """The files that decide what C a text is, and what that does."""
     own = MACHINE.parent
     translator = (*(own / "instructions").glob("*.py"), *(own / f"{name}.py" for name in ("parse", "operands", "translate")))

@@ -43,9 +43,16 @@ class Trial:
     backend: str = "cupy_raw"
 
     @property
+    def architecture(self) -> str:
+        return "sm_{}{}".format(*self.capability)
+
+    @property
+    def case_name(self) -> str:
+        return self.case.name if isinstance(self.case, Case) else str(self.case)
+
+    @property
     def name(self) -> str:
-        case = self.case.name if isinstance(self.case, Case) else str(self.case)
-        return f"{self.backend} {self.listed} {'sm_{}{}'.format(*self.capability)}{' rounded' * self.rounded} {case}"
+        return f"{self.backend} {self.listed} {self.architecture}{' rounded' * self.rounded} {self.case_name}"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,13 @@ def on_gpus(root: Path) -> str:
     return "\n\n".join(ON_GPUS)
 
 
+def executed(root: Path) -> str:
+    """What has been executed of the kernels for GPUs, without one."""
+    sentence = registry.sentence_of(root / "docs" / "results" / "ptx.json")
+    link = "[What has been executed](docs/gpu-kernels.md#what-has-been-executed)"
+    return f"{sentence} {link} is not machine code, nor `triton` in half precision from 9.0 on."
+
+
 def measured_on(root: Path) -> str:
     """The CPUs that the results in docs/results are of, each once."""
     results = [registry.read(path) for path in sorted((root / "docs" / "results").glob("*.json"))]

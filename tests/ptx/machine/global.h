@@ -60,7 +60,6 @@ static void grow_writers(void) {
 static void forget_writers(void) {
     free(global.table);
     memset(&global, 0, sizeof global);
-    grow_writers();
 }
 
 /* The first fence of a block after a time. */
