@@ -9,6 +9,7 @@ from dilkit.selection.preference_table import ON_GPUS
 from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.report import registry
 from dilkit.tools.results.record import Result
+from dilkit.tools.site.figures import NOTHING
 
 SYSTEMS = (
     "dilkit is developed and tested on Linux on x86-64. For aarch64 the C kernel ran under an emulator; on macOS and Windows "
@@ -38,7 +39,8 @@ def on_gpus(root: Path) -> str:
 
 def executed(root: Path) -> str:
     """What has been executed of the kernels for GPUs, without one."""
-    sentence = registry.sentence_of(root / "docs" / "results" / "ptx.json")
+    path = root / "docs" / "results" / "ptx.json"
+    sentence = registry.sentence_of(path) if path.exists() else NOTHING
     link = "[What has been executed](docs/gpu-kernels.md#what-has-been-executed)"
     return f"{sentence} {link} is not machine code, nor `triton` in half precision from 9.0 on."
 
