@@ -10,7 +10,7 @@ from dilkit.tools.report.document import Document, Table, tables
 from dilkit.tools.report.headline import place
 
 BACKENDS = ("cupy_raw", "triton", "numba_cuda")
-COLUMNS = ("backend", "architecture", "trials run", "rounded as measured", "wrong", "refused", "minutes", "last run")
+COLUMNS = ("backend", "architecture", "rounded once", "rounded as measured", "wrong", "refused", "minutes", "last run")
 OF_FAULTS = ("kernel", "faults", "caught", "explained", "not noticed", "minutes", "last run")
 
 
