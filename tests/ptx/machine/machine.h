@@ -231,7 +231,7 @@ CALLED __attribute__((visibility("default"))) int ptx_launch(const void *paramet
     machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
     machine.blocks = calloc(launch->blocks, sizeof(Block));
     machine.resident = calloc(launch->resident, sizeof(Block *));
-    grow_writers();
+    grow_bytes();
     begin_counts(launch->blocks);
     run_blocks();
     for (int i = 0; i < launch->resident; i++)
@@ -240,7 +240,7 @@ CALLED __attribute__((visibility("default"))) int ptx_launch(const void *paramet
     for (int i = 0; i < machine.begun; i++)
         free(machine.blocks[i].fences);
     end_counts(launch->blocks);
-    forget_writers();
+    forget_bytes();
     free(machine.blocks), free(machine.resident);
     return machine.failed;
 }
