@@ -125,7 +125,7 @@ def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
         Case(feature="groups", pattern=groups, seq=seq, is_causal=True, **masked, **fields),
         Case(feature="tall", pattern=tall, seq=long, **masked, **fields),
         Case(feature="packed", pattern=groups, seq=seq, lengths=(70, 150, 80), is_causal=True, poisoned=True, **fields),
-        Case(feature="kept by none", pattern=Pattern([64], [4]), seq=100, **fields),
+        Case(feature="kept by none", pattern=Pattern([60, 90], [3, 5]), seq=100, **fields),
     )
     return tuple(Trial("small", (8, 0), case) for case in cases)
 
