@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from dilkit.tools.bench.ptx.record import Broken, Executed, PTXResult
 from dilkit.tools.bench.ptx.sources import digest
-from dilkit.tools.report.document import Document, Table, tables
+from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
 from dilkit.tools.report.headline import place
+from dilkit.tools.report.points import plain
 
 BACKENDS = ("cupy_raw", "triton", "numba_cuda")
 COLUMNS = ("backend", "architecture", "rounded once", "rounded as measured", "wrong", "refused", "minutes", "last run")
@@ -21,7 +22,11 @@ def sentence(result: PTXResult) -> str:
 
 def document(result: PTXResult) -> Document:
     """Trials by backend and kind of GPU, and faults by kernel."""
-    return Document(headline=(f"{_verdict(result)}.", place(result)), tables=tables(_trials(result), _faults(result)))
+    return Document(
+        headline=(f"{_verdict(result)}.", place(result)),
+        tables=tables(_trials(result), _faults(result)),
+        plots=plots(_bars(result)),
+    )
 
 
 def current(one: Executed | Broken) -> bool:
@@ -90,6 +95,17 @@ def _of(group: list[Executed]) -> str:
 def _spent(rows: Sequence[Executed | Broken]) -> tuple[str, str]:
     """Minutes of CPU time, and the last day."""
     return f"{sum(one.seconds for one in rows) / 60:.1f}", max((one.date[:10] for one in rows), default="")
+
+
+def _bars(result: PTXResult) -> Plot:
+    """Trials that were run, beside all."""
+    run, trials = dict[str, int](), dict[str, int]()
+    for one in result.executed:
+        label = f"{one.backend}, {one.architecture}"
+        trials[label] = trials.get(label, 0) + one.trials
+        run[label] = run.get(label, 0) + (one.run if current(one) else 0)
+    series = (Series(name, tuple(plain(*bar) for bar in bars.items())) for name, bars in (("run", run), ("all", trials)))
+    return Plot("Trials", "bars", tuple(series), (Axis("", "number"), Axis("trials", "number", log=False)))
 
 
 def _faults(result: PTXResult) -> Table:
