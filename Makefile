@@ -47,7 +47,8 @@ help:
 	@echo "make triton-sanitize  the kernels in Triton under ttsem: accesses out of bounds, races, undefined results; no GPU is needed"
 	@echo "make kernels   every CUDA kernel for every kind of GPU: compiled for the table in docs/, and run on the CPU"
 	@echo "make ptx       the PTX of every kernel, of CUDA's for five kinds of GPU and of Triton's and numba's for two each, run on the"
-	@echo "               CPU, then broken on purpose: hours (ARGS='--backend triton --only steps --seed 3': some, in another order)"
+	@echo "               CPU, then broken on purpose, but for what docs/results/ptx.json has of these kernels: an hour or more"
+	@echo "               (ARGS='--anew': all; ARGS='--anew --backend triton --only steps --seed 3': some, in another order)"
 	@echo "make costs     what the CUDA kernels issue in configurations A, B and C, counted on the CPU, for docs/gpu-costs.md; an hour"
 	@echo "make gpu       on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; half an hour"
 	@echo "               (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
@@ -114,6 +115,7 @@ costs: $(TEST) $(KERNELS)
 ptx: $(TEST) $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/ptx/run.py $(ARGS)
 	OMP_NUM_THREADS=1 $(PY) tests/ptx/mutations.py
+	$(PY) -m dilkit.tools.site.pages
 
 gpu: $(TEST) $(KERNELS)
 	$(PY) -m dilkit gpu-day $(ARGS)

@@ -14,7 +14,10 @@ from ptx.translate import translate
 
 MACHINE = Path(__file__).parent / "machine"
 FIBER = ROOT / "tests/backends/cuda/host"
-FLAGS = ("-O2", "-std=gnu11", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-w")
+FLAGS = (
+    *("-std=gnu11", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv"),
+    *("-fPIC", "-fvisibility=hidden", "-w"),
+)
 
 
 class Range(ctypes.Structure):
@@ -51,17 +54,30 @@ class Library:
 
 
 def library_of(text: str, counted: bool = False) -> Library:
-    """The library of the kernel in PTX `text`. Raises UnknownPTX, and RuntimeError with what the compiler says."""
+    """The library of the kernel in PTX `text`. Raises UnknownPTX, and RuntimeError with what the compiler says.
+
+    Of a kernel, which is thousands of lines that run once or twice, compiling takes longer than running what is not optimized.
+    """
     flags = (*FLAGS, *(("-DCOUNTED",) if counted else ()), f"-I{MACHINE}", f"-I{FIBER}")
-    place = kept(f"{digest((text, *flags, _compiler(), *_made_by()))}.so")
+    place = kept(f"{digest((text, *flags, _compiler(), *made_by()))}.so")
     if not place.exists():
-        _compile(translate(text), flags, place)
+        own = "-O0", "-DKERNEL", "-shared", *flags, "-x", "c", "-"
+        _compile((*own, "-x", "none", str(_machine(flags)), "-lm"), place, translate(text))
     return Library(place)
 
 
-def _compile(code: str, flags: tuple[str, ...], place: Path) -> None:
+@cache
+def _machine(flags: tuple[str, ...]) -> Path:
+    """What every kernel is linked to."""
+    place = kept(f"machine-{digest((*flags, _compiler(), *made_by()))}.o")
+    if not place.exists():
+        _compile(("-O2", "-c", *flags, str(MACHINE / "machine.c")), place)
+    return place
+
+
+def _compile(options: tuple[str, ...], place: Path, code: str = "") -> None:
     own = place.with_suffix(f".{os.getpid()}")
-    command = ["gcc", *flags, "-x", "c", "-", "-o", str(own), "-lm"]
+    command = ["gcc", *options, "-o", str(own)]
     done = subprocess.run(command, input=code, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
@@ -74,11 +90,11 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 @cache
-def _made_by() -> tuple[str, ...]:
+def made_by() -> tuple[str, ...]:
     """The files that decide what C a text is, and what that does."""
     own = MACHINE.parent
     translator = (*(own / "instructions").glob("*.py"), *(own / f"{name}.py" for name in ("parse", "operands", "translate")))
-    return tuple(path.read_text() for path in sorted((*translator, *MACHINE.glob("*.h"), *FIBER.glob("*.h"))))
+    return tuple(path.read_text() for path in sorted((*translator, *MACHINE.glob("*.[ch]"), *FIBER.glob("*.h"))))
 
 
 @cache

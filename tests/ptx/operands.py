@@ -44,12 +44,23 @@ def _is_dynamic(array: Array) -> bool:
     return array.bytes is None
 
 
+def place(register: str) -> tuple[str, int]:
+    """The array that a register is in, and where there."""
+    numbered = re.fullmatch(r"([a-z]+)(\d+)", register)
+    return (numbered[1], int(numbered[2])) if numbered else (register, 0)
+
+
+def variable(register: str) -> str:
+    """A register as a C expression."""
+    return "{}[{}]".format(*place(register))
+
+
 def read(operand: str, type: str, names: Names) -> str:
     """The value of `operand` as `type`: a C expression. Raises UnknownPTX."""
     if operand.startswith("!"):
         return f"!{read(operand[1:], type, names)}"
     if operand.startswith("%") and (register := operand[1:]) in names.registers:
-        return _converted(register, names.registers[register], type)
+        return _converted(variable(register), names.registers[register], type)
     if found := re.fullmatch(r"0[fF]([0-9A-Fa-f]{8})", operand):
         return f"as_float(0x{found[1]}u)" if type == "f32" else f"0x{found[1]}u"
     if re.fullmatch(r"-?\d+|0[xX][0-9A-Fa-f]+U?", operand):
@@ -79,7 +90,7 @@ def write(operand: str, type: str, value: str, names: Names) -> str:
     own = names.registers.get(operand.removeprefix("%"))
     if own is None:
         raise UnknownPTX(f"destination {operand!r}")
-    register = operand[1:]
+    register = variable(operand[1:])
     if (own == "f32") == (type == "f32"):
         return f"{register} = {value};"
     return f"{register} = as_{'bits' if type == 'f32' else 'float'}({value});"

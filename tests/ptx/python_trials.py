@@ -8,7 +8,7 @@ from typing import Any
 
 from helpers.pairwise import every_pair
 from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_SHAPES, gpu_case
-from ptx.trials import Trial
+from ptx.trials import MANY_SPANS, Trial
 
 from dilkit import Pattern
 from dilkit.backends.numba.tilings import TABLE
@@ -42,10 +42,11 @@ def listed(backend: str) -> Iterator[Trial]:
 
 
 def steps() -> Iterator[Trial]:
-    """Every two of dtypes, shapes and biases."""
+    """Every two of dtypes, shapes and biases; many spans."""
     rows = [row.values for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES) if not row.marks]
     for at, row in enumerate(rows):
         yield Trial("steps", OTHERS["triton"] if at % 4 == 3 else AMPERE, replace(gpu_case(*row), seed=at), backend="triton")
+    yield from (Trial("steps", capability, MANY_SPANS, backend="triton") for capability in (AMPERE, OTHERS["triton"]))
 
 
 def every_trial() -> list[Trial]:

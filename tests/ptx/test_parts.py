@@ -124,6 +124,10 @@ def test_every_rule_says_what_it_follows() -> None:
 
 
 MEANINGS = {
+    "mov.u32 %r2, %r7;": lambda x, t: 0xDEADBEEF,
+    "cvt.u32.u16 %r2, %rs3;": lambda x, t: 0xDEAD,
+    "mov.b32 %r2, %f3;": lambda x, t: 0x7FC00000,
+    "selp.b32 %r2, 5, 6, %p1;": lambda x, t: 5,
     "sub.s32 %r2, %r1, %r2;": lambda x, t: t - x,
     "mul.hi.u32 %r2, %r2, 0xF0000000;": lambda x, t: x * 0xF0000000 >> 32,
     "shl.b32 %r2, %r2, %r1; shr.s32 %r2, %r2, 40;": lambda x, t: -(x << t >> 31 & 1),

@@ -57,6 +57,19 @@ def test_a_fence_between_blocks_is_needed() -> None:
 
 
 @slow
+@pytest.mark.parametrize("place", [4, 10, 11])
+def test_blocks_of_a_step_wait_for_all_threads_of_others(place: int) -> None:
+    """What they leave, and how far they are, is written when all have come: not while others of the block, or a merge, read."""
+    assert "race" in caught(Mutation("attend_stored", "barrier", place, 12))
+
+
+@slow
+@pytest.mark.parametrize("kernel", ["mma_forward", "mma_dquery", "mma_dkeyvalue"])
+def test_copies_have_come_before_a_tile_without_keys_ends(kernel: str) -> None:
+    assert "under way" in caught(Mutation(kernel, "wait for one group less", 2, 3))
+
+
+@slow
 def test_a_block_may_begin_when_others_have_ended() -> None:
     assert "leaves its counter" in caught(Mutation("mma_forward", "counter", 0, 2))
 

@@ -18,7 +18,7 @@ from ptx.launcher import Options, PTXError
 from ptx.parse import UnknownPTX
 from ptx.rounding import MEASURED, measured
 
-from dilkit import register_backend, unregister_backend
+from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backends.tiles.backend import StepBackend, TiledBackend
 from dilkit.device import Capability
 from dilkit.testing.conformance import check
@@ -30,6 +30,9 @@ STEP_BLOCKS = 5
 
 WAITING = 25
 """So many times as many turns of loops are taken by a step: its blocks wait for one another in loops."""
+
+MANY_SPANS = replace(gpu_case(("float32", ""), "many", ""), spans=300, most=6)
+"""More of them, and of writes, than a block has threads."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,16 @@ class Trial:
     backend: str = "cupy_raw"
 
     @property
+    def architecture(self) -> str:
+        return "sm_{}{}".format(*self.capability)
+
+    @property
+    def case_name(self) -> str:
+        return self.case.name if isinstance(self.case, Case) else str(self.case)
+
+    @property
     def name(self) -> str:
-        case = self.case.name if isinstance(self.case, Case) else str(self.case)
-        return f"{self.backend} {self.listed} {'sm_{}{}'.format(*self.capability)}{' rounded' * self.rounded} {case}"
+        return f"{self.backend} {self.listed} {self.architecture}{' rounded' * self.rounded} {self.case_name}"
 
 
 @dataclass(frozen=True)
@@ -85,11 +95,12 @@ def of(runs: list[tuple[Capability, Case]]) -> list[Case]:
 
 
 def steps() -> Iterator[Trial]:
-    """Every two of dtypes, shapes and biases."""
+    """Every two of dtypes, shapes and biases; many spans."""
     rows = [row.values for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES) if not row.marks]
     for at, row in enumerate(rows):
         case = replace(gpu_case(*row), seed=at)
         yield Trial("steps", CAPABILITIES[at % len(CAPABILITIES)], case, rounded=at % 2 == 1)
+    yield from (Trial("steps", capability, MANY_SPANS) for capability in CAPABILITIES)
 
 
 def rounded() -> Iterator[Trial]:
@@ -105,8 +116,8 @@ def every_trial() -> list[Trial]:
 
 
 def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
-    """Over several groups; over tiles that are full; packed. The first row, which is read where nothing should be, is NaN: what
-    the mask ignores, and whole sequences."""
+    """Over several groups; over tiles that are full; packed; with rows that no head keeps. The first row, which is read where
+    nothing should be, is NaN: what the mask ignores, and whole sequences."""
     fields: dict[str, Any] = dict(variant=str(head_dim), batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype)
     (groups, seq), (tall, long) = PATTERNS.values()
     masked: dict[str, Any] = dict(mask="left", values="ignored NaN")
@@ -114,12 +125,13 @@ def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
         Case(feature="groups", pattern=groups, seq=seq, is_causal=True, **masked, **fields),
         Case(feature="tall", pattern=tall, seq=long, **masked, **fields),
         Case(feature="packed", pattern=groups, seq=seq, lengths=(70, 150, 80), is_causal=True, poisoned=True, **fields),
+        Case(feature="kept by none", pattern=Pattern([60, 90], [3, 5]), seq=100, **fields),
     )
     return tuple(Trial("small", (8, 0), case) for case in cases)
 
 
 TENSOR, PAIRS, SINGLE = small(32, "bfloat16"), small(128, "bfloat16"), small(32, "float32")
-STEP = (Trial("steps", (8, 0), gpu_case(("float32", ""), "grouped", "coordinates")),)
+STEP = tuple(Trial("steps", (8, 0), case) for case in (gpu_case(("float32", ""), "grouped", "coordinates"), MANY_SPANS))
 """Of all kernels between them."""
 
 

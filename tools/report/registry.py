@@ -26,6 +26,8 @@ from dilkit.tools.bench.overhead import document as overhead
 from dilkit.tools.bench.overhead.record import OverheadResult
 from dilkit.tools.bench.patterns import document as patterns
 from dilkit.tools.bench.patterns.record import PatternsResult
+from dilkit.tools.bench.ptx import document as ptx
+from dilkit.tools.bench.ptx.record import PTXResult
 from dilkit.tools.bench.published import document as published
 from dilkit.tools.bench.published.record import PublishedResult
 from dilkit.tools.bench.ranks import document as ranks
@@ -82,6 +84,7 @@ KINDS = {
         (LlamaDemoResult, llama_demo),
         (RanksDemoResult, ranks_demo),
         (KernelsResult, kernels),
+        (PTXResult, ptx),
         (CostsResult, costs),
         (FinetuneResult, finetuning),
     )

@@ -12,7 +12,7 @@ from dilkit.tools.results.file import read_json
 NOTHING = "Nothing has been measured for this version yet."
 MOST_ROWS = 24
 """Of a table that stands on docs/measurements.md beside a link to the whole."""
-PAGES = {"costs": "../gpu-costs.md"}
+PAGES = {"costs": "../gpu-costs.md", "ptx": "../gpu-kernels.md"}
 """Of results whose page is not beside them."""
 
 
@@ -49,10 +49,10 @@ def _shown(path: Path) -> str:
     return "\n\n".join([*parts, f"All measurements: [{page.name}]({os.path.relpath(page, path.parents[1])})"])
 
 
-def whole(folder: Path, name: str) -> str:
-    """The whole document of the result `name`."""
+def whole(folder: Path, name: str, level: int = 2) -> str:
+    """The whole document of the result `name`, its tables under headings of this level."""
     path = folder / f"{name}.json"
-    return document_markdown(registry.document_of(path)) if path.exists() else NOTHING
+    return document_markdown(registry.document_of(path), level=level) if path.exists() else NOTHING
 
 
 def gpu_suites(folder: Path) -> str:

@@ -37,7 +37,7 @@ from dilkit.tools.site.order_figures import locality_table
 from dilkit.tools.site.pattern_gallery import draw_gallery, gallery_table
 from dilkit.tools.site.picks import kind_table, own_backends, pick_table
 from dilkit.tools.site.slide_picture import draw_slide
-from dilkit.tools.site.status import on_gpus, status
+from dilkit.tools.site.status import executed, on_gpus, status
 from dilkit.tools.site.support import call_table, form_table, support_table
 
 BLOCK = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
@@ -216,6 +216,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "command-line": command_help,
     "costs": kernel_costs,
     "environment": environment_table,
+    "executed": executed,
     "families": family_table,
     "history": history.history,
     "figures": lambda root: figures.summary(root / "docs" / "results"),
@@ -230,6 +231,7 @@ GENERATORS: dict[str, Callable[[Path], str]] = {
     "on-gpus": on_gpus,
     "peers": peer_table,
     "picks": pick_table,
+    "ptx": lambda root: figures.whole(root / "docs" / "results", "ptx", level=4),
     "status": status,
     "support": lambda root: support_table(own_backends()),
     "suite-gpu": lambda root: figures.gpu_suites(root / "docs" / "results"),

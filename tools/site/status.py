@@ -9,6 +9,7 @@ from dilkit.selection.preference_table import ON_GPUS
 from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.report import registry
 from dilkit.tools.results.record import Result
+from dilkit.tools.site.figures import NOTHING
 
 SYSTEMS = (
     "dilkit is developed and tested on Linux on x86-64. For aarch64 the C kernel ran under an emulator; on macOS and Windows "
@@ -34,6 +35,14 @@ def status(root: Path) -> str:
 def on_gpus(root: Path) -> str:
     """What `dilkit info` says of GPUs, a paragraph each."""
     return "\n\n".join(ON_GPUS)
+
+
+def executed(root: Path) -> str:
+    """What has been executed of the kernels for GPUs, without one."""
+    path = root / "docs" / "results" / "ptx.json"
+    sentence = registry.sentence_of(path) if path.exists() else NOTHING
+    link = "[What has been executed](docs/gpu-kernels.md#what-has-been-executed)"
+    return f"{sentence} {link} leaves out machine code, and `triton` in half precision from 9.0 on."
 
 
 def measured_on(root: Path) -> str:

@@ -47,10 +47,11 @@ class Rule:
     says: str
     c: Callable[[Use], str]
 
-    def use(self, instruction: Instruction, names: Names) -> Use | None:
-        """Its use for an instruction; None if it does not serve it."""
+    def use(self, instruction: Instruction, names: Names) -> Use:
+        """Its use for an instruction, whose opcode it has."""
         found = re.fullmatch(self.opcode, instruction.opcode)
-        return Use(instruction, found.groupdict(), names) if found else None
+        assert found, instruction
+        return Use(instruction, found.groupdict(), names)
 
 
 def value(opcode: str, section: str, says: str, types: str, c: str, counts: str = "") -> Rule:

@@ -30,7 +30,7 @@ static void complete(Thread *t, const Copy *copy, int line) {
 }
 
 /* Copies `bytes` and fills up with zeros, to `size`, which is `least` or more. */
-static void copy_async(uint32_t to, uint64_t from, int size, int bytes, int least, int line) {
+CALLED void copy_async(uint32_t to, uint64_t from, int size, int bytes, int least, int line) {
     Thread *t = machine.current;
     if (size < least || size > MOST_COPIED || size & (size - 1) || bytes < 0 || bytes > size)
         fail(line, "copies %d bytes of %d: it is of %d or more, a power of 2, at most %d", bytes, size, least, MOST_COPIED);
@@ -49,10 +49,10 @@ static void copy_async(uint32_t to, uint64_t from, int size, int bytes, int leas
         bring(t, &t->copies[t->begun - 1]);
 }
 
-static void copies_commit(void) { machine.current->group++; }
+CALLED void copies_commit(void) { machine.current->group++; }
 
 /* Waits until at most the `pending` last groups of the thread are under way. */
-static void copies_wait(int pending, int line) {
+CALLED void copies_wait(int pending, int line) {
     Thread *t = machine.current;
     while (t->done < t->begun && t->copies[t->done].group < t->group - pending)
         complete(t, &t->copies[t->done++], line);

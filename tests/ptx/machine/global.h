@@ -4,6 +4,8 @@
      of its block       a barrier lies between
      of another block   the writer, or a thread that it has met since, has fenced, and the reader, or one that it has met, after that
 
+   A thread that writes what one of another block has read last comes after that in the same way, or the read has come too early.
+
    (PTX: Memory Consistency Model, Fence-SC Order. membar.gl is fence.sc from sm_70 on, and fences of that kind are in one order, here
    that of time; what two blocks say to each other by atomic operations puts the fences before and after them in this order. An atomic
    operation that releases fences before it; one that acquires does so after it, as far as the last release at its place.) Atomic
@@ -18,14 +20,18 @@
 typedef enum { READ, ATOMIC_READ, WRITE, ATOMIC } Access;
 enum { ACQUIRES = 1, RELEASES = 2, PLACES = 64 }; /* Of orders of atomic operations, and where there may be some. */
 
-/* Who wrote a byte last. */
+/* Who wrote a byte last, or read it; nobody where `line` is 0. */
 typedef struct {
-    uint64_t address;
     int64_t time;
     uint32_t meeting, warp_meeting;
     int32_t block, line;
     int16_t thread, is_atomic;
-} Writer;
+} Accessed;
+
+typedef struct {
+    uint64_t address;
+    Accessed written, read;
+} Byte;
 
 /* When an atomic operation last released at a place. */
 typedef struct {
@@ -34,33 +40,32 @@ typedef struct {
 } Released;
 
 static struct {
-    Writer *table;
+    Byte *table;
     uint64_t size, used;
     const Range *last[2]; /* What was read, and written. */
     Released released[PLACES];
 } global;
 
-static Writer *writer_of(Writer *table, uint64_t size, uint64_t address) {
+static Byte *byte_of(Byte *table, uint64_t size, uint64_t address) {
     uint64_t at = address * 0x9E3779B97F4A7C15ull >> 20 & (size - 1);
     while (table[at].address && table[at].address != address)
         at = (at + 1) & (size - 1);
     return &table[at];
 }
 
-static void grow_writers(void) {
+static void grow_bytes(void) {
     uint64_t size = global.size ? global.size * 2 : 1 << 12;
-    Writer *table = calloc(size, sizeof *table);
+    Byte *table = calloc(size, sizeof *table);
     for (uint64_t i = 0; i < global.size; i++)
         if (global.table[i].address)
-            *writer_of(table, size, global.table[i].address) = global.table[i];
+            *byte_of(table, size, global.table[i].address) = global.table[i];
     free(global.table);
     global.table = table, global.size = size;
 }
 
-static void forget_writers(void) {
+static void forget_bytes(void) {
     free(global.table);
     memset(&global, 0, sizeof global);
-    grow_writers();
 }
 
 /* The first fence of a block after a time. */
@@ -76,7 +81,7 @@ static const Fence *fence_after(const Block *block, int64_t time) {
     return block->fences + low;
 }
 
-static int is_published(const Writer *writer, int64_t until) {
+static int is_published(const Accessed *writer, int64_t until) {
     const Block *block = &machine.blocks[writer->block];
     const Fence *end = block->fences + block->fence_count;
     for (const Fence *f = fence_after(block, writer->time); f < end && f->time <= until; f++)
@@ -85,7 +90,7 @@ static int is_published(const Writer *writer, int64_t until) {
     return 0;
 }
 
-static int comes_after(const Writer *writer, const Thread *t) {
+static int comes_after(const Accessed *writer, const Thread *t) {
     if (writer->block != t->block->index)
         return is_published(writer, t->fenced);
     if (writer->thread == t->index || writer->meeting != t->block->meeting)
@@ -95,28 +100,40 @@ static int comes_after(const Writer *writer, const Thread *t) {
 }
 
 /* Whether an access needs no order after the last one. `is_same`: it writes what is there. */
-static int is_free(const Writer *writer, Access access, int is_same, int line) {
+static int is_free(const Accessed *writer, Access access, int is_same, int line) {
     if (access == ATOMIC || access == ATOMIC_READ)
         return writer->is_atomic;
     return access == WRITE && is_same && writer->line == line && writer->block == machine.current->block->index;
 }
 
-static void check_writers(const Range *range, uint64_t at, int bytes, Access access, int is_same, int line) {
+static void fail_access(const Range *range, uint64_t byte, const Accessed *before, const char *does, const char *done, int line) {
+    fail(line, "race: it %s byte %llu of %s, which thread %d of block %d has %s", does, (unsigned long long)(byte - range->low),
+         range->name, before->thread, before->block, done);
+}
+
+static void check_byte(Byte *byte, const Range *range, Access access, int is_same, int line) {
     Thread *t = machine.current;
+    const Accessed *written = &byte->written, *read = &byte->read;
+    int is_write = access >= WRITE, is_atomic = access == ATOMIC || access == ATOMIC_READ;
+    if (written->line && !comes_after(written, t) && !is_free(written, access, is_same, line))
+        fail_access(range, byte->address, written, is_write ? "writes" : "reads", "written", line);
+    if (is_write && read->line && read->block != t->block->index && !comes_after(read, t) && !(is_atomic && read->is_atomic))
+        fail_access(range, byte->address, read, "writes", "read", line);
+    uint32_t warp_meeting = t->block->warp_meeting[t->index / WARP];
+    *(is_write ? &byte->written : &byte->read) =
+        (Accessed){machine.time, t->block->meeting, warp_meeting, t->block->index, line, (int16_t)t->index, is_atomic};
+}
+
+static void check_bytes(const Range *range, uint64_t at, int bytes, Access access, int is_same, int line) {
     if (range->constant || !strcmp(range->name, "counter"))
         return;
-    for (uint64_t byte = at; byte < at + bytes; byte++) {
+    for (uint64_t address = at; address < at + bytes; address++) {
         if (global.used * 2 >= global.size)
-            grow_writers();
-        Writer *writer = writer_of(global.table, global.size, byte);
-        if (writer->address && !comes_after(writer, t) && !is_free(writer, access, is_same, line))
-            fail(line, "race: it %s byte %llu of %s, which thread %d of block %d has written", access >= WRITE ? "writes" : "reads",
-                 (unsigned long long)(byte - range->low), range->name, writer->thread, writer->block);
-        if (access < WRITE)
-            continue;
-        global.used += !writer->address;
-        *writer = (Writer){byte, machine.time, t->block->meeting, t->block->warp_meeting[t->index / WARP], t->block->index, line,
-                           (int16_t)t->index, access == ATOMIC};
+            grow_bytes();
+        Byte *byte = byte_of(global.table, global.size, address);
+        global.used += !byte->address;
+        byte->address = address;
+        check_byte(byte, range, access, is_same, line);
     }
 }
 
@@ -146,20 +163,20 @@ static void *global_bytes_at(uint64_t at, int bytes, int is_write, int line) {
 static const void *global_place(uint64_t at, int bytes, int line) {
     const void *place = global_bytes_at(at, bytes, 0, line);
     if (machine.launch.checked)
-        check_writers(global.last[0], at, bytes, READ, 0, line);
+        check_bytes(global.last[0], at, bytes, READ, 0, line);
     return place;
 }
 
-static const void *global_load(uint64_t at, int bytes, int line) {
+CALLED const void *global_load(uint64_t at, int bytes, int line) {
     COUNT(GLOBAL_LOADED, bytes);
     return global_place(at, bytes, line);
 }
 
-static void global_store(uint64_t at, const void *value, int bytes, int line) {
+CALLED void global_store(uint64_t at, const void *value, int bytes, int line) {
     void *place = global_bytes_at(at, bytes, 1, line);
     COUNT(GLOBAL_STORED, bytes);
     if (machine.launch.checked)
-        check_writers(global.last[1], at, bytes, WRITE, !memcmp(place, value, bytes), line);
+        check_bytes(global.last[1], at, bytes, WRITE, !memcmp(place, value, bytes), line);
     memcpy(place, value, bytes);
 }
 
@@ -175,7 +192,7 @@ static Fence *note_fence(void) {
     return made;
 }
 
-static void fence(void) { machine.current->fenced = note_fence()->time; }
+CALLED void fence(void) { machine.current->fenced = note_fence()->time; }
 
 static Released *released_at(uint64_t at, int line) {
     for (int i = 0; i < PLACES; i++)
@@ -190,7 +207,7 @@ static void *atomic_place(uint64_t at, Access access, int order, int line) {
     Thread *t = machine.current;
     void *place = global_bytes_at(at, 4, access == ATOMIC, line);
     if (machine.launch.checked)
-        check_writers(global.last[access == ATOMIC], at, 4, access, 0, line);
+        check_bytes(global.last[access == ATOMIC], at, 4, access, 0, line);
     COUNT(ATOMICS, 1);
     loop(ATOMIC_LOOPS, line);
     machine.has_yielded = 1;
@@ -205,21 +222,21 @@ static void *atomic_place(uint64_t at, Access access, int order, int line) {
     return place;
 }
 
-static uint32_t atomic_load(uint64_t at, int order, int line) { return *(uint32_t *)atomic_place(at, ATOMIC_READ, order, line); }
+CALLED uint32_t atomic_load(uint64_t at, int order, int line) { return *(uint32_t *)atomic_place(at, ATOMIC_READ, order, line); }
 
-static uint32_t atomic_add_u32(uint64_t at, uint32_t amount, int order, int line) {
+CALLED uint32_t atomic_add_u32(uint64_t at, uint32_t amount, int order, int line) {
     uint32_t *place = atomic_place(at, ATOMIC, order, line), before = *place;
     *place += amount;
     return before;
 }
 
-static uint32_t atomic_or_b32(uint64_t at, uint32_t bits, int order, int line) {
+CALLED uint32_t atomic_or_b32(uint64_t at, uint32_t bits, int order, int line) {
     uint32_t *place = atomic_place(at, ATOMIC, order, line), before = *place;
     *place |= bits;
     return before;
 }
 
-static float atomic_add_f32(uint64_t at, float amount, int order, int line) {
+CALLED float atomic_add_f32(uint64_t at, float amount, int order, int line) {
     float *place = atomic_place(at, ATOMIC, order, line), before = *place;
     *place += amount;
     return before;

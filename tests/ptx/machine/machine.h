@@ -13,12 +13,12 @@
 #include "copies.h"
 #include "warp.h"
 
-static void kernel(void);
-static int64_t static_shared_bytes(void);
-static int64_t parameter_bytes(void);
+void kernel(void);
+int64_t static_shared_bytes(void);
+int64_t parameter_bytes(void);
 
 /* ld.param: the address is that of the machine. */
-static const void *param_load(uint64_t at, int bytes, int line) {
+CALLED const void *param_load(uint64_t at, int bytes, int line) {
     uint64_t low = (uint64_t)machine.parameters;
     if (at < low || at + bytes > low + parameter_bytes() || (at - low) % bytes)
         fail(line, "%d bytes of parameters at %lld", bytes, (long long)(at - low));
@@ -28,15 +28,15 @@ static const void *param_load(uint64_t at, int bytes, int line) {
 /* Addresses of shared memory among generic ones (PTX: Addresses as Operands, Generic Addressing). */
 #define SHARED_WINDOW 0x7000000000000000ull
 
-static const void *generic_load(uint64_t at, int bytes, int line) {
+CALLED const void *generic_load(uint64_t at, int bytes, int line) {
     return at >> 56 == SHARED_WINDOW >> 56 ? shared_load((uint32_t)at, bytes, line) : global_load(at, bytes, line);
 }
 
-static void generic_store(uint64_t at, const void *value, int bytes, int line) {
+CALLED void generic_store(uint64_t at, const void *value, int bytes, int line) {
     (at >> 56 == SHARED_WINDOW >> 56 ? shared_store : global_store)(at & ~SHARED_WINDOW, value, bytes, line);
 }
 
-static void barrier(uint32_t number, int line) {
+CALLED void barrier(uint32_t number, int line) {
     Thread *t = machine.current;
     if (number)
         fail(line, "barrier %u: only barrier 0 is known", number);
@@ -224,14 +224,14 @@ static void run_blocks(void) {
 }
 
 /* Runs a launch with these parameters. Returns 0, or 1 with a text in `error`. */
-int ptx_launch(const void *parameters, const Launch *launch) {
+CALLED __attribute__((visibility("default"))) int ptx_launch(const void *parameters, const Launch *launch) {
     memset(&machine, 0, sizeof machine);
     machine.launch = *launch, machine.parameters = parameters, machine.loops = launch->loops;
     machine.random = launch->seed * 0x9E3779B97F4A7C15ull + 88172645463325252ull;
     machine.shared_bytes = static_shared_bytes() + launch->dynamic_bytes;
     machine.blocks = calloc(launch->blocks, sizeof(Block));
     machine.resident = calloc(launch->resident, sizeof(Block *));
-    forget_writers();
+    grow_bytes();
     begin_counts(launch->blocks);
     run_blocks();
     for (int i = 0; i < launch->resident; i++)
@@ -240,6 +240,7 @@ int ptx_launch(const void *parameters, const Launch *launch) {
     for (int i = 0; i < machine.begun; i++)
         free(machine.blocks[i].fences);
     end_counts(launch->blocks);
+    forget_bytes();
     free(machine.blocks), free(machine.resident);
     return machine.failed;
 }

@@ -71,12 +71,12 @@ static void *shared_place(uint64_t at, int bytes, int is_write, int line) {
     return place;
 }
 
-static const void *shared_load(uint64_t at, int bytes, int line) {
+CALLED const void *shared_load(uint64_t at, int bytes, int line) {
     note_shared(at, bytes, line);
     return shared_place(at, bytes, 0, line);
 }
 
-static void shared_store(uint64_t at, const void *value, int bytes, int line) {
+CALLED void shared_store(uint64_t at, const void *value, int bytes, int line) {
     void *place = shared_bytes_at(at, bytes, line);
     note_shared(at, bytes, line);
     if (machine.launch.checked)

@@ -13,6 +13,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <wchar.h>
+
+/* What kernels call is compiled by itself, without KERNEL, and linked to each of them, which knows it by name alone. */
+#ifdef KERNEL
+#define CALLED extern inline __attribute__((gnu_inline))
+#else
+#define CALLED
+#endif
 
 enum { WARP = 32, MAX_WARPS = 32, MESSAGE = 900, STACK_BYTES = 1 << 20 };
 /* An atomic operation is as many turns of a loop. */
@@ -91,7 +99,7 @@ struct Block {
     int fence_count, fence_capacity;
 };
 
-static struct {
+typedef struct {
     Launch launch;
     const uint8_t *parameters;
     Block *blocks, **resident;
@@ -101,7 +109,9 @@ static struct {
     int64_t time, loops;
     int64_t shared_bytes;
     int begun, failed, has_yielded;
-} machine;
+} Machine;
+
+extern Machine machine;
 
 static uint32_t draw(void) {
     machine.random ^= machine.random << 13, machine.random ^= machine.random >> 7, machine.random ^= machine.random << 17;
@@ -126,7 +136,7 @@ __attribute__((noinline, format(printf, 2, 3))) static void fail(int line, const
 }
 
 /* Before a branch to an earlier line, or an atomic operation, for which others may wait. */
-static inline void loop(int turns, int line) {
+CALLED void loop(int turns, int line) {
     if ((machine.loops -= turns) < 0)
         fail(line, "loops for ever");
 }

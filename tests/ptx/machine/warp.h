@@ -108,19 +108,19 @@ static void let_meet(Thread *lanes) {
         lanes[i].state = READY;
 }
 
-static uint32_t warp_value(int kind, uint32_t x, uint32_t members, int line) {
+CALLED uint32_t warp_value(int kind, uint32_t x, uint32_t members, int line) {
     if (members != 0xffffffffu)
         fail(line, "membermask %x: only whole warps are known", members);
     machine.current->in[0] = x;
     return with_warp(kind, line, 0, 0)->out[0];
 }
 
-static uint32_t shuffle(int kind, uint32_t x, uint32_t b, uint32_t c, uint32_t members, int line) {
+CALLED uint32_t shuffle(int kind, uint32_t x, uint32_t b, uint32_t c, uint32_t members, int line) {
     machine.current->in[1] = b, machine.current->in[2] = c;
     return warp_value(kind, x, members, line);
 }
 
-static const uint32_t *ldmatrix(int count, int is_transposed, uint32_t at, int line) {
+CALLED const uint32_t *ldmatrix(int count, int is_transposed, uint32_t at, int line) {
     Thread *t = machine.current;
     t->in[0] = at;
     if (t->index % WARP < count * 8)
@@ -129,9 +129,9 @@ static const uint32_t *ldmatrix(int count, int is_transposed, uint32_t at, int l
 }
 
 /* The address and the registers are in `in`. */
-static void stmatrix(int count, int is_transposed, int line) { with_warp(STORE_MATRICES, line, count, is_transposed); }
+CALLED void stmatrix(int count, int is_transposed, int line) { with_warp(STORE_MATRICES, line, count, is_transposed); }
 
 /* `registers` of A, B and C are in `in`. */
-static const uint32_t *mma(int depth, int is_bfloat, int line) { return with_warp(MULTIPLY, line, depth, is_bfloat)->out; }
+CALLED const uint32_t *mma(int depth, int is_bfloat, int line) { return with_warp(MULTIPLY, line, depth, is_bfloat)->out; }
 
 #endif

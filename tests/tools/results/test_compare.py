@@ -47,7 +47,7 @@ def noisy(median: float, count: int = 9, spread: float = 0.02) -> Samples:
 
 # Measurements
 
-UNTIMED = ("costs", "kernels", "demo-llama", "demo-ranks")
+UNTIMED = ("costs", "kernels", "ptx", "demo-llama", "demo-ranks")
 """Results without samples of times."""
 
 

@@ -84,8 +84,13 @@ def _limit(found: list[Bound]) -> str:
     return max(found, key=lambda bound: bound.seconds).limit
 
 
+def _digits(value: float) -> str:
+    """Three of them, without an exponent."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _milliseconds(found: list[Bound]) -> str:
-    return f"{seconds(found) * 1e3:.3g} {_limit(found)}" if found else ""
+    return f"{_digits(seconds(found) * 1e3)} {_limit(found)}" if found else ""
 
 
 def _passes(costs: list[KernelCost]) -> Table:
@@ -96,7 +101,7 @@ def _passes(costs: list[KernelCost]) -> Table:
             for who, found in zip((OURS, FLASH), both, strict=True):
                 cells = [*map(_milliseconds, found)]
                 rows += [(*map(str, problem), name, who, *cells)] if any(cells) else []
-            peaks = (f"{nominal(problem, card, name) * 1e3:.3g}" if bounds(costs, problem, card, roles) else "" for card in CARDS)
+            peaks = (_digits(nominal(problem, card, name) * 1e3) if bounds(costs, problem, card, roles) else "" for card in CARDS)
             rows.append((*map(str, problem), name, NOMINAL, *peaks))
     header = ("configuration", "head_dim", "dtype", "pass", "who", *(card.name for card in CARDS))
     note = "Of FlashAttention-2's gradients, loads from shared memory are not counted: its bounds are too low by as much."
@@ -109,7 +114,7 @@ def _kernels(costs: list[KernelCost]) -> Table:
         for cost in costs:
             if cost.architecture == card.architecture and cost.configuration == "A" and not cost.launch and _wanted(cost, card):
                 bound = bound_of(cost, card)
-                units = (f"{getattr(bound, unit) * 1e3:.3g}" for unit in UNITS)
+                units = (_digits(getattr(bound, unit) * 1e3) for unit in UNITS)
                 rows.append((card.name, cost.name, cost.dtype, str(cost.head_dim), *units, bound.limit))
     title = "Configuration A, the first launch of each kernel: milliseconds that each unit needs at least"
     return Table(title, ("card", "kernel", "dtype", "head_dim", *UNITS, "limit"), tuple(rows))
@@ -124,13 +129,13 @@ COUNTS = {
     "products": "TFLOP of products",
     "fma": "G fp32 FMA",
     "fp32": "G other fp32",
-    "special": "G special",
+    "special": "G special functions",
     "matrices": "M wavefronts of matrices",
-    "shared": "M others, at least",
-    "conflicts": "M more, by halves and quarters of a warp",
-    "shuffles": "M shuffles",
-    "barriers": "k barriers",
-    "memory": "GB of tensors",
+    "shared": "M wavefronts of other accesses, at least",
+    "conflicts": "M more of these, if 8 bytes a lane go by half a warp, 16 by a quarter",
+    "shuffles": "M shuffles of a warp",
+    "barriers": "k barriers of a block",
+    "memory": "GB of tensors, each row once",
 }
 SCALES = {"products": 1e12 / PRODUCT, "fma": 1e9, "fp32": 1e9, "special": 1e9, "barriers": 1e3, "memory": 1e9}
 
@@ -142,9 +147,9 @@ def _counts(costs: list[KernelCost]) -> Table:
         if cost.configuration == "A" and not cost.launch and _wanted(cost, card):
             numbers = (getattr(cost, name) / SCALES.get(name, 1e6) for name in COUNTS)
             requested = (cost.loaded + cost.copied) / 1e9, cost.stored / 1e9
-            shown = (f"{number:.3g}" for number in (*numbers, *requested))
+            shown = (_digits(number) for number in (*numbers, *requested))
             rows.append((card.name, cost.name, cost.dtype, str(cost.head_dim), *shown))
-    header = ("card", "kernel", "dtype", "head_dim", *COUNTS.values(), "GB requested", "GB written")
+    header = ("card", "kernel", "dtype", "head_dim", *COUNTS.values(), "GB that loads and copies ask for", "GB that stores write")
     return Table("Configuration A, the first launch of each kernel: what it issues", header, tuple(rows))
 
 
@@ -160,9 +165,17 @@ def _wholes(result: CostsResult) -> Table:
 def _rates() -> Table:
     rows = []
     for card in CARDS:
-        rates = f"{card.tensor / 1e12:.4g}" if card.tensor else "", f"{card.fp32 / 1e12:.3g}", f"{card.memory / 1e9:,.0f}"
+        rates = f"{card.tensor / 1e12:,.5g}" if card.tensor else "", f"{card.fp32 / 1e12:.3g}", f"{card.memory / 1e9:,.0f}"
         rows.append((card.name, card.architecture, *rates, f"{card.cycles / 1e9:.1f}", card.source))
-    header = ("card", "for", "TFLOP/s of tensor cores", "TFLOP/s of fp32", "GB/s", "G cycles/s of all multiprocessors", "source")
+    header = (
+        "card",
+        "for",
+        "TFLOP/s of tensor cores",
+        "TFLOP/s of fp32",
+        "GB/s",
+        "G cycles/s of all multiprocessors",
+        "source",
+    )
     return Table("Published rates", header, tuple(rows))
 
 
