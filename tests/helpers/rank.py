@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow, Strided, d
 from dilkit.comm import Comm, CommError, CommTimeout, MPIComm, PeerLost, TorchComm
 from dilkit.comm.transports.mpi import requests
 from dilkit.comm.transports.mpi.library import cuda_aware, loaded_library
+from dilkit.comm.transports.mpi.progress import threads_may_call_mpi
 
 TIMEOUT = 1.5
 """Seconds that ranks wait for one that does not answer."""
@@ -111,14 +113,19 @@ def crossing(first: Comm) -> None:
 
 def while_one_computes(comm: Comm) -> None:
     """Rank 0 calls nothing of the transport until all others have received long messages, of which it sends some too."""
-    folder = Path(comm.share(tempfile.mkdtemp().encode(), "a folder")[0].decode())
+    if isinstance(comm, MPIComm) and not threads_may_call_mpi():
+        return
+    folder = Path(comm.share(tempfile.mkdtemp().encode() if comm.rank == 0 else b"", "a folder")[0].decode())
     pending = comm.exchange(torch.zeros(comm.size, LONG_BYTES, dtype=torch.uint8), [1] * comm.size, [1] * comm.size, "long")
     arrived, gives_up = [folder / str(rank) for rank in range(1, comm.size)], time.monotonic() + LONG_TIMEOUT
     while comm.rank == 0 and not all(path.exists() for path in arrived) and time.monotonic() < gives_up:
         time.sleep(0.001)
     assert comm.rank or all(path.exists() for path in arrived), "long messages wait for a rank that computes"
     pending.wait()
-    (folder / str(comm.rank)).touch()
+    if comm.rank:
+        (folder / str(comm.rank)).touch()
+    else:
+        shutil.rmtree(folder)
 
 
 def packed(comm: Comm) -> None:
