@@ -70,6 +70,15 @@ def test_processes_conform(launcher: str, size: int, tmp_path: Path) -> None:
     assert_conforms(job, size)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+def test_a_program_may_end_mpi_itself(launcher: str, tmp_path: Path) -> None:
+    """Which the thread that calls MPI has to know."""
+    job = start(launcher, 2, tmp_path, "rank.py", "finalizes").finish()
+    assert job.code == 0, job
+    assert job.text.count("has ended MPI\n") == 2, job
+
+
 def test_one_process_without_mpirun_is_a_job_of_one_rank() -> None:
     job = alone("openmpi", "rank.py", "one_process").finish()
     assert job.code == 0, job

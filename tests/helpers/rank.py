@@ -128,6 +128,15 @@ def while_one_computes(comm: Comm) -> None:
         shutil.rmtree(folder)
 
 
+def finalizes(comm: MPIComm) -> None:
+    """Ends MPI itself, and lives on."""
+    from mpi4py import MPI
+
+    everyone(comm, "before the end")
+    MPI.Finalize()
+    say(f"rank {comm.rank} has ended MPI")
+
+
 def packed(comm: Comm) -> None:
     """Sequences that are packed, of which one is cut over all ranks: this rank's rows and gradients are those of the whole.
 
