@@ -39,7 +39,7 @@ static void N(attend_vectors)(
     int64_t start = first + low * N(LANES), stop = first + high * N(LANES) < end ? first + high * N(LANES) : end;
     if (from == to)
         return;
-    int unseen = s->column_position[to - 1] > s->slot_last[start] || s->column_position[from] < s->slot_first[stop - 1];
+    int unseen = !task->by_place && (s->column_position[to - 1] > s->slot_last[start] || s->column_position[from] < s->slot_first[stop - 1]);
     N(attend_tile)(task, start, stop - start, high - low, from, to, bias, unseen);
 }
 
@@ -128,9 +128,9 @@ static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_
         if (row < p->block_rows)
             *low = row < *low ? row : *low, *high = row > *high ? row : *high;
         if (p->bias != NO_BIAS)
-            N(place_row)(task, i, row < p->block_rows ? task->start + row : task->start, task->head + line % p->shared_heads);
+            N(place_row)(task, i, row < p->block_rows ? N(position)(task, row) : task->start, task->head + line % p->shared_heads);
         for (int n = 0; n < task->relations; n++)
-            N(relate_row)(&s->relation[n], task->phase == BACKWARD, i, row < p->block_rows ? task->start + row : task->start);
+            N(relate_row)(&s->relation[n], task->phase == BACKWARD, i, row < p->block_rows ? N(position)(task, row) : -1);
     }
 }
 
@@ -158,7 +158,7 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
         from = greater(from, task->start + low - task->before);
     if (task->after != UNBOUNDED)
         to = lesser(to, task->start + high + task->after + 1);
-    start_tiles(s->tiles, segments, task->runs ? task->runs : among, task->runs != 0, from, to);
+    start_tiles(s->tiles, segments, task->segments ? 0 : among, task->segments, from, to);
     if (p->mask && task->phase != BACKWARD)
         s->tiles->mask = p->mask + task->batch * p->mask_batch, s->tiles->mask_row = p->mask_row;
     s->tiles->runs = &p->runs, s->tiles->without = task->without[1];
@@ -167,10 +167,13 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
         for (int i = 0; i < count; i++) {
             int times = __builtin_popcountll(tile->set & lists[i].set);
             REAL bias = times <= 1 || p->once ? 0 : (REAL)log(times);
+            RowList list = lists[i];
+            while (task->by_place && times && i + 1 < count && (tile->set & lists[i + 1].set))
+                i++, list.count = lists[i].first + lists[i].count - list.first;
             if (times && few)
-                N(attend_few)(task, &lists[i], tile, bias);
+                N(attend_few)(task, &list, tile, bias);
             else if (times)
-                N(attend_row_list)(task, &lists[i], tile->count, bias);
+                N(attend_row_list)(task, &list, tile->count, bias);
         }
         if (task->phase == BACKWARD)
             N(add_columns_to_dq)(task, tile);
@@ -181,9 +184,8 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
 #include "branches.h"
 
 /* A block of keys through all query heads that share them. */
-static void N(attend_key_block)(Task *task, int64_t start) {
+static void N(attend_key_block)(Task *task) {
     int64_t group = task->p->heads / task->p->kv_heads;
-    N(start_block)(task, start);
     for (task->head = task->kv_head * group; task->head < (task->kv_head + 1) * group; task->head++) {
         task->column_head = task->head;
         N(attend_block)(task);
@@ -193,11 +195,16 @@ static void N(attend_key_block)(Task *task, int64_t start) {
 /* All key blocks of a chunk, against the queries of the chunk that it goes with. */
 static void N(attend_chunks)(Task *task, int64_t chunk) {
     const Problem *p = task->p;
-    int64_t start = chunk * p->chunk_rows, stop = start + p->chunk_rows < p->seq ? start + p->chunk_rows : p->seq;
+    int64_t block = chunk * p->chunk_blocks, end = lesser(block + p->chunk_blocks, p->blocks);
+    task->chunk = chunk;
     task->first_column = (chunk + p->shift) % p->chunks * p->chunk_rows;
-    task->last_column = task->first_column + p->chunk_rows < p->seq ? task->first_column + p->chunk_rows : p->seq;
-    for (; start < stop && !(p->causal && task->last_column <= start); start += p->block_rows)
-        N(attend_key_block)(task, start);
+    task->last_column = lesser(task->first_column + p->chunk_rows, p->seq);
+    for (; block < end; block++) {
+        N(start_block)(task, block);
+        if (p->causal && task->last_column <= task->start)
+            break;
+        N(attend_key_block)(task);
+    }
 }
 
 /* Tasks count blocks (or chunks) fastest, then heads, then batch. Under causality the last block has the most to do: the last blocks of
@@ -205,7 +212,7 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
 static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
     int by_key = phase == BACKWARD;
     int64_t shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;
-    int64_t parts = by_key ? p->chunks : (p->seq - p->first_row + p->block_rows - 1) / p->block_rows;
+    int64_t parts = by_key ? p->chunks : p->blocks;
     int64_t part = by_key ? chunk_of_task(p, index) : parts - 1 - index % parts, head = index / parts;
     if (p->causal && !by_key)
         part = parts - 1 - index / (heads * p->batch), head = index % (heads * p->batch);
@@ -213,7 +220,7 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
     N(start_task)(&task, scratch);
     if (by_key)
         return N(attend_chunks)(&task, part);
-    N(start_block)(&task, p->first_row + part * p->block_rows);
+    N(start_block)(&task, part);
     if (phase == DELTA)
         return N(compute_delta)(&task);
     N(attend_block)(&task);

@@ -8,7 +8,7 @@
 #ifndef DILKIT_NATIVE_BLOCKS_H
 #define DILKIT_NATIVE_BLOCKS_H
 
-#include "native.h"
+#include "bricks.h"
 
 enum {
     BLOCK_NUMBERS = 1 << 17, /* rows times dim of a block, at most: what the cache of a core holds */
@@ -42,14 +42,24 @@ static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_
     return segment < p->seq ? rows : round_up(rows, rows < SHORT_BLOCK_ROWS ? VECTOR_ROWS : p->row_step);
 }
 
+/* Blocks of about `wanted` rows, of so many numbers at most: their rows, at most, and how many there are. */
+static inline void cut_rows(const Problem *p, int64_t wanted, int64_t numbers, Bricks *bricks, int64_t *rows, int64_t *blocks) {
+    *bricks = (Bricks){{0}, {0}};
+    if (is_one_grid(p))
+        *bricks = choose_bricks(p, lesser(lesser(greater(wanted, SHORT_BLOCK_ROWS), p->most_block_rows), numbers / p->dim));
+    *rows = cells_of(bricks->sides), *blocks = cells_of(bricks->across);
+    if (!*rows)
+        *rows = choose_block_rows(p, wanted, numbers), *blocks = parts_of(p->seq - p->first_row, *rows);
+}
+
 /* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower, and the blocks of BACKWARD: as large as chunks, which are its
  * tasks, but for the scratch of a row, which is twice that of FORWARD. */
 static inline void choose_chunks(Problem *p) {
     int64_t wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
     wanted = lesser(greater(p->seq / p->least_chunk_rows, wanted), MAX_CHUNKS);
-    p->key_rows = choose_block_rows(p, parts_of(p->seq, wanted), BLOCK_NUMBERS / 2);
-    int64_t blocks = parts_of(p->seq, p->key_rows), per_chunk = parts_of(blocks, wanted);
-    p->chunks = parts_of(blocks, per_chunk), p->chunk_rows = per_chunk * p->key_rows;
+    cut_rows(p, parts_of(p->seq, wanted), BLOCK_NUMBERS / 2, &p->key_bricks, &p->key_rows, &p->key_blocks);
+    p->chunk_blocks = parts_of(p->key_blocks, wanted), p->chunks = parts_of(p->key_blocks, p->chunk_blocks);
+    p->chunk_rows = cells_of(p->key_bricks.sides) ? parts_of(p->seq, p->chunks) : p->chunk_blocks * p->key_rows;
 }
 
 /* A pair of a group is scored once; if each pair may count only once there is one group. The rows of a group are cut at every
@@ -95,18 +105,19 @@ static inline void share_heads(Problem *p) {
     if (heads_see_the_same(p))
         p->shared_heads = p->heads / p->kv_heads;
     p->block_rows = lesser(greater(p->block_rows / p->shared_heads, 1), p->seq - p->first_row);
+    p->blocks = parts_of(p->seq - p->first_row, p->block_rows);
 }
 
 /* The problem with the blocks of a phase. */
 static inline void take_phase(Problem *p, int phase) {
     if (phase == BACKWARD)
-        p->block_rows = p->key_rows;
+        p->block_rows = p->key_rows, p->blocks = p->key_blocks, p->bricks = p->key_bricks;
 }
 
 /* Everything that follows from the sizes and branches of a problem with at least one row. */
 static inline void choose_blocks(Problem *p) {
     p->shared_heads = 1;
-    p->block_rows = choose_block_rows(p, p->batch * p->heads * p->seq / MIN_TASKS, BLOCK_NUMBERS);
+    cut_rows(p, p->batch * p->heads * p->seq / MIN_TASKS, BLOCK_NUMBERS, &p->bricks, &p->block_rows, &p->blocks);
     choose_chunks(p);
     choose_branch_groups(p);
     p->relations = 0;

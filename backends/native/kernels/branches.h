@@ -3,17 +3,17 @@
  *     SEGMENTS   attend_segments       cell by cell, rows of a list by the set of branches that keep them
  *     BAND       attend_beyond         rows by their remainder, which see columns from a first to a last position
  *     RUNS       attend_runs           each run of rows with its runs of columns; rows in order, each with its own, together
- *     GRID       attend_neighborhood   patch by patch of the grid, each with the box around it (neighborhood.h)
+ *     GRID       attend_neighborhood   patch by patch of the grid, each with the cells around it (neighborhood.h)
  *                        |
  *                        v
  *                    row lists, Segments of columns  --->  attend_row_lists
  */
 
-/* Row x of the sequence goes into a list, once for each head that shares the block. */
-static void N(add_row)(const Task *task, RowList *list, int64_t x) {
+/* A row of the block goes into a list, once for each head that shares the block. */
+static void N(add_row)(const Task *task, RowList *list, int64_t row) {
     const int64_t heads = task->p->shared_heads;
     for (int64_t head = 0; head < heads; head++)
-        task->s.slot_line[list->first + list->count++] = (x - task->start) * heads + head;
+        task->s.slot_line[list->first + list->count++] = row * heads + head;
 }
 
 /* Fill a list with the spare line, up to as many rows as products take together; return the next free slot. */
@@ -33,7 +33,7 @@ static int64_t N(collect_rows)(const Task *task, int64_t start, int64_t stop, in
             list->set = *set;
         if (!*set || *set != list->set)
             continue;
-        N(add_row)(task, list, x);
+        N(add_row)(task, list, x - task->start);
         *set = 0;
     }
     return N(end_list)(task, list);
@@ -82,6 +82,11 @@ static void N(attend_segments)(const Task *task, uint64_t served) {
     }
 }
 
+/* Whether row x, which sees columns from x - before to x + after, sees any that are at hand. */
+static int N(reaches)(const Task *task, int64_t x) {
+    return x + task->after >= task->first_column && x - task->before < task->last_column;
+}
+
 /* A branch of BAND: the rows by their remainder modulo the rate, MAX_BRANCHES remainders at a time; bit i of a set is a remainder. */
 static void N(attend_band)(const Task *task, int64_t rate) {
     Segment segments[MAX_BRANCHES];
@@ -89,24 +94,40 @@ static void N(attend_band)(const Task *task, int64_t rate) {
     for (int64_t done = 0; done < lesser(rate, rows); done += MAX_BRANCHES) {
         int64_t count = lesser(lesser(rate, rows) - done, MAX_BRANCHES);
         for (int64_t i = 0; i < count; i++)
-            segments[i] = (Segment){(task->start + done + i) % rate, task->p->seq, rate};
+            segments[i] = (Segment){(task->start + done + i) % rate, task->p->seq, rate, 0};
         for (int64_t x = 0; x < rows; x++) {
-            int64_t i = x % rate - done;
-            task->s.branch_set[x] = i >= 0 && i < count && !N(hidden)(task, task->start + x) ? (uint64_t)1 << i : 0;
+            int64_t i = x % rate - done, row = task->start + x;
+            int seen = i >= 0 && i < count && N(reaches)(task, row) && !N(hidden)(task, row);
+            task->s.branch_set[x] = seen ? (uint64_t)1 << i : 0;
         }
         N(attend_rows)(task, segments, task->start, task->stop);
     }
 }
 
-/* Consecutive rows from `at` on that see a run of columns each, from `run` on: all columns at once, of which each row sees its own. */
+/* The rows start .. stop - 1 with some runs of columns. */
+static void N(attend_run)(Task *task, const Segment *runs, int64_t count, int64_t start, int64_t stop) {
+    task->segments = count;
+    for (int64_t x = start; count && x < stop; x++)
+        task->s.branch_set[x - start] = !N(hidden)(task, x);
+    if (count)
+        N(attend_rows)(task, runs, start, stop);
+    task->segments = 0;
+}
+
+/* Consecutive rows from `at` on that see a run of columns each, from `run` on: all columns at once, of which each row sees its own.
+ * Rows at either end that see none of those at hand take no part. */
 static void N(attend_rows_in_order)(Task *task, const RunTables *t, int64_t run, int64_t at, int64_t rows) {
-    task->intervals = &t->columns[t->first_columns[run]], task->interval_row = at;
-    Segment segment = {task->intervals[0][0], lesser(task->intervals[rows - 1][1], task->p->seq), 1};
-    task->runs = branches_overlapping(&segment, 1, task->first_column, task->last_column);
-    for (int64_t x = 0; task->runs && x < rows; x++)
-        task->s.branch_set[x] = !N(hidden)(task, at + x);
-    if (task->runs)
-        N(attend_rows)(task, &segment, at, at + rows);
+    const int64_t (*columns)[2] = &t->columns[t->first_columns[run]];
+    int64_t first = 0;
+    task->intervals = columns, task->interval_row = at;
+    while (first < rows && columns[first][1] <= task->first_column)
+        first++;
+    while (rows > first && columns[rows - 1][0] >= task->last_column)
+        rows--;
+    if (first < rows) {
+        const Segment segment = {columns[first][0], lesser(columns[rows - 1][1], task->p->seq), 1, 1};
+        N(attend_run)(task, &segment, 1, at + first, at + rows);
+    }
     task->intervals = NULL;
 }
 
@@ -125,18 +146,14 @@ static void N(attend_runs)(Task *task, const RunTables *t, int64_t table) {
             continue;
         }
         for (int64_t first = t->first_columns[run], end = t->first_columns[run + 1]; first < end; first += MAX_BRANCHES) {
-            int64_t count = lesser(end - first, MAX_BRANCHES);
-            for (int64_t i = 0; i < count; i++)
-                segments[i] = (Segment){t->columns[first + i][0], lesser(t->columns[first + i][1], task->p->seq), 1};
-            task->runs = branches_overlapping(segments, ~(uint64_t)0 >> (64 - count), task->first_column, task->last_column);
-            for (int64_t x = at; task->runs && x < stop; x++)
-                task->s.branch_set[x - at] = !N(hidden)(task, x);
-            if (task->runs)
-                N(attend_rows)(task, segments, at, stop);
+            int64_t count = 0;
+            for (int64_t i = first; i < lesser(end, first + MAX_BRANCHES); i++)
+                if (t->columns[i][0] < task->last_column && t->columns[i][1] > task->first_column)
+                    segments[count++] = (Segment){t->columns[i][0], lesser(t->columns[i][1], task->p->seq), 1, 1};
+            N(attend_run)(task, segments, count, at, stop);
         }
         at = stop;
     }
-    task->runs = 0;
 }
 
 /* How far a row sees: a query as far back and ahead as the branch says, under causality nothing ahead; a key the other way round. */
@@ -151,6 +168,7 @@ static void N(set_reach)(Task *task, int64_t b) {
         ahead = 0;
     int by_key = task->phase == BACKWARD;
     task->before = by_key ? ahead : back, task->after = by_key ? back : ahead;
+    task->by_place = task->own && !p->causal;
 }
 
 /* The part of a BAND that is at least `beyond` away: what is before a row, then what is behind it. */

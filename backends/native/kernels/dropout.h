@@ -55,13 +55,13 @@ static void N(keep_weights)(
 static void N(mask_tile)(const Task *task, int64_t first, int vectors, int64_t from, int64_t to) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
-    const ColumnTile *tile = s->tiles->returned;
+    const ColumnTile *tile = s->tiles->current;
     const Place place = place_of(p, task->batch, task->head);
     const int by_column = task->phase == BACKWARD;
     const int64_t row_step = place.step, of_row = by_column ? place.key : place.query, of_column = by_column ? place.query : place.key;
     int64_t rows[TILE_ROWS], columns[TILE_COLUMNS];
     for (int64_t r = 0; r < vectors * N(LANES); r++)
-        rows[r] = of_row + row_step * (task->start + N(row_of)(p, s->slot_line[first + r]));
+        rows[r] = of_row + row_step * N(position)(task, N(row_of)(p, s->slot_line[first + r]));
     for (int64_t k = 0; k < TILE_COLUMNS; k++)
         columns[k] = k >= from && k < to && k < tile->count ? of_column + row_step * tile->column[k] : 0;
     if (!by_column) {

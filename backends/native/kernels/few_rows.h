@@ -26,7 +26,7 @@ static void N(load_few)(const Task *task, int64_t slots) {
         if (line == N(lines)(p))
             continue;
         memset(to, 0, (size_t)task->padded_dim * sizeof(REAL));
-        R(load)(to, row_address(&task->row_tensor[0], task->batch, task->start + row, head), p->dim, p->dtype);
+        R(load)(to, row_address(&task->row_tensor[0], task->batch, N(position)(task, row), head), p->dim, p->dtype);
         memset(task->s.slot_sums[0] + i * task->padded_dim, 0, (size_t)task->padded_dim * sizeof(REAL));
     }
 }
@@ -140,8 +140,8 @@ static void N(attend_row)(const Task *task, int64_t slot, const ColumnTile *tile
 /* Place the columns of a tile, and ask for those of the next. */
 static void N(find_columns)(const Task *task, const ColumnTile *tile) {
     N(place_columns)(task, tile);
-    N(prefetch_columns)(task, 0, tile);
-    N(prefetch_columns)(task, 1, tile);
+    N(prefetch_columns)(task, 0);
+    N(prefetch_columns)(task, 1);
 }
 
 /* The rows of a list with what each sees of a tile. */

@@ -82,14 +82,4 @@ static inline int64_t position_in(const Axis axes[3], const Box *box, int64_t z,
            + (x * axes[2].step + box->residue[2]) * axes[2].inner;
 }
 
-/* The box of the columns that rows of a patch see. */
-static inline Box box_around(const Axis axes[3], const Box *patch, int by_key) {
-    Box box = *patch;
-    for (int d = 0; d < 3; d++) {
-        box.first[d] = neighbors(&axes[d], (Cell){patch->residue[d], patch->first[d]}, by_key).first;
-        box.last[d] = neighbors(&axes[d], (Cell){patch->residue[d], patch->last[d]}, by_key).last;
-    }
-    return box;
-}
-
 #endif

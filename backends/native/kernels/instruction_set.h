@@ -12,7 +12,7 @@
 #include "native.h"
 #include "repeats.h"
 #include "visibility.h"
-#include "grid.h"
+#include "patches.h"
 #include "load_store.h"
 
 #include <float.h>

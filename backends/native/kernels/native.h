@@ -12,14 +12,15 @@
  *     bands of rates that have a common divisor, a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h);
  *     against a cache, where rows are few, a task = the block of all query heads of one k/v head
  *
- * A block is up to `block_rows` consecutive rows. Tasks of a phase write to separate rows, and each computes the same whichever
- * thread runs it, so results do not depend on the number of threads.
+ * A block is up to `block_rows` consecutive rows, or a brick of a grid (bricks.h). Tasks of a phase write to separate rows, and each
+ * computes the same whichever thread runs it, so results do not depend on the number of threads.
  */
 #ifndef DILKIT_NATIVE_H
 #define DILKIT_NATIVE_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { MAX_BRANCHES = 64 };
 enum { FLOAT64, FLOAT32, BFLOAT16, FLOAT16 };
@@ -68,6 +69,11 @@ typedef struct {
     int64_t cut; /* whether edges cut neighborhoods off, which else move back from them */
 } Grid;
 
+/* Bricks of a grid, which are blocks: their sides, and how many there are along each; 0: blocks are consecutive rows. See bricks.h. */
+typedef struct {
+    int64_t sides[3], across[3];
+} Bricks;
+
 typedef struct {
     int64_t batch, seq, heads, kv_heads, dim;
     int64_t first_row; /* of each sequence: only rows from here on are computed; other than 0 in FORWARD only */
@@ -86,9 +92,11 @@ typedef struct {
     int64_t most_block_rows, row_step, least_chunk_rows;
     const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
-    int64_t block_rows, key_rows, groups; /* these eight are chosen by blocks.h; key_rows: of a block in BACKWARD */
+    int64_t block_rows, key_rows, groups; /* these twelve are chosen by blocks.h; key_rows: of a block in BACKWARD */
+    int64_t blocks, key_blocks;           /* how many, of a sequence */
+    Bricks bricks, key_bricks;
     int64_t relations; /* how many of them a branch needs, at most; see relation.h */
-    int64_t chunks, chunk_rows; /* of BACKWARD, see native_tasks */
+    int64_t chunks, chunk_blocks, chunk_rows; /* of BACKWARD, see native_tasks: blocks of keys of a chunk, and rows of one of queries */
     int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
     int64_t classes;       /* sequences that each sequence is cut into, of every so-many-th row, which see nothing of each other; 1: not cut */
@@ -153,7 +161,7 @@ static inline int64_t native_tasks(const Problem *problem, int phase) {
     if (phase == BACKWARD)
         return problem->batch * problem->kv_heads * problem->chunks;
     int64_t heads = problem->heads / problem->shared_heads;
-    return problem->batch * heads * ((problem->seq - problem->first_row + problem->block_rows - 1) / problem->block_rows);
+    return problem->batch * heads * problem->blocks;
 }
 
 /* The chunk of keys of a task of BACKWARD: tasks count chunks fastest, the last one first, then heads, then batch. */

@@ -1,101 +1,172 @@
-/* Neighborhoods on a grid: the rows of a block patch by patch, each with the box of columns around it. Included once for each KIND.
+/* Neighborhoods on a grid: the rows of a block patch by patch, each with the cells around it as columns. Included once for each KIND.
  *
- *     block of rows: cells of the grid       patch: a tile of rows                box: the cells that some row of the patch sees
+ *     block of rows, a box of patches at a time        columns around a box (patches.h)
  *
- *          . . x x x x x x x x                 +---+---+---+---+                    + - - - - +
- *          x x x x x x x x x x                 |   |   |   |   |                    | +---+   |     its lines are the segments from
- *          x x x x x x x x x x                 +---+---+---+---+                    | |   |   |     which next_tile takes columns
- *          x x x x . . . . . .                 |   |   |   |   |                    | +---+   |
- *                                              +---+---+---+---+                    + - - - - +
+ *          . . x x x x x x x x                         a tile has those that the same patches see: it is packed once for the box, and
+ *          x x x x x x x x x x      +---+---+          scored for no patch that sees nothing of it
+ *          x x x x x x x x x x      | 0 | 1 |
+ *          x x x x . . . . . .      +---+---+
  *
- * With a step, each residue class of cells is a grid of its own. What a row of the patch does not see of the box is masked
- * (relation.h). The shape of a patch is the one with the least to compute: of 48 rows in a plane, about 7 x 7.
+ * A patch is a row list, of as many rows as products take together. With a step, each residue class of cells is a grid of its own.
+ * What a row does not see of the columns around its patch is masked (relation.h). The shape of the patches, and how many are in a
+ * box, are those with the least to compute: of 16 rows in a plane, 4 x 4.
  */
 
-/* The rows of a patch that are in the block, as one list; return its slots. */
-static int64_t N(collect_patch)(const Task *task, const Axis axes[3], const Box *patch, RowList *list) {
-    *list = (RowList){.set = 1};
+/* The row of the block that is a cell of a patch, or -1. */
+static inline int64_t N(row_at)(const Task *task, const Axis axes[3], const Box *patch, int64_t z, int64_t y, int64_t x) {
+    const Brick *brick = &task->brick;
+    if (cells_of(task->p->bricks.sides)) {
+        const int64_t at[3] = {z, y, x};
+        int64_t row = 0;
+        for (int d = 0; d < 3; d++)
+            row = row * brick->sides[d] + at[d] * axes[d].step + patch->residue[d] - brick->first[d];
+        return row;
+    }
+    const int64_t position = position_in(axes, patch, z, y, x);
+    return position >= task->start && position < task->stop ? position - task->start : -1;
+}
+
+/* The rows of a patch that are in the block, as a list from the slot `first` on; return the next free slot. */
+static int64_t N(collect_patch)(const Task *task, const Axis axes[3], const Box *patch, int64_t first, RowList *list) {
+    *list = (RowList){.first = first};
     for (int64_t z = patch->first[0]; z <= patch->last[0]; z++)
         for (int64_t y = patch->first[1]; y <= patch->last[1]; y++)
             for (int64_t x = patch->first[2]; x <= patch->last[2]; x++) {
-                int64_t row = position_in(axes, patch, z, y, x);
-                if (row >= task->start && row < task->stop && !N(hidden)(task, row))
+                int64_t row = N(row_at)(task, axes, patch, z, y, x);
+                if (row >= 0 && !N(hidden)(task, N(position)(task, row)))
                     N(add_row)(task, list, row);
             }
     return N(end_list)(task, list);
 }
 
-/* A list of rows with some lines of the box around them. */
-static void N(attend_lines)(Task *task, const Segment *lines, int count, const RowList *list, int64_t slots) {
-    if (!count)
-        return;
-    task->runs = ~(uint64_t)0 >> (MAX_BRANCHES - count);
-    N(attend_row_lists)(task, lines, list, 1, slots);
-    task->runs = 0;
-}
-
-/* The rows of a patch with the box around it, MAX_BRANCHES of its lines at a time. */
-static void N(attend_patch)(Task *task, const Axis axes[3], const Box *patch) {
-    const Box box = box_around(axes, patch, task->phase == BACKWARD);
-    Segment lines[MAX_BRANCHES];
-    RowList list = {0};
+/* The patches of a box, a list each; return their slots. */
+static int64_t N(collect_box)(const Task *task, const Axis axes[3], const Box *box, const Cut *cut, RowList *lists) {
     int64_t slots = 0;
-    int count = 0;
-    for (int64_t z = box.first[0]; z <= box.last[0]; z++)
-        for (int64_t y = box.first[1]; y <= box.last[1]; y++) {
-            int64_t start = position_in(axes, &box, z, y, box.first[2]), stop = position_in(axes, &box, z, y, box.last[2]) + 1;
-            if (start >= task->last_column || stop <= task->first_column)
-                continue;
-            if (!slots && !(slots = N(collect_patch)(task, axes, patch, &list)))
-                return;
-            lines[count++] = (Segment){start, stop, axes[2].step};
-            if (count == MAX_BRANCHES)
-                N(attend_lines)(task, lines, count, &list, slots), count = 0;
-        }
-    N(attend_lines)(task, lines, count, &list, slots);
+    for (int64_t z = 0; z < cut->patches[0]; z++)
+        for (int64_t y = 0; y < cut->patches[1]; y++)
+            for (int64_t x = 0; x < cut->patches[2]; x++) {
+                const Box patch = patch_of(box, cut, z, y, x);
+                const int64_t list = list_of_patch(cut, z, y, x);
+                slots = N(collect_patch)(task, axes, &patch, slots, &lists[list]);
+                lists[list].set = (uint64_t)1 << list;
+            }
+    return slots;
 }
 
-/* What patches of such a shape cost, which cover so many cells: columns, each packed once and scored for some vectors of rows. */
-static int64_t N(cost_of_patches)(const Task *task, const Axis axes[3], const int64_t cells[3], const int64_t shape[3]) {
-    int64_t rows = task->p->shared_heads, columns = 1, patches = 1;
-    for (int d = 0; d < 3; d++) {
-        rows *= shape[d], patches *= parts_of(cells[d], shape[d]);
-        columns *= lesser(shape[d] + axes[d].kernel - 1, axes[d].longest);
+/* A box of patches, and the columns around it that have been found so far. */
+typedef struct {
+    const Axis *axes;
+    const Box *box;
+    const Cut *cut;
+    int64_t slots, count;
+    RowList lists[MAX_ROW_LISTS];
+    Segment segments[MAX_SEGMENTS];
+} N(Around);
+
+static void N(attend_around)(Task *task, N(Around) *around) {
+    const int64_t *patches = around->cut->patches;
+    if (!around->slots)
+        around->slots = N(collect_box)(task, around->axes, around->box, around->cut, around->lists);
+    task->segments = around->slots ? around->count : 0;
+    if (task->segments)
+        N(attend_row_lists)(task, around->segments, around->lists, (int)(patches[0] * patches[1] * patches[2]), around->slots);
+    task->segments = around->count = 0;
+}
+
+/* A line of columns, of which the lists `seeing` see those that they see on the last axis, `along`. */
+static void N(add_line)(Task *task, N(Around) *around, const Along *along, int64_t z, int64_t y, uint64_t seeing) {
+    const Axis *axis = &around->axes[2];
+    const int64_t line = position_in(around->axes, around->box, z, y, 0);
+    for (int i = 0; i < along->count; i++) {
+        const int64_t start = line + along->cells[i].first * axis->step, stop = line + along->cells[i].last * axis->step + 1;
+        if (!(along->lists[i] & seeing) || start >= task->last_column || stop <= task->first_column)
+            continue;
+        around->segments[around->count++] = (Segment){start, stop, axis->step, along->lists[i] & seeing};
+        if (around->count == MAX_SEGMENTS)
+            N(attend_around)(task, around);
     }
-    return patches * columns * (2 * parts_of(rows, N(LANES)) + 1);
 }
 
-/* The shape of the cheapest patches that cover so many cells. */
-static void N(choose_shape)(const Task *task, const Axis axes[3], const int64_t cells[3], int64_t best[3]) {
-    const int64_t most = greater(TILE_ROWS / task->p->shared_heads, 1);
-    int64_t least = INT64_MAX;
-    for (int64_t z = 1; z <= lesser(cells[0], most); z++)
-        for (int64_t y = 1; y <= lesser(cells[1], most / z); y++) {
-            const int64_t shape[3] = {z, y, lesser(cells[2], most / (z * y))}, cost = N(cost_of_patches)(task, axes, cells, shape);
+/* The rows of a box of patches with the columns around it. */
+static void N(attend_box)(Task *task, const Axis axes[3], const Box *box, const Cut *cut) {
+    N(Around) around;
+    Side sides[3];
+    around.axes = axes, around.box = box, around.cut = cut, around.slots = around.count = 0;
+    for (int d = 0; d < 3; d++)
+        sides[d] = side_of(&axes[d], box, cut, d, task->phase == BACKWARD);
+    const Along along = cells_along(&sides[2]);
+    for (int64_t z = sides[0].sees[0].first; z <= sides[0].sees[sides[0].places - 1].last; z++)
+        for (int64_t y = sides[1].sees[0].first; y <= sides[1].sees[sides[1].places - 1].last; y++)
+            N(add_line)(task, &around, &along, z, y, lists_seeing(&sides[0], z) & lists_seeing(&sides[1], y));
+    if (around.count)
+        N(attend_around)(task, &around);
+}
+
+/* What boxes so cut cost, which cover so many cells: columns, each packed once for a box, which takes about as long as to score it for a
+ * vector of rows, and scored for each patch. */
+static int64_t N(cost_of_cut)(const Task *task, const Axis axes[3], const int64_t cells[3], const Cut *cut) {
+    int64_t rows = task->p->shared_heads, columns = 1, patches = 1, around = 1, boxes = 1;
+    for (int d = 0; d < 3; d++) {
+        rows *= cut->patch[d], patches *= parts_of(cells[d], cut->patch[d]), boxes *= parts_of(cells[d], cut->patch[d] * cut->patches[d]);
+        columns *= lesser(cut->patch[d] + axes[d].kernel - 1, axes[d].longest);
+        around *= lesser(cut->patch[d] * cut->patches[d] + axes[d].kernel - 1, axes[d].longest);
+    }
+    return patches * columns * parts_of(rows, N(LANES)) + boxes * around;
+}
+
+/* The cheapest of the shapes with a product up to `most`, at most `bounds`, for a part of a cut that covers so many cells. */
+static void N(choose_part)(
+    const Task *task, const Axis axes[3], const int64_t cells[3], const int64_t bounds[3], int64_t most, const Cut *cut, int64_t part[3]
+) {
+    int64_t least = INT64_MAX, best[3] = {1, 1, 1};
+    for (int64_t z = 1; z <= lesser(bounds[0], most); z++)
+        for (int64_t y = 1; y <= lesser(bounds[1], most / z); y++) {
+            part[0] = z, part[1] = y, part[2] = lesser(bounds[2], most / (z * y));
+            const int64_t cost = N(cost_of_cut)(task, axes, cells, cut);
             if (cost < least)
-                least = cost, memcpy(best, shape, sizeof shape);
+                least = cost, memcpy(best, part, sizeof best);
         }
+    memcpy(part, best, sizeof best);
 }
 
-/* The rows of one residue class that are in `part` of the grid, patch by patch. */
+/* How boxes of the rows of a class are cut: the shape of a patch first, then as many of them as share columns. */
+static Cut N(choose_cut)(const Task *task, const Axis axes[3], const int64_t cells[3]) {
+    Cut cut = {{1, 1, 1}, {1, 1, 1}};
+    int64_t across[3];
+    N(choose_part)(task, axes, cells, cells, greater(N(LIST_STEP) / task->p->shared_heads, 1), &cut, cut.patch);
+    for (int d = 0; d < 3; d++)
+        across[d] = parts_of(cells[d], cut.patch[d]);
+    N(choose_part)(task, axes, cells, across, MAX_ROW_LISTS, &cut, cut.patches);
+    return cut;
+}
+
+/* The rows of one residue class that are in `part` of the grid, box by box. */
 static void N(attend_class)(Task *task, const Axis axes[3], const Box *part) {
-    int64_t cells[3], shape[3] = {1, 1, 1};
+    int64_t cells[3], step[3];
     for (int d = 0; d < 3; d++)
         cells[d] = part->last[d] - part->first[d] + 1;
-    N(choose_shape)(task, axes, cells, shape);
-    Box patch = *part;
-    for (int64_t z = part->first[0]; z <= part->last[0]; z += shape[0])
-        for (int64_t y = part->first[1]; y <= part->last[1]; y += shape[1])
-            for (int64_t x = part->first[2]; x <= part->last[2]; x += shape[2]) {
+    const Cut cut = N(choose_cut)(task, axes, cells);
+    for (int d = 0; d < 3; d++)
+        step[d] = cut.patch[d] * cut.patches[d];
+    Box box = *part;
+    for (int64_t x = part->first[2]; x <= part->last[2]; x += step[2])
+        for (int64_t y = part->first[1]; y <= part->last[1]; y += step[1])
+            for (int64_t z = part->first[0]; z <= part->last[0]; z += step[0]) {
                 const int64_t first[3] = {z, y, x};
                 for (int d = 0; d < 3; d++)
-                    patch.first[d] = first[d], patch.last[d] = lesser(first[d] + shape[d] - 1, part->last[d]);
-                N(attend_patch)(task, axes, &patch);
+                    box.first[d] = first[d], box.last[d] = lesser(first[d] + step[d] - 1, part->last[d]);
+                N(attend_box)(task, axes, &box, &cut);
             }
 }
 
-/* The first and last coordinates of the cells of a block: whole lines, unless the block is within one. */
+/* The first and last coordinates of the cells of a block: of consecutive rows whole lines, unless the block is within one. */
 static void N(coordinates_of_block)(const Task *task, const Axis axes[3], int64_t low[3], int64_t high[3]) {
+    const Brick *brick = &task->brick;
+    if (cells_of(task->p->bricks.sides)) {
+        for (int d = 0; d < 3; d++)
+            low[d] = brick->first[d], high[d] = brick->first[d] + brick->sides[d] - 1;
+        return;
+    }
     for (int d = 0, whole = 0; d < 3; d++) {
         int64_t first = coordinate_of(&axes[d], task->start), last = coordinate_of(&axes[d], task->stop - 1);
         low[d] = whole ? 0 : first, high[d] = whole ? axes[d].size - 1 : last;

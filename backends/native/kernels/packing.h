@@ -41,15 +41,28 @@ static inline void N(keep_rows)(const Task *task, int64_t first, const REAL *lin
 #endif
 }
 
+static const char *N(row_of_slot)(const Task *task, int which, int64_t slot) {
+    const int64_t line = task->s.slot_line[slot], row = N(row_of)(task->p, line), head = line - row * task->p->shared_heads;
+    return row_address(&task->row_tensor[which], task->batch, N(position)(task, row), task->row_head + head);
+}
+
+/* Ask for the rows of some slots; an empty one has none. */
+static void N(prefetch_rows)(const Task *task, int which, int64_t first, int64_t slots) {
+    for (int64_t i = first; i < lesser(first + N(LANES), slots); i++)
+        for (int64_t byte = 0; task->s.slot_line[i] < N(lines)(task->p) && byte < task->row_bytes; byte += 64)
+            __builtin_prefetch(N(row_of_slot)(task, which, i) + byte, 0, 3);
+}
+
 /* The rows of the slots, transposed; 0 where a slot is empty. */
 __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, int64_t slots) {
     const Problem *p = task->p;
     const int64_t width = round_up(UNITS(p->dim), PANEL);
     REAL *lines = task->s.packed_columns[0];
     for (int64_t first = 0; first < slots; first += N(LANES)) {
+        N(prefetch_rows)(task, which, first + N(LANES), slots);
         for (int64_t i = 0; i < N(LANES); i++) {
-            int64_t line = task->s.slot_line[first + i], row = N(row_of)(p, line), head = line - row * p->shared_heads;
-            const char *from = row_address(&task->row_tensor[which], task->batch, task->start + row, task->row_head + head);
+            int64_t line = task->s.slot_line[first + i];
+            const char *from = N(row_of_slot)(task, which, first + i);
             for (int64_t done = 0; line < N(lines)(p) && done < width; done += PANEL)
                 N(load_panel)(lines + i * width + done, from, done, p->dim, p->dtype);
             if (line == N(lines)(p))
@@ -62,16 +75,14 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
     }
 }
 
-/* Ask for the columns that the next tile of the same set will have, if it goes on as this one: the memory has all the time that
- * this tile takes. */
-static void N(prefetch_columns)(const Task *task, int which, const ColumnTile *tile) {
+/* Ask for the columns of the next tile: the memory has all the time that this one takes. */
+static void N(prefetch_columns)(const Task *task, int which) {
     const TensorView *tensor = &task->column_tensor[which];
+    const ColumnTile *tile = task->s.tiles->ahead;
     const char *base = row_address(tensor, task->batch, 0, task->column_head);
-    const int64_t row = tensor->row, bytes = task->row_bytes, *column = tile->column;
-    const int64_t ahead = tile->count > 1 ? column[tile->count - 1] - column[0] + column[1] - column[0] : task->last_column;
-    for (int64_t k = 0; k < tile->count && column[k] + ahead < task->last_column; k++)
-        for (int64_t byte = 0; byte < bytes; byte += 64)
-            __builtin_prefetch(base + (column[k] + ahead) * row + byte, 0, 2);
+    for (int64_t k = 0; tile && k < tile->count; k++)
+        for (int64_t byte = 0; byte < task->row_bytes; byte += 64)
+            __builtin_prefetch(base + tile->column[k] * tensor->row + byte, 0, 2);
 }
 
 /* The columns of a tile, in panels along dim; 0 after the last column up to a whole register block, and after `dim` numbers. */
@@ -87,7 +98,7 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
     for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
         for (int64_t done = 0; done < width; done += PANEL)
             memset(packed + k * PANEL + done * TILE_COLUMNS, 0, PANEL * sizeof(REAL));
-    N(prefetch_columns)(task, which, tile);
+    N(prefetch_columns)(task, which);
 }
 
 #if UNIT == 2
@@ -113,10 +124,10 @@ static void N(place_columns)(const Task *task, const ColumnTile *tile) {
         s->column_position[k] = (REAL)INFINITY, s->column_lse[k] = s->column_delta[k] = 0; /* beyond what any row sees */
     for (int64_t k = 0; task->p->bias != NO_BIAS && k < round_up(tile->count, REGISTER_ROWS); k++)
         N(place_column)(task, k, tile->column[k < tile->count ? k : 0]);
+    for (int n = 0; n < task->relations; n++)
+        N(relate_columns)(&s->relation[n], tile->column, tile->count);
     for (int64_t k = 0; k < tile->count; k++) {
         s->column_position[k] = (REAL)(tile->column[k] - task->start);
-        for (int n = 0; n < task->relations; n++)
-            N(relate_column)(&s->relation[n], k, tile->column[k]);
         if (task->phase == BACKWARD) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
             s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];

@@ -3,7 +3,7 @@
  *     related(row r, column k)  =  on each axis  first[r] <= place[k] <= last[r]
  *
  *     load_slots   row positions     --- relate_row --->     first, last    (slots,)
- *     pack_tile    column positions  --- relate_column --->  place          (TILE_COLUMNS,)
+ *     pack_tile    column positions  --- relate_columns -->  place          (TILE_COLUMNS,)
  *     attend_tile  scores            --- mask_relation ----> scores, -inf where a pair is not related: a neighborhood
  *                                    --- mask_shown -------> scores, -inf where it is: what other branches show, so that it counts once
  *
@@ -26,14 +26,15 @@ static inline int64_t N(segment_of)(const Relation *relation, int64_t x) {
     return from >= 0 && quotient(from, axis->per_step) * axis->step == from ? segment : -1;
 }
 
+/* The row in a slot; x = -1: an empty slot, which is related to nothing. */
 __attribute__((noinline)) static void N(relate_row)(const Relation *relation, int by_key, int64_t slot, int64_t x) {
     for (int d = 0; d < relation->axes; d++) {
         const Axis *axis = &relation->axis[d];
-        Interval seen;
-        if (relation->kind == SEGMENTS) {
+        Interval seen = {INT32_MAX, -2};
+        if (x >= 0 && relation->kind == SEGMENTS) {
             int64_t segment = N(segment_of)(relation, x);
-            seen = segment < 0 ? (Interval){INT32_MAX, -2} : (Interval){segment, segment};
-        } else {
+            seen = segment < 0 ? seen : (Interval){segment, segment};
+        } else if (x >= 0) {
             Cell cell = cell_of(axis, x);
             seen = relation->kind == BAND ? nearby(axis, cell) : neighbors(axis, cell, by_key);
             seen.first += cell.residue * axis->longest, seen.last += cell.residue * axis->longest;
@@ -42,10 +43,17 @@ __attribute__((noinline)) static void N(relate_row)(const Relation *relation, in
     }
 }
 
-__attribute__((noinline)) static void N(relate_column)(const Relation *relation, int64_t k, int64_t x) {
+/* Place the columns of a tile, and those that fill its last register block: beyond what any row sees. */
+__attribute__((noinline)) static void N(relate_columns)(const Relation *relation, const int64_t *column, int64_t count) {
     for (int d = 0; d < relation->axes; d++) {
-        Cell cell = relation->kind == SEGMENTS ? (Cell){0, N(segment_of)(relation, x)} : cell_of(&relation->axis[d], x);
-        relation->place[d][k] = (INTEGER)(cell.residue * relation->axis[d].longest + cell.at);
+        INTEGER *place = relation->place[d];
+        const Axis axis = relation->axis[d];
+        for (int64_t k = 0; k < count; k++) {
+            Cell cell = relation->kind == SEGMENTS ? (Cell){0, N(segment_of)(relation, column[k])} : cell_of(&axis, column[k]);
+            place[k] = (INTEGER)(cell.residue * axis.longest + cell.at);
+        }
+        for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
+            place[k] = d ? place[0] : INT32_MAX;
     }
 }
 
@@ -65,39 +73,54 @@ static inline Lanes N(load_lanes)(const INTEGER *from) {
     return x;
 }
 
-/* A tile of scores: `rows` of slots from `first` on, with the columns from .. to - 1. -inf where a pair is not related on an axis. */
-static void N(mask_axis)(
-    REAL *restrict scores, const INTEGER *restrict first, const INTEGER *restrict last, const INTEGER *restrict place, int64_t from,
-    int64_t to, int64_t rows
+/* Of a tile of scores, with `rows` of slots and the columns from .. to - 1: -inf where a pair is not related on one of some axes, and the
+ * maximum over the columns. */
+__attribute__((always_inline)) static inline void N(mask_axes_of)(
+    const int axes, REAL *restrict scores, REAL *restrict max, const INTEGER *const *first, const INTEGER *const *last,
+    const INTEGER *const *place, int64_t from, int64_t to, int64_t rows
 ) {
     const Vector never = N(broadcast)(-(REAL)INFINITY);
     for (int64_t r = 0; r < rows; r += N(LANES)) {
-        Lanes low = N(load_lanes)(first + r), high = N(load_lanes)(last + r);
+        Lanes low[3], high[3];
+        Vector most = never;
+        for (int d = 0; d < axes; d++)
+            low[d] = N(load_lanes)(first[d] + r), high[d] = N(load_lanes)(last[d] + r);
         for (int64_t k = from; k < to; k++) {
             REAL *at = scores + k * TILE_ROWS + r;
-            Lanes column = place[k] - (Lanes){0};
-            N(store_vector)(at, N(select)((Lanes)((column > high) | (column < low)), never, N(load_vector)(at)));
+            Lanes unseen = {0};
+            for (int d = 0; d < axes; d++) {
+                Lanes column = place[d][k] - (Lanes){0};
+                unseen |= (Lanes)(column > high[d]) | (Lanes)(column < low[d]);
+            }
+            Vector t = N(select)(unseen, never, N(load_vector)(at));
+            most = N(vector_max)(t, most);
+            N(store_vector)(at, t);
         }
+        N(store_vector)(max + r, most);
     }
 }
 
-/* Leave only the related pairs of a tile: on the axes where some row does not see some column. Whether there was one. */
-__attribute__((noinline)) static int N(mask_relation)(
-    const Relation *relation, REAL *scores, int64_t slot, int64_t count, int64_t from, int64_t to, int64_t columns
+/* Leave only the related pairs of a tile: on the axes where some row does not see some column. The maximum of each row anew. */
+__attribute__((noinline)) static void N(mask_relation)(
+    const Relation *relation, REAL *scores, REAL *max, int64_t slot, int64_t count, int64_t from, int64_t to
 ) {
-    int masked = 0;
+    const INTEGER *first[3], *last[3], *place[3];
+    const int64_t rows = round_up(count, N(LANES));
+    int axes = 0;
     for (int d = 0; d < relation->axes; d++) {
-        const INTEGER *first = relation->first[d] + slot, *last = relation->last[d] + slot;
         INTEGER unused, low, high, least, most;
-        N(find_range)(first, count, &unused, &low);
-        N(find_range)(last, count, &high, &unused);
-        N(find_range)(relation->place[d] + from, lesser(to, columns) - from, &least, &most);
-        if (least >= low && most <= high)
-            continue;
-        N(mask_axis)(scores, first, last, relation->place[d], from, to, round_up(count, N(LANES)));
-        masked = 1;
+        first[axes] = relation->first[d] + slot, last[axes] = relation->last[d] + slot, place[axes] = relation->place[d];
+        N(find_range)(first[axes], count, &unused, &low);
+        N(find_range)(last[axes], count, &high, &unused);
+        N(find_range)(place[axes] + from, to - from, &least, &most);
+        axes += least < low || most > high;
     }
-    return masked;
+    if (axes == 1)
+        N(mask_axes_of)(1, scores, max, first, last, place, from, to, rows);
+    else if (axes == 2)
+        N(mask_axes_of)(2, scores, max, first, last, place, from, to, rows);
+    else if (axes == 3)
+        N(mask_axes_of)(3, scores, max, first, last, place, from, to, rows);
 }
 
 /* Leave out the related pairs of a tile. Whether there may be one. */

@@ -23,7 +23,7 @@ static void N(write_output)(const Task *task) {
     const Problem *p = task->p;
     REAL *lse = (REAL *)(void *)p->lse;
     for (int64_t r = 0; r < (task->stop - task->start) * p->shared_heads; r++) {
-        int64_t of = N(row_of)(p, r), row = task->start + of, head = task->head + r - of * p->shared_heads;
+        int64_t of = N(row_of)(p, r), row = N(position)(task, of), head = task->head + r - of * p->shared_heads;
         REAL total = s->row_sum[r], *sums = s->accumulator + r * task->padded_dim, factor = total == 0 ? 0 : (REAL)p->keep_scale / total;
         for (int64_t d = 0; d < p->dim; d++)
             sums[d] *= factor;
@@ -38,11 +38,12 @@ static void N(compute_delta)(const Task *task) {
     REAL *delta = (REAL *)(void *)p->delta, *dout = task->s.packed_columns[0], *out = task->s.packed_columns[1];
     for (int64_t r = 0; r < task->stop - task->start; r++) {
         double sum = 0;
-        R(load)(dout, row_address(&p->dout, task->batch, task->start + r, task->head), p->dim, p->dtype);
-        R(load)(out, row_address(&p->out, task->batch, task->start + r, task->head), p->dim, p->dtype);
+        const int64_t row = N(position)(task, r);
+        R(load)(dout, row_address(&p->dout, task->batch, row, task->head), p->dim, p->dtype);
+        R(load)(out, row_address(&p->out, task->batch, row, task->head), p->dim, p->dtype);
         for (int64_t d = 0; d < p->dim; d++)
             sum += (double)dout[d] * (double)out[d];
-        delta[N(lse_index)(task, task->start + r, task->head)] = (REAL)sum;
+        delta[N(lse_index)(task, row, task->head)] = (REAL)sum;
     }
 }
 
@@ -90,7 +91,7 @@ static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
     if (task->phase == FORWARD)
         N(merge_softmax)(task, row, s->slot_max[slot], s->slot_sum[slot], sums);
     else
-        N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, task->start + row, task->kv_head, sums, (REAL)(a ? task->p->keep_scale : task->p->scale));
+        N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, N(position)(task, row), task->kv_head, sums, (REAL)(a ? task->p->keep_scale : task->p->scale));
 }
 
 /* The sums of the first `slots` slots go to the accumulators of their rows; in BACKWARD, where rows are keys, to dk and dv. */

@@ -166,7 +166,7 @@ static int64_t N(far_entry)(const Task *task, int64_t first, int64_t count, int6
     REAL top = row[0], bottom = row[0], left = column[from], right = column[from];
     for (int64_t r = 1; r < count; r++)
         top = row[r] < top ? row[r] : top, bottom = row[r] > bottom ? row[r] : bottom;
-    for (int64_t k = from + 1; k < lesser(to, task->s.tiles->returned->count); k++)
+    for (int64_t k = from + 1; k < lesser(to, task->s.tiles->current->count); k++)
         left = column[k] < left ? column[k] : left, right = column[k] > right ? column[k] : right;
     int after = top - right >= most, before = left - bottom >= most, by_key = task->phase == BACKWARD;
     return after || before ? (after != by_key ? task->p->table_size[0] - 1 : 0) : -1;
@@ -229,7 +229,7 @@ static void N(uncap_gradients)(const Task *task, int vectors, int64_t from, int6
 /* Where this task sums up the gradient of the weights of its head. */
 static double *N(bias_part)(const Task *task) {
     const Problem *p = task->p;
-    int64_t part = p->one_part ? 0 : p->first_part + task->batch * p->chunks + task->start / p->chunk_rows;
+    int64_t part = p->one_part ? 0 : p->first_part + task->batch * p->chunks + task->chunk;
     return p->dbias + (part * p->heads + task->head) * p->entries;
 }
 

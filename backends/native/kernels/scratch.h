@@ -44,6 +44,7 @@ typedef struct {
     REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD */
     REAL *row_max, *row_sum;   /* (lines + 1,): running maximum and sum between tiles of different cells */
     int64_t *slot_line;        /* (slots,): the line of a slot */
+    int64_t *position;         /* (block_rows + 1,): that of the rows of a brick in the sequence */
     Relation *relation;        /* (relations,): of the branch at hand */
     INTEGER *row_bounds, *column_places; /* (relations, 3, 2, slots + TILE_ROWS) and (relations, 3, TILE_COLUMNS): their numbers */
     uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell, 0 when it has been collected */
@@ -54,7 +55,9 @@ typedef struct {
     const Problem *p;
     Scratch s;
     int phase, sums; /* how many slot_sums there are */
-    int64_t batch, head, kv_head, start, stop; /* the block: rows start .. stop - 1 */
+    int64_t batch, head, kv_head, start, stop; /* the block: rows start .. stop - 1, or of a brick as many as its cells */
+    int64_t chunk; /* of BACKWARD: that of the block */
+    Brick brick;   /* the block, where it is one */
     int64_t padded_dim, row_bytes;
     TensorView row_tensor[2], column_tensor[2]; /* what is packed as rows and as columns */
     int64_t row_head, column_head, first_column, last_column; /* only the columns first_column .. last_column - 1 */
@@ -62,8 +65,9 @@ typedef struct {
     int64_t without[2];    /* the tables of the rows and of the columns that these branches leave out, -1 = none */
     const int64_t (*intervals)[2]; /* RUNS of one row each, from `interval_row` on: the columns that each row sees; else NULL */
     int64_t interval_row;
-    uint64_t runs;         /* RUNS, GRID: the columns are in these segments, and all rows see them; else 0 */
+    int64_t segments;      /* RUNS, GRID: the columns are in so many segments, none in two, each seen by the lists that it names; else 0 */
     int own, relations;    /* relations of the branch at hand: the first `own` say which pairs are seen, the others which are not */
+    int by_place;          /* whether a row sees all columns that its own relations show, before it or behind it */
 } Task;
 
 static inline int64_t N(element_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
@@ -79,6 +83,11 @@ static inline int64_t N(lines)(const Problem *p) { return p->block_rows * p->sha
 
 /* The row of a line, counted from the start of the block. A division of each would be felt where no heads share a block. */
 static inline int64_t N(row_of)(const Problem *p, int64_t line) { return p->shared_heads == 1 ? line : line / p->shared_heads; }
+
+/* The position in the sequence of a row of the block, or of the spare one. */
+static inline int64_t N(position)(const Task *task, int64_t row) {
+    return cells_of(task->p->bricks.sides) ? task->s.position[row] : task->start + row;
+}
 
 static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LIST_STEP)) + MAX_ROW_LISTS * N(LIST_STEP); }
 
@@ -118,6 +127,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->relation = RESERVE((size_t)p->relations, Relation);
     s->row_bounds = RESERVE((size_t)p->relations * 6 * (slots + TILE_ROWS), INTEGER);
     s->column_places = RESERVE((size_t)p->relations * 3 * TILE_COLUMNS, INTEGER);
+    s->position = RESERVE(cells_of(p->bricks.sides) ? rows + 1 : 0, int64_t);
     s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
 #undef RESERVE
     return (size_t)(at - memory);
@@ -154,16 +164,32 @@ static void N(start_task)(Task *task, void *scratch) {
     task->row_head = task->head, task->column_head = task->kv_head;
 }
 
-/* Begin a block of rows. */
-static void N(start_block)(Task *task, int64_t start) {
+/* Where the rows of a brick are in the sequence; the spare one is where the first is. */
+static void N(start_brick)(Task *task, int64_t block) {
     const Problem *p = task->p;
-    task->start = start;
-    task->stop = start + p->block_rows < p->seq ? start + p->block_rows : p->seq;
+    const int64_t *size = p->grid[0].size;
+    const Brick brick = task->brick = brick_at(p, &p->bricks, block);
+    int64_t row = 0;
+    for (int64_t z = brick.first[0]; z < brick.first[0] + brick.sides[0]; z++)
+        for (int64_t y = brick.first[1]; y < brick.first[1] + brick.sides[1]; y++)
+            for (int64_t x = brick.first[2]; x < brick.first[2] + brick.sides[2]; x++)
+                task->s.position[row++] = (z * size[1] + y) * size[2] + x;
+    task->start = task->s.position[0], task->stop = task->start + row;
+    task->s.position[p->block_rows] = task->start;
+}
+
+/* Begin a block of rows. */
+static void N(start_block)(Task *task, int64_t block) {
+    const Problem *p = task->p;
+    task->start = p->first_row + block * p->block_rows;
+    task->stop = lesser(task->start + p->block_rows, p->seq);
+    if (cells_of(p->bricks.sides))
+        N(start_brick)(task, block);
     for (int64_t r = 0; r <= N(lines)(p); r++)
         task->s.row_max[r] = -(REAL)INFINITY, task->s.row_sum[r] = 0;
 }
 
-/* What branch `b` shows to a head, as a relation; an axis of one cell relates all. */
+/* What branch `b` shows to a head, as a relation; an axis of one cell relates all, and is left out if there is another. */
 static void N(relate)(const Problem *p, int64_t b, int64_t head, Relation *relation) {
     const int64_t rate = lesser(p->rate[b], p->seq), steps = (lesser(p->length[b], p->seq) - 1) / rate;
     Axis axes[3];
@@ -175,7 +201,7 @@ static void N(relate)(const Problem *p, int64_t b, int64_t head, Relation *relat
     set_axes(&p->grid[b], axes);
     relation->axes = 0;
     for (int d = 0; d < 3; d++)
-        if (axes[d].size > 1)
+        if (axes[d].size > 1 || (d == 2 && !relation->axes))
             relation->axis[relation->axes++] = axes[d];
 }
 

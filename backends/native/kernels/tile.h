@@ -10,7 +10,7 @@
  */
 
 /* The scores of the rows in `vectors` vectors of slots from `first` on, `count` of them in use, with the columns from .. to - 1, and
- * their maxima. Returns whether some are masked by relations. */
+ * their maxima. Returns whether some are left out, which are in the maxima. */
 static int N(score_pairs)(
     const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, REAL *max
 ) {
@@ -23,9 +23,9 @@ static int N(score_pairs)(
     if (scored)
         N(score_tile)(task, first, count, vectors, from, to, bias, max);
     for (int i = 0; i < task->own; i++)
-        masked |= N(mask_relation)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
+        N(mask_relation)(&s->relation[i], s->scores, max, first, count, from, to);
     for (int i = task->own; i < task->relations; i++)
-        masked |= N(mask_shown)(&s->relation[i], s->scores, first, count, from, to, s->tiles->returned->count);
+        masked |= N(mask_shown)(&s->relation[i], s->scores, first, count, from, to, s->tiles->current->count);
     return masked;
 }
 

@@ -19,11 +19,12 @@
 
 #include "native.h"
 
-enum { MAX_ROW_LISTS = 8, TILE_COLUMNS = 96, MAX_OPEN_TILES = 16 };
+enum { MAX_ROW_LISTS = 8, TILE_COLUMNS = 96, MAX_OPEN_TILES = 32 };
 
 /* The rows that a branch keeps of one segment: start, start + rate, ... below stop. */
 typedef struct {
     int64_t start, stop, rate;
+    uint64_t lists; /* of columns that come one segment after the other: the row lists that see it, as a bit set; else not used */
 } Segment;
 
 static inline int segment_keeps(const Segment *segment, int64_t x) {
@@ -51,7 +52,7 @@ static inline int64_t segments_around(
             continue;
         int64_t start = at / problem->length[b] * problem->length[b], end = start + problem->length[b];
         end = end < problem->seq ? end : problem->seq;
-        segments[b] = (Segment){start + problem->offset[head * problem->branches + b], end, problem->rate[b]};
+        segments[b] = (Segment){start + problem->offset[head * problem->branches + b], end, problem->rate[b], 0};
         stop = stop < end ? stop : end;
     }
     return stop;
@@ -118,37 +119,40 @@ typedef struct {
 /* Columns that the same branches keep, ascending. */
 typedef struct {
     uint64_t set;
+    int taken; /* whether the iterator has given it away, and may add nothing to it */
     int64_t count, column[TILE_COLUMNS];
 } ColumnTile;
 
-/* All columns that some branch of `among` keeps, each once: branch by branch, collected in a tile for each set. */
+/* All columns of some segments, each once: segment by segment, collected in a tile for each set. */
 typedef struct {
     const Segment *segments;
-    uint64_t among, left; /* the branches; those still to come, with the one at hand */
-    int disjoint;         /* no column is in two segments, and whoever sees one sees all: they are one set, that of bit 0 */
+    int64_t count, next;  /* how many, and the one at hand */
+    uint64_t among;       /* a segment is that of a branch, of these alone, and a set consists of branches; or, */
+    int disjoint;         /* where no column is in two segments, a set is that of a segment's lists */
     int64_t at, from, to; /* the next column, -1 = a branch begins; only columns from .. to - 1 */
     const char *mask;     /* columns that nobody sees, NULL = none */
     int64_t mask_row;
     const RunTables *runs; /* columns that are left out: those in `without`, -1 = none */
     int64_t without;
-    ColumnTile *returned; /* what was returned last, to be emptied */
+    ColumnTile *current, *ahead; /* the tile at hand, and the one after it, whose columns memory can be asked for */
     ColumnTile tile[MAX_OPEN_TILES];
 } TileIterator;
 
-/* Iterate over the columns from .. to - 1 of `among`; what is left out of them may be set afterwards. */
-static inline void start_tiles(TileIterator *s, const Segment *segments, uint64_t among, int disjoint, int64_t from, int64_t to) {
-    s->segments = segments, s->among = s->left = among, s->disjoint = disjoint;
+/* Iterate over the columns from .. to - 1 of the branches `among`, or, if that is 0, of `count` disjoint segments; what is left out of
+ * them may be set afterwards. */
+static inline void start_tiles(TileIterator *s, const Segment *segments, uint64_t among, int64_t count, int64_t from, int64_t to) {
+    s->segments = segments, s->among = among, s->disjoint = !among, s->count = among ? 64 - __builtin_clzll(among) : count, s->next = 0;
     s->at = -1, s->from = from, s->to = to;
-    s->mask = NULL, s->without = -1, s->returned = NULL;
+    s->mask = NULL, s->without = -1, s->current = s->ahead = NULL;
     for (int i = 0; i < MAX_OPEN_TILES; i++)
-        s->tile[i].count = 0;
+        s->tile[i].count = s->tile[i].taken = 0;
 }
 
 /* The open tile of `set`, or an empty one for it, or NULL. */
 static inline ColumnTile *open_tile(TileIterator *s, uint64_t set) {
     ColumnTile *empty = NULL;
     for (int i = 0; i < MAX_OPEN_TILES; i++) {
-        if (s->tile[i].count && s->tile[i].set == set)
+        if (s->tile[i].count && s->tile[i].set == set && !s->tile[i].taken)
             return &s->tile[i];
         if (!s->tile[i].count && !empty)
             empty = &s->tile[i];
@@ -158,41 +162,59 @@ static inline ColumnTile *open_tile(TileIterator *s, uint64_t set) {
     return empty;
 }
 
+/* NULL where no column is left. */
 static inline ColumnTile *fullest_tile(TileIterator *s) {
-    ColumnTile *found = &s->tile[0];
-    for (int i = 1; i < MAX_OPEN_TILES; i++)
-        if (s->tile[i].count > found->count)
-            found = &s->tile[i];
-    return found;
+    ColumnTile *fullest = NULL;
+    for (int i = 0; i < MAX_OPEN_TILES; i++)
+        if (!s->tile[i].taken && s->tile[i].count > (fullest ? fullest->count : 0))
+            fullest = &s->tile[i];
+    return fullest;
+}
+
+/* Fill a tile, from the columns that come next; NULL after the last. */
+static ColumnTile *fill_tile(TileIterator *s) {
+    for (; s->next < s->count; s->next++, s->at = -1) {
+        const Segment *segment = &s->segments[s->next];
+        int64_t stop = segment->stop < s->to ? segment->stop : s->to, rate = segment->rate;
+        uint64_t branch = s->disjoint ? 0 : (uint64_t)1 << s->next, before = s->among & (branch - 1);
+        if (!s->disjoint && !(s->among & branch))
+            continue;
+        if (s->at < 0)
+            s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
+        for (ColumnTile *tile = NULL; s->at < stop; s->at += rate) {
+            uint64_t set = s->disjoint ? segment->lists : branches_keeping(s->segments, s->among, s->at);
+            if ((set & before) || (s->mask && s->mask[s->at * s->mask_row]) || in_table(s->runs, s->without, s->at))
+                continue;
+            if (!tile || tile->set != set)
+                tile = open_tile(s, set);
+            if (!tile || tile->count == TILE_COLUMNS)
+                return tile ? tile : fullest_tile(s);
+            tile->column[tile->count++] = s->at;
+        }
+        /* Sets that begin with this branch are complete. */
+        if (s->disjoint && s->next < s->count - 1)
+            continue;
+        ColumnTile *tile = fullest_tile(s);
+        if (tile)
+            return tile;
+    }
+    return NULL;
+}
+
+static ColumnTile *take_tile(TileIterator *s) {
+    ColumnTile *tile = fill_tile(s);
+    if (tile)
+        tile->taken = 1;
+    return tile;
 }
 
 /* The next tile, valid until the next call; NULL after the last. */
 static ColumnTile *next_tile(TileIterator *s) {
-    if (s->returned)
-        s->returned->count = 0;
-    for (; s->left; s->left &= s->left - 1, s->at = -1) {
-        const Segment *segment = &s->segments[__builtin_ctzll(s->left)];
-        int64_t stop = segment->stop < s->to ? segment->stop : s->to, rate = segment->rate;
-        uint64_t before = s->among & ((s->left & -s->left) - 1);
-        if (s->at < 0)
-            s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
-        for (; s->at < stop; s->at += rate) {
-            uint64_t set = s->disjoint ? 1 : branches_keeping(s->segments, s->among, s->at);
-            if ((!s->disjoint && set & before) || (s->mask && s->mask[s->at * s->mask_row]) || in_table(s->runs, s->without, s->at))
-                continue;
-            ColumnTile *tile = open_tile(s, set);
-            if (!tile || tile->count == TILE_COLUMNS)
-                return s->returned = tile ? tile : fullest_tile(s);
-            tile->column[tile->count++] = s->at;
-        }
-        /* Sets that begin with this branch are complete. */
-        if (s->disjoint && (s->left & (s->left - 1)))
-            continue;
-        s->returned = fullest_tile(s);
-        if (s->returned->count)
-            return s->returned;
-    }
-    return NULL;
+    if (s->current)
+        s->current->count = s->current->taken = 0;
+    s->current = s->ahead ? s->ahead : take_tile(s);
+    s->ahead = s->current ? take_tile(s) : NULL;
+    return s->current;
 }
 
 #endif

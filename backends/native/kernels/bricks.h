@@ -1,0 +1,76 @@
+/* Blocks of a pattern whose branches are neighborhoods on one grid alone: bricks of cells in the place of consecutive rows.
+ *
+ *     consecutive rows: long, and thin       bricks: about as wide as high beside what is seen around them
+ *
+ *     +---------------------------+          +------+------+------+------+      row r of a brick, row-major in it, is the token
+ *     +---------------------------+          |      |      |      |      |      of its cell; a brick at an end of the grid has
+ *     +---------------------------+          +------+------+------+------+      fewer cells
+ *     +---------------------------+          +------+------+------+------+
+ *
+ * What is seen around a block is packed for it once more: less, the rounder the block is. A side has whole steps, so that a block has
+ * cells of all residue classes, and these in patches as high as wide.
+ */
+#ifndef DILKIT_NATIVE_BRICKS_H
+#define DILKIT_NATIVE_BRICKS_H
+
+#include "native.h"
+
+static inline int64_t cells_of(const int64_t sides[3]) { return sides[0] * sides[1] * sides[2]; }
+
+/* Whether bricks may be blocks: of neighborhoods on one grid, without an order of rows that matters. */
+static inline int is_one_grid(const Problem *p) {
+    for (int64_t b = 0; b < p->branches; b++)
+        if (p->kind[b] != GRID || memcmp(p->grid[b].size, p->grid[0].size, sizeof p->grid[0].size))
+            return 0;
+    return p->branches && !p->causal && !p->first_row && !p->lengths && (p->bias == NO_BIAS || p->positions.data);
+}
+
+/* The side that is the shortest beside the cells that are seen around it, of those that can be twice as long; or -1. */
+static inline int side_to_double(const Grid *grid, const int64_t sides[3], int64_t rows) {
+    int shortest = -1;
+    for (int d = 0; d < 3; d++) {
+        int64_t around = (grid->kernel[d] - 1) * grid->step[d];
+        if (sides[d] >= grid->size[d] || 2 * cells_of(sides) > rows)
+            continue;
+        if (shortest < 0 || sides[d] * (grid->kernel[shortest] - 1) * grid->step[shortest] < sides[shortest] * around)
+            shortest = d;
+    }
+    return shortest;
+}
+
+/* Bricks of up to `rows` cells, all of about the same size; of none where a cell of each residue class is more. */
+static inline Bricks choose_bricks(const Problem *p, int64_t rows) {
+    const Grid *grid = &p->grid[0];
+    Bricks bricks = {{0}, {0}};
+    int64_t sides[3];
+    for (int d = 0; d < 3; d++)
+        sides[d] = lesser(grid->step[d], grid->size[d]);
+    if (cells_of(sides) > rows)
+        return bricks;
+    for (int d; (d = side_to_double(grid, sides, rows)) >= 0;)
+        sides[d] = lesser(2 * sides[d], round_up(grid->size[d], grid->step[d]));
+    for (int d = 0; d < 3; d++) {
+        int64_t across = (grid->size[d] + sides[d] - 1) / sides[d];
+        bricks.sides[d] = lesser(round_up((grid->size[d] + across - 1) / across, grid->step[d]), sides[d]);
+        bricks.across[d] = (grid->size[d] + bricks.sides[d] - 1) / bricks.sides[d];
+    }
+    return bricks;
+}
+
+/* The first cell of a brick, and its sides. */
+typedef struct {
+    int64_t first[3], sides[3];
+} Brick;
+
+static inline Brick brick_at(const Problem *p, const Bricks *bricks, int64_t index) {
+    const int64_t *across = bricks->across;
+    const int64_t at[3] = {index / (across[1] * across[2]), index / across[2] % across[1], index % across[2]};
+    Brick brick;
+    for (int d = 0; d < 3; d++) {
+        brick.first[d] = at[d] * bricks->sides[d];
+        brick.sides[d] = lesser(bricks->sides[d], p->grid[0].size[d] - brick.first[d]);
+    }
+    return brick;
+}
+
+#endif
