@@ -33,7 +33,7 @@ cdef extern from "native.h":
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
-        int64_t chunks, shift, classes, step
+        int64_t groups, relations, chunks, chunk_rows, shift, classes, step, residue
         int dropout
         uint64_t seed
         uint32_t threshold
@@ -60,6 +60,7 @@ cdef extern from "native.h":
     ctypedef struct InstructionSet:
         const char *name
         int (*runs_here)() nogil
+        void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch) noexcept nogil
         void (*exp)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
         int64_t (*score_tiles)(int64_t rounds) nogil
@@ -69,8 +70,17 @@ cdef extern from "native.h":
     int FORWARD, DELTA, BACKWARD
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
+    int64_t chunk_of_task(const Problem *problem, int64_t index) nogil
     int64_t native_parts(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
+
+cdef extern from "rounds.h":
+    ctypedef struct Turns:
+        pass
+    ctypedef struct Turn:
+        int32_t *keys
+        int32_t *queries
+    Turn turn_of(Turns *turns, const Problem *problem, int64_t index, int64_t round) nogil
 
 cdef extern from "step.h":
     ctypedef struct StoredView:
