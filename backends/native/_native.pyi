@@ -18,7 +18,8 @@ class EncodedProblem:
         once: int,
         scale: float,
         arrays: BranchArrays,
-        scores: tuple[float, int, int, tuple[int, int, int]] = ...,
+        scores: tuple[float, int, int, bool, tuple[int, int, int]] = ...,
+        given: int = ...,
     ) -> None: ...
     @property
     def chunks(self) -> int: ...
