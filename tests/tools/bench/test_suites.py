@@ -48,6 +48,8 @@ def look_at_cpu(result: CpuResult, page: str) -> None:
     assert f"instruction set {result.code} (torch: {result.torch_isa})" in page
     titles = {plot.title for plot in cpu.document(result).plots}
     assert {"Speed-up of native over gather, with 95% intervals", "Native's share of the multiply-add peak"} <= titles
+    assert {"2", "16"} <= {count for load in result.idle for one in load.passes for count in one.simulated}
+    assert "Idle share of threads" in page
 
 
 def look_at_slides(result: SlidesResult, page: str) -> None:

@@ -52,6 +52,9 @@ class Grid:
         """The window that shows as many keys."""
         return SlidingWindow((self.kernel ** len(self.shape) + 1) // 2)
 
+    def __str__(self) -> str:
+        return f"neighborhoods of {self.sides} on {' x '.join(map(str, self.shape))}"
+
     @property
     def sides(self) -> str:
         """Such as "7 x 7, 1 in 4"."""

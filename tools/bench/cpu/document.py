@@ -33,8 +33,8 @@ IDLE = (
     "Of the time from the beginning of the first task to the end of the last, the part in which threads have no task or wait for "
     "one. Simulated: the kernel's own queue lists the tasks, in its order and with what each waits for; a thread that is free "
     "takes the next one, which lasts in proportion to the pairs that it scores; the kernel counts them: where scores are 0, "
-    "exp(lse) is the number of keys that a query sees. Measured, where there are so many cores: by the clock around each task. "
-    "The figures above are of what was measured, else of what was simulated."
+    "exp(lse) is the number of keys that a query sees. Measured, where there are so many cores: by the clock around each task, "
+    "the less of two calls. The figures above are of what was measured, else of what was simulated."
 )
 METHOD = (
     "Medians, three to twice {} samples, fewer where calls are long, taken in turns with the multiply-adds, each implementation "

@@ -6,11 +6,10 @@ taken to last in proportion to them; what it takes beside, such as packing keys,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from statistics import median
 from typing import Any
 
 import torch
@@ -47,7 +46,8 @@ class Load:
 
 
 def idle(load: Load, threads: Sequence[int], calls: int) -> Idle:
-    """The idle shares of so many threads, simulated; and measured where there are as many cores, the median of so many calls."""
+    """The idle shares of so many threads, simulated; and measured where there are as many cores, the least of so many calls: what
+    disturbs a thread makes others wait."""
     measured = {count: _measured(load, count, calls) for count in threads if count <= usable_cores()}
     passes = []
     for backward in (False, True):
@@ -77,8 +77,8 @@ def _pairs(problem: Problem, seq: int, keys: range) -> Tensor:
     mask = torch.ones(1, seq, dtype=torch.bool)
     mask[:, keys.start : keys.stop : keys.step] = False
     zeros = torch.zeros(1, seq, problem.heads, 1)
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, backend=BACKEND, return_lse=True)
-    lses = [dilated_attention(zeros, zeros, zeros, one, **options)[1][0] for one in _scored_once(problem.pattern)]
+    attend = partial(dilated_attention, zeros, zeros, zeros, is_causal=problem.is_causal, backend=BACKEND, return_lse=True)
+    lses = [attend(pattern=one, key_padding_mask=mask)[1][0] for one in _scored_once(problem.pattern)]
     return torch.stack(lses).double().exp().round().sum(0)
 
 
@@ -94,14 +94,14 @@ def _measured(load: Load, threads: int, calls: int) -> dict[bool, float]:
     problem = load.problem
     tokens = sum(load.lengths) or problem.seq
     rows = torch.randn(4, tokens, problem.heads, problem.head_dim).unbind()
-    options: dict[str, Any] = dict(pattern=problem.pattern, is_causal=problem.is_causal, backend=BACKEND)
-    attend = partial(dilated_attention, **options)
+    attend: Callable[..., Any] = dilated_attention
     if load.starts is not None:
-        attend = partial(dilated_attention_varlen, cu_seqlens=load.starts, max_seqlen=problem.seq, **options)
+        attend = partial(dilated_attention_varlen, cu_seqlens=load.starts, max_seqlen=problem.seq)
+    attend = partial(attend, pattern=problem.pattern, is_causal=problem.is_causal, backend=BACKEND)
     tensors = [(x if load.lengths else x[None]).requires_grad_(i < 3) for i, x in enumerate(rows)]
     with torch_threads(threads):
-        runs = [_native.timed_tasks(instruction_set(), partial(gradients, attend, tensors)) for _ in range(calls + 1)][1:]
-    return {backward: median(_idle_share(times, phase, threads) for times in runs) for backward, phase in PHASES.items()}
+        runs = [_native.timed_tasks(instruction_set(), partial(gradients, attend, tensors)) for _ in range(calls)]
+    return {backward: min(_idle_share(times, phase, threads) for times in runs) for backward, phase in PHASES.items()}
 
 
 def _idle_share(times: Times, phase: int, threads: int) -> float:

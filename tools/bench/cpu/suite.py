@@ -15,13 +15,14 @@ from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
-from dilkit.tools.bench.cpu import encoder, grids, machines, targets
-from dilkit.tools.bench.cpu.cases import CpuSizes, Grid
+from dilkit.tools.bench.cpu import machines, targets
+from dilkit.tools.bench.cpu.cases import CpuSizes
+from dilkit.tools.bench.cpu.encoder import encoder
+from dilkit.tools.bench.cpu.grids import beside_mask, beside_window
 from dilkit.tools.bench.cpu.idle import Load, idle
-from dilkit.tools.bench.cpu.measured import CpuCase, DimCase, FewCase, GridCase, HeadCase, Memory, Million
+from dilkit.tools.bench.cpu.measured import CpuCase, DimCase, FewCase, HeadCase, Memory, Million
 from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.overhead.cases import call_pairs
-from dilkit.tools.bench.slides.record import SlideCase
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
@@ -59,21 +60,25 @@ class CpuSuite(Suite[CpuResult]):
         for recorded in (False, True):
             what = f"{self.sizes.few} tokens{', with a graph' * recorded}"
             yield Step("few", what, on_one_thread(partial(self.few, recorded)))
-        for grid in (one.of(self.divisor) for one in self.sizes.grids):
-            yield Step("grids", f"neighborhoods, {grid}", on_one_thread(partial(self.grid, grid)))
+        grids = [grid.of(self.divisor) for grid in self.sizes.grids]
+        heads = dict(heads=self.sizes.grid_heads, head_dim=self.sizes.head_dim)
+        for grid in grids:
+            yield Step("grids", str(grid), on_one_thread(partial(beside_window, grid, 2 * self.repeats, **heads)))
         for load in self.loads():
-            yield Step("idle", f"idle threads, {load.what}", partial(idle, load, self.sizes.idle, min(self.repeats, 3)))
+            yield Step("idle", f"idle threads, {load.what}", partial(idle, load, self.sizes.idle, min(self.repeats, 2)))
         for name in ("threads", "dtypes", "memory", "dense"):
             yield Step(name, f"A: {name}", getattr(self, name))
         yield Step("dtypes", "A: dtypes, forward + backward", partial(self.dtypes, True), 4)
         for (causal, backward), letter in product(((False, False), (True, False), (False, True)), "BGADC"):
             what = f"{letter}{', causal' * causal}, {_passes(backward)}"
             yield Step("cases", what, on_one_thread(partial(self.case, letter, causal, backward)))
-        for grid in (one.of(self.divisor) for one in self.sizes.grids):
+        for grid in grids:
             if grid.neighborhood.tokens <= self.sizes.masked:
-                yield Step("masked", f"neighborhoods, {grid}, by torch too", on_one_thread(partial(self.masked, grid)), 4)
+                masked = partial(beside_mask, grid, min(self.repeats, 3), **heads)
+                yield Step("masked", f"{grid}, by torch too", on_one_thread(masked), 4)
         if instruction_set() == "amx":
-            yield Step("encoder", "GigaPath's encoder, forward + backward, bf16", self.encoder, 16)
+            trained = partial(encoder, self.sizes.model, self.sizes.tiles, self.divisor, min(self.repeats, 2))
+            yield Step("encoder", "GigaPath's encoder, forward + backward, bf16", trained, 16)
         yield Step("million", "one million tokens", self.million)
 
     @contextmanager
@@ -218,25 +223,14 @@ class CpuSuite(Suite[CpuResult]):
         fields = side_by_side(entries, calls, flops, problem, MultiplyAdds(), partial(self.time, 0.0))
         return FewCase(seq=problem.seq, recorded=recorded, **fields)
 
-    def grid(self, grid: Grid) -> GridCase:
-        """Neighborhoods beside a window."""
-        return grids.beside_window(grid, 2 * self.repeats, heads=self.sizes.grid_heads, head_dim=self.sizes.head_dim)
-
-    def masked(self, grid: Grid) -> GridCase:
-        """Neighborhoods beside torch with a mask."""
-        return grids.beside_mask(grid, min(self.repeats, 3), heads=self.sizes.grid_heads, head_dim=self.sizes.head_dim)
-
-    def encoder(self) -> SlideCase:
-        """The encoder's training, on all threads."""
-        return encoder.encoder(self.sizes.model, self.sizes.tiles, self.divisor, min(self.repeats, 2))
-
     def loads(self) -> Iterator[Load]:
         """What falls to threads: a causal pattern, kinds that are mixed, a packed batch."""
-        yield Load("A, causal", self.problem("A", is_causal=True))
-        a = self.problem("A")
+        a = self.problem("A", is_causal=True)
+        yield Load("A, causal", a)
         length, rate = self.sizes.dilated
         window, dilated = SlidingWindow(self.sizes.window // self.divisor), DilatedSegment(length // self.divisor, rate)
-        yield Load("mixed kinds", replace(a, pattern=Pattern.of(window, GlobalTokens(self.sizes.global_tokens), dilated)))
+        mixed = Pattern.of(window, GlobalTokens(self.sizes.global_tokens), dilated)
+        yield Load("mixed kinds", replace(a, is_causal=False, pattern=mixed))
         lengths = tuple(length // self.divisor for length in self.sizes.packed)
         yield Load("packed", replace(self.problem("G"), seq=max(lengths), varlen=True), lengths)
 
