@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from dilkit import dilated_attention, dilated_attention_varlen
-from dilkit.backends.native import _native
 from dilkit.backends.native.backend import encode_problem, instruction_set
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
@@ -60,6 +59,8 @@ def idle(load: Load, threads: Sequence[int], calls: int) -> Idle:
 
 def counted(load: Load, backward: bool) -> list[Task]:
     """The tasks of a pass in the order of the queue, each with the pairs that it scores."""
+    from dilkit.backends.native import _native
+
     tasks: list[Task] = []
     seen: dict[tuple[int, range], Tensor] = {}
     encoded = _native.EncodedProblem(*encode_problem(load.problem))
@@ -91,6 +92,8 @@ def _scored_once(pattern: Pattern) -> list[Pattern]:
 
 def _measured(load: Load, threads: int, calls: int) -> dict[bool, float]:
     """The idle share of threads, of the forward and of the backward pass."""
+    from dilkit.backends.native import _native
+
     problem = load.problem
     tokens = sum(load.lengths) or problem.seq
     rows = torch.randn(4, tokens, problem.heads, problem.head_dim).unbind()
