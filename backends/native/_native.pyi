@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 from numpy import float32
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,7 +18,8 @@ class EncodedProblem:
         once: int,
         scale: float,
         arrays: BranchArrays,
-        scores: tuple[float, int, int, tuple[int, int, int]] = ...,
+        scores: tuple[float, int, int, bool, tuple[int, int, int]] = ...,
+        given: int = ...,
     ) -> None: ...
     @property
     def chunks(self) -> int: ...
@@ -65,5 +68,9 @@ def backward(
     bias: LoweredBias | None = None,
     given: GivenTables | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]: ...
+def tasks(
+    encoded: EncodedProblem, backward: bool, starts: Tensor | None = None
+) -> list[tuple[int, int, range, range, tuple[int, ...]]]: ...
+def timed_tasks(isa: str, call: Callable[[], object]) -> list[tuple[int, float, float]]: ...
 def exp(isa: str, x: NDArray[float32], y: NDArray[float32]) -> None: ...
 def multiply_add(isa: str, rounds: int) -> int: ...

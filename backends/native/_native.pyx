@@ -2,10 +2,12 @@
 """The CPU kernel as Python calls it. kernels/native.h describes what the numbers mean."""
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from functools import cache
+from itertools import chain, product
 from time import perf_counter
 
 import torch
@@ -105,7 +107,7 @@ cdef const InstructionSet *found_code(str name) except NULL:
     cdef int i
     for i in range(NATIVE_CODES):
         if native_codes[i].name.decode() == name and native_codes[i].runs_here():
-            return native_codes[i]
+            return native_codes[i] if native_codes[i] is not untimed else &timed
     raise ValueError(f"instruction set {name!r} is none of those that this machine can run: {', '.join(instruction_sets())}")
 
 
@@ -204,6 +206,7 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
 
 
 include "step.pxi"
+include "tasks.pxi"
 
 
 def exp(str isa, const float[::1] x, float[::1] y):

@@ -14,6 +14,8 @@ cdef extern from "native.h":
     ctypedef struct Grid:
         int64_t[3] size, kernel, step
         int64_t cut
+    ctypedef struct Bricks:
+        int64_t[3] sides, across
     ctypedef struct Problem:
         int64_t batch, seq, heads, kv_heads, dim
         int dtype, causal, once
@@ -33,7 +35,9 @@ cdef extern from "native.h":
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
-        int64_t chunks, shift, classes, step
+        int64_t blocks, chunk_blocks
+        Bricks bricks
+        int64_t groups, relations, chunks, chunk_rows, shift, classes, step, residue
         int dropout
         uint64_t seed
         uint32_t threshold
@@ -60,6 +64,7 @@ cdef extern from "native.h":
     ctypedef struct InstructionSet:
         const char *name
         int (*runs_here)() nogil
+        void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch) noexcept nogil
         void (*exp)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
         int64_t (*score_tiles)(int64_t rounds) nogil
@@ -69,8 +74,17 @@ cdef extern from "native.h":
     int FORWARD, DELTA, BACKWARD
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
+    int64_t chunk_of_task(const Problem *problem, int64_t index) nogil
     int64_t native_parts(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
+
+cdef extern from "rounds.h":
+    ctypedef struct Turns:
+        pass
+    ctypedef struct Turn:
+        int32_t *keys
+        int32_t *queries
+    Turn turn_of(Turns *turns, const Problem *problem, int64_t index, int64_t round) nogil
 
 cdef extern from "step.h":
     ctypedef struct StoredView:
@@ -106,6 +120,11 @@ cdef extern from "step.h":
 cdef extern from "repeats.h":
     int SPANS_BACK
     void share_rows(Span *spans, int64_t count, Repeat *repeats)
+
+cdef extern from "bricks.h":
+    ctypedef struct Brick:
+        int64_t[3] first, sides
+    Brick brick_at(const Problem *problem, const Bricks *bricks, int64_t index) nogil
 
 cdef extern from "blocks.h":
     void choose_blocks(Problem *problem) nogil

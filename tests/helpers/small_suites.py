@@ -15,7 +15,7 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as measuring
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.cpu.cases import CpuSizes
+from dilkit.tools.bench.cpu.cases import CpuSizes, Grid
 from dilkit.tools.bench.gpu.cases import GpuSizes
 from dilkit.tools.bench.patterns.cases import PatternsSizes
 from dilkit.tools.bench.scores.cases import ScoresSizes
@@ -39,7 +39,12 @@ CONFIGURATIONS = {
 
 
 SIZES: dict[str, Sizes] = {
-    "cpu": CpuSizes(1, long=64, short=(16, 32), configurations=CONFIGURATIONS, threads=1),
+    "cpu": CpuSizes(
+        **dict(divisor=1, long=64, short=(16, 32), configurations=CONFIGURATIONS, threads=1, masked=169),
+        grids=(Grid((13, 13), 13), Grid((7, 7, 7), 7), Grid((28, 28), 7, dilation=4)),
+        **dict(model=SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), tiles=40, window=8, global_tokens=2, dilated=(32, 4)),
+        **dict(packed=(20, 30)),
+    ),
     "gpu": GpuSizes(1, CONFIGURATIONS, seeds=(32, 64), launch_bound=32, long=512),
     "patterns": PatternsSizes(
         **dict(divisor=1, tokens=256, heads=2, head_dim=16, window=16, block=8, long=300, short=100, long_globals=4, threads=1)

@@ -18,13 +18,18 @@ from dilkit.tools.measure.baselines import branch_attention, merged
 
 
 def published_embedding(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
-    """The embedding of one slide, `(1, embed_dim)`, by a model's weights: all rows at once in every layer, no gradients."""
+    """The embedding of one slide, `(1, embed_dim)`, by a model's weights, without gradients."""
     with torch.no_grad():
-        x, _ = model.packed(tiles, coords)
-        for layer in model.layers():
-            x = _layer(layer, x, model.config.pattern)
-        x = model.encoder["layer_norm"](x)
-        out: Tensor = model.norm(x[1:].mean(dim=0, keepdim=True) if model.config.global_pool else x[:1])
+        return published_forward(model, tiles, coords)
+
+
+def published_forward(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
+    """The same with a graph, where gradients are recorded: all rows at once in every layer."""
+    x, _ = model.packed(tiles, coords)
+    for layer in model.layers():
+        x = _layer(layer, x, model.config.pattern)
+    x = model.encoder["layer_norm"](x)
+    out: Tensor = model.norm(x[1:].mean(dim=0, keepdim=True) if model.config.global_pool else x[:1])
     return out
 
 

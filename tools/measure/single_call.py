@@ -14,6 +14,8 @@ from dilkit.testing.accuracy import Check
 
 AGREEMENT = 1e-4
 """Largest difference that two ways of computing may have in fp32, in units of the largest value."""
+AGREEMENT_BF16 = 5e-2
+"""The same of many layers under autocast to bfloat16, which has eight bits."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def call_once(call: Callable[[], Any]) -> SingleCall:
     return SingleCall(*calls[0], peak, why)
 
 
-def agreement(what: str, found: Tensor, other: Tensor, seq: int) -> Check:
-    """Whether two results of `seq` tokens, computed in fp32 in one of two ways, are one."""
+def agreement(what: str, found: Tensor, other: Tensor, seq: int, within: float = AGREEMENT) -> Check:
+    """Whether two results of `seq` tokens, computed in one of two ways, are one: by default of those computed in fp32."""
     error, largest = (x.abs().max().item() for x in (found.double() - other.double(), other))
-    return Check.of(what, seq, error, 0.0, AGREEMENT * largest)
+    return Check.of(what, seq, error, 0.0, within * largest)

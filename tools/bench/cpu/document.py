@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 
+from dilkit.tools.bench.cpu.measured import MASKED
 from dilkit.tools.bench.cpu.record import SHARED, CpuResult, of_peak
+from dilkit.tools.bench.slides.record import PUBLISHED
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
 from dilkit.tools.report.entries import grouped, quartiles, reasons, times_as_long
@@ -27,12 +29,24 @@ NOTE = (
     "fp32, on one thread unless it says otherwise. The peak is the fastest sample of multiply-adds in registers in the same "
     f"rounds; of A's nominal FLOPs {SHARED} times fewer are left where a key of several branches is scored once."
 )
+IDLE = (
+    "Of the time from the beginning of the first task to the end of the last, the part in which threads have no task or wait for "
+    "one. Simulated: the kernel's own queue lists the tasks, in its order and with what each waits for; a thread that is free "
+    "takes the next one, which lasts in proportion to the pairs that it scores; the kernel counts them: where scores are 0, "
+    "exp(lse) is the number of keys that a query sees. Measured, where there are so many cores: by the clock around each task, "
+    "the less of two calls. The figures above are of what was measured, else of what was simulated."
+)
 METHOD = (
     "Medians, three to twice {} samples, fewer where calls are long, taken in turns with the multiply-adds, each implementation "
     "checked against fp64 arithmetic before. GFLOP/s count the pattern's nominal FLOPs, keys of several branches each time. "
     "gather is LongNet's published procedure in plain PyTorch: gather each branch by reshaping and taking diagonals, one call of "
     "torch's flash attention a branch, scatter into zeros, weights from the softmax denominators; its gradient is exact, where "
-    "the published code detaches the weights. dense is torch's attention of every token to every token."
+    "the published code detaches the weights. dense is torch's attention of every token to every token. Calls on few tokens are "
+    "dilated_attention beside scaled_dot_product_attention. Neighborhoods stand beside a sliding window that shows as many keys "
+    "and beside torch's attention with a mask of all pairs that was made before: NATTEN's kernels for CPUs, up to its version "
+    "0.17, do not build with a current torch. GigaPath's encoder is trained under autocast to bfloat16, a forward and a backward "
+    "pass on one slide, of which embedding and gradients are compared on a short one; the published procedure is that of the "
+    "suite of slides, which measures forward passes in fp32."
 )
 
 
@@ -49,6 +63,7 @@ def document(result: CpuResult) -> Document:
         headline=tuple(line for one in machines.values() for line in _headline(one)),
         tables=tables(
             machine_table({name: one.figures for name, one in machines.items()}, NOTE),
+            _idle_table(machines),
             _speed_up_table(speed_ups, _with_threads(machines)),
             *(_times(name, one) for name, one in _with_threads(machines).items()),
         ),
@@ -79,7 +94,7 @@ def _speed_ups(machines: Mapping[str, CpuResult]) -> SpeedUps:
     speed_ups: SpeedUps = {}
     for name, result in _with_threads(machines).items():
         for title, case in result.titled():
-            for other in ("sdpa", "gather", "dense"):
+            for other in ("sdpa", "gather", "dense", MASKED, PUBLISHED):
                 if case.timed("native", other):
                     point = speed_up(title, case.entries[other].seconds, case.entries["native"].seconds)
                     speed_ups.setdefault(other, {}).setdefault(name, []).append(point)
@@ -100,6 +115,24 @@ def _speed_up_bars(found: SpeedUps) -> Iterator[Plot]:
     axes = Axis("", "number"), Axis("times faster", "times")
     for other, by_machine in found.items():
         yield Plot(f"Speed-up of native over {other}, with 95% intervals", "bars", series_of(by_machine), axes, mark=1.0)
+
+
+def _idle_table(machines: Mapping[str, CpuResult]) -> Table:
+    """The share of threads' time in which they have no task: simulated, and behind it what was measured."""
+    counts = sorted({int(count) for one in machines.values() for load in one.idle for p in load.passes for count in p.simulated})
+    rows = []
+    for name, one in machines.items():
+        for load in one.idle:
+            for p in load.passes:
+                cells = (_share(p.simulated.get(str(count)), p.measured.get(str(count))) for count in counts)
+                rows.append((load.what, "backward" if p.backward else "forward", name, str(p.tasks), *cells))
+    header = ("call", "pass", "on", "tasks", *(f"{count} threads" for count in counts))
+    return Table("Idle share of threads", header, tuple(rows), IDLE)
+
+
+def _share(simulated: float | None, measured: float | None) -> str:
+    shown = "-" if simulated is None else f"{simulated:.2%}"
+    return shown if measured is None else f"{shown}, measured {measured:.2%}"
 
 
 def _fractions(machines: Mapping[str, CpuResult]) -> Plot:

@@ -7,84 +7,23 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dilkit.environment import BF16_SETS
-from dilkit.tools.results.record import Case, Entry, Measurement, Samples, SuiteResult, of_case
+from dilkit.tools.bench.cpu.measured import (
+    CpuCase,
+    DimCase,
+    FewCase,
+    GridCase,
+    HeadCase,
+    Idle,
+    InnerLoops,
+    Memory,
+    Million,
+    title_of,
+)
+from dilkit.tools.bench.slides.record import SlideCase, listed
+from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
 SHARED = 1.32
 """A's nominal FLOPs over those that are left where a key of several branches is scored once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CpuCase(Case):
-    """Implementations on one of the configurations. `threads`: None in older files, whose cases ran on all of the result's."""
-
-    config: str
-    seq: int
-    heads: int = 8
-    head_dim: int
-    is_causal: bool
-    backward: bool
-    threads: int | None = None
-
-    @property
-    def title(self) -> str:
-        """Such as "A, d=64, causal, backward"."""
-        return _title(self.config, self.head_dim, self.is_causal, self.backward)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadCase(Case):
-    """One head, every token seeing every token, on one thread: the kernel beside torch's attention."""
-
-    seq: int
-    head_dim: int
-    backward: bool
-
-    @property
-    def title(self) -> str:
-        """Such as "one head of 4,096, d=48, backward"."""
-        return _title(f"one head of {self.seq:,}", self.head_dim, False, self.backward)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DimCase(Case):
-    """Implementations, dtypes or numbers of threads, by name, on configuration A."""
-
-    head_dim: int
-    threads: int | None = None
-    isa: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes that a forward pass on configuration A holds beyond out and lse; None where `why` they cannot be measured."""
-
-    head_dim: int
-    scratch_bytes: int | None
-    why: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class InnerLoops:
-    """In older files: dense attention of the kernel on one thread, beside multiply-adds in registers."""
-
-    head_dim: int
-    isa: str
-    fma_gflops: float
-    tile_gflops: float
-    entries: dict[str, Samples]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Million:
-    """A forward pass of a million tokens, timed in turns with `a`, that of configuration A; and the bytes of inputs, results and
-    scratch. What was not measured has no time; older files have no `a`."""
-
-    seq: int
-    entry: Entry
-    a: Entry | None = None
-    time: Samples | None = None
-    gflops: float | None = None
-    held_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +49,11 @@ class CpuResult(SuiteResult):
     memory: tuple[Memory, ...] = ()
     inner_loops: tuple[InnerLoops, ...] = ()
     million: tuple[Million, ...] = ()
+    few: tuple[FewCase, ...] = ()
+    grids: tuple[GridCase, ...] = ()
+    masked: tuple[GridCase, ...] = ()
+    encoder: tuple[SlideCase, ...] = ()
+    idle: tuple[Idle, ...] = ()
     beside: tuple[CpuResult, ...] = ()
 
     @property
@@ -138,6 +82,10 @@ class CpuResult(SuiteResult):
         yield from ((case.title, case) for case in self.one_head)
         yield from ((case.title, case) for case in self.cases)
         yield from ((f"A beside dense attention, d={step.head_dim}, all threads", step) for step in self.dense)
+        yield from ((case.title, case) for case in self.few)
+        yield from ((f"{case.title}, beside a window", case) for case in self.grids)
+        yield from ((f"{case.title}, with a mask", case) for case in self.masked)
+        yield from ((f"{listed(case.tiles)}, {case.depth} layers, bf16, backward, all threads", case) for case in self.encoder)
 
     def on_threads(self, count: int | None = None) -> str:
         """Such as ", 4 threads", empty for one; those of the result where a case does not say."""
@@ -151,7 +99,7 @@ class CpuResult(SuiteResult):
         cases: list[tuple[str, Case, float]] = [(f"A, d={c.head_dim}{', causal' * c.is_causal}", c, SHARED) for c in alone]
         longest = max((case.seq for case in self.one_head), default=0)
         heads = [case for case in self.one_head if case.seq == longest]
-        cases += [(_title("dense", case.head_dim, False, case.backward), case, 1.0) for case in heads]
+        cases += [(title_of("dense", case.head_dim, False, case.backward), case, 1.0) for case in heads]
         fractions = {f"dense, d={loops.head_dim}": loops.tile_gflops / loops.fma_gflops for loops in self.inner_loops}
         for what, case, share in cases:
             if (fraction := of_peak(case, "native")) is not None:
@@ -169,7 +117,7 @@ class CpuResult(SuiteResult):
             yield from of_case(f"{title}{threads}", case)
         for name in ("dtypes", "threads"):
             for step in getattr(self, name):
-                yield from of_case(f"{name}, d={step.head_dim}", step)
+                yield from of_case(f"{name}, d={step.head_dim}{', backward' * step.backward}", step)
         for loops in self.inner_loops:
             for what, samples in loops.entries.items():
                 yield Measurement(f"inner loops, d={loops.head_dim}: {what}", samples.samples_s)
@@ -183,7 +131,3 @@ def of_peak(case: Case, name: str) -> float | None:
     """An implementation's nominal rate over that of the fastest multiply-adds timed beside it; None where one was not timed."""
     entry = case.entries.get(name)
     return entry.gflops / case.fma.peak_gflops if entry and entry.gflops and case.fma else None
-
-
-def _title(of: str, head_dim: int, is_causal: bool, backward: bool) -> str:
-    return f"{of}, d={head_dim}{', causal' * is_causal}{', backward' * backward}"

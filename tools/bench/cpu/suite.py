@@ -10,14 +10,19 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
-from dilkit.pattern import Pattern
+from dilkit.pattern import DilatedSegment, GlobalTokens, Pattern, SlidingWindow
 from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu import machines, targets
 from dilkit.tools.bench.cpu.cases import CpuSizes
-from dilkit.tools.bench.cpu.record import CpuCase, CpuResult, DimCase, HeadCase, Memory, Million
+from dilkit.tools.bench.cpu.encoder import encoder
+from dilkit.tools.bench.cpu.grids import beside_mask, beside_window
+from dilkit.tools.bench.cpu.idle import Load, idle
+from dilkit.tools.bench.cpu.measured import CpuCase, DimCase, FewCase, HeadCase, Memory, Million
+from dilkit.tools.bench.cpu.record import CpuResult
+from dilkit.tools.bench.overhead.cases import call_pairs
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side
@@ -52,11 +57,28 @@ class CpuSuite(Suite[CpuResult]):
         for seq, dim, backward in lengths + [(self.sizes.long, *passes) for passes in self.sizes.passes]:
             what = f"one head, {seq:,} tokens, head_dim {dim}, {_passes(backward)}"
             yield Step("one_head", what, on_one_thread(partial(self.one_head, seq, dim, backward)))
+        for recorded in (False, True):
+            what = f"{self.sizes.few} tokens{', with a graph' * recorded}"
+            yield Step("few", what, on_one_thread(partial(self.few, recorded)))
+        grids = [grid.of(self.divisor) for grid in self.sizes.grids]
+        heads = dict(heads=self.sizes.grid_heads, head_dim=self.sizes.head_dim)
+        for grid in grids:
+            yield Step("grids", str(grid), on_one_thread(partial(beside_window, grid, 2 * self.repeats, **heads)))
+        for load in self.loads():
+            yield Step("idle", f"idle threads, {load.what}", partial(idle, load, self.sizes.idle, min(self.repeats, 2)))
         for name in ("threads", "dtypes", "memory", "dense"):
             yield Step(name, f"A: {name}", getattr(self, name))
+        yield Step("dtypes", "A: dtypes, forward + backward", partial(self.dtypes, True), 4)
         for (causal, backward), letter in product(((False, False), (True, False), (False, True)), "BGADC"):
             what = f"{letter}{', causal' * causal}, {_passes(backward)}"
             yield Step("cases", what, on_one_thread(partial(self.case, letter, causal, backward)))
+        for grid in grids:
+            if grid.neighborhood.tokens <= self.sizes.masked:
+                masked = partial(beside_mask, grid, min(self.repeats, 3), **heads)
+                yield Step("masked", f"{grid}, by torch too", on_one_thread(masked), 4)
+        if instruction_set() == "amx":
+            trained = partial(encoder, self.sizes.model, self.sizes.tiles, self.divisor, min(self.repeats, 2))
+            yield Step("encoder", "GigaPath's encoder, forward + backward, bf16", trained, 16)
         yield Step("million", "one million tokens", self.million)
 
     @contextmanager
@@ -134,16 +156,17 @@ class CpuSuite(Suite[CpuResult]):
         rate = RATE.get(implementation.name, 50e9) * torch.get_num_threads()
         return admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
 
-    def dtypes(self) -> DimCase:
-        """The kernel in half types beside itself in fp32, on A."""
-        problems = {dtype: self.problem("A", dtype=dtype) for dtype in ("float32", "bfloat16", "float16")}
+    def dtypes(self, backward: bool = False) -> DimCase:
+        """The kernel in half types beside itself in fp32, on A; with a backward pass in bf16 alone."""
+        names = ("float32", "bfloat16", "float16")[: 2 if backward else 3]
+        problems = {dtype: self.problem("A", dtype=dtype, requires_grad=backward) for dtype in names}
         inputs = {dtype: Tensors.random(problem) for dtype, problem in problems.items()}
         entries = {dtype: self.admit(native(), problem, inputs[dtype]) for dtype, problem in problems.items()}
         able = [dtype for dtype, entry in entries.items() if entry.verdict == "measured"]
         calls = {dtype: partial(native().once, inputs[dtype], problems[dtype]) for dtype in able}
         timed = self.time(native().flops(problems["float32"]), calls)
         timed_entries = entries | {dtype: replace(entries[dtype], time=samples) for dtype, samples in timed.items()}
-        return DimCase(head_dim=self.sizes.head_dim, isa=instruction_set(), entries=timed_entries)
+        return DimCase(head_dim=self.sizes.head_dim, backward=backward, isa=instruction_set(), entries=timed_entries)
 
     def threads(self) -> DimCase:
         """The kernel with one thread beside itself with all, on A."""
@@ -182,6 +205,34 @@ class CpuSuite(Suite[CpuResult]):
         except memory.MeasureError:
             held = None
         return Million(seq=seq, entry=admitted["native"], a=a, time=timed["native"], gflops=rates["native"], held_bytes=held)
+
+    def few(self, recorded: bool) -> FewCase:
+        """The public call on so few tokens that it is what is timed, and torch's attention of the same tensors."""
+        import torch
+
+        seq, heads, dim = self.sizes.few, self.sizes.few_heads, self.sizes.head_dim
+        problem = Problem(pattern=Pattern.dense(), seq=seq, heads=heads, head_dim=dim, requires_grad=recorded)
+        inputs = Tensors.random(problem)
+        entries = {one.name: self.admit(one, problem, inputs) for one in (native(), BASELINES["dense"])}
+        q, k, v = (x.transpose(1, 2) for x in inputs.qkv)
+        _, pairs = call_pairs(problem, "native")
+        ours, _ = pairs["forward, gradients recorded" if recorded else "forward, no gradients"]
+        theirs = torch.set_grad_enabled(recorded)(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+        calls = {"native": ours, "dense": theirs}
+        flops = dict.fromkeys(calls, float(problem.flops()))
+        fields = side_by_side(entries, calls, flops, problem, MultiplyAdds(), partial(self.time, 0.0))
+        return FewCase(seq=problem.seq, recorded=recorded, **fields)
+
+    def loads(self) -> Iterator[Load]:
+        """What falls to threads: a causal pattern, kinds that are mixed, a packed batch."""
+        a = self.problem("A", is_causal=True)
+        yield Load("A, causal", a)
+        length, rate = self.sizes.dilated
+        window, dilated = SlidingWindow(self.sizes.window // self.divisor), DilatedSegment(length // self.divisor, rate)
+        mixed = Pattern.of(window, GlobalTokens(self.sizes.global_tokens), dilated)
+        yield Load("mixed kinds", replace(a, is_causal=False, pattern=mixed))
+        lengths = tuple(length // self.divisor for length in self.sizes.packed)
+        yield Load("packed", replace(self.problem("G"), seq=max(lengths), varlen=True), lengths)
 
 
 def native() -> Implementation:

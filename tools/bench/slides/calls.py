@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,12 @@ def slide(tiles: int, config: SlideEncoderConfig) -> tuple[Tensor, Tensor]:
     features = torch.randn(1, tiles, config.in_chans, generator=generator)
     cells = torch.randperm(config.ngrids**2, generator=generator)[:tiles]
     return features, config.tile_size * torch.stack((cells // config.ngrids, cells % config.ngrids), dim=1)[None]
+
+
+def shorter(config: SlideEncoderConfig, divisor: int) -> SlideEncoderConfig:
+    """The sizes with segments so many times shorter, as --quick has them."""
+    pairs = zip(config.segment_lengths, config.dilation_rates, strict=True)
+    return replace(config, segment_lengths=tuple(max(length // divisor, rate) for length, rate in pairs))
 
 
 def padded(slides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

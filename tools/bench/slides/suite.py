@@ -17,7 +17,7 @@ from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.suite import instruction_set
 from dilkit.tools.bench.slides import targets
-from dilkit.tools.bench.slides.calls import embedding, gradients, mass_check, padded, slide
+from dilkit.tools.bench.slides.calls import embedding, gradients, mass_check, padded, shorter, slide
 from dilkit.tools.bench.slides.cases import ARCHITECTURE, SlidesSizes
 from dilkit.tools.bench.slides.record import ALONE, BATCH, OURS, PUBLISHED, HeadDim, LongSlide, Mass, SlideCase, SlidesResult
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
@@ -68,9 +68,7 @@ class SlidesSuite(Suite[SlidesResult]):
     @property
     def config(self) -> SlideEncoderConfig:
         """The sizes of the model. --quick divides the lengths of segments too."""
-        whole = self.sizes.model
-        pairs = zip(whole.segment_lengths, whole.dilation_rates, strict=True)
-        return replace(whole, segment_lengths=tuple(max(length // self.divisor, rate) for length, rate in pairs))
+        return shorter(self.sizes.model, self.divisor)
 
     def model(self, depth: int | None = None, checkpointing: bool = False) -> SlideEncoder:
         """A model of so many layers, or of all, with random weights, the same whenever it is made."""
