@@ -51,7 +51,7 @@ BLOCK_ROWS = 2048
 ROW_STEP = 48
 """The rows of the widest tile: blocks that end at no segment's end have a multiple of it."""
 
-CHUNK_ROWS = 8192
+CHUNK_ROWS = 4096
 """The gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
 
 FLOPS_PER_THREAD = 2**22

@@ -64,7 +64,7 @@ cdef void note_block(const Problem *p, int phase, int64_t index, void *scratch) 
     head, row = first // p.seq, first % p.seq
     rows = rows_between(p, row, row + last + 1 - first)
     if len(places) < len(rows):  # a brick of a grid
-        rows = (places[:, 0] % p.seq).tolist()
+        rows = tuple((places[:, 0] % p.seq).tolist())
     noted.append((p.first_batch + head // p.heads, head % p.heads, rows, rows_between(p, 0, p.seq), ()))
 
 
@@ -76,7 +76,7 @@ cdef void note_chunks(const Problem *p, int phase, int64_t index, void *scratch)
     rows, columns = (rows_between(p, chunk * p.chunk_rows, (chunk + 1) * p.chunk_rows) for chunk in (keys, queries))
     if p.bricks.sides[0]:
         blocks = range(keys * p.chunk_blocks, min((keys + 1) * p.chunk_blocks, p.blocks))
-        rows = list(chain.from_iterable([rows_of_brick(p, block) for block in blocks]))
+        rows = tuple(chain.from_iterable([rows_of_brick(p, block) for block in blocks]))
     noted.append((p.first_batch + head // p.kv_heads, head % p.kv_heads, rows, columns, tuple(after)))
     turn.keys[0] = turn.queries[0] = len(noted)
 

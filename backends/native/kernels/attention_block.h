@@ -208,12 +208,13 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
 }
 
 /* Tasks count blocks (or chunks) fastest, then heads, then batch. Under causality the last block has the most to do: the last blocks of
- * all heads come first, so that at the end short tasks are left, and no thread waits long for another. */
+ * all heads come first, so that at the end short tasks are left, and no thread waits long for another. Otherwise the first block does,
+ * if any, which holds the global tokens of most patterns. */
 static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
     int by_key = phase == BACKWARD;
     int64_t shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;
     int64_t parts = by_key ? p->chunks : p->blocks;
-    int64_t part = by_key ? chunk_of_task(p, index) : parts - 1 - index % parts, head = index / parts;
+    int64_t part = by_key ? chunk_of_task(p, index) : index % parts, head = index / parts;
     if (p->causal && !by_key)
         part = parts - 1 - index / (heads * p->batch), head = index % (heads * p->batch);
     Task task = {.p = p, .phase = phase, .batch = head / heads, .head = head % heads * shared, .last_column = p->seq};

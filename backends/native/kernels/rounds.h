@@ -1,12 +1,13 @@
 /* When a task of BACKWARD may begin: no two tasks add to the same rows at once, and all sums have one order.
  *
  *     chunks of keys   0   1   2      In each round a chunk of keys goes with another one of queries. All rounds are in one queue; a
- *     round 0          0   1   2      task begins when the one before has ended, both of its keys and of its queries:
- *     round 1          1   2   0
- *     round 2          2   0   1          turns[keys].keys == round        turns[queries].queries == round
+ *     round 0          1   2   0      task begins when the one before has ended, both of its keys and of its queries:
+ *     round 1          2   0   1
+ *     round 2          0   1   2          turns[keys].keys == round        turns[queries].queries == round
  *
  * Those before are earlier in the queue, so a thread waits only for tasks that others are running, and the first of these for none.
- * Every second head has its rounds the other way round: under causality a head has less to do from round to round, two have always as much.
+ * A head meets its chunks with themselves in the middle, and every second one goes the other way round: under causality one has little to
+ * do while another has much.
  */
 #ifndef DILKIT_NATIVE_ROUNDS_H
 #define DILKIT_NATIVE_ROUNDS_H
@@ -27,9 +28,11 @@ typedef struct {
     int32_t *keys, *queries, round;
 } Turn;
 
-/* How many chunks the queries of a task are after its keys. */
+/* How many chunks the queries of a task are after its keys. Tasks of a chunk with itself mostly have the most to do: they are in the
+ * middle, so that at the end no thread waits long for another. */
 static inline int64_t shift_of(const Problem *p, int64_t index, int64_t round) {
-    return index / p->chunks % 2 ? p->chunks - 1 - round : round;
+    int64_t half = p->chunks / 2;
+    return (index / p->chunks % 2 ? p->chunks + half - round : half + round) % p->chunks;
 }
 
 static inline Turn turn_of(Turns *turns, const Problem *p, int64_t index, int64_t round) {

@@ -62,21 +62,21 @@ def counted(load: Load, backward: bool) -> list[Task]:
     from dilkit.backends.native import _native
 
     tasks: list[Task] = []
-    seen: dict[tuple[int, range], Tensor] = {}
+    seen: dict[tuple[int, Sequence[int]], Tensor] = {}
     encoded = _native.EncodedProblem(*encode_problem(load.problem))
     for sequence, head, rows, columns, after in _native.tasks(encoded, backward, load.starts):
         queries, keys = (columns, rows) if backward else (rows, columns)
         if (sequence, keys) not in seen:
             seen[sequence, keys] = _pairs(load.problem, load.lengths[sequence] if load.lengths else load.problem.seq, keys)
-        own = seen[sequence, keys][head, queries.start : queries.stop : queries.step]
+        own = seen[sequence, keys][head, list(queries)]
         tasks.append(Task(own.sum().item(), after))
     return tasks
 
 
-def _pairs(problem: Problem, seq: int, keys: range) -> Tensor:
+def _pairs(problem: Problem, seq: int, keys: Sequence[int]) -> Tensor:
     """`(heads, seq)`: with how many of the `keys` each query is scored. Of several segments a pair is scored once."""
     mask = torch.ones(1, seq, dtype=torch.bool)
-    mask[:, keys.start : keys.stop : keys.step] = False
+    mask[:, list(keys)] = False
     zeros = torch.zeros(1, seq, problem.heads, 1)
     attend = partial(dilated_attention, zeros, zeros, zeros, is_causal=problem.is_causal, backend=BACKEND, return_lse=True)
     lses = [attend(pattern=one, key_padding_mask=mask)[1][0] for one in _scored_once(problem.pattern)]
