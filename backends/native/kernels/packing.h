@@ -92,7 +92,15 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
     const int64_t dim = task->p->dim, row = tensor->row, width = round_up(UNITS(dim), PANEL), count = tile->count;
     const int dtype = task->p->dtype;
     REAL *packed = task->s.packed_columns[which];
-    for (int64_t k = 0; k < count; k++)
+    const int whole = N(element_bytes)(task->p) * UNIT == sizeof(REAL) && dim % (PANEL * UNIT) == 0;
+    for (int64_t k = 0; whole && k < count; k++) {
+        const REAL *from = (const REAL *)(const void *)(base + tile->column[k] * row);
+        REAL *to = packed + k * PANEL;
+        for (int64_t done = 0; done < width; done += PANEL, to += PANEL * TILE_COLUMNS)
+            for (int64_t i = 0; i < PANEL; i += N(LANES))
+                N(store_vector)(to + i, N(load_vector)(from + done + i));
+    }
+    for (int64_t k = 0; !whole && k < count; k++)
         for (int64_t done = 0; done < width; done += PANEL)
             N(load_panel)(packed + k * PANEL + done * TILE_COLUMNS, base + tile->column[k] * row, done, dim, dtype);
     for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
