@@ -38,7 +38,15 @@ static inline int side_to_double(const Grid *grid, const int64_t sides[3], int64
     return shortest;
 }
 
-/* Bricks of up to `rows` cells, all of about the same size; of none where a cell of each residue class is more. */
+static inline int64_t bricks_across(const Grid *grid, int d, int64_t side) { return (grid->size[d] + side - 1) / side; }
+
+/* The side of so many bricks that are about the same. */
+static inline int64_t even_side(const Grid *grid, int d, int64_t across) {
+    return lesser(round_up((grid->size[d] + across - 1) / across, grid->step[d]), grid->size[d]);
+}
+
+/* Bricks of up to `rows` cells, all of about the same size, and then of longer sides where there is room; none where a cell of each residue
+ * class is more. */
 static inline Bricks choose_bricks(const Problem *p, int64_t rows) {
     const Grid *grid = &p->grid[0];
     Bricks bricks = {{0}, {0}};
@@ -49,11 +57,14 @@ static inline Bricks choose_bricks(const Problem *p, int64_t rows) {
         return bricks;
     for (int d; (d = side_to_double(grid, sides, rows)) >= 0;)
         sides[d] = lesser(2 * sides[d], round_up(grid->size[d], grid->step[d]));
+    for (int d = 0; d < 3; d++)
+        sides[d] = even_side(grid, d, bricks_across(grid, d, sides[d]));
     for (int d = 0; d < 3; d++) {
-        int64_t across = (grid->size[d] + sides[d] - 1) / sides[d];
-        bricks.sides[d] = lesser(round_up((grid->size[d] + across - 1) / across, grid->step[d]), sides[d]);
-        bricks.across[d] = (grid->size[d] + bricks.sides[d] - 1) / bricks.sides[d];
+        int64_t across = bricks_across(grid, d, sides[d]), longer = across > 1 ? even_side(grid, d, across - 1) : sides[d];
+        sides[d] = cells_of(sides) / sides[d] * longer <= rows ? longer : sides[d];
     }
+    for (int d = 0; d < 3; d++)
+        bricks.sides[d] = sides[d], bricks.across[d] = bricks_across(grid, d, sides[d]);
     return bricks;
 }
 
