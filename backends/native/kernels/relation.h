@@ -43,18 +43,32 @@ __attribute__((noinline)) static void N(relate_row)(const Relation *relation, in
     }
 }
 
-/* Place the columns of a tile, and those that fill its last register block: beyond what any row sees. */
-__attribute__((noinline)) static void N(relate_columns)(const Relation *relation, const int64_t *column, int64_t count) {
+static inline void N(relate_column)(const Relation *relation, int64_t k, int64_t x) {
     for (int d = 0; d < relation->axes; d++) {
-        INTEGER *place = relation->place[d];
-        const Axis axis = relation->axis[d];
-        for (int64_t k = 0; k < count; k++) {
-            Cell cell = relation->kind == SEGMENTS ? (Cell){0, N(segment_of)(relation, column[k])} : cell_of(&axis, column[k]);
-            place[k] = (INTEGER)(cell.residue * axis.longest + cell.at);
-        }
-        for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
-            place[k] = d ? place[0] : INT32_MAX;
+        Cell cell = relation->kind == SEGMENTS ? (Cell){0, N(segment_of)(relation, x)} : cell_of(&relation->axis[d], x);
+        relation->place[d][k] = (INTEGER)(cell.residue * relation->axis[d].longest + cell.at);
     }
+}
+
+/* Place the columns of a tile, and those that fill its last register block: beyond what any row sees. A column that is a step further on
+ * the last axis, and on the same line, takes no division. */
+__attribute__((noinline)) static void N(relate_columns)(const Relation *relation, const int64_t *column, int64_t count) {
+    const int last = relation->axes - 1;
+    const Axis axis = relation->axis[last];
+    int64_t left = 0; /* cells of the line beyond that of the column before */
+    for (int64_t k = 0; k < count; k++) {
+        if (left > 0 && column[k] == column[k - 1] + axis.step) {
+            for (int d = 0; d < last; d++)
+                relation->place[d][k] = relation->place[d][k - 1];
+            relation->place[last][k] = relation->place[last][k - 1] + 1, left--;
+            continue;
+        }
+        N(relate_column)(relation, k, column[k]);
+        left = relation->kind == SEGMENTS ? 0 : quotient(axis.size - 1 - coordinate_of(&axis, column[k]), axis.per_step);
+    }
+    for (int d = 0; d < relation->axes; d++)
+        for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
+            relation->place[d][k] = d ? relation->place[d][0] : INT32_MAX;
 }
 
 /* The least and the greatest of some numbers. */
