@@ -103,11 +103,11 @@ def dilated_attention(
         if block_layout is not None:
             raise ValueError("block_layout goes with no jagged tensors; compute sequences of one length as a batch")
         return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
-    check_inputs(query, key, value, pattern, key_padding_mask, sink)
+    facts = check_inputs(query, key, value, pattern, key_padding_mask, sink)
     if block_layout is not None:  # where it is missing the operator says so
         check_layout(block_layout, pattern, query, key.shape[2])
     scores = scores_of(bias, softcap, query, pattern, key.shape[2])
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
     further = further_arguments(dropout_p, scores=scores, block_layout=block_layout)
-    out, lse = attend(query, key, value, key_padding_mask, factor, call, sink, *further)
+    out, lse = attend(query, key, value, key_padding_mask, factor, call, sink, *further, facts=facts)
     return (out, lse) if return_lse else out

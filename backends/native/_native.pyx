@@ -26,8 +26,9 @@ cdef enum:
     SAMPLES = 8
     MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
 
-zeros_like, empty_like, empty, contiguous = torch.zeros_like, torch.empty_like, torch.empty, torch.contiguous_format
-float64, float32 = torch.float64, torch.float32
+cdef object zeros_like = torch.zeros_like, empty_like = torch.empty_like, empty = torch.empty
+cdef object contiguous_format = torch.contiguous_format
+cdef object float64 = torch.float64, float32 = torch.float32
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
 cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
 LEAST_GAIN = 1.25
@@ -140,7 +141,7 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=
     `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last. `dropout`: a
     `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU. `bias`: a `LoweredBias`, where the problem has one.
     """
-    out, lse = empty_outputs(q)
+    out, lse = results_of(encoded, q)
     cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
@@ -172,8 +173,8 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, lengths,
 def zero_sums(x, lse):
     """Zeros for the gradient of `x`, of the dtype of `lse`: laid out as results, or head by head, as tasks add to them, if they are none."""
     if x.dtype is lse.dtype:
-        return zeros_like(x, memory_format=contiguous)
-    return zeros_like(x.transpose(1, 2), dtype=lse.dtype, memory_format=contiguous).transpose(1, 2)
+        return zeros_like(x, memory_format=contiguous_format)
+    return zeros_like(x.transpose(1, 2), dtype=lse.dtype, memory_format=contiguous_format).transpose(1, 2)
 
 
 def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None, given=None):

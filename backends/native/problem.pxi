@@ -48,6 +48,7 @@ cdef class EncodedProblem:
 
     cdef Problem problem
     cdef bytes numbers
+    cdef object lse  # of the shape that each call returns, but one number of memory: to be given to empty_like; None where there is none
 
     def __init__(
         self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, False, (1, 1, 1)), int64_t given=-1
@@ -68,6 +69,7 @@ cdef class EncodedProblem:
         p.runs.table, p.runs.rows_end, p.runs.first_columns = at[9], at[10], at[11]
         p.runs.columns = <const int64_t (*)[2]>at[12]
         if p.seq:
+            self.lse = empty(1, dtype=float64 if p.dtype == 0 else float32, device="cpu").expand(p.batch, p.heads, p.seq)
             check_grids(p, p.seq)
             p.classes = lesser(p.classes, p.seq)
             choose_blocks(p)
@@ -81,6 +83,13 @@ cdef class EncodedProblem:
     def nbytes(self):
         """Bytes of the arrays."""
         return len(self.numbers)
+
+
+cdef tuple results_of(EncodedProblem encoded, q):
+    """`out` and `lse` of a call with this query, contiguous, not filled in."""
+    if encoded.lse is None:
+        return empty_outputs(q)
+    return empty_like(q, memory_format=contiguous_format), empty_like(encoded.lse)
 
 
 cdef Problem with_tensors(EncodedProblem encoded, q, k, v, out, lse, mask) except *:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -118,12 +119,24 @@ def backward(
     return dquery, dkey, dvalue, returned[3] if learned else None
 
 
+def forward_of_three(query: Tensor, key: Tensor, value: Tensor, scale: float, call: str, facts: bytes) -> tuple[Tensor, Tensor]:
+    """`forward` of a call that has these tensors alone, whose `facts` are those of `plain_facts`."""
+    tensors = query, key, value
+    prepared = _found(boundary.INPUTS, tensors, facts, scale, call, 0)
+    if not prepared.is_plain:
+        with torch._C._AutoDispatchBelowAutograd():  # a backend may have tensors of its own that require a gradient
+            return forward(query, key, value, None, scale, call)
+    boundary.check_room(boundary.INPUTS, tensors, prepared.admission.spans)
+    return prepared.forward(Inputs(query, key, value), prepared.problem)
+
+
 @dataclass(frozen=True)
 class PreparedCall:
     """What was chosen and worked out for calls with the same facts.
 
     `foreign`: the backend is none of dilkit's own. `needs_layout`: each call gives the blocks of a branch. `zero_keys`: those
-    that rows see at the end of the forward pass, if any do.
+    that rows see at the end of the forward pass, if any do. `is_plain`: what the backend is given is what the call was, and what
+    it returns are the results.
     """
 
     backend: Backend
@@ -134,6 +147,7 @@ class PreparedCall:
     foreign: bool
     needs_layout: bool
     zero_keys: ZeroKeys | None
+    is_plain: bool
     nbytes: int
 
 
@@ -175,8 +189,14 @@ def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float,
 
     `longest`: what a packed call is prepared for, as `sequences.longest` says; 0 for one that is not packed.
     """
+    return _found(names, tensors, key_of(names, tensors), scale, call, longest)
+
+
+def _found(
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], facts: Hashable, scale: float, call: str, longest: int
+) -> PreparedCall:
     default = () if asks_for_backends(call) else requested_backends()
-    key = "call", state(), names, key_of(names, tensors), default, scale, call, longest
+    key = "call", state(), names, facts, default, scale, call, longest
     return plan.cached(key, _prepare, names, tensors, default, scale, call, longest)
 
 
@@ -215,7 +235,9 @@ def _prepare(
     zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
     nbytes = _TEXTS * len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
     given = pattern.given_blocks is not None
-    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, given, zero_keys, nbytes)
+    odd = foreign or given or admission.any_copied or zero_keys is not None or problem.dropout_p or problem.bias is not None
+    plain = not odd and query.numel() > 0
+    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, given, zero_keys, plain, nbytes)
 
 
 _TEXTS = 3
