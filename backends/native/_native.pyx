@@ -142,7 +142,8 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=
     `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU. `bias`: a `LoweredBias`, where the problem has one.
     """
     out, lse = results_of(encoded, q)
-    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    cdef Problem p = encoded.problem
+    set_tensors(&p, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
     set_layout(&p, given)
@@ -154,7 +155,8 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=
 def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, lengths, bias=None):
     """`(out, lse)` of the last rows of sequences of these `lengths`, contiguous int32, none less than the rows of `q`."""
     out, lse = empty_outputs(q)
-    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, None)
+    cdef Problem p = encoded.problem
+    set_tensors(&p, q, k, v, out, lse, None)
     cdef int64_t i, capacity = k.shape[1]
     p.lengths, p.batch = int32_of(lengths), len(lengths)
     p.seq = p.lse_head = q.shape[1]
@@ -185,7 +187,8 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
     if lse.dtype is not (float64 if encoded.problem.dtype == 0 else float32):
         raise TypeError(f"lse is {lse.dtype}, in which the kernel would sum gradients up; it would write beyond the tensors")
     dq, dk, dv, delta = zero_sums(q, lse), zero_sums(k, lse), zero_sums(v, lse), empty_like(lse)
-    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    cdef Problem p = encoded.problem
+    set_tensors(&p, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
     set_layout(&p, given)

@@ -92,14 +92,13 @@ cdef tuple results_of(EncodedProblem encoded, q):
     return empty_like(q, memory_format=contiguous_format), empty_like(encoded.lse)
 
 
-cdef Problem with_tensors(EncodedProblem encoded, q, k, v, out, lse, mask) except *:
-    cdef Problem p = encoded.problem
+cdef int set_tensors(Problem *p, q, k, v, out, lse, mask) except -1:
     cdef int64_t[2] strides
     p.q, p.k, p.v, p.out, p.lse = view_of(q), view_of(k), view_of(v), view_of(out), locate(lse, strides, 0)
     if mask is not None:
         p.mask = locate(mask, strides, 2)
         p.mask_batch, p.mask_row = strides[0], strides[1]
-    return p
+    return 0
 
 
 cdef int32_t *int32_of(tensor) except? NULL:

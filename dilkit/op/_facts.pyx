@@ -103,7 +103,7 @@ cdef bytes described_inputs(query, key, value):
     """What `described` says of three tensors that fit each other; None of others."""
     cdef char[3 * MOST_BYTES] found
     cdef DLTensor q, k, v
-    cdef char *end = found
+    cdef char *end
     if API is NULL:
         return None
     try:
@@ -114,7 +114,7 @@ cdef bytes described_inputs(query, key, value):
         return None
     if not (is_floating(&q) and in_rows_like(&q, &q) and in_rows_like(&k, &q) and in_rows_like(&v, &q) and go_together(&q, &k, &v)):
         return None
-    end = describe(&v, describe(&k, describe(&q, end)))
+    end = describe(&v, describe(&k, describe(&q, found)))
     return PyBytes_FromStringAndSize(found, end - found)
 
 
@@ -198,13 +198,13 @@ cdef object described(tuple tensors):
     return PyBytes_FromStringAndSize(found, end - found)
 
 
-cdef char *describe(const DLTensor *x, char *to) noexcept:
-    """Write what a key says of a tensor; returns where it ends."""
+cdef char *describe(const DLTensor *x, char *end) noexcept:
+    """Write what a key says of a tensor behind what it says of others; returns where it ends then."""
     cdef Py_ssize_t dims = x.ndim * sizeof(int64_t)
-    memcpy(to, &x.device_type, HEADER)
-    memcpy(to + HEADER, x.shape, dims)
-    memcpy(to + HEADER + dims, x.strides, dims)
-    return to + HEADER + 2 * dims
+    memcpy(end, &x.device_type, HEADER)
+    memcpy(end + HEADER, x.shape, dims)
+    memcpy(end + HEADER + dims, x.strides, dims)
+    return end + HEADER + 2 * dims
 
 
 cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:

@@ -153,7 +153,8 @@ def _needed(*further: Any) -> tuple[Any, ...]:
 
 
 def _with_backends(call: str) -> str:
-    """`call` with the backends that the forward pass asks for: the backward pass may run in another thread, outside `use_backend`."""
+    """`call` with the backends that the forward pass asks for: its backward pass may run in another thread, outside of
+    `use_backend`."""
     names = () if asks_for_backends(call) else requested_backends()
     return asking_for(call, ",".join(names)) if names else call
 
@@ -161,8 +162,8 @@ def _with_backends(call: str) -> str:
 def _gradients(
     dout: Tensor | None, dlse: Tensor | None, saved: tuple[Any, ...], further: tuple[Any, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value and bias. `saved`: the arguments of the backward operator from `query` to `call`; `further`: those
-    after it."""
+    """Gradients of query, key, value and bias. `saved`, `further`: the arguments of the backward operator from `query` to `call`,
+    and those after it."""
     dquery = dkey = dvalue = dbias = None
     if dout is not None:
         inputs = dout, *saved, *further

@@ -62,15 +62,18 @@ static int await(WorkQueue *queue, const Turn *turn, int caller) {
 }
 
 /* Run a task of a round of `problem`, whose chunks' turns begin at `first`. */
-static void run_in_turn(WorkQueue *queue, Problem *problem, int64_t round, int64_t index, int64_t first, void *scratch, int caller) {
+static void run_in_turn(
+    WorkQueue *queue, const Problem *problem, int64_t round, int64_t index, int64_t first, void *scratch, int caller
+) {
     if (!queue->turns) {
         queue->code->run_task(problem, queue->phase, index, scratch);
         return;
     }
-    problem->shift = shift_of(problem, index, round);
-    Turn turn = turn_of(queue->turns + first, problem, index, round);
+    Problem of_round = *problem;
+    of_round.shift = shift_of(problem, index, round);
+    Turn turn = turn_of(queue->turns + first, &of_round, index, round);
     if (await(queue, &turn, caller)) {
-        queue->code->run_task(problem, queue->phase, index, scratch);
+        queue->code->run_task(&of_round, queue->phase, index, scratch);
         end_turn(&turn);
     }
 }
@@ -81,8 +84,7 @@ static void run_task(WorkQueue *queue, int64_t task, void *scratch, int caller) 
         return;
     }
     if (!queue->task_end) {
-        Problem problem = *queue->problem;
-        run_in_turn(queue, &problem, task / queue->side_by_side, task % queue->side_by_side, 0, scratch, caller);
+        run_in_turn(queue, queue->problem, task / queue->side_by_side, task % queue->side_by_side, 0, scratch, caller);
         return;
     }
     int64_t sequences = sequences_in(queue->problem), entry = entry_of_task(queue->task_end, queue->rounds * sequences, task);
