@@ -90,6 +90,19 @@ def plain_facts(query, key, value):
     return described_inputs(query, key, value)
 
 
+def facts_undispatched(tuple tensors):
+    """The `key_of` tensors with which torch's dispatcher has nothing to do; else None."""
+    if API is NULL or len(tensors) > MOST_TENSORS or thread_is_odd():
+        return None
+    for x in tensors:
+        if not is_alone(x):
+            return None
+    try:
+        return described(tensors)
+    except (BufferError, RuntimeError):
+        return None
+
+
 cdef bint is_plain(x) except -1:
     """Whether a tensor has memory: to fail at that takes a millisecond."""
     return type(x) is Tensor and (x.is_cpu or x.is_cuda)

@@ -36,7 +36,7 @@ def encode_arguments(
 ) -> tuple[float, str]:
     """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
     boolean("is_causal", is_causal)
-    factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
+    factor = query.size(-1) ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else ",".join(names_of(backend))
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     rate = probability("dropout_p", dropout_p)

@@ -19,24 +19,8 @@ from dilkit.op.schema import backward_op, encode_call, forward_op, library, scor
 __all__ = ["attend", "backward_op", "encode_call", "forward_op"]
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    call: str,
-    sink: Tensor | None = None,
-    *further: Any,
-    facts: bytes | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`forward_op`, without torch's dispatcher where it has nothing to do: for small problems it takes longer than the kernel.
-
-    `facts`: those of `plain_facts`, where query, key and value are all tensors unless there are further arguments.
-    """
-    if facts is not None and not further:
-        return op_rules.plain_forward(query, key, value, scale, call, facts)
-    inputs = query, key, value, mask, scale, call, sink, *further
+def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """`forward_op`, without torch's dispatcher where it has nothing to do: for small problems it takes longer than the kernel."""
     if torch.compiler.is_compiling() or not undispatched(inputs):
         results: tuple[Tensor, Tensor] = forward_op(*inputs)
         return results

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from dilkit.op import kernels
 from dilkit.op._facts import undispatched, want_gradient
-from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, requires_grad, without_dropout
+from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
@@ -25,7 +25,7 @@ _BIAS = 11
 """Which one is the weights of the bias."""
 _TRAILING = (None,) * 8
 """What the sink and the arguments after it are where they are left out."""
-_AUTOGRAD = torch._C.DispatchKey.AutogradOther
+AUTOGRAD = torch._C.DispatchKey.AutogradOther
 """The key that stands for all of autograd's, which are excluded together."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -53,7 +53,7 @@ class Differentiable(torch.autograd.Function):
         dquery = dkey = dvalue = dsink = dbias = None
         if any(ctx.needs_input_grad[:3]) or learned:
             saved = query, key, value, out, lse, mask, ctx.scale, ctx.call
-            dquery, dkey, dvalue, dbias = _gradients(dout, dlse, saved, _needed(*packed, *dropout, *scores))
+            dquery, dkey, dvalue, dbias = gradients(dout, dlse, saved, _needed(*packed, *dropout, *scores))
         if sink is not None and ctx.needs_input_grad[_SINK]:
             check_sink(sink, query)
             dsink = sink_gradient(sink, out, lse, dout, dlse)
@@ -75,40 +75,10 @@ def undispatched_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     """The kernel of the forward operator, and its gradient recorded if one is wanted: what the dispatcher would come to."""
     if not torch.is_grad_enabled():
         return kernels.forward(*inputs)
-    if want_gradient(inputs) and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
+    if want_gradient(inputs) and not torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD):
         return _record(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return kernels.forward(*inputs)
-
-
-class DifferentiableInThree(torch.autograd.Function):
-    """`Differentiable` of a call that has query, key and value alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, call: str, facts: bytes
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = kernels.forward_of_three(query, key, value, scale, call, facts)
-        ctx.scale, ctx.call = scale, _with_backends(call)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, out, lse)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
-        saved = query, key, value, out, lse, None, ctx.scale, ctx.call
-        return (*_gradients(dout, dlse, saved, ())[:3], None, None, None)
-
-
-_record_three: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, DifferentiableInThree).apply
-
-
-def plain_forward(query: Tensor, key: Tensor, value: Tensor, scale: float, call: str, facts: bytes) -> tuple[Tensor, Tensor]:
-    """`undispatched_forward` of a call that has these tensors alone, whose text says whether a gradient is wanted."""
-    if requires_grad(call) and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
-        return _record_three(query, key, value, scale, call, facts)
-    return kernels.forward_of_three(query, key, value, scale, call, facts)
 
 
 class DifferentiableOnce(torch.autograd.Function):
@@ -159,7 +129,7 @@ def _with_backends(call: str) -> str:
     return asking_for(call, ",".join(names)) if names else call
 
 
-def _gradients(
+def gradients(
     dout: Tensor | None, dlse: Tensor | None, saved: tuple[Any, ...], further: tuple[Any, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of query, key, value and bias. `saved`, `further`: the arguments of the backward operator from `query` to `call`,
@@ -170,8 +140,8 @@ def _gradients(
         once = not torch.is_grad_enabled() and undispatched(inputs)
         dquery, dkey, dvalue, dbias = kernels.backward(*inputs) if once else backward_op(*inputs)
     if dlse is not None:
-        query, key, _, _, lse, *others = saved
-        through = _differentiate_lse(dlse, query, key, lse, *others, further)
+        query, key, _, _, lse, mask, scale, call = saved
+        through = _differentiate_lse(dlse, query, key, lse, mask, scale, call, further)
         dquery, dkey, dbias = (
             its if mine is None else mine + its for mine, its in zip((dquery, dkey, dbias), through, strict=True)
         )

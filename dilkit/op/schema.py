@@ -63,11 +63,6 @@ def decode_call(call: str) -> tuple[Pattern, bool, bool]:
     return Pattern.from_json(_parts(call)[3]), call[1] == "1", call[2] == "1"
 
 
-def requires_grad(call: str) -> bool:
-    """Whether a call says that a gradient of query, key, value or a bias is wanted."""
-    return call[2] == "1"
-
-
 def dropout_asked(call: str) -> float:
     """The probability with which a call drops weights."""
     return float(_parts(call)[1] or 0.0)
