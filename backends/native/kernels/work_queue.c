@@ -7,6 +7,7 @@
  *     many sequences: task i of the call is task i - task_end[e - 1] of entry e, which is a round of a sequence
  */
 #define _GNU_SOURCE
+#include "kept_memory.h"
 #include "rounds.h"
 #include "sequences.h"
 #include "step.h"
@@ -168,12 +169,12 @@ static int run_queue(WorkQueue *queue, int threads) {
     queue->caller = pthread_self(), queue->next_check = now() + 0.1;
     threads = (int)lesser(threads, queue->side_by_side);
     threads = threads > 1 ? threads : 1;
-    void *memory = NULL;
-    if (posix_memalign(&memory, 64, queue->scratch_bytes * (size_t)threads))
+    const size_t bytes = queue->scratch_bytes * (size_t)threads;
+    queue->scratch = take_memory(bytes);
+    if (!queue->scratch)
         return NATIVE_NO_MEMORY;
-    queue->scratch = memory;
     run_on_threads(run_tasks, queue, threads);
-    free(memory);
+    keep_memory(queue->scratch, bytes);
     return queue->stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
 }
 
