@@ -202,7 +202,7 @@ def _encoded(problem: Problem) -> EncodedProblem:
         sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
         options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
         evaluated = problem.seq if problem.pattern.is_evaluated else 0
-        kept["_native_key"] = f"native {sizes} {options} {evaluated} {problem.pattern.to_json()}"  # whose hash is kept with it
+        kept["_native_key"] = "native", problem.pattern.to_json(), sizes, options, evaluated
     return plan.cached(kept["_native_key"], _encode, problem)
 
 
