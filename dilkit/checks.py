@@ -86,6 +86,8 @@ def probability(name: str, value: Any) -> float:
 
     What is nearer to 0 or 1 than `SMALLEST_DROPOUT` would drop nothing, or everything, and is refused too.
     """
+    if type(value) is float and value == 0:
+        return value
     number = real(name, value)
     if not 0 <= number < 1:
         raise ValueError(f"{name}={number} must be at least 0 and less than 1; 1 would leave no weight")

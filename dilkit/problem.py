@@ -165,7 +165,8 @@ class Problem:
             sizes = dict(batch=self.batch, kv_heads=self.kv_heads)
             seq = min(self.seq, self.pattern.max_seq)  # of packed sequences the power of two that none is longer than
             kept["_flops"] = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
-        return int(kept["_flops"])
+        flops: int = kept["_flops"]
+        return flops
 
     def __str__(self) -> str:
         heads = (

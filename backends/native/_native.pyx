@@ -28,8 +28,9 @@ cdef enum:
     SAMPLES = 8
     MOST_PARTS = 1 << 23  # numbers of the gradient of a bias in parts; beyond, tasks add to one part, one after the other
 
-zeros_like, empty_like, empty, contiguous = torch.zeros_like, torch.empty_like, torch.empty, torch.contiguous_format
-float64, float32 = torch.float64, torch.float32
+cdef object zeros_like = torch.zeros_like, empty_like = torch.empty_like, empty = torch.empty
+cdef object contiguous_format = torch.contiguous_format
+cdef object float64 = torch.float64, float32 = torch.float32
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
 cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
 LEAST_GAIN = 1.25
@@ -142,8 +143,9 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=
     `starts`: contiguous int32 on the CPU, where the sequences of a packed call begin, and the end of the last. `dropout`: a
     `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU. `bias`: a `LoweredBias`, where the problem has one.
     """
-    out, lse = empty_outputs(q)
-    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    out, lse = results_of(encoded, q)
+    cdef Problem p = encoded.problem
+    set_tensors(&p, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
     set_layout(&p, given)
@@ -155,7 +157,8 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=
 def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, lengths, bias=None):
     """`(out, lse)` of the last rows of sequences of these `lengths`, contiguous int32, none less than the rows of `q`."""
     out, lse = empty_outputs(q)
-    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, None)
+    cdef Problem p = encoded.problem
+    set_tensors(&p, q, k, v, out, lse, None)
     cdef int64_t i, capacity = k.shape[1]
     p.lengths, p.batch = int32_of(lengths), len(lengths)
     p.seq = p.lse_head = q.shape[1]
@@ -174,8 +177,8 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, lengths,
 def zero_sums(x, lse):
     """Zeros for the gradient of `x`, of the dtype of `lse`: laid out as results, or head by head, as tasks add to them, if they are none."""
     if x.dtype is lse.dtype:
-        return zeros_like(x, memory_format=contiguous)
-    return zeros_like(x.transpose(1, 2), dtype=lse.dtype, memory_format=contiguous).transpose(1, 2)
+        return zeros_like(x, memory_format=contiguous_format)
+    return zeros_like(x.transpose(1, 2), dtype=lse.dtype, memory_format=contiguous_format).transpose(1, 2)
 
 
 def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, lse, mask, starts=None, dropout=None, bias=None, given=None):
@@ -186,7 +189,8 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
     if lse.dtype is not (float64 if encoded.problem.dtype == 0 else float32):
         raise TypeError(f"lse is {lse.dtype}, in which the kernel would sum gradients up; it would write beyond the tensors")
     dq, dk, dv, delta = zero_sums(q, lse), zero_sums(k, lse), zero_sums(v, lse), empty_like(lse)
-    cdef Problem p = with_tensors(encoded, q, k, v, out, lse, mask)
+    cdef Problem p = encoded.problem
+    set_tensors(&p, q, k, v, out, lse, mask)
     set_dropout(&p, dropout, starts)
     set_bias(&p, bias, k.shape[1])
     set_layout(&p, given)

@@ -97,16 +97,16 @@ class Native(Backend):
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, layout = inputs
-        given = _encoded(problem), instruction_set(), _threads(problem, query), query, key, value
+        encoded, isa, threads = _encoded(problem), instruction_set(), _threads(problem, query)
         results: tuple[Tensor, Tensor]
         if cache_seqlens is None:
             if cu_seqlens is not None:
                 _check_lengths(problem, cu_seqlens.diff())
             tables = None if layout is None else _given(layout, problem)
-            results = _kernel().forward(*given, mask, cu_seqlens, dropout, bias, tables)
+            results = _kernel().forward(encoded, isa, threads, query, key, value, mask, cu_seqlens, dropout, bias, tables)
         else:
             _check_lengths(problem, cache_seqlens)
-            results = _kernel().forward_last(*given, cache_seqlens, bias)
+            results = _kernel().forward_last(encoded, isa, threads, query, key, value, cache_seqlens, bias)
         return results
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:

@@ -48,6 +48,7 @@ cdef class EncodedProblem:
 
     cdef Problem problem
     cdef bytes numbers
+    cdef object lse  # of the shape that each call returns, but one number of memory: to be given to empty_like; None where there is none
 
     def __init__(
         self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, False, (1, 1, 1)), int64_t given=-1
@@ -68,6 +69,7 @@ cdef class EncodedProblem:
         p.runs.table, p.runs.rows_end, p.runs.first_columns = at[9], at[10], at[11]
         p.runs.columns = <const int64_t (*)[2]>at[12]
         if p.seq:
+            self.lse = empty(1, dtype=float64 if p.dtype == 0 else float32, device="cpu").expand(p.batch, p.heads, p.seq)
             check_grids(p, p.seq)
             p.classes = lesser(p.classes, p.seq)
             choose_blocks(p)
@@ -83,14 +85,20 @@ cdef class EncodedProblem:
         return len(self.numbers)
 
 
-cdef Problem with_tensors(EncodedProblem encoded, q, k, v, out, lse, mask) except *:
-    cdef Problem p = encoded.problem
+cdef tuple results_of(EncodedProblem encoded, q):
+    """`out` and `lse` of a call with this query, contiguous, not filled in."""
+    if encoded.lse is None:
+        return empty_outputs(q)
+    return empty_like(q, memory_format=contiguous_format), empty_like(encoded.lse)
+
+
+cdef int set_tensors(Problem *p, q, k, v, out, lse, mask) except -1:
     cdef int64_t[2] strides
     p.q, p.k, p.v, p.out, p.lse = view_of(q), view_of(k), view_of(v), view_of(out), locate(lse, strides, 0)
     if mask is not None:
         p.mask = locate(mask, strides, 2)
         p.mask_batch, p.mask_row = strides[0], strides[1]
-    return p
+    return 0
 
 
 cdef int32_t *int32_of(tensor) except? NULL:

@@ -67,28 +67,68 @@ cdef uint64_t OF_THREAD = keys_named(("BackendSelect", "ADInplaceOrView"))  # wh
 cdef uint64_t OF_TENSOR = keys_named(
     ("CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
 )
-Tensor, Parameter = torch.Tensor, torch.nn.Parameter
-ALL_DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool
-transforms_active = torch._C._are_functorch_transforms_active
-keys_of_thread, keys_of_tensor = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_keys
-function_mode, profiling = torch._C._is_torch_function_mode_enabled, torch._C._autograd._profiler_enabled
-autocasting = torch._C._is_any_autocast_enabled
+# Of the module, and of no dictionary: each of these is looked up several times in a call.
+cdef object Tensor = torch.Tensor, Parameter = torch.nn.Parameter
+cdef object ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool)
+cdef object transforms_active = torch._C._are_functorch_transforms_active
+cdef object keys_of_thread = torch._C._dispatch_tls_local_include_set, keys_of_tensor = torch._C._dispatch_keys
+cdef object function_mode = torch._C._is_torch_function_mode_enabled, profiling = torch._C._autograd._profiler_enabled
+cdef object autocasting = torch._C._is_any_autocast_enabled, forward_level = forward_ad
 
 
 def surely_fit(query, key, value):
     """Whether these are plain tensors that can be computed together. False means that it takes a closer look to say."""
+    if transforms_active() or not (is_plain(query) and is_plain(key) and is_plain(value)):
+        return False
+    return described_inputs(query, key, value) is not None
+
+
+def plain_facts(query, key, value):
+    """The `key_of` tensors that surely fit each other, and with which torch's dispatcher has nothing to do; else None."""
+    if thread_is_odd() or not (is_alone(query) and is_alone(key) and is_alone(value)):
+        return None
+    return described_inputs(query, key, value)
+
+
+def facts_undispatched(tuple tensors):
+    """The `key_of` tensors with which torch's dispatcher has nothing to do; else None."""
+    if API is NULL or len(tensors) > MOST_TENSORS or thread_is_odd():
+        return None
+    for x in tensors:
+        if not is_alone(x):
+            return None
+    try:
+        return described(tensors)
+    except (BufferError, RuntimeError):
+        return None
+
+
+cdef bint is_plain(x) except -1:
+    """Whether a tensor has memory: to fail at that takes a millisecond."""
+    return type(x) is Tensor and (x.is_cpu or x.is_cuda)
+
+
+cdef bint is_alone(x) except -1:
+    return type(x) is Tensor and not <uint64_t>keys_of_tensor(x).raw_repr() & ~OF_TENSOR
+
+
+cdef bytes described_inputs(query, key, value):
+    """What `described` says of three tensors that fit each other; None of others."""
+    cdef char[3 * MOST_BYTES] found
     cdef DLTensor q, k, v
-    if API is NULL or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor:
-        return False
-    if transforms_active() or not (query.is_cpu or query.is_cuda):  # they have no memory: to fail at that takes a millisecond
-        return False
+    cdef char *end
+    if API is NULL:
+        return None
     try:
         API.export_borrowed(<void *>query, &q)
         API.export_borrowed(<void *>key, &k)
         API.export_borrowed(<void *>value, &v)
     except (BufferError, RuntimeError):
-        return False
-    return is_floating(&q) and in_rows_like(&q, &q) and in_rows_like(&k, &q) and in_rows_like(&v, &q) and go_together(&q, &k, &v)
+        return None
+    if not (is_floating(&q) and in_rows_like(&q, &q) and in_rows_like(&k, &q) and in_rows_like(&v, &q) and go_together(&q, &k, &v)):
+        return None
+    end = describe(&v, describe(&k, describe(&q, found)))
+    return PyBytes_FromStringAndSize(found, end - found)
 
 
 cdef bint is_floating(const DLTensor *x) noexcept:
@@ -109,23 +149,36 @@ cdef bint go_together(const DLTensor *q, const DLTensor *k, const DLTensor *v) n
     )
 
 
+cdef bint thread_is_odd() except -1:
+    """Whether torch's dispatcher has something to do with any operator that this thread calls."""
+    if function_mode() or profiling() or <uint64_t>keys_of_thread().raw_repr() & ~OF_THREAD:
+        return True
+    return autocasting() or forward_level._current_level >= 0
+
+
 def undispatched(tuple inputs):
     """Whether torch's dispatcher has nothing to do with an operator of these inputs but record a gradient and call its kernel.
 
     It has more to do under modes, transforms, autocast, tracing or a profiler, and for tensors of subclasses, without memory or
     in a form that is not their memory's.
     """
-    if function_mode() or profiling() or <uint64_t>keys_of_thread().raw_repr() & ~OF_THREAD:
-        return False
-    if autocasting() or forward_ad._current_level >= 0:
+    if thread_is_odd():
         return False
     for x in inputs:
         if type(x) is Tensor or type(x) is Parameter:
             if <uint64_t>keys_of_tensor(x).raw_repr() & ~OF_TENSOR:
                 return False
-        elif x is not None and type(x) not in (float, str, int):
+        elif x is not None and type(x) is not float and type(x) is not str and type(x) is not int:
             return False
     return True
+
+
+def want_gradient(tuple inputs):
+    """Whether one of these is a tensor that requires a gradient."""
+    for x in inputs:
+        if isinstance(x, Tensor) and x.requires_grad:
+            return True
+    return False
 
 
 def key_of(tuple names, tuple tensors):
@@ -150,17 +203,21 @@ cdef object described(tuple tensors):
     cdef char[MOST_TENSORS * MOST_BYTES] found
     cdef char *end = found
     cdef DLTensor x
-    cdef Py_ssize_t dims
     for tensor in tensors:
         API.export_borrowed(<void *>tensor, &x)
         if x.ndim > MOST_DIMS:
             raise BufferError
-        dims = x.ndim * sizeof(int64_t)
-        memcpy(end, &x.device_type, HEADER)
-        memcpy(end + HEADER, x.shape, dims)
-        memcpy(end + HEADER + dims, x.strides, dims)
-        end += HEADER + 2 * dims
+        end = describe(&x, end)
     return PyBytes_FromStringAndSize(found, end - found)
+
+
+cdef char *describe(const DLTensor *x, char *end) noexcept:
+    """Write what a key says of a tensor behind what it says of others; returns where it ends then."""
+    cdef Py_ssize_t dims = x.ndim * sizeof(int64_t)
+    memcpy(end, &x.device_type, HEADER)
+    memcpy(end + HEADER, x.shape, dims)
+    memcpy(end + HEADER + dims, x.strides, dims)
+    return end + HEADER + 2 * dims
 
 
 cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:
@@ -246,10 +303,15 @@ def first_beyond(tuple tensors, tuple spans):
 
     `spans`: bytes from the first element of each tensor to the end of its last; an empty one has 0, and may begin anywhere.
     """
-    cdef Py_ssize_t i, span
+    cdef Py_ssize_t i, span, offset
     for i in range(len(spans)):
         x, span = tensors[i], spans[i]
-        if span and <Py_ssize_t>x.storage_offset() * <Py_ssize_t>x.itemsize + span > <Py_ssize_t>x.untyped_storage().nbytes():
+        if span == 0:
+            continue
+        offset = x.storage_offset()
+        if offset:
+            offset *= <Py_ssize_t>x.itemsize
+        if offset + span > <Py_ssize_t>x.untyped_storage().nbytes():
             return i
     return -1
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import boolean, not_distributed, probability, real, shown
-from dilkit.op._facts import surely_fit
+from dilkit.op._facts import plain_facts, surely_fit
 from dilkit.op.boundary import check_shapes
 from dilkit.op.dropout import draw_seed
 from dilkit.op.operators import encode_call
@@ -36,7 +36,7 @@ def encode_arguments(
 ) -> tuple[float, str]:
     """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
     boolean("is_causal", is_causal)
-    factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
+    factor = query.size(-1) ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else ",".join(names_of(backend))
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     rate = probability("dropout_p", dropout_p)
@@ -70,10 +70,15 @@ def check_inputs(
     pattern: Pattern,
     key_padding_mask: Tensor | None = None,
     sink: Tensor | None = None,
-) -> None:
-    """Raise TypeError or ValueError, naming the argument and the limit, unless these arguments fit each other."""
+) -> bytes | None:
+    """Raise TypeError or ValueError, naming the argument and the limit, unless these arguments fit each other.
+
+    Returns the `plain_facts` of query, key and value where these are all tensors.
+    """
     check_pattern(pattern)
-    if torch.compiler.is_compiling() or not surely_fit(query, key, value):
+    compiling = torch.compiler.is_compiling()
+    facts = None if compiling else plain_facts(query, key, value)
+    if facts is None and (compiling or not surely_fit(query, key, value)):
         _check_tensors(query, key, value)
     if pattern.heads is not None or pattern.head_shard is not None:
         pattern.check_heads(query.shape[2], key.shape[2])
@@ -81,6 +86,7 @@ def check_inputs(
         _check_mask(key_padding_mask, query)
     if sink is not None:
         check_sink(sink, query)
+    return facts if key_padding_mask is sink is None else None
 
 
 def check_pattern(pattern: object) -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from dilkit import plan
-from dilkit.backend import Backend
 from dilkit.bias.form import LoweredBias
-from dilkit.device import probe
 from dilkit.inputs import Inputs
 from dilkit.op import boundary, sequences
 from dilkit.op._facts import key_of
 from dilkit.op.block_layout import check_choice, check_layout
 from dilkit.op.dropout import Dropout, dropout_of
-from dilkit.op.older_backends import Backward, Forward, methods_of
-from dilkit.op.schema import asks_for_backends, backends_asked, decode_call, dropout_asked, scores_asked
+from dilkit.op.prepared_call import prepare
 from dilkit.op.scores import check_bias
-from dilkit.op.zero_keys import ZeroKeys, add_zero_keys, check_sink, zero_keys_of
+from dilkit.op.zero_keys import add_zero_keys, check_sink
 from dilkit.problem import Problem
-from dilkit.selector import requested_backends, select, state
 
 
 def forward(
@@ -48,7 +41,7 @@ def forward(
     """
     tensors = (query, key, value) if key_padding_mask is None else (query, key, value, key_padding_mask)
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
-    prepared = _prepared(boundary.INPUTS, tensors, scale, call, longest)
+    prepared = prepare(boundary.INPUTS, tensors, key_of(boundary.INPUTS, tensors), scale, call, longest)
     if sink is not None:
         check_sink(sink, query)
         boundary.check_memory(("sink",), (sink,))
@@ -99,7 +92,7 @@ def backward(
     """
     tensors = (dout, query, key, value, out, lse) + (() if key_padding_mask is None else (key_padding_mask,))
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
-    prepared = _prepared(boundary.SAVED, tensors, scale, call, longest)
+    prepared = prepare(boundary.SAVED, tensors, key_of(boundary.SAVED, tensors), scale, call, longest)
     scores = _bias(prepared.problem, bias, positions, query)
     if block_layout is not None or prepared.needs_layout:
         _check_layout(prepared.problem, block_layout, query)
@@ -116,25 +109,6 @@ def backward(
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
     dquery, dkey, dvalue = returned[:3]
     return dquery, dkey, dvalue, returned[3] if learned else None
-
-
-@dataclass(frozen=True)
-class PreparedCall:
-    """What was chosen and worked out for calls with the same facts.
-
-    `foreign`: the backend is none of dilkit's own. `needs_layout`: each call gives the blocks of a branch. `zero_keys`: those
-    that rows see at the end of the forward pass, if any do.
-    """
-
-    backend: Backend
-    forward: Forward
-    backward: Backward
-    problem: Problem
-    admission: boundary.Admission
-    foreign: bool
-    needs_layout: bool
-    zero_keys: ZeroKeys | None
-    nbytes: int
 
 
 def _dropout(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dropout | None:
@@ -168,57 +142,3 @@ def _no_bias_gradient(problem: Problem, query: Tensor) -> Tensor | None:
     if form is None or not form.learned:
         return None
     return query.new_zeros((heads, form.entries), dtype=boundary.lse_dtype(query.dtype))
-
-
-def _prepared(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
-    """What the pattern cache has for these tensors: one look-up by their shapes, strides, dtypes and devices.
-
-    `longest`: what a packed call is prepared for, as `sequences.longest` says; 0 for one that is not packed.
-    """
-    default = () if asks_for_backends(call) else requested_backends()
-    key = "call", state(), names, key_of(names, tensors), default, scale, call, longest
-    return plan.cached(key, _prepare, names, tensors, default, scale, call, longest)
-
-
-def _prepare(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], default: tuple[str, ...], scale: float, call: str, longest: int
-) -> PreparedCall:
-    """Check the tensors, and choose the backend: one of those that the call requests, else of `default`."""
-    admission = boundary.prepare(names, tensors)
-    boundary.warn_of_many_heads(tensors[names.index("query")])
-    query, key = tensors[names.index("query")], tensors[names.index("key")]
-    batch, seq, heads, head_dim = query.shape
-    pattern, is_causal, requires_grad = decode_call(call)
-    softcap, bias = scores_asked(call)
-    problem = Problem(
-        pattern=pattern,
-        batch=batch,
-        seq=longest or seq,
-        heads=heads,
-        kv_heads=key.shape[2],
-        head_dim=head_dim,
-        dtype=str(query.dtype).removeprefix("torch."),
-        device=probe(query.device.type, query.device.index or 0),
-        is_causal=is_causal,
-        key_padding_mask=boundary.MASK in admission.names,
-        requires_grad=requires_grad,
-        varlen=longest > 0,
-        dropout_p=dropout_asked(call),
-        softcap=softcap,
-        bias=bias,
-        scale=scale,
-    )
-    asked = backends_asked(call)
-    backend = select(problem, requested_backends(asked.split(",")) if asked else default)
-    foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS and not longest
-    zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
-    nbytes = _TEXTS * len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
-    given = pattern.given_blocks is not None
-    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, given, zero_keys, nbytes)
-
-
-_TEXTS = 3
-"""The key has the call as text, and its pattern has another text and the branches."""
-_TENSOR_BYTES = 400
-"""What is kept of each tensor takes about as much."""

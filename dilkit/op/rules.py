@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from dilkit.op import kernels
-from dilkit.op._facts import undispatched
+from dilkit.op._facts import undispatched, want_gradient
 from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
@@ -25,7 +25,7 @@ _BIAS = 11
 """Which one is the weights of the bias."""
 _TRAILING = (None,) * 8
 """What the sink and the arguments after it are where they are left out."""
-_AUTOGRAD = torch._C.DispatchKey.AutogradOther
+AUTOGRAD = torch._C.DispatchKey.AutogradOther
 """The key that stands for all of autograd's, which are excluded together."""
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -38,11 +38,8 @@ class Differentiable(torch.autograd.Function):
         out, lse = kernels.forward(*inputs) if undispatched(inputs) else _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call, *others = inputs
         sink, cu_seqlens, ctx.max_seqlen, seed, places, bias, positions, layout = (*others, *_TRAILING)[: len(_TRAILING)]
-        # The backward may run in another thread and outside `use_backend`, so it gets the backends that the forward asked for.
-        # While torch.compile traces it does not: they would become part of the graph, and of its cache on disk.
-        traced = isinstance(out, (FakeTensor, FunctionalTensor))
-        names = () if traced or asks_for_backends(call) else requested_backends()
-        ctx.call = asking_for(call, ",".join(names)) if names else call
+        # While torch.compile traces, the backends would become part of the graph, and of its cache on disk.
+        ctx.call = call if isinstance(out, (FakeTensor, FunctionalTensor)) else _with_backends(call)
         ctx.set_materialize_grads(False)
         ctx.inputs = len(inputs)
         ctx.save_for_backward(query, key, value, mask, sink, cu_seqlens, out, lse, seed, places, bias, positions, layout)
@@ -52,20 +49,11 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         query, key, value, mask, sink, cu_seqlens, out, lse, *dropout, bias, positions, layout = ctx.saved_tensors
         packed, scores = (cu_seqlens, ctx.max_seqlen), (bias, positions, layout)
-        dquery = dkey = dvalue = dsink = dbias = None
         learned = bias is not None and ctx.needs_input_grad[_BIAS]
-        wanted = any(ctx.needs_input_grad[:3]) or learned
-        if dout is not None and wanted:
-            further = _needed(*packed, *dropout, *scores)
-            tensors = dout, query, key, value, out, lse, mask, ctx.scale, ctx.call, *further
-            once = not torch.is_grad_enabled() and undispatched(tensors)
-            dquery, dkey, dvalue, dbias = kernels.backward(*tensors) if once else backward_op(*tensors)
-        if dlse is not None and wanted:
-            further = _needed(*packed, None, None, *scores)
-            through = _differentiate_lse(dlse, query, key, lse, mask, ctx.scale, ctx.call, further)
-            dquery, dkey, dbias = (
-                its if mine is None else mine + its for mine, its in zip((dquery, dkey, dbias), through, strict=True)
-            )
+        dquery = dkey = dvalue = dsink = dbias = None
+        if any(ctx.needs_input_grad[:3]) or learned:
+            saved = query, key, value, out, lse, mask, ctx.scale, ctx.call
+            dquery, dkey, dvalue, dbias = gradients(dout, dlse, saved, _needed(*packed, *dropout, *scores))
         if sink is not None and ctx.needs_input_grad[_SINK]:
             check_sink(sink, query)
             dsink = sink_gradient(sink, out, lse, dout, dlse)
@@ -87,7 +75,7 @@ def undispatched_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     """The kernel of the forward operator, and its gradient recorded if one is wanted: what the dispatcher would come to."""
     if not torch.is_grad_enabled():
         return kernels.forward(*inputs)
-    if _requires_grad(inputs) and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
+    if want_gradient(inputs) and not torch._C._dispatch_tls_is_dispatch_key_excluded(AUTOGRAD):
         return _record(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return kernels.forward(*inputs)
@@ -117,7 +105,7 @@ def autograd(op: Any, function: Any) -> Callable[..., Any]:
     """The implementation of `op` under the Autograd key: it records `function` if a gradient is wanted, else it calls `op`."""
 
     def kernel(*inputs: Any) -> Any:
-        if not (torch.is_grad_enabled() and _requires_grad(inputs)) and forward_ad._current_level < 0:
+        if not (torch.is_grad_enabled() and want_gradient(inputs)) and forward_ad._current_level < 0:
             return _below_autograd(op, *inputs)
         if torch._C._are_functorch_transforms_active():
             raise RuntimeError(
@@ -134,11 +122,30 @@ def _needed(*further: Any) -> tuple[Any, ...]:
     return further[: last + 1]
 
 
-def _requires_grad(inputs: tuple[Any, ...]) -> bool:
-    for x in inputs:  # noqa: SIM110 (`any` with a generator takes three times as long)
-        if isinstance(x, Tensor) and x.requires_grad:
-            return True
-    return False
+def _with_backends(call: str) -> str:
+    """`call` with the backends that the forward pass asks for: its backward pass may run in another thread, outside of
+    `use_backend`."""
+    names = () if asks_for_backends(call) else requested_backends()
+    return asking_for(call, ",".join(names)) if names else call
+
+
+def gradients(
+    dout: Tensor | None, dlse: Tensor | None, saved: tuple[Any, ...], further: tuple[Any, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value and bias. `saved`, `further`: the arguments of the backward operator from `query` to `call`,
+    and those after it."""
+    dquery = dkey = dvalue = dbias = None
+    if dout is not None:
+        inputs = dout, *saved, *further
+        once = not torch.is_grad_enabled() and undispatched(inputs)
+        dquery, dkey, dvalue, dbias = kernels.backward(*inputs) if once else backward_op(*inputs)
+    if dlse is not None:
+        query, key, _, _, lse, mask, scale, call = saved
+        through = _differentiate_lse(dlse, query, key, lse, mask, scale, call, further)
+        dquery, dkey, dbias = (
+            its if mine is None else mine + its for mine, its in zip((dquery, dkey, dbias), through, strict=True)
+        )
+    return dquery, dkey, dvalue, dbias
 
 
 def _differentiate_lse(
@@ -152,6 +159,7 @@ def _differentiate_lse(
     further: tuple[Any, ...],
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and bias through `lse`, `dlse` and `lse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
+    further = (*further[:2], None, None, *further[4:]) if further else ()
     call, value = without_dropout(call), key.new_zeros(()).expand(key.shape)
 
     def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, ...]:

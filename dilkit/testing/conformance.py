@@ -16,7 +16,7 @@ from dilkit import dilated_attention, dilated_attention_varlen, dilated_attentio
 from dilkit.bias.base import Bias
 from dilkit.checks import visible
 from dilkit.device import device_named
-from dilkit.op import kernels, kvcache
+from dilkit.op import kernels, kvcache, plain_call
 from dilkit.op.boundary import lse_dtype
 from dilkit.selector import Decision, explain
 from dilkit.testing import accuracy
@@ -24,6 +24,9 @@ from dilkit.testing.accuracy import LIMITS, Expected, Results, differentiated, d
 from dilkit.testing.poison import clean_rows, poisoned_memory
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
+
+_CALLERS = kernels.__file__, kvcache.__file__, plain_call.__file__
+"""The files in which operators call backends."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
 def _raised_in(error: BaseException) -> tuple[str, ...]:
     """The frames of the backend: those that the operator called."""
     frames = traceback.extract_tb(error.__traceback__)
-    called = [at for at, frame in enumerate(frames) if frame.filename in (kernels.__file__, kvcache.__file__)]
+    called = [at for at, frame in enumerate(frames) if frame.filename in _CALLERS]
     return tuple(traceback.format_list(frames[called[-1] + 1 :] if called else frames))
 
 

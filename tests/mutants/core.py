@@ -77,6 +77,13 @@ OPERATORS = (
         "tests/core/op/test_boundary.py::test_the_key_of_tensors_is_another_for_other_tensors",
     ),
     Mutant(
+        "what is saved for a backward pass may have lost its memory",
+        "dilkit/op/plain_call.py",
+        "boundary.check_room(boundary.SAVED, tensors, prepared.admission.spans)",
+        "pass",
+        "tests/core/op/test_boundary.py::test_hooks_that_lose_the_memory_of_what_is_saved_are_refused",
+    ),
+    Mutant(
         "gradients lack what comes through lse",
         "dilkit/op/rules.py",
         "its if mine is None else mine + its for",

@@ -28,6 +28,7 @@ enum { PANEL = 16 };       /* numbers of a packed column that lie side by side *
 enum { FEW_COLUMNS = 40 }; /* fewer go with row vectors that do not see them: a step of their own takes longer */
 enum { FEW_ROWS = 3 };     /* lists of so many read columns where they lie: with more, to pack them takes no longer */
 enum { COLUMNS_TOGETHER = 8 }; /* values of so many are summed up at once */
+enum { DELTA_PARTS = 16 };     /* sums of a row of dout * out */
 
 #define LOG2_E ((REAL)1.442695040888963407)
 #define LN_2 0.69314718055994530942L

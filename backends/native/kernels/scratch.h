@@ -157,7 +157,7 @@ static void N(start_task)(Task *task, void *scratch) {
     if (task->phase == FORWARD)
         memset(task->s.accumulator, 0, (size_t)((N(lines)(p) + 1) * task->padded_dim) * sizeof(REAL));
     if (by_key)
-        memset(task->s.column_sums, 0, (size_t)(TILE_COLUMNS * task->padded_dim) * sizeof(REAL));
+        memset(task->s.column_sums, 0, (size_t)(lesser(TILE_COLUMNS, round_up(p->seq, REGISTER_ROWS)) * task->padded_dim) * sizeof(REAL));
     TensorView queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
     memcpy(task->row_tensor, by_key ? keys : queries, sizeof task->row_tensor);
     memcpy(task->column_tensor, by_key ? queries : keys, sizeof task->column_tensor);

@@ -7,6 +7,7 @@
  *     many sequences: task i of the call is task i - task_end[e - 1] of entry e, which is a round of a sequence
  */
 #define _GNU_SOURCE
+#include "kept_memory.h"
 #include "rounds.h"
 #include "sequences.h"
 #include "step.h"
@@ -62,15 +63,18 @@ static int await(WorkQueue *queue, const Turn *turn, int caller) {
 }
 
 /* Run a task of a round of `problem`, whose chunks' turns begin at `first`. */
-static void run_in_turn(WorkQueue *queue, Problem *problem, int64_t round, int64_t index, int64_t first, void *scratch, int caller) {
+static void run_in_turn(
+    WorkQueue *queue, const Problem *problem, int64_t round, int64_t index, int64_t first, void *scratch, int caller
+) {
     if (!queue->turns) {
         queue->code->run_task(problem, queue->phase, index, scratch);
         return;
     }
-    problem->shift = shift_of(problem, index, round);
-    Turn turn = turn_of(queue->turns + first, problem, index, round);
+    Problem of_round = *problem;
+    of_round.shift = shift_of(problem, index, round);
+    Turn turn = turn_of(queue->turns + first, &of_round, index, round);
     if (await(queue, &turn, caller)) {
-        queue->code->run_task(problem, queue->phase, index, scratch);
+        queue->code->run_task(&of_round, queue->phase, index, scratch);
         end_turn(&turn);
     }
 }
@@ -81,8 +85,7 @@ static void run_task(WorkQueue *queue, int64_t task, void *scratch, int caller) 
         return;
     }
     if (!queue->task_end) {
-        Problem problem = *queue->problem;
-        run_in_turn(queue, &problem, task / queue->side_by_side, task % queue->side_by_side, 0, scratch, caller);
+        run_in_turn(queue, queue->problem, task / queue->side_by_side, task % queue->side_by_side, 0, scratch, caller);
         return;
     }
     int64_t sequences = sequences_in(queue->problem), entry = entry_of_task(queue->task_end, queue->rounds * sequences, task);
@@ -166,12 +169,12 @@ static int run_queue(WorkQueue *queue, int threads) {
     queue->caller = pthread_self(), queue->next_check = now() + 0.1;
     threads = (int)lesser(threads, queue->side_by_side);
     threads = threads > 1 ? threads : 1;
-    void *memory = NULL;
-    if (posix_memalign(&memory, 64, queue->scratch_bytes * (size_t)threads))
+    const size_t bytes = queue->scratch_bytes * (size_t)threads;
+    queue->scratch = take_memory(bytes);
+    if (!queue->scratch)
         return NATIVE_NO_MEMORY;
-    queue->scratch = memory;
     run_on_threads(run_tasks, queue, threads);
-    free(memory);
+    keep_memory(queue->scratch, bytes);
     return queue->stopped ? NATIVE_INTERRUPTED : NATIVE_DONE;
 }
 

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,6 +131,17 @@ def test_workers_of_a_data_loader() -> None:
     expected = data[0]
     loaded = DataLoader(data, num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=60)
     assert [float(x) for x in loaded] == [expected] * len(data)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say there how large a process is")
+def test_scratch_that_a_thread_keeps_ends_with_it() -> None:
+    data, pages = inputs(seq=192, heads=1, dim=64), []
+    for _ in range(80):
+        thread = threading.Thread(target=dilated_attention, args=(*data, Pattern.dense()), kwargs=dict(backend="native"))
+        thread.start()
+        thread.join()
+        pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
+    assert (pages[-1] - pages[20]) * os.sysconf("SC_PAGE_SIZE") < 60 * 50_000, "each keeps a multiple of that"
 
 
 @pytest.mark.usefixtures("threads", "ctrl_c")

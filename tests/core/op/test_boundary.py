@@ -16,6 +16,7 @@ from dilkit import Pattern, dilated_attention, register_backend, unregister_back
 from dilkit.backends.reference import Reference
 from dilkit.inputs import Inputs
 from dilkit.op._facts import key_of
+from dilkit.op.boundary import INPUTS
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.problem import Problem
 from dilkit.testing.conformance import check
@@ -125,6 +126,18 @@ def test_hooks_may_change_the_layout_of_what_is_saved(backend: str) -> None:
 def test_hooks_that_change_the_dtype_of_what_is_saved_are_refused(backend: str) -> None:
     with pytest.raises(TypeError, match=r"query is torch.bfloat16.*saved_tensors_hooks"):
         gradients(backend, lambda x: x.bfloat16() if x.is_floating_point() else x, lambda x: x)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_call_whose_memory_is_gone_is_refused(at: int) -> None:
+    inputs = [shrunk(x) if i == at else x for i, x in enumerate((Q, K, V))]
+    with pytest.raises(ValueError, match=rf"{INPUTS[at]} has shape .* beyond the 100 bytes of its storage"):
+        dilated_attention(*inputs, PATTERN)
+
+
+def test_hooks_that_lose_the_memory_of_what_is_saved_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"query has shape .* beyond the 100 bytes of its storage"):
+        gradients("native", lambda x: x, shrunk)
 
 
 RETURNS: dict[str, Callable[..., Any]] = {

@@ -13,8 +13,9 @@ import torch
 from dilkit import Pattern, Problem
 from dilkit.backends.native.backend import Native
 from dilkit.inputs import Inputs
-from dilkit.op._facts import surely_fit
+from dilkit.op._facts import facts_undispatched, key_of, plain_facts, surely_fit, undispatched
 from dilkit.op.arguments import _check_tensors
+from dilkit.op.boundary import INPUTS
 
 SHAPE = 1, 6, 4, 8
 SHAPES = [SHAPE, (1, 6, 2, 8), (1, 6, 3, 8), (2, 6, 4, 8), (1, 5, 4, 8), (1, 6, 4, 1), (1, 6, 0, 8), (1, 0, 4, 8), (1, 6, 4, 0)]
@@ -40,7 +41,9 @@ def test_tensors_that_surely_fit_pass_every_check() -> None:
     made = [make() for make in (*makers, *ODD)]
     for x, y in itertools.product(made, repeat=2):
         for tensors in ((x, y, y), (y, x, y), (y, y, x)):
-            if surely_fit(*tensors):
+            facts = plain_facts(*tensors)
+            assert facts is None or (facts == key_of(INPUTS, tensors) and undispatched(tensors))
+            if facts is not None or surely_fit(*tensors):
                 _check_tensors(*tensors)
 
 
@@ -51,6 +54,8 @@ def test_ordinary_tensors_surely_fit() -> None:
     assert surely_fit(query.requires_grad_(), key[:, :, :2], key[:, :, :2])
     assert surely_fit(*torch.zeros(3, *SHAPE, dtype=torch.bfloat16).unbind())
     assert not surely_fit(query, key[:, :, :3], key[:, :, :3])
+    assert plain_facts(query, key, key) == facts_undispatched((query, key, key)) == key_of(INPUTS, (query, key, key))
+    assert plain_facts(query, key[:, :, :3], key[:, :, :3]) is None
 
 
 @pytest.mark.parametrize("at", range(3))

@@ -154,6 +154,17 @@ def test_the_backward_goes_to_whom_the_forward_went() -> None:
     assert [(name, phase) for name, phase, _ in log] == [("first", "forward"), ("first", "backward")]
 
 
+def test_the_backward_goes_to_the_own_backend_that_the_forward_went_to() -> None:
+    inputs = tensors(requires_grad=True)
+    with dilkit.use_backend("reference"):
+        out = attend(*inputs, backend=None)
+    with dilkit.use_backend("native"):
+        found = torch.autograd.grad(out.sin().sum(), inputs)
+    of = {name: torch.autograd.grad(attend(*inputs, backend=name).sin().sum(), inputs) for name in ("reference", "native")}
+    same = {name: all(map(torch.equal, found, gradients)) for name, gradients in of.items()}
+    assert same == {"reference": True, "native": False}
+
+
 def test_threads_do_not_disturb_each_other() -> None:
     problems = [tensors(seq=8 + i) for i in range(16)]
     expected = [gradients(attend_lse, inputs) for inputs in problems]

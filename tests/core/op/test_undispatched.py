@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dilkit
-from dilkit.op._facts import undispatched
+from dilkit.op._facts import facts_undispatched, plain_facts, undispatched
 from dilkit.op.operators import attend as attend_inputs
 from dilkit.op.operators import encode_call, forward_op
 
@@ -63,12 +63,15 @@ def test_modes_of_torch_are_left_to_the_dispatcher(mode: Callable[[], AbstractCo
     assert undispatched((X, X, X, None, 0.5, "text"))
     with mode():
         assert not undispatched((X, X, X, None, 0.5, "text"))
+        assert plain_facts(X, X, X) is facts_undispatched((X, X)) is None
     assert undispatched((X, X, X, None, 0.5, "text"))
 
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_odd_tensors_are_left_to_the_dispatcher(make: Callable[[], Any]) -> None:
-    assert not undispatched((X, make(), X))
+    inputs = X, make(), X
+    assert not undispatched(inputs)
+    assert plain_facts(*inputs) is facts_undispatched(inputs) is None
 
 
 def test_what_needs_no_dispatcher() -> None:

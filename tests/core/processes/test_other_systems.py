@@ -12,7 +12,7 @@ from helpers.command_line import in_subprocess
 from helpers.project import ROOT, ROOTS
 
 from dilkit import Device, Pattern, Problem, dilated_attention, explain, plan
-from dilkit.op import kernels
+from dilkit.op import prepared_call
 from dilkit.selector import select
 
 HIDE = """
@@ -185,7 +185,7 @@ def test_mps_is_computed_by_the_definition_and_that_is_said() -> None:
 
 def test_a_call_on_mps_warns_unless_the_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors lie on the CPU; only what is known of their device says otherwise."""
-    monkeypatch.setattr(kernels, "probe", lambda kind, index: Device("mps", "mps"))
+    monkeypatch.setattr(prepared_call, "probe", lambda kind, index: Device("mps", "mps"))
     plan.cache_clear()
     q, k, v = torch.randn(3, 1, 17, 2, 8).unbind()
     pattern = Pattern([8, 17], [1, 2])
