@@ -171,6 +171,21 @@ static inline ColumnTile *fullest_tile(TileIterator *s) {
     return fullest;
 }
 
+/* Add columns of a segment, of which none is left out, to the open tile of its lists, up to `stop`; return that if it is full, or there is
+ * no room for it. */
+static inline ColumnTile *add_columns(TileIterator *s, const Segment *segment, int64_t stop) {
+    while (s->at < stop) {
+        ColumnTile *tile = open_tile(s, segment->lists);
+        if (!tile || tile->count == TILE_COLUMNS)
+            return tile ? tile : fullest_tile(s);
+        int64_t at = s->at, count = tile->count;
+        for (; at < stop && count < TILE_COLUMNS; at += segment->rate)
+            tile->column[count++] = at;
+        s->at = at, tile->count = count;
+    }
+    return NULL;
+}
+
 /* Fill a tile, from the columns that come next; NULL after the last. */
 static ColumnTile *fill_tile(TileIterator *s) {
     for (; s->next < s->count; s->next++, s->at = -1) {
@@ -181,6 +196,11 @@ static ColumnTile *fill_tile(TileIterator *s) {
             continue;
         if (s->at < 0)
             s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
+        if (s->disjoint && !s->mask && s->without < 0) {
+            ColumnTile *full = add_columns(s, segment, stop);
+            if (full)
+                return full;
+        }
         for (ColumnTile *tile = NULL; s->at < stop; s->at += rate) {
             uint64_t set = s->disjoint ? segment->lists : branches_keeping(s->segments, s->among, s->at);
             if ((set & before) || (s->mask && s->mask[s->at * s->mask_row]) || in_table(s->runs, s->without, s->at))
