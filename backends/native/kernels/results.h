@@ -18,12 +18,30 @@ static REAL N(query_lse)(const Task *task, int64_t row) {
     return lse == -(REAL)INFINITY ? (REAL)INFINITY : lse;
 }
 
+enum { N(ROWS_AHEAD) = 16 }; /* memory is asked for so many rows of out before they are written */
+
+/* The position and the head of a line of the block. */
+static inline int64_t N(place_of_line)(const Task *task, int64_t line, int64_t *head) {
+    const int64_t row = N(row_of)(task->p, line);
+    *head = task->head + line - row * task->p->shared_heads;
+    return N(position)(task, row);
+}
+
+static inline void N(prefetch_output)(const Task *task, int64_t line) {
+    int64_t head, row = N(place_of_line)(task, line, &head);
+    for (int64_t byte = 0; byte < task->row_bytes; byte += 64)
+        __builtin_prefetch(row_address(&task->p->out, task->batch, row, head) + byte, 1, 3);
+}
+
 static void N(write_output)(const Task *task) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
+    const int64_t lines = (task->stop - task->start) * p->shared_heads;
     REAL *lse = (REAL *)(void *)p->lse;
-    for (int64_t r = 0; r < (task->stop - task->start) * p->shared_heads; r++) {
-        int64_t of = N(row_of)(p, r), row = N(position)(task, of), head = task->head + r - of * p->shared_heads;
+    for (int64_t r = 0; r < lines; r++) {
+        int64_t head, row = N(place_of_line)(task, r, &head);
+        if (r + N(ROWS_AHEAD) < lines)
+            N(prefetch_output)(task, r + N(ROWS_AHEAD));
         REAL total = s->row_sum[r], *sums = s->accumulator + r * task->padded_dim, factor = total == 0 ? 0 : (REAL)p->keep_scale / total;
         for (int64_t d = 0; d < p->dim; d++)
             sums[d] *= factor;
