@@ -21,8 +21,6 @@ enum {
     MIN_SHARED_ROWS = 32 /* rows that a branch keeps, at least, of a segment of those that it shares scores with; of a block, if it can */
 };
 
-static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
-
 /* About `wanted` rows, of so many numbers at most. Where a segment ends within a block, its keys are packed once more. So blocks are whole
  * segments of the branch with the shortest ones, or an equal part of one; those that end at no segment's end have a multiple of the widest
  * tile's rows, or of the widest vector's where they are few: two threads then wait for the longer of two blocks. */

@@ -17,6 +17,9 @@
 
 static inline int64_t cells_of(const int64_t sides[3]) { return sides[0] * sides[1] * sides[2]; }
 
+/* Whether the blocks of a phase are bricks. */
+static inline int has_bricks(const Problem *p) { return p->bricks.sides[0] > 0; }
+
 /* Whether bricks may be blocks: of neighborhoods on one grid, without an order of rows that matters. */
 static inline int is_one_grid(const Problem *p) {
     for (int64_t b = 0; b < p->branches; b++)
@@ -38,11 +41,9 @@ static inline int side_to_double(const Grid *grid, const int64_t sides[3], int64
     return shortest;
 }
 
-static inline int64_t bricks_across(const Grid *grid, int d, int64_t side) { return (grid->size[d] + side - 1) / side; }
-
 /* The side of so many bricks that are about the same. */
 static inline int64_t even_side(const Grid *grid, int d, int64_t across) {
-    return lesser(round_up((grid->size[d] + across - 1) / across, grid->step[d]), grid->size[d]);
+    return lesser(round_up(parts_of(grid->size[d], across), grid->step[d]), grid->size[d]);
 }
 
 /* Bricks of up to `rows` cells, all of about the same size, and then of longer sides where there is room; none where a cell of each residue
@@ -58,13 +59,13 @@ static inline Bricks choose_bricks(const Problem *p, int64_t rows) {
     for (int d; (d = side_to_double(grid, sides, rows)) >= 0;)
         sides[d] = lesser(2 * sides[d], round_up(grid->size[d], grid->step[d]));
     for (int d = 0; d < 3; d++)
-        sides[d] = even_side(grid, d, bricks_across(grid, d, sides[d]));
+        sides[d] = even_side(grid, d, parts_of(grid->size[d], sides[d]));
     for (int d = 0; d < 3; d++) {
-        int64_t across = bricks_across(grid, d, sides[d]), longer = across > 1 ? even_side(grid, d, across - 1) : sides[d];
+        int64_t across = parts_of(grid->size[d], sides[d]), longer = across > 1 ? even_side(grid, d, across - 1) : sides[d];
         sides[d] = cells_of(sides) / sides[d] * longer <= rows ? longer : sides[d];
     }
     for (int d = 0; d < 3; d++)
-        bricks.sides[d] = sides[d], bricks.across[d] = bricks_across(grid, d, sides[d]);
+        bricks.sides[d] = sides[d], bricks.across[d] = parts_of(grid->size[d], sides[d]);
     return bricks;
 }
 

@@ -38,6 +38,7 @@ enum { SEGMENTS, BAND, RUNS, GRID };
 
 static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 static inline int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 /* What a bias is a function of: distances of positions, in a metric, or differences, by which a table has an entry for each. */

@@ -15,7 +15,7 @@
 /* The row of the block that is a cell of a patch, or -1. */
 static inline int64_t N(row_at)(const Task *task, const Axis axes[3], const Box *patch, int64_t z, int64_t y, int64_t x) {
     const Brick *brick = &task->brick;
-    if (cells_of(task->p->bricks.sides)) {
+    if (has_bricks(task->p)) {
         const int64_t at[3] = {z, y, x};
         int64_t row = 0;
         for (int d = 0; d < 3; d++)
@@ -162,7 +162,7 @@ static void N(attend_class)(Task *task, const Axis axes[3], const Box *part) {
 /* The first and last coordinates of the cells of a block: of consecutive rows whole lines, unless the block is within one. */
 static void N(coordinates_of_block)(const Task *task, const Axis axes[3], int64_t low[3], int64_t high[3]) {
     const Brick *brick = &task->brick;
-    if (cells_of(task->p->bricks.sides)) {
+    if (has_bricks(task->p)) {
         for (int d = 0; d < 3; d++)
             low[d] = brick->first[d], high[d] = brick->first[d] + brick->sides[d] - 1;
         return;

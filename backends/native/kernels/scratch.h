@@ -86,7 +86,7 @@ static inline int64_t N(row_of)(const Problem *p, int64_t line) { return p->shar
 
 /* The position in the sequence of a row of the block, or of the spare one. */
 static inline int64_t N(position)(const Task *task, int64_t row) {
-    return cells_of(task->p->bricks.sides) ? task->s.position[row] : task->start + row;
+    return has_bricks(task->p) ? task->s.position[row] : task->start + row;
 }
 
 static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LIST_STEP)) + MAX_ROW_LISTS * N(LIST_STEP); }
@@ -127,7 +127,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->relation = RESERVE((size_t)p->relations, Relation);
     s->row_bounds = RESERVE((size_t)p->relations * 6 * (slots + TILE_ROWS), INTEGER);
     s->column_places = RESERVE((size_t)p->relations * 3 * TILE_COLUMNS, INTEGER);
-    s->position = RESERVE(cells_of(p->bricks.sides) ? rows + 1 : 0, int64_t);
+    s->position = RESERVE(has_bricks(p) ? rows + 1 : 0, int64_t);
     s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
 #undef RESERVE
     return (size_t)(at - memory);
@@ -183,7 +183,7 @@ static void N(start_block)(Task *task, int64_t block) {
     const Problem *p = task->p;
     task->start = p->first_row + block * p->block_rows;
     task->stop = lesser(task->start + p->block_rows, p->seq);
-    if (cells_of(p->bricks.sides))
+    if (has_bricks(p))
         N(start_brick)(task, block);
     for (int64_t r = 0; r <= N(lines)(p); r++)
         task->s.row_max[r] = -(REAL)INFINITY, task->s.row_sum[r] = 0;

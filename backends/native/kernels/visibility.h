@@ -127,9 +127,9 @@ typedef struct {
 typedef struct {
     const Segment *segments;
     int64_t count, next;  /* how many, and the one at hand */
-    uint64_t among;       /* a segment is that of a branch, of these alone, and a set consists of branches; or, */
-    int disjoint;         /* where no column is in two segments, a set is that of a segment's lists */
-    int64_t at, from, to; /* the next column, -1 = a branch begins; only columns from .. to - 1 */
+    uint64_t among;       /* the branches whose segments are taken: the set of a column is those that keep it */
+    int disjoint;         /* no column is in two segments: the set of a column is the lists of its segment, and `among` is 0 */
+    int64_t at, from, to; /* the next column, -1 = a segment begins; only columns from .. to - 1 */
     const char *mask;     /* columns that nobody sees, NULL = none */
     int64_t mask_row;
     const RunTables *runs; /* columns that are left out: those in `without`, -1 = none */
@@ -201,6 +201,7 @@ static ColumnTile *fill_tile(TileIterator *s) {
             if (full)
                 return full;
         }
+        /* One by one those of which some are left out, or whose set differs from column to column. */
         for (ColumnTile *tile = NULL; s->at < stop; s->at += rate) {
             uint64_t set = s->disjoint ? segment->lists : branches_keeping(s->segments, s->among, s->at);
             if ((set & before) || (s->mask && s->mask[s->at * s->mask_row]) || in_table(s->runs, s->without, s->at))

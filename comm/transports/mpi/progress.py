@@ -28,9 +28,8 @@ class ProgressThread:
         self._thread = threading.Thread(target=self._run, name="dilkit-mpi-progress", daemon=True)
         self._thread.start()
         self.begin = self._begun.set
-        atexit.register(
-            self._end
-        )  # before mpi4py ends MPI; a program that does so itself deletes the attributes of COMM_SELF first
+        # Before mpi4py ends MPI; a program that does so itself deletes the attributes of COMM_SELF first.
+        atexit.register(self._end)
         mpi().COMM_SELF.Set_attr(mpi().Comm.Create_keyval(delete_fn=lambda *_: self._end()), True)
 
     def _run(self) -> None:

@@ -43,8 +43,8 @@ METHOD = (
     "torch's flash attention a branch, scatter into zeros, weights from the softmax denominators; its gradient is exact, where "
     "the published code detaches the weights. dense is torch's attention of every token to every token. Calls on few tokens are "
     "dilated_attention beside scaled_dot_product_attention. Neighborhoods stand beside a sliding window that shows as many keys "
-    "and beside torch's attention with a mask of all pairs that was made before: NATTEN's kernels for CPUs, up to its version "
-    "0.17, do not build with a current torch. GigaPath's encoder is trained under autocast to bfloat16, a forward and a backward "
+    "and beside torch's attention with a mask of all pairs that was made before; NATTEN's kernels for CPUs, in versions up to "
+    "0.17, are not measured. GigaPath's encoder is trained under autocast to bfloat16, a forward and a backward "
     "pass on one slide, of which embedding and gradients are compared on a short one; the published procedure is that of the "
     "suite of slides, which measures forward passes in fp32."
 )

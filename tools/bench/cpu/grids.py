@@ -1,6 +1,6 @@
 """Neighborhoods of a grid beside what shows as many keys: a window by the same kernel, and torch with a mask of all pairs.
 
-NATTEN's own kernels for CPUs, up to its version 0.17, do not build with the torch of today.
+NATTEN's own kernels for CPUs, which its versions up to 0.17 have, are not measured.
 """
 
 from __future__ import annotations
