@@ -72,6 +72,7 @@ def merge_rows(
     old_weight, new_weight = tl.exp(old_sum - highest), tl.exp(new_sum - highest)
     weights = old_weight + new_weight
     total = tl.maximum(weights, 1.0)  # changes nothing but 0, of two rows without a key
+    tl.debug_barrier()  # every warp holds the lse of these rows: none is written before all have read
     tl.store(old_lse, tl.where(weights == 0.0, float("-inf"), highest + tl.log(total)), inside)
     old_rows = out + (batch * out_batch + head * out_head + row * out_row)[:, None] + column
     new_rows = part + (batch * part_batch + head * part_head + row * part_row)[:, None] + column

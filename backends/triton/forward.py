@@ -86,5 +86,7 @@ def forward(
         )  # fmt: skip
     seen = total > 0
     whole = tl.where(seen, total, 1.0)
+    if not FIRST:
+        tl.debug_barrier()  # several warps may hold the lse of a row: none is written before all have read
     tl.store(sums_at, tl.where(seen, (maximum + tl.log2(whole)) * LN2, -float("inf")), mask=there)
     store_rows(out, batch, head, rows, there, sums / whole[:, None], False, DIM, SIZE)

@@ -11,6 +11,7 @@ from ptx import python_trials
 from ptx.backends import is_installed, opened
 from ptx.launcher import Options
 from ptx.mutations import Mutation, caught
+from ptx.recorded import RecordedMachine
 from ptx.subjects import CASE, SUBJECTS
 from ptx.trials import Trial, run
 
@@ -75,6 +76,28 @@ def test_numba_is_right_as_ptx(capability: tuple[int, int]) -> None:
     outcome = run(Trial("list", capability, CASE, backend="numba_cuda"), seed=0)
     assert (outcome.reason, outcome.skipped) == ("", "")
     assert outcome.launches >= ROLES
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [
+        ("float32", 16),
+        ("bfloat16", 64),
+        ("float16", 128),
+        *(pytest.param("float32", dim, marks=slow) for dim in (8, 40, 64, 256)),
+    ],
+)
+def test_results_of_calls_are_merged_rightly_as_ptx(dtype: str, head_dim: int, capability: tuple[int, int]) -> None:
+    """All warps hold the lse of a row, and one of them writes it: it must not do so before the others have read it."""
+    from helpers.launches.from_triton import redirected
+
+    from dilkit.backends.sdpa import fusing, row_kernels
+
+    with redirected(capability, machine := RecordedMachine(Options())):
+        assert fusing.failure(row_kernels, torch.device("cpu"), getattr(torch, dtype), head_dim) == ""
+    assert set(machine.launches) == {"merge_rows", "add_rows"}
 
 
 @needs_numba

@@ -81,9 +81,9 @@ RULES = (
         "t t t u32 u32",
         "insert_bits({0}, {1}, {2}, {3}, {bits})",
     ),
-    value(r"add\.f32", f"{FLOATS}: add", "The sum, rounded to nearest even.", "f32 f32 f32", "{0} + {1}", "FP32"),
-    value(r"sub\.f32", f"{FLOATS}: sub", "The difference, rounded to nearest even.", "f32 f32 f32", "{0} - {1}", "FP32"),
-    value(r"mul\.f32", f"{FLOATS}: mul", "The product, rounded to nearest even.", "f32 f32 f32", "{0} * {1}", "FP32"),
+    value(r"add(?:\.rn)?\.f32", f"{FLOATS}: add", "The sum, rounded to nearest even.", "f32 f32 f32", "{0} + {1}", "FP32"),
+    value(r"sub(?:\.rn)?\.f32", f"{FLOATS}: sub", "The difference, rounded to nearest even.", "f32 f32 f32", "{0} - {1}", "FP32"),
+    value(r"mul(?:\.rn)?\.f32", f"{FLOATS}: mul", "The product, rounded to nearest even.", "f32 f32 f32", "{0} * {1}", "FP32"),
     value(
         r"fma\.rn\.f32",
         f"{FLOATS}: fma",
