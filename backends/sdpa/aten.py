@@ -150,6 +150,8 @@ def efficient_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Gradients:
     bias, rows = _padded_bias(mask, q), q.shape[2]
+    # For halves the kernel itself sums dout * out, and takes the rows of `out` to be as far apart as all its heads are wide.
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
     padded = lse.new_full((*lse.shape[:2], _up(rows, _ALIGNED_LSE)), float("inf"))
     padded.narrow(-1, 0, rows).copy_(lse)
     random = _no_dropout(q, "int64"), _no_dropout(q, "int64")

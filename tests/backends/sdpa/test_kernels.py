@@ -153,6 +153,20 @@ def test_cuda_operators_take_what_they_are_given(device: str, dtype: str, kv_hea
     assert [(g.shape, g.dtype) for g in gradients] == [(x.shape, kind) for x in (q, k, v)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_the_memory_efficient_kernel_gets_rows_of_out_where_it_looks_for_them(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Of `out` its backward pass takes the strides of batch and heads alone: its rows are as far apart as all heads are wide."""
+    given: list[Any] = []
+    rows, lse = torch.zeros(2, 3, 40, 64, dtype=dtype)[:, :, ::2], torch.zeros(2, 3, 20)
+    monkeypatch.setattr(aten, "_aten", lambda name: lambda *arguments, scale: given.extend(arguments) or (rows, rows, rows, None))
+    aten.efficient_backward(rows, rows, rows, rows, rows, lse, None, False, 1.0)
+    out = given[5]
+    assert out.shape == rows.shape
+    assert out.stride() == (20 * 3 * 64, 64, 3 * 64, 1)
+
+
 def test_missing_flash_packages_are_refused_with_a_hint(no_flash_packages: None) -> None:
     by_name = {kernel.name: kernel for kernel in KERNELS}
     (missing,) = by_name["flash3"].refusals(problem("sm_90", "float16"))
