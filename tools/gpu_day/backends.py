@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from dilkit import Pattern, Problem, registry
@@ -14,6 +14,10 @@ from dilkit.tools.gpu_day.step import Context
 LEFT_OUT = ("numba_cuda", "reference")
 """Compiled for minutes; slower than all others. `dilkit verify --device cuda` looks at both."""
 DTYPES = ("float32", "float16", "bfloat16")
+GENERATED = "flex"
+"""FlexAttention: compiled anew for every problem, for half a minute and more."""
+SLOW = {GENERATED: DTYPES, "triton": ("float32",)}
+"""By dtype, what is verified and not timed: on an H200, exact products of fp32 took Triton about ten times as long as others."""
 
 
 def problem(device: Device, **fields: object) -> Problem:
@@ -27,6 +31,11 @@ def able(context: Context) -> list[str]:
     asked = [problem(device_named(context.device), dtype=dtype) for dtype in DTYPES]
     known = {name: one for name, one in registry.backends().items() if isinstance(one, Backend) and name not in LEFT_OUT}
     return [name for name, one in known.items() if any(not one.refusals(p) for p in asked)]
+
+
+def timed(context: Context, dtype: str, names: Iterable[str]) -> list[str]:
+    """Those of `names` that are right in `dtype`, and not known to be slow."""
+    return [name for name in names if context.right(name, dtype) and dtype not in SLOW.get(name, ())]
 
 
 def ours(context: Context) -> list[str]:
@@ -46,8 +55,9 @@ def _proven(backend: object, asked: Problem) -> bool:
 
 @contextmanager
 def every_one(context: Context) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Within the block each of torch's kernels is a backend of its own: the names of "ours" and of "torch"."""
+    """Within the block each of torch's kernels is a backend of its own: names of "ours", of "torch" and of those "generated"."""
     mine = tuple(ours(context))
     with one_kernel_backends(context.kind) as kernels:
         known = dict.fromkeys((*able(context), *kernels))  # each once: those that are able are registered now
-        yield dict(ours=mine, torch=tuple(name for name in known if name not in mine))
+        generated = tuple(name for name in known if name == GENERATED)
+        yield dict(ours=mine, generated=generated, torch=tuple(name for name in known if name not in (*mine, *generated)))

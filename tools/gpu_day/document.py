@@ -19,7 +19,7 @@ METHOD = (
     "Each step is a process with a deadline, and what it found is written down at once. What the first stage found wrong is not "
     "timed; whatever is timed is checked against fp64 arithmetic just before. Times of the sweep are medians of calls in turns, "
     "by CUDA events. Its ratio: the time of the backend that the preference table picks, over that of the fastest that is able; "
-    "numba_cuda and reference are not among them."
+    "numba_cuda, reference and flex are not among them, nor is triton in float32."
 )
 
 

@@ -24,6 +24,8 @@ KERNELS = (
     Step("correctness", "load", "all kernels, loaded: occupancy", 60, "correctness.launches:loaded"),
 )
 """Before those of the first of our backends."""
+TORCH = Step("correctness", "torch", "verify: torch's kernels", 170, "correctness.verified:verified", ("torch",))
+"""After them: from 8.0 on, the automatic choice for halves is torch's."""
 WAYS = (
     Step("correctness", "graph", "in a CUDA graph", 60, "correctness.calls:graph"),
     Step("correctness", "stream", "on a side stream", 40, "correctness.calls:stream"),
@@ -36,10 +38,10 @@ WAYS = (
 """Before those of the other backends."""
 REST = (
     Step("correctness", "first call", "the first call in a new process", 90, "correctness.launches:first_call"),
-    Step("correctness", "torch", "verify: torch's kernels", 170, "correctness.verified:verified", ("torch",)),
     Step("correctness", "second device", "on a second device", 40, "correctness.calls:second_device"),
     Step("correctness", "memcheck", "compute-sanitizer memcheck", 170, "correctness.sanitizer:sanitized", ("memcheck",)),
     Step("correctness", "racecheck", "compute-sanitizer racecheck", 170, "correctness.sanitizer:sanitized", ("racecheck",)),
+    Step("correctness", "generated", "verify: FlexAttention", 170, "correctness.verified:verified", ("generated",)),
 )
 SPEED = (
     Step("speed", "bf16 forward", "suite: bf16, forward", 200, "speed.suite:part", ("bfloat16", "bfloat16", "forward")),
@@ -65,7 +67,7 @@ PREFERENCES = (
 def plan(rehearse: bool) -> tuple[Step, ...]:
     """All steps, of a GPU or of a rehearsal."""
     first, *others = REHEARSED if rehearse else OURS
-    return (*KERNELS, *_of(first), *WAYS, *(step for name in others for step in _of(name)), *REST, *SPEED, *PREFERENCES)
+    return (*KERNELS, *_of(first), TORCH, *WAYS, *(step for name in others for step in _of(name)), *REST, *SPEED, *PREFERENCES)
 
 
 def _of(name: str) -> list[Step]:

@@ -21,9 +21,12 @@ SECONDS = 90.0
 
 
 def verified(context: Context, which: str) -> Iterator[Item]:
-    """All cases, of one of our backends or of "torch": what is wrong at once, then by dtype, then the bits of repetitions."""
+    """All cases, of one of our backends, of "torch" or of those "generated".
+
+    First what is wrong, as it is found, then counts by dtype, then the bits of repetitions.
+    """
     with backends.every_one(context) as found:
-        names = found["torch"] if which == "torch" else tuple(name for name in found["ours"] if name == which)
+        names = found[which] if which in found else tuple(name for name in found["ours"] if name == which)
         if not names:
             yield absent(f"verify {which}", "cannot compute here: `dilkit info` says why")
             return

@@ -54,7 +54,7 @@ def part(context: Context, number: str) -> Iterator[Item]:
 
 def measured(problem: Problem, context: Context) -> Choice:
     """What the table picks for a problem, and what was measured. What is wrong is not timed; a call is checked before it is."""
-    names = [name for name in backends.able(context) if context.right(name, problem.dtype)]
+    names = backends.timed(context, problem.dtype, backends.able(context))
     repeats, least = (1, 0.0) if context.rehearse else (REPEATS, MIN_TIME)
     runner = CaseRunner(backend_implementations(names), repeats, least, BUDGET, forward_memory=False)
     entries, row = runner.run(problem).entries, row_of(problem)

@@ -27,7 +27,7 @@ def part(context: Context, dtype: str, *words: str) -> Iterator[Item]:
         words = (*words, "A,")
     suite = replace(REHEARSED if context.rehearse else GpuSuite(repeats=REPEATS), rows=words)
     with suite.prepared():
-        known = [i.name for i in implementations() if i.name not in backends.LEFT_OUT and context.right(i.name, dtype)]
+        known = backends.timed(context, dtype, (i.name for i in implementations() if i.name not in backends.LEFT_OUT))
     suite = replace(suite, backend=tuple(known))
     steps = list(suite.steps())
     with suite.prepared() as facts:
