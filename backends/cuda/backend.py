@@ -104,7 +104,7 @@ class CupyRaw(StepBackend):
         if role == "dots":
             self._launch_dots(tensors, rows)
             return
-        kernel = self._suited(role, problem, tensors)
+        kernel = self._suited(role, problem, rows.seq, tensors)
         groups = self._schedule(kernel, KEYS if role == "dkeyvalue" else QUERIES, tensors, problem).groups
         for i, group in enumerate(groups):
             self._launch_group(kernel, group, tensors, rows, i == 0, dropout)
@@ -154,8 +154,8 @@ class CupyRaw(StepBackend):
         schedule.keep_while_used()
         return schedule
 
-    def _suited(self, role: str, problem: Problem, tensors: Tensors) -> CudaKernel:
-        """The kernel of `role`: the one with tall tiles where these suit and occupy the device."""
+    def _suited(self, role: str, problem: Problem, rows: int, tensors: Tensors) -> CudaKernel:
+        """The kernel of `role`: the one with tall tiles where these suit, and with so many `rows` occupy the device."""
         vector = _vectors(tensors)
         if self.tile_rows is not None:
             return self._kernel(role, problem, vector, self.tile_rows)
@@ -163,7 +163,7 @@ class CupyRaw(StepBackend):
         if tall.tile_rows <= LOW_ROWS:
             return tall
         tiles = tall_tiles(problem, tall.tile_rows)
-        copies = problem.batch * _all_rows(tensors, problem).seq / problem.seq
+        copies = problem.batch * rows / problem.seq
         enough = tiles and tiles * copies >= self.launcher.at_least_resident(tall, _device(tensors))
         return tall if enough else self._kernel(role, problem, vector, LOW_ROWS)
 
@@ -215,7 +215,7 @@ def _all_rows(tensors: Tensors, problem: Problem) -> Problem:
     assert query is not None
     if query.shape[1] > MAX_SEQ:
         raise ValueError(f"query has {query.shape[1]} rows; at most {MAX_SEQ} in all sequences: make several calls")
-    return replace(problem, seq=query.shape[1])
+    return problem if query.shape[1] == problem.seq else replace(problem, seq=query.shape[1])
 
 
 def _vectors(tensors: Tensors) -> bool:

@@ -56,8 +56,8 @@ class TiledBackend(Backend):
 
         query = inputs.query
         batch, seq, heads, _ = query.shape
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        lse = torch.empty((batch, heads, seq), dtype=torch.float32, device=query.device)
+        out = query.new_empty(query.shape)
+        lse = query.new_empty((batch, heads, seq), dtype=torch.float32)
         self.launch_role("forward", {**_named(inputs), "out": out, "lse": lse}, problem, inputs.dropout)
         return out, lse
 
@@ -66,7 +66,7 @@ class TiledBackend(Backend):
 
         lse = lse.contiguous()
         tensors = {**_named(inputs), "dout": dout, "out": out, "lse": lse, "delta": torch.empty_like(lse)}
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:3])
+        dq, dk, dv = (x.new_empty(x.shape) for x in inputs[:3])
         self.launch_role("dots", tensors, problem)
         dbias = _bias_gradient(inputs, problem)
         self.launch_role("dquery", {**tensors, "dquery": dq, "dbias": dbias}, problem, inputs.dropout)

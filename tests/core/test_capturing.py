@@ -41,6 +41,7 @@ class Gpus:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     found = Gpus()
     monkeypatch.setattr(torch.cuda, "device", found.guard)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: found.current)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.current == found.captures)
     return found
 
