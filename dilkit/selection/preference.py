@@ -12,10 +12,12 @@ from dilkit.problem import DTYPES, Problem
 
 BY_DESIGN = "by design, until `dilkit tune` has measured"
 COUNTED = "as counted in docs/gpu-costs.md, which are bounds, until `dilkit tune` has measured"
+ON_H200 = "as measured on an NVIDIA H200 (docs/results/gpu.md), until `dilkit tune` has measured"
 MEASURED = "measured by `dilkit tune`"
 
-LAUNCH_BOUND = 2**36
-"""The most nominal FLOPs of a launch-bound forward pass: about 0.1 ms of a GPU with fast matmuls, or 10 to 20 launches."""
+LAUNCH_BOUND = {"float32": 2**36, "bfloat16": 2**37, "float16": 2**37}
+"""By dtype, the most nominal FLOPs of a launch-bound forward pass. Of three quarters of them, on an H200 in bf16, `cupy_raw` took
+0.3 to 0.4 ms, in one launch, and torch's kernels 0.8 to 2.2 ms, most of it between launches; in float32 both took as long."""
 
 Range = tuple[Capability, Capability]
 OLDEST: Capability = (0, 0)
@@ -112,7 +114,9 @@ FEATURES: dict[str, Callable[[Problem], bool]] = {
     "nothing dilated": _nothing_dilated,
     "runs": lambda problem: Runs.name in problem.forms.names,
     "stored rows": lambda problem: bool(problem.stored),
-    "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND,
+    "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND.get(problem.dtype, 0),
+    "no gradients": lambda problem: not problem.requires_grad,
+    "head_dim up to 64": lambda problem: problem.head_dim <= 64,
 }
 """The features of a problem that a row may require beside its device and dtype."""
 

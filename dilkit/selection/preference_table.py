@@ -1,16 +1,16 @@
 """The preference table: which backend comes first for which device, dtype and problem, and why.
 
 The first row of `TABLE` that fits a problem orders the backends that it names; others, of third parties, keep their `priority`.
-Names are data: nothing is imported, and a named backend need not be installed. The rows for GPUs follow from the design of the
-kernels, not from measurements of ours: from 8.0 on, where torch has kernels of its own for what is asked, these come first. The
-rows hold until `dilkit tune` has measured on the GPU at hand.
+Names are data: nothing is imported, and a named backend need not be installed. The rows for GPUs from 8.0 on follow the times
+of an H200, where there are any, the others the design of the kernels. They hold until `dilkit tune` has measured on the GPU at
+hand.
 """
 
 from __future__ import annotations
 
 from dilkit.device import why_float32
 from dilkit.problem import DTYPES, Problem
-from dilkit.selection.preference import COUNTED, NEWEST, OLDEST, Preference, PreferenceRow
+from dilkit.selection.preference import COUNTED, NEWEST, OLDEST, ON_H200, Preference, PreferenceRow
 
 _ANY = ((OLDEST, NEWEST),)
 _MAXWELL = ((OLDEST, (5, 9)),)
@@ -20,7 +20,6 @@ _VOLTA = (((7, 0), (7, 4)),)
 _TURING = (((7, 5), (7, 9)),)
 _BELOW_AMPERE = ((OLDEST, (7, 9)),)
 _FROM_AMPERE = (((8, 0), NEWEST),)
-_WARPGROUPS = (((9, 0), (11, 9)),)
 _SINGLE = ("float32",)
 _HALVES = ("bfloat16", "float16")
 
@@ -28,7 +27,6 @@ _RAW_FIRST = ("cupy_raw", "sdpa", "numba_cuda", "triton", "flex", "reference")
 _TORCH_FIRST = ("sdpa", "cupy_raw", "numba_cuda", "triton", "flex", "reference")
 _RAW_BEFORE_TRITON = ("sdpa", "cupy_raw", "triton", "numba_cuda", "flex", "reference")
 _GENERATED_BEFORE_OURS = ("sdpa", "flex", "cupy_raw", "triton", "numba_cuda", "reference")
-_TRITON_BEFORE_RAW = ("sdpa", "triton", "cupy_raw", "numba_cuda", "flex", "reference")
 
 TABLE = (
     PreferenceRow(
@@ -109,18 +107,21 @@ TABLE = (
     PreferenceRow(
         *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("launch-bound", "shared keys")),
         _RAW_FIRST,
-        "one launch; so little work takes less time than launching a library's kernel for every branch and merging the results",
-    ),
-    PreferenceRow(
-        *("cuda", _WARPGROUPS, _HALVES, ("key padding mask",)),
-        ("triton", "cupy_raw", "sdpa", "numba_cuda", "flex", "reference"),
-        "takes the mask, and Triton compiles it to the products of whole warpgroups, which cupy_raw does not know; torch's flash "
-        "and cuDNN attention do not take masks, which leaves its slower memory-efficient kernel",
+        "one launch; so little work takes less time than launching a library's kernel for every branch and merging the results, "
+        "which takes up to 12 times as long",
+        basis=ON_H200,
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, _HALVES, ("key padding mask",)),
         ("cupy_raw", "triton", "sdpa", "numba_cuda", "flex", "reference"),
-        "takes the mask; torch's flash and cuDNN attention do not, which leaves its slower memory-efficient kernel",
+        "takes the mask; torch's flash and cuDNN attention do not, which leaves its memory-efficient one: 3 to 4 times as long",
+        basis=ON_H200,
+    ),
+    PreferenceRow(
+        *("cuda", _FROM_AMPERE, _SINGLE, ("key padding mask",)),
+        _RAW_FIRST,
+        "takes the mask as it is; torch's memory-efficient kernel takes a bias that is made of it: 1.1 to 1.7 times as long",
+        basis=ON_H200,
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, (*_SINGLE, *_HALVES), ("nothing dilated",)),
@@ -128,33 +129,40 @@ TABLE = (
         "torch's kernels are in wide use here, and FlexAttention's, which look at all pairs of what is dilated",
     ),
     PreferenceRow(
-        *("cuda", _FROM_AMPERE, _SINGLE, ()),
-        _TORCH_FIRST,
-        "torch's memory-efficient kernel multiplies float32 on tensor cores here, in three products of TF32; cupy_raw does not",
+        *("cuda", _FROM_AMPERE, _SINGLE, ("no gradients", "head_dim up to 64", "shared keys")),
+        _RAW_FIRST,
+        "scores shared keys once, on CUDA cores; torch's memory-efficient kernel scores them in each branch, on tensor cores in "
+        "three products of TF32: 1.0 to 1.3 times as long",
+        basis=ON_H200,
     ),
     PreferenceRow(
-        *("cuda", _WARPGROUPS, _HALVES, ()),
-        _TRITON_BEFORE_RAW,
-        "torch's flash and cuDNN attention are in wide use here; what scoring shared keys once saves our kernels, "
-        "up to 1.3 times, has not been measured. Of ours triton comes first: it is compiled to the products of whole warpgroups",
+        *("cuda", _FROM_AMPERE, _SINGLE, ()),
+        _TORCH_FIRST,
+        "torch's memory-efficient kernel multiplies float32 on tensor cores here, in three products of TF32; cupy_raw does not, "
+        "and takes 1.0 to 1.3 times as long",
+        basis=ON_H200,
     ),
     PreferenceRow(
         *("cuda", _FROM_AMPERE, _HALVES, ()),
         _RAW_BEFORE_TRITON,
-        "torch's flash and cuDNN attention are in wide use here; what scoring shared keys once saves cupy_raw, "
-        "up to 1.3 times, has not been measured",
+        "torch's cuDNN and flash attention; cupy_raw scores shared keys once, on slower products, and takes 1.0 to 2.0 times as "
+        "long, triton 1.6 to 3.4 times",
+        basis=ON_H200,
     ),
 )
 """The first row that fits is used. `reference` computes everything, but slowly, so it is last."""
 
 ON_GPUS = (
-    "No kernel of dilkit has run on a GPU yet, nor any of its calls of torch's kernels there. No figure is of a GPU.",
-    "Instead, every kernel is compiled for its GPUs, and checked on the CPU, by emulation, against the double-precision oracle. "
-    "On a GPU each kernel is checked again, against the same oracle, before its first use.",
-    "Until `dilkit tune` has measured on a GPU, the automatic choice follows fixed rules. From capability 8.0 on it takes "
-    "torch's kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several branches, for steps of "
-    "decoding and, in half precision, for key padding masks. Below 8.0 it takes dilkit's kernels, but torch's for float16 on "
-    "Volta.",
+    "An NVIDIA H200 has run dilkit, and no other GPU. There every kernel of `cupy_raw`, and each of torch's that `sdpa` calls, "
+    "computed the problem list; `cupy_raw` and `triton` ran in CUDA graphs, on side streams, in compiled code and over two "
+    "ranks. The first run showed two faults of `sdpa`, which are mended; those after it found nothing wrong. Of `triton` small "
+    "problems of each dtype ran and what was timed, of `flex` two problems; `numba_cuda` has run on no GPU.",
+    "Every kernel is also compiled for all its GPUs, and checked on the CPU, by emulation, against the double-precision oracle. "
+    "On a GPU each kernel of dilkit is checked again, against the same oracle, before its first use.",
+    "Until `dilkit tune` has measured on the GPU at hand, the automatic choice follows fixed rules. From capability 8.0 on these "
+    "follow the H200's times: torch's kernels (`sdpa`, `flex`) for what they compute, but dilkit's for small problems of several "
+    "branches, for steps of decoding, for key padding masks and, in float32 without gradients, for heads of up to 64. Below 8.0 "
+    "they take dilkit's kernels, but torch's for float16 on Volta.",
 )
 """What stands of GPUs, in three paragraphs: the pages and `dilkit info` all say it in these words."""
 

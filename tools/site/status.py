@@ -16,9 +16,9 @@ SYSTEMS = (
     "nothing was run."
 )
 EXPERIMENTAL = (
-    "**Experimental**, as it has not run on what it is made for: every backend on CUDA; CUDA tensors over ranks, NCCL and "
-    "CUDA-aware MPI; ranks on more than one machine; the release workflow. Everything else is held to the double-precision "
-    "oracle on CPUs by `make test`."
+    "**Experimental**, as it has not run on what it is made for: every backend on GPUs but an H200, and `numba_cuda` on all; "
+    "NCCL and CUDA-aware MPI; ranks on more than one machine; the release workflow. Everything else is held to the "
+    "double-precision oracle on CPUs by `make test`."
 )
 VERSIONS = (
     "**Versions.** Before 1.0 a minor version may change what is public, and the changelog says how. What will be removed warns "
@@ -53,8 +53,10 @@ def measured_on(root: Path) -> str:
 
 
 def _machines(result: Result) -> Iterator[str]:
-    """The device with its cores and its widest vector instructions, of a result and of those beside it."""
+    """The CPU with its cores and its widest vector instructions, of a result and of those beside it."""
     for one in (result, *(result.beside if isinstance(result, CpuResult) else ())):
         at = one.environment
+        if at.device != "cpu":
+            continue
         widest = max((name for name in at.features if name.startswith("avx")), default="no AVX")
         yield f"{at.device_name} ({at.cores} cores, {widest})"

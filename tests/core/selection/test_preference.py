@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dilkit import BlockSparse, Device, DilatedSegment, Pattern, Problem, backend, registry
 from dilkit.device import GENERATIONS
 from dilkit.problem import DTYPES
-from dilkit.selection.preference import BY_DESIGN, COUNTED, FEATURES, LAUNCH_BOUND, Preference, measured_first
+from dilkit.selection.preference import BY_DESIGN, COUNTED, FEATURES, LAUNCH_BOUND, ON_H200, Preference, measured_first
 from dilkit.selection.preference_table import ON_GPUS, TABLE, row_of, table_preference
 from dilkit.selector import Trace, ranked, trace
 
@@ -57,19 +57,21 @@ def test_the_table_is_what_is_said_of_gpus() -> None:
             continue
         ((low, high),) = row.capabilities
         volta, small = (low, high) == ((7, 0), (7, 4)), {"launch-bound", "shared keys"} <= set(row.features)
-        masked = row.features == ("key padding mask",) and "float32" not in row.dtypes
+        masked = row.features == ("key padding mask",)
+        narrow = row.dtypes == ("float32",) and {"no gradients", "head_dim up to 64"} <= set(row.features)
         steps = row.features == ("stored rows",)
         ours = row.order[0] not in ("sdpa", "flex")
-        assert ours == (small or masked or steps or (high < (8, 0) and not volta)), row.where
-    assert ON_GPUS[0].startswith("No kernel of dilkit has run on a GPU yet")
+        assert ours == (small or masked or narrow or steps or (high < (8, 0) and not volta)), row.where
+    assert ON_GPUS[0].startswith("An NVIDIA H200 has run dilkit, and no other GPU")
 
 
 @pytest.mark.parametrize("device", GPUS)
 def test_float32_runs_torch_where_that_has_tensor_cores_for_it(device: str) -> None:
     older = Device.assume(device).capability < (8, 0)  # type: ignore[operator]
-    for training in (False, True):
-        posed = problem(device, "float32", requires_grad=training)
-        assert (picked(posed), picked(posed, cupy=False)) == ("cupy_raw" if older else "sdpa", "sdpa")
+    for training, head_dim in product((False, True), (64, 128)):
+        posed = problem(device, "float32", requires_grad=training, head_dim=head_dim)
+        ours = older or (not training and head_dim == 64)
+        assert (picked(posed), picked(posed, cupy=False)) == ("cupy_raw" if ours else "sdpa", "sdpa")
         assert ("gradients summed in registers" in why(posed)) == (older and training)
     assert picked(problem(device, "float64")) == "reference"
 
@@ -85,8 +87,8 @@ def test_float32_runs_torch_where_that_has_tensor_cores_for_it(device: str) -> N
         ("sm_80", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
         ("sm_86", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
         ("sm_89", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
-        ("sm_90", "sdpa", "sdpa", "sdpa", "sdpa", "triton"),
-        ("sm_100", "sdpa", "sdpa", "sdpa", "sdpa", "triton"),
+        ("sm_90", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
+        ("sm_100", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
         ("sm_120", "sdpa", "sdpa", "sdpa", "sdpa", "cupy_raw"),
     ],
 )
@@ -105,7 +107,7 @@ def test_who_runs_halves_on_which_gpu(device: str, half: str, bfloat: str, wide:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_small_problems_of_many_branches_are_launched_once(device: str, dtype: str) -> None:
     small = problem(device, dtype, pattern=Pattern([512, 1024], [1, 2]), seq=8192, heads=8, head_dim=128)
-    assert small.flops() <= LAUNCH_BOUND < problem(device, head_dim=128).flops()
+    assert small.flops() <= LAUNCH_BOUND[dtype] < problem(device, head_dim=128).flops()
     assert picked(small) == "cupy_raw"
     assert "one launch" in why(small)
     assert picked(replace(small, pattern=ONE)) == "sdpa"
@@ -155,13 +157,14 @@ def test_branches_of_different_heads_share_no_keys() -> None:
         ("sm_62", "also sum in float16"),
         ("sm_70", "tensor cores of 7.0"),
         ("sm_75", "no flash attention below 8.0"),
-        ("sm_80", "up to 1.3 times, has not been measured"),
-        ("sm_90", "in wide use here"),
+        ("sm_80", "cupy_raw scores shared keys once, on slower products"),
+        ("sm_90", "cuDNN and flash attention"),
     ],
 )
 def test_the_trace_says_why_the_picked_one_came_first(device: str, reason: str) -> None:
     posed = problem(device)
-    assert why(posed).startswith(f"first {COUNTED if device == 'sm_75' else BY_DESIGN}: ")
+    basis = ON_H200 if device in ("sm_80", "sm_90") else COUNTED if device == "sm_75" else BY_DESIGN
+    assert why(posed).startswith(f"first {basis}: ")
     assert reason in why(posed)
     assert (
         f"picked   {'' if picked(posed) == 'cupy_raw' else 'memory-efficient'}"
@@ -193,7 +196,7 @@ def test_without_cupy_torch_computes_and_the_trace_says_what_to_install(device: 
     assert "module cupy: not installed (pip install 'dilkit[cuda]')" in str(decided)
     if table_preference(posed).order[0] == "cupy_raw":
         first = "after cupy_raw, which comes first"
-        assert str(decided.why).startswith((f"{first} {BY_DESIGN}: ", f"{first} {COUNTED}: "))
+        assert str(decided.why).startswith(tuple(f"{first} {basis}: " for basis in (BY_DESIGN, COUNTED, ON_H200)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -53,8 +53,10 @@ UNTIMED = ("costs", "kernels", "ptx", "demo-llama", "demo-ranks")
 
 @pytest.mark.parametrize("path", [path for path in COMMITTED if path.stem not in UNTIMED], ids=lambda path: path.stem)
 def test_every_list_of_samples_is_found_once(path: Path) -> None:
-    text = path.read_text()
-    found = compare.load(path).found
+    result = json.loads(path.read_text())
+    if result["kind"] == "gpu-day":
+        result.pop("suite", None)  # its steps hold the parts
+    text, found = json.dumps(result), compare.load(path).found
     assert len(found) == sum(text.count(f'"{name}":') for name in ("samples_s", "samples", "cached", "recomputed"))
 
 

@@ -1,4 +1,4 @@
-"""What counts say of the time of the CUDA kernels: bounds, for no GPU has run them."""
+"""What counts say of the time of the CUDA kernels: bounds, not times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Problem = tuple[str, int, str]
 
 def sentence(result: CostsResult) -> str:
     """For docs/measurements.md: what was counted, and how well a few tiles speak for all."""
-    return f"{_verdict(result)}. No GPU has run them."
+    return f"{_verdict(result)}."
 
 
 def _verdict(result: CostsResult) -> str:

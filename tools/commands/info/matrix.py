@@ -69,7 +69,7 @@ def lines(cells: Sequence[Cell]) -> list[str]:
     shown += table(dict.fromkeys(_missing(cell.trace for cell in cells if isinstance(cell.trace, Trace))))
     if letters:
         shown += ["", "picked for other reasons than the table's", *table((letter, reason) for reason, letter in letters.items())]
-    head = f"the table of orders; the first row that fits decides. Of GPUs it holds {BY_DESIGN}: nothing was measured there"
+    head = f"the table of orders; the first row that fits decides. Of GPUs it holds {BY_DESIGN}, where no measurement is named"
     return [*shown, "", *table([(head,)], indent=0), *table((str(i), _of_row(row)) for i, row in enumerate(TABLE, 1))]
 
 
