@@ -131,12 +131,12 @@ static inline void N(scale_scores)(
 
 /* products[k, r] = columns[k] . rows[r], for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many vectors of rows. */
 static inline void N(compute_products)(
-    int vectors, REAL *products, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units
+    int vectors, REAL *products, Columns columns, REAL *rows, int64_t from, int64_t to, int64_t units
 ) {
     const int64_t steps = (units + PANEL - 1) / PANEL, square = PANEL * N(LANES);
     for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
         Tiles c = {products + k * TILE_ROWS, TILE_ROWS, TILE_LINES * TILE_ROWS, N(LANES)};
-        Tiles a = {columns + k * PANEL, PANEL, TILE_LINES * PANEL, TILE_COLUMNS * PANEL};
+        Tiles a = {columns.at + k * PANEL, PANEL, TILE_LINES * PANEL, TILE_COLUMNS * PANEL};
         Tiles b = {rows, N(LANES), steps * square, square};
         if (vectors == 2)
             multiply_tiles(2, 2, 0, c, a, b, steps);
@@ -147,7 +147,7 @@ static inline void N(compute_products)(
 
 /* scores[k, r] = scale * columns[k] . rows[r] + bias, as above; max[r] = the maximum over k. */
 static void N(compute_scores)(
-    int vectors, REAL *scores, REAL *max, REAL *columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
+    int vectors, REAL *scores, REAL *max, Columns columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
     REAL bias
 ) {
     for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
@@ -171,7 +171,7 @@ static inline void N(rescale_sums)(REAL *restrict sums, const REAL *restrict res
 /* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`,
  * rounded up to PANEL, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
 static void N(add_to_rows)(
-    int vectors, REAL *sums, int64_t apart, const REAL *rescale, REAL *weights, REAL *columns, int64_t from, int64_t to,
+    int vectors, REAL *sums, int64_t apart, const REAL *rescale, REAL *weights, Columns columns, int64_t from, int64_t to,
     int64_t dim
 ) {
     const int64_t steps = (to - from) / (2 * TILE_LINES), pair = from / 2;
@@ -180,7 +180,7 @@ static void N(add_to_rows)(
     Tiles b = {weights + pair * TILE_ROWS, TILE_ROWS, N(LANES), TILE_LINES * TILE_ROWS};
     for (int64_t d = 0; d < dim; d += 2 * TILE_LINES) {
         Tiles c = {sums + d * N(LANES), N(LANES), TILE_LINES * N(LANES), apart};
-        Tiles a = {columns + (d * TILE_COLUMNS + pair * PANEL), PANEL, TILE_COLUMNS * PANEL, TILE_LINES * PANEL};
+        Tiles a = {columns.at + (d * TILE_COLUMNS + pair * PANEL), PANEL, TILE_COLUMNS * PANEL, TILE_LINES * PANEL};
         if (vectors == 2 && d + TILE_LINES < dim)
             multiply_tiles(2, 2, 1, c, a, b, steps);
         else if (vectors == 2)

@@ -13,6 +13,7 @@
  *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
  */
 #include "vector.h"
+#include "columns.h"
 #if UNIT == 2
 #include "bf16_pairs.h"
 #endif
@@ -234,6 +235,7 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
 
 #undef FOR_WAY
 #undef Relation
+#undef Columns
 #undef Scratch
 #undef Task
 #undef Words

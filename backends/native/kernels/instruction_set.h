@@ -30,6 +30,9 @@ enum { FEW_ROWS = 3 };     /* lists of so many read columns where they lie: with
 enum { COLUMNS_TOGETHER = 8 }; /* values of so many are summed up at once */
 enum { DELTA_PARTS = 16 };     /* sums of a row of dout * out */
 
+/* The nearest number of the type, or the one beside it. */
+#define LOG(x) _Generic((x), float: logf(x), default: log(x))
+
 #define LOG2_E ((REAL)1.442695040888963407)
 #define LN_2 0.69314718055994530942L
 

@@ -13,8 +13,8 @@
  *     compute_scores: k over dim           add_to_rows: k over columns            add_to_columns: k over rows
  *       columns broadcast, rows read         columns broadcast, weights read        weights broadcast, rows read
  *
- * Packed columns are (dim panels, TILE_COLUMNS, PANEL); packed rows are transposed, (row vectors, padded dim, LANES), and so
- * are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, the columns that
+ * Packed columns are (dim panels, TILE_COLUMNS, PANEL), and other Columns are read where they lie; packed rows are transposed, (row vectors,
+ * padded dim, LANES), and so are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, the columns that
  * slot_sums run over, and the rows that column_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
  */
 enum { N(LIST_STEP) = N(LANES) };         /* rows of a list are filled up to a multiple of it */
@@ -48,17 +48,17 @@ __attribute__((always_inline)) static inline void N(rank_one_updates)(
 }
 
 /* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
- * vectors of rows; max[r] = the maximum over k, unless `max` is NULL. */
+ * vectors of rows; max[r] = the maximum over k, unless `max` is NULL. `packed`: whether the columns are. */
 __attribute__((always_inline)) static inline void N(compute_scores_of)(
-    const int vectors, REAL *restrict scores, REAL *restrict max, const REAL *restrict columns, const REAL *restrict rows,
+    const int vectors, const int packed, REAL *restrict scores, REAL *restrict max, Columns columns, const REAL *restrict rows,
     int64_t from, int64_t to, int64_t units, REAL scale, REAL bias
 ) {
-    const int64_t apart = round_up(units, PANEL) * N(LANES);
+    const int64_t apart = round_up(units, PANEL) * N(LANES), column = packed ? PANEL : columns.column;
     for (int64_t k = from; k < to; k += REGISTER_ROWS) {
         Vector sum[REGISTER_ROWS][ROW_VECTORS] = {{{0}}};
         for (int64_t done = 0; done < units; done += PANEL) {
-            const REAL *a = columns + (done * TILE_COLUMNS + k * PANEL), *b = rows + done * N(LANES);
-            N(rank_one_updates)(sum, vectors, a, PANEL, 1, b, apart, N(LANES), units - done < PANEL ? units - done : PANEL);
+            const REAL *a = columns.at + (done * (packed ? TILE_COLUMNS : 1) + k * column), *b = rows + done * N(LANES);
+            N(rank_one_updates)(sum, vectors, a, column, 1, b, apart, N(LANES), units - done < PANEL ? units - done : PANEL);
         }
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) {
@@ -78,13 +78,14 @@ __attribute__((always_inline)) static inline void N(compute_scores_of)(
 /* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`, rounded
  * up to REGISTER_ROWS, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
 __attribute__((always_inline)) static inline void N(add_to_rows_of)(
-    const int vectors, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights,
-    const REAL *restrict columns, int64_t from, int64_t to, int64_t dim
+    const int vectors, const int packed, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights,
+    Columns columns, int64_t from, int64_t to, int64_t dim
 ) {
+    const int64_t column = packed ? PANEL : columns.column;
     for (int64_t d = 0; d < dim; d += REGISTER_ROWS) {
         Vector sum[REGISTER_ROWS][ROW_VECTORS] = {{{0}}};
-        const REAL *a = columns + (d / PANEL * PANEL * TILE_COLUMNS + from * PANEL + d % PANEL);
-        N(rank_one_updates)(sum, vectors, a, 1, PANEL, weights + from * TILE_ROWS, N(LANES), TILE_ROWS, to - from);
+        const REAL *a = columns.at + (d / PANEL * PANEL * (packed ? TILE_COLUMNS : 1) + from * column + d % PANEL);
+        N(rank_one_updates)(sum, vectors, a, 1, column, weights + from * TILE_ROWS, N(LANES), TILE_ROWS, to - from);
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) {
             Vector factor = N(load_vector)(rescale + v * N(LANES));
@@ -129,24 +130,31 @@ __attribute__((always_inline)) static inline void N(add_to_columns_of)(
         function(ROW_VECTORS, __VA_ARGS__);  \
     }
 
+/* And whether they are packed, so that strides are constants where they can be. */
+#define FOR_COLUMNS(function, vectors, columns, ...)     \
+    if (N(are_packed)(columns))                          \
+        FOR_VECTORS(function, vectors, 1, __VA_ARGS__)   \
+    else                                                 \
+        FOR_VECTORS(function, vectors, 0, __VA_ARGS__)
+
 static void N(compute_scores)(
-    int vectors, REAL *restrict scores, REAL *restrict max, const REAL *restrict columns, const REAL *restrict rows, int64_t from,
-    int64_t to, int64_t units, REAL scale, REAL bias
+    int vectors, REAL *restrict scores, REAL *restrict max, Columns columns, const REAL *restrict rows, int64_t from, int64_t to,
+    int64_t units, REAL scale, REAL bias
 ) {
-    FOR_VECTORS(N(compute_scores_of), vectors, scores, max, columns, rows, from, to, units, scale, bias)
+    FOR_COLUMNS(N(compute_scores_of), vectors, columns, scores, max, columns, rows, from, to, units, scale, bias)
 }
 
 static void N(compute_products)(
-    int vectors, REAL *restrict products, const REAL *restrict columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t units
+    int vectors, REAL *restrict products, Columns columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t units
 ) {
-    FOR_VECTORS(N(compute_scores_of), vectors, products, NULL, columns, rows, from, to, units, 1, 0)
+    FOR_COLUMNS(N(compute_scores_of), vectors, columns, products, NULL, columns, rows, from, to, units, 1, 0)
 }
 
 static void N(add_to_rows)(
-    int vectors, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights,
-    const REAL *restrict columns, int64_t from, int64_t to, int64_t dim
+    int vectors, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights, Columns columns,
+    int64_t from, int64_t to, int64_t dim
 ) {
-    FOR_VECTORS(N(add_to_rows_of), vectors, sums, apart, rescale, weights, columns, from / UNIT, to / UNIT, dim)
+    FOR_COLUMNS(N(add_to_rows_of), vectors, columns, sums, apart, rescale, weights, columns, from / UNIT, to / UNIT, dim)
 }
 
 static void N(add_to_columns)(
@@ -161,4 +169,5 @@ static void N(add_to_columns)(
 }
 
 #undef ADD_PRODUCT
+#undef FOR_COLUMNS
 #undef FOR_VECTORS

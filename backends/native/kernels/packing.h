@@ -53,6 +53,19 @@ static void N(prefetch_rows)(const Task *task, int which, int64_t first, int64_t
             __builtin_prefetch(N(row_of_slot)(task, which, i) + byte, 0, 3);
 }
 
+/* The first of LANES rows, from the slot `first` on, that are equally far apart in the tensor, in numbers as they are computed with; else
+ * NULL. In BACKWARD rows are kept as they are, too. */
+static const REAL *N(rows_in_place)(const Task *task, int which, int64_t first) {
+    const int64_t *line = task->s.slot_line + first, row = task->row_tensor[which].row;
+    if (UNIT > 1 || N(element_bytes)(task->p) != sizeof(REAL) || task->p->dim % PANEL || task->p->shared_heads > 1 || has_bricks(task->p)
+        || task->phase == BACKWARD || row % (int64_t)sizeof(REAL) || (uintptr_t)task->row_tensor[which].data % sizeof(REAL))
+        return NULL;
+    for (int64_t i = 0; i < N(LANES); i++)
+        if (line[i] != line[0] + i || line[i] >= N(lines)(task->p))
+            return NULL;
+    return (const REAL *)(const void *)N(row_of_slot)(task, which, first);
+}
+
 /* The rows of the slots, transposed; 0 where a slot is empty. */
 __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, int64_t slots) {
     const Problem *p = task->p;
@@ -60,6 +73,14 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
     REAL *lines = task->s.packed_columns[0];
     for (int64_t first = 0; first < slots; first += N(LANES)) {
         N(prefetch_rows)(task, which, first + N(LANES), slots);
+        const REAL *rows = N(rows_in_place)(task, which, first);
+        for (int64_t done = 0; rows && done < width; done += N(LANES))
+            N(transpose_square)(
+                task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), rows + done,
+                task->row_tensor[which].row / (int64_t)sizeof(REAL)
+            );
+        if (rows)
+            continue;
         for (int64_t i = 0; i < N(LANES); i++) {
             int64_t line = task->s.slot_line[first + i];
             const char *from = N(row_of_slot)(task, which, first + i);
@@ -85,6 +106,18 @@ static void N(prefetch_columns)(const Task *task, int which) {
             __builtin_prefetch(base + tile->column[k] * tensor->row + byte, 0, 2);
 }
 
+/* Whether products can read the columns of a tile where they lie: each is a row of numbers right behind the one before, and there are as
+ * many as whole register blocks have. */
+static inline int N(lie_as_read)(const Task *task, int which, const ColumnTile *tile) {
+    int64_t dim = task->p->dim, count = tile->count, k = 0;
+    if (UNIT > 1 || N(element_bytes)(task->p) != sizeof(REAL) || dim % PANEL || dim == PANEL || count % REGISTER_ROWS
+        || task->column_tensor[which].row != dim * (int64_t)sizeof(REAL) || (uintptr_t)task->column_tensor[which].data % sizeof(REAL))
+        return 0;
+    while (k < count && tile->column[k] == tile->column[0] + k)
+        k++;
+    return k == count;
+}
+
 /* The columns of a tile, in panels along dim; 0 after the last column up to a whole register block, and after `dim` numbers. */
 __attribute__((noinline)) static void N(pack_columns)(const Task *task, int which, const ColumnTile *tile) {
     const TensorView *tensor = &task->column_tensor[which];
@@ -92,6 +125,11 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
     const int64_t dim = task->p->dim, row = tensor->row, width = round_up(UNITS(dim), PANEL), count = tile->count;
     const int dtype = task->p->dtype;
     REAL *packed = task->s.packed_columns[which];
+    task->s.columns[which] = (Columns){packed, PANEL};
+    if (N(lie_as_read)(task, which, tile)) {
+        task->s.columns[which] = (Columns){(REAL *)(void *)(base + tile->column[0] * row), dim};
+        return N(prefetch_columns)(task, which);
+    }
     const int whole = N(element_bytes)(task->p) * UNIT == sizeof(REAL) && dim % (PANEL * UNIT) == 0;
     for (int64_t k = 0; whole && k < count; k++) {
         const REAL *from = (const REAL *)(const void *)(base + tile->column[k] * row);

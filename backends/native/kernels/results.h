@@ -42,11 +42,11 @@ static void N(write_output)(const Task *task) {
         int64_t head, row = N(place_of_line)(task, r, &head);
         if (r + N(ROWS_AHEAD) < lines)
             N(prefetch_output)(task, r + N(ROWS_AHEAD));
-        REAL total = s->row_sum[r], *sums = s->accumulator + r * task->padded_dim, factor = total == 0 ? 0 : (REAL)p->keep_scale / total;
+        REAL total = s->row_sum[r], *sums = s->accumulator + r * task->padded_dim, factor = (REAL)p->keep_scale / total;
         for (int64_t d = 0; d < p->dim; d++)
-            sums[d] *= factor;
+            sums[d] = total == 0 ? 0 : factor * sums[d];
         R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
-        lse[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : s->row_max[r] + (REAL)log(total);
+        lse[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : s->row_max[r] + LOG(total);
     }
 }
 
@@ -102,12 +102,14 @@ static void N(merge_softmax)(const Task *task, int64_t row, REAL slot_max, REAL 
     REAL *accumulator = s->accumulator + row * task->padded_dim, ours = 0, theirs = 1, max = slot_max;
     if (slot_sum == 0)
         return;
-    if (s->row_sum[row] != 0) {
+    if (s->row_sum[row] == 0) {
+        memcpy(accumulator, sums, (size_t)task->p->dim * sizeof(REAL));
+    } else {
         max = s->row_max[row] > slot_max ? s->row_max[row] : slot_max;
         ours = (REAL)exp(s->row_max[row] - max), theirs = (REAL)exp(slot_max - max);
+        for (int64_t d = 0; d < task->p->dim; d++)
+            accumulator[d] = ours * accumulator[d] + theirs * sums[d];
     }
-    for (int64_t d = 0; d < task->p->dim; d++)
-        accumulator[d] = ours * accumulator[d] + theirs * sums[d];
     s->row_max[row] = max, s->row_sum[row] = ours * s->row_sum[row] + theirs * slot_sum;
 }
 

@@ -29,6 +29,7 @@ typedef struct {
     REAL *packed_rows[2];      /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_columns[2];   /* (dim panels, TILE_COLUMNS, PANEL) */
     REAL *added_columns[2];    /* the same, as add_to_rows adds them: KIND pairs has the same number of two columns in a unit */
+    Columns *columns;          /* (2,): the packed columns, or those that lie as products can read them */
     REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are; KIND pairs has the same number of two rows in a unit */
     REAL *column_sums;         /* (TILE_COLUMNS, padded_dim) */
     REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS); KIND pairs, as add_to_rows reads them: two columns in a unit */
@@ -72,6 +73,11 @@ typedef struct {
 
 static inline int64_t N(element_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
 
+/* The columns as add_to_rows reads them. */
+static inline Columns N(added)(const Scratch *s, int which) {
+    return UNIT == 1 ? s->columns[which] : (Columns){s->added_columns[which], PANEL};
+}
+
 static char *N(reserve)(char **at, size_t count, size_t size) {
     char *here = *at;
     *at += (count * size + 63) / 64 * 64;
@@ -107,6 +113,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
         s->packed_columns[i] = RESERVE(TILE_COLUMNS * padded, REAL);
         s->added_columns[i] = UNIT == 1 ? s->packed_columns[i] : RESERVE(i == 1 || backward ? TILE_COLUMNS * padded : 0, REAL);
     }
+    s->columns = RESERVE(2, Columns);
     s->plain_rows = RESERVE(backward * slots * padded / UNIT, REAL);
     s->column_sums = RESERVE(backward * TILE_COLUMNS * padded, REAL);
     s->scores = RESERVE(TILE_COLUMNS * TILE_ROWS, REAL);
@@ -154,8 +161,6 @@ static void N(start_task)(Task *task, void *scratch) {
     task->sums = by_key ? 2 : 1;
     N(lay_out_scratch)(p, task->phase, &task->s, scratch);
     N(place_relations)(p, &task->s);
-    if (task->phase == FORWARD)
-        memset(task->s.accumulator, 0, (size_t)((N(lines)(p) + 1) * task->padded_dim) * sizeof(REAL));
     if (by_key)
         memset(task->s.column_sums, 0, (size_t)(lesser(TILE_COLUMNS, round_up(p->seq, REGISTER_ROWS)) * task->padded_dim) * sizeof(REAL));
     TensorView queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};

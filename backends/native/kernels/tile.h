@@ -19,7 +19,7 @@ static int N(score_pairs)(
     const int64_t units = UNITS(p->dim), rows = first * round_up(units, PANEL);
     const int scored = N(has_scores)(p);
     int masked = 0;
-    N(compute_scores)(vectors, s->scores, max, s->packed_columns[0], s->packed_rows[0] + rows, from, to, units, (REAL)p->scale, scored ? 0 : bias);
+    N(compute_scores)(vectors, s->scores, max, s->columns[0], s->packed_rows[0] + rows, from, to, units, (REAL)p->scale, scored ? 0 : bias);
     if (scored)
         N(score_tile)(task, first, count, vectors, from, to, bias, max);
     for (int i = 0; i < task->own; i++)
@@ -39,7 +39,7 @@ static void N(add_values)(const Task *task, int64_t first, int vectors, int64_t 
     N(online_softmax_step)(s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, count);
     if (task->p->dropout)
         N(drop_weights)(UNIT, s->scores, s->kept, from, to, count);
-    N(add_to_rows)(vectors, sums, apart, rescale, s->scores, s->added_columns[1], from, to, task->p->dim);
+    N(add_to_rows)(vectors, sums, apart, rescale, s->scores, N(added)(s, 1), from, to, task->p->dim);
 }
 
 /* Scores to P, and dS, of the columns from .. to - 1, as they are added. */
@@ -50,7 +50,7 @@ static void N(compute_gradients)(
     const Problem *p = task->p;
     const int64_t units = UNITS(p->dim), lanes = vectors * N(LANES);
     REAL *rows = s->packed_rows[1] + first * round_up(units, PANEL);
-    N(compute_products)(vectors, s->score_gradients, s->packed_columns[1], rows, from, to, units);
+    N(compute_products)(vectors, s->score_gradients, s->columns[1], rows, from, to, units);
     if (p->dropout)
         N(drop_weights)(1, s->score_gradients, s->kept, from, to, lanes);
     N(softmax_backward_step)(
@@ -76,8 +76,8 @@ static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int
     REAL ones[TILE_ROWS];
     for (int r = 0; r < TILE_ROWS; r++)
         ones[r] = 1;
-    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, ones, s->score_gradients, s->added_columns[0], from, to, dim);
-    N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, ones, s->scores, s->added_columns[1], from, to, dim);
+    N(add_to_rows)(vectors, s->slot_sums[0] + sums, apart, ones, s->score_gradients, N(added)(s, 0), from, to, dim);
+    N(add_to_rows)(vectors, s->slot_sums[1] + sums, apart, ones, s->scores, N(added)(s, 1), from, to, dim);
     N(add_to_columns)(s->column_sums, s->gradient_rows, s->plain_rows + sums / UNIT, task->padded_dim, from, to, count, dim);
 }
 

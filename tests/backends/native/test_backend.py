@@ -168,6 +168,26 @@ def test_storage_at_any_address() -> None:
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("pattern", "is_causal"), [(Pattern.dense(), False), (Pattern([128, 300], [1, 2]), True), (OTHER_KINDS[0], False)]
+)
+def test_rows_that_are_read_where_they_lie_give_the_bits_of_those_that_are_packed(
+    dtype: str, pattern: Pattern, is_causal: bool
+) -> None:
+    """Rows of a head that follow each other, as in tensors (batch, heads, seq, head_dim), beside those of all heads in turn."""
+    results = []
+    for follow in (False, True):
+        q, k, v, dout = (
+            x.transpose(1, 2).contiguous().transpose(1, 2) if follow else x
+            for x in (*inputs(dim=64, dtype=dtype), *inputs(dim=64, dtype=dtype)[:1])
+        )
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out, lse = dilated_attention(q, k, v, pattern, is_causal=is_causal, backend="native", return_lse=True)
+        results.append((out, lse, *torch.autograd.grad(out, (q, k, v), dout)))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
 def test_rows_further_apart_than_32_bits_count() -> None:
     try:
         room = torch.empty(5 << 28)  # 5 GiB of which only the rows that are written to become memory
