@@ -202,6 +202,7 @@ static void N(attend_block)(Task *task) {
         task->without[0] = table < 0 ? -1 : 2 * table + by_key, task->without[1] = table < 0 ? -1 : 2 * table + !by_key;
         N(set_relations)(task, b);
         N(set_reach)(task, b);
+        task->merged_once = task->phase == FORWARD && p->groups == 1 && p->kind[b] != RUNS && !p->beyond[at];
         if (p->kind[b] == SEGMENTS)
             N(attend_segments)(task, served);
         else if (p->kind[b] == BAND)

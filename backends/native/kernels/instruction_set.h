@@ -29,6 +29,7 @@ enum { FEW_COLUMNS = 40 }; /* fewer go with row vectors that do not see them: a 
 enum { FEW_ROWS = 3 };     /* lists of so many read columns where they lie: with more, to pack them takes no longer */
 enum { COLUMNS_TOGETHER = 8 }; /* values of so many are summed up at once */
 enum { DELTA_PARTS = 16 };     /* sums of a row of dout * out */
+enum { IS_WRITTEN = -1 };      /* the sum of a row whose results are in out and lse */
 
 /* The nearest number of the type, or the one beside it. */
 #define LOG(x) _Generic((x), float: logf(x), default: log(x))

@@ -95,11 +95,16 @@ static void N(attend_box)(Task *task, const Axis axes[3], const Box *box, const 
     for (int d = 0; d < 3; d++)
         sides[d] = side_of(&axes[d], box, cut, d, task->phase == BACKWARD);
     const Along along = cells_along(&sides[2]);
+    const int64_t lines = (sides[0].sees[sides[0].places - 1].last - sides[0].sees[0].first + 1)
+                          * (sides[1].sees[sides[1].places - 1].last - sides[1].sees[0].first + 1);
+    const int merged_once = task->merged_once;
+    task->merged_once &= lines * along.count <= MAX_SEGMENTS;
     for (int64_t z = sides[0].sees[0].first; z <= sides[0].sees[sides[0].places - 1].last; z++)
         for (int64_t y = sides[1].sees[0].first; y <= sides[1].sees[sides[1].places - 1].last; y++)
             N(add_line)(task, &around, &along, z, y, lists_seeing(&sides[0], z) & lists_seeing(&sides[1], y));
     if (around.count)
         N(attend_around)(task, &around);
+    task->merged_once = merged_once;
 }
 
 /* What boxes so cut cost, which cover so many cells: columns, each packed once for a box, which takes about as long as to score it for a

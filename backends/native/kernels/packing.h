@@ -53,45 +53,42 @@ static void N(prefetch_rows)(const Task *task, int which, int64_t first, int64_t
             __builtin_prefetch(N(row_of_slot)(task, which, i) + byte, 0, 3);
 }
 
-/* The first of LANES rows, from the slot `first` on, that are equally far apart in the tensor, in numbers as they are computed with; else
- * NULL. In BACKWARD rows are kept as they are, too. */
-static const REAL *N(rows_in_place)(const Task *task, int which, int64_t first) {
-    const int64_t *line = task->s.slot_line + first, row = task->row_tensor[which].row;
-    if (UNIT > 1 || N(element_bytes)(task->p) != sizeof(REAL) || task->p->dim % PANEL || task->p->shared_heads > 1 || has_bricks(task->p)
-        || task->phase == BACKWARD || row % (int64_t)sizeof(REAL) || (uintptr_t)task->row_tensor[which].data % sizeof(REAL))
-        return NULL;
-    for (int64_t i = 0; i < N(LANES); i++)
-        if (line[i] != line[0] + i || line[i] >= N(lines)(task->p))
-            return NULL;
-    return (const REAL *)(const void *)N(row_of_slot)(task, which, first);
+/* Whether rows of a tensor can be transposed from where they lie: numbers as they are computed with, whole panels of them. */
+static int N(lie_as_computed)(const Task *task, const TensorView *tensor) {
+    return UNIT == 1 && N(element_bytes)(task->p) == sizeof(REAL) && task->p->dim % PANEL == 0 && (uintptr_t)tensor->data % sizeof(REAL) == 0;
 }
 
-/* The rows of the slots, transposed; 0 where a slot is empty. */
+/* LANES rows from the slot `first` on, one after the other in `lines`; 0 where a slot is empty. */
+static void N(load_rows)(const Task *task, int which, int64_t first, int64_t width, REAL *lines) {
+    for (int64_t i = 0; i < N(LANES); i++) {
+        int is_empty = task->s.slot_line[first + i] == N(lines)(task->p);
+        const char *from = N(row_of_slot)(task, which, first + i);
+        for (int64_t done = 0; !is_empty && done < width; done += PANEL)
+            N(load_panel)(lines + i * width + done, from, done, task->p->dim, task->p->dtype);
+        if (is_empty)
+            memset(lines + i * width, 0, (size_t)width * sizeof(REAL));
+    }
+}
+
+/* The rows of the slots, transposed; 0 where a slot is empty. In BACKWARD they are kept as they are, too. */
 __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, int64_t slots) {
-    const Problem *p = task->p;
-    const int64_t width = round_up(UNITS(p->dim), PANEL);
+    const int64_t width = round_up(UNITS(task->p->dim), PANEL);
+    const int kept = task->phase == BACKWARD && which == 0, in_place = !kept && N(lie_as_computed)(task, &task->row_tensor[which]);
     REAL *lines = task->s.packed_columns[0];
+    const REAL *row[N(LANES)];
+    if (in_place)
+        memset(lines, 0, (size_t)width * sizeof(REAL)); /* the row of an empty slot */
     for (int64_t first = 0; first < slots; first += N(LANES)) {
         N(prefetch_rows)(task, which, first + N(LANES), slots);
-        const REAL *rows = N(rows_in_place)(task, which, first);
-        for (int64_t done = 0; rows && done < width; done += N(LANES))
-            N(transpose_square)(
-                task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), rows + done,
-                task->row_tensor[which].row / (int64_t)sizeof(REAL)
-            );
-        if (rows)
-            continue;
+        if (!in_place)
+            N(load_rows)(task, which, first, width, lines);
         for (int64_t i = 0; i < N(LANES); i++) {
-            int64_t line = task->s.slot_line[first + i];
-            const char *from = N(row_of_slot)(task, which, first + i);
-            for (int64_t done = 0; line < N(lines)(p) && done < width; done += PANEL)
-                N(load_panel)(lines + i * width + done, from, done, p->dim, p->dtype);
-            if (line == N(lines)(p))
-                memset(lines + i * width, 0, (size_t)width * sizeof(REAL));
+            int is_empty = task->s.slot_line[first + i] == N(lines)(task->p);
+            row[i] = !in_place ? lines + i * width : is_empty ? lines : (const REAL *)(const void *)N(row_of_slot)(task, which, first + i);
         }
         for (int64_t done = 0; done < width; done += N(LANES))
-            N(transpose_square)(task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), lines + done, width);
-        if (task->phase == BACKWARD && which == 0)
+            N(transpose_lines)(task->s.packed_rows[which] + first * width + done * N(LANES), row, done);
+        if (kept)
             N(keep_rows)(task, first, lines, width);
     }
 }
@@ -109,9 +106,9 @@ static void N(prefetch_columns)(const Task *task, int which) {
 /* Whether products can read the columns of a tile where they lie: each is a row of numbers right behind the one before, and there are as
  * many as whole register blocks have. */
 static inline int N(lie_as_read)(const Task *task, int which, const ColumnTile *tile) {
+    const TensorView *tensor = &task->column_tensor[which];
     int64_t dim = task->p->dim, count = tile->count, k = 0;
-    if (UNIT > 1 || N(element_bytes)(task->p) != sizeof(REAL) || dim % PANEL || dim == PANEL || count % REGISTER_ROWS
-        || task->column_tensor[which].row != dim * (int64_t)sizeof(REAL) || (uintptr_t)task->column_tensor[which].data % sizeof(REAL))
+    if (!N(lie_as_computed)(task, tensor) || dim == PANEL || count % REGISTER_ROWS || tensor->row != dim * (int64_t)sizeof(REAL))
         return 0;
     while (k < count && tile->column[k] == tile->column[0] + k)
         k++;

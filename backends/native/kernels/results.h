@@ -1,6 +1,6 @@
 /* The results of a task, from its accumulators to memory. Included once for each KIND.
  *
- *     FORWARD     slot_sums of the rows that were at hand     --- merge_slots --->          accumulator
+ *     FORWARD     slot_sums of the rows that were at hand     --- merge_slots --->          accumulator; out, lse where they are all
  *                 accumulator / row_sum                       --- write_output --->         out, lse
  *     DELTA       rowsum(dout * out)                          --- compute_delta --->        delta
  *     BACKWARD    slot_sums of the rows that were at hand     --- merge_slots --->          dk +=, dv +=
@@ -33,20 +33,27 @@ static inline void N(prefetch_output)(const Task *task, int64_t line) {
         __builtin_prefetch(row_address(&task->p->out, task->batch, row, head) + byte, 1, 3);
 }
 
+/* The results of a line whose sums, not yet over `total`, are relative to `max`; `sums` may be anything where `total` is 0. */
+static inline void N(write_line)(const Task *task, int64_t line, REAL *sums, REAL max, REAL total) {
+    const Problem *p = task->p;
+    int64_t head, row = N(place_of_line)(task, line, &head);
+    REAL factor = (REAL)p->keep_scale / total;
+    for (int64_t d = 0; d < p->dim; d++)
+        sums[d] = total == 0 ? 0 : factor * sums[d];
+    R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
+    ((REAL *)(void *)p->lse)[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : max + LOG(total);
+}
+
+/* The results of all lines that have none yet. */
 static void N(write_output)(const Task *task) {
     const Scratch *s = &task->s;
-    const Problem *p = task->p;
-    const int64_t lines = (task->stop - task->start) * p->shared_heads;
-    REAL *lse = (REAL *)(void *)p->lse;
+    const int64_t lines = (task->stop - task->start) * task->p->shared_heads;
     for (int64_t r = 0; r < lines; r++) {
-        int64_t head, row = N(place_of_line)(task, r, &head);
+        if (s->row_sum[r] == IS_WRITTEN)
+            continue;
         if (r + N(ROWS_AHEAD) < lines)
             N(prefetch_output)(task, r + N(ROWS_AHEAD));
-        REAL total = s->row_sum[r], *sums = s->accumulator + r * task->padded_dim, factor = (REAL)p->keep_scale / total;
-        for (int64_t d = 0; d < p->dim; d++)
-            sums[d] = total == 0 ? 0 : factor * sums[d];
-        R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
-        lse[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : s->row_max[r] + LOG(total);
+        N(write_line)(task, r, s->accumulator + r * task->padded_dim, s->row_max[r], s->row_sum[r]);
     }
 }
 
@@ -119,7 +126,10 @@ static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
     int64_t row = s->slot_line[slot];
     if (row == N(lines)(task->p))
         return;
-    if (task->phase == FORWARD)
+    if (task->merged_once && s->slot_sum[slot] != 0) {
+        N(write_line)(task, row, sums, s->slot_max[slot], s->slot_sum[slot]);
+        s->row_sum[row] = IS_WRITTEN;
+    } else if (task->phase == FORWARD)
         N(merge_softmax)(task, row, s->slot_max[slot], s->slot_sum[slot], sums);
     else
         N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, N(position)(task, row), task->kv_head, sums, (REAL)(a ? task->p->keep_scale : task->p->scale));
@@ -130,11 +140,15 @@ __attribute__((noinline)) static void N(merge_slots)(const Task *task, int64_t s
     const Scratch *s = &task->s;
     const int64_t width = task->padded_dim;
     REAL *lines = s->packed_columns[0];
-    for (int64_t first = 0; first < slots; first += N(LANES))
+    for (int64_t first = 0; first < slots; first += N(LANES)) {
+        for (int64_t i = first; task->merged_once && i < first + N(LANES); i++)
+            if (s->slot_line[i] < N(lines)(task->p))
+                N(prefetch_output)(task, s->slot_line[i]);
         for (int a = 0; a < task->sums; a++) {
             for (int64_t d = 0; d < width; d += N(LANES))
                 N(transpose_square)(lines + d, width, s->slot_sums[a] + first * width + d * N(LANES), N(LANES));
             for (int64_t i = 0; i < N(LANES); i++)
                 N(merge_slot)(task, a, first + i, lines + i * width);
         }
+    }
 }

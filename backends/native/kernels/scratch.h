@@ -68,6 +68,7 @@ typedef struct {
     int64_t interval_row;
     int64_t segments;      /* RUNS, GRID: the columns are in so many segments, none in two, each seen by the lists that it names; else 0 */
     int own, relations;    /* relations of the branch at hand: the first `own` say which pairs are seen, the others which are not */
+    int merged_once;       /* FORWARD: whether the rows that come next have no other sums, of this branch or another, to be merged with */
     int by_place;          /* whether a row sees all columns that its own relations show, before it or behind it */
 } Task;
 

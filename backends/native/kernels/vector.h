@@ -52,12 +52,8 @@ __attribute__((always_inline)) static inline void N(exchange)(Vector x[N(LANES)]
         }
 }
 
-/* The transpose of LANES x LANES numbers, whose lines are so far apart; `to` may be `from`. */
-static inline void N(transpose_square)(REAL *to, int64_t to_apart, const REAL *from, int64_t from_apart) {
-    Vector x[N(LANES)];
-#pragma GCC unroll 16
-    for (int i = 0; i < N(LANES); i++)
-        x[i] = N(load_vector)(from + i * from_apart);
+/* The transpose of LANES vectors, whose lines are so far apart. */
+__attribute__((always_inline)) static inline void N(store_transposed)(REAL *to, int64_t to_apart, Vector x[N(LANES)]) {
     N(exchange)(x, 1);
     N(exchange)(x, 2);
     N(exchange)(x, 4);
@@ -65,6 +61,24 @@ static inline void N(transpose_square)(REAL *to, int64_t to_apart, const REAL *f
 #pragma GCC unroll 16
     for (int i = 0; i < N(LANES); i++)
         N(store_vector)(to + i * to_apart, x[i]);
+}
+
+/* The transpose of LANES x LANES numbers, whose lines are so far apart; `to` may be `from`. */
+static inline void N(transpose_square)(REAL *to, int64_t to_apart, const REAL *from, int64_t from_apart) {
+    Vector x[N(LANES)];
+#pragma GCC unroll 16
+    for (int i = 0; i < N(LANES); i++)
+        x[i] = N(load_vector)(from + i * from_apart);
+    N(store_transposed)(to, to_apart, x);
+}
+
+/* The transpose of LANES numbers of each of LANES lines, from the number `done` of each on. */
+static inline void N(transpose_lines)(REAL *to, const REAL *const line[N(LANES)], int64_t done) {
+    Vector x[N(LANES)];
+#pragma GCC unroll 16
+    for (int i = 0; i < N(LANES); i++)
+        x[i] = N(load_vector)(line[i] + done);
+    N(store_transposed)(to, N(LANES), x);
 }
 
 #if UNIT == 2 && defined(__AVX512DQ__)

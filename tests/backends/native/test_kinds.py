@@ -12,7 +12,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, PatternError, Prefix, Problem, SlidingWindow, Strided
+from dilkit import (
+    BlockSparse,
+    DilatedSegment,
+    GlobalTokens,
+    Neighborhood,
+    Pattern,
+    PatternError,
+    Prefix,
+    Problem,
+    SlidingWindow,
+    Strided,
+)
 from dilkit import dilated_attention as attend
 from dilkit import dilated_attention_varlen as attend_packed
 from dilkit.backends.native import _native
@@ -49,6 +60,21 @@ def test_a_neighborhood_of_a_large_grid_is_that_of_its_surroundings() -> None:
         expected, _ = oracle_attention(*(x[:, lines] for x in (query, key, value)), Pattern.natten((9, 40), (5, 3)))
         found = out[:, lines].unflatten(1, (9, 40))[:, own]
         torch.testing.assert_close(found.double(), expected.unflatten(1, (9, 40))[:, own], rtol=0, atol=1e-5)
+
+
+def test_a_neighborhood_with_more_columns_than_a_box_goes_through_together_is_whole() -> None:
+    """Its rows are attended to in several parts, whose sums are merged."""
+    side, kernel = 96, 61
+    query, key, value = tensors(side * side, heads=1, dim=8)
+    out, lse = attend(query, key, value, Pattern.of(Neighborhood((side, side), kernel)), backend="native", return_lse=True)
+    q, k, v = (x.double().view(side, side, 8) for x in (query, key, value))
+    for y, x in ((48, 47), (3, 40), (95, 60)):
+        first = [min(max(at - kernel // 2, 0), side - kernel) for at in (y, x)]
+        near = (slice(first[0], first[0] + kernel), slice(first[1], first[1] + kernel))
+        scores = k[near].reshape(-1, 8) @ q[y, x] * 8**-0.5
+        row = y * side + x
+        torch.testing.assert_close(out[0, row, 0].double(), scores.softmax(0) @ v[near].reshape(-1, 8), rtol=0, atol=1e-5)
+        torch.testing.assert_close(lse[0, 0, row].double(), scores.logsumexp(0), rtol=0, atol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
