@@ -10,7 +10,7 @@
  *               attend_row_list               for each row list, tile of rows by tile of rows
  *                 attend_between, attend_queries, attend_keys   columns by which row vectors may see them
  *                   attend_tile                   tile.h                                      -> scores, slot_sums
- *             merge_slots                   the sums of the list's rows                             -> accumulator, or dk and dv
+ *             merge_slots                   the sums of the list's rows                   -> accumulator or out, or dk and dv
  */
 #include "vector.h"
 #include "columns.h"

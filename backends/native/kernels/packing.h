@@ -5,6 +5,7 @@
  *                                                                    plain_rows               (slots, padded dim), in BACKWARD
  *     k (q), v (dout)  -- tile->column[] -->           pack_columns  packed_columns[0], [1]   (dim panels, TILE_COLUMNS, PANEL)
  *     packed columns   -- two at a time, KIND pairs -> pair_columns  added_columns[0], [1]    the same, a unit has a number of each
+ *     k (q), v (dout)  -- tile->column[] -->           pack_columns  columns[0], [1]: where they lie, if they lie as columns.h has it
  *     lse, delta       -- tile->column[] -->           pack_tile     column_lse, column_delta, in BACKWARD
  *
  * In parentheses: BACKWARD. Columns are packed once for all row lists that are at hand.
