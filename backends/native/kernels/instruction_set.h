@@ -31,8 +31,8 @@ enum { COLUMNS_TOGETHER = 8 }; /* values of so many are summed up at once */
 enum { DELTA_PARTS = 16 };     /* sums of a row of dout * out */
 enum { IS_WRITTEN = -1 };      /* the sum of a row whose results are in out and lse */
 
-/* The nearest number of the type, or the one beside it. */
-#define LOG(x) _Generic((x), float: logf(x), default: log(x))
+#define LOG_float(x) logf(x)
+#define LOG_double(x) log(x)
 
 #define LOG2_E ((REAL)1.442695040888963407)
 #define LN_2 0.69314718055994530942L

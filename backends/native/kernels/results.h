@@ -41,7 +41,7 @@ static inline void N(write_line)(const Task *task, int64_t line, REAL *sums, REA
     for (int64_t d = 0; d < p->dim; d++)
         sums[d] = total == 0 ? 0 : factor * sums[d];
     R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
-    ((REAL *)(void *)p->lse)[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : max + LOG(total);
+    ((REAL *)(void *)p->lse)[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : max + R(LOG)(total);
 }
 
 /* The results of all lines that have none yet. */
