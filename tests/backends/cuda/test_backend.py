@@ -258,9 +258,10 @@ def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypa
     q, k, v = tensors(problem)
     out, lse = backend.forward(Inputs(q, k, v), problem)
     backend.backward(q, Inputs(q, k, v), out, lse, problem)
-    for name in ("empty", "empty_like", "zeros", "from_numpy"):
-        true = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *a, true=true, **o: made.append(true(*a, **o)) or made[-1])
+    makers = [(torch, name) for name in ("empty", "empty_like", "zeros", "from_numpy")]
+    for owner, name in (*makers, (torch.Tensor, "new_empty"), (torch.Tensor, "new_zeros")):
+        true = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, true=true, **o: made.append(true(*a, **o)) or made[-1])
     backend.forward(Inputs(q, k, v), problem)
     assert [x.shape for x in made] == [q.shape, lse.shape]
     made.clear()
