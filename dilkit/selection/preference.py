@@ -17,7 +17,8 @@ MEASURED = "measured by `dilkit tune`"
 
 LAUNCH_BOUND = {"float32": 2**36, "bfloat16": 2**37, "float16": 2**37}
 """By dtype, the most nominal FLOPs of a launch-bound forward pass. Of three quarters of them, on an H200 in bf16, `cupy_raw` took
-0.3 to 0.4 ms, in one launch, and torch's kernels 0.8 to 2.2 ms, most of it between launches; in float32 both took as long."""
+0.3 to 0.4 ms, in one launch, and torch's kernels 0.8 to 2.2 ms, most of it between launches. In float32, of half as many again,
+both took as long."""
 
 Range = tuple[Capability, Capability]
 OLDEST: Capability = (0, 0)

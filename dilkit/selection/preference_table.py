@@ -153,10 +153,10 @@ TABLE = (
 """The first row that fits is used. `reference` computes everything, but slowly, so it is last."""
 
 ON_GPUS = (
-    "An NVIDIA H200 has run dilkit, and no other GPU. There every kernel of `cupy_raw`, and each of torch's that `sdpa` calls, "
-    "computed the problem list; `cupy_raw` and `triton` ran in CUDA graphs, on side streams, in compiled code and over two "
-    "ranks. The first run showed two faults of `sdpa`, which are mended; those after it found nothing wrong. Of `triton` small "
-    "problems of each dtype ran and what was timed, of `flex` two problems; `numba_cuda` has run on no GPU.",
+    "An NVIDIA H200 has run dilkit, and no other GPU. There `cupy_raw`, and each of torch's kernels that `sdpa` calls, computed "
+    "the problem list, but no steps of decoding; `cupy_raw` and `triton` ran in CUDA graphs, on side streams, in compiled code "
+    "and over two ranks. The first run showed two faults of `sdpa`, which are mended; those after it found nothing wrong. Of "
+    "`triton` small problems of each dtype ran and what was timed, of `flex` two problems; `numba_cuda` has run on no GPU.",
     "Every kernel is also compiled for all its GPUs, and checked on the CPU, by emulation, against the double-precision oracle. "
     "On a GPU each kernel of dilkit is checked again, against the same oracle, before its first use.",
     "Until `dilkit tune` has measured on the GPU at hand, the automatic choice follows fixed rules. From capability 8.0 on these "

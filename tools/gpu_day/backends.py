@@ -15,7 +15,7 @@ LEFT_OUT = ("numba_cuda", "reference")
 """Compiled for minutes; slower than all others. `dilkit verify --device cuda` looks at both."""
 DTYPES = ("float32", "float16", "bfloat16")
 GENERATED = "flex"
-"""FlexAttention: compiled anew for every problem, for half a minute and more."""
+"""FlexAttention: compiled anew for every problem, which takes many times as long as to compute it."""
 SLOW = {GENERATED: DTYPES, "triton": ("float32",)}
 """By dtype, what is verified and not timed: on an H200, exact products of fp32 took Triton about ten times as long as others."""
 

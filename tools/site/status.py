@@ -16,7 +16,7 @@ SYSTEMS = (
     "nothing was run."
 )
 EXPERIMENTAL = (
-    "**Experimental**, as it has not run on what it is made for: every backend on GPUs but an H200, and `numba_cuda` on all; "
+    "**Experimental**, as it has not run on what it is made for: every backend on GPUs, but for what an H200 has run; "
     "NCCL and CUDA-aware MPI; ranks on more than one machine; the release workflow. Everything else is held to the "
     "double-precision oracle on CPUs by `make test`."
 )
