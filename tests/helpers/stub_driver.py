@@ -119,6 +119,7 @@ def stand_in_for_torchs_runtime(driver: Driver) -> None:
         return exchange(device) if driver.library.stub_has_context(device) else driver.library.stub_current()
 
     torch.cuda._exchange_device, torch.cuda._maybe_exchange_device = exchange, maybe_exchange
+    torch.cuda.current_device = lambda: max(driver.library.stub_current(), 0)
     torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=driver.stream)
     torch.cuda.is_current_stream_capturing = driver.captures
     properties = dict(major=9, minor=0, name="stub", multi_processor_count=2, max_threads_per_multi_processor=2048)
