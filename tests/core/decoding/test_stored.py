@@ -29,7 +29,8 @@ STEPS: dict[str, list[int]] = {
     "chunks": [16, 17, 20, 31, 32, SEQ],
     "few rows": [*range(3, SEQ + 1, 3)],
 }
-LIMITS = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 1e-3}
+LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-3}
+"""In fp32, scores up to 40 are off by some 2e-6, and so are weights; a row that is stored wrongly is off by 4e-3."""
 
 
 def rows(dtype: str) -> tuple[Tensor, Tensor, Tensor]:
