@@ -130,9 +130,11 @@ static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_
             *low = row < *low ? row : *low, *high = row > *high ? row : *high;
         if (p->bias != NO_BIAS)
             N(place_row)(task, i, row < p->block_rows ? N(position)(task, row) : task->start, task->head + line % p->shared_heads);
-        for (int n = 0; n < task->relations; n++)
+        for (int n = task->own; n < task->relations; n++) /* collect_patch has its own */
             N(relate_row)(&s->relation[n], task->phase == BACKWARD, i, row < p->block_rows ? N(position)(task, row) : -1);
     }
+    for (int n = 0; n < task->own; n++)
+        N(find_seen_by_all)(&s->relation[n], slots);
 }
 
 /* Pack the rows of the slots, and begin their sums. */
@@ -235,6 +237,8 @@ static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratc
 
 #undef FOR_WAY
 #undef Relation
+#undef Places
+#undef PlaceLanes
 #undef Columns
 #undef Scratch
 #undef Task

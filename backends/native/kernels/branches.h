@@ -94,7 +94,7 @@ static void N(attend_band)(const Task *task, int64_t rate) {
     for (int64_t done = 0; done < lesser(rate, rows); done += MAX_BRANCHES) {
         int64_t count = lesser(lesser(rate, rows) - done, MAX_BRANCHES);
         for (int64_t i = 0; i < count; i++)
-            segments[i] = (Segment){(task->start + done + i) % rate, task->p->seq, rate, 0};
+            segments[i] = (Segment){(task->start + done + i) % rate, task->p->seq, rate, 0, {0}};
         for (int64_t x = 0; x < rows; x++) {
             int64_t i = x % rate - done, row = task->start + x;
             int seen = i >= 0 && i < count && N(reaches)(task, row) && !N(hidden)(task, row);
@@ -125,7 +125,7 @@ static void N(attend_rows_in_order)(Task *task, const RunTables *t, int64_t run,
     while (rows > first && columns[rows - 1][0] >= task->last_column)
         rows--;
     if (first < rows) {
-        const Segment segment = {columns[first][0], lesser(columns[rows - 1][1], task->p->seq), 1, 1};
+        const Segment segment = {columns[first][0], lesser(columns[rows - 1][1], task->p->seq), 1, 1, {0}};
         N(attend_run)(task, &segment, 1, at + first, at + rows);
     }
     task->intervals = NULL;
@@ -149,7 +149,7 @@ static void N(attend_runs)(Task *task, const RunTables *t, int64_t table) {
             int64_t count = 0;
             for (int64_t i = first; i < lesser(end, first + MAX_BRANCHES); i++)
                 if (t->columns[i][0] < task->last_column && t->columns[i][1] > task->first_column)
-                    segments[count++] = (Segment){t->columns[i][0], lesser(t->columns[i][1], task->p->seq), 1, 1};
+                    segments[count++] = (Segment){t->columns[i][0], lesser(t->columns[i][1], task->p->seq), 1, 1, {0}};
             N(attend_run)(task, segments, count, at, stop);
         }
         at = stop;

@@ -65,6 +65,12 @@ static inline Interval nearby(const Axis *axis, Cell cell) {
     return (Interval){greater(cell.at - axis->kernel, 0), lesser(cell.at + axis->kernel, cells - 1)};
 }
 
+/* Cells of a class that a cell sees, as places on the axis: no interval of places is in two classes. */
+static inline Interval places_in_class(const Axis *axis, Cell cell, Interval cells) {
+    const int64_t place = cell.residue * axis->longest;
+    return (Interval){place + cells.first, place + cells.last};
+}
+
 /* The axes of a grid, the last coordinate's last. */
 static inline void set_axes(const Grid *grid, Axis axes[3]) {
     for (int64_t d = 2, inner = 1; d >= 0; inner *= grid->size[d--])

@@ -101,6 +101,7 @@ enum { IS_WRITTEN = -1 };      /* the sum of a row whose results are in out and 
 #define REAL float
 #define REAL_MAX FLT_MAX
 #define INTEGER int32_t
+#define UNSIGNED uint32_t
 #ifdef BF16_PAIRS
 
 #define KIND pairs
@@ -135,10 +136,12 @@ static const StepCode *step_code(int dtype) { return native_avx512.step(dtype); 
 #undef REAL
 #undef REAL_MAX
 #undef INTEGER
+#undef UNSIGNED
 
 #define REAL double
 #define REAL_MAX DBL_MAX
 #define INTEGER int64_t
+#define UNSIGNED uint64_t
 #define KIND double
 #include "attention_block.h"
 

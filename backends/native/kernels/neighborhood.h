@@ -7,51 +7,12 @@
  *          x x x x x x x x x x      | 0 | 1 |
  *          x x x x . . . . . .      +---+---+
  *
- * A patch is a row list, of as many rows as products take together. With a step, each residue class of cells is a grid of its own.
+ * A patch is a row list (box_rows.h), of as many rows as products take together. With a step, each residue class of cells is a grid of its own.
  * What a row does not see of the columns around its patch is masked (relation.h). The shape of the patches, and how many are in a
  * box, are those with the least to compute: of 16 rows in a plane, 4 x 4.
  */
 
-/* The row of the block that is a cell of a patch, or -1. */
-static inline int64_t N(row_at)(const Task *task, const Axis axes[3], const Box *patch, int64_t z, int64_t y, int64_t x) {
-    const Brick *brick = &task->brick;
-    if (has_bricks(task->p)) {
-        const int64_t at[3] = {z, y, x};
-        int64_t row = 0;
-        for (int d = 0; d < 3; d++)
-            row = row * brick->sides[d] + at[d] * axes[d].step + patch->residue[d] - brick->first[d];
-        return row;
-    }
-    const int64_t position = position_in(axes, patch, z, y, x);
-    return position >= task->start && position < task->stop ? position - task->start : -1;
-}
-
-/* The rows of a patch that are in the block, as a list from the slot `first` on; return the next free slot. */
-static int64_t N(collect_patch)(const Task *task, const Axis axes[3], const Box *patch, int64_t first, RowList *list) {
-    *list = (RowList){.first = first};
-    for (int64_t z = patch->first[0]; z <= patch->last[0]; z++)
-        for (int64_t y = patch->first[1]; y <= patch->last[1]; y++)
-            for (int64_t x = patch->first[2]; x <= patch->last[2]; x++) {
-                int64_t row = N(row_at)(task, axes, patch, z, y, x);
-                if (row >= 0 && !N(hidden)(task, N(position)(task, row)))
-                    N(add_row)(task, list, row);
-            }
-    return N(end_list)(task, list);
-}
-
-/* The patches of a box, a list each; return their slots. */
-static int64_t N(collect_box)(const Task *task, const Axis axes[3], const Box *box, const Cut *cut, RowList *lists) {
-    int64_t slots = 0;
-    for (int64_t z = 0; z < cut->patches[0]; z++)
-        for (int64_t y = 0; y < cut->patches[1]; y++)
-            for (int64_t x = 0; x < cut->patches[2]; x++) {
-                const Box patch = patch_of(box, cut, z, y, x);
-                const int64_t list = list_of_patch(cut, z, y, x);
-                slots = N(collect_patch)(task, axes, &patch, slots, &lists[list]);
-                lists[list].set = (uint64_t)1 << list;
-            }
-    return slots;
-}
+#include "box_rows.h"
 
 /* A box of patches, and the columns around it that have been found so far. */
 typedef struct {
@@ -73,6 +34,11 @@ static void N(attend_around)(Task *task, N(Around) *around) {
     task->segments = around->count = 0;
 }
 
+/* The place of the cells of the box's class at a coordinate on axis d. */
+static inline int32_t N(place_at)(const N(Around) *around, int d, int64_t at) {
+    return (int32_t)(around->box->residue[d] * around->axes[d].longest + at);
+}
+
 /* A line of columns, of which the lists `seeing` see those that they see on the last axis, `along`. */
 static void N(add_line)(Task *task, N(Around) *around, const Along *along, int64_t z, int64_t y, uint64_t seeing) {
     const Axis *axis = &around->axes[2];
@@ -81,7 +47,9 @@ static void N(add_line)(Task *task, N(Around) *around, const Along *along, int64
         const int64_t start = line + along->cells[i].first * axis->step, stop = line + along->cells[i].last * axis->step + 1;
         if (!(along->lists[i] & seeing) || start >= task->last_column || stop <= task->first_column)
             continue;
-        around->segments[around->count++] = (Segment){start, stop, axis->step, along->lists[i] & seeing};
+        around->segments[around->count++] = (Segment){start, stop, axis->step, along->lists[i] & seeing, {
+            N(place_at)(around, 0, z), N(place_at)(around, 1, y), N(place_at)(around, 2, along->cells[i].first),
+        }};
         if (around->count == MAX_SEGMENTS)
             N(attend_around)(task, around);
     }

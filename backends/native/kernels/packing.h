@@ -169,7 +169,7 @@ static void N(place_columns)(const Task *task, const ColumnTile *tile) {
     for (int64_t k = 0; task->p->bias != NO_BIAS && k < round_up(tile->count, REGISTER_ROWS); k++)
         N(place_column)(task, k, tile->column[k < tile->count ? k : 0]);
     for (int n = 0; n < task->relations; n++)
-        N(relate_columns)(&s->relation[n], tile->column, tile->count);
+        N(relate_columns)(&s->relation[n], n < task->own, tile);
     for (int64_t k = 0; k < tile->count; k++) {
         s->column_position[k] = (REAL)(tile->column[k] - task->start);
         if (task->phase == BACKWARD) {

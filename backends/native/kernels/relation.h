@@ -1,23 +1,33 @@
 /* Relations: which pairs of a tile a branch shows, by one interval of numbers for each row. Included once for each KIND.
  *
- *     related(row r, column k)  =  on each axis  first[r] <= place[k] <= last[r]
+ *     related(row r, column k)  =  on each axis  first[r] <= place[k] <= first[r] + span[r]
  *
- *     load_slots   row positions     --- relate_row --->     first, last    (slots,)
- *     pack_tile    column positions  --- relate_columns -->  place          (TILE_COLUMNS,)
+ *     start_slots  row positions     --- relate_row --->     first, span    (slots,)
+ *                  of each vector of rows, what all see -->  low, high      (row vectors of the slots,)
+ *     pack_tile    column positions  --- relate_columns -->  place          (TILE_COLUMNS,), and the least and most of a tile
  *     attend_tile  scores            --- mask_relation ----> scores, -inf where a pair is not related: a neighborhood
  *                                    --- mask_shown -------> scores, -inf where it is: what other branches show, so that it counts once
  *
  *     SEGMENTS     one axis, the segments: the row's own; none for a row or column that is not kept
  *     BAND, GRID   residue * longest + at (grid.h), so that no interval reaches from one residue class into another
  */
+#define Relation N(Relation)
+#define Places N(Places)
+#define PlaceLanes N(PlaceLanes)
+
+typedef UNSIGNED Places; /* differences of places, of which one below 0 is larger than all others */
+typedef Places PlaceLanes __attribute__((vector_size(VECTOR_BYTES)));
+
 typedef struct {
     int kind, axes;
     int64_t offset; /* of SEGMENTS, whose axis has segments as `inner` and the rate as `step` */
     Axis axis[3];
-    INTEGER *first[3], *last[3], *place[3];
-} N(Relation);
-
-#define Relation N(Relation)
+    int of_grid[3]; /* of GRID: the axes of the grid that these are, of which one of a single cell is none */
+    INTEGER *first[3], *place[3], *low[3], *high[3];
+    Places *span[3];
+    INTEGER least[3], most[3]; /* of the places of the tile, whose columns are so many */
+    int64_t columns;
+} Relation;
 
 /* The segment that keeps a position, or -1. */
 static inline int64_t N(segment_of)(const Relation *relation, int64_t x) {
@@ -26,21 +36,40 @@ static inline int64_t N(segment_of)(const Relation *relation, int64_t x) {
     return from >= 0 && quotient(from, axis->per_step) * axis->step == from ? segment : -1;
 }
 
+enum { N(NOWHERE) = INT32_MAX - 1, N(BEYOND) = INT32_MAX }; /* a place of no column; that of what fills the last register block */
+
+/* What the row in a slot sees, on axis d. */
+static inline void N(set_seen)(const Relation *relation, int d, int64_t slot, Interval seen) {
+    relation->first[d][slot] = (INTEGER)seen.first, relation->span[d][slot] = (Places)(seen.last - seen.first);
+}
+
 /* The row in a slot; x = -1: an empty slot, which is related to nothing. */
 __attribute__((noinline)) static void N(relate_row)(const Relation *relation, int by_key, int64_t slot, int64_t x) {
     for (int d = 0; d < relation->axes; d++) {
         const Axis *axis = &relation->axis[d];
-        Interval seen = {INT32_MAX, -2};
+        Interval seen = {N(NOWHERE), N(NOWHERE)};
         if (x >= 0 && relation->kind == SEGMENTS) {
             int64_t segment = N(segment_of)(relation, x);
             seen = segment < 0 ? seen : (Interval){segment, segment};
         } else if (x >= 0) {
             Cell cell = cell_of(axis, x);
-            seen = relation->kind == BAND ? nearby(axis, cell) : neighbors(axis, cell, by_key);
-            seen.first += cell.residue * axis->longest, seen.last += cell.residue * axis->longest;
+            seen = places_in_class(axis, cell, relation->kind == BAND ? nearby(axis, cell) : neighbors(axis, cell, by_key));
         }
-        relation->first[d][slot] = (INTEGER)seen.first, relation->last[d][slot] = (INTEGER)seen.last;
+        N(set_seen)(relation, d, slot, seen);
     }
+}
+
+/* What all rows of each vector of slots see: no column, where one is empty. */
+static void N(find_seen_by_all)(const Relation *relation, int64_t slots) {
+    for (int d = 0; d < relation->axes; d++)
+        for (int64_t first = 0; first < slots; first += N(LANES)) {
+            INTEGER low = INT32_MIN, high = INT32_MAX;
+            for (int64_t i = first; i < first + N(LANES); i++) {
+                const INTEGER from = relation->first[d][i], last = from + (INTEGER)relation->span[d][i];
+                low = from > low ? from : low, high = last < high ? last : high;
+            }
+            relation->low[d][first / N(LANES)] = low, relation->high[d][first / N(LANES)] = high;
+        }
 }
 
 static inline void N(relate_column)(const Relation *relation, int64_t k, int64_t x) {
@@ -50,9 +79,8 @@ static inline void N(relate_column)(const Relation *relation, int64_t k, int64_t
     }
 }
 
-/* Place the columns of a tile, and those that fill its last register block: beyond what any row sees. A column that is a step further on
- * the last axis, and on the same line, takes no division. */
-__attribute__((noinline)) static void N(relate_columns)(const Relation *relation, const int64_t *column, int64_t count) {
+/* The places of columns; a column that is a step further on the last axis, and on the same line, takes no division. */
+static void N(place_by_position)(const Relation *relation, const int64_t *column, int64_t count) {
     const int last = relation->axes - 1;
     const Axis axis = relation->axis[last];
     int64_t left = 0; /* cells of the line beyond that of the column before */
@@ -66,19 +94,23 @@ __attribute__((noinline)) static void N(relate_columns)(const Relation *relation
         N(relate_column)(relation, k, column[k]);
         left = relation->kind == SEGMENTS ? 0 : quotient(axis.size - 1 - coordinate_of(&axis, column[k]), axis.per_step);
     }
-    for (int d = 0; d < relation->axes; d++)
-        for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
-            relation->place[d][k] = d ? relation->place[d][0] : INT32_MAX;
 }
 
-/* The least and the greatest of some numbers. */
-static inline void N(find_range)(const INTEGER *numbers, int64_t count, INTEGER *least, INTEGER *most) {
-    INTEGER low = numbers[0], high = low;
-    for (int64_t i = 1; i < count; i++) {
-        low = numbers[i] < low ? numbers[i] : low;
-        high = numbers[i] > high ? numbers[i] : high;
+/* Place the columns of a tile, which, if it is `own`, has their places, and those that fill its last register block. */
+__attribute__((noinline)) static void N(relate_columns)(Relation *relation, int own, const ColumnTile *tile) {
+    const int64_t count = relation->columns = tile->count;
+    if (!own)
+        N(place_by_position)(relation, tile->column, count);
+    for (int d = 0; d < relation->axes; d++) {
+        INTEGER *place = relation->place[d], least = INT32_MAX, most = INT32_MIN;
+        for (int64_t k = 0; own && k < count; k++)
+            place[k] = tile->place[relation->of_grid[d]][k];
+        for (int64_t k = 0; k < count; k++)
+            least = place[k] < least ? place[k] : least, most = place[k] > most ? place[k] : most;
+        relation->least[d] = least, relation->most[d] = most;
+        for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
+            place[k] = d ? place[0] : N(BEYOND);
     }
-    *least = low, *most = high;
 }
 
 static inline Lanes N(load_lanes)(const INTEGER *from) {
@@ -87,25 +119,29 @@ static inline Lanes N(load_lanes)(const INTEGER *from) {
     return x;
 }
 
+static inline PlaceLanes N(load_spans)(const Places *from) {
+    PlaceLanes x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
 /* Of a tile of scores, with `rows` of slots and the columns from .. to - 1: -inf where a pair is not related on one of some axes, and the
  * maximum over the columns. */
 __attribute__((always_inline)) static inline void N(mask_axes_of)(
-    const int axes, REAL *restrict scores, REAL *restrict max, const INTEGER *const *first, const INTEGER *const *last,
+    const int axes, REAL *restrict scores, REAL *restrict max, const INTEGER *const *first, const Places *const *span,
     const INTEGER *const *place, int64_t from, int64_t to, int64_t rows
 ) {
     const Vector never = N(broadcast)(-(REAL)INFINITY);
     for (int64_t r = 0; r < rows; r += N(LANES)) {
-        Lanes low[3], high[3];
+        PlaceLanes low[3], wide[3];
         Vector most = never;
         for (int d = 0; d < axes; d++)
-            low[d] = N(load_lanes)(first[d] + r), high[d] = N(load_lanes)(last[d] + r);
+            low[d] = (PlaceLanes)N(load_lanes)(first[d] + r), wide[d] = N(load_spans)(span[d] + r);
         for (int64_t k = from; k < to; k++) {
             REAL *at = scores + k * TILE_ROWS + r;
             Lanes unseen = {0};
-            for (int d = 0; d < axes; d++) {
-                Lanes column = place[d][k] - (Lanes){0};
-                unseen |= (Lanes)(column > high[d]) | (Lanes)(column < low[d]);
-            }
+            for (int d = 0; d < axes; d++)
+                unseen |= (Lanes)((Places)place[d][k] - low[d] > wide[d]); /* below `low` it is a large number */
             Vector t = N(select)(unseen, never, N(load_vector)(at));
             most = N(vector_max)(t, most);
             N(store_vector)(at, t);
@@ -118,46 +154,50 @@ __attribute__((always_inline)) static inline void N(mask_axes_of)(
 __attribute__((noinline)) static void N(mask_relation)(
     const Relation *relation, REAL *scores, REAL *max, int64_t slot, int64_t count, int64_t from, int64_t to
 ) {
-    const INTEGER *first[3], *last[3], *place[3];
+    const INTEGER *first[3], *place[3];
+    const Places *span[3];
     const int64_t rows = round_up(count, N(LANES));
     int axes = 0;
     for (int d = 0; d < relation->axes; d++) {
-        INTEGER unused, low, high, least, most;
-        first[axes] = relation->first[d] + slot, last[axes] = relation->last[d] + slot, place[axes] = relation->place[d];
-        N(find_range)(first[axes], count, &unused, &low);
-        N(find_range)(last[axes], count, &high, &unused);
-        N(find_range)(place[axes] + from, to - from, &least, &most);
-        axes += least < low || most > high;
+        int masked = d == 0 && to > relation->columns;
+        for (int64_t v = slot / N(LANES); v < (slot + rows) / N(LANES); v++)
+            masked |= relation->least[d] < relation->low[d][v] || relation->most[d] > relation->high[d][v];
+        first[axes] = relation->first[d] + slot, span[axes] = relation->span[d] + slot, place[axes] = relation->place[d];
+        axes += masked;
     }
     if (axes == 1)
-        N(mask_axes_of)(1, scores, max, first, last, place, from, to, rows);
+        N(mask_axes_of)(1, scores, max, first, span, place, from, to, rows);
     else if (axes == 2)
-        N(mask_axes_of)(2, scores, max, first, last, place, from, to, rows);
+        N(mask_axes_of)(2, scores, max, first, span, place, from, to, rows);
     else if (axes == 3)
-        N(mask_axes_of)(3, scores, max, first, last, place, from, to, rows);
+        N(mask_axes_of)(3, scores, max, first, span, place, from, to, rows);
+}
+
+/* Whether some of the rows from `slot` on see some of the columns of the tile on axis d, by the ends of both. */
+static int N(may_see)(const Relation *relation, int d, int64_t slot, int64_t count) {
+    INTEGER low = INT32_MAX, high = INT32_MIN;
+    for (int64_t i = slot; i < slot + count; i++) {
+        const INTEGER from = relation->first[d][i], last = from + (INTEGER)relation->span[d][i];
+        low = from < low ? from : low, high = last > high && from != N(NOWHERE) ? last : high;
+    }
+    return relation->most[d] >= low && relation->least[d] <= high;
 }
 
 /* Leave out the related pairs of a tile. Whether there may be one. */
 __attribute__((noinline)) static int N(mask_shown)(
-    const Relation *relation, REAL *scores, int64_t slot, int64_t count, int64_t from, int64_t to, int64_t columns
+    const Relation *relation, REAL *scores, int64_t slot, int64_t count, int64_t from, int64_t to
 ) {
     const Vector never = N(broadcast)(-(REAL)INFINITY);
-    for (int d = 0; d < relation->axes; d++) {
-        INTEGER unused, low, high, least, most;
-        N(find_range)(relation->first[d] + slot, count, &low, &unused);
-        N(find_range)(relation->last[d] + slot, count, &unused, &high);
-        N(find_range)(relation->place[d] + from, lesser(to, columns) - from, &least, &most);
-        if (most < low || least > high)
+    for (int d = 0; d < relation->axes; d++)
+        if (!N(may_see)(relation, d, slot, count))
             return 0;
-    }
     for (int64_t r = 0; r < count; r += N(LANES))
         for (int64_t k = from; k < to; k++) {
             REAL *at = scores + k * TILE_ROWS + r;
             Lanes shown = ~(Lanes){0};
             for (int d = 0; d < relation->axes; d++) {
-                Lanes column = relation->place[d][k] - (Lanes){0};
-                shown &= (Lanes)(column >= N(load_lanes)(relation->first[d] + slot + r));
-                shown &= (Lanes)(column <= N(load_lanes)(relation->last[d] + slot + r));
+                PlaceLanes low = (PlaceLanes)N(load_lanes)(relation->first[d] + slot + r);
+                shown &= (Lanes)((Places)relation->place[d][k] - low <= N(load_spans)(relation->span[d] + slot + r));
             }
             N(store_vector)(at, N(select)(shown, never, N(load_vector)(at)));
         }

@@ -47,7 +47,7 @@ typedef struct {
     int64_t *slot_line;        /* (slots,): the line of a slot */
     int64_t *position;         /* (block_rows + 1,): that of the rows of a brick in the sequence */
     Relation *relation;        /* (relations,): of the branch at hand */
-    INTEGER *row_bounds, *column_places; /* (relations, 3, 2, slots + TILE_ROWS) and (relations, 3, TILE_COLUMNS): their numbers */
+    INTEGER *row_places, *column_places; /* (relations, 3, 4, slots + TILE_ROWS) and (relations, 3, TILE_COLUMNS): their numbers */
     uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell, 0 when it has been collected */
     TileIterator *tiles;
 } Scratch;
@@ -133,7 +133,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->cap_slope = RESERVE(p->softcap > 0 && backward ? TILE_COLUMNS * TILE_ROWS : 0, REAL);
     s->row_max = RESERVE(lines + 1, REAL), s->row_sum = RESERVE(lines + 1, REAL);
     s->relation = RESERVE((size_t)p->relations, Relation);
-    s->row_bounds = RESERVE((size_t)p->relations * 6 * (slots + TILE_ROWS), INTEGER);
+    s->row_places = RESERVE((size_t)p->relations * 12 * (slots + TILE_ROWS), INTEGER);
     s->column_places = RESERVE((size_t)p->relations * 3 * TILE_COLUMNS, INTEGER);
     s->position = RESERVE(has_bricks(p) ? rows + 1 : 0, int64_t);
     s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
@@ -146,8 +146,9 @@ static void N(place_relations)(const Problem *p, Scratch *s) {
     const int64_t slots = N(slot_count)(p) + TILE_ROWS;
     for (int64_t i = 0; i < p->relations; i++)
         for (int d = 0; d < 3; d++) {
-            s->relation[i].first[d] = s->row_bounds + (6 * i + 2 * d) * slots;
-            s->relation[i].last[d] = s->row_bounds + (6 * i + 2 * d + 1) * slots;
+            INTEGER *numbers = s->row_places + (3 * i + d) * 4 * slots;
+            s->relation[i].first[d] = numbers, s->relation[i].span[d] = (Places *)(numbers + slots);
+            s->relation[i].low[d] = numbers + 2 * slots, s->relation[i].high[d] = numbers + 3 * slots;
             s->relation[i].place[d] = s->column_places + (3 * i + d) * TILE_COLUMNS;
         }
 }
@@ -208,7 +209,7 @@ static void N(relate)(const Problem *p, int64_t b, int64_t head, Relation *relat
     relation->axes = 0;
     for (int d = 0; d < 3; d++)
         if (axes[d].size > 1 || (d == 2 && !relation->axes))
-            relation->axis[relation->axes++] = axes[d];
+            relation->of_grid[relation->axes] = d, relation->axis[relation->axes++] = axes[d];
 }
 
 /* The relations of branch `b`: its own, if that says what is seen, and those of the branches whose pairs it leaves out. */

@@ -25,7 +25,7 @@ static int N(score_pairs)(
     for (int i = 0; i < task->own; i++)
         N(mask_relation)(&s->relation[i], s->scores, max, first, count, from, to);
     for (int i = task->own; i < task->relations; i++)
-        masked |= N(mask_shown)(&s->relation[i], s->scores, first, count, from, to, s->tiles->current->count);
+        masked |= N(mask_shown)(&s->relation[i], s->scores, first, count, from, to);
     return masked;
 }
 

@@ -25,6 +25,7 @@ enum { MAX_ROW_LISTS = 8, TILE_COLUMNS = 96, MAX_OPEN_TILES = 32 };
 typedef struct {
     int64_t start, stop, rate;
     uint64_t lists; /* of columns that come one segment after the other: the row lists that see it, as a bit set; else not used */
+    int32_t place[3]; /* of cells of a grid: the first one's place on each axis, as relation.h has them; else not used */
 } Segment;
 
 static inline int segment_keeps(const Segment *segment, int64_t x) {
@@ -52,7 +53,7 @@ static inline int64_t segments_around(
             continue;
         int64_t start = at / problem->length[b] * problem->length[b], end = start + problem->length[b];
         end = end < problem->seq ? end : problem->seq;
-        segments[b] = (Segment){start + problem->offset[head * problem->branches + b], end, problem->rate[b], 0};
+        segments[b] = (Segment){start + problem->offset[head * problem->branches + b], end, problem->rate[b], 0, {0}};
         stop = stop < end ? stop : end;
     }
     return stop;
@@ -121,6 +122,7 @@ typedef struct {
     uint64_t set;
     int taken; /* whether the iterator has given it away, and may add nothing to it */
     int64_t count, column[TILE_COLUMNS];
+    int32_t place[3][TILE_COLUMNS]; /* of cells of a grid: their place on each axis */
 } ColumnTile;
 
 /* All columns of some segments, each once: segment by segment, collected in a tile for each set. */
@@ -130,6 +132,7 @@ typedef struct {
     uint64_t among;       /* the branches whose segments are taken: the set of a column is those that keep it */
     int disjoint;         /* no column is in two segments: the set of a column is the lists of its segment, and `among` is 0 */
     int64_t at, from, to; /* the next column, -1 = a segment begins; only columns from .. to - 1 */
+    int64_t steps;        /* from the first column of the segment to the next one */
     const char *mask;     /* columns that nobody sees, NULL = none */
     int64_t mask_row;
     const RunTables *runs; /* columns that are left out: those in `without`, -1 = none */
@@ -171,6 +174,14 @@ static inline ColumnTile *fullest_tile(TileIterator *s) {
     return fullest;
 }
 
+/* Add the next column of a segment to a tile that has room for it. */
+static inline void add_column(TileIterator *s, const Segment *segment, ColumnTile *tile) {
+    const int64_t k = tile->count++;
+    tile->column[k] = s->at;
+    if (s->disjoint)
+        tile->place[0][k] = segment->place[0], tile->place[1][k] = segment->place[1], tile->place[2][k] = segment->place[2] + (int32_t)s->steps;
+}
+
 /* Add columns of a segment, of which none is left out, to the open tile of its lists, up to `stop`; return that if it is full, or there is
  * no room for it. */
 static inline ColumnTile *add_columns(TileIterator *s, const Segment *segment, int64_t stop) {
@@ -178,10 +189,8 @@ static inline ColumnTile *add_columns(TileIterator *s, const Segment *segment, i
         ColumnTile *tile = open_tile(s, segment->lists);
         if (!tile || tile->count == TILE_COLUMNS)
             return tile ? tile : fullest_tile(s);
-        int64_t at = s->at, count = tile->count;
-        for (; at < stop && count < TILE_COLUMNS; at += segment->rate)
-            tile->column[count++] = at;
-        s->at = at, tile->count = count;
+        for (; s->at < stop && tile->count < TILE_COLUMNS; s->at += segment->rate, s->steps++)
+            add_column(s, segment, tile);
     }
     return NULL;
 }
@@ -194,15 +203,17 @@ static ColumnTile *fill_tile(TileIterator *s) {
         uint64_t branch = s->disjoint ? 0 : (uint64_t)1 << s->next, before = s->among & (branch - 1);
         if (!s->disjoint && !(s->among & branch))
             continue;
-        if (s->at < 0)
-            s->at = segment->start + (s->from > segment->start ? (s->from - segment->start + rate - 1) / rate * rate : 0);
+        if (s->at < 0) {
+            s->steps = s->from > segment->start ? (s->from - segment->start + rate - 1) / rate : 0;
+            s->at = segment->start + s->steps * rate;
+        }
         if (s->disjoint && !s->mask && s->without < 0) {
             ColumnTile *full = add_columns(s, segment, stop);
             if (full)
                 return full;
         }
         /* One by one those of which some are left out, or whose set differs from column to column. */
-        for (ColumnTile *tile = NULL; s->at < stop; s->at += rate) {
+        for (ColumnTile *tile = NULL; s->at < stop; s->at += rate, s->steps++) {
             uint64_t set = s->disjoint ? segment->lists : branches_keeping(s->segments, s->among, s->at);
             if ((set & before) || (s->mask && s->mask[s->at * s->mask_row]) || in_table(s->runs, s->without, s->at))
                 continue;
@@ -210,7 +221,7 @@ static ColumnTile *fill_tile(TileIterator *s) {
                 tile = open_tile(s, set);
             if (!tile || tile->count == TILE_COLUMNS)
                 return tile ? tile : fullest_tile(s);
-            tile->column[tile->count++] = s->at;
+            add_column(s, segment, tile);
         }
         /* Sets that begin with this branch are complete. */
         if (s->disjoint && s->next < s->count - 1)
