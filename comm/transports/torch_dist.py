@@ -60,17 +60,13 @@ class TorchComm(Comm):
     """
 
     def __init__(self, group: dist.ProcessGroup | DeviceMesh | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        chosen = _group_of(group)
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "torch.distributed is not initialized: start the ranks with torchrun and call "
                 "torch.distributed.init_process_group('gloo' or 'nccl') first"
             )
-        chosen: object = dist.group.WORLD if group is None else _group_of(group)
-        if not isinstance(chosen, dist.ProcessGroup) and chosen is not dist.GroupMember.NON_GROUP_MEMBER:
-            raise TypeError(
-                f"group={group!r} is a {type(group).__name__}; a process group or a DeviceMesh of one dimension is needed, such "
-                "as mesh['cp']"
-            )
+        chosen = dist.group.WORLD if chosen is None else chosen
         if not isinstance(chosen, dist.ProcessGroup) or (rank := dist.get_rank(chosen)) < 0:
             raise ValueError(
                 f"group={group!r}: process {dist.get_rank()} is not in it; only the ranks that were given to new_group may make "
@@ -146,10 +142,23 @@ class TorchComm(Comm):
 
 
 def _group_of(group: object) -> object:
-    """The process group of a `DeviceMesh`, which has made it already; anything else is handed back."""
-    if not hasattr(group, "get_group"):
+    """The process group of a `DeviceMesh`, which has made it already; a process group, or None, as it is."""
+    if hasattr(group, "get_group"):
+        return _group_of_mesh(group)
+    if (
+        group is None
+        or not dist.is_available()
+        or isinstance(group, dist.ProcessGroup)
+        or group is dist.GroupMember.NON_GROUP_MEMBER
+    ):
         return group
-    mesh: Any = group
+    raise TypeError(
+        f"group={group!r} is a {type(group).__name__}; a process group or a DeviceMesh of one dimension is needed, such "
+        "as mesh['cp']"
+    )
+
+
+def _group_of_mesh(mesh: Any) -> object:
     if mesh.ndim != 1:
         raise ValueError(
             f"group={mesh} has {mesh.ndim} dimensions; name the one that the sequence is cut along, such as "

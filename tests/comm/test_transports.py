@@ -130,6 +130,8 @@ def test_every_name_is_there() -> None:
 def test_torch_distributed_must_be_initialized() -> None:
     with pytest.raises(RuntimeError, match=r"not initialized: start the ranks with torchrun and call.*init_process_group"):
         TorchComm()
+    with pytest.raises(TypeError, match=r"group=2 is a int; a process group or a DeviceMesh"):
+        TorchComm(2)  # type: ignore[arg-type]
 
 
 @pytest.fixture
