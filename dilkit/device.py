@@ -305,21 +305,20 @@ _FLAGS = {"avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512", "av
 
 
 def _cpu_facts() -> tuple[str, frozenset[str]]:
-    name, flags = platform.processor() or platform.machine(), set()
+    """Its name, with its numbers where a hypervisor leaves out which model it is ("AMD EPYC"), and its features."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
         text = ""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            name = value.strip()
-        elif key.strip() in ("flags", "Features"):
-            flags |= set(value.split())
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    name = facts.get("model name") or platform.processor() or platform.machine() or "cpu"
+    if "cpu family" in facts and not re.search(r"\d", name):
+        name += f" (family {facts['cpu family']}, model {facts.get('model')})"
+    flags = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
     features = {feature for flag, feature in _FLAGS.items() if flag in flags}
     if platform.machine().lower() in ("arm64", "aarch64"):
         features.add("neon")
-    return name or "cpu", frozenset(features)
+    return name, frozenset(features)
 
 
 def _cpu_memory() -> int | None:

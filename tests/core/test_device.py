@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from dilkit import Device
 from dilkit.device import (
     GENERATIONS,
     Capability,
+    _cpu_facts,
     cuda_driver,
     cuda_stream_number,
     features_of,
@@ -160,3 +162,15 @@ def test_the_driver_says_its_version_or_why_it_does_not(monkeypatch: pytest.Monk
     monkeypatch.setattr("dilkit.device._driver", missing)
     with pytest.raises(RuntimeError, match="cannot be loaded"):
         cuda_driver.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("AMD EPYC", "AMD EPYC (family 26, model 2)"), ("AMD Ryzen 7 5800X", "AMD Ryzen 7 5800X")],
+)
+def test_a_cpu_without_a_number_has_its_family_and_model(monkeypatch: pytest.MonkeyPatch, model: str, name: str) -> None:
+    core = f"cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {model}\nflags\t\t: fma avx2\n\n"
+    monkeypatch.setattr(Path, "read_text", lambda self, **options: core * 2)
+    shown, features = _cpu_facts()
+    assert shown == name
+    assert features >= {"fma", "avx2"}
