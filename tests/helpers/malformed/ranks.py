@@ -152,7 +152,7 @@ RANKS = {
     "module of a number": Case(
         threads(1, lambda one: RingDilatedAttention(P, one, backend=3)), TypeError, ("backend=3", "int", "name")
     ),
-    "communicator of a name": Case(lambda: comm.TorchComm("gloo"), RuntimeError, ("init_process_group",)),
+    "communicator of a name": Case(lambda: comm.TorchComm("gloo"), TypeError, ("group='gloo'", "str", "process group")),
 }
 
 FAULTS = {
