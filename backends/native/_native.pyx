@@ -21,6 +21,9 @@ from dilkit.op._facts cimport Facts, locate
 
 from dilkit.op.boundary import empty_outputs
 
+cdef extern from "<time.h>":
+    pass  # has clock_gettime; posix.time names <sys/time.h> alone, and Python.h has included neither since 3.13
+
 cdef enum:
     CPU = 1  # as DLPack numbers devices
     BYTES_PER_THREAD = 1 << 19  # of stored rows, for which one more thread is worth its start

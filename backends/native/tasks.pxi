@@ -44,9 +44,9 @@ cdef rows_between(const Problem *p, int64_t start, int64_t stop):
 cdef rows_of_brick(const Problem *p, int64_t block):
     """The rows of a brick of a grid, which is a block."""
     cdef Brick brick = brick_at(p, &p.bricks, block)
-    cdef const int64_t *size = p.grid[0].size
+    cdef Py_ssize_t height = p.grid[0].size[1], width = p.grid[0].size[2]
     sides = [range(brick.first[d], brick.first[d] + brick.sides[d]) for d in range(3)]
-    return [(z * size[1] + y) * size[2] + x for z, y, x in product(*sides)]
+    return [(z * height + y) * width + x for z, y, x in product(*sides)]
 
 
 cdef void note_block(const Problem *p, int phase, int64_t index, void *scratch) noexcept with gil:

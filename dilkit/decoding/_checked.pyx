@@ -13,7 +13,7 @@ from dilkit.decoding._tables cimport (
     FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, PAGE, PAGE_FIRST, PAGE_ROWS, PAGE_STEP, PAGES, POSITION, POSITION_STEP, POSITIONS, QUERY_POSITION, ROW, ROWS, SEEN, SPAN_COLUMNS, TO_KEY,
     TO_VALUE, UNSEEN, VALUE, VALUE_ROW, WRITE_COLUMNS
 )
-from dilkit.op._facts cimport BOOL, FLOAT32, FLOAT64, INT64, Facts, facts_of, reach
+from dilkit.op._facts cimport BOOL, FLOAT32, FLOAT64, INT64, Dtype, Facts, facts_of, reach
 
 NO_PAGES = np.zeros(0, np.int64)
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8", "int64", "bool", "another dtype"
@@ -65,7 +65,7 @@ cdef const int64_t[::1] pages_of(array):
     return pages
 
 
-cdef int check_rows(str name, tensor, const Facts *x, int dtype, int64_t heads, Checked c) except -1:
+cdef int check_rows(str name, tensor, const Facts *x, Dtype dtype, int64_t heads, Checked c) except -1:
     """A tensor (batch, seq, heads, head_dim), with the batch and the seq of the query."""
     if x.dtype != dtype or x.device_type != c.query.device_type or x.device_id != c.query.device_id:
         raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}; {DTYPES[dtype]} on the device of query is needed")
@@ -91,7 +91,7 @@ cdef int check_new(step, Checked c) except -1:
     return 0
 
 
-cdef int check_stored(tuple stored, int dtype, Checked c) except -1:
+cdef int check_stored(tuple stored, Dtype dtype, Checked c) except -1:
     cdef Facts facts
     cdef int64_t i
     for i in range(c.tensors):
@@ -105,7 +105,7 @@ cdef int check_stored(tuple stored, int dtype, Checked c) except -1:
 cdef int check_further(step, problem, Checked c) except -1:
     """The sink and the bias, of which a step has one or none."""
     cdef Facts facts
-    cdef int wide = FLOAT64 if c.query.dtype == FLOAT64 else FLOAT32
+    cdef Dtype wide = FLOAT64 if c.query.dtype == FLOAT64 else FLOAT32
     bias = step.bias
     if (bias is None) != (problem.bias is None):
         raise ValueError(f"bias is {'missing' if bias is None else 'given'}, which the problem does not say")
@@ -127,7 +127,7 @@ cdef int check_further(step, problem, Checked c) except -1:
     return 0
 
 
-cdef int check_vector(str name, tensor, int dtype, tuple shape, Checked c) except -1:
+cdef int check_vector(str name, tensor, Dtype dtype, tuple shape, Checked c) except -1:
     cdef Facts facts
     facts_of(name, tensor, &facts)
     if facts.dtype != dtype or facts.device_type != c.query.device_type or facts.device_id != c.query.device_id:
