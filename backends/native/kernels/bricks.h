@@ -41,9 +41,11 @@ static inline int side_to_double(const Grid *grid, const int64_t sides[3], int64
     return shortest;
 }
 
-/* The side of so many bricks that are about the same. */
-static inline int64_t even_side(const Grid *grid, int d, int64_t across) {
-    return lesser(round_up(parts_of(grid->size[d], across), grid->step[d]), grid->size[d]);
+/* The side of so many bricks that are about the same, at most `most`: two whole steps or a multiple, where that fits, so that pairs of
+ * cells of a residue class are whole. */
+static inline int64_t even_side(const Grid *grid, int d, int64_t across, int64_t most) {
+    const int64_t side = parts_of(grid->size[d], across), pairs = round_up(side, 2 * grid->step[d]);
+    return lesser(pairs <= most ? pairs : round_up(side, grid->step[d]), grid->size[d]);
 }
 
 /* Bricks of up to `rows` cells, all of about the same size, and then of longer sides where there is room; none where a cell of each residue
@@ -59,9 +61,9 @@ static inline Bricks choose_bricks(const Problem *p, int64_t rows) {
     for (int d; (d = side_to_double(grid, sides, rows)) >= 0;)
         sides[d] = lesser(2 * sides[d], round_up(grid->size[d], grid->step[d]));
     for (int d = 0; d < 3; d++)
-        sides[d] = even_side(grid, d, parts_of(grid->size[d], sides[d]));
+        sides[d] = even_side(grid, d, parts_of(grid->size[d], sides[d]), sides[d]);
     for (int d = 0; d < 3; d++) {
-        int64_t across = parts_of(grid->size[d], sides[d]), longer = across > 1 ? even_side(grid, d, across - 1) : sides[d];
+        int64_t across = parts_of(grid->size[d], sides[d]), longer = across > 1 ? even_side(grid, d, across - 1, grid->size[d]) : sides[d];
         sides[d] = cells_of(sides) / sides[d] * longer <= rows ? longer : sides[d];
     }
     for (int d = 0; d < 3; d++)
