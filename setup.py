@@ -61,7 +61,7 @@ def extensions():
         yield Extension(
             name,
             [str(path) for path in (pyx, *sources)],
-            depends=[str(path) for path in sorted(folder.glob("*.[ch]"))],
+            depends=[str(path) for path in sorted(folder.rglob("*.[ch]"))],
             extra_compile_args=["-O3", "-pthread"] if sources else [] if WINDOWS else ["-O3"],
             define_macros=[("Py_LIMITED_API", "0x030b0000")] if STABLE_ABI else [],
             py_limited_api=STABLE_ABI,

@@ -13,6 +13,7 @@
 #include "repeats.h"
 #include "visibility.h"
 #include "patches.h"
+#include "strips/strip.h"
 #include "load_store.h"
 
 #include <float.h>

@@ -9,10 +9,14 @@
  *
  * A patch is a row list (box_rows.h), of as many rows as products take together. With a step, each residue class of cells is a grid of its own.
  * What a row does not see of the columns around its patch is masked (relation.h). The shape of the patches, and how many are in a
- * box, are those with the least to compute: of 16 rows in a plane, 4 x 4.
+ * box, are those with the least to compute: of 16 rows in a plane, 4 x 4. What fewer rows see together is less: where a query sees what its
+ * branch says and nothing else, rows go in groups of 4 (strips/).
  */
 
 #include "box_rows.h"
+#if UNIT == 1
+#include "strips/attention.h"
+#endif
 
 /* A box of patches, and the columns around it that have been found so far. */
 typedef struct {
@@ -114,13 +118,10 @@ static Cut N(choose_cut)(const Task *task, const Axis axes[3], const int64_t cel
 }
 
 /* The rows of one residue class that are in `part` of the grid, box by box. */
-static void N(attend_class)(Task *task, const Axis axes[3], const Box *part) {
-    int64_t cells[3], step[3];
+static void N(attend_boxes)(Task *task, const Axis axes[3], const Box *part, const Cut *cut) {
+    int64_t step[3];
     for (int d = 0; d < 3; d++)
-        cells[d] = part->last[d] - part->first[d] + 1;
-    const Cut cut = N(choose_cut)(task, axes, cells);
-    for (int d = 0; d < 3; d++)
-        step[d] = cut.patch[d] * cut.patches[d];
+        step[d] = cut->patch[d] * cut->patches[d];
     Box box = *part;
     for (int64_t x = part->first[2]; x <= part->last[2]; x += step[2])
         for (int64_t y = part->first[1]; y <= part->last[1]; y += step[1])
@@ -128,7 +129,7 @@ static void N(attend_class)(Task *task, const Axis axes[3], const Box *part) {
                 const int64_t first[3] = {z, y, x};
                 for (int d = 0; d < 3; d++)
                     box.first[d] = first[d], box.last[d] = lesser(first[d] + step[d] - 1, part->last[d]);
-                N(attend_box)(task, axes, &box, &cut);
+                N(attend_box)(task, axes, &box, cut);
             }
 }
 
@@ -147,14 +148,39 @@ static void N(coordinates_of_block)(const Task *task, const Axis axes[3], int64_
     }
 }
 
-/* A branch of GRID: one residue class after the other, of those that have a cell among the rows. */
+/* How the rows of a class are cut: into boxes, or into strips where these cost less. */
+typedef struct {
+    Cut boxes;
+    StripCut strips;
+} N(Cuts);
+
+static N(Cuts) N(choose_cuts)(const Task *task, const Axis axes[3], const int64_t cells[3]) {
+    N(Cuts) cuts = {N(choose_cut)(task, axes, cells), {.cost = -1}};
+    if (N(has_strips)(task->p, task->phase))
+        cuts.strips = choose_strips(axes, cells, most_cells(task->p), N(LANES));
+    if (cuts.strips.cost * GROUP_ROWS > N(cost_of_cut)(task, axes, cells, &cuts.boxes))
+        cuts.strips.cost = -1;
+    return cuts;
+}
+
+/* The rows of one residue class that are in `part` of the grid. */
+static void N(attend_class)(Task *task, const Axis axes[3], const Box *part, const N(Cuts) *cuts) {
+#if UNIT == 1
+    if (cuts->strips.cost >= 0)
+        return N(attend_strips)(task, axes, part, &cuts->strips);
+#endif
+    N(attend_boxes)(task, axes, part, &cuts->boxes);
+}
+
+/* A branch of GRID: one residue class after the other, of those that have a cell among the rows; the first has the most. */
 static void N(attend_neighborhood)(Task *task, const Grid *grid) {
     Axis axes[3];
-    int64_t low[3], high[3], classes[3];
+    int64_t low[3], high[3], classes[3], cells[3];
     set_axes(grid, axes);
     N(coordinates_of_block)(task, axes, low, high);
     for (int d = 0; d < 3; d++)
-        classes[d] = lesser(axes[d].step, high[d] - low[d] + 1);
+        classes[d] = lesser(axes[d].step, high[d] - low[d] + 1), cells[d] = parts_of(high[d] - low[d] + 1, axes[d].step);
+    const N(Cuts) cuts = N(choose_cuts)(task, axes, cells);
     for (int64_t i = 0; i < classes[0] * classes[1] * classes[2]; i++) {
         const int64_t at[3] = {i / (classes[1] * classes[2]), i / classes[2] % classes[1], i % classes[2]};
         Box part;
@@ -162,6 +188,6 @@ static void N(attend_neighborhood)(Task *task, const Grid *grid) {
             part.residue[d] = (low[d] + at[d]) % axes[d].step, part.first[d] = (low[d] + at[d]) / axes[d].step;
             part.last[d] = (high[d] - part.residue[d]) / axes[d].step;
         }
-        N(attend_class)(task, axes, &part);
+        N(attend_class)(task, axes, &part, &cuts);
     }
 }

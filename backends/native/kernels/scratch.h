@@ -48,6 +48,8 @@ typedef struct {
     int64_t *position;         /* (block_rows + 1,): that of the rows of a brick in the sequence */
     Relation *relation;        /* (relations,): of the branch at hand */
     INTEGER *row_places, *column_places; /* (relations, 3, 4, slots + TILE_ROWS) and (relations, 3, TILE_COLUMNS): their numbers */
+    REAL *strip_keys, *strip_values;      /* as strips/packing.h lays them out */
+    INTEGER *strip_seen;                  /* (vectors of cells of a plane, GROUP_ROWS, LANES): whether a row sees a cell, -1, or not, 0 */
     uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell, 0 when it has been collected */
     TileIterator *tiles;
 } Scratch;
@@ -98,6 +100,9 @@ static inline int64_t N(position)(const Task *task, int64_t row) {
 
 static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LIST_STEP)) + MAX_ROW_LISTS * N(LIST_STEP); }
 
+/* Whether groups of a few rows are attended to; products of bf16 pairs are faster in patches. */
+static int N(has_strips)(const Problem *p, int phase) { return UNIT == 1 && has_strips(p, phase); }
+
 /* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
 static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
     size_t rows = (size_t)p->block_rows, lines = (size_t)N(lines)(p), slots = (size_t)N(slot_count)(p);
@@ -136,6 +141,9 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->row_places = RESERVE((size_t)p->relations * 12 * (slots + TILE_ROWS), INTEGER);
     s->column_places = RESERVE((size_t)p->relations * 3 * TILE_COLUMNS, INTEGER);
     s->position = RESERVE(has_bricks(p) ? rows + 1 : 0, int64_t);
+    size_t cells = N(has_strips)(p, phase) ? (size_t)most_cells(p) : 0;
+    s->strip_keys = RESERVE(cells * padded, REAL), s->strip_values = RESERVE(cells * padded, REAL);
+    s->strip_seen = RESERVE(GROUP_ROWS * cells, INTEGER);
     s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
 #undef RESERVE
     return (size_t)(at - memory);

@@ -77,6 +77,31 @@ def test_a_neighborhood_with_more_columns_than_a_box_goes_through_together_is_wh
         torch.testing.assert_close(lse[0, 0, row].double(), scores.logsumexp(0), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [24, 64])
+@pytest.mark.parametrize("border", ["move", "cut"])
+@pytest.mark.parametrize(
+    ("shape", "kernel", "dilation"),
+    [
+        ((37, 41), 13, 1),
+        ((9, 14, 15), 7, 1),
+        ((45, 33), (5, 31), 1),
+        ((36, 30), 7, 4),
+        ((31, 1, 40), (9, 1, 3), 2),
+        ((999,), 51, 3),
+    ],
+)
+def test_groups_of_a_few_rows_see_what_each_of_them_sees(
+    shape: tuple[int, ...], kernel: int | tuple[int, ...], dilation: int, border: str, dim: int
+) -> None:
+    """Of strips along each axis, with keys packed once or for each group, and grids that are no whole number of groups."""
+    pattern = Pattern.of(Neighborhood(shape, kernel, (1,) * (len(shape) - 1) + (dilation,), border=border), tail="zeros")
+    query, key, value = tensors(pattern.max_seq, heads=1, dim=dim)
+    out, lse = attend(query, key, value, pattern, backend="native", return_lse=True)
+    expected, expected_lse = oracle_attention(query, key, value, pattern)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=1e-5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(neighborhoods(heads=2), st.booleans(), st.sampled_from(["none", "random"]))
 def test_neighborhoods_on_random_grids(pattern: Pattern, is_causal: bool, mask: str) -> None:
