@@ -22,7 +22,7 @@ from dilkit.op._facts cimport Facts, locate
 from dilkit.op.boundary import empty_outputs
 
 cdef extern from "<time.h>":
-    pass  # has clock_gettime; posix.time names <sys/time.h> alone, and Python.h has included neither since 3.13
+    pass  # has clock_gettime; posix.time does not include it, nor does Python.h since 3.13
 
 cdef enum:
     CPU = 1  # as DLPack numbers devices

@@ -88,7 +88,7 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
             row[i] = !in_place ? lines + i * width : is_empty ? lines : (const REAL *)(const void *)N(row_of_slot)(task, which, first + i);
         }
         for (int64_t done = 0; done < width; done += N(LANES))
-            N(transpose_lines)(task->s.packed_rows[which] + first * width + done * N(LANES), row, done);
+            N(transpose_lines)(task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), row, done);
         if (kept)
             N(keep_rows)(task, first, lines, width);
     }

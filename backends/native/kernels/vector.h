@@ -72,13 +72,13 @@ static inline void N(transpose_square)(REAL *to, int64_t to_apart, const REAL *f
     N(store_transposed)(to, to_apart, x);
 }
 
-/* The transpose of LANES numbers of each of LANES lines, from the number `done` of each on. */
-static inline void N(transpose_lines)(REAL *to, const REAL *const line[N(LANES)], int64_t done) {
+/* The transpose of LANES numbers of each of LANES lines, from the number `done` of each on, in lines that are so far apart. */
+static inline void N(transpose_lines)(REAL *to, int64_t to_apart, const REAL *const line[N(LANES)], int64_t done) {
     Vector x[N(LANES)];
 #pragma GCC unroll 16
     for (int i = 0; i < N(LANES); i++)
         x[i] = N(load_vector)(line[i] + done);
-    N(store_transposed)(to, N(LANES), x);
+    N(store_transposed)(to, to_apart, x);
 }
 
 #if UNIT == 2 && defined(__AVX512DQ__)

@@ -38,13 +38,8 @@ static void N(pack_cells)(
         if (key[i])
             N(copy_row)(task, values + i * dim, value[i], in_place);
     }
-    for (int64_t done = 0; done < dim; done += N(LANES)) {
-        Vector x[N(LANES)];
-#pragma GCC unroll 16
-        for (int i = 0; i < N(LANES); i++)
-            x[i] = N(load_vector)(line[i] + done);
-        N(store_transposed)(keys + done * width, width, x);
-    }
+    for (int64_t done = 0; done < dim; done += N(LANES))
+        N(transpose_lines)(keys + done * width, width, line, done);
 }
 
 /* The keys of a packed line once more, for each group across it those that it sees, so that its vectors begin with a line of the cache. */
