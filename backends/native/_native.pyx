@@ -216,9 +216,9 @@ include "step.pxi"
 include "tasks.pxi"
 
 
-def exp(str isa, const float[::1] x, float[::1] y):
-    """Write e**x into `y`, as the kernel of `isa` computes it; the length must be a multiple of 16."""
-    code_of(isa).exp(&x[0], &y[0], x.shape[0])
+def exp2(str isa, const float[::1] x, float[::1] y):
+    """Write 2**x into `y`, as the kernel of `isa` computes it; the length must be a multiple of 16."""
+    code_of(isa).exp2(&x[0], &y[0], x.shape[0])
 
 
 def multiply_add(str isa, int64_t rounds):

@@ -65,7 +65,7 @@ cdef extern from "native.h":
         const char *name
         int (*runs_here)() nogil
         void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch) noexcept nogil
-        void (*exp)(const float *x, float *y, int64_t count) nogil
+        void (*exp2)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
         int64_t (*score_tiles)(int64_t rounds) nogil
         const InstructionSet *instead

@@ -55,4 +55,4 @@ static void run_task(const Problem *problem, int phase, int64_t index, void *scr
         give_up_tiles();
 }
 
-const InstructionSet native_amx = {"amx", runs_here, scratch_bytes, run_task, exp_many, multiply_add, score_tiles, step_code, &native_avx512};
+const InstructionSet native_amx = {"amx", runs_here, scratch_bytes, run_task, exp2_many, multiply_add, score_tiles, step_code, &native_avx512};

@@ -110,20 +110,14 @@ static inline void multiply_tiles(int down, int right, int add, Tiles c, Tiles a
 /* The vectors of rows of the next tile of scores, when `left` are left. */
 static inline int N(block_vectors)(int64_t left) { return left < ROW_VECTORS ? (int)left : ROW_VECTORS; }
 
-/* t = scale * t + bias, for the columns from .. to - 1; max[r] = the maximum over them. */
-static inline void N(scale_scores)(
-    REAL *restrict scores, REAL *restrict max, int64_t from, int64_t to, int64_t count, REAL scale, REAL bias
-) {
+/* max[r] = the maximum over it and the scores of the columns from .. to - 1. */
+static inline void N(find_maxima)(const REAL *restrict scores, REAL *restrict max, int64_t from, int64_t to, int64_t count) {
     for (int64_t r = 0; r < count; r += N(LANES)) {
         Vector most[4] = {N(load_vector)(max + r), most[0], most[0], most[0]};
         for (int64_t k = from; k < to; k += 4)
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                REAL *at = scores + (k + i) * TILE_ROWS + r;
-                Vector t = N(load_vector)(at) * scale + bias;
-                most[i] = N(vector_max)(t, most[i]);
-                N(store_vector)(at, t);
-            }
+            for (int i = 0; i < 4; i++)
+                most[i] = N(vector_max)(N(load_vector)(scores + (k + i) * TILE_ROWS + r), most[i]);
         most[0] = N(vector_max)(N(vector_max)(most[0], most[1]), N(vector_max)(most[2], most[3]));
         N(store_vector)(max + r, most[0]);
     }
@@ -145,17 +139,16 @@ static inline void N(compute_products)(
     }
 }
 
-/* scores[k, r] = scale * columns[k] . rows[r] + bias, as above; max[r] = the maximum over k. */
+/* scores[k, r] = columns[k] . rows[r], as above; max[r] = the maximum over k. */
 static void N(compute_scores)(
-    int vectors, REAL *scores, REAL *max, Columns columns, REAL *rows, int64_t from, int64_t to, int64_t units, REAL scale,
-    REAL bias
+    int vectors, REAL *scores, REAL *max, Columns columns, REAL *rows, int64_t from, int64_t to, int64_t units
 ) {
     for (int64_t k = from; k < to; k += 2 * TILE_LINES) {
         N(compute_products)(vectors, scores, columns, rows, k, k + 2 * TILE_LINES, units);
         if (k > from) /* while the product of these columns is under way */
-            N(scale_scores)(scores, max, k - 2 * TILE_LINES, k, vectors * N(LANES), scale, bias);
+            N(find_maxima)(scores, max, k - 2 * TILE_LINES, k, vectors * N(LANES));
     }
-    N(scale_scores)(scores, max, to - 2 * TILE_LINES, to, vectors * N(LANES), scale, bias);
+    N(find_maxima)(scores, max, to - 2 * TILE_LINES, to, vectors * N(LANES));
 }
 
 /* sums[d, r] *= rescale[r], for one vector of rows; most often there is nothing to do. */

@@ -10,4 +10,4 @@
 
 static int runs_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-const InstructionSet native_avx2 = {"avx2", runs_here, scratch_bytes, run_task_of_dtype, exp_many, multiply_add, score_tiles, step_code, NULL};
+const InstructionSet native_avx2 = {"avx2", runs_here, scratch_bytes, run_task_of_dtype, exp2_many, multiply_add, score_tiles, step_code, NULL};

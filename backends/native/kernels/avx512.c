@@ -13,4 +13,4 @@ static int runs_here(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
 }
 
-const InstructionSet native_avx512 = {"avx512", runs_here, scratch_bytes, run_task_of_dtype, exp_many, multiply_add, score_tiles, step_code, NULL};
+const InstructionSet native_avx512 = {"avx512", runs_here, scratch_bytes, run_task_of_dtype, exp2_many, multiply_add, score_tiles, step_code, NULL};

@@ -12,4 +12,4 @@
 
 static int runs_here(void) { return native_avx512.runs_here() && __builtin_cpu_supports("avx512bf16"); }
 
-const InstructionSet native_avx512bf16 = {"avx512bf16", runs_here, scratch_bytes, run_task_of_dtype, exp_many, multiply_add, score_tiles, step_code, &native_avx512};
+const InstructionSet native_avx512bf16 = {"avx512bf16", runs_here, scratch_bytes, run_task_of_dtype, exp2_many, multiply_add, score_tiles, step_code, &native_avx512};

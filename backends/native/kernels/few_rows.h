@@ -64,13 +64,14 @@ __attribute__((always_inline)) static inline Vector N(sum_lanes)(Vector x[N(LANE
     return x[0];
 }
 
-/* scores[k - from] = scale * q . k + bias for k in from .. to - 1, -inf up to a whole vector; returns the maximum in each lane. */
+/* scores[k - from] = (scale * q . k + bias) log2 e for k in from .. to - 1, -inf up to a whole vector; returns the maximum in each lane. */
 __attribute__((always_inline)) static inline Vector N(score_columns_of)(
     const int dtype, const Task *task, REAL *restrict scores, const REAL *restrict query, const int64_t *column, int64_t from, int64_t to,
     REAL bias
 ) {
     const char *base = row_address(&task->column_tensor[0], task->batch, 0, task->column_head);
     const int64_t row = task->column_tensor[0].row, dim = task->p->dim;
+    const REAL scale = (REAL)task->p->scale * LOG2_E;
     Vector most = N(broadcast)(-(REAL)INFINITY);
     for (int64_t k = from; k < to; k += N(LANES)) {
         Vector x[N(LANES)];
@@ -82,7 +83,7 @@ __attribute__((always_inline)) static inline Vector N(score_columns_of)(
                 sum += N(load_vector)(query + d) * N(load_numbers)(key, d, dim, dtype);
             x[i] = sum, unseen[i] = k + i < to ? 0 : -1;
         }
-        Vector t = N(select)(unseen, N(broadcast)(-(REAL)INFINITY), N(sum_lanes)(x) * (REAL)task->p->scale + bias);
+        Vector t = N(select)(unseen, N(broadcast)(-(REAL)INFINITY), N(sum_lanes)(x) * scale + bias * LOG2_E);
         most = N(vector_max)(t, most);
         N(store_vector)(scores + k - from, t);
     }
@@ -123,9 +124,9 @@ static void N(attend_row)(const Task *task, int64_t slot, const ColumnTile *tile
     REAL max = s->slot_max[slot], sum = 0;
     for (int i = 0; i < N(LANES); i++)
         max = maxima[i] > max ? maxima[i] : max;
-    Vector base = N(broadcast)(max == -(REAL)INFINITY ? 0 : max), factor = N(exp)(s->slot_max[slot] - base);
+    Vector base = N(broadcast)(max == -(REAL)INFINITY ? 0 : max), factor = N(exp2)(s->slot_max[slot] - base);
     for (int64_t k = 0; k < to - from; k += N(LANES)) {
-        Vector p = N(exp)(N(load_vector)(s->scores + k) - base);
+        Vector p = N(exp2)(N(load_vector)(s->scores + k) - base);
         N(store_vector)(s->scores + k, p);
         total += p;
     }

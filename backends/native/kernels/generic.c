@@ -15,4 +15,4 @@
 
 static int runs_here(void) { return 1; }
 
-const InstructionSet native_generic = {"generic", runs_here, scratch_bytes, run_task_of_dtype, exp_many, multiply_add, score_tiles, step_code, NULL};
+const InstructionSet native_generic = {"generic", runs_here, scratch_bytes, run_task_of_dtype, exp2_many, multiply_add, score_tiles, step_code, NULL};

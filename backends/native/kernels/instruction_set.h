@@ -123,7 +123,7 @@ static void run_task_of_dtype(const Problem *problem, int phase, int64_t index, 
         native_avx512.run_task(problem, phase, index, scratch);
 }
 
-static void exp_many(const float *x, float *y, int64_t count) { native_avx512.exp(x, y, count); }
+static void exp2_many(const float *x, float *y, int64_t count) { native_avx512.exp2(x, y, count); }
 static int64_t multiply_add(int64_t rounds, float *result) { return native_avx512.multiply_add(rounds, result); }
 static const StepCode *step_code(int dtype) { return native_avx512.step(dtype); }
 
@@ -168,9 +168,9 @@ static const StepCode *step_code(int dtype) {
     return dtype == FLOAT64 ? &of_double : &of_float;
 }
 
-static void exp_many(const float *x, float *y, int64_t count) {
+static void exp2_many(const float *x, float *y, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES_float)
-        store_vector_float(y + i, exp_float(load_vector_float(x + i)));
+        store_vector_float(y + i, exp2_float(load_vector_float(x + i)));
 }
 
 /* As many fused multiply-adds as fit into `rounds` rounds of all registers, from nothing but registers; returns the FLOPs. */

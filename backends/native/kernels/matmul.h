@@ -47,11 +47,11 @@ __attribute__((always_inline)) static inline void N(rank_one_updates)(
     }
 }
 
-/* scores[k, r] = scale * columns[k] . rows[r] + bias, for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
+/* scores[k, r] = columns[k] . rows[r], for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
  * vectors of rows; max[r] = the maximum over k, unless `max` is NULL. `packed`: whether the columns are. */
 __attribute__((always_inline)) static inline void N(compute_scores_of)(
     const int vectors, const int packed, REAL *restrict scores, REAL *restrict max, Columns columns, const REAL *restrict rows,
-    int64_t from, int64_t to, int64_t units, REAL scale, REAL bias
+    int64_t from, int64_t to, int64_t units
 ) {
     const int64_t apart = round_up(units, PANEL) * N(LANES), column = packed ? PANEL : columns.column;
     for (int64_t k = from; k < to; k += REGISTER_ROWS) {
@@ -65,9 +65,8 @@ __attribute__((always_inline)) static inline void N(compute_scores_of)(
             Vector most = max ? N(load_vector)(max + v * N(LANES)) : (Vector){0};
 #pragma GCC unroll 8
             for (int i = 0; i < REGISTER_ROWS; i++) {
-                Vector t = sum[i][v] * scale + bias;
-                most = N(vector_max)(t, most);
-                N(store_vector)(scores + (k + i) * TILE_ROWS + v * N(LANES), t);
+                most = N(vector_max)(sum[i][v], most);
+                N(store_vector)(scores + (k + i) * TILE_ROWS + v * N(LANES), sum[i][v]);
             }
             if (max)
                 N(store_vector)(max + v * N(LANES), most);
@@ -139,15 +138,15 @@ __attribute__((always_inline)) static inline void N(add_to_columns_of)(
 
 static void N(compute_scores)(
     int vectors, REAL *restrict scores, REAL *restrict max, Columns columns, const REAL *restrict rows, int64_t from, int64_t to,
-    int64_t units, REAL scale, REAL bias
+    int64_t units
 ) {
-    FOR_COLUMNS(N(compute_scores_of), vectors, columns, scores, max, columns, rows, from, to, units, scale, bias)
+    FOR_COLUMNS(N(compute_scores_of), vectors, columns, scores, max, columns, rows, from, to, units)
 }
 
 static void N(compute_products)(
     int vectors, REAL *restrict products, Columns columns, const REAL *restrict rows, int64_t from, int64_t to, int64_t units
 ) {
-    FOR_COLUMNS(N(compute_scores_of), vectors, columns, products, NULL, columns, rows, from, to, units, 1, 0)
+    FOR_COLUMNS(N(compute_scores_of), vectors, columns, products, NULL, columns, rows, from, to, units)
 }
 
 static void N(add_to_rows)(

@@ -141,7 +141,7 @@ typedef struct InstructionSet {
     int (*runs_here)(void);
     size_t (*scratch_bytes)(const Problem *problem, int phase); /* of one thread */
     void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch);
-    void (*exp)(const float *x, float *y, int64_t count);   /* for tests of its accuracy; count in multiples of 16 */
+    void (*exp2)(const float *x, float *y, int64_t count);  /* for tests of its accuracy; count in multiples of 16 */
     int64_t (*multiply_add)(int64_t rounds, float *result); /* for the machine's speed: returns the FLOPs done */
     int64_t (*score_tiles)(int64_t rounds);                 /* the same of its products in a tile */
     const struct StepCode *(*step)(int dtype);              /* of decoding, for the dtype of a query: step.h */
@@ -175,5 +175,8 @@ int64_t native_parts(const Problem *problem);
 
 /* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */
 int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void));
+
+/* Whether a score is scale * q . k and perhaps a log of a count: no softcap, no bias, and products in the order of their scores. */
+static inline int is_scaled_alone(const Problem *p) { return !(p->softcap > 0) && p->bias == NO_BIAS && p->scale > 0; }
 
 #endif

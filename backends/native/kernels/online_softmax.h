@@ -2,16 +2,19 @@
  *
  *     scores (columns, rows): a vector lane is a row, so the max and the sum of a row run down a lane
  *
- *                    row r            forward:   compute_scores:  t = scale * s + bias, and the maximum of the tile
- *               +--+--+--+--+                      mask_scores:     t := -inf where a row does not see a column, the maximum anew
+ *                    row r            forward:   compute_scores:  s, and the maximum of the tile; t = factor * s + bias is never stored
+ *               +--+--+--+--+                      mask_scores:     s := -inf where a row does not see a column, the maximum anew
  *      column k |  |  |  |  |                      then down the tile:  scores := exp(t - max), sum
  *               |  |  |  |  |                                           running_max, running_sum, rescale of these rows
  *               +--+--+--+--+            backward: down the tile:   scores := P, gradients := P * (gradients - delta)
  *
  * add_to_rows multiplies the sums of the rows by `rescale` and adds P times the values.
+ *
+ * Forward, scores and maxima are to base 2, t log2 e: exp(t - max) is 2**(factor * s - offset), a multiply-add and a polynomial. An lse
+ * is to base e, and so is what a backward pass takes it from.
  */
 
-/* t := -inf where a row does not see a column, that is outside first[r] <= column_position[k] <= last[r]; max = the maximum over k. */
+/* s := -inf where a row does not see a column, that is outside first[r] <= column_position[k] <= last[r]; max = the maximum over k. */
 static void N(mask_scores)(
     REAL *restrict scores, REAL *restrict max, const REAL *restrict first, const REAL *restrict last,
     const REAL *restrict column_position, int64_t from, int64_t to, int64_t count
@@ -32,38 +35,39 @@ static void N(mask_scores)(
 
 /* One online softmax step: scores to probabilities relative to the new maximum, and the factor for what was summed up before.
  *
- *     m' = max(m, max_k t)    P = exp(t - m')    rescale = exp(m - m')    l' = rescale * l + sum_k P
+ *     u = factor * s + bias    m' = max(m, max_k u)    P = 2**(u - m')    rescale = 2**(m - m')    l' = rescale * l + sum_k P
  *
- * m is running_max, l running_sum, `max` that of the tile. A row that has seen nothing keeps m = -inf, l = 0. KIND pairs packs
- * the P of two columns into one number.
+ * u is t log2 e, m is running_max, l running_sum, `max` the maximum of s in the tile. A row that has seen nothing keeps m = -inf,
+ * l = 0. KIND pairs packs the P of two columns into one number.
  */
 static void N(online_softmax_step)(
     REAL *restrict scores, const REAL *restrict max, REAL *restrict running_max, REAL *restrict running_sum, REAL *restrict rescale,
-    int64_t from, int64_t to, int64_t count
+    int64_t from, int64_t to, int64_t count, REAL factor, REAL bias
 ) {
     const Vector never = N(broadcast)(-(REAL)INFINITY);
     for (int64_t r = 0; r < count; r += N(LANES)) {
-        Vector old = N(load_vector)(running_max + r), most = N(vector_max)(N(load_vector)(max + r), old), sum = N(broadcast)(0);
-        Vector base = N(select)((Lanes)(most == never), N(broadcast)(0), most), factor = N(exp)(old - base);
+        Vector old = N(load_vector)(running_max + r), most = N(vector_max)(factor * N(load_vector)(max + r) + bias, old);
+        Vector base = N(select)((Lanes)(most == never), N(broadcast)(0), most), offset = base - bias, sum = N(broadcast)(0);
+        Vector ratio = N(exp2)(old - base);
         for (int64_t k = from; k < to; k += UNIT) {
-            Vector p = N(exp)(N(load_vector)(scores + k * TILE_ROWS + r) - base);
+            Vector p = N(exp2)(factor * N(load_vector)(scores + k * TILE_ROWS + r) - offset);
             sum += p;
 #if UNIT == 2
-            Vector odd = N(exp)(N(load_vector)(scores + (k + 1) * TILE_ROWS + r) - base);
+            Vector odd = N(exp2)(factor * N(load_vector)(scores + (k + 1) * TILE_ROWS + r) - offset);
             sum += odd;
             p = make_pairs(p, odd);
 #endif
             N(store_vector)(scores + k / UNIT * TILE_ROWS + r, p);
         }
-        N(store_vector)(rescale + r, factor);
+        N(store_vector)(rescale + r, ratio);
         N(store_vector)(running_max + r, most);
-        N(store_vector)(running_sum + r, factor * N(load_vector)(running_sum + r) + sum);
+        N(store_vector)(running_sum + r, ratio * N(load_vector)(running_sum + r) + sum);
     }
 }
 
 /* Scores to probabilities, and gradients of probabilities to gradients of scores but for the factor that scores have.
  *
- *     P = exp(t - lse)          dS = P * (scale * dP - delta)          t is in `scores`, dP in `gradients`, and dS afterwards
+ *     P = exp(t - lse)          dS = P * (keep_scale * dP - delta)          s is in `scores`, dP in `gradients`, and dS afterwards
  *
  * lse and delta belong to the queries, which are the columns. If `masked`, a row sees only columns with
  * first[r] <= column_position[k] <= last[r].
@@ -71,13 +75,13 @@ static void N(online_softmax_step)(
 static void N(softmax_backward_step)(
     REAL *restrict scores, REAL *restrict gradients, const REAL *lse, const REAL *delta, const REAL *restrict first,
     const REAL *restrict last, const REAL *restrict column_position, int masked, int64_t from, int64_t to, int64_t count,
-    REAL scale
+    REAL factor, REAL bias, REAL keep_scale
 ) {
     for (int64_t r = 0; r < count; r += N(LANES)) {
         Vector low = N(load_vector)(first + r), high = N(load_vector)(last + r);
         for (int64_t k = from; k < to; k++) {
             REAL *s = scores + k * TILE_ROWS + r, *g = gradients + k * TILE_ROWS + r;
-            Vector p = N(exp)(N(load_vector)(s) - lse[k]), ds = p * (N(load_vector)(g) * scale - delta[k]);
+            Vector p = N(exp)(factor * N(load_vector)(s) + bias - lse[k]), ds = p * (N(load_vector)(g) * keep_scale - delta[k]);
             if (masked) {
                 Vector column = N(broadcast)(column_position[k]);
                 Lanes unseen = (Lanes)((column > high) | (column < low));

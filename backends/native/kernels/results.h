@@ -33,7 +33,7 @@ static inline void N(prefetch_output)(const Task *task, int64_t line) {
         __builtin_prefetch(row_address(&task->p->out, task->batch, row, head) + byte, 1, 3);
 }
 
-/* The results of a line whose sums, not yet over `total`, are relative to `max`; `sums` may be anything where `total` is 0. */
+/* The results of a line whose sums, not yet over `total`, are relative to 2**max; `sums` may be anything where `total` is 0. */
 static inline void N(write_line)(const Task *task, int64_t line, REAL *sums, REAL max, REAL total) {
     const Problem *p = task->p;
     int64_t head, row = N(place_of_line)(task, line, &head);
@@ -41,7 +41,7 @@ static inline void N(write_line)(const Task *task, int64_t line, REAL *sums, REA
     for (int64_t d = 0; d < p->dim; d++)
         sums[d] = total == 0 ? 0 : factor * sums[d];
     R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
-    ((REAL *)(void *)p->lse)[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : max + R(LOG)(total);
+    ((REAL *)(void *)p->lse)[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : max * (REAL)LN_2 + R(LOG)(total);
 }
 
 /* The results of all lines that have none yet. */
@@ -103,7 +103,7 @@ static void N(add_columns_to_dq)(const Task *task, const ColumnTile *tile) {
     memset(task->s.column_sums + tile->count * width, 0, (size_t)((filled - tile->count) * width) * sizeof(REAL));
 }
 
-/* accumulator = accumulator * exp(m - m') + sums * exp(m_slot - m'), m' = max(m, m_slot), for the row of a slot. */
+/* accumulator = accumulator * 2**(m - m') + sums * 2**(m_slot - m'), m' = max(m, m_slot), for the row of a slot. */
 static void N(merge_softmax)(const Task *task, int64_t row, REAL slot_max, REAL slot_sum, const REAL *sums) {
     const Scratch *s = &task->s;
     REAL *accumulator = s->accumulator + row * task->padded_dim, ours = 0, theirs = 1, max = slot_max;
@@ -113,7 +113,7 @@ static void N(merge_softmax)(const Task *task, int64_t row, REAL slot_max, REAL 
         memcpy(accumulator, sums, (size_t)task->p->dim * sizeof(REAL));
     } else {
         max = s->row_max[row] > slot_max ? s->row_max[row] : slot_max;
-        ours = (REAL)exp(s->row_max[row] - max), theirs = (REAL)exp(slot_max - max);
+        ours = (REAL)exp2(s->row_max[row] - max), theirs = (REAL)exp2(slot_max - max);
         for (int64_t d = 0; d < task->p->dim; d++)
             accumulator[d] = ours * accumulator[d] + theirs * sums[d];
     }

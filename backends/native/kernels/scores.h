@@ -2,8 +2,8 @@
  *
  *     start_slots     rows      --- place_row ---->     row_at, row_slope, row_table       (slots,)
  *     place_columns   columns   --- place_column ->     column_at                          (TILE_COLUMNS,)
- *     attend_tile     scores    --- cap_scores --->     cap * tanh(t / cap), and in a backward pass 1 - tanh ** 2 in cap_slope
- *                               --- add_bias ----->     t + log count - slope * distance, or + table[index]; the maximum anew
+ *     attend_tile     products  --- cap_scores --->     cap * tanh(scale * s / cap), and in a backward pass 1 - tanh ** 2 in cap_slope
+ *                               --- add_bias ----->     t = scale * s, + log count - slope * distance, or + table[index]; the maximum anew
  *                     dS        --- sum_bias_gradient   of all pairs, into the part of this task
  *                               --- uncap_gradients ->  dS * cap_slope
  *
@@ -19,6 +19,11 @@
 enum { N(NO_BIAS), N(LINE), N(PLANE), N(SPACE), N(SPACE_L1), N(SPACE_MAX), N(LINE_TABLE), N(GRID_TABLE) };
 
 static inline int N(has_scores)(const Problem *p) { return p->softcap > 0 || p->bias != NO_BIAS; }
+
+/* What a tile of scores is still to be multiplied by: in the softmax, and where a bias is added to it. */
+static inline REAL N(softmax_factor)(const Problem *p) { return is_scaled_alone(p) ? (REAL)p->scale : 1; }
+
+static inline REAL N(bias_factor)(const Problem *p) { return p->softcap > 0 ? 1 : (REAL)p->scale; }
 
 static int N(bias_way)(const Problem *p) {
     if (p->bias == NO_BIAS)
@@ -86,11 +91,11 @@ static inline Vector N(tanh)(Vector x) {
 
 /* The softcap of a tile of scores, and its derivative where there is room for it. */
 __attribute__((noinline)) static void N(cap_scores)(const Task *task, int vectors, int64_t from, int64_t to) {
-    const REAL cap = (REAL)task->p->softcap, inverse = (REAL)(1 / task->p->softcap);
+    const REAL cap = (REAL)task->p->softcap, factor = (REAL)(task->p->scale / task->p->softcap);
     REAL *scores = task->s.scores, *slope = task->s.cap_slope;
     for (int64_t k = from; k < to; k++)
         for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
-            Vector share = N(tanh)(N(load_vector)(scores + k * TILE_ROWS + r) * inverse);
+            Vector share = N(tanh)(N(load_vector)(scores + k * TILE_ROWS + r) * factor);
             N(store_vector)(scores + k * TILE_ROWS + r, share * cap);
             if (task->phase == BACKWARD)
                 N(store_vector)(slope + k * TILE_ROWS + r, 1 - share * share);
@@ -138,7 +143,7 @@ __attribute__((always_inline)) static inline void N(add_bias_of)(
     const int way, const Task *task, int64_t first, int vectors, int64_t from, int64_t to, REAL log_count, REAL *restrict max
 ) {
     const Scratch *s = &task->s;
-    const REAL *weights = (const REAL *)(const void *)task->p->bias_weights, sign = N(difference_sign)(task);
+    const REAL *weights = (const REAL *)(const void *)task->p->bias_weights, sign = N(difference_sign)(task), factor = N(bias_factor)(task->p);
     for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
         Vector most = N(broadcast)(-(REAL)INFINITY), row[3] = {{0}}, slope = {0};
         Lanes table = {0};
@@ -147,7 +152,7 @@ __attribute__((always_inline)) static inline void N(add_bias_of)(
             slope = N(load_vector)(s->row_slope + first + r), table = N(load_lanes)(s->row_table + first + r);
         }
         for (int64_t k = from; k < to; k++) {
-            Vector t = N(load_vector)(s->scores + k * TILE_ROWS + r) + log_count;
+            Vector t = N(load_vector)(s->scores + k * TILE_ROWS + r) * factor + log_count;
             if (way == N(LINE_TABLE) || way == N(GRID_TABLE))
                 t += R(GATHER)(weights, table + N(entries_of)(way, task->p, row, s->column_at, k, sign));
             else if (way != N(NO_BIAS))
@@ -176,12 +181,12 @@ static int64_t N(far_entry)(const Task *task, int64_t first, int64_t count, int6
 __attribute__((noinline)) static void N(add_entry)(
     const Task *task, int64_t first, int vectors, int64_t from, int64_t to, REAL log_count, REAL *restrict max, int64_t entry
 ) {
-    const REAL *weights = (const REAL *)(const void *)task->p->bias_weights;
+    const REAL *weights = (const REAL *)(const void *)task->p->bias_weights, factor = N(bias_factor)(task->p);
     for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
         Vector most = N(broadcast)(-(REAL)INFINITY);
         Vector added = R(GATHER)(weights, N(load_lanes)(task->s.row_table + first + r) + (INTEGER)entry) + log_count;
         for (int64_t k = from; k < to; k++) {
-            Vector t = N(load_vector)(task->s.scores + k * TILE_ROWS + r) + added;
+            Vector t = N(load_vector)(task->s.scores + k * TILE_ROWS + r) * factor + added;
             most = N(vector_max)(t, most);
             N(store_vector)(task->s.scores + k * TILE_ROWS + r, t);
         }
@@ -202,7 +207,7 @@ __attribute__((noinline)) static void N(add_entry)(
     default: function(N(GRID_TABLE), __VA_ARGS__);                        \
     }
 
-/* Softcap, log count and bias of a tile of scores that have neither, and its maximum. */
+/* Products of a tile to scores: scale, softcap, log count and bias; their maximum. */
 __attribute__((noinline)) static void N(score_tile)(
     const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL log_count, REAL *max
 ) {

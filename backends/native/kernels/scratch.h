@@ -35,7 +35,7 @@ typedef struct {
     REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS); KIND pairs, as add_to_rows reads them: two columns in a unit */
     REAL *gradient_rows;       /* score_gradients as add_to_columns reads them: KIND pairs has two rows in a unit */
     INTEGER *kept, *kept_by_row; /* (TILE_COLUMNS, TILE_ROWS) and (TILE_ROWS, TILE_COLUMNS): masks of the weights that are kept */
-    REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum and sum */
+    REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum, to base 2, and sum */
     REAL *slot_first, *slot_last; /* (slots + TILE_ROWS,): the first and last position that a slot may see, as column_position has them */
     REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
     REAL *row_at[3], *row_slope; /* (slots + TILE_ROWS,): positions of rows, and the slope of their heads, for a bias; */
@@ -43,7 +43,7 @@ typedef struct {
     REAL *column_at[3];          /* (TILE_COLUMNS,): positions of columns */
     REAL *cap_slope;             /* (TILE_COLUMNS, TILE_ROWS): the derivative of the softcap */
     REAL *column_lse, *column_delta; /* (TILE_COLUMNS,): of the queries, in BACKWARD */
-    REAL *row_max, *row_sum;   /* (lines + 1,): running maximum and sum between tiles of different cells */
+    REAL *row_max, *row_sum;   /* (lines + 1,): the same between tiles of different cells */
     int64_t *slot_line;        /* (slots,): the line of a slot */
     int64_t *position;         /* (block_rows + 1,): that of the rows of a brick in the sequence */
     Relation *relation;        /* (relations,): of the branch at hand */

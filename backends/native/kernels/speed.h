@@ -13,7 +13,7 @@ static int64_t score_tiles(int64_t rounds) {
     use_tiles();
 #endif
     for (int64_t round = 0; round < rounds; round++) {
-        N(compute_scores)(ROW_VECTORS, scores, max, packed, rows, 0, TILE_COLUMNS, DIM / UNIT, 1, 0);
+        N(compute_scores)(ROW_VECTORS, scores, max, packed, rows, 0, TILE_COLUMNS, DIM / UNIT);
         __asm__ volatile("" ::"r"(scores) : "memory"); /* or nobody would need them */
     }
 #ifdef BF16_TILES

@@ -10,17 +10,16 @@
  */
 
 /* The scores of the rows in `vectors` vectors of slots from `first` on, `count` of them in use, with the columns from .. to - 1, and
- * their maxima. Returns whether some are left out, which are in the maxima. */
+ * their maxima, but for softmax_factor and, where that is the scale, the bias. Returns whether some are left out, which are in the maxima. */
 static int N(score_pairs)(
     const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, REAL *max
 ) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
     const int64_t units = UNITS(p->dim), rows = first * round_up(units, PANEL);
-    const int scored = N(has_scores)(p);
     int masked = 0;
-    N(compute_scores)(vectors, s->scores, max, s->columns[0], s->packed_rows[0] + rows, from, to, units, (REAL)p->scale, scored ? 0 : bias);
-    if (scored)
+    N(compute_scores)(vectors, s->scores, max, s->columns[0], s->packed_rows[0] + rows, from, to, units);
+    if (!is_scaled_alone(p))
         N(score_tile)(task, first, count, vectors, from, to, bias, max);
     for (int i = 0; i < task->own; i++)
         N(mask_relation)(&s->relation[i], s->scores, max, first, count, from, to);
@@ -30,21 +29,26 @@ static int N(score_pairs)(
 }
 
 /* Scores to probabilities, which add values to the sums of their rows. */
-static void N(add_values)(const Task *task, int64_t first, int vectors, int64_t from, int64_t to, int masked, REAL *max) {
+static void N(add_values)(
+    const Task *task, int64_t first, int vectors, int64_t from, int64_t to, REAL bias, int masked, REAL *max
+) {
     const Scratch *s = &task->s;
+    const Problem *p = task->p;
     const int64_t apart = task->padded_dim * N(LANES), count = vectors * N(LANES);
     REAL rescale[TILE_ROWS], *sums = s->slot_sums[0] + first * task->padded_dim;
     if (masked)
         N(mask_scores)(s->scores, max, s->slot_first + first, s->slot_last + first, s->column_position, from, to, count);
-    N(online_softmax_step)(s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, count);
-    if (task->p->dropout)
+    N(online_softmax_step)(
+        s->scores, max, s->slot_max + first, s->slot_sum + first, rescale, from, to, count, N(softmax_factor)(p) * LOG2_E, bias * LOG2_E
+    );
+    if (p->dropout)
         N(drop_weights)(UNIT, s->scores, s->kept, from, to, count);
-    N(add_to_rows)(vectors, sums, apart, rescale, s->scores, N(added)(s, 1), from, to, task->p->dim);
+    N(add_to_rows)(vectors, sums, apart, rescale, s->scores, N(added)(s, 1), from, to, p->dim);
 }
 
 /* Scores to P, and dS, of the columns from .. to - 1, as they are added. */
 static void N(compute_gradients)(
-    const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, int masked
+    const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, int masked
 ) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
@@ -55,7 +59,7 @@ static void N(compute_gradients)(
         N(drop_weights)(1, s->score_gradients, s->kept, from, to, lanes);
     N(softmax_backward_step)(
         s->scores, s->score_gradients, s->column_lse, s->column_delta, s->slot_first + first, s->slot_last + first, s->column_position,
-        masked, from, to, lanes, (REAL)p->keep_scale
+        masked, from, to, lanes, N(softmax_factor)(p), bias, (REAL)p->keep_scale
     );
     if (p->dbias)
         N(sum_bias_gradient)(task, first, count, from, to);
@@ -87,6 +91,7 @@ static void N(attend_tile)(
     const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, int masked
 ) {
     const int64_t step = task->phase == FORWARD ? to - from : N(STEP_COLUMNS);
+    const REAL left = is_scaled_alone(task->p) ? bias : 0; /* for the softmax to add */
     REAL max[TILE_ROWS];
     for (int64_t k = from; k < to; k += step) {
         const int64_t end = lesser(k + step, to);
@@ -96,9 +101,9 @@ static void N(attend_tile)(
         if (task->p->dropout)
             N(mask_tile)(task, first, vectors, k, end);
         if (task->phase == FORWARD)
-            N(add_values)(task, first, vectors, k, end, unseen, max);
+            N(add_values)(task, first, vectors, k, end, left, unseen, max);
         else
-            N(compute_gradients)(task, first, count, vectors, k, end, unseen);
+            N(compute_gradients)(task, first, count, vectors, k, end, left, unseen);
     }
     if (task->phase == BACKWARD)
         N(add_gradients)(task, first, count, vectors, from, to);

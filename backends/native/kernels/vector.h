@@ -1,4 +1,4 @@
-/* Vectors of REAL in GCC's vector extensions: loads, stores, select, max, and exp. Included once for each KIND.
+/* Vectors of REAL in GCC's vector extensions: loads, stores, select, max, and 2**y. Included once for each KIND.
  *
  *     memory (any alignment)  --- load_vector --->  Vector: LANES numbers in one register  --- store_vector --->  memory
  *
@@ -83,44 +83,59 @@ static inline void N(transpose_lines)(REAL *to, int64_t to_apart, const REAL *co
 
 #if UNIT == 2 && defined(__AVX512DQ__)
 
-/* e**x for x up to 0 and a little more, to a relative 3e-6 and that of rounding x / log 2: for probabilities that are rounded to
- * bf16. x / log 2 is a whole number and a fraction from 0 to 1, for which 2**fraction is a polynomial of degree 4. */
-static inline Vector N(exp)(Vector x) {
-    __m512 y = (__m512)(x * LOG2_E), f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+/* 2**y for y up to 0 and a little more, to a relative 3e-6: for probabilities that are rounded to bf16. y is a whole number and a
+ * fraction from 0 to 1, for which 2**fraction is a polynomial of degree 4. */
+static inline Vector N(exp2)(Vector y) {
+    __m512 f = _mm512_reduce_ps((__m512)y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     Vector power = (Vector)f * 0.01342668519f + 0.05224247354f;
     power = power * (Vector)f + 0.24128020436f;
     power = power * (Vector)f + 0.6930448451f;
-    return (Vector)_mm512_scalef_ps((__m512)(power * (Vector)f + 1), y);
+    return (Vector)_mm512_scalef_ps((__m512)(power * (Vector)f + 1), (__m512)y);
 }
+
+static inline Vector N(exp)(Vector x) { return N(exp2)(x * LOG2_E); }
 
 #else
 #define IS_float (sizeof(REAL) == 4)
+#define ROUND ((REAL)(IS_float ? 0x1.8p23 + 127 : 0x1.8p52 + 1023)) /* whose last bits are those of the exponent of 1 */
+#define LEAST ((REAL)(IS_float ? -127 : -1023))
 
-/* e**x for x up to 0 and a little more; 0 below the logarithm of the smallest normal number, NaN for NaN.
+/* 2**(n + f) for |f| <= 1/2 and a whole n from LEAST on, where it is 0; `shifted` is n + ROUND.
  *
- * x = n log 2 + f with n whole and |f| <= log 2 / 2: a polynomial for e**f (relative error 1e-7 in degree 5, 4e-18 in degree
- * 11), and n put into the exponent of a factor, which is 0 for the least n. log 2 is taken in two parts, of which n times the
- * first is exact.
+ * 2**f is a polynomial, of a relative error of 1e-7 in degree 5 and 4e-18 in degree 11; n is the exponent of a factor.
  */
-static inline Vector N(exp)(Vector x) {
-    static const double c5[] = {1.0, 0.9999997071729571273, 0.4999914951511192832, 0.1666763624414992668, 0.04189793078572596114,
-                                0.008290311628263148361};
-    static const double c11[] = {1.0, 1.0, 0.5000000000000012501, 0.1666666666666621691, 0.04166666666651778114,
-                                 0.008333333333549822321, 0.001388888894636327365, 0.0001984126943657071359,
-                                 0.00002480149062687183964, 2.755762687196580739e-6, 2.763103712615049707e-7,
-                                 2.499138295938866714e-8};
-    const REAL round = (REAL)(IS_float ? 0x1.8p23 : 0x1.8p52), least = (REAL)(IS_float ? -127 * LN_2 : -1023 * LN_2);
-    const REAL high = (REAL)(IS_float ? 0x1.62e4p-1 : 0x1.62e42fefap-1), low = (REAL)(LN_2 - (long double)high);
+__attribute__((always_inline)) static inline Vector N(power_of_two)(Vector shifted, Vector f) {
+    static const double c5[] = {1.0, 0.6931469775877061505, 0.2402224207788230531, 0.05550733759686096963, 0.00967151298339642637,
+                                0.001326472225769502662};
+    static const double c11[] = {1.0, 0.6931471805599453094, 0.2402265069591013129, 0.05550410866482008215, 0.009618129107594109157,
+                                 0.001333355814677483164, 0.000154035304571238171, 0.00001525273349295232979,
+                                 1.321543527717420831e-6, 1.017819963667837438e-7, 7.073784040154218108e-9,
+                                 4.434762444086536883e-10};
     const int degree = IS_float ? 5 : 11, shift = IS_float ? 23 : 52;
     const double *c = IS_float ? c5 : c11;
-    x = N(vector_max)(N(broadcast)(least), x);
-    Vector shifted = x * LOG2_E + round, n = shifted - round, f = x - n * high - n * low, y = N(broadcast)((REAL)c[degree]);
+    Vector power = N(broadcast)((REAL)c[degree]);
 #pragma GCC unroll 12
     for (int i = degree - 1; i >= 0; i--)
-        y = y * f + (REAL)c[i];
-    Lanes exponent = ((Lanes)shifted << shift) + (Lanes)N(broadcast)((REAL)1);
-    return y * (Vector)exponent;
+        power = power * f + (REAL)c[i];
+    return power * (Vector)((Lanes)shifted << shift);
+}
+
+/* 2**y for y up to 0 and a little more; 0 below the binary logarithm of the smallest normal number, NaN for NaN. */
+static inline Vector N(exp2)(Vector y) {
+    y = N(vector_max)(N(broadcast)(LEAST), y);
+    Vector shifted = y + ROUND;
+    return N(power_of_two)(shifted, y - (shifted - ROUND));
+}
+
+/* e**x, likewise. x = n log 2 + f: log 2 is taken in two parts, of which n times the first is exact. */
+static inline Vector N(exp)(Vector x) {
+    const REAL high = (REAL)(IS_float ? 0x1.62e4p-1 : 0x1.62e42fefap-1), low = (REAL)(LN_2 - (long double)high);
+    x = N(vector_max)(N(broadcast)((REAL)(LEAST * LN_2)), x);
+    Vector shifted = x * LOG2_E + ROUND, n = shifted - ROUND;
+    return N(power_of_two)(shifted, (x - n * high - n * low) * LOG2_E);
 }
 
 #undef IS_float
+#undef ROUND
+#undef LEAST
 #endif

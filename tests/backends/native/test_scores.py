@@ -1,6 +1,8 @@
-"""Biases and softcaps of the CPU kernel: bits for any number of threads, gradients in one part, and tensors that do not fit."""
+"""Scales, biases and softcaps of the CPU kernel: bits for any number of threads, gradients in one part, tensors that misfit."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from dilkit.backends.native.backend import Native
 from dilkit.bias.base import Bias
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.inputs import Inputs
+from dilkit.pattern import GlobalTokens, Neighborhood, SlidingWindow
 from dilkit.threads import torch_threads
 
 PATTERN = Pattern([128, 600], [1, 4])
@@ -42,6 +45,24 @@ def test_threads_change_no_bit(kind: str) -> None:
         with torch_threads(count):
             found.append(results(biases[kind], softcap=3.0))
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("scale", [-0.4, 0.0])
+@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(softcap=2.0), dict(bias=Alibi(torch.tensor([0.01, 0.1])))])
+@pytest.mark.parametrize(
+    "pattern", [PATTERN, Pattern.of(Neighborhood((20, 30), 5)), Pattern.of(SlidingWindow(40), GlobalTokens(2), tail="zeros")]
+)
+def test_a_scale_that_is_not_above_0(pattern: Pattern, options: dict[str, Any], scale: float) -> None:
+    """Where it is not above 0, the greatest product is not the greatest score."""
+    torch.manual_seed(2)
+    found = []
+    q, k, v, dout = (normal(1, 600, 2, 16) for _ in range(4))
+    for backend in ("native", "reference"):
+        tensors = [x.clone().requires_grad_() for x in (q, k, v)]
+        out, lse = dilated_attention(*tensors, pattern, scale=scale, backend=backend, return_lse=True, **options)
+        found.append([out, lse, *torch.autograd.grad(out, tensors, dout)])
+    for ours, right in zip(*found, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.slow

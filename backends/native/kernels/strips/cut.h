@@ -32,7 +32,7 @@ typedef struct {
 
 /* Whether neighborhoods of a phase may be computed in strips: a query sees what its branch says, and nothing else changes a score. */
 static inline int has_strips(const Problem *p, int phase) {
-    const int is_plain = !p->mask && !p->dropout && !(p->softcap > 0) && p->bias == NO_BIAS && p->relations == 1;
+    const int is_plain = !p->mask && !p->dropout && is_scaled_alone(p) && p->relations == 1;
     return phase == FORWARD && has_bricks(p) && is_plain;
 }
 

@@ -46,7 +46,6 @@ __attribute__((always_inline)) static inline void N(score_cells)(
     const int vectors, const Task *task, const N(Cells) *cells, int64_t first, Vector max[GROUP_ROWS]
 ) {
     const Vector never = N(broadcast)(-(REAL)INFINITY);
-    const REAL scale = (REAL)task->p->scale;
     const REAL *keys[N(GROUP_VECTORS)];
     Vector sum[GROUP_ROWS * N(GROUP_VECTORS)] = {{0}};
 #pragma GCC unroll 8
@@ -58,7 +57,7 @@ __attribute__((always_inline)) static inline void N(score_cells)(
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; j++) {
             const Lanes seen = N(load_lanes)(cells->seen[first + j] + i * N(LANES));
-            const Vector t = N(select)(seen, sum[i * vectors + j] * scale, never);
+            const Vector t = N(select)(seen, sum[i * vectors + j], never);
             max[i] = N(vector_max)(t, max[i]);
             N(store_vector)(task->s.scores + i * N(SCORES_APART) + (first + j) * N(LANES), t);
         }
@@ -124,11 +123,12 @@ static inline Vector N(sum_of_lanes)(Vector x) {
 static inline void N(softmax_of_row)(const Task *task, int i, int64_t count, Vector max) {
     const Scratch *s = &task->s;
     REAL *scores = s->scores + i * N(SCORES_APART), *sums = s->slot_sums[0] + i * task->padded_dim;
-    const Vector old = N(broadcast)(s->slot_max[i]), most = N(vector_max)(N(greatest_lane)(max), old);
-    const Vector base = N(select)((Lanes)(most == -(REAL)INFINITY), N(broadcast)(0), most), factor = N(exp)(old - base);
+    const REAL scale = (REAL)task->p->scale * LOG2_E;
+    const Vector old = N(broadcast)(s->slot_max[i]), most = N(vector_max)(scale * N(greatest_lane)(max), old);
+    const Vector base = N(select)((Lanes)(most == -(REAL)INFINITY), N(broadcast)(0), most), factor = N(exp2)(old - base);
     Vector total = N(broadcast)(0);
     for (int64_t k = 0; k < count * N(LANES); k += N(LANES)) {
-        const Vector p = N(exp)(N(load_vector)(scores + k) - base);
+        const Vector p = N(exp2)(scale * N(load_vector)(scores + k) - base);
         N(store_vector)(scores + k, p);
         total += p;
     }
