@@ -27,7 +27,6 @@ typedef struct {
 __attribute__((always_inline)) static inline void N(add_outer_products)(
     Vector *sum, const int vectors, const REAL *a, int64_t a_apart, const REAL *const *b, int64_t b_step, int64_t count
 ) {
-#pragma GCC unroll 4
     for (int64_t k = 0; k < count; k++) {
         Vector x[N(GROUP_VECTORS)];
 #pragma GCC unroll 8
