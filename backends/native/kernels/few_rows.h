@@ -31,16 +31,6 @@ static void N(load_few)(const Task *task, int64_t slots) {
     }
 }
 
-/* LANES half numbers as REAL, in vectors what load_float does one by one. */
-__attribute__((always_inline)) static inline Vector N(load_half_vector)(const char *from, const int dtype) {
-    uint16_t halves __attribute__((vector_size(2 * N(LANES))));
-    memcpy(&halves, from, sizeof halves);
-    Lanes bits = __builtin_convertvector(halves, Lanes), rest = (bits & 0x7fff) << 13;
-    if (dtype == BFLOAT16)
-        return (Vector)(bits << 16);
-    return (Vector)((Lanes)((Vector)rest * (REAL)0x1p112) | ((rest >= 0x0f800000) & 0x7f800000) | (bits & 0x8000) << 16);
-}
-
 /* The numbers of a row of `dim` from `done` on, as many as a vector has, with zeros beyond its end. */
 __attribute__((always_inline)) static inline Vector N(load_numbers)(const char *row, int64_t done, int64_t dim, const int dtype) {
     const int64_t bytes = dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2, left = dim - done;

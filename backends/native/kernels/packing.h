@@ -11,6 +11,16 @@
  * In parentheses: BACKWARD. Columns are packed once for all row lists that are at hand.
  */
 
+/* LANES half numbers as REAL, in vectors what load_float does one by one. */
+__attribute__((always_inline)) static inline Vector N(load_half_vector)(const char *from, const int dtype) {
+    uint16_t halves __attribute__((vector_size(2 * N(LANES))));
+    memcpy(&halves, from, sizeof halves);
+    Lanes bits = __builtin_convertvector(halves, Lanes), rest = (bits & 0x7fff) << 13;
+    if (dtype == BFLOAT16)
+        return (Vector)(bits << 16);
+    return (Vector)((Lanes)((Vector)rest * (REAL)0x1p112) | ((rest >= 0x0f800000) & 0x7f800000) | (bits & 0x8000) << 16);
+}
+
 /* The units done .. done + PANEL - 1 of a row of `dim` numbers, with zeros beyond its end. */
 __attribute__((always_inline)) static inline void N(load_panel)(REAL *to, const char *row, int64_t done, int64_t dim, int dtype) {
     const int64_t bytes = UNIT == 2 ? 2 : dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
@@ -116,6 +126,24 @@ static inline int N(lie_as_read)(const Task *task, int which, const ColumnTile *
     return k == count;
 }
 
+/* Columns of whole panels; those of half numbers are widened, but for KIND pairs. The compiler sees whether they are, and how. */
+__attribute__((always_inline)) static inline void N(pack_panels)(
+    const int dtype, REAL *packed, const ColumnTile *tile, const char *base, int64_t row, int64_t width
+) {
+    const int is_half = UNIT == 1 && (dtype == BFLOAT16 || dtype == FLOAT16);
+    const int64_t bytes = is_half ? 2 : sizeof(REAL);
+    for (int64_t k = 0; k < tile->count; k++) {
+        const char *from = base + tile->column[k] * row;
+        REAL *to = packed + k * PANEL;
+        for (int64_t done = 0; done < width; done += PANEL, to += PANEL * TILE_COLUMNS, from += PANEL * bytes)
+#pragma GCC unroll 16
+            for (int64_t i = 0; i < PANEL; i += N(LANES)) {
+                const char *at = from + i * bytes;
+                N(store_vector)(to + i, is_half ? N(load_half_vector)(at, dtype) : N(load_vector)((const REAL *)(const void *)at));
+            }
+    }
+}
+
 /* The columns of a tile, in panels along dim; 0 after the last column up to a whole register block, and after `dim` numbers. */
 __attribute__((noinline)) static void N(pack_columns)(const Task *task, int which, const ColumnTile *tile) {
     const TensorView *tensor = &task->column_tensor[which];
@@ -128,14 +156,13 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
         task->s.columns[which] = (Columns){(REAL *)(void *)(base + tile->column[0] * row), dim};
         return N(prefetch_columns)(task, which);
     }
-    const int whole = N(element_bytes)(task->p) * UNIT == sizeof(REAL) && dim % (PANEL * UNIT) == 0;
-    for (int64_t k = 0; whole && k < count; k++) {
-        const REAL *from = (const REAL *)(const void *)(base + tile->column[k] * row);
-        REAL *to = packed + k * PANEL;
-        for (int64_t done = 0; done < width; done += PANEL, to += PANEL * TILE_COLUMNS)
-            for (int64_t i = 0; i < PANEL; i += N(LANES))
-                N(store_vector)(to + i, N(load_vector)(from + done + i));
-    }
+    const int whole = dim % (PANEL * UNIT) == 0;
+    if (whole && UNIT == 1 && dtype == BFLOAT16)
+        N(pack_panels)(BFLOAT16, packed, tile, base, row, width);
+    else if (whole && UNIT == 1 && dtype == FLOAT16)
+        N(pack_panels)(FLOAT16, packed, tile, base, row, width);
+    else if (whole)
+        N(pack_panels)(FLOAT32, packed, tile, base, row, width);
     for (int64_t k = 0; !whole && k < count; k++)
         for (int64_t done = 0; done < width; done += PANEL)
             N(load_panel)(packed + k * PANEL + done * TILE_COLUMNS, base + tile->column[k] * row, done, dim, dtype);
