@@ -176,7 +176,8 @@ int64_t native_parts(const Problem *problem);
 /* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */
 int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void));
 
-/* Whether a score is scale * q . k and perhaps a log of a count: no softcap, no bias, and products in the order of their scores. */
-static inline int is_scaled_alone(const Problem *p) { return !(p->softcap > 0) && p->bias == NO_BIAS && p->scale > 0; }
+/* Whether a score is scale * q . k and perhaps a log of a count: no softcap, no bias, and products in the order of their scores, so that
+ * one that is -inf makes a score of -inf. */
+static inline int is_scaled_alone(const Problem *p) { return !(p->softcap > 0) && p->bias == NO_BIAS && (float)p->scale > 0; }
 
 #endif
