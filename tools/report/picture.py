@@ -51,6 +51,8 @@ LETTERS = 62
 TITLE_LETTERS = 48
 """Of a plot's title, which is bold, beside another plot."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
+LEGEND_LETTERS = 54
+"""Of a series' name: as many as a legend of one column is wide."""
 _MOST_MARKERS = 60
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -155,7 +157,7 @@ def _drawable(plot: Plot) -> Plot:
     series = []
     for one in plot.series[:MOST_SERIES]:
         able = (p for p in one.points if not (x and float(p.x) <= 0) and not (y and p.low <= 0))
-        name = visible(one.name, MOST_LETTERS)
+        name = visible(one.name, LEGEND_LETTERS)
         # A legend leaves empty names out, and those that begin with a low line.
         series.append(replace(one, name=re.sub(r"^(_|$)", r" \1", name), points=tuple(islice(able, MOST_POINTS))))
     return replace(plot, series=tuple(one for one in series if one.points))
@@ -187,12 +189,12 @@ def _lines(axes: Any, plot: Plot) -> None:
         x, y = ([getattr(p, name) for p in series.points] for name in ("x", "y"))
         if series.dashed:
             dashes = DASHES[sum(one.dashed for one in plot.series[:i]) % len(DASHES)]
-            axes.plot(x, y, linestyle=(0, dashes), linewidth=1.3, color=PALE, label=series.name)
+            axes.plot(x, y, linestyle=(0, dashes), linewidth=1.3, color=PALE, label=str(i))
             continue
         marker = dict(marker=None if len(x) > _MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4.5 - 0.3 * i)
         width = max(1.4, 2.2 - 0.3 * i)  # lines that lie on each other all show
         line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=COLORS[i % len(COLORS)])
-        axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=series.name, **marker, **line)
+        axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=str(i), **marker, **line)
     for number, axis in enumerate(plot.axes):
         scale(axes, "xy"[number], axis, _places(plot) if number == 0 else [], PALE)
 
@@ -217,7 +219,7 @@ def _bars(axes: Any, plot: Plot) -> None:
         drawn = [(labels.index(str(p.x)) + (i - (count - 1) / 2) * height, p) for p in series.points if str(p.x) in labels]
         at, points = [y for y, _ in drawn], [p for _, p in drawn]
         axes.barh(
-            at, [p.y - foot for p in points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)], label=series.name,
+            at, [p.y - foot for p in points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)], label=str(i),
             xerr=_reach(points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
         )  # fmt: skip
         for y, p in drawn:
@@ -232,10 +234,10 @@ def _bars(axes: Any, plot: Plot) -> None:
 
 def _spans(axes: Any, plot: Plot) -> None:
     labels = _labels(plot)
-    for color, series in zip(COLORS, plot.series, strict=False):
+    for i, (color, series) in enumerate(zip(COLORS, plot.series, strict=False)):
         drawn = [(labels.index(str(p.x)), p.high - p.low, p.low) for p in series.points if str(p.x) in labels]
         rows, widths, lows = ([one[i] for one in drawn] for i in range(3))
-        axes.barh(rows, widths, left=lows, height=0.7, color=color, label=series.name)
+        axes.barh(rows, widths, left=lows, height=0.7, color=color, label=str(i))
     _name_rows(axes, labels)
     scale(axes, "x", plot.axes[1], [], PALE, most=4)
 
@@ -254,10 +256,13 @@ def _dress(axes: Any, figure: Any, plot: Plot, title: str) -> None:
         axes.text(0.5, 0.5, "nothing that these axes can show", transform=axes.transAxes, ha="center", color=PALE)
     elif len(plot.series) > 1:
         handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-        ordered = [handles[series.name] for series in plot.series]
+        # By number: two names may be cut to the same letters.
+        ordered = [handles[str(i)] for i in range(len(plot.series))]
         style: dict[str, Any] = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6, columnspacing=1.4)
         style |= dict(title=title, alignment="left", title_fontproperties=dict(size=10, weight="bold")) if title else {}
-        figure.legend(handles=ordered, loc="outside upper left", ncols=_legend_columns(plot), **style)
+        figure.legend(
+            ordered, [series.name for series in plot.series], loc="outside upper left", ncols=_legend_columns(plot), **style
+        )
     if title and len(plot.series) < 2:
         figure.suptitle(title, x=0.02, ha="left", fontsize=10, fontweight="bold", color=INK)
 

@@ -144,12 +144,14 @@ def test_hostile_names_are_drawn_as_they_are(kind: Any, name: str) -> None:
 
 def test_of_very_much_a_part_is_drawn_and_what_no_axis_can_show_is_left_out() -> None:
     series = tuple(
-        Series(f"s{i}", tuple(plain(f"bar {j} has a name that takes a second line", 1.0) for j in range(600))) for i in range(40)
+        Series(f"{'s' * 90}{i}", tuple(plain(f"bar {j} has a name of two lines, a second line", 1) for j in range(600)))
+        for i in range(40)
     )
     drawn = picture.svg(Plot("many", "bars", series, (Axis("", "number"), Axis("", "times"))))
     assert "bar 0" in drawn
     assert "second line" in drawn
     assert "bar 599" not in drawn
+    assert len({drawn.count(f"--series-{i}, ") for i in range(1, picture.MOST_SERIES + 1)}) == 1  # once in the legend
     nothing = Plot("Time", "lines", (Series("one", (plain(0, 0.0),)),), LINES.axes)
     assert "nothing that these axes can show" in picture.svg(nothing)
 

@@ -148,7 +148,7 @@ def _halves(machines: Mapping[str, CpuResult]) -> Plot:
             for dtype in ("bfloat16", "float16"):
                 if step.timed("float32", dtype):
                     point = speed_up(name, step.entries["float32"].seconds, step.entries[dtype].seconds)
-                    bars.setdefault(f"{dtype}, d={step.head_dim}", []).append(point)
+                    bars.setdefault(f"{dtype}, d={step.head_dim}{', backward' * step.backward}", []).append(point)
     axes = Axis("", "number"), Axis("times fp32's speed", "times")
     return Plot("Half types beside fp32, configuration A", "bars", series_of(bars), axes, mark=1.0)
 
