@@ -19,7 +19,7 @@ KERNEL = (
     Mutant(
         "what was summed up before is not scaled to the new maximum",
         "backends/native/kernels/online_softmax.h",
-        "factor * N(load_vector)(running_sum + r) + sum",
+        "ratio * N(load_vector)(running_sum + r) + sum",
         "N(load_vector)(running_sum + r) + sum",
         f"{NATIVE}/test_chunks.py {NATIVE}/test_kinds.py::test_random_mixes",
     ),
@@ -33,7 +33,7 @@ KERNEL = (
     Mutant(
         "gradients of weights lack the factor of those that dropout keeps",
         "backends/native/kernels/online_softmax.h",
-        "(N(load_vector)(g) * scale - delta[k])",
+        "(N(load_vector)(g) * keep_scale - delta[k])",
         "(N(load_vector)(g) - delta[k])",
         "tests/core/op/test_dropout.py",
     ),
