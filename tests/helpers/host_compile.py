@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from helpers import cpu_time
+
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "tests/backends/cuda/host"
 KERNELS = ROOT / "backends/cuda/kernels"
@@ -49,7 +51,8 @@ def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
     if not place.exists():
         with _alone(place):
             if not place.exists():
-                _build(path, flags, place)
+                with cpu_time.compiling():
+                    _build(path, flags, place)
     return place
 
 
