@@ -120,7 +120,8 @@ def _backward(
     arguments = call.arguments(query, key, value, mask, sink, scale, dropout_p)
     seed = agreement[-1] if dropout_p else None
     *cuts, gradients, _ = agreement.tolist()
-    attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[gradients])
+    # An operator's results are those of its inputs, so it cannot return when it began. A graph orders its backward passes itself.
+    attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[gradients], began=0)
     context = attention.context((query, key), arguments.pattern)
     received = (rows, None if mask is None else flags) if context.plan.keep == "rows" and context.plan.rounds else (None, None)
     saved = Saved(*RankInputs(query, key, value, mask, sink), out, lse.transpose(1, 2), *received)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dilkit.comm.agreement import agree_on
 from dilkit.comm.passes.all_to_all.backward import AllToAllBackward, Results
 from dilkit.comm.passes.all_to_all.forward import AllToAllForward
 from dilkit.comm.passes.all_to_all.received_rows import ReceivedRows
@@ -39,6 +40,9 @@ from dilkit.op import boundary
 from dilkit.op.rules import without_autocast
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
+
+BACKWARD = "backward passes of ring_dilated_attention, which all ranks run in one order"
+CALL, LSE = "exchanges before its forward pass", "lse in the loss"
 
 
 class Saved(NamedTuple):
@@ -107,6 +111,7 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
     """
     query, key, value, mask, sink, weights, positions, out, lse, rows, flags, of_queries, of_keys = saved
     with context.comm.broken_by_errors():
+        lse_in_loss = agree_on_call(context, dlse is not None)
         dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
         query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
         inputs = RankInputs(query, key, value, mask, sink, weights, positions)
@@ -114,7 +119,7 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
         held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags, of_queries, of_keys)
         with without_autocast(out.device.type):
             dquery, dkey, dvalue, dweights = _backward(context, dout, inputs, out, lse, held)
-            if context.returns_lse and _on_any_rank(context.comm, dlse is not None):
+            if lse_in_loss:
                 by_query, by_key, by_weights = _through_lse(context, dlse, inputs, lse, held)
                 dquery, dkey, dweights = dquery + by_query, dkey + by_key, dweights + by_weights
     found = zip("qkv", (dquery, dkey, dvalue), strict=True)
@@ -203,6 +208,13 @@ def _largest_of_all(comm: Comm, here: Tensor) -> Tensor:
     return torch.stack([here.new_tensor(json.loads(record)) for record in records]).amax(dim=0)
 
 
-def _on_any_rank(comm: Comm, here: bool) -> bool:
-    """Whether `here` is true on at least one rank."""
-    return b"yes" in comm.share(b"yes" if here else b"no", "whether lse is in the loss")
+def agree_on_call(context: PassContext, lse_in_loss: bool) -> bool:
+    """Whether `lse` is in the loss of a rank. Raises PlanMismatch on all ranks where they are in the gradients of other calls.
+
+    Autograd runs backward passes in the order of the loss, which may differ by rank. Rows of calls of equal shapes would then
+    be taken for each other.
+    """
+    if context.comm.size == 1:
+        return lse_in_loss
+    facts: dict[str, Any] = {CALL: context.began, LSE: lse_in_loss}
+    return any(of_rank[LSE] for of_rank in agree_on(context.comm, lambda: facts, (LSE,), BACKWARD))

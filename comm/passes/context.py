@@ -28,6 +28,8 @@ class PassContext:
     returns_lse: bool
     gradients: str
     """Of which inputs a rank asks for gradients: "qkv" or a part of it, the same on all ranks."""
+    began: int
+    """The transport's `exchanges` when the forward pass began, by which the backward pass knows its call."""
 
     @property
     def rounds(self) -> tuple[IndexTables, ...]:

@@ -86,7 +86,8 @@ class Forecast:
 
     @cached_property
     def exchanges(self) -> dict[str, int]:
-        """How often all ranks exchange something, by phase: arguments, rows there and back, and blocks round rings.
+        """How often all ranks exchange something, by phase: arguments, backward which call it is, rows there and back, and
+        blocks round rings.
 
         With `keep="nothing"` rows go there and back for each branch, and backward there once more. Backward, the gradients of a
         ring return at each hop. Masks, positions and what else a call may have are not counted.
@@ -95,7 +96,7 @@ class Forecast:
         rings = [plan.sharded_segments[branch] for branch, route in enumerate(plan.routes) if route.kind == "ring"]
         hops = sum(max(len(segment.ranks) for segment in segments) - 1 for segments in rings)
         all_to_all, again, agreeing = len(plan.rounds), plan.keep == "nothing", int(plan.world_size > 1)
-        return dict(zip(PHASES, (agreeing + 2 * all_to_all + hops, (2 + again) * all_to_all + 2 * hops), strict=True))
+        return dict(zip(PHASES, (agreeing + 2 * all_to_all + hops, agreeing + (2 + again) * all_to_all + 2 * hops), strict=True))
 
     @cached_property
     def seconds(self) -> dict[str, Numbers]:

@@ -82,6 +82,11 @@ class Comm(ABC):
         self._number = 0
         self._broken: str | None = None
 
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges have begun, those of `share` and `agree` too: the same on all ranks at the same call."""
+        return self._number
+
     def exchange(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], step: str = "rows") -> Pending:
         """Begin an all-to-all: send `rows` `(sum(send_counts), width)`, those for rank 0 first, and receive in the same way.
 

@@ -226,8 +226,8 @@ def test_sums_of_tensors_of_several_devices(odd: torch.device) -> None:
     assert all(f"rank {ODD}" in text for rank, text in enumerate(said) if rank != ODD)
 
 
-SCHEDULES = {"scatter": 5, "ring": 10}
-"""Exchanges of a forward and a backward pass: agreement, then what the schedule needs."""
+SCHEDULES = {"scatter": 6, "ring": 11}
+"""Exchanges of a forward and a backward pass: agreement in each, then what the schedule needs."""
 
 
 def step_of(comm: ThreadComm, schedule: str) -> None:
@@ -421,3 +421,18 @@ def test_hooks_on_saved_tensors_may_change_layouts_and_nothing_else(schedule: st
     assert all(torch.equal(x, y) for on_rank in zip(plain, odd, strict=True) for x, y in zip(*on_rank, strict=True))
     with pytest.raises(TypeError, match=r"query is torch\.bfloat16.*saved_tensors_hooks"):
         _gradients(lambda x: x.bfloat16(), lambda x: x, schedule)
+
+
+@pytest.mark.parametrize("order", [None, TokenOrder.from_permutation(range(16)[::-1])], ids=["", "along an order"])
+def test_backward_passes_in_another_order_are_errors(order: TokenOrder | None) -> None:
+    """Of two calls of equal shapes, each rank would take the rows of one for those of the other."""
+    x, pattern = torch.randn(1, 16, 2, 4), Pattern([16], [1])
+
+    def on_rank(comm: ThreadComm) -> None:
+        rows = shard(x, comm).requires_grad_()
+        calls = [ring_dilated_attention(rows, rows, rows, pattern, comm, order=order) for _ in range(2)]
+        for out in calls if comm.rank else reversed(calls):
+            out.sum().backward()
+
+    with pytest.raises(PlanMismatch, match="backward passes of ring_dilated_attention, which all ranks run in one order: rank 1"):
+        run_threads(2, on_rank, timeout=TIMEOUT)
