@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from dilkit.checks import LONGEST, not_distributed
 from dilkit.compiler import not_compiled
@@ -109,9 +110,11 @@ def _take_apart(layer: MultiheadDilatedAttention) -> None:
     packed = layer.in_proj_weight
     if packed is None:
         return
+    made = _made_of(packed)
     for name, weight in zip(APART, packed.detach().tensor_split(layer._cuts), strict=True):
-        # Copies: views would keep the packed weight in memory.
-        setattr(layer, name, nn.Parameter(weight.clone(), requires_grad=packed.requires_grad))
+        if name not in made:  # Copies: views would keep the packed weight in memory.
+            made[name] = nn.Parameter(weight.clone(), requires_grad=packed.requires_grad)
+        setattr(layer, name, made[name])
     setattr(layer, PACKED, None)
 
 
@@ -119,8 +122,20 @@ def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Place
     """Make the parameter `name` of `module` a DTensor, if it has one."""
     given: nn.Parameter | None = getattr(module, name)
     if given is not None:
-        whole = distribute_tensor(given.detach(), mesh, [placement], **source)
-        setattr(module, name, nn.Parameter(whole, requires_grad=given.requires_grad))
+        made, where = _made_of(given), (mesh, placement)
+        if where not in made:
+            whole = distribute_tensor(given.detach(), mesh, [placement], **source)
+            made[where] = nn.Parameter(whole, requires_grad=given.requires_grad)
+        setattr(module, name, made[where])
+
+
+_MADE = WeakTensorKeyDictionary()
+
+
+def _made_of(parameter: nn.Parameter) -> dict[Any, nn.Parameter]:
+    """The parameters that were made of one: layers that share it, as T5's share their bias, share those as well."""
+    made: dict[Any, nn.Parameter] = _MADE.setdefault(parameter, {})
+    return made
 
 
 def _inner_of_rank(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str, Any]) -> nn.Module:

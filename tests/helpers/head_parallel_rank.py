@@ -106,6 +106,28 @@ def biases(mesh: DeviceMesh) -> None:
     close(saved, alone.state_dict()["attention.bias_weights"], "the state dict of a bias")
 
 
+def shared(mesh: DeviceMesh) -> None:
+    """Layers that share a bias and the weights of their projections still do, and an optimizer makes one step of each."""
+    bias = RelativeTable(nn.Parameter(torch.zeros(HEADS, 9)))
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(MODULO, bias=bias)) for _ in range(2))
+            self.two.in_proj_weight, self.two.in_proj_bias = self.one.in_proj_weight, self.one.in_proj_bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.two(x + self.one(x)[0])[0]
+            return out
+
+    alone = drawn(Two)
+    split = parallelize_module(copy.deepcopy(alone), mesh, {"one": HeadParallel(), "two": HeadParallel()})
+    assert split.one.attention.bias_weights is split.two.attention.bias_weights
+    (expected, _), (found, _) = (trained(model, [X]) for model in (alone, split))
+    close(found[0], expected[0], "layers that share weights")
+    close(split(X).detach(), alone(X).detach(), "layers that share weights, after two steps")
+
+
 def states(mesh: DeviceMesh, folder: Path) -> None:
     """State dicts of one rank load over ranks and the other way, whole and from a distributed checkpoint."""
     alone, split = pair(mesh, BLOCK, layer_norm=True)
@@ -226,6 +248,7 @@ def main(launcher: str, folder: Path) -> None:
     all_cases(mesh, comm.size)
     calls(mesh)
     biases(mesh)
+    shared(mesh)
     states(mesh, folder)
     refusals(mesh)
     if comm.size == 2:
