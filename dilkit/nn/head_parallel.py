@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,8 @@ class HeadParallel(ParallelStyle):
         parallelize_module(model, mesh["tp"], {"attention": HeadParallel()})
 
     H is the number of key/value heads of the model, a multiple of n; query heads go with theirs. Heads see what they see on one
-    rank: the rank's pattern says which they are (`head_shard` of `dilkit.Pattern`). A pattern that is the same for all heads
-    stays as it is, unless weights are dropped, or a bias or several orders used, which go by the number of a head. Results and
-    gradients are those of one rank within rounding. The module is one of two:
+    rank: the rank's pattern says which they are (`head_shard` of `dilkit.Pattern`). Results and gradients are those of one rank
+    within rounding. The module is one of two:
 
     - `MultiheadDilatedAttention`: queries, keys, values and sinks are cut by heads, as `ColwiseParallel` cuts, `out_proj` as
       `RowwiseParallel` does. Inputs are the same on all ranks, or DTensors, and so is the output, a local tensor. Parameters are
@@ -39,7 +39,8 @@ class HeadParallel(ParallelStyle):
       which two numbers travel for each row.
     - A module that holds a `pattern` and is called with query and key `(batch, seq, heads of the rank, head_dim)` first, such as
       `DilatedAttention` and `dilkit.comm.RingDilatedAttention`: all ranks have as many heads, as behind a `ColwiseParallel`
-      projection. `pattern` becomes the rank's when the module is called.
+      projection. `pattern` becomes the rank's when the module is called; one that is the same for all heads stays as it is,
+      unless weights are dropped, or a bias or several orders used, which go by the number of a head.
 
     Dropped weights are those of one rank if torch's generator of the CPU is in the same state on all ranks. Give `DilatedCache`
     the rank's pattern, `layer.attention.pattern`, and its `num_kv_heads / n` heads.
@@ -129,13 +130,12 @@ def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Place
         setattr(module, name, made[where])
 
 
-_MADE = WeakTensorKeyDictionary()
+_MADE: MutableMapping[Tensor, dict[Any, nn.Parameter]] = WeakTensorKeyDictionary()
 
 
 def _made_of(parameter: nn.Parameter) -> dict[Any, nn.Parameter]:
     """The parameters that were made of one: layers that share it, as T5's share their bias, share those as well."""
-    made: dict[Any, nn.Parameter] = _MADE.setdefault(parameter, {})
-    return made
+    return _MADE.setdefault(parameter, {})
 
 
 def _inner_of_rank(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str, Any]) -> nn.Module:
@@ -146,8 +146,6 @@ def _inner_of_rank(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: d
     pattern = _pattern_of_model(layer.attention)
     heads, kv_heads = layer.num_heads // mesh.size(), layer.num_kv_heads // mesh.size()
     part = _pattern_of_rank(pattern, mesh.get_local_rank(), mesh.size(), heads, kv_heads)
-    if not layer.dropout and _same_for_all(layer.attention, pattern):
-        return layer.attention
     inner: Any = copy.copy(layer.attention)
     inner.pattern, inner._parameters = part, dict(inner._parameters)
     if isinstance(inner, KeptBias) and isinstance(inner.bias_weights, nn.Parameter):

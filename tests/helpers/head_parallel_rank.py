@@ -20,6 +20,7 @@ from helpers.head_parallel import (
     PLAN,
     RANGES,
     SEQ,
+    WINDOW,
     Bare,
     Layer,
     all_cases,
@@ -28,6 +29,7 @@ from helpers.head_parallel import (
     drawn,
     gradients,
     trained,
+    whole,
 )
 from helpers.project import ROOT
 from helpers.rank import connect, say
@@ -50,6 +52,7 @@ from dilkit import (
 )
 from dilkit.comm import RingDilatedAttention, TorchComm, shard, sum_over_ranks
 from dilkit.nn import HeadParallel
+from dilkit.nn.in_projection import APART
 
 X = torch.randn(2, SEQ, EMBED, generator=torch.Generator().manual_seed(5))
 GROUPED: dict[str, Any] = dict(num_kv_heads=4, rotary=True, is_causal=True, sink=True, layer_norm=True)
@@ -125,7 +128,20 @@ def shared(mesh: DeviceMesh) -> None:
     assert split.one.attention.bias_weights is split.two.attention.bias_weights
     (expected, _), (found, _) = (trained(model, [X]) for model in (alone, split))
     close(found[0], expected[0], "layers that share weights")
-    close(split(X).detach(), alone(X).detach(), "layers that share weights, after two steps")
+    steps = [whole(dict(model.named_parameters())) for model in (split, alone)]
+    close(*(named["one.attention.bias_weights"] for named in steps), "a shared bias after two steps")
+    packed = torch.cat([steps[0][f"one.{name}"] for name in APART])
+    close(packed, steps[1]["one.in_proj_weight"], "shared projections after two steps")
+
+
+def dropout_from_now_on(mesh: DeviceMesh) -> None:
+    """A layer that drops no weights when its heads are divided, and does later on."""
+    outs = []
+    for one in pair(mesh, WINDOW):
+        one.dropout = 0.3
+        torch.manual_seed(4)
+        outs.append(one(X)[0])
+    close(outs[1], outs[0], "dropout from now on")
 
 
 def states(mesh: DeviceMesh, folder: Path) -> None:
@@ -249,6 +265,7 @@ def main(launcher: str, folder: Path) -> None:
     calls(mesh)
     biases(mesh)
     shared(mesh)
+    dropout_from_now_on(mesh)
     states(mesh, folder)
     refusals(mesh)
     if comm.size == 2:
