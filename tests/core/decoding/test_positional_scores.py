@@ -98,6 +98,16 @@ def test_of_rows_that_were_taken_back_nothing_is_asked(name: str, pattern: Patte
             torch.testing.assert_close(out, right[:, start:stop])
 
 
+def test_a_chunk_before_the_first_global_token_sees_no_key() -> None:
+    query, key, value = drawn(2, SEQ, HEADS, 6), drawn(2, SEQ, 2, 6), drawn(2, SEQ, 2, 6)
+    pattern = Pattern.of(SlidingWindow(3), GlobalTokens([20], "read"))
+    cache, bias = DilatedCache(pattern, kv_heads=2), BIASES["alibi"]
+    right = oracle_attention(query, key, value, pattern, is_causal=True, bias=bias)[0]
+    for start, stop in pairwise([0, 2, 8, 19, SEQ]):
+        out = cache.attend(*(x[:, start:stop] for x in (query, key, value)), bias=bias)
+        torch.testing.assert_close(out, right[:, start:stop])
+
+
 @pytest.mark.parametrize(
     ("bias", "message"),
     [
