@@ -225,6 +225,7 @@ REFUSED: dict[str, tuple[Callable[[PagedCache], object], type[Exception], str]] 
     "beyond": (lambda c: c.crop(0, 5), ValueError, "length=5 exceeds the 4 tokens of sequence 0"),
     "no longer kept": (lambda c: c.crop(1, 1), ValueError, "a cache with rollback=19 does"),
     "beams": (lambda c: c.reorder([0, 1], [0, 2]), ValueError, "2 numbers from 0 to 1"),
+    "beams of a sequence twice": (lambda c: c.reorder([0, 0], [0, 0]), ValueError, "names a sequence once"),
 }
 
 
