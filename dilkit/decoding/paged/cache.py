@@ -186,7 +186,7 @@ class PagedCache:
         prompts = [piece for piece in pieces if piece.is_prompt]
         if prompts:
             attend_prompts([piece.rows for piece in prompts], rows, out, self.pattern, self.layout, call.options)
-        if steps := [piece for piece in pieces if not piece.is_prompt]:
+        if steps := [piece for piece in pieces if piece.count and not piece.is_prompt]:
             own = self._attend_steps(steps, rows, call)
             for piece in steps if prompts else ():
                 out[piece.rows] = own[piece.rows]

@@ -17,6 +17,7 @@ from dilkit import (
     DilatedCache,
     DilatedSegment,
     GlobalTokens,
+    GridTable,
     PagedCache,
     Pattern,
     PoolFullError,
@@ -24,6 +25,7 @@ from dilkit import (
     Strided,
 )
 from dilkit.backends.reference import Reference
+from dilkit.bias.base import Bias
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import PatternError
 from dilkit.selector import NoBackendError
@@ -125,6 +127,21 @@ def test_scores_have_a_sink_a_softcap_and_a_bias() -> None:
     for start, stop in [(0, 9), (9, 10), (10, 14), *((i, i + 1) for i in range(14, SEQ))]:
         parts.append(cache.attend(*(x[start:stop] for x in rows), [number], [stop - start], **options))
     torch.testing.assert_close(torch.cat(parts), exact(rows, pattern, **options))
+
+
+@pytest.mark.parametrize(
+    "bias", [None, Alibi(torch.ones(HEADS).double()), GridTable(torch.ones(HEADS, 3).double(), (50,))], ids=str
+)
+def test_no_rows_get_nothing(bias: Bias | None) -> None:
+    """Of no sequence, of one without tokens, and beside the rows of another."""
+    cache, rows = made(Pattern.dense()), random_rows()
+    first, second = cache.add(), cache.add()
+    for sequences, counts in (([], []), ([first], [0])):
+        assert cache.attend(*(x[:0] for x in rows), sequences, counts, bias=bias).shape == (0, HEADS, HEAD_DIM)
+    for start, stop in ((0, 7), (7, 8), (8, 11)):
+        out = cache.attend(*(x[start:stop] for x in rows), [first, second], [0, stop - start], bias=bias)
+        torch.testing.assert_close(out, exact(rows, Pattern.dense(), bias=bias)[start:stop])
+    assert (cache.seen(first), cache.seen(second)) == (0, 11)
 
 
 def test_a_cache_of_a_dense_pattern_is_what_others_have() -> None:
