@@ -73,7 +73,7 @@ def _compare_steps(steps: list[Any], step: str) -> None:
 
 def _compare(name: str, values: list[Any], step: str) -> None:
     common = max(values, key=values.count)
-    if odd := [rank for rank, value in enumerate(values) if value != common]:
+    if odd := [rank for rank, value in enumerate(values) if [value] != [common]]:  # in lists NaN equals itself, as json reads it
         verb = "has" if len(odd) == 1 else "have"
         raise PlanMismatch(
             f"{step}: {ranks_text(odd)} {verb} {name}={values[odd[0]]!r}, the others {common!r}; all ranks must pass the same",

@@ -58,7 +58,7 @@ class Block:
         """What a bias of all heads adds, `(heads, batch or 1, rows, group, slots)`."""
         rows, keys = (positions(x, self.stored.device) for x in (self.queries, self.keys))
         added = evaluate(bias, rows, keys)
-        grouped = added.reshape(len(added), kv_heads, -1, *added.shape[2:])
+        grouped = added.reshape(len(added), kv_heads, added.shape[1] // kv_heads, *added.shape[2:])
         return grouped[:, self.heads].permute(1, 0, 3, 2, 4)
 
     def gather(self, weights: Tensor, out: Tensor, careful: bool) -> None:

@@ -67,10 +67,11 @@ class GlobalRows(BranchRows):
 
     def extend(self, seen: int, new: Tensor) -> list[Block]:
         self._append(seen, new)
-        stored, queries = self.rows[:, :, :, : self._slots(self.latest)], range(seen, seen + new.shape[2])
+        queries = range(seen, seen + new.shape[2])
+        stored = self.rows[:, :, :, : self._slots(queries.stop)]  # a bias has no positions of tokens that were taken back
         keys = self._keys(stored.shape[3])
         unseen: Tensor | None = None
-        if not (len(queries) == 1 and self.sees_all and self.since == self.before and self.latest == seen + 1):
+        if not (len(queries) == 1 and self.sees_all and self.since == self.before):
             unseen = unseen_by(self.branch, queries, keys, self.given, self.heads, stored.device)
         return [Block(self.heads, slice(None), stored, queries, keys, unseen)]
 

@@ -84,14 +84,15 @@ class RecentRows(BranchRows):
 
     def _block(self, seen: int, count: int, row: int) -> Block:
         """Every so-many-th row from `row` on, against the slots of its residue."""
-        first, held = seen + row, min(self.latest, room := self.rows.shape[3])
-        residue, queries = first % self.stride, range(first, seen + count, self.stride)
-        keys: Positions = range(residue, self.latest, self.stride)
-        if self.latest > room:  # the newest of the tokens that a slot has had
+        first, end = seen + row, seen + count  # what was taken back is from `end` on: a bias has no positions of it
+        held = min(end, room := self.rows.shape[3])
+        residue, queries = first % self.stride, range(first, end, self.stride)
+        keys: Positions = range(residue, end, self.stride)
+        if end > room:  # the newest of the tokens that a slot has had; in the place of one taken back, one that no row sees
             slots = torch.arange(residue, held, self.stride, device=self.rows.device)
-            keys = self.latest - 1 - (self.latest - 1 - slots) % room
+            keys = end - 1 - (end - 1 - slots) % room
         stored, unseen = self.rows[:, :, :, residue : held : self.stride], None
-        if len(queries) > 1 or not self.sees_all or self.latest > first + 1 or self.latest - held < first - self.reach:
+        if len(queries) > 1 or not self.sees_all or end - held < first - self.reach:
             unseen = unseen_by(self.branch, queries, keys, self.given, self.heads, stored.device)
         return Block(self.heads, slice(row, None, self.stride), stored, queries, keys, unseen)
 

@@ -42,5 +42,5 @@ def decoded(stored: Tensor, dtype: torch.dtype) -> Tensor:
     """Stored rows as numbers of `dtype`, `(..., head_dim)`."""
     if stored.dtype != torch.int8:
         return stored.to(dtype)
-    scale = stored[..., -SCALE_BYTES:].contiguous().view(torch.float32)
-    return (stored[..., :-SCALE_BYTES].to(torch.float32) * scale).to(dtype)
+    scale = stored[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)  # a view need not begin where a float32 may
+    return (stored[..., :-SCALE_BYTES].to(torch.float32) * scale.view(torch.float32)).to(dtype)

@@ -44,6 +44,7 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
     blocks = of_keys.shape[1]
     grouped = of_queries.view(*of_keys.shape[:3], -1, of_keys.shape[3]).mean(3)
     scores = torch.einsum("brgd,bcgd->bgrc", grouped, of_keys)
+    scores = scores.nan_to_num(torch.finfo(scores.dtype).max)  # below inf, the own block's, and above -inf, that of later ones
     if is_causal:
         scores = scores.masked_fill(torch.ones(blocks, blocks, dtype=torch.bool, device=scores.device).triu(1), -torch.inf)
     scores.diagonal(dim1=2, dim2=3).fill_(torch.inf)

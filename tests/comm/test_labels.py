@@ -54,6 +54,16 @@ def test_rows_that_a_sequence_does_not_have_are_filled(lengths: list[int], shift
     assert all(torch.equal(one, filled(whole, shift, [0, cuts[-1]])) for one in single)
 
 
+def test_nan_may_fill() -> None:
+    def on_rank(comm: Comm) -> Tensor:
+        with pytest.raises(PlanMismatch, match=r"rank 2 has fill=0.0, the others nan"):
+            roll(torch.ones(1, 3), comm, -1, fill=0.0 if comm.rank == 2 else float("nan"))
+        return unshard(roll(torch.full((1, 3), 1.0 + comm.rank), comm, -1, fill=float("nan")), comm)
+
+    right = torch.tensor([[1.0, 1, 2, 2, 2, 3, 3, 3, torch.nan]])
+    assert all(found.allclose(right, equal_nan=True) for found in run_threads(3, on_rank))
+
+
 def test_a_shift_by_one_sends_one_row_a_border() -> None:
     def on_rank(comm: Comm) -> int:
         roll(torch.zeros(1, 100, dtype=torch.int64), comm, -1, fill=FILL)

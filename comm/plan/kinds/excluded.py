@@ -27,9 +27,11 @@ def spans_within(runs: Positions, start: int, stop: int) -> Spans:
 
     >>> spans_within(np.array([[0, 3], [5, 6], [9, 10]]), 1, 9)
     ((1, 3), (5, 6))
+    >>> spans_within(np.array([[0, 4]]), 3, 3)
+    ()
     """
     first, last = np.searchsorted(runs[:, 1], start, "right"), np.searchsorted(runs[:, 0], stop, "left")
-    return tuple((low, high) for low, high in np.clip(runs[first:last], start, stop).tolist())
+    return tuple((low, high) for low, high in np.clip(runs[first:last], start, stop).tolist() if low < high)
 
 
 class ExcludedTokens(NamedTuple):

@@ -139,7 +139,7 @@ class PagedCache:
         which = [integer("indices", index, at_least=0) for index in indices]
         if len(which) != len(sequences) or any(index >= len(sequences) for index in which):
             raise ValueError(f"indices={which} must be {len(sequences)} numbers from 0 to {len(sequences) - 1}, one a sequence")
-        before = [self._of(sequence) for sequence in sequences]
+        before = self._named_once(sequences)
         after = [before[index].fork() for index in which]
         for sequence, old, new in zip(sequences, before, after, strict=True):
             old.clear()
@@ -186,7 +186,7 @@ class PagedCache:
         prompts = [piece for piece in pieces if piece.is_prompt]
         if prompts:
             attend_prompts([piece.rows for piece in prompts], rows, out, self.pattern, self.layout, call.options)
-        if steps := [piece for piece in pieces if not piece.is_prompt]:
+        if steps := [piece for piece in pieces if piece.count and not piece.is_prompt]:
             own = self._attend_steps(steps, rows, call)
             for piece in steps if prompts else ():
                 out[piece.rows] = own[piece.rows]
@@ -211,14 +211,16 @@ class PagedCache:
             raise
 
     def _pieces(self, sequences: Sequence[int], ends: Sequence[int]) -> list[Piece]:
-        if len(set(sequences)) != len(sequences):
-            raise ValueError(f"sequences={shown(list(sequences))}: a call names a sequence once")
         starts = (0, *ends)
         pieces = []
-        for sequence, start, end in zip(sequences, starts, ends, strict=False):
-            own = self._of(sequence)
+        for own, start, end in zip(self._named_once(sequences), starts, ends, strict=False):
             pieces.append(Piece(own, slice(start, end), end - start > 1 and own.seen % self._period == 0))
         return pieces
+
+    def _named_once(self, sequences: Sequence[int]) -> list[SequenceRows]:
+        if len(set(sequences)) != len(sequences):
+            raise ValueError(f"sequences={shown(list(sequences))}: a call names a sequence once")
+        return [self._of(sequence) for sequence in sequences]
 
     def _number(self, rows: SequenceRows) -> int:
         self._sequences[self._next] = rows

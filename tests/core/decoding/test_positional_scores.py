@@ -11,11 +11,14 @@ from torch import Tensor
 
 from dilkit import (
     Alibi,
+    BlockSparse,
     CoordinateAlibi,
     DilatedCache,
+    Documents,
     GlobalTokens,
     GridTable,
     Pattern,
+    Prefix,
     RelativeTable,
     SlidingWindow,
     Strided,
@@ -61,6 +64,47 @@ def test_rows_are_the_oracles(name: str, pattern: Pattern) -> None:
     for start, stop in pairwise([0, 5, 6, 8, 11, 16, 29, SEQ]):
         rows = (x[:, start:stop] for x in (query, key, value))
         out = cache.attend(*rows, bias=until(bias, stop), softcap=1.5, backend="reference")
+        torch.testing.assert_close(out, right[:, start:stop])
+
+
+GOING_BACK: dict[str, tuple[Pattern, int]] = {
+    "strides": (Pattern.of(Strided(1)), 4),
+    "prefix": (Pattern.of(Prefix(4)), 4),
+    "documents": (Pattern.of(Documents([3, 9])), 4),
+    "blocks": (Pattern.of(BlockSparse.local_global(12, 3)), 4),
+    "tokens to come": (Pattern.of(GlobalTokens([0, 11])), 4),
+    "tokens of some heads": (Pattern.of(GlobalTokens([0, 4, 8], "read", heads=(0, 3))), 4),
+    "ring": (Pattern.of(SlidingWindow(3, heads=(1, 4)), SlidingWindow(5, 2)), 8),
+}
+"""A pattern, and where 10 rows are cropped to."""
+
+
+@pytest.mark.parametrize("name", ["coordinates", "grid"])
+@pytest.mark.parametrize(("pattern", "back"), GOING_BACK.values(), ids=GOING_BACK)
+def test_of_rows_that_were_taken_back_nothing_is_asked(name: str, pattern: Pattern, back: int) -> None:
+    """Neither their positions, which a bias given afterwards has not, nor their keys and values, which are NaN."""
+    query, key, value = drawn(2, 12, HEADS, 6), drawn(2, 12, 2, 6), drawn(2, 12, 2, 6) + 1
+    bias = until(BIASES[name], 12) if name == "coordinates" else GridTable(drawn(HEADS, 3, 5), (4, 3))
+    right = oracle_attention(query, key, value, pattern, is_causal=True, bias=bias)[0]
+    gone = torch.arange(12)[:, None, None] >= back
+    for cuts in ([back, back + 1, 12], [back, min(back + 5, 12), 12]):
+        cache = DilatedCache(pattern, kv_heads=2, rollback=10 - back)
+        for start, stop in ((0, 5), (5, 10)):
+            rows = (x.masked_fill(gone, torch.nan)[:, start:stop] for x in (query, key, value))
+            cache.attend(*rows, bias=until(bias, stop))
+        cache.crop(back)
+        for start, stop in pairwise(cuts):
+            out = cache.attend(*(x[:, start:stop] for x in (query, key, value)), bias=until(bias, stop))
+            torch.testing.assert_close(out, right[:, start:stop])
+
+
+def test_a_chunk_before_the_first_global_token_sees_no_key() -> None:
+    query, key, value = drawn(2, SEQ, HEADS, 6), drawn(2, SEQ, 2, 6), drawn(2, SEQ, 2, 6)
+    pattern = Pattern.of(SlidingWindow(3), GlobalTokens([20], "read"))
+    cache, bias = DilatedCache(pattern, kv_heads=2), BIASES["alibi"]
+    right = oracle_attention(query, key, value, pattern, is_causal=True, bias=bias)[0]
+    for start, stop in pairwise([0, 2, 8, 19, SEQ]):
+        out = cache.attend(*(x[:, start:stop] for x in (query, key, value)), bias=bias)
         torch.testing.assert_close(out, right[:, start:stop])
 
 

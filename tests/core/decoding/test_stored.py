@@ -59,6 +59,17 @@ def test_rows_are_the_oracles_over_rounded_rows(dtypes: tuple[str, str], kind: s
             torch.testing.assert_close(again.double(), right[:, stop - 2 : stop], atol=LIMITS[dtype], rtol=LIMITS[dtype])
 
 
+@pytest.mark.parametrize("head_dim", [1, 5, 6, 7])
+def test_a_scale_may_lie_anywhere_in_memory(head_dim: int) -> None:
+    """Of a branch that keeps one row, it is behind `head_dim` bytes."""
+    query, key, value = torch.randn(3, 1, 2, 1, head_dim).unbind()
+    cache, steps = DilatedCache(Pattern([8], [1]), 1, stored="int8"), []
+    for i in range(2):
+        steps.append(cache.attend(query[:, i : i + 1], key[:, i : i + 1], value[:, i : i + 1], backend="reference"))
+    right = oracle_attention(query, rounded(key, "int8"), rounded(value, "int8"), Pattern([8], [1]), is_causal=True)[0]
+    torch.testing.assert_close(torch.cat(steps, 1).double(), right, atol=1e-5, rtol=1e-5)
+
+
 def test_a_number_is_off_by_half_the_scale_at_most() -> None:
     x = torch.randn(500, 64) * torch.logspace(-30, 30, 500)[:, None]
     scale = x.abs().amax(-1, keepdim=True) / 127

@@ -157,6 +157,17 @@ def test_top_k_blocks_are_those_of_the_definition(is_causal: bool) -> None:
                 assert chosen[b, group, row].tolist() == expected + [-1] * (3 - len(expected))
 
 
+@pytest.mark.parametrize("size", [1e20, -1e20, torch.inf, torch.nan])
+def test_the_own_block_is_chosen_whatever_its_score(size: float) -> None:
+    """Scores that overflow, and blocks of which the score is no number."""
+    query, key = torch.full((1, 20, 2, 4), 1e20), torch.full((1, 20, 2, 4), size)
+    assert top_k_blocks(query, key, 5, 1)[0].tolist() == [[[0], [1], [2], [3]]] * 2
+    key[:, 5:10] = 1.0
+    chosen = top_k_blocks(query, key, 5, 3, is_causal=True)[0, 0]
+    assert chosen[:, 0].tolist() == [0, 1, 2, 3]
+    assert chosen.sort().values[:3].tolist() == [[-1, -1, 0], [-1, 0, 1], [0, 1, 2]]
+
+
 def test_top_k_blocks_takes_no_more_than_there_are() -> None:
     assert top_k_blocks(Q, K, 8, 100).sort(-1).values.equal(torch.arange(BLOCKS).expand(2, 2, BLOCKS, BLOCKS))
     assert top_k_blocks(Q.half(), K.half(), 100, 1).tolist() == [[[[0]], [[0]]], [[[0]], [[0]]]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +47,13 @@ def refusal(path: Path, error: BaseException) -> Refusal:
     return Refusal(path, str(error) if str(path) in str(error) else f"{path}: {error}")
 
 
-def list_slides(paths: Iterable[Path], out: Path, settings: ReadSettings) -> tuple[list[Slide], list[Refusal]]:
+def list_slides(
+    paths: Iterable[Path], out: Path, settings: ReadSettings, recorded: Container[str]
+) -> tuple[list[Slide], list[Refusal]]:
     """The slides of these files in their order, and the files that will not do.
 
-    Features are not read. Raises ValueError where two files would be written as one, ImportError where a library is missing.
+    Features are not read. `recorded`: the outputs in `out` of which a manifest has records; one of them that cannot be read is
+    removed. Raises ValueError where two files would be written as one, ImportError where a library is missing.
     """
     paths = list(paths)
     if twice := [name for name, times in Counter(path.stem for path in paths).items() if times > 1]:
@@ -58,29 +61,35 @@ def list_slides(paths: Iterable[Path], out: Path, settings: ReadSettings) -> tup
     slides, refused = [], []
     for path in paths:
         try:
-            slides.append(_slide(path, out / f"{path.stem}.pt", settings))
+            slides.append(_slide(path, out / f"{path.stem}.pt", settings, recorded))
         except (ValueError, OSError) as error:
             refused.append(refusal(path, error))
     return slides, refused
 
 
-def _slide(path: Path, output: Path, settings: ReadSettings) -> Slide:
+def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container[str]) -> Slide:
     status = path.stat()
     header = read_header(path, coords=settings.coords, microns_per_pixel=settings.microns_per_pixel)
-    _check_output(output, path)
+    _check_output(output, path, recorded)
     _check_tile_encoder(header.tile_encoder, settings.tile_encoder)
     size, whence = settled_tile_size(header.tile_size, settings.tile_size, header.coords, "--tile-size")
     facts = (header.tiles, header.in_chans, size, whence, digest(header.coords), header.microns)
     return Slide(path, status.st_size, status.st_mtime_ns, output, *facts)
 
 
-def _check_output(output: Path, path: Path) -> None:
-    """Raise ValueError where `output` is there and is no embedding."""
+def _check_output(output: Path, path: Path, recorded: Container[str]) -> None:
+    """Raise ValueError where `output` is there and is no embedding, nor was one by its record, which cannot be read any more."""
     if not output.exists():
         return
     if output.samefile(path):
         raise ValueError(f"{path} would be replaced by its own embedding; choose another --out")
-    content = load_tensors(output)
+    try:
+        content = load_tensors(output)
+    except ValueError:
+        if output.name not in recorded:
+            raise
+        output.unlink()  # at once: if this run ends before it is made anew, no record says to the next whose file it was
+        return
     if not isinstance(content, dict) or set(content) not in ({"embedding"}, {"layers"}):
         raise ValueError(f"{output} is there, and is no embedding to be replaced; choose another --out")
 

@@ -65,8 +65,8 @@ class Manifest:
     rank: int = 0
     slides: dict[str, SlideRecord] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
-    of_others: int = 0
-    """Records that were there of embeddings by another model or other settings, which are not taken over."""
+    of_others: list[str] = field(default_factory=list)
+    """Outputs of the records that were there of another model or other settings, which are not taken over."""
 
     @property
     def path(self) -> Path:
@@ -134,7 +134,7 @@ def read_manifest(folder: Path, model: ModelRecord) -> Manifest:
         if model.same_as(content["model"]):
             manifest.slides |= {record.output: record for record in records}
         else:
-            manifest.of_others += len(records)
+            manifest.of_others += [record.output for record in records]
     return manifest
 
 

@@ -44,14 +44,14 @@ def plan_cohort(paths: Iterable[Path], job: Job, ranks: int = 1) -> Plan:
     """
     if job.heatmaps:
         check_matplotlib()
-    slides, refused = list_slides(paths, job.out, job.reading)
-    slides, undrawn = _drawable(slides, job) if job.heatmaps else (slides, [])
     manifest = read_manifest(job.out, job.model)
+    slides, refused = list_slides(paths, job.out, job.reading, {*manifest.slides, *manifest.of_others})
+    slides, undrawn = _drawable(slides, job) if job.heatmaps else (slides, [])
     records = [manifest.keeps(slide, job.maps_of(slide)) for slide in slides]
     left = [slide for slide, record in zip(slides, records, strict=True) if record is None]
     manifest.forget(left)
     kept = tuple(record for record in records if record is not None)
-    return Plan(tuple(slides), kept, tuple(shares_of(packs_of(left), ranks)), (*refused, *undrawn), manifest.of_others)
+    return Plan(tuple(slides), kept, tuple(shares_of(packs_of(left), ranks)), (*refused, *undrawn), len(manifest.of_others))
 
 
 def _drawable(slides: Sequence[Slide], job: Job) -> tuple[list[Slide], list[Refusal]]:

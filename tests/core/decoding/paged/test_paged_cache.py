@@ -17,6 +17,7 @@ from dilkit import (
     DilatedCache,
     DilatedSegment,
     GlobalTokens,
+    GridTable,
     PagedCache,
     Pattern,
     PoolFullError,
@@ -24,6 +25,7 @@ from dilkit import (
     Strided,
 )
 from dilkit.backends.reference import Reference
+from dilkit.bias.base import Bias
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import PatternError
 from dilkit.selector import NoBackendError
@@ -127,6 +129,21 @@ def test_scores_have_a_sink_a_softcap_and_a_bias() -> None:
     torch.testing.assert_close(torch.cat(parts), exact(rows, pattern, **options))
 
 
+@pytest.mark.parametrize(
+    "bias", [None, Alibi(torch.ones(HEADS).double()), GridTable(torch.ones(HEADS, 3).double(), (50,))], ids=str
+)
+def test_no_rows_get_nothing(bias: Bias | None) -> None:
+    """Of no sequence, of one without tokens, and beside the rows of another."""
+    cache, rows = made(Pattern.dense()), random_rows()
+    first, second = cache.add(), cache.add()
+    for sequences, counts in (([], []), ([first], [0])):
+        assert cache.attend(*(x[:0] for x in rows), sequences, counts, bias=bias).shape == (0, HEADS, HEAD_DIM)
+    for start, stop in ((0, 7), (7, 8), (8, 11)):
+        out = cache.attend(*(x[start:stop] for x in rows), [first, second], [0, stop - start], bias=bias)
+        torch.testing.assert_close(out, exact(rows, Pattern.dense(), bias=bias)[start:stop])
+    assert (cache.seen(first), cache.seen(second)) == (0, 11)
+
+
 def test_a_cache_of_a_dense_pattern_is_what_others_have() -> None:
     cache, (q, k, v) = made(Pattern.dense(), page_rows=16), random_rows(seq=40)
     number = cache.add()
@@ -225,6 +242,7 @@ REFUSED: dict[str, tuple[Callable[[PagedCache], object], type[Exception], str]] 
     "beyond": (lambda c: c.crop(0, 5), ValueError, "length=5 exceeds the 4 tokens of sequence 0"),
     "no longer kept": (lambda c: c.crop(1, 1), ValueError, "a cache with rollback=19 does"),
     "beams": (lambda c: c.reorder([0, 1], [0, 2]), ValueError, "2 numbers from 0 to 1"),
+    "beams of a sequence twice": (lambda c: c.reorder([0, 0], [0, 0]), ValueError, "names a sequence once"),
 }
 
 

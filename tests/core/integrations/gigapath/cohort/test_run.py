@@ -57,7 +57,7 @@ def test_what_is_there_is_kept(tmp_path):
     assert len(manifest(job)["slides"]) == 5
 
 
-@pytest.mark.parametrize("change", ["file", "same size", "output", "damaged", "coordinates"])
+@pytest.mark.parametrize("change", ["file", "same size", "output", "cut off", "damaged", "coordinates"])
 def test_what_is_not_the_same_is_made_anew(tmp_path, change):
     paths, job = cohort(tmp_path)
     embed(paths, job)
@@ -68,6 +68,8 @@ def test_what_is_not_the_same_is_made_anew(tmp_path, change):
         os.utime(paths[1], ns=(0, 0))
     elif change == "output":
         (job.out / "s1.pt").unlink()
+    elif change == "cut off":
+        os.truncate(job.out / "s1.pt", 100)
     elif change == "damaged":
         (job.out / "manifest.json").write_text(
             (job.out / "manifest.json").read_text().replace(f'"bytes": {paths[1].stat().st_size}', '"bytes": 1', 1)
@@ -80,6 +82,20 @@ def test_what_is_not_the_same_is_made_anew(tmp_path, change):
     assert "s1.pt" in written
     assert sorted(written + kept) == NAMES
     assert refused == []
+
+
+def test_what_cannot_be_read_is_made_anew_where_a_record_says_that_it_was_an_embedding(tmp_path):
+    paths, job = cohort(tmp_path)
+    embed(paths[:3], job)
+    for i in (1, 3):
+        (job.out / f"s{i}.pt").write_bytes(b"not of torch")
+    other = replace(job, model=replace(job.model, sha256="0"))
+    plan_cohort(paths, other)  # and is killed, when the records have left the manifest
+    written, _, refused = embed(paths, other)
+    assert written == [NAMES[i] for i in (0, 1, 2, 4)]
+    assert len(refused) == 1
+    assert f"{job.out / 's3.pt'} is no file of tensors" in refused[0]
+    assert (job.out / "s3.pt").read_bytes() == b"not of torch"
 
 
 @pytest.mark.parametrize("change", [dict(sha256="0"), dict(pooling="mean of tiles"), dict(dtype="float32"), dict(layers=True)])
