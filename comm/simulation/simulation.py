@@ -112,7 +112,7 @@ class _Run:
         there, back = self.pairs.legs(backward, rows)
         if again:
             there, latency = there + self.pairs.legs(False, rows)[0], 2 * latency
-        if plan.world_size > 1 and not backward:  # arguments are compared: all wait for all
+        if plan.world_size > 1:  # arguments are compared, or backward which call it is: all wait for all
             self.now[:] = self.now.max() + speed.latency
         sent = delivered(self.now, there, self.topology)
         self._count(sent.busy)

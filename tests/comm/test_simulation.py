@@ -113,7 +113,8 @@ def test_ranks_wait_for_a_slow_one_that_they_need_and_for_no_other() -> None:
         forecast = Forecast(plan, ROWS, FAST)
         usual, slow = simulate(forecast), simulate(forecast, stragglers=Stragglers(1, 3.0))
         assert slow.seconds == pytest.approx(3 * usual.seconds, rel=0.01)
-        assert (slow.finish[1:].min() > 1.5 * usual.seconds) == others_wait
+        # Before the backward pass all wait for all; in it, the others take a third of the time of the slow one.
+        assert (slow.finish[1:].min() > 0.6 * slow.seconds) == others_wait
         assert usual.waiting < 0.01 < 0.4 < slow.waiting
 
 
