@@ -176,9 +176,11 @@ def context_parallel(
         has_own = getattr(model.config, "dilkit", None) is not None or has_windows(model.config)
         convert(model, Pattern.dense() if pattern is None and not has_own else pattern)
     given = patterns_registered(model.config._attn_implementation)
+    layers = {path: layer for path, layer in layers.items() if is_registered(layer.config._attn_implementation)}
     patterns = {pattern_of(given, layer) for layer in layers.values()}
-    for number, layer in enumerate(layers.values()):
-        setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, number == 0))
+    first = {id(layer.config): layer for layer in reversed(layers.values())}  # of each part, as one for images is
+    for layer in layers.values():
+        setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None)
 
 
