@@ -123,3 +123,11 @@ def test_layers_without_a_number() -> None:
         wanted = model(**IMAGES).last_hidden_state
         assert [layer.kind for layer in convert(model, Pattern.dense()).layers] == ["ViTAttention"]
         assert_close(model(**IMAGES).last_hidden_state, wanted, atol=2e-5, rtol=2e-5)
+
+
+def test_a_layer_whose_kind_is_not_known() -> None:
+    """Zamba's attention, which several layers share, has no number."""
+    model = llama(layer_types=["full_attention"] * 2)
+    model.model.layers[1].self_attn.layer_idx = None
+    with pytest.raises(ValueError, match=r"LlamaAttention has no number \(layer_idx\) by which layer_types"):
+        convert(model, PATTERN)
