@@ -146,6 +146,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         dict(input_ids=torch.ones(1, 8), labels=torch.ones(1, 7)),
         r"labels has shape \(1, 7\), but input_ids is of 1",
     ),
+    "a mask of ones and packed positions": (
+        dict(input_ids=torch.ones(1, 46), position_ids=POSITIONS, attention_mask=torch.ones(1, 46)),
+        r"position_ids begin anew .* with an attention_mask .* takes the row for one sequence; leave attention_mask out",
+    ),
     "too few tokens": (dict(input_ids=torch.ones(1, 1)), "seq=1 tokens cannot be shared out over world_size=2"),
 }
 
