@@ -62,8 +62,9 @@ class ContextParallel:
         - `batch`: `input_ids` or `inputs_embeds`, `labels`, `position_ids`, `token_type_ids` `(batch, seq)`; padding by
           `attention_mask`, or packed sequences by `cu_seq_lens_q` or by positions that begin anew. Labels are shifted before the
           cut. Padded sequences are packed, `(1, total)`, without their padding; others stay `(batch, rows)`.
-        - `labelled`: how many rows predict a token, in all batches of the step on all replicas; None: those of this batch, which
-          every replica counts of its own. With several batches a step: `count(*batches)`.
+        - `labelled`: how many rows predict a token, in all batches of the step on all replicas; None: `num_items_in_batch` of the
+          batch, which says the same, or else those of this batch, which every replica counts of its own. With several batches a
+          step: `count(*batches)`.
 
         Raises ValueError or TypeError for a batch that does not fit, on all ranks, and PlanMismatch where they hold others.
         """
@@ -83,8 +84,9 @@ class ContextParallel:
                 cu_seq_lens_q=given.cu_seqlens, cu_seq_lens_k=given.cu_seqlens, max_length_q=longest, max_length_k=longest
             )
         if "shift_labels" in part:
-            items = self._over_replicas(given.labelled) if labelled is None else labelled
-            part["num_items_in_batch"] = torch.tensor(max(items, 1) / (self.ranks if self.averages else 1))
+            stated = batch.get("num_items_in_batch") if labelled is None else labelled
+            items = self._over_replicas(given.labelled) if stated is None else stated
+            part["num_items_in_batch"] = torch.tensor(max(float(items), 1) / (self.ranks if self.averages else 1))
         return part
 
     def count(self, *batches: Mapping[str, Any]) -> int:

@@ -121,6 +121,15 @@ def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> Non
     assert run_threads(2, on_rank) == pytest.approx([expected] * 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("items", [77, torch.tensor(77)], ids=["a number", "a tensor"])
+def test_labels_that_a_batch_says_the_number_of(items: Any) -> None:
+    """As one process does, which divides by it."""
+    model, batch = llama(), dict(BATCHES["two sequences"], num_items_in_batch=items)
+    _, loss, _ = of_one_rank(copy.deepcopy(model), batch)
+    for _, total, _ in over_ranks(2, model, batch):
+        assert total == pytest.approx(loss, rel=1e-5)
+
+
 def test_the_example_of_the_page_holds_on_two_threads() -> None:
     """It compares logits and gradients with those of one rank by itself."""
     example = next(iter(re.findall(r'^```python title="windows.py"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)))
