@@ -66,6 +66,8 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
       `register()` and nothing else. None: what the configuration says, as in `register`: of a model with windows, what it
       computed before; its parts without windows, such as one for images, stay as they are.
     - `name`: as in `register`, which is called with it, unless it is registered; other models of that name stay as they are.
+      Only models that were made of the same configuration object, which transformers does not copy, are switched too: make
+      each of a `copy.deepcopy` of it.
 
     Returns what changed by layer. Where dilated attention sees less than the model was trained with, its results differ: train
     it further. Raises TypeError or ValueError, with the reason, for a model with chunked attention or cross-attention, or one
