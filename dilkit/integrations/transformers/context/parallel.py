@@ -175,7 +175,8 @@ def context_parallel(
     _check_model(model)
     comm, others = (None if group is None else over_ranks().transport(group) for group in (mesh, replicas))
     if pattern is not None or not is_registered(model.config._attn_implementation):
-        has_own = getattr(model.config, "dilkit", None) is not None or has_windows(model.config)
+        own = model.config.get_text_config()
+        has_own = getattr(own, "dilkit", None) is not None or has_windows(own)
         convert(model, Pattern.dense() if pattern is None and not has_own else pattern)
     given = patterns_registered(model.config._attn_implementation)
     layers = {path: layer for path, layer in layers.items() if is_registered(layer.config._attn_implementation)}

@@ -19,7 +19,7 @@ from dilkit.comm import Comm, PlanMismatch, run_threads, sum_over_ranks
 from dilkit.comm import over_ranks as calls
 
 package = transformers()
-from dilkit.integrations.transformers import ContextParallel, context_parallel, convert  # noqa: E402
+from dilkit.integrations.transformers import ContextParallel, context_parallel, convert, register  # noqa: E402
 from dilkit.integrations.transformers.context.batch import whole_batch  # noqa: E402
 
 IGNORED = -100
@@ -101,6 +101,24 @@ def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
         for theirs, total, _ in over_ranks(2, model, batch, **options):
             assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
             assert total == pytest.approx(loss, rel=1e-5)
+
+
+def test_windows_of_the_part_for_text() -> None:
+    """Beside layers for images, which have none and stay as they are."""
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    text = dict(sizes, num_key_value_heads=2, head_dim=8, vocab_size=64, sliding_window=6, layer_types=["sliding_attention"])
+    places = dict(mm_tokens_per_image=4, image_token_index=63, boi_token_index=61, eoi_token_index=62)
+    config = package.Gemma3Config(text_config=text, vision_config=dict(sizes, image_size=16, patch_size=4), **places)
+    model, batch = package.Gemma3Model(config).eval(), dict(input_ids=sequences((30,))[0][None].clamp(max=60))
+    models = [copy.deepcopy(model) for _ in range(2)]
+    register(None)
+
+    def on_rank(comm: Comm) -> Tensor:
+        ranks = context_parallel(models[comm.rank], comm)
+        return ranks.unshard(models[comm.rank](**ranks.shard(batch)).last_hidden_state)
+
+    for theirs in run_threads(2, on_rank):
+        assert_close(theirs, model(**batch).last_hidden_state, atol=2e-5, rtol=2e-5)
 
 
 def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> None:
