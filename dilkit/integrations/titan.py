@@ -60,6 +60,14 @@ class TitanAttention(nn.Module):
         self.proj_drop: nn.Module = nn.Identity()
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> TitanAttention:
+        """As any module, but what leaves the meta device (`to_empty`) gets its slopes then: no state dict has them."""
+        had_none = self.slopes.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if had_none and not self.slopes.is_meta:
+            self.slopes.copy_(alibi_slopes(self.num_heads))
+        return self
+
     @classmethod
     def of(cls, module: Any) -> TitanAttention:
         """This attention with the parameters of TITAN's own. Raises ValueError for what is computed in another way.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -28,10 +30,15 @@ class GridPositions(nn.Module):
     def __init__(self, embed_dim: int, ngrids: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.ngrids = ngrids
-        frequencies = BASE ** -(torch.arange(embed_dim // 4, dtype=torch.float64) / (embed_dim // 4))
-        angles = torch.arange(ngrids, dtype=torch.float64)[:, None] * frequencies
-        halves = torch.cat((angles.sin(), angles.cos()), dim=1).float().to(device)
-        self.register_buffer("halves", halves, persistent=False)
+        self.register_buffer("halves", _halves(embed_dim, ngrids).to(device), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GridPositions:
+        """As any module, but what leaves the meta device (`to_empty`) gets its numbers then: no state dict has them."""
+        had_none = self.halves.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if had_none and not self.halves.is_meta:
+            self.halves.copy_(_halves(2 * self.halves.shape[1], self.ngrids))
+        return self
 
     def forward(self, cells: Tensor) -> Tensor:
         """`(n, embed_dim)` for `cells` `(n, 2)`, x and y, as `cells` gives them."""
@@ -59,3 +66,9 @@ class GridPositions(nn.Module):
 
     def extra_repr(self) -> str:
         return f"ngrids={self.ngrids}"
+
+
+def _halves(embed_dim: int, ngrids: int) -> Tensor:
+    frequencies = BASE ** -(torch.arange(embed_dim // 4, dtype=torch.float64) / (embed_dim // 4))
+    angles = torch.arange(ngrids, dtype=torch.float64)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=1).float()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from dilkit.integrations.transformers.checks import check_one_sequence
 from dilkit.integrations.transformers.patterns import (
     FULL,
     WINDOWED,
     Patterns,
     checked,
+    has_windows,
     kind_of,
     pattern_of_layer,
     stated_patterns,
@@ -57,10 +61,13 @@ class Conversion:
 def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit") -> Conversion:
     """Let every attention layer of `model`, of transformers, compute dilated attention from now on; its weights stay as they are.
 
-    - `pattern`: a `dilkit.Pattern` for all layers, or a list with one for each. It is written into the configuration,
-      `config.dilkit`, and saved with the model, `name` too: to be loaded again it needs `register()` and nothing else.
-      None: what the configuration says, as in `register`: of a model with windows, what it computed before.
+    - `pattern`: a `dilkit.Pattern` for all layers, those of images and sounds among them, or a list with one for each. It is
+      written into the configuration, `config.dilkit`, and saved with the model, `name` too: to be loaded again it needs
+      `register()` and nothing else. None: what the configuration says, as in `register`: of a model with windows, what it
+      computed before; its parts without windows, such as one for images, stay as they are.
     - `name`: as in `register`, which is called with it, unless it is registered; other models of that name stay as they are.
+      Only models that were made of the same configuration object, which transformers does not copy, are switched too: make
+      each of a `copy.deepcopy` of it.
 
     Returns what changed by layer. Where dilated attention sees less than the model was trained with, its results differ: train
     it further. Raises TypeError or ValueError, with the reason, for a model with chunked attention or cross-attention, or one
@@ -77,16 +84,17 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
         model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
     """
     given = None if pattern is None else checked(pattern)
-    layers = attention_layers(model)
+    everywhere = attention_layers(model)
+    layers = everywhere if given is not None else {path: x for path, x in everywhere.items() if _says_its_own(x)} or everywhere
     _check(model, layers, given)
-    stated = stated_patterns(None, model.config) if given is None else given
+    stated = {id(x.config): stated_patterns(None, x.config) if given is None else given for x in layers.values()}
     registered = patterns_registered(name)
-    if stated is None and registered is not None:
+    if None in stated.values() and registered is not None:
         raise ValueError(
             f"name={name!r} is registered with {registered}, which other models may compute; give a pattern, or another name"
         )
     changed = [
-        ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of_layer(stated, x))
+        ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of_layer(stated[id(x.config)], x))
         for path, x in layers.items()
     ]
     if not is_registered(name):
@@ -94,19 +102,41 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
     if given is not None:
         for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
             config.dilkit = to_config(given)
-    model.set_attn_implementation(name)
+    for part in [model] if len(layers) == len(everywhere) else _parts_of(model, stated):
+        part.set_attn_implementation(name)
     return Conversion(tuple(changed))
 
 
+def _says_its_own(layer: Any) -> bool:
+    """Whether the configuration of a layer says what it computes."""
+    return stated_patterns(None, layer.config) is not None or has_windows(layer.config)
+
+
+def _parts_of(model: Any, configs: Container[int]) -> list[Any]:
+    """The models within `model`, those of texts for example, that have one of the `configs`, by their ids."""
+    return [x for x in model.modules() if hasattr(x, "set_attn_implementation") and id(x.config) in configs]
+
+
 def attention_layers(model: Any) -> dict[str, Any]:
-    """The modules of `model` that call an attention function, by their paths."""
+    """The modules of `model` that look an attention function up by name, by their paths."""
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
-    wanted = ("config", "is_causal", "scaling", "layer_idx")
-    layers = {path: x for path, x in model.named_modules() if all(hasattr(x, name) for name in wanted)}
+    layers = {path: x for path, x in model.named_modules() if hasattr(x, "config") and _looks_up(type(x).forward)}
     if not layers or not model._can_set_attn_implementation():
-        raise ValueError(f"{type(model).__name__} has no attention that it looks up by name (attn_implementation)")
+        raise ValueError(
+            f"{type(model).__name__} has no attention that it looks up by name (attn_implementation); of Bloom and MPT, models "
+            "that are made or loaded with attn_implementation='dilkit' do, after register(pattern)"
+        )
     return layers
+
+
+@cache
+def _looks_up(forward: Any) -> bool:
+    """Whether `forward` of a class of modules looks attention up, by its source."""
+    try:
+        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(forward)
+    except (OSError, TypeError):
+        return False
 
 
 def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:
@@ -117,10 +147,16 @@ def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:
             f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one with itself"
         )
     for path, x in layers.items():
+        check_one_sequence(x)
         if (kind := kind_of(x)) not in (FULL, WINDOWED):
             raise ValueError(
                 f"{path} has {kind}, which dilated attention does not take the place of; {WINDOWED} and {FULL} it does: set "
                 "layer_types of the configuration, and make the model anew"
+            )
+        if isinstance(given, tuple) and getattr(x, "layer_idx", None) is None:
+            raise ValueError(
+                f"pattern is a list, and {path} ({type(x).__name__}) has no number by which one is its own (layer_idx); give one "
+                "pattern for all, or convert a part of the model, such as model.language_model"
             )
     if isinstance(given, tuple) and len(given) != (count := len({x.layer_idx for x in layers.values()})):
         raise ValueError(f"pattern is a list of {len(given)}, and the model has {count} attention layers; give one for each")

@@ -51,6 +51,7 @@ def tokens_seen(
     """
     if isinstance(attention_mask, TokenMask):
         return attention_mask
+    _check_shape(attention_mask, kv_length)
     _check(mask_function, use_vmap, config)
     causal = _is_causal(mask_function, options)
     made = partial(TokenMask, causal, q_length, kv_length)
@@ -103,6 +104,14 @@ def _one_row(
         return written.expand(batch, kv_length)
     tokens = attention_mask[:, :kv_length].bool()
     return F.pad(tokens, (0, kv_length - tokens.shape[1])) & written
+
+
+def _check_shape(attention_mask: Tensor | None, keys: int) -> None:
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}; (batch, {keys}), which of the keys are tokens, is needed: "
+            "what sees what is for the pattern to say"
+        )
 
 
 def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any) -> None:

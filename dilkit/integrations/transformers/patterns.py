@@ -83,10 +83,15 @@ def is_of_windows(pattern: Pattern, reach: int) -> bool:
 
 
 def kind_of(module: Any) -> str:
-    """What transformers calls the attention of a layer."""
+    """What transformers calls the attention of a layer. Raises ValueError for one that several layers share (Zamba)."""
     config, types = module.config, getattr(module.config, "layer_types", None)
     if types:
-        return str(types[module.layer_idx])
+        if (number := getattr(module, "layer_idx", None)) is None:
+            raise ValueError(
+                f"{type(module).__name__} has no number (layer_idx) by which layer_types of the configuration say its kind; "
+                "register the pattern, and make or load the model with attn_implementation='dilkit'"
+            )
+        return str(types[number])
     return FULL if getattr(config, "sliding_window", None) is None else WINDOWED
 
 

@@ -148,3 +148,9 @@ def test_what_is_refused(name: str) -> None:
     call, kind, text = REFUSED[name]
     with pytest.raises(kind, match=text):
         call()
+
+
+def test_one_made_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        made = TitanAttention(12, 3)
+    assert torch.equal(made.to_empty(device="cpu").slopes, alibi_slopes(3))

@@ -68,7 +68,14 @@ def whole_batch(batch: Mapping[str, Any]) -> WholeBatch:
     if (given := batch.get("cu_seq_lens_q")) is not None:
         return WholeBatch(_in_one_row(rows), given)
     packing = None if positions is None else of_positions(rows["position_ids"], shape[0])
-    return WholeBatch(rows, None) if packing is None else WholeBatch(_in_one_row(rows), packing.cu_seqlens)
+    if packing is None:
+        return WholeBatch(rows, None)
+    if tokens is not None:
+        raise ValueError(
+            "position_ids begin anew or jump within a row, but with an attention_mask transformers takes the row for one "
+            "sequence; leave attention_mask out, or give cu_seq_lens_q and cu_seq_lens_k"
+        )
+    return WholeBatch(_in_one_row(rows), packing.cu_seqlens)
 
 
 def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:

@@ -62,8 +62,9 @@ class ContextParallel:
         - `batch`: `input_ids` or `inputs_embeds`, `labels`, `position_ids`, `token_type_ids` `(batch, seq)`; padding by
           `attention_mask`, or packed sequences by `cu_seq_lens_q` or by positions that begin anew. Labels are shifted before the
           cut. Padded sequences are packed, `(1, total)`, without their padding; others stay `(batch, rows)`.
-        - `labelled`: how many rows predict a token, in all batches of the step on all replicas; None: those of this batch, which
-          every replica counts of its own. With several batches a step: `count(*batches)`.
+        - `labelled`: how many rows predict a token, in all batches of the step on all replicas; None: `num_items_in_batch` of the
+          batch, which says the same, or else those of this batch, which every replica counts of its own. With several batches a
+          step: `count(*batches)`.
 
         Raises ValueError or TypeError for a batch that does not fit, on all ranks, and PlanMismatch where they hold others.
         """
@@ -83,8 +84,9 @@ class ContextParallel:
                 cu_seq_lens_q=given.cu_seqlens, cu_seq_lens_k=given.cu_seqlens, max_length_q=longest, max_length_k=longest
             )
         if "shift_labels" in part:
-            items = self._over_replicas(given.labelled) if labelled is None else labelled
-            part["num_items_in_batch"] = torch.tensor(max(items, 1) / (self.ranks if self.averages else 1))
+            stated = batch.get("num_items_in_batch") if labelled is None else labelled
+            items = self._over_replicas(given.labelled) if stated is None else stated
+            part["num_items_in_batch"] = torch.tensor(max(float(items), 1) / (self.ranks if self.averages else 1))
         return part
 
     def count(self, *batches: Mapping[str, Any]) -> int:
@@ -173,12 +175,15 @@ def context_parallel(
     _check_model(model)
     comm, others = (None if group is None else over_ranks().transport(group) for group in (mesh, replicas))
     if pattern is not None or not is_registered(model.config._attn_implementation):
-        has_own = getattr(model.config, "dilkit", None) is not None or has_windows(model.config)
+        own = model.config.get_text_config()
+        has_own = getattr(own, "dilkit", None) is not None or has_windows(own)
         convert(model, Pattern.dense() if pattern is None and not has_own else pattern)
     given = patterns_registered(model.config._attn_implementation)
+    layers = {path: layer for path, layer in layers.items() if is_registered(layer.config._attn_implementation)}
     patterns = {pattern_of(given, layer) for layer in layers.values()}
-    for number, layer in enumerate(layers.values()):
-        setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, number == 0))
+    first = {id(layer.config): layer for layer in reversed(layers.values())}  # of each part, as one for images is
+    for layer in layers.values():
+        setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None)
 
 

@@ -314,3 +314,16 @@ def test_bfloat16():
         found = model.bfloat16()(tiles.bfloat16(), coords)[0]
     assert found.dtype == torch.bfloat16
     assert (found.double() - right).abs().max() < 0.3
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["device=", "torch.device"])
+def test_one_made_on_the_meta_device(within):
+    model = small()
+    if within:
+        with torch.device("meta"):
+            made = SlideEncoder(model.config, dtype=torch.float64)
+    else:
+        made = SlideEncoder(model.config, device="meta", dtype=torch.float64)
+    loaded = made.to_empty(device="cpu").eval()
+    loaded.load_state_dict(model.state_dict())
+    assert torch.equal(loaded(*slide(11))[0], model(*slide(11))[0])

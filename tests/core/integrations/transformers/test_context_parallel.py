@@ -19,7 +19,7 @@ from dilkit.comm import Comm, PlanMismatch, run_threads, sum_over_ranks
 from dilkit.comm import over_ranks as calls
 
 package = transformers()
-from dilkit.integrations.transformers import ContextParallel, context_parallel, convert  # noqa: E402
+from dilkit.integrations.transformers import ContextParallel, context_parallel, convert, register  # noqa: E402
 from dilkit.integrations.transformers.context.batch import whole_batch  # noqa: E402
 
 IGNORED = -100
@@ -103,6 +103,24 @@ def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
             assert total == pytest.approx(loss, rel=1e-5)
 
 
+def test_windows_of_the_part_for_text() -> None:
+    """Beside layers for images, which have none and stay as they are."""
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    text = dict(sizes, num_key_value_heads=2, head_dim=8, vocab_size=64, sliding_window=6, layer_types=["sliding_attention"])
+    places = dict(mm_tokens_per_image=4, image_token_index=63, boi_token_index=61, eoi_token_index=62)
+    config = package.Gemma3Config(text_config=text, vision_config=dict(sizes, image_size=16, patch_size=4), **places)
+    model, batch = package.Gemma3Model(config).eval(), dict(input_ids=sequences((30,))[0][None].clamp(max=60))
+    models = [copy.deepcopy(model) for _ in range(2)]
+    register(None)
+
+    def on_rank(comm: Comm) -> Tensor:
+        ranks = context_parallel(models[comm.rank], comm)
+        return ranks.unshard(models[comm.rank](**ranks.shard(batch)).last_hidden_state)
+
+    for theirs in run_threads(2, on_rank):
+        assert_close(theirs, model(**batch).last_hidden_state, atol=2e-5, rtol=2e-5)
+
+
 def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> None:
     """Two replicas of one rank, two batches a step of different numbers of labels: the mean over all of these."""
     model, batches = llama(), list(BATCHES.values())
@@ -119,6 +137,15 @@ def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> Non
     sums = [(model(**batch).loss.item(), whole_batch(batch).labelled) for step in steps for batch in step]
     expected = sum(loss * count for loss, count in sums) / sum(count for _, count in sums)
     assert run_threads(2, on_rank) == pytest.approx([expected] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("items", [77, torch.tensor(77)], ids=["a number", "a tensor"])
+def test_labels_that_a_batch_says_the_number_of(items: Any) -> None:
+    """As one process does, which divides by it."""
+    model, batch = llama(), dict(BATCHES["two sequences"], num_items_in_batch=items)
+    _, loss, _ = of_one_rank(copy.deepcopy(model), batch)
+    for _, total, _ in over_ranks(2, model, batch):
+        assert total == pytest.approx(loss, rel=1e-5)
 
 
 def test_the_example_of_the_page_holds_on_two_threads() -> None:
@@ -145,6 +172,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "another shape": (
         dict(input_ids=torch.ones(1, 8), labels=torch.ones(1, 7)),
         r"labels has shape \(1, 7\), but input_ids is of 1",
+    ),
+    "a mask of ones and packed positions": (
+        dict(input_ids=torch.ones(1, 46), position_ids=POSITIONS, attention_mask=torch.ones(1, 46)),
+        r"position_ids begin anew .* with an attention_mask .* takes the row for one sequence; leave attention_mask out",
     ),
     "too few tokens": (dict(input_ids=torch.ones(1, 1)), "seq=1 tokens cannot be shared out over world_size=2"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, bert, llama, result, sequences, transformers
+from helpers.language_models import PATTERN, SIZES, bert, llama, result, sequences, transformers
 from torch.testing import assert_close
 
 from dilkit import Pattern
@@ -71,3 +71,63 @@ def test_chunked_and_cross_attention() -> None:
     bart = package.BartModel(package.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, vocab_size=64))
     with pytest.raises(ValueError, match="BartConfig has cross-attention"):
         convert(bart, PATTERN)
+
+
+def llava(text: str = "llama", **options: Any) -> Any:
+    """A model of two layers, after one for images whose attention has no number."""
+    tower = dict(model_type="clip_vision_model", hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    parts = dict(vision_config=tower | PATCHES, text_config=dict(SIZES, model_type=text, num_key_value_heads=2, **options))
+    torch.manual_seed(1)
+    made = package.LlavaConfig(**parts, image_token_id=63, vision_feature_layer=-1)
+    return package.LlavaForConditionalGeneration(made).eval()
+
+
+PATCHES = dict(image_size=16, patch_size=4)
+IMAGES = dict(pixel_values=torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+BESIDE_TOKENS = dict(IMAGES, input_ids=torch.cat([torch.full((1, 16), 63), TOKENS.clamp(max=62)], dim=1))
+
+
+def test_the_layers_for_images_are_listed_and_have_the_pattern() -> None:
+    register(PATTERN)
+    model = llava()
+    with torch.no_grad():
+        wanted = result(model, **BESIDE_TOKENS)
+        report = convert(model, Pattern.dense())
+        assert [layer.kind for layer in report.layers] == ["CLIPAttention", "LlamaAttention", "LlamaAttention"]
+        assert_close(result(model, **BESIDE_TOKENS), wanted, atol=2e-5, rtol=2e-5)
+    with pytest.raises(ValueError, match=r"pattern is a list, and .*\(CLIPAttention\) has no number"):
+        convert(model, [PATTERN] * 2)
+
+
+def test_beside_windows_the_layers_for_images_stay_as_they_are() -> None:
+    model = llava("mistral", sliding_window=6)
+    with torch.no_grad():
+        wanted = result(model, **BESIDE_TOKENS)
+        assert [layer.kind for layer in convert(model, name="dilkit_own").layers] == ["MistralAttention"] * 2
+        assert_close(result(model, **BESIDE_TOKENS), wanted, atol=2e-5, rtol=2e-5)
+    names = [part._attn_implementation for part in (model.config.text_config, model.config.vision_config)]
+    assert names == ["dilkit_own", "sdpa"]
+
+
+def test_a_part_of_a_model() -> None:
+    model = llava()
+    report = convert(model.model.language_model, [PATTERN, Pattern.dense()])
+    assert [layer.pattern for layer in report.layers] == [PATTERN, Pattern.dense()]
+    assert model.config.vision_config._attn_implementation == "sdpa"
+
+
+def test_layers_without_a_number() -> None:
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    model = package.ViTModel(package.ViTConfig(**sizes, **PATCHES)).eval()
+    with torch.no_grad():
+        wanted = model(**IMAGES).last_hidden_state
+        assert [layer.kind for layer in convert(model, Pattern.dense()).layers] == ["ViTAttention"]
+        assert_close(model(**IMAGES).last_hidden_state, wanted, atol=2e-5, rtol=2e-5)
+
+
+def test_a_layer_whose_kind_is_not_known() -> None:
+    """Zamba's attention, which several layers share, has no number."""
+    model = llama(layer_types=["full_attention"] * 2)
+    model.model.layers[1].self_attn.layer_idx = None
+    with pytest.raises(ValueError, match=r"LlamaAttention has no number \(layer_idx\) by which layer_types"):
+        convert(model, PATTERN)

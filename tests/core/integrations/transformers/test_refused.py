@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -131,6 +132,13 @@ def test_a_mask_of_too_few_tokens() -> None:
         result(model, input_ids=TOKENS, past_key_values=cache)
     mask = torch.ones(1, 12, dtype=torch.int64)
     refused(r"attention_mask has shape \(1, 12\), but 24 tokens", model, past_key_values=cache, attention_mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(12,), (1, 12, 12)], ids=str)
+def test_a_mask_of_other_than_two_dimensions(shape: tuple[int, ...]) -> None:
+    words = rf"attention_mask has shape {re.escape(str(shape))}; \(batch, 12\), which of the keys are tokens, is needed"
+    for mask in (torch.ones(shape), torch.ones(shape).tril() if len(shape) > 1 else torch.zeros(shape)):
+        refused(words, llama(attn_implementation="dilkit"), attention_mask=mask)
 
 
 def test_no_pattern() -> None:
