@@ -14,15 +14,17 @@ from torch.autograd import forward_ad
 
 from dilkit.op import kernels
 from dilkit.op._facts import undispatched, want_gradient
-from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
+from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, with_learned_bias, without_dropout
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
+_CALL = 5
+"""Which argument of the forward operator is the text."""
 _SINK = 6
-"""Which argument of the forward operator is the sink; it, and those after it, are left out where there are none."""
+"""Which is the sink; it, and those after it, are left out where there are none."""
 _BIAS = 11
-"""Which one is the weights of the bias."""
+"""Which is the weights of the bias; its positions follow."""
 _TRAILING = (None,) * 8
 """What the sink and the arguments after it are where they are left out."""
 AUTOGRAD = torch._C.DispatchKey.AutogradOther
@@ -35,6 +37,8 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        if any(ctx.needs_input_grad[_BIAS : _BIAS + 2]):
+            inputs = _learning(*inputs)
         out, lse = kernels.forward(*inputs) if undispatched(inputs) else _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call, *others = inputs
         sink, cu_seqlens, ctx.max_seqlen, seed, places, bias, positions, layout = (*others, *_TRAILING)[: len(_TRAILING)]
@@ -79,6 +83,18 @@ def undispatched_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         return _record(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return kernels.forward(*inputs)
+
+
+def _learning(*inputs: Any) -> tuple[Any, ...]:
+    """`inputs` of which the bias requires a gradient, with a call that says so.
+
+    It does not where the weights as they were seen required none: inside vmap, or while a graph was traced without gradients.
+    Raises ValueError where the positions require one, which was not seen there either.
+    """
+    positions = (*inputs, None)[_BIAS + 1]
+    if positions is not None and positions.requires_grad:
+        raise ValueError("coordinates of the bias require a gradient, which they do not have; pass coordinates.detach()")
+    return *inputs[:_CALL], with_learned_bias(inputs[_CALL]), *inputs[_CALL + 1 :]
 
 
 class DifferentiableOnce(torch.autograd.Function):
