@@ -260,7 +260,7 @@ class DilatedCache:
         `indices` are integers `(new_batch,)`, at least 0 and less than the batch. Raises TypeError or ValueError for others.
         """
         try:
-            which = torch.as_tensor(indices)
+            which = indices if isinstance(indices, Tensor) else torch.as_tensor(indices, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"indices is a {type(indices).__name__}; integers (new_batch,) are needed") from None
         if which.dim() != 1 or which.dtype not in (torch.int32, torch.int64):
