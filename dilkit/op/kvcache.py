@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from dilkit import plan
 from dilkit.backend import Backend
@@ -246,6 +247,8 @@ def _attend_stored(
     tables = step.rows.tables(lengths, new is not None)
     logits = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
     key, value = (None, None) if new is None else new
+    for written in caches if new is not None else ():
+        increment_version(written)  # autograd may have kept it for a backward pass, and a kernel's writing is not seen
     returned = prepared.backend.attend_stored(
         Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True), step.problem
     )
