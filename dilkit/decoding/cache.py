@@ -27,6 +27,7 @@ from dilkit.op._facts import key_of
 from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
 from dilkit.op.boundary import INPUTS, lse_dtype
 from dilkit.op.operators import attend
+from dilkit.op.rules import in_given_dtypes
 from dilkit.op.scores import Scores, scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
@@ -132,6 +133,7 @@ class DilatedCache:
         return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
 
     @refusing
+    @in_given_dtypes
     def attend(
         self,
         query: Tensor,

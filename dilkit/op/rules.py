@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _CALL = 5
 """Which argument of the forward operator is the text."""
@@ -247,6 +250,21 @@ def vmap(
 def _elements(x: Tensor | None, dim: int | None, size: int) -> list[Any]:
     """What each of `size` elements of a mapped dimension gets of `x`."""
     return [x] * size if x is None or dim is None else list(x.unbind(dim))
+
+
+def in_given_dtypes(function: F) -> F:
+    """`function`, which computes in the dtypes of its tensors, and of which an autocast takes nothing away."""
+
+    @functools.wraps(function)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for device in filter(torch.is_autocast_enabled, AUTOCAST_KEYS):
+                stack.enter_context(without_autocast(device))
+            return function(*args, **kwargs)
+
+    return cast(F, kept)
 
 
 def autocast_forward(device: str) -> Callable[..., Any]:

@@ -370,3 +370,14 @@ def test_autograd_learns_that_the_caches_were_written(inference: bool, backend: 
     for total in kept if not inference else ():
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             total.backward()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("backend", ABLE)
+def test_an_autocast_takes_nothing_away(backend: str, rows: int) -> None:
+    qkv = whole(1, 20, dtype=torch.float32)
+    right = last_rows(qkv, [20], rows, PATTERN, 24, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = last_rows(qkv, [20], rows, PATTERN, 24, backend=backend)
+    for mine, other in zip(found, right, strict=True):
+        assert torch.equal(mine, other)  # and of its dtype
