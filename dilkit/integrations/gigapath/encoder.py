@@ -69,7 +69,7 @@ class SlideEncoder(nn.Module):
         self.positions.to(dtype)
         self.ranks = None if comm is None else Ranks(comm, config.pattern)
         self.attention = self.ranks.attention(backend) if self.ranks else DilatedAttention(config.pattern, backend=backend)
-        rates = torch.linspace(0, config.drop_path, config.depth).tolist()
+        rates = torch.linspace(0, config.drop_path, config.depth, device="cpu").tolist()
         layers = [EncoderLayer(dim, config.num_heads, config.dropout, rate, factory) for rate in rates]
         self.encoder = nn.ModuleDict({"layers": nn.ModuleList(layers), "layer_norm": nn.LayerNorm(dim, eps=EPS, **factory)})
         self.norm = nn.LayerNorm(dim, eps=1e-6, **factory)

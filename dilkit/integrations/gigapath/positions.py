@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -28,9 +30,11 @@ class GridPositions(nn.Module):
     def __init__(self, embed_dim: int, ngrids: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.ngrids = ngrids
-        frequencies = BASE ** -(torch.arange(embed_dim // 4, dtype=torch.float64) / (embed_dim // 4))
-        angles = torch.arange(ngrids, dtype=torch.float64)[:, None] * frequencies
-        halves = torch.cat((angles.sin(), angles.cos()), dim=1).float().to(device)
+        exact: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
+        frequencies = BASE ** -(torch.arange(embed_dim // 4, **exact) / (embed_dim // 4))
+        angles = torch.arange(ngrids, **exact)[:, None] * frequencies
+        rounded = torch.cat((angles.sin(), angles.cos()), dim=1).float()
+        halves = rounded.to(torch.empty(0, device=device).device)  # of None the default, as everywhere in torch
         self.register_buffer("halves", halves, persistent=False)
 
     def forward(self, cells: Tensor) -> Tensor:

@@ -314,3 +314,15 @@ def test_bfloat16():
         found = model.bfloat16()(tiles.bfloat16(), coords)[0]
     assert found.dtype == torch.bfloat16
     assert (found.double() - right).abs().max() < 0.3
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_it_can_be_made_while_the_default_device_is_another(device):
+    """Such as meta, as models are made whose weights are loaded: what is worked out is worked out on the CPU."""
+    config = SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS)
+    right = SlideEncoder(config)
+    with torch.device("meta"):
+        encoder = SlideEncoder(config, device=device)
+    assert {x.device.type for x in (*encoder.parameters(), *encoder.buffers())} == {device or "meta"}
+    if device == "cpu":
+        assert torch.equal(encoder.positions.halves, right.positions.halves)
