@@ -100,7 +100,8 @@ def oracle_attention_varlen(
         alike.setdefault((length, 0 if dropout is None else number), []).append(number)
     parts, places = [], []
     for (length, _), numbers in alike.items():  # sequences of equal length are a batch: there may be thousands of short ones
-        rows = (torch.tensor([starts[n] for n in numbers])[:, None] + torch.arange(length)).to(query.device)
+        firsts = torch.tensor([starts[n] for n in numbers], device=query.device)
+        rows = firsts[:, None] + torch.arange(length, device=query.device)
         own: dict[str, Any] = dict(dropout=None if dropout is None else dropout.of_sequence(numbers[0]))
         own["bias"] = None if bias is None else bias.of_rows(rows)
         out, lse = oracle_attention(query[0, rows], key[0, rows], value[0, rows], pattern, **own, **options)

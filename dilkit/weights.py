@@ -179,7 +179,7 @@ def _checked(
 
 
 def _positions(rows: Tensor | Sequence[int], seq: int) -> Tensor:
-    which = torch.as_tensor(rows)
+    which = rows if isinstance(rows, Tensor) else torch.as_tensor(rows, device="cpu")  # whatever the default device
     if which.dim() != 1 or which.is_floating_point() or which.is_complex() or which.dtype == torch.bool:
         raise TypeError(f"rows is {which.dtype} {tuple(which.shape)}; integers (m,) are needed")
     if bool(((which < 0) | (which >= seq)).any()):

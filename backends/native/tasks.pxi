@@ -21,7 +21,8 @@ def tasks(EncodedProblem encoded, bint backward, starts=None):
     cdef InstructionSet code = native_generic
     if p.seq == 0 and starts is None:
         raise ValueError("starts is missing; sequences of this problem have lengths of their own")
-    noted, written = [], torch.zeros(1, p.batch * p.seq if starts is None else int(starts.max()), p.heads)
+    noted = []
+    written = torch.zeros(1, p.batch * p.seq if starts is None else int(starts.max()), p.heads, device="cpu")
     set_sequences(&p, starts, written)
     p.lse = view_of(written).data
     turns = <Turns *>calloc(native_parts(&p) * p.kv_heads + 1, sizeof(Turns))

@@ -81,7 +81,7 @@ def _cpu_error(dtype: str) -> str:
     """What torch's kernel for CPUs raises for so many rows that it would pack them; empty if it computes."""
     import torch
 
-    x = torch.zeros(1, 1, 64, 16, dtype=getattr(torch, dtype))
+    x = torch.zeros(1, 1, 64, 16, dtype=getattr(torch, dtype), device="cpu")
     try:
         aten.cpu_forward(x, x, x, None, False, 1.0)
     except RuntimeError as error:

@@ -76,7 +76,7 @@ class _Page:
         import torch
 
         # Copied, which is waited for, not filled on some stream: any stream may use them at once.
-        self.data: Tensor = torch.zeros(PAGE, dtype=torch.int64).to(device)
+        self.data: Tensor = torch.zeros(PAGE, dtype=torch.int64, device="cpu").to(device)
         self.left = PAGE
 
     def take(self) -> int:

@@ -27,6 +27,7 @@ from dilkit.op._facts import key_of
 from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
 from dilkit.op.boundary import INPUTS, lse_dtype
 from dilkit.op.operators import attend
+from dilkit.op.rules import in_given_dtypes
 from dilkit.op.scores import Scores, scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
@@ -132,6 +133,7 @@ class DilatedCache:
         return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
 
     @refusing
+    @in_given_dtypes
     def attend(
         self,
         query: Tensor,
@@ -260,7 +262,7 @@ class DilatedCache:
         `indices` are integers `(new_batch,)`, at least 0 and less than the batch. Raises TypeError or ValueError for others.
         """
         try:
-            which = torch.as_tensor(indices)
+            which = indices if isinstance(indices, Tensor) else torch.as_tensor(indices, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"indices is a {type(indices).__name__}; integers (new_batch,) are needed") from None
         if which.dim() != 1 or which.dtype not in (torch.int32, torch.int64):

@@ -29,8 +29,8 @@ def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
 
     check_decodable(pattern)
     pattern.check_heads(kv_heads, kv_heads)
-    token = torch.arange(seq)
-    total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32)
+    token = torch.arange(seq, device="cpu")
+    total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32, device="cpu")
     for branch in pattern.branches:
         for form in branch.of_heads(None).forms(pattern.among(kv_heads, kv_heads), seq):
             total += _seen_after(form, token) & (token <= token[:, None])
@@ -42,14 +42,15 @@ def _seen_after(form: Form, token: Tensor) -> Tensor:
     import torch
 
     if isinstance(form, Segments):
-        place, segment, offset = token % form.length, token // form.length, torch.tensor(form.offsets)[:, None, None]
+        place, segment = token % form.length, token // form.length
+        offset = torch.tensor(form.offsets, device="cpu")[:, None, None]
         last = form.length - 1 - (form.length - 1 - offset) % form.rate
         return (segment[:, None] == segment) & (place[:, None] < last) & (place % form.rate == offset)
     if isinstance(form, Band):
         return (token[:, None] + 1 - token <= form.back)[None]
     if not isinstance(form, Global):
-        return torch.ones(1, len(token), len(token), dtype=torch.bool)
+        return torch.ones(1, len(token), len(token), dtype=torch.bool, device="cpu")
     rows, columns = (torch.from_numpy(runs) for runs in (form.rows, form.columns))
     is_global = ((columns[:, :1] <= token) & (token < columns[:, 1:])).any(0)
-    seeing_all = (token < rows.max() - 1)[:, None] if len(rows) else torch.zeros(len(token), 1, dtype=torch.bool)
+    seeing_all = (token < rows.max() - 1)[:, None] if len(rows) else torch.zeros(len(token), 1, dtype=torch.bool, device="cpu")
     return (is_global | seeing_all)[None]

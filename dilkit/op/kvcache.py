@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from dilkit import plan
 from dilkit.backend import Backend
@@ -23,6 +24,7 @@ from dilkit.op._facts import key_of, undispatched
 from dilkit.op.boundary import check_returned, check_room, empty_outputs, lse_dtype, span
 from dilkit.op.older_backends import Forward, methods_of
 from dilkit.op.overlap import check_places, check_written
+from dilkit.op.rules import in_given_dtypes
 from dilkit.op.schema import asks_for_backends, backends_asked, decode_call, library, scores_asked
 from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import add_zero_keys, check_sink
@@ -181,6 +183,7 @@ def _last_rows(query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Any, value:
     return _attend(query, k_cache, v_cache, key, value, lengths, *more)
 
 
+@in_given_dtypes
 def _attend(
     query: Tensor,
     k_cache: Tensor,
@@ -246,6 +249,8 @@ def _attend_stored(
     tables = step.rows.tables(lengths, new is not None)
     logits = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
     key, value = (None, None) if new is None else new
+    for written in caches if new is not None else ():
+        increment_version(written)  # autograd may have kept it for a backward pass, and a kernel's writing is not seen
     returned = prepared.backend.attend_stored(
         Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True), step.problem
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,15 +15,19 @@ from torch.autograd import forward_ad
 
 from dilkit.op import kernels
 from dilkit.op._facts import undispatched, want_gradient
-from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, without_dropout
+from dilkit.op.schema import asking_for, asks_for_backends, backward_op, forward_op, with_learned_bias, without_dropout
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import check_sink, sink_gradient
 from dilkit.selector import requested_backends
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CALL = 5
+"""Which argument of the forward operator is the text."""
 _SINK = 6
-"""Which argument of the forward operator is the sink; it, and those after it, are left out where there are none."""
+"""Which is the sink; it, and those after it, are left out where there are none."""
 _BIAS = 11
-"""Which one is the weights of the bias."""
+"""Which is the weights of the bias; its positions follow."""
 _TRAILING = (None,) * 8
 """What the sink and the arguments after it are where they are left out."""
 AUTOGRAD = torch._C.DispatchKey.AutogradOther
@@ -35,6 +40,8 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        if any(ctx.needs_input_grad[_BIAS : _BIAS + 2]):
+            inputs = _learning(*inputs)
         out, lse = kernels.forward(*inputs) if undispatched(inputs) else _below_autograd(forward_op, *inputs)
         query, key, value, mask, ctx.scale, call, *others = inputs
         sink, cu_seqlens, ctx.max_seqlen, seed, places, bias, positions, layout = (*others, *_TRAILING)[: len(_TRAILING)]
@@ -79,6 +86,18 @@ def undispatched_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         return _record(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return kernels.forward(*inputs)
+
+
+def _learning(*inputs: Any) -> tuple[Any, ...]:
+    """`inputs` of which the bias requires a gradient, with a call that says so.
+
+    It does not where the weights as they were seen required none: inside vmap, or while a graph was traced without gradients.
+    Raises ValueError where the positions require one, which was not seen there either.
+    """
+    positions = (*inputs, None)[_BIAS + 1]
+    if positions is not None and positions.requires_grad:
+        raise ValueError("coordinates of the bias require a gradient, which they do not have; pass coordinates.detach()")
+    return *inputs[:_CALL], with_learned_bias(inputs[_CALL]), *inputs[_CALL + 1 :]
 
 
 class DifferentiableOnce(torch.autograd.Function):
@@ -231,6 +250,21 @@ def vmap(
 def _elements(x: Tensor | None, dim: int | None, size: int) -> list[Any]:
     """What each of `size` elements of a mapped dimension gets of `x`."""
     return [x] * size if x is None or dim is None else list(x.unbind(dim))
+
+
+def in_given_dtypes(function: F) -> F:
+    """`function`, which computes in the dtypes of its tensors, and of which an autocast takes nothing away."""
+
+    @functools.wraps(function)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for device in filter(torch.is_autocast_enabled, AUTOCAST_KEYS):
+                stack.enter_context(without_autocast(device))
+            return function(*args, **kwargs)
+
+    return cast(F, kept)
 
 
 def autocast_forward(device: str) -> Callable[..., Any]:

@@ -5,6 +5,9 @@ The pattern is passed as JSON text, so that further kinds of branches need no ne
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 import torch
 
 from dilkit.bias.form import BiasForm
@@ -27,7 +30,7 @@ library.define(
 forward_op = torch.ops.dilkit.dilated_attention.default
 backward_op = torch.ops.dilkit.dilated_attention_backward.default
 
-_FORMAT = "7"
+_FORMAT = "8"
 """The first letter of every call: change it with `encode_call` and with what autograd does in `dilkit.op.rules`, because
 torch.compile keeps whole graphs on disk and finds them again by such constants."""
 _DIGITS = "01"
@@ -80,6 +83,15 @@ def without_dropout(call: str) -> str:
     """`call` with every weight."""
     names, _, scores, text = _parts(call)
     return f"{names};;{scores};{text}"
+
+
+@lru_cache(maxsize=1024)
+def with_learned_bias(call: str) -> str:
+    """`call`, which has a bias, with a gradient of its weights."""
+    names, dropout_p, scores, text = _parts(call)
+    softcap, _, bias = scores.partition(",")
+    learned = replace(BiasForm.decode(bias), learned=True).encode()
+    return f"{names[:2]}{_DIGITS[True]}{names[3:]};{dropout_p};{softcap},{learned};{text}"
 
 
 def with_pattern(call: str, text: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _ROOM = 14
@@ -31,14 +32,15 @@ def through_lse(
     gives, for largest magnitudes `(3,)` here, those of all ranks.
     """
     dlse = dlse.masked_fill(lse == -math.inf, 0.0)
-    dout, out = torch.zeros_like(query), torch.zeros_like(query)
+    dout = torch.zeros_like(query)
     dout[..., 0] = 1
     of_dlse, of_query, of_key = of_all(torch.stack([_largest(x) for x in (dlse, query, key)]))
 
     def gradients(of_factor: Tensor) -> list[Tensor]:
         size = abs(scale) * of_factor
         power = power_of_two(of_dlse * size.clamp(min=2.0**-_ROOM), rows)  # which dlse itself has to fit as well
-        out[..., 0] = -power * dlse
+        first = (-power * dlse).to(query.dtype)
+        out = F.pad(first[..., None], (0, query.shape[-1] - 1))  # not written in place, which a batch of `dlse` cannot be
         return [(x / power).to(x.dtype) for x in backward(dout, out)]
 
     if query.dtype == torch.float16:  # its range is too small for both at once where queries and keys differ in size

@@ -86,7 +86,7 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     _check(ndim, bits, curve)
     if out is None:
         is_tensor = isinstance(codes, torch.Tensor)
-        out = torch.empty(count, ndim, dtype=torch.int32) if is_tensor else np.empty((count, ndim), np.int32)
+        out = torch.empty(count, ndim, dtype=torch.int32, device="cpu") if is_tensor else np.empty((count, ndim), np.int32)
     axes = [point_arrays.integers("out", axis) for axis in point_arrays.axes("out", point_arrays.to_write("out", out))]
     if len(axes) != ndim:
         raise ValueError(f"out has {len(axes)} axes; ndim={ndim}")
@@ -172,7 +172,7 @@ def _check(ndim: int, bits: Any, curve: str) -> None:
 def _codes(count: int, bits: int, is_tensor: bool) -> Any:
     """An empty array for codes of `bits` bits. Tensors are signed: torch has few operations on unsigned integers."""
     if is_tensor:
-        return torch.empty(count, dtype=torch.int32 if bits <= 31 else torch.int64)
+        return torch.empty(count, dtype=torch.int32 if bits <= 31 else torch.int64, device="cpu")
     return np.empty(count, np.uint32 if bits <= 32 else np.int64)
 
 

@@ -1,16 +1,31 @@
-"""Facts about devices: the ten assumed ones, the text they are named by, and which GPUs a torch build has code for."""
+"""Facts about devices: the ten assumed ones, the text they are named by, and which GPUs a torch build has code for.
+
+And calls while torch's default device is another than that of their tensors.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from dilkit import Device
+from dilkit import (
+    Device,
+    DilatedCache,
+    PagedCache,
+    Pattern,
+    attention_rows,
+    dilated_attention_with_kvcache,
+)
+from dilkit.decoding.kept import kept_count
 from dilkit.device import (
     GENERATIONS,
     Capability,
@@ -23,6 +38,8 @@ from dilkit.device import (
     probe,
     torch_has_code,
 )
+from dilkit.oracle import oracle_attention_varlen
+from dilkit.orders import points
 
 # What NVIDIA's programming guide says of each compute capability, for the features that backends ask about.
 FEATURES = {
@@ -174,3 +191,53 @@ def test_a_cpu_without_a_number_has_its_family_and_model(monkeypatch: pytest.Mon
     shown, features = _cpu_facts()
     assert shown == name
     assert features >= {"fma", "avx2"}
+
+
+PATTERN = Pattern([4, 8], [1, 2])
+CUTS = 0, 3, 4, 9, 12
+STARTS = torch.tensor([0, 5, 12], dtype=torch.int32)
+
+
+def pieces(x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+    """A prompt, a step, a chunk and steps one by one."""
+    return torch.cat([attend(*[x[:, start:stop]] * 3) for start, stop in pairwise(CUTS)], 1)
+
+
+def cached(x: Tensor) -> Tensor:
+    cache = DilatedCache(PATTERN, 2)
+    found = pieces(x, cache.attend)
+    cache.reorder([0, 0])
+    return torch.cat((found, cache.attend(*[x[:, -1:].expand(2, -1, -1, -1)] * 3)[:1]), 1)
+
+
+def paged(x: Tensor) -> Tensor:
+    cache = PagedCache(PATTERN, 2, 2, 4, nbytes=1 << 14, page_rows=2, device="cpu")
+    number = cache.add()
+    return pieces(x, lambda *rows: cache.attend(*(y[0] for y in rows), [number], [rows[0].shape[1]])[None])
+
+
+def stepped(x: Tensor) -> Tensor:
+    caches, one = x.clone(), dict(key=x[:, 5:6], value=x[:, 5:6])
+    return dilated_attention_with_kvcache(
+        x[:, 5:6], caches, caches.clone(), PATTERN, **one, cache_seqlens=STARTS[1:2], backend="native"
+    )
+
+
+CALLS: dict[str, Callable[[Tensor], Any]] = dict(
+    cache=cached,
+    pages=paged,
+    kvcache=stepped,
+    weights=lambda x: attention_rows(x, x, PATTERN, [3, 9]),
+    oracle=lambda x: oracle_attention_varlen(*[x] * 3, PATTERN, [5, 7]),
+    codes=lambda x: points.decode(points.encode(STARTS[:, None].expand(-1, 2)), 2, 4),
+    kept=lambda x: kept_count(Pattern([4], [2]), 6, 1),
+)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_torchs_default_device_has_no_say(name: str) -> None:
+    x, found = torch.randn(1, 12, 2, 4), []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            found.append(CALLS[name](x))
+    torch.testing.assert_close(found[0], found[1])

@@ -21,6 +21,7 @@ from dilkit.decoding.paged.spans import PagedSpans
 from dilkit.decoding.stores import check_decodable
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
+from dilkit.op.rules import in_given_dtypes
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import DTYPES, STORED
 
@@ -146,6 +147,7 @@ class PagedCache:
             self._sequences[sequence] = new
 
     @refusing
+    @in_given_dtypes
     def attend(
         self,
         query: Tensor,

@@ -30,7 +30,10 @@ class GridPositions(nn.Module):
     def __init__(self, embed_dim: int, ngrids: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.ngrids = ngrids
-        self.register_buffer("halves", _halves(embed_dim, ngrids).to(device), persistent=False)
+        halves = _halves(embed_dim, ngrids).to(
+            torch.empty(0, device=device).device
+        )  # of None the default, as everywhere in torch
+        self.register_buffer("halves", halves, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GridPositions:
         """As any module, but what leaves the meta device (`to_empty`) gets its numbers then: no state dict has them."""
@@ -69,6 +72,7 @@ class GridPositions(nn.Module):
 
 
 def _halves(embed_dim: int, ngrids: int) -> Tensor:
-    frequencies = BASE ** -(torch.arange(embed_dim // 4, dtype=torch.float64) / (embed_dim // 4))
-    angles = torch.arange(ngrids, dtype=torch.float64)[:, None] * frequencies
+    exact: dict[str, Any] = dict(dtype=torch.float64, device="cpu")
+    frequencies = BASE ** -(torch.arange(embed_dim // 4, **exact) / (embed_dim // 4))
+    angles = torch.arange(ngrids, **exact)[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dilkit import (
     Alibi,
@@ -188,6 +189,44 @@ def test_mapped_by_vmap(mapped: str) -> None:
     found = torch.vmap(attend, dims)(*given)
     one_by_one = [attend(*(x[i] if dim == 0 else x for x, dim in zip(given, dims, strict=True))) for i in range(3)]
     torch.testing.assert_close(found, torch.stack(one_by_one))
+
+
+def weight_gradients(attend: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+    leaf = weights.detach().requires_grad_()
+    return torch.autograd.grad(attend(leaf).sin().sum(), leaf)[0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_mapped_by_vmap_have_their_gradients(kind: str, packed: bool) -> None:
+    bias, (q, k, v), starts = every_bias(1)[kind], qkv(1), torch.tensor([0, 20, SEQ], dtype=torch.int32)
+
+    def attend(weights: Tensor) -> Tensor:
+        own = bias.with_weights(weights)
+        if packed:
+            return dilated_attention_varlen(q[0], k[0], v[0], PATTERN, starts, bias=own, backend="reference")
+        return dilated_attention(q, k, v, PATTERN, bias=own, backend="reference")
+
+    weights = torch.stack([bias.weights, 2 * bias.weights])
+    one_by_one = weight_gradients(lambda x: torch.stack(list(map(attend, x))), weights)
+    torch.testing.assert_close(weight_gradients(torch.vmap(attend), weights), one_by_one)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "coordinates", "grid"])  # the range of buckets is looked at, which is not traced
+def test_a_graph_traced_without_gradients_has_those_of_the_weights(kind: str) -> None:
+    bias, (q, k, v) = every_bias()[kind], qkv()
+
+    def attend(weights: Tensor) -> Tensor:
+        return dilated_attention(q, k, v, PATTERN, bias=bias.with_weights(weights), softcap=2.0, backend="reference")
+
+    graph = make_fx(attend)(bias.weights)
+    torch.testing.assert_close(weight_gradients(graph, bias.weights), weight_gradients(attend, bias.weights))
+
+
+def test_mapped_coordinates_that_require_a_gradient_are_refused() -> None:
+    coordinates = torch.zeros(3, 6, 2, requires_grad=True)
+    with pytest.raises(ValueError, match="coordinates of the bias require a gradient, which they do not have"):
+        torch.vmap(lambda x: calls(bias=CoordinateAlibi(TWO, x), backend="reference"))(coordinates)
 
 
 def test_under_autocast_weights_keep_their_digits() -> None:

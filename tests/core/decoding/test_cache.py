@@ -276,6 +276,17 @@ def test_inside_and_outside_of_inference_mode() -> None:
     torch.testing.assert_close(torch.cat([first, decoded(cache, rows, range(23, SEQ + 1))], 1), exact)
 
 
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_an_autocast_takes_nothing_away(backend: str | None) -> None:
+    """Of prompts, steps, and chunks in plain torch: they are computed in the dtype of the rows, and kept in it."""
+    pattern, rows = PATTERNS["nested"], tensors(3)
+    rows = rows[0].float(), rows[1].float(), rows[2].float()
+    right = decoded(DilatedCache(pattern, 3), rows, [20, 21, SEQ], backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = decoded(DilatedCache(pattern, 3), rows, [20, 21, SEQ], backend=backend)
+    assert torch.equal(found, right)  # and of its dtype
+
+
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no tensor": (dict(query=[1.0]), TypeError, "query is a list; a torch.Tensor is needed"),
     "batch": (dict(size=(3, 1, 6, 4)), ValueError, "these rows have batch=3, but the cache batch=2"),

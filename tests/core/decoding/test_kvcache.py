@@ -352,3 +352,32 @@ def test_caches_that_show_one_row_everywhere() -> None:
     out = dilated_attention_with_kvcache(query[:, -1:], *shown, PATTERN, cache_seqlens=torch.tensor([20], dtype=torch.int32))
     right = oracle_attention(query, *(x.contiguous() for x in shown), PATTERN, is_causal=True)[0]
     torch.testing.assert_close(out, right[:, -1:])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("backend", ABLE)
+@pytest.mark.parametrize("inference", [False, True])
+def test_autograd_learns_that_the_caches_were_written(inference: bool, backend: str, rows: int) -> None:
+    """And in inference mode, where tensors have no version, there is nothing to learn."""
+    query, key, value = (x[:, :rows] for x in whole(1, 20, (4, 2)))
+    options: dict[str, Any] = dict(cache_seqlens=torch.zeros(1, dtype=torch.int32), backend=backend)
+    with torch.inference_mode(inference):
+        caches = torch.zeros_like(key).repeat(1, 8, 1, 1), torch.zeros_like(key).repeat(1, 8, 1, 1)
+        leaf = torch.ones(1, dtype=key.dtype, requires_grad=not inference)
+        kept = [(leaf * cache).sum() for cache in caches]
+        dilated_attention_with_kvcache(query, *caches, PATTERN, key=key, value=value, **options)
+        assert torch.equal(caches[0][:, :rows], key)
+    for total in kept if not inference else ():
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            total.backward()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("backend", ABLE)
+def test_an_autocast_takes_nothing_away(backend: str, rows: int) -> None:
+    qkv = whole(1, 20, dtype=torch.float32)
+    right = last_rows(qkv, [20], rows, PATTERN, 24, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = last_rows(qkv, [20], rows, PATTERN, 24, backend=backend)
+    for mine, other in zip(found, right, strict=True):
+        assert torch.equal(mine, other)  # and of its dtype

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit import Pattern, dilated_attention
+from dilkit import Alibi, Pattern, dilated_attention
 
 
 def gradients(query: Tensor, key: Tensor, value: Tensor, dlse: Tensor) -> tuple[Tensor, ...]:
@@ -43,3 +43,17 @@ def test_what_is_zero_makes_gradients_of_zero(dtype: torch.dtype, zero: str) -> 
     assert (not bool(dquery.any()), not bool(dkey.any())) == dict(
         scale=(True, True), query=(False, True), key=(True, False), dlse=(True, True)
     )[zero]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gradients_in_batches_are_those_of_a_loop(dtype: torch.dtype) -> None:
+    inputs = [x.requires_grad_() for x in torch.randn(3, 1, 20, 2, 8, dtype=dtype).unbind()]
+    slopes = torch.rand(2, requires_grad=True)
+    results = dilated_attention(*inputs, Pattern([4, 16], [1, 4]), bias=Alibi(slopes), return_lse=True)
+    of_results = [torch.randn(3, *x.shape, dtype=x.dtype) for x in results]
+
+    def pulled(*grads: Tensor, batched: bool = False) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(results, [*inputs, slopes], grads, retain_graph=True, is_grads_batched=batched)
+
+    one_by_one = zip(*(pulled(*grads) for grads in zip(*of_results, strict=True)), strict=True)
+    torch.testing.assert_close(pulled(*of_results, batched=True), tuple(map(torch.stack, one_by_one)))

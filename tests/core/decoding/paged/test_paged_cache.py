@@ -106,6 +106,18 @@ class Served:
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
+def test_an_autocast_takes_nothing_away(backend: str) -> None:
+    rows, found = [x.float() for x in random_rows()], []
+    for enabled in (False, True):
+        cache = made(PATTERNS["segments"], dtype=torch.float32)
+        number = cache.add()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            parts = zip(*(x.split([20, 1, 26]) for x in rows), strict=True)
+            found.append(torch.cat([cache.attend(*part, [number], [len(part[0])], backend=backend) for part in parts]))
+    assert torch.equal(*found)  # and of its dtype
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_sequences_of_any_lengths_in_any_pieces(name: str, backend: str) -> None:
     Served(PATTERNS[name], 3, seed=1, backend=backend).run()

@@ -327,3 +327,15 @@ def test_one_made_on_the_meta_device(within):
     loaded = made.to_empty(device="cpu").eval()
     loaded.load_state_dict(model.state_dict())
     assert torch.equal(loaded(*slide(11))[0], model(*slide(11))[0])
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_it_can_be_made_while_the_default_device_is_another(device):
+    """Such as meta, as models are made whose weights are loaded: what is worked out is worked out on the CPU."""
+    config = SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS)
+    right = SlideEncoder(config)
+    with torch.device("meta"):
+        encoder = SlideEncoder(config, device=device)
+    assert {x.device.type for x in (*encoder.parameters(), *encoder.buffers())} == {device or "meta"}
+    if device == "cpu":
+        assert torch.equal(encoder.positions.halves, right.positions.halves)
