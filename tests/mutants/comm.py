@@ -103,6 +103,13 @@ KEPT_ROWS = (
 
 TRANSPORTS = (
     Mutant(
+        "backward passes of other calls are taken for those of this one",
+        "comm/passes/autograd.py",
+        "{CALL: context.began,",
+        "{CALL: 0,",
+        "tests/comm/test_misuse.py::test_backward_passes_in_another_order_are_errors",
+    ),
+    Mutant(
         "rows that a rank keeps are counted as sent",
         "comm/transports/base.py",
         "(len(rows) - send_counts[self.rank]) * rows.shape[1]",

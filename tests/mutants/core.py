@@ -131,8 +131,8 @@ DECODING = (
     Mutant(
         "a ring of rows is read as if each were one later",
         "dilkit/decoding/recent.py",
-        "keys = self.latest - 1 - (self.latest - 1 - slots) % room",
-        "keys = self.latest - (self.latest - slots) % room",
+        "keys = end - 1 - (end - 1 - slots) % room",
+        "keys = end - (end - slots) % room",
         f"{KINDS}::test_each_chunk_is_the_last_rows",
     ),
     Mutant(
@@ -418,8 +418,15 @@ HEADS_OVER_RANKS = (
     Mutant(
         "weights of heads that see the same are dropped as if they were those of the first ones",
         "dilkit/nn/head_parallel.py",
-        "if not layer.dropout and",
-        "if",
+        "inner._parameters = part, dict",
+        "inner._parameters = part if pattern.differs_by_head else pattern, dict",
+        HEAD_PARALLEL,
+    ),
+    Mutant(
+        "layers that share a weight have one each once their heads are over ranks",
+        "dilkit/nn/head_parallel.py",
+        "if where not in made:",
+        "if True:",
         HEAD_PARALLEL,
     ),
     Mutant(
