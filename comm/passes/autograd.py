@@ -36,13 +36,14 @@ from dilkit.comm.passes.ring.backward import ring_backward
 from dilkit.comm.passes.ring.forward import ring_forward
 from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.transports.base import Comm
+from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 from dilkit.op import boundary
 from dilkit.op.rules import without_autocast
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
-BACKWARD = "backward passes of ring_dilated_attention, which all ranks run in one order"
-CALL, LSE = "exchanges before its forward pass", "lse in the loss"
+BACKWARD = "backward pass of ring_dilated_attention"
+CALL, LSE = "call", "lse in the loss"
 
 
 class Saved(NamedTuple):
@@ -212,9 +213,21 @@ def agree_on_call(context: PassContext, lse_in_loss: bool) -> bool:
     """Whether `lse` is in the loss of a rank. Raises PlanMismatch on all ranks where they are in the gradients of other calls.
 
     Autograd runs backward passes in the order of the loss, which may differ by rank. Rows of calls of equal shapes would then
-    be taken for each other.
+    be taken for each other. A rank that runs compiled code does not know its call, and goes with the others.
     """
     if context.comm.size == 1:
         return lse_in_loss
     facts: dict[str, Any] = {CALL: context.began, LSE: lse_in_loss}
-    return any(of_rank[LSE] for of_rank in agree_on(context.comm, lambda: facts, (LSE,), BACKWARD))
+    every_rank = agree_on(context.comm, lambda: facts, (CALL, LSE), BACKWARD)
+    calls = [of_rank[CALL] for of_rank in every_rank]
+    known = [call for call in calls if call]
+    if len({*known}) > 1:
+        common = max(known, key=known.count)
+        odd = [rank for rank, call in enumerate(calls) if call and call != common]
+        raise PlanMismatch(
+            f"{BACKWARD}{context.comm.along}: {ranks_text(odd)} and the others are in the gradients of different calls; all "
+            "ranks must run their backward passes in the same order",
+            odd,
+            BACKWARD,
+        )
+    return any(of_rank[LSE] for of_rank in every_rank)

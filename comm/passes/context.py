@@ -29,7 +29,7 @@ class PassContext:
     gradients: str
     """Of which inputs a rank asks for gradients: "qkv" or a part of it, the same on all ranks."""
     began: int
-    """The transport's `exchanges` when the forward pass began, by which the backward pass knows its call."""
+    """The transport's `exchanges` when the forward pass began, by which the backward pass knows its call; 0: unknown."""
 
     @property
     def rounds(self) -> tuple[IndexTables, ...]:
