@@ -45,8 +45,6 @@ class RankAttention:
     seed: Tensor | None
     gradients: str
     """The inputs of which gradients are asked for on any rank."""
-    began: int | None = None
-    """The transport's `exchanges` when the forward pass began; None in a forward pass."""
 
     @property
     def rows(self) -> list[Tensor]:
@@ -87,8 +85,7 @@ class RankAttention:
         head = first_head(pattern) * (heads[0] // heads[1])
         softcap = check_softcap(given.softcap)
         op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head, softcap, bias)
-        began = self.comm.exchanges if self.began is None else self.began
-        return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, given.return_lse, self.gradients, began)
+        return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, self.gradients, self.comm.exchanges)
 
     def attend_in_order(self, rows: list[Tensor], mask: Tensor | None, bias: LoweredBias | None) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of row-major query, key and value along the token orders; `lse` is empty unless it is returned."""

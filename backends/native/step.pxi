@@ -106,8 +106,7 @@ def attend_stored(step, problem, scores, str isa, int threads):
     s.stored = DTYPES.index(problem.stored)
     cdef int64_t bytes = BYTES[s.problem.dtype], element = BYTES[s.stored], spans = c.spans.shape[0], writes = c.writes.shape[0]
     out = empty_like(step.query, memory_format=contiguous_format)
-    cdef int64_t batch = s.problem.batch, heads = s.problem.heads, seq = s.problem.seq
-    lse = empty((batch, heads, seq), dtype=float64 if bytes == 8 else float32, device="cpu")
+    lse = empty((s.problem.batch, s.problem.heads, s.problem.seq), dtype=float64 if bytes == 8 else float32, device="cpu")
     s.problem.q, s.problem.out, s.problem.lse = checked_view(&c.query, bytes), view_of(out), locate(lse, NULL, 0)
     s.new_key, s.new_value = checked_view(&c.key, bytes), checked_view(&c.value, bytes)
     if step.sink is not None:

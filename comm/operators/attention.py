@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from dilkit.comm.arguments import Arguments
 from dilkit.comm.operators import call as calls
 from dilkit.comm.operators.order import in_order
 from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
+from dilkit.comm.passes.context import UNKNOWN
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.plan.traffic import GRADIENTS
@@ -120,9 +122,9 @@ def _backward(
     arguments = call.arguments(query, key, value, mask, sink, scale, dropout_p)
     seed = agreement[-1] if dropout_p else None
     *cuts, gradients, _ = agreement.tolist()
-    # An operator's results are those of its inputs, so it cannot return when it began. A graph orders its backward passes itself.
-    attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[gradients], began=0)
-    context = attention.context((query, key), arguments.pattern)
+    attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[gradients])
+    # The results of an operator are those of its inputs, so the forward pass could not return when it began.
+    context = replace(attention.context((query, key), arguments.pattern), began=UNKNOWN)
     received = (rows, None if mask is None else flags) if context.plan.keep == "rows" and context.plan.rounds else (None, None)
     saved = Saved(*RankInputs(query, key, value, mask, sink), out, lse.transpose(1, 2), *received)
     found = zip("qkv", backward_pass(context, dout, dlse, saved), strict=False)

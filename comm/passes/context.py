@@ -15,6 +15,9 @@ from dilkit.comm.transports.base import Comm
 from dilkit.op.zero_keys import ZeroKeys, zero_keys_of
 from dilkit.plan import cached
 
+UNKNOWN = 0
+"""When the forward pass of compiled code began."""
+
 
 @dataclass(frozen=True)
 class PassContext:
@@ -25,11 +28,10 @@ class PassContext:
     plan: ExchangePlan
     batch: int
     device: torch.device
-    returns_lse: bool
     gradients: str
     """Of which inputs a rank asks for gradients: "qkv" or a part of it, the same on all ranks."""
     began: int
-    """The transport's `exchanges` when the forward pass began, by which the backward pass knows its call; 0: unknown."""
+    """The transport's `exchanges` when the forward pass began, by which the backward pass knows its call."""
 
     @property
     def rounds(self) -> tuple[IndexTables, ...]:

@@ -75,9 +75,7 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
         query, key, value, mask, dout = (x.detach()[:, rows].contiguous() for x in given)
         if gpu:
             query, key, value, mask, dout = put((query, key, value, mask, dout))
-        context = PassContext(
-            AttentionOp(0.3, "", True), comm, plan, len(query), query.device, returns_lse=False, gradients="qkv", began=0
-        )
+        context = PassContext(AttentionOp(0.3, "", True), comm, plan, len(query), query.device, gradients="qkv", began=0)
         inputs = RankInputs(query, key, value, mask)
         out, lse, held = _forward(context, inputs)
         *grads, _ = _backward(context, dout, inputs, out, lse, held)

@@ -69,13 +69,12 @@ def pytest_runtest_makereport() -> Iterator[None]:
 def pytest_sessionfinish(session: Any) -> None:
     """A file above the limit is a failure of the run, even if its tests passed."""
     config = session.config
-    if config.getoption("--limit-cpu-time") and _above(config, _by_file(config)):
+    if config.getoption("--limit-cpu-time") and _above(config, _by_file(config, CPU_TIME)):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
-    files = _by_file(config)
-    compiled = files.pop(COMPILED, 0.0)
+    files, compiled = _by_file(config, CPU_TIME), _by_file(config, COMPILED).total()
     terminalreporter.section("seconds of CPU time")
     for file, seconds in files.most_common(SHOWN):
         terminalreporter.write_line(f"{seconds:7.1f}  {file}")
@@ -86,18 +85,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
             terminalreporter.write_line(f"{file} took more CPU time than {LIMIT} of pyproject.toml allows", red=True)
 
 
-def _by_file(config: Any) -> Counter[str]:
+def _by_file(config: Any, name: str) -> Counter[str]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     files: Counter[str] = Counter()
     for report in (report for reports in reporter.stats.values() for report in reports) if reporter else ():
         for key, value in getattr(report, "user_properties", ()):
-            if key == CPU_TIME:
+            if key == name:
                 files[report.nodeid.partition("::")[0]] += value
-            elif key == COMPILED:
-                files[COMPILED] += value
     return files
 
 
 def _above(config: Any, files: Counter[str]) -> list[str]:
     limit = float(config.getini(LIMIT))
-    return [file for file, seconds in files.most_common() if file != COMPILED and seconds > limit]
+    return [file for file, seconds in files.most_common() if seconds > limit]

@@ -104,7 +104,7 @@ KEPT_ROWS = (
 TRANSPORTS = (
     Mutant(
         "backward passes of other calls are taken for those of this one",
-        "comm/passes/autograd.py",
+        "comm/passes/backward_call.py",
         "{CALL: context.began,",
         "{CALL: 0,",
         "tests/comm/test_misuse.py::test_backward_passes_in_another_order_are_errors",

@@ -30,9 +30,8 @@ class GridPositions(nn.Module):
     def __init__(self, embed_dim: int, ngrids: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.ngrids = ngrids
-        halves = _halves(embed_dim, ngrids).to(
-            torch.empty(0, device=device).device
-        )  # of None the default, as everywhere in torch
+        place = torch.empty(0, device=device).device  # of None torch's default
+        halves = _halves(embed_dim, ngrids).to(place)
         self.register_buffer("halves", halves, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GridPositions:

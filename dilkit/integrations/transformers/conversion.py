@@ -124,8 +124,8 @@ def attention_layers(model: Any) -> dict[str, Any]:
     layers = {path: x for path, x in model.named_modules() if hasattr(x, "config") and _looks_up(type(x).forward)}
     if not layers or not model._can_set_attn_implementation():
         raise ValueError(
-            f"{type(model).__name__} has no attention that it looks up by name (attn_implementation); of Bloom and MPT, models "
-            "that are made or loaded with attn_implementation='dilkit' do, after register(pattern)"
+            f"{type(model).__name__} has no attention that it looks up by name (attn_implementation); Bloom and MPT are "
+            "to be made or loaded with attn_implementation='dilkit', after register(pattern)"
         )
     return layers
 

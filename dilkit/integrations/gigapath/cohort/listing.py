@@ -70,15 +70,15 @@ def list_slides(
 def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container[str]) -> Slide:
     status = path.stat()
     header = read_header(path, coords=settings.coords, microns_per_pixel=settings.microns_per_pixel)
-    _check_output(output, path, recorded)
+    _make_room(output, path, recorded)
     _check_tile_encoder(header.tile_encoder, settings.tile_encoder)
     size, whence = settled_tile_size(header.tile_size, settings.tile_size, header.coords, "--tile-size")
     facts = (header.tiles, header.in_chans, size, whence, digest(header.coords), header.microns)
     return Slide(path, status.st_size, status.st_mtime_ns, output, *facts)
 
 
-def _check_output(output: Path, path: Path, recorded: Container[str]) -> None:
-    """Raise ValueError where `output` is there and is no embedding, nor was one by its record, which cannot be read any more."""
+def _make_room(output: Path, path: Path, recorded: Container[str]) -> None:
+    """Remove an `output` that cannot be read and was an embedding by its record. Raise ValueError for what else is none."""
     if not output.exists():
         return
     if output.samefile(path):
