@@ -80,6 +80,24 @@ __attribute__((always_inline)) static inline Vector N(score_columns_of)(
     return most;
 }
 
+/* The same scores, of products that are summed up in the order of matmul.h, and so as a backward pass has them; returns their maximum.
+ * The exponent of a large score there would else be off by what roundings differ. */
+__attribute__((noinline)) static REAL N(score_in_order)(
+    const Task *task, REAL *restrict scores, const REAL *restrict query, const int64_t *column, int64_t from, int64_t to, REAL bias
+) {
+    const Problem *p = task->p;
+    REAL *key = task->s.packed_columns[0], most = -(REAL)INFINITY;
+    for (int64_t k = from; k < to; k++) {
+        REAL sum = 0;
+        R(load)(key, row_address(&task->column_tensor[0], task->batch, column[k], task->column_head), p->dim, p->dtype);
+        for (int64_t d = 0; d < p->dim; d++)
+            sum += query[d] * key[d];
+        REAL t = scores[k - from] = sum * ((REAL)p->scale * LOG2_E) + bias * LOG2_E;
+        most = t > most ? t : most;
+    }
+    return most;
+}
+
 /* sums += sum over k in from .. to - 1 of weights[k - from] * v[k]. */
 __attribute__((always_inline)) static inline void N(add_values_of)(
     const int dtype, const Task *task, REAL *restrict sums, const REAL *restrict weights, const int64_t *column, int64_t from, int64_t to
@@ -111,9 +129,12 @@ static void N(attend_row)(const Task *task, int64_t slot, const ColumnTile *tile
     const int dtype = task->p->dtype;
     REAL *query = s->packed_rows[0] + slot * task->padded_dim, *sums = s->slot_sums[0] + slot * task->padded_dim;
     Vector maxima = FOR_DTYPE(N(score_columns_of), dtype, task, s->scores, query, tile->column, from, to, bias), total = {0};
-    REAL max = s->slot_max[slot], sum = 0;
+    REAL max = s->slot_max[slot], most = -(REAL)INFINITY, sum = 0;
     for (int i = 0; i < N(LANES); i++)
-        max = maxima[i] > max ? maxima[i] : max;
+        most = maxima[i] > most ? maxima[i] : most;
+    if (most > LARGE_LSE || most < -LARGE_LSE)
+        most = N(score_in_order)(task, s->scores, query, tile->column, from, to, bias);
+    max = most > max ? most : max;
     Vector base = N(broadcast)(max == -(REAL)INFINITY ? 0 : max), factor = N(exp2)(s->slot_max[slot] - base);
     for (int64_t k = 0; k < to - from; k += N(LANES)) {
         Vector p = N(exp2)(N(load_vector)(s->scores + k) - base);

@@ -38,6 +38,11 @@ enum { IS_WRITTEN = -1 };      /* the sum of a row whose results are in out and 
 #define LOG2_E ((REAL)1.442695040888963407)
 #define LN_2 0.69314718055994530942L
 
+/* Scores whose rounding changes a weight by up to 1/32 or more; an lse whose rounding does so by 1/512. */
+#define EPSILON ((REAL)(sizeof(REAL) == 4 ? FLT_EPSILON : DBL_EPSILON))
+#define HUGE_SCORE (1 / (16 * EPSILON))
+#define LARGE_LSE (1 / (1024 * EPSILON))
+
 /* Vector extensions have no maximum. */
 #if defined(__AVX512F__) && VECTOR_BYTES == 64
 #include <immintrin.h>

@@ -12,7 +12,21 @@
  *
  * Forward, scores and maxima are to base 2, t log2 e: exp(t - max) is 2**(factor * s - offset), a multiply-add and a polynomial. An lse
  * is to base e, and so is what a backward pass takes it from.
+ *
+ * No exponent may be far above 0. `offset` is rounded and the product within the multiply-add is not: forward, scores that are huge are
+ * rounded first. A backward pass takes 0 for an exponent above 0, and results.h gives it a large lse less its rounding.
  */
+
+/* True if a row's maximum is huge: scores are then rounded here, to factor * s + bias in the place of s. */
+static inline int N(round_huge)(REAL *scores, int64_t apart, int64_t from, int64_t to, Vector max, REAL factor, REAL bias) {
+    const Lanes huge = (Lanes)(N(vector_max)(max, -max) > HUGE_SCORE);
+    INTEGER any = 0;
+    for (int l = 0; l < N(LANES); l++)
+        any |= huge[l];
+    for (int64_t k = from; any && k < to; k++)
+        N(store_vector)(scores + k * apart, factor * N(load_vector)(scores + k * apart) + bias);
+    return any != 0;
+}
 
 /* s := -inf where a row does not see a column, that is outside first[r] <= column_position[k] <= last[r]; max = the maximum over k. */
 static void N(mask_scores)(
@@ -47,13 +61,15 @@ static void N(online_softmax_step)(
     const Vector never = N(broadcast)(-(REAL)INFINITY);
     for (int64_t r = 0; r < count; r += N(LANES)) {
         Vector old = N(load_vector)(running_max + r), most = N(vector_max)(factor * N(load_vector)(max + r) + bias, old);
-        Vector base = N(select)((Lanes)(most == never), N(broadcast)(0), most), offset = base - bias, sum = N(broadcast)(0);
-        Vector ratio = N(exp2)(old - base);
+        Vector base = N(select)((Lanes)(most == never), N(broadcast)(0), most), sum = N(broadcast)(0), ratio = N(exp2)(old - base);
+        const int rounded = N(round_huge)(scores + r, TILE_ROWS, from, to, base, factor, bias);
+        const REAL left = rounded ? 1 : factor;
+        Vector offset = rounded ? base : base - bias;
         for (int64_t k = from; k < to; k += UNIT) {
-            Vector p = N(exp2)(factor * N(load_vector)(scores + k * TILE_ROWS + r) - offset);
+            Vector p = N(exp2)(left * N(load_vector)(scores + k * TILE_ROWS + r) - offset);
             sum += p;
 #if UNIT == 2
-            Vector odd = N(exp2)(factor * N(load_vector)(scores + (k + 1) * TILE_ROWS + r) - offset);
+            Vector odd = N(exp2)(left * N(load_vector)(scores + (k + 1) * TILE_ROWS + r) - offset);
             sum += odd;
             p = make_pairs(p, odd);
 #endif
@@ -81,7 +97,8 @@ static void N(softmax_backward_step)(
         Vector low = N(load_vector)(first + r), high = N(load_vector)(last + r);
         for (int64_t k = from; k < to; k++) {
             REAL *s = scores + k * TILE_ROWS + r, *g = gradients + k * TILE_ROWS + r;
-            Vector p = N(exp)(factor * N(load_vector)(s) + bias - lse[k]), ds = p * (N(load_vector)(g) * keep_scale - delta[k]);
+            Vector below = N(vector_max)(N(broadcast)(0), lse[k] - (factor * N(load_vector)(s) + bias));
+            Vector p = N(exp)(-below), ds = p * (N(load_vector)(g) * keep_scale - delta[k]);
             if (masked) {
                 Vector column = N(broadcast)(column_position[k]);
                 Lanes unseen = (Lanes)((column > high) | (column < low));

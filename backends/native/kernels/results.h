@@ -12,10 +12,11 @@ static int64_t N(lse_index)(const Task *task, int64_t row, int64_t head) {
     return (task->batch * task->p->heads + head) * task->p->lse_head + row * task->p->step;
 }
 
-/* The lse of a query; +inf for one that sees nothing, so that exp(... - inf) = 0 and it has no gradient. */
+/* The lse of a query; +inf for one that sees nothing, so that exp(... - inf) = 0 and it has no gradient. A large lse is less by what
+ * rounding made of it and of the scores: the key that a row sees almost alone then has a weight of 1, not of 2 to a rounding error. */
 static REAL N(query_lse)(const Task *task, int64_t row) {
-    REAL lse = ((const REAL *)(const void *)task->p->lse)[N(lse_index)(task, row, task->head)];
-    return lse == -(REAL)INFINITY ? (REAL)INFINITY : lse;
+    REAL lse = ((const REAL *)(const void *)task->p->lse)[N(lse_index)(task, row, task->head)], size = lse < 0 ? -lse : lse;
+    return lse == -(REAL)INFINITY ? (REAL)INFINITY : size > LARGE_LSE ? lse - 3 * EPSILON * size : lse;
 }
 
 enum { N(ROWS_AHEAD) = 16 }; /* memory is asked for so many rows of out before they are written */

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Patt
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
 from dilkit.environment import BF16_SETS
+from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import explain, select
 from dilkit.testing.conformance import check
@@ -104,6 +106,37 @@ def test_sequences_of_many_tiles(isa: str, name: str, is_causal: bool, dtype: st
     fields = dict(seq=701, batch=1, is_causal=is_causal, dtype=dtype) | LONG[name]
     result = check("native", Case(feature="long", variant=f"{name} tiles", **fields))
     assert result.verdict == "passed", "; ".join(result.reasons)
+
+
+HUGE = {
+    "dense": Pattern.dense(),
+    "window": Pattern.of(SlidingWindow(19, 2)),
+    "grid": Pattern.natten((16, 15), (3, 5)),
+    "few rows": Pattern([3], [1]),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float32", 3e2), ("float32", 1e5), ("float32", 1e9), ("bfloat16", 1e9), ("float16", 5e4), ("float64", 1e19)],
+)
+def test_huge_scores(isa: str, name: str, dtype: str, size: float) -> None:
+    """Each query sees its own key alone: scores are rounded by far more than 1."""
+    made, kind = torch.Generator().manual_seed(1), getattr(torch, dtype)
+    query, key, value = ((torch.rand(1, 240, 2, 64, generator=made) * 2 - 1).to(kind) for _ in range(3))
+    query, key = (query / 4 + key) * size, key * size
+    found, exact = [], [x.double().requires_grad_() for x in (query, key, value)]
+    for tensors, attend in (
+        ([query, key, value], partial(dilated_attention, backend="native", return_lse=True)),
+        (exact, oracle_attention),
+    ):
+        tensors = [x.requires_grad_() for x in tensors]
+        out, lse = attend(*tensors, HUGE[name], scale=0.1)
+        found.append((out, lse, *torch.autograd.grad(out.sum(), tensors)))
+    for ours, right in zip(found[0][:2] + found[0][4:], found[1][:2] + found[1][4:], strict=True):
+        torch.testing.assert_close(ours.double(), right.double(), rtol=4 * torch.finfo(kind).eps, atol=1e-5)
+    assert all(x.isfinite().all() for x in found[0])
 
 
 def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,9 +125,10 @@ static inline void N(softmax_of_row)(const Task *task, int i, int64_t count, Vec
     const REAL scale = (REAL)task->p->scale * LOG2_E;
     const Vector old = N(broadcast)(s->slot_max[i]), most = N(vector_max)(scale * N(greatest_lane)(max), old);
     const Vector base = N(select)((Lanes)(most == -(REAL)INFINITY), N(broadcast)(0), most), factor = N(exp2)(old - base);
+    const REAL left = N(round_huge)(scores, N(LANES), 0, count, base, scale, 0) ? 1 : scale;
     Vector total = N(broadcast)(0);
     for (int64_t k = 0; k < count * N(LANES); k += N(LANES)) {
-        const Vector p = N(exp2)(scale * N(load_vector)(scores + k) - base);
+        const Vector p = N(exp2)(left * N(load_vector)(scores + k) - base);
         N(store_vector)(scores + k, p);
         total += p;
     }
