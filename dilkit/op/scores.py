@@ -37,8 +37,8 @@ class Scores(NamedTuple):
             return self
         return self._replace(bias=self.bias._replace(weights=self.bias.weights.tensor_split(parts)[number]))
 
-    def of_rows(self, rows: slice) -> Scores:
-        """Those of rows that follow each other, by themselves."""
+    def of_rows(self, rows: slice | Tensor) -> Scores:
+        """Return the scores of these rows by themselves."""
         if self.bias is None or self.bias.positions is None:
             return self
         return self._replace(bias=self.bias._replace(positions=self.bias.positions[:, rows].contiguous()))

@@ -15,7 +15,7 @@ from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged._stream import Stream
 from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
 from dilkit.decoding.paged.pool import PagePool
-from dilkit.decoding.paged.prompts import attend_prompts
+from dilkit.decoding.paged.prompts import Prompt, attend_prompts
 from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.decoding.paged.spans import PagedSpans
 from dilkit.decoding.stores import check_decodable
@@ -167,10 +167,10 @@ class PagedCache:
         - `query` `(rows, heads, head_dim)`, `key` and `value` `(rows, kv_heads, head_dim)`: first the rows of `sequences[0]`,
           `counts[0]` of them, then those of the next, as in `dilated_attention_varlen`. Without `counts` one a sequence. A
           sequence is named once; one that is not named waits.
-        - `sink`, `scale`, `bias`, `softcap`: those of `dilated_attention`, the same at each call; a bias goes by the distance of
+        - `sink`, `scale`, `bias`, `softcap`: those of `dilated_attention`, the same at each call; a bias goes by the places of
           tokens in their sequence, not by coordinates.
 
-        Rows that see none before them, such as a prompt, are computed together by `dilated_attention_varlen`; all others in one
+        Rows that see none before them, such as a prompt, are computed together as packed sequences. All others get one
         call, row by row, against the pages. While that is computed a chunk takes pages for all its rows. There are no gradients.
 
         Raises TypeError or ValueError for arguments that do not fit, `PoolFullError` where pages lack, `NoBackendError` where
@@ -187,7 +187,8 @@ class PagedCache:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         prompts = [piece for piece in pieces if piece.is_prompt]
         if prompts:
-            attend_prompts([piece.rows for piece in prompts], rows, out, self.pattern, self.layout, call.options)
+            parts = [Prompt(piece.rows, piece.sequence.seen) for piece in prompts]
+            attend_prompts(parts, rows, out, self.pattern, self.layout, call)
         if steps := [piece for piece in pieces if piece.count and not piece.is_prompt]:
             own = self._attend_steps(steps, rows, call)
             for piece in steps if prompts else ():
@@ -205,7 +206,7 @@ class PagedCache:
         try:
             for piece in pieces:
                 spans.add(piece.sequence, piece.rows.start, piece.count)
-            step = spans.step(rows, self._stored, call.bias, call.sink)
+            step = spans.step(rows, self._stored, call.scores.bias, call.sink)
             return call.backend.attend_stored(step, call.problem)[0][:, 0]
         except BaseException:
             for piece, seen in zip(pieces, before, strict=True):

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from dilkit.backend import Backend
 from dilkit.bias.base import Bias
-from dilkit.bias.form import LoweredBias
 from dilkit.checks import integer, real, shown
 from dilkit.decoding.gradients import check_no_gradient
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged.sequence import SequenceRows
 from dilkit.op.arguments import check_inputs
-from dilkit.op.scores import scores_of
+from dilkit.op.scores import Scores, scores_of
 from dilkit.packed.attention import batch_of_one
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
@@ -48,13 +47,13 @@ class Piece:
 
 
 class Call(NamedTuple):
-    """What is the same for all rows of a call. `backend`, `problem`: of its steps; `options`: of `dilated_attention_varlen`."""
+    """What is the same for all rows of a call. `backend`, `problem`: of its steps; `asked`: the backends of its prompts."""
 
     backend: Backend
     problem: Problem
-    bias: LoweredBias | None
+    scores: Scores
     sink: Tensor | None
-    options: dict[str, Any]
+    asked: str | Sequence[str] | None
 
     @classmethod
     def of(cls, rows: Rows, pattern: Pattern, layout: Layout, most: int, options: dict[str, Any]) -> Call:
@@ -70,7 +69,7 @@ class Call(NamedTuple):
         stored = str(layout.stored).removeprefix("torch.")
         facts: dict[str, Any] = dict(scale=factor, softcap=scores.softcap, bias=scores.form, stored=stored)
         problem = Problem.of(rows[0][None, :1], rows[1][None, :1], pattern, is_causal=True, **facts)
-        return cls(select(problem, requested_backends(options["backend"])), problem, scores.bias, sink, options)
+        return cls(select(problem, requested_backends(options["backend"])), problem, scores, sink, options["backend"])
 
 
 def check_rows(rows: Rows, pattern: Pattern, layout: Layout, sink: Tensor | None) -> None:

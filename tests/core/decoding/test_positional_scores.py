@@ -1,7 +1,8 @@
-"""`DilatedCache` with scores that know positions: each row is the oracle's, whatever is kept."""
+"""Caches with scores that know positions: each row is the oracle's, whatever is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -17,17 +18,20 @@ from dilkit import (
     Documents,
     GlobalTokens,
     GridTable,
+    PagedCache,
     Pattern,
     Prefix,
     RelativeTable,
     SlidingWindow,
     Strided,
+    dilated_attention_with_kvcache,
     t5_buckets,
 )
 from dilkit.bias.base import Bias
 from dilkit.oracle import oracle_attention
 
 SEQ, HEADS = 30, 4
+Rows = tuple[Tensor, Tensor, Tensor]
 PATTERNS = {
     "segments": Pattern([4, 8], [1, 2]),
     "once": Pattern([4, 6, 20], [1, 2, 3], overlap="once"),
@@ -55,16 +59,48 @@ def until(bias: Bias, length: int) -> Bias:
     return CoordinateAlibi(bias.slopes, bias.coordinates[:, :length]) if isinstance(bias, CoordinateAlibi) else bias
 
 
-@pytest.mark.parametrize("name", BIASES)
+def by_dilated_cache(rows: Rows, pattern: Pattern, bias: Bias) -> Iterator[Tensor]:
+    cache = DilatedCache(pattern, kv_heads=2)
+    for start, stop in CHUNKS:
+        yield cache.attend(*(x[:, start:stop] for x in rows), bias=until(bias, stop), softcap=1.5, backend="reference")
+
+
+def by_paged_cache(rows: Rows, pattern: Pattern, bias: Bias) -> Iterator[Tensor]:
+    """One sequence is a row behind the other, so that it takes its chunks off the starts of segments."""
+    cache = PagedCache(pattern, HEADS, 2, 6, nbytes=1 << 16, dtype=torch.float64)
+    numbers, options = [cache.add(), cache.add()], dict(bias=bias, softcap=1.5)
+    late = [(max(start - 1, 0), stop - 1 if stop < SEQ else SEQ) for start, stop in CHUNKS]
+    outs: list[list[Tensor]] = [[], []]
+    for pieces in zip(CHUNKS, late, strict=True):
+        new = (torch.cat([x[b, start:stop] for b, (start, stop) in enumerate(pieces)]) for x in rows)
+        parts = cache.attend(*new, numbers, counts := [stop - start for start, stop in pieces], **options).split(counts)
+        for out, part in zip(outs, parts, strict=True):
+            out.append(part)
+    yield torch.stack([torch.cat(out) for out in outs])
+
+
+def by_kvcache(rows: Rows, pattern: Pattern, bias: Bias) -> Iterator[Tensor]:
+    caches = torch.full((2, 2, SEQ, 2, 6), torch.nan, dtype=torch.float64).unbind()
+    for start, stop in CHUNKS:
+        query, key, value = (x[:, start:stop] for x in rows)
+        options = dict(key=key, value=value, cache_seqlens=torch.tensor([start] * 2, dtype=torch.int32))
+        yield dilated_attention_with_kvcache(query, *caches, pattern, bias=bias, softcap=1.5, **options)
+
+
+CHUNKS = list(pairwise([0, 5, 6, 8, 11, 16, 24, 29, SEQ]))
+"""At starts of segments and off them."""
+CACHES = dict(dilated=by_dilated_cache, paged=by_paged_cache, kvcache=by_kvcache)
+
+
+BIASES_OF = [(cache, name) for cache in CACHES for name in BIASES if cache != "paged" or not BIASES[name].by_row]
+
+
+@pytest.mark.parametrize(("cache", "name"), BIASES_OF)
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_rows_are_the_oracles(name: str, pattern: Pattern) -> None:
-    query, key, value = drawn(2, SEQ, HEADS, 6), drawn(2, SEQ, 2, 6), drawn(2, SEQ, 2, 6) + 1
-    bias, cache = BIASES[name], DilatedCache(pattern, kv_heads=2)
-    right = oracle_attention(query, key, value, pattern, is_causal=True, bias=bias, softcap=1.5)[0]
-    for start, stop in pairwise([0, 5, 6, 8, 11, 16, 29, SEQ]):
-        rows = (x[:, start:stop] for x in (query, key, value))
-        out = cache.attend(*rows, bias=until(bias, stop), softcap=1.5, backend="reference")
-        torch.testing.assert_close(out, right[:, start:stop])
+def test_rows_are_the_oracles(cache: str, name: str, pattern: Pattern) -> None:
+    rows, bias = (drawn(2, SEQ, HEADS, 6), drawn(2, SEQ, 2, 6), drawn(2, SEQ, 2, 6) + 1), BIASES[name]
+    right = oracle_attention(*rows, pattern, is_causal=True, bias=bias, softcap=1.5)[0]
+    torch.testing.assert_close(torch.cat(list(CACHES[cache](rows, pattern, bias)), 1), right)
 
 
 GOING_BACK: dict[str, tuple[Pattern, int]] = {

@@ -2,7 +2,7 @@
 
 cu_seq_lens, read_index ---> `BatchTables`, once for the layers of a pattern
                                   |
-query, new keys and values -------+---> prompts: dilated_attention_varlen ---+---> out
+query, new keys and values -------+---> prompts: one packed call ------------+---> out
                                   |                                          |
 the pool's keys and values -------+---> all other rows: one step ------------+
                                   |
@@ -23,7 +23,7 @@ from torch import Tensor
 from dilkit.compiler import not_compiled
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged.call import Call, check_rows
-from dilkit.decoding.paged.prompts import attend_prompts
+from dilkit.decoding.paged.prompts import Prompt, attend_prompts
 from dilkit.decoding.step import Span, Step, Write, table
 from dilkit.decoding.stores import check_decodable
 from dilkit.integrations.transformers.continuous.batch import LayerBatch
@@ -43,7 +43,7 @@ class BatchTables:
 
     made_of: tuple[Tensor, Tensor]
     versions: tuple[int, ...] | None
-    prompts: list[slice]
+    prompts: list[Prompt]
     spans: NDArray[np.int64]
     unseen: tuple[Tensor, ...]
     pages: NDArray[np.int64]
@@ -62,7 +62,7 @@ class BatchTables:
         for sequence in sequences:
             if not sequence.is_prompt:
                 made.add(sequence)
-        prompts = [sequence.rows for sequence in sequences if sequence.is_prompt]
+        prompts = [Prompt(sequence.rows) for sequence in sequences if sequence.is_prompt]
         tables = table(made.spans, len(Span._fields)), tuple(made.unseen), batch.read_index.cpu().numpy()
         most = max((sequence.length for sequence in sequences), default=0)
         shared[which] = cls(tensors, versions, prompts, *tables, most)
@@ -100,7 +100,7 @@ def attend_batch(
     else:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if tables.prompts:
-        attend_prompts(tables.prompts, rows, out[0], pattern, layout, own.options)
+        attend_prompts(tables.prompts, rows, out[0], pattern, layout, own)
     batch.store(*rows[1:])
     return out
 
