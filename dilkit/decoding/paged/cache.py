@@ -130,8 +130,8 @@ class PagedCache:
             raise ValueError(f"length={length} exceeds the {rows.seen} tokens of sequence {sequence}")
         if not rows.can_crop(length):
             raise ValueError(
-                f"length={length} needs keys that sequence {sequence} keeps no more after {rows.seen} tokens; a cache with "
-                f"rollback={rows.seen - length} does"
+                f"length={length} needs keys that sequence {sequence} keeps no more after {rows.longest} tokens; a cache with "
+                f"rollback={rows.longest - length} does"
             )
         rows.crop(length)
 

@@ -11,10 +11,13 @@ from dilkit.decoding.paged._stream import Stream, forget_before, pages_for
 
 
 class SequenceRows:
-    """The streams of all branches after `seen` tokens, the last `rollback` of which can be taken back."""
+    """The streams of all branches after `seen` tokens.
 
-    def __init__(self, streams: Iterable[Stream], rollback: int, seen: int = 0) -> None:
-        self.streams, self.rollback, self.seen = tuple(streams), rollback, seen
+    `rollback` tokens before the `longest` length since the sequence was empty can be taken back.
+    """
+
+    def __init__(self, streams: Iterable[Stream], rollback: int, seen: int = 0, longest: int = 0) -> None:
+        self.streams, self.rollback, self.seen, self.longest = tuple(streams), rollback, seen, longest
 
     def pages_for(self, count: int) -> int:
         """How many pages must be free for `count` rows more, one after the other."""
@@ -22,29 +25,32 @@ class SequenceRows:
 
     def pages_for_prompt(self, count: int) -> int:
         """How many for `append_prompt`, those that are given back before not counted."""
-        return sum(
-            -(-indices.stop // stream.room) - indices.start // stream.room
-            for stream, indices in self._of_prompt(count)
-            if indices
-        )
+        total = 0
+        for stream, indices, begins in self._of_prompt(count):
+            if not begins:
+                total += pages_for((stream,), self.seen + count)
+            elif indices:
+                total += -(-indices.stop // stream.room) - indices.start // stream.room
+        return total
 
     def append_prompt(self, key: Tensor, value: Tensor) -> None:
         """Store what later rows see of rows `key` and `value` `(count, kv_heads, head_dim)`, which see none of those before."""
-        for stream, indices in self._of_prompt(len(key)):
+        for stream, indices, begins in self._of_prompt(len(key)):
             kept = stream.kept
-            stream.begin(indices.start)
+            if begins:
+                stream.begin(indices.start)
             if indices:
                 stream.extend(indices.stop)
                 rows, heads = np.asarray(kept.tokens(indices)) - self.seen, slice(kept.head, None, kept.head_step)
                 stream.put(indices.start, *(x[rows][:, heads][:, : kept.heads] for x in (key, value)))
         self.see(len(key))
 
-    def _of_prompt(self, count: int) -> Iterator[tuple[Stream, range]]:
-        """Each stream with the indices of its rows of a prompt that later rows see."""
+    def _of_prompt(self, count: int) -> Iterator[tuple[Stream, range, bool]]:
+        """Each stream with the indices of its rows of a prompt that later rows see; True if they see none before these."""
         row = self._first_again(self.seen + count)
         for stream in self.streams:
-            first = max(stream.kept.needed(row), stream.kept.before(self.seen))
-            yield stream, range(first, stream.kept.before(self.seen + count))
+            first, begin = stream.kept.needed(row), stream.kept.before(self.seen)
+            yield stream, range(max(first, begin), stream.kept.before(self.seen + count)), first >= begin
 
     def see(self, count: int) -> None:
         """So many rows more have been stored."""
@@ -62,6 +68,7 @@ class SequenceRows:
 
     def forget(self) -> None:
         """Give the pages back that no later row sees."""
+        self.longest = max(self.longest, self.seen)
         forget_before(self.streams, self._first_again(self.seen))
 
     def can_crop(self, length: int) -> bool:
@@ -74,11 +81,11 @@ class SequenceRows:
             stream.crop(stream.kept.before(length))
             if length == 0:
                 stream.clear()
-        self.seen = length
+        self.seen, self.longest = length, self.longest if length else 0
 
     def fork(self) -> SequenceRows:
         """A sequence with the same rows in the same pages."""
-        return SequenceRows([stream.fork() for stream in self.streams], self.rollback, self.seen)
+        return SequenceRows([stream.fork() for stream in self.streams], self.rollback, self.seen, self.longest)
 
     def clear(self) -> None:
         """Give all pages back."""

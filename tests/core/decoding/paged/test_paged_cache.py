@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -178,6 +180,33 @@ def test_forks_share_pages_until_one_of_them_writes() -> None:
     assert cache.pool.pages - cache.pool.free == 2 + 6, "the last page, which was half full, is everybody's own"
     cache.reorder([first, *others], [5, 5, 0, 1, 2, 3])
     torch.testing.assert_close(cache.attend(*(x[41:42] for x in (q, k, v)), [first])[0], exact((q, k, v), Pattern.dense())[41])
+
+
+@pytest.mark.parametrize("pattern", [Pattern([8], [1]), Pattern([4, 8], [3, 2]), PATTERNS["of all kinds"]], ids=str)
+def test_a_chunk_that_begins_segments_can_be_taken_back(pattern: Pattern) -> None:
+    rows = random_rows()
+    right = exact(rows, pattern)
+    for count, back in itertools.product((1, 2, 9), (1, 3, 8, 12)):
+        cache = made(pattern, rollback=back)
+        number, seen = cache.add(), 16 + count
+        for start, stop in ((0, 16), (16, seen)):
+            cache.attend(*(x[start:stop] for x in rows), [number], [stop - start])
+        number = cache.fork(number)
+        for start in (seen - back // 2, seen - back):
+            cache.crop(number, start)
+        out = cache.attend(*(x[start : start + 3] for x in rows), [number], [3])
+        torch.testing.assert_close(out, right[start : start + 3])
+
+
+def test_a_refused_crop_advises_what_it_takes_from_the_longest_length() -> None:
+    for rollback in (2, 3):
+        cache, rows = made(Pattern.of(SlidingWindow(5)), rollback=rollback), random_rows()
+        number = cache.add()
+        cache.attend(*(x[:20] for x in rows), [number], [20])
+        cache.crop(number, 18)
+        refused = pytest.raises(ValueError, match="no more after 20 tokens; a cache with rollback=3 does")
+        with refused if rollback < 3 else contextlib.nullcontext():
+            cache.crop(number, 17)
 
 
 def test_a_full_pool_is_said_and_nothing_is_lost() -> None:
