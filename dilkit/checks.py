@@ -6,6 +6,7 @@ import math
 import numbers
 import operator
 import sys
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 MOST_SHOWN = 200
@@ -35,6 +36,17 @@ def integer(name: str, value: Any, at_least: int | None = None) -> int:
     if at_least is not None and number < at_least:
         raise ValueError(f"{name}={number} must be at least {at_least}")
     return number
+
+
+def integers(name: str, values: Any, at_least: int | None = None) -> list[int]:
+    """Return the entries of a list, array or tensor as ints.
+
+    Raises TypeError for a value without a length or an order, otherwise as `integer`.
+    """
+    given = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(given, (str, bytes, Set, Mapping)) or not isinstance(given, Collection):
+        raise TypeError(f"{name}={shown(values)} is a {type(values).__name__}; a sequence of integers is needed, such as [0, 2]")
+    return [integer(f"{name}[{i}]", value, at_least) for i, value in enumerate(given)]
 
 
 def _converted(name: str, value: Any) -> int:

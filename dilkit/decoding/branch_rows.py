@@ -95,7 +95,7 @@ class BranchRows(ABC):
     def reorder(self, indices: Tensor) -> None:
         """Take the sequences `indices` instead."""
         with torch.inference_mode(False):
-            self.rows, self.saved = (x.index_select(2, indices.to(x.device)) for x in (self.rows, self.saved))
+            self.rows, self.saved = (x.index_select(2, indices) for x in (self.rows, self.saved))
 
     def _grown(self, slots: int) -> Tensor:
         """Zeros like `rows`, with so many slots."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.checks import integer, one_of, real
+from dilkit.checks import integer, integers, one_of, real, shown
 from dilkit.decoding.branch_rows import BranchRows
 from dilkit.decoding.chunk import attend_chunk
 from dilkit.decoding.gradients import check_no_gradient
@@ -261,20 +261,16 @@ class DilatedCache:
 
         `indices` are integers `(new_batch,)`, at least 0 and less than the batch. Raises TypeError or ValueError for others.
         """
-        try:
-            which = indices if isinstance(indices, Tensor) else torch.as_tensor(indices, device="cpu")
-        except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"indices is a {type(indices).__name__}; integers (new_batch,) are needed") from None
-        if which.dim() != 1 or which.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"indices is {which.dtype} {tuple(which.shape)}; integers (new_batch,) are needed")
+        chosen = integers("indices", indices)
         if self._layout is None:
             raise ValueError("indices: the cache is empty, with no sequences to choose from; call attend first")
         batch = self._layout.batch
-        if len(which) == 0 or bool(((which < 0) | (which >= batch)).any()):
-            raise ValueError(f"indices={which.tolist()} must be some of the {batch} sequences, from 0 to {batch - 1}")
+        if not chosen or min(chosen) < 0 or max(chosen) >= batch:
+            raise ValueError(f"indices={shown(chosen)} must be some of the {batch} sequences, from 0 to {batch - 1}")
+        which = torch.tensor(chosen, device=self._layout.device)
         for store in self._stores:
             store.reorder(which)
-        self._layout, self._facts = replace(self._layout, batch=len(which)), None
+        self._layout, self._facts = replace(self._layout, batch=len(chosen)), None
 
     def state_dict(self) -> CacheState:
         """A copy of all that is kept, in plain values and tensors, for `load_state_dict` or `torch.save`."""

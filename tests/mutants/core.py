@@ -166,8 +166,8 @@ DECODING = (
     Mutant(
         "rows of the batch before are taken after beams were chosen",
         "dilkit/decoding/cache.py",
-        "self._layout, self._facts = replace(self._layout, batch=len(which)), None",
-        "self._layout = replace(self._layout, batch=len(which))",
+        "self._layout, self._facts = replace(self._layout, batch=len(chosen)), None",
+        "self._layout = replace(self._layout, batch=len(chosen))",
         f"{GOING_BACK}::test_rows_of_the_batch_before_are_refused",
     ),
     Mutant(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.checks import integer, one_of, shown
+from dilkit.checks import integer, integers, one_of, shown
 from dilkit.decoding._kept_tokens import kept_tokens
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged._stream import Stream
@@ -79,6 +79,7 @@ class PagedCache:
         check_decodable(pattern)
         self.pattern, self.rollback = pattern, integer("rollback", rollback, at_least=0)
         self.layout = _layout(heads, kv_heads, head_dim, dtype, device, stored)
+        heads, kv_heads = self.layout.heads, self.layout.kv_heads
         pattern.check_heads(heads, kv_heads)
         self._given = pattern.among(heads, kv_heads)
         self._kept = [kept for of_branch in kept_tokens(pattern, self._given) for kept in of_branch]
@@ -103,7 +104,7 @@ class PagedCache:
         return tuple(self._sequences)
 
     def seen(self, sequence: int) -> int:
-        """Tokens of a sequence so far. Raises ValueError for one that there is not; so do all that are given one."""
+        """Tokens of a sequence so far. Raises TypeError or ValueError for one that there is not, as all methods do."""
         return self._of(sequence).seen
 
     def add(self) -> int:
@@ -117,7 +118,7 @@ class PagedCache:
     def drop(self, sequence: int) -> None:
         """Forget a sequence; its pages are free, but for those that others hold."""
         self._of(sequence).clear()
-        del self._sequences[sequence]
+        del self._sequences[integer("sequence", sequence)]
 
     def crop(self, sequence: int, length: int) -> None:
         """Forget all tokens of a sequence but the first `length`.
@@ -137,12 +138,14 @@ class PagedCache:
 
     def reorder(self, sequences: Sequence[int], indices: Sequence[int]) -> None:
         """Make `sequences[i]` what `sequences[indices[i]]` was: the beams that go on, with the same numbers."""
-        which = [integer("indices", index, at_least=0) for index in indices]
-        if len(which) != len(sequences) or any(index >= len(sequences) for index in which):
-            raise ValueError(f"indices={which} must be {len(sequences)} numbers from 0 to {len(sequences) - 1}, one a sequence")
-        before = self._named_once(sequences)
+        which, numbers = integers("indices", indices, at_least=0), integers("sequences", sequences)
+        if len(which) != len(numbers) or any(index >= len(numbers) for index in which):
+            raise ValueError(
+                f"indices={shown(which)} must be {len(numbers)} numbers from 0 to {len(numbers) - 1}, one a sequence"
+            )
+        before = self._named_once(numbers)
         after = [before[index].fork() for index in which]
-        for sequence, old, new in zip(sequences, before, after, strict=True):
+        for sequence, old, new in zip(numbers, before, after, strict=True):
             old.clear()
             self._sequences[sequence] = new
 
@@ -178,7 +181,8 @@ class PagedCache:
         """
         rows = query, key, value
         check_rows(rows, self.pattern, self.layout, sink)
-        pieces = self._pieces(sequences, ends_of(counts, len(sequences), len(query)))
+        numbers = integers("sequences", sequences)
+        pieces = self._pieces(numbers, ends_of(counts, len(numbers), len(query)))
         most = max((piece.sequence.seen + piece.count for piece in pieces), default=0)
         self.pattern.check_seq(most)
         options = dict(sink=sink, scale=scale, bias=bias, softcap=softcap, backend=backend)
@@ -222,7 +226,7 @@ class PagedCache:
 
     def _named_once(self, sequences: Sequence[int]) -> list[SequenceRows]:
         if len(set(sequences)) != len(sequences):
-            raise ValueError(f"sequences={shown(list(sequences))}: a call names a sequence once")
+            raise ValueError(f"sequences={shown(sequences)}: a call names a sequence once")
         return [self._of(sequence) for sequence in sequences]
 
     def _number(self, rows: SequenceRows) -> int:
@@ -231,9 +235,10 @@ class PagedCache:
         return self._next - 1
 
     def _of(self, sequence: int) -> SequenceRows:
-        if not isinstance(sequence, int) or sequence not in self._sequences:
-            raise ValueError(f"sequence={shown(sequence)} is none of this cache, which has {shown(list(self._sequences))}")
-        return self._sequences[sequence]
+        number = integer("sequence", sequence)
+        if number not in self._sequences:
+            raise ValueError(f"sequence={number} is none of this cache, which has {shown(list(self._sequences))}")
+        return self._sequences[number]
 
 
 def _layout(

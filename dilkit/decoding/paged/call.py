@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dilkit.backend import Backend
 from dilkit.bias.base import Bias
-from dilkit.checks import integer, real, shown
+from dilkit.checks import integers, real, shown
 from dilkit.decoding.gradients import check_no_gradient
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged.sequence import SequenceRows
@@ -88,7 +88,7 @@ def check_rows(rows: Rows, pattern: Pattern, layout: Layout, sink: Tensor | None
 
 def ends_of(counts: Sequence[int] | None, sequences: int, rows: int) -> list[int]:
     """Where the rows of each sequence end. Raises TypeError or ValueError unless `counts` are those of so many `rows`."""
-    own = [1] * sequences if counts is None else [integer("counts", count, at_least=0) for count in counts]
+    own = [1] * sequences if counts is None else integers("counts", counts, at_least=0)
     if len(own) != sequences or sum(own) != rows:
         raise ValueError(
             f"counts={shown(own)} of {sequences} sequences are {sum(own)} rows, and query has {rows}; a count for each sequence "

@@ -38,5 +38,5 @@ def attend_prompts(prompts: Sequence[Prompt], rows: Rows, out: Tensor, pattern: 
     scale, text = encode_arguments(query, key, value, pattern, True, call.problem.scale, call.asked, scores=scores)
     further = further_arguments(0.0, cu_seqlens, None, scores)
     computed = attend(query, key, value, None, scale, text, call.sink, *further)[0][0]
-    for prompt, part in zip(prompts, computed.split(counts), strict=True):
+    for prompt, part in zip(prompts, torch.split(computed, counts), strict=True):
         out[prompt.rows] = part

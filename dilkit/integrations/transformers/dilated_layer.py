@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from dilkit.checks import integer
 from dilkit.decoding import DilatedCache
 from dilkit.integrations.transformers.cached import KEPT_BY
 from dilkit.pattern import Pattern
@@ -75,8 +75,10 @@ class DilatedLayer(_CacheLayer):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens."""
+        if integer("tokens_to_remove", tokens_to_remove) > 0:
+            raise ValueError(f"tokens_to_remove={tokens_to_remove} must be at most 0: crop(-2) forgets the last two tokens")
         if self.cache is not None:
-            self.cache.crop(self.cache.seen - abs(tokens_to_remove))
+            self.cache.crop(self.cache.seen + tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.cache is not None:
@@ -84,7 +86,8 @@ class DilatedLayer(_CacheLayer):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.cache is not None and self.cache._layout is not None:
-            self.cache.reorder(torch.arange(self.cache._layout.batch).repeat_interleave(repeats))
+            count = integer("repeats", repeats, at_least=1)
+            self.cache.reorder([i for i in range(self.cache._layout.batch) for _ in range(count)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)

@@ -233,12 +233,15 @@ def test_rows_of_the_batch_before_are_refused() -> None:
     [
         ([0, 2], ValueError, r"indices=\[0, 2\] must be some of the 2 sequences, from 0 to 1"),
         ([-1], ValueError, "must be some of the 2 sequences"),
-        ([], TypeError, r"indices is torch.float32 \(0,\); integers \(new_batch,\) are needed"),
+        ([], ValueError, "must be some of the 2 sequences"),
         (torch.zeros(0, dtype=torch.int64), ValueError, "must be some of the 2 sequences"),
-        ([[0]], TypeError, r"integers \(new_batch,\) are needed"),
-        ([True], TypeError, "indices is torch.bool"),
-        ("01", TypeError, r"indices is a str; integers \(new_batch,\) are needed"),
-        (None, TypeError, "indices is a NoneType; integers"),
+        ([[0]], TypeError, r"indices\[0\]=\[0\] is a list; an integer is needed"),
+        (torch.zeros(1, 2).long(), TypeError, r"indices\[0\]=\[0, 0\] is a list; an integer is needed"),
+        ([1, True], TypeError, r"indices\[1\]=True is a bool"),
+        (torch.tensor([True]), TypeError, r"indices\[0\]=True is a bool"),
+        ("01", TypeError, "indices='01' is a str; a sequence of integers is needed"),
+        (None, TypeError, "indices=None is a NoneType; a sequence"),
+        (iter([0]), TypeError, "is a list_iterator; a sequence"),
     ],
 )
 def test_beams_that_are_not_there(indices: Any, error: type[Exception], message: str) -> None:

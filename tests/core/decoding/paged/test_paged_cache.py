@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -267,6 +268,16 @@ ROWS = random_rows(seq=4)
 REFUSED: dict[str, tuple[Callable[[PagedCache], object], type[Exception], str]] = {
     "no such sequence": (lambda c: c.attend(*ROWS, [0, 1, 2, 9]), ValueError, "sequence=9 is none of this cache"),
     "a sequence twice": (lambda c: c.attend(*ROWS, [0, 0], [2, 2]), ValueError, "names a sequence once"),
+    "True for 1": (lambda c: c.attend(*ROWS, [0, True], [2, 2]), TypeError, r"sequences\[1\]=True is a bool"),
+    "True by itself": (lambda c: c.seen(True), TypeError, "sequence=True is a bool"),
+    "a number": (lambda c: c.attend(*ROWS, 0, [4]), TypeError, "sequences=0 is a int; a sequence of integers"),
+    "a generator": (lambda c: c.attend(*ROWS, (i for i in [0]), [4]), TypeError, "is a generator; a sequence of integers"),
+    "a set": (lambda c: c.attend(*ROWS, {1, 0}, [2, 2]), TypeError, "is a set; a sequence of integers"),
+    "a list in a list": (lambda c: c.attend(*ROWS, [[0]], [4]), TypeError, r"sequences\[0\]=\[0\] is a list"),
+    "a count": (lambda c: c.attend(*ROWS, [0], 4), TypeError, "counts=4 is a int; a sequence of integers"),
+    "True of counts": (lambda c: c.attend(*(x[:1] for x in ROWS), [0], [True]), TypeError, r"counts\[0\]=True is a bool"),
+    "beams of a number": (lambda c: c.reorder(0, [0]), TypeError, "sequences=0 is a int"),
+    "a beam": (lambda c: c.reorder([0], 0), TypeError, "indices=0 is a int"),
     "counts": (lambda c: c.attend(*ROWS, [0, 1], [2, 3]), ValueError, "are 5 rows, and query has 4"),
     "a negative count": (lambda c: c.attend(*ROWS, [0, 1], [5, -1]), ValueError, "counts"),
     "fewer counts": (lambda c: c.attend(*ROWS, [0, 1], [4]), ValueError, "a count for each sequence"),
@@ -299,6 +310,17 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(what: str) -> None:
         call(cache)
     assert ([cache.seen(number) for number in numbers], cache.pool.free) == ([4, 20, 0], free)
     torch.testing.assert_close(cache.attend(*(x[4:5] for x in rows), [0])[0], exact(rows, cache.pattern)[4])
+
+
+def test_numbers_may_be_those_of_arrays() -> None:
+    cache, rows = made(Pattern.dense()), random_rows()
+    numbers = np.array([cache.add(), cache.add()])
+    out = cache.attend(*(torch.cat((x[:3], x[:9])) for x in rows), numbers, torch.tensor([3, 9]))
+    torch.testing.assert_close(out, exact(rows, cache.pattern)[[*range(3), *range(9)]])
+    cache.reorder(tuple(numbers), np.array([1, 1]))
+    cache.crop(numbers[0], np.int32(5))
+    cache.drop(numbers[1])
+    assert (cache.sequences, cache.seen(numbers[0]), cache.seen(cache.fork(numbers[0]))) == ((0,), 5, 5)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ def test_copies_choices_and_a_new_beginning() -> None:
     with torch.no_grad():
         found, wanted = (model(PROMPT[[0, 1, 1], :1], past_key_values=kept).logits for kept in (cache, full))
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+        with pytest.raises(ValueError, match="tokens_to_remove=3 must be at most 0"):
+            cache.crop(3)
+        with pytest.raises(ValueError, match="repeats=0 must be at least 1"):
+            cache.batch_repeat_interleave(0)
         cache.reset()
         assert cache.get_seq_length() == 0
         torch.testing.assert_close(model(PROMPT, past_key_values=cache).logits, model(PROMPT).logits, atol=2e-5, rtol=2e-5)
