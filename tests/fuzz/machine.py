@@ -44,6 +44,8 @@ class Machine(RuleBasedStateMachine):
             self.world.perform(step)
         finally:
             faulthandler.cancel_dump_traceback_later()
+        self.performed["compared"] += self.world.compared
+        self.world.compared = 0
 
     @rule(setting=draw.settings)
     def set_to(self, setting: tuple[str, str]) -> None:
@@ -140,10 +142,16 @@ class Machine(RuleBasedStateMachine):
     def module(self, call: draw.Data, rotary: bool, layer_norm: bool, cross: bool) -> None:
         self.do("module", call=call, rotary=rotary, layer_norm=layer_norm, cross=cross)
 
-    @rule(call=draw.calls(longest=60, ways=("function",), other_kinds=4), actions=draw.actions, page_rows=st.integers(1, 9))
-    def decoded(self, call: draw.Data, actions: list[tuple[int, int]], page_rows: int) -> None:
-        self.do("decoded", call=call, actions=actions, page_rows=page_rows)
+    @rule(decoding=draw.decodings())
+    def decoded(self, decoding: draw.Data) -> None:
+        self.do("decoded", **decoding)
 
     @rule(call=draw.plain_calls, batch=st.booleans())
     def empty(self, call: draw.Data, batch: bool) -> None:
         self.do("empty", call=call, batch=batch)
+
+
+def machine_of(step: str | None) -> type[Machine]:
+    """The machine; with a name, one that performs that step alone."""
+    others = [name for name, x in vars(Machine).items() if hasattr(x, "hypothesis_stateful_rule") and name != step]
+    return Machine if step is None else type("One", (Machine,), dict.fromkeys(others))

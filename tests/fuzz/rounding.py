@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dilkit.oracle import oracle_attention
+from dilkit.oracle import bias_of_rows, oracle_attention
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Results, dropout_in
 from dilkit.testing.tensors import Tensors
@@ -29,10 +29,11 @@ SEVERAL = 4.0
 def within_rounding(problem: Problem, tensors: Tensors, found: Results, exact: Results, lengths: Sequence[int] = ()) -> bool:
     """Whether no number of `found` is farther from `exact` than rounding may bring it; `lengths` are of packed sequences."""
     bounds = _of_sequences(problem, tensors, lengths) if lengths else rounding(problem, tensors)
-    return all(bool((_distances(x, exact[name]) <= SEVERAL * bounds[name]).all()) for name, x in found.items())
+    return all(bool((distances(x, exact[name]) <= SEVERAL * bounds[name]).all()) for name, x in found.items())
 
 
-def _distances(found: Tensor, exact: Tensor) -> Tensor:
+def distances(found: Tensor, exact: Tensor) -> Tensor:
+    """How far each number is from the exact one; infinite where one of both is not finite."""
     found = found.detach().double()
     return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=torch.inf)
 
@@ -61,9 +62,9 @@ def rounding(problem: Problem, tensors: Tensors) -> Results:
         k, v = (x.masked_fill(tensors.mask[:, None, :, None], 0.0) for x in (k, v))
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     dlse = 0.0 if tensors.dlse is None else tensors.dlse.double()[..., None]
-    out, lse, share, seen = _exact(problem, tensors, q, k)
+    out, lse, share, seen, added = _exact(problem, tensors, q, k)
     kept = _kept(problem)
-    noise = fine * (scale * q.abs() @ k.abs().mT + lse[..., None].abs()) + fine
+    noise = fine * (scale * q.abs() @ k.abs().mT + added.abs() + lse[..., None].abs()) + fine
     share_error = share * (noise + own) + least * seen
     out_error = (kept * share_error) @ v.abs() + own * out.abs()
     slope = kept * (dout @ v.mT) - (dout * out).sum(-1, keepdim=True) + dlse
@@ -92,13 +93,19 @@ def _kept(problem: Problem) -> Tensor:
 
 
 def _exact(problem: Problem, tensors: Tensors, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """`out` `(batch, heads, seq, head_dim)`, `lse` (0 where no key is seen), shares of the softmax, and which keys are seen."""
+    """`out` `(batch, heads, seq, head_dim)`, `lse` (0 where no key is seen), shares of the softmax, which keys are seen, bias."""
     options = dict(is_causal=problem.is_causal, key_padding_mask=tensors.mask, scale=problem.scale, dropout=dropout_in(problem))
+    options |= dict(bias=tensors.bias, softcap=problem.softcap or None)
     given = tensors.to("float64")
     out, lse = oracle_attention(*given.qkv, problem.pattern, sink=given.sink, **options)  # type: ignore[arg-type]
     count = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
     if tensors.mask is not None:
         count = count * ~tensors.mask[:, None, None, :]
     lse = lse.masked_fill(lse == -torch.inf, 0.0)
-    share = (problem.scale * q @ k.mT + count.log() - lse[..., None]).exp().masked_fill(count == 0, 0.0)
-    return out.transpose(1, 2), lse, share, count != 0
+    scores, rows, added = problem.scale * q @ k.mT, torch.arange(problem.seq), torch.zeros(())
+    if problem.softcap:
+        scores = problem.softcap * (scores / problem.softcap).tanh()
+    if tensors.bias is not None:
+        added = bias_of_rows(tensors.bias, rows, rows, problem.batch, torch.float64)
+    share = (scores + added + count.log() - lse[..., None]).exp().masked_fill(count == 0, 0.0)
+    return out.transpose(1, 2), lse, share, count != 0, added

@@ -1,6 +1,6 @@
 """Runs the fuzzer: random steps through the public API against the oracle, under AddressSanitizer and UBSan where gcc has them.
 
-    python tests/fuzz/run.py [--minutes 10] [--seed 0] [--json FILE] [--if-possible] [--without-sanitizers]
+    python tests/fuzz/run.py [--minutes 10] [--seed 0] [--only STEP] [--json FILE] [--if-possible] [--without-sanitizers]
     python tests/fuzz/run.py --replay FILE ...
 
 The extensions are built in a copy of the checkout, and `session.py` runs there in a process of its own. What fails is printed
@@ -46,7 +46,7 @@ def main() -> int:
                 return 2
         if args.replay:
             return start(home, variables, "--replay", *(str(path.resolve()) for path in args.replay))
-        report = sessions(home, variables, Path(folder), args.minutes, args.seed)
+        report = sessions(home, variables, Path(folder), args.minutes, args.seed, args.only)
     report["sanitizers"] = home != ROOT
     tell(report)
     if args.json:
@@ -59,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=10, help="how long (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--only", metavar="STEP", help="perform this one step alone, such as decoded")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE, too")
     parser.add_argument("--if-possible", action="store_true", help="a compiler without the sanitizers is no failure")
     parser.add_argument("--without-sanitizers", action="store_true", help="the extensions as they are installed")
@@ -72,14 +73,17 @@ def start(home: Path, variables: dict[str, str], *options: str) -> int:
     return subprocess.run(command, cwd=home, env={**os.environ, **variables}, check=False).returncode
 
 
-def sessions(home: Path, variables: dict[str, str], folder: Path, minutes: float, seed: int) -> dict[str, Any]:
+def sessions(
+    home: Path, variables: dict[str, str], folder: Path, minutes: float, seed: int, only: str | None = None
+) -> dict[str, Any]:
     """Sessions one after the other, until the time is over; the report. One is enough unless its process dies."""
     began, counts, failures, deaths = time.monotonic(), Counter[str](), list[str](), 0
     journal, found = folder / "journal", folder / "counts.json"
     first = seed
     while (left := minutes - (time.monotonic() - began) / 60) > 0 and deaths < MOST_DEATHS:
         found.unlink(missing_ok=True)
-        options = dict(minutes=left, seed=seed, journal=journal, counts=found, found=CORPUS)
+        options: dict[str, Any] = dict(minutes=left, seed=seed, journal=journal, counts=found, found=CORPUS)
+        options |= {} if only is None else dict(only=only)
         code = start(home, variables, *(text for name, value in options.items() for text in (f"--{name}", str(value))))
         counted = json.loads(found.read_text()) if found.exists() else dict(next=seed, counts={}, failures=[], ended=False)
         counts.update(counted["counts"])
@@ -92,7 +96,8 @@ def sessions(home: Path, variables: dict[str, str], folder: Path, minutes: float
         print(f"{failures[-1]}; repeat it with: python tests/fuzz/run.py --replay {kept}", flush=True)
         seed, deaths = seed + 1, deaths + 1
     seconds = round(time.monotonic() - began)
-    return dict(seconds=seconds, seeds=[first, seed], runs=counts.pop("runs", 0), steps=dict(counts), failures=failures)
+    whole = dict(runs=counts.pop("runs", 0), compared=counts.pop("compared", 0))
+    return dict(seconds=seconds, seeds=[first, seed], **whole, steps=dict(counts), failures=failures)
 
 
 def tell(report: dict[str, Any]) -> None:
@@ -101,6 +106,7 @@ def tell(report: dict[str, Any]) -> None:
     print(f"{report['runs']:,} runs of {sum(steps.values()):,} steps in {report['seconds'] / 60:.0f} minutes, ", end="")
     print(f"seeds {first} to {end - 1}, {'with' if report['sanitizers'] else 'without'} sanitizers")
     print(", ".join(f"{name} {count:,}" for name, count in sorted(steps.items())))
+    print(f"{report['compared']:,} calls of caches compared with whole sequences")
     print(f"{len(report['failures'])} failures", *report["failures"], sep="\n")
 
 

@@ -1,6 +1,6 @@
 """A session of the fuzzer in this process: seeds one after the other until its time is over, or steps from a file.
 
-    python tests/fuzz/session.py --minutes 10 --seed 0 --journal FILE --counts FILE [--found FOLDER]
+    python tests/fuzz/session.py --minutes 10 --seed 0 --journal FILE --counts FILE [--found FOLDER] [--only STEP]
     python tests/fuzz/session.py --replay FILE ...
 
 `run.py` starts it, with the sanitizers where there are any.
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")  # or torch keeps gigabytes: a 16-bit matmul for each shape that it has seen
 
 from fuzz.journal import CORPUS, Journal, keep, read, write
-from fuzz.machine import Machine
+from fuzz.machine import Machine, machine_of
 from fuzz.world import World
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--counts", type=Path)
     parser.add_argument("--found", type=Path, default=CORPUS)
+    parser.add_argument("--only")
     parser.add_argument("--replay", type=Path, nargs="+")
     args = parser.parse_args()
     os.environ[TUNED.name] = "none"
@@ -55,7 +56,7 @@ def main() -> int:
             perform(read(path))
             print(f"{path.name}: right")
         return 0
-    return fuzz(args.minutes, args.seed, args.journal, args.counts, args.found)
+    return fuzz(args.minutes, args.seed, args.journal, args.counts, args.found, args.only)
 
 
 def perform(steps: list[dict[str, Any]]) -> None:
@@ -68,7 +69,7 @@ def perform(steps: list[dict[str, Any]]) -> None:
         world.close()
 
 
-def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path) -> int:
+def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path, only: str | None = None) -> int:
     """Seeds from `first` on until `minutes` are over. Counts are written after each: 'next' is the seed to go on with, and
     'ended' says at last that no time is left. The exit code does not tell: sanitizers end a process with that of a failure."""
     done: Counter[str] = Counter()
@@ -77,7 +78,7 @@ def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path) -
     with tqdm(total=round(minutes * 60), unit="s", disable=not sys.stderr.isatty()) as bar:
         number = first
         while (passed := time.monotonic() - start) < minutes * 60 and len(failures) < MOST_FOUND:
-            failures += try_seed(number, journal, found)
+            failures += try_seed(number, journal, found, only)
             number += 1
             counts.write_text(json.dumps(dict(next=number, counts=done, failures=failures, ended=False)))
             bar.update(min(bar.total, round(passed)) - bar.n)
@@ -85,7 +86,7 @@ def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path) -
     return bool(failures)
 
 
-def try_seed(number: int, journal: Path, found: Path) -> list[str]:
+def try_seed(number: int, journal: Path, found: Path, only: str | None) -> list[str]:
     """The runs of one seed; the failing ones, as kept in the folder `found`."""
     options = settings(
         max_examples=RUNS,
@@ -97,7 +98,7 @@ def try_seed(number: int, journal: Path, found: Path) -> list[str]:
         phases=[Phase.generate],  # which shrinks for minutes; dropping steps does most of it
     )
     try:
-        run_state_machine_as_test(seed(number)(Machine), settings=options)
+        run_state_machine_as_test(seed(number)(machine_of(only)), settings=options)
     except Exception as error:
         shorten(journal)
         kept = keep(journal, found)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dilkit import Neighborhood, Pattern
 from dilkit.orders.checks import CURVES
-from dilkit.problem import DTYPES
+from dilkit.problem import DTYPES, STORED
 from dilkit.registry import backends
+from dilkit.testing.bias_forms import BIAS_FORMS
 from dilkit.testing.problems import Case
 
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
@@ -128,8 +129,35 @@ def calls_with_cuts(draw: st.DrawFn, calls: st.SearchStrategy[Data]) -> tuple[Da
 calls_of_kinds = calls(longest=120, ways=("function",), other_kinds=6, dropout=(0.0, 0.0, 0.0, 0.3), may_pack=True)
 
 
-actions = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 1, 1, 1, 2, 5, 20, 0, -1, -2])), max_size=30)
-"""Of decoding: a sequence, and a number of rows for it; 0 and less have meanings of their own."""
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["rows", "rows", "steps", "segment", "draft", "back", "move"]),
+        st.integers(0, 2),
+        st.sampled_from([1, 1, 1, 2, 3, 4, 5, 9, 20, 70]),
+    ),
+    max_size=30,
+)
+"""Of decoding: what is done, a slot of the cache, and how many rows."""
+
+
+@st.composite
+def decodings(draw: st.DrawFn) -> Data:
+    """The arguments of a step that decodes: a causal call of any pattern and bias, and what is done on the way."""
+    call = draw(calls(longest=draw(st.sampled_from([60, 60, 200])), ways=("function",), other_kinds=4))
+    call["case"] |= dict(
+        bias=draw(st.sampled_from([*["none"] * len(BIAS_FORMS), *BIAS_FORMS])),
+        softcap=draw(st.sampled_from([0.0, 0.0, 0.7, 5.0])),
+    )
+    return dict(
+        call=call,
+        actions=draw(actions),
+        page_rows=draw(st.integers(1, 9)),
+        rollback=draw(st.sampled_from([0, 1, 3, 3, 8, 20])),
+        stored=draw(st.sampled_from([None, None, None, *STORED[call["case"]["dtype"]]])),
+        pages=draw(st.sampled_from([None, None, None, 40])),
+    )
+
+
 texts = st.text(max_size=6) | st.sampled_from(["", ";", "{", "}", "null", "1e999", "[]", "-1", "9" * 30, "\x00", '"', "NaN"])
 junk: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),

@@ -38,6 +38,8 @@ class World:
 
     def __init__(self) -> None:
         self.pending: list[passes.Pending] = []
+        self.compared = 0
+        """Steps of decoding that were compared with the oracle."""
         self.before = dict(os.environ)
         self.threads = torch.get_num_threads()
         plan.cache_clear()

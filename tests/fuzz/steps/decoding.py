@@ -1,122 +1,208 @@
-"""Sequences that are decoded: prompts, chunks and steps in any order, forked and taken back, each row against the oracle."""
+"""Sequences that are decoded: prompts, chunks and steps in any order, forked and taken back, each step against the oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from fuzz.caches import OfDilatedCache, OfDilatedLayer, OfDynamicCache, OfKvCache, OfPagedCache, Rows, Slots
 from fuzz.calls import Call, tensors_of
-from fuzz.checks import require, require_right
+from fuzz.checks import require
+from fuzz.rounding import SEVERAL, distances, rounding
 from torch import Tensor
 
-from dilkit import DilatedCache, PagedCache
-from dilkit.pattern import PatternError
+from dilkit import PoolFullError
+from dilkit.decoding.stored import decoded as decoded_rows
+from dilkit.decoding.stored import encoded
+from dilkit.selector import NoBackendError
+from dilkit.testing import accuracy
 from dilkit.testing.tensors import Tensors
 
-POOL = 1 << 22
-MOST_ROLLBACK = 3
+Action = tuple[str, int, int]
 
 
-def decoded(world: Any, call: dict[str, Any], actions: Sequence[tuple[int, int]], page_rows: int) -> None:
-    """All sequences of a batch, each as fast as `actions` say, in one `PagedCache`, and at one pace in a `DilatedCache`.
+def decoded(
+    world: Any,
+    call: dict[str, Any],
+    actions: Sequence[Action],
+    page_rows: int,
+    rollback: int = 3,
+    stored: str | None = None,
+    pages: int | None = None,
+) -> None:
+    """All sequences of a batch, decoded in every kind of cache by the same `actions`: a name, a slot and a number.
 
-    An action is a number of rows for a sequence; 0 forks it and goes on with the copy, less takes so many rows back.
+    "rows": so many rows of the slot come. "steps": a few come one by one. "segment": first those up to where all segments begin.
+    "draft": so many come, some of them wrong, which are taken back. "back": so many are taken back, where the cache can.
+    "move": slots change places, or the cache becomes a copy of itself.
     """
     one = Call.from_data(call)
     one = replace(one, case=replace(one.case, is_causal=True, mask="none", values="normal", dropout_p=0.0), through_lse=False)
     tensors = tensors_of(one)
-    try:
-        caches = _Paged(one, tensors, page_rows), _Together(one, tensors)
-    except PatternError:  # a grid, or heads that a cache does not take
-        return
-    for cache in caches:
-        for which, rows in actions:
-            cache.act(which, rows)
-        cache.finish()
-        require_right(replace(one, wants=(False,) * 3), tensors, {"out": cache.out})
+    kept = tensors
+    if stored is not None:
+        wide = torch.promote_types(tensors.query.dtype, torch.float32)
+        key, value = (decoded_rows(encoded(x, getattr(torch, stored)), wide) for x in (tensors.key, tensors.value))
+        kept = replace(tensors, key=key, value=value)
+    exact, rounded = _Whole(one, tensors), _Whole(one, kept)
+    for slots in _caches(one, tensors, page_rows, rollback, stored, pages):
+        rounds = stored is not None and isinstance(slots, (OfDilatedCache, OfPagedCache))
+        run = _Run(slots, rounded if rounds else exact)
+        for action in actions:
+            run.act(*action)
+        run.finish()
+        world.compared += run.compared
 
 
-class _Together:
-    """All sequences of the batch in a `DilatedCache`."""
+def _caches(one: Call, tensors: Tensors, page_rows: int, rollback: int, stored: str | None, pages: int | None) -> Iterator[Slots]:
+    """Yield the caches that take the case."""
+    if any(branch.is_of_whole_sequences for branch in one.case.pattern.branches):
+        return  # a grid, of which sequences that grow are none
+    case, own = one.case, dict(scale=one.case.scale, sink=tensors.sink, softcap=one.case.softcap or None)
+    options: dict[str, Any] = dict(own, backend=one.backend)
+    yield OfKvCache(case, tensors, options, side_by_side=page_rows % 2 == 0)
+    with_transformers = importlib.util.find_spec("transformers") is not None
+    if with_transformers:
+        yield OfDynamicCache(case, tensors, own)
+    yield OfDilatedCache(case, tensors, options, rollback, stored)
+    if with_transformers and tensors.bias is None and not case.softcap:
+        yield OfDilatedLayer(case, tensors, own, rollback)
+    if tensors.bias is None or not tensors.bias.by_row:
+        yield OfPagedCache(case, tensors, options, rollback, stored, page_rows, pages)
+
+
+class _Whole:
+    """The whole sequences, computed by the oracle, and how far a result may be from them."""
 
     def __init__(self, one: Call, tensors: Tensors) -> None:
-        case = one.case
-        self.rows, self.seq = tensors.qkv, case.seq
-        self.options: dict[str, Any] = dict(scale=case.scale, sink=tensors.sink)
-        self.out = torch.full_like(tensors.query, torch.nan, memory_format=torch.contiguous_format)
-        shortest = min(branch.forgets_every for branch in case.pattern.branches)
-        self.longest = 0
-        """Tokens at most so far: what is taken back counts from there."""
-        self.cache = DilatedCache(case.pattern, case.kv_heads or case.heads, rollback=min(MOST_ROLLBACK, shortest))
+        self.problem = replace(one.case, gradients=True).problem(requires_grad=False)
+        self.tensors = replace(tensors, dlse=None)
+        self.expected = accuracy.expected(self.problem, self.tensors)
+        self.bounds: Tensor | None = None
 
-    def act(self, which: int, rows: int) -> None:
-        seen = self.cache.seen
-        if rows < 0:
-            if seen == self.longest:
-                self.cache.crop(max(0, seen + max(rows, -self.cache.rollback)))
-        elif rows == 0:
-            restored = DilatedCache(self.cache.pattern, self.cache.kv_heads, rollback=self.cache.rollback)
-            restored.load_state_dict(self.cache.state_dict())
-            self.cache = restored
-        else:
-            self._attend(min(rows, self.seq - seen))
-
-    def _attend(self, count: int) -> None:
-        own = slice(self.cache.seen, self.cache.seen + count)
-        if count:
-            self.out[:, own] = self.cache.attend(*(x[:, own].detach() for x in self.rows), **self.options)
-            self.longest = max(self.longest, own.stop)
-
-    def finish(self) -> None:
-        self._attend(self.seq - self.cache.seen)
-
-
-class _Paged:
-    """Each sequence of the batch by itself in a `PagedCache`, the pages of which hold NaN before anything is stored."""
-
-    def __init__(self, one: Call, tensors: Tensors, page_rows: int) -> None:
-        case = one.case
-        sizes = case.heads, case.kv_heads or case.heads, case.head_dim
-        options: dict[str, Any] = dict(page_rows=page_rows, rollback=MOST_ROLLBACK, dtype=tensors.query.dtype)
-        page = 2 * page_rows * sizes[1] * sizes[2] * tensors.query.dtype.itemsize
-        self.cache = PagedCache(case.pattern, *sizes, nbytes=max(POOL, 200 * page), **options)
-        self.cache.pool.rows.fill_(torch.nan)
-        self.rows, self.seq = tensors.qkv, case.seq
-        self.options: dict[str, Any] = dict(scale=case.scale, sink=tensors.sink)
-        self.numbers = [self.cache.add() for _ in range(len(tensors.query))]
-        self.longest = [0] * len(self.numbers)
-        self.out = torch.full_like(tensors.query, torch.nan, memory_format=torch.contiguous_format)
-
-    def act(self, which: int, rows: int) -> None:
-        which %= len(self.numbers)
-        number, seen = self.numbers[which], self.cache.seen(self.numbers[which])
-        if rows < 0 and seen == self.longest[which]:
-            self.cache.crop(number, max(0, seen + max(rows, -MOST_ROLLBACK)))
-        elif rows == 0:
-            self.numbers[which] = self.cache.fork(number)
-            self.cache.drop(number)
-        elif rows > 0:  # another sequence has a row, too
-            self._attend([min(rows, self.seq - seen) if i == which else min(1, self._left(i)) for i in range(len(self.numbers))])
-
-    def _left(self, which: int) -> int:
-        return self.seq - self.cache.seen(self.numbers[which])
-
-    def _attend(self, counts: list[int]) -> None:
-        starts = [self.cache.seen(number) for number in self.numbers]
-        places = [(i, slice(start, start + count)) for i, (start, count) in enumerate(zip(starts, counts, strict=True))]
-        query, key, value = (torch.cat([x[i, own].detach() for i, own in places]) for x in self.rows)
-        if not len(query):
+    def check(self, text: int, start: int, out: Tensor, what: str) -> None:
+        """Raise `Wrong` unless `out` are the rows from `start` on of sequence `text`."""
+        own = text, slice(start, start + len(out))
+        exact = self.expected.exact["out"][own]
+        error = accuracy.distance(out, exact) if out.numel() else 0.0
+        if error <= accuracy.LIMITS["out"] * self.expected.error["out"] and out.dtype == self.tensors.query.dtype:
             return
-        out = self.cache.attend(query, key, value, self.numbers, counts, **self.options)
-        parts: list[Tensor] = list(out.split(counts))
-        for (i, own), part in zip(places, parts, strict=True):
-            self.out[i, own] = part
-            self.longest[i] = max(self.longest[i], own.stop)
+        if self.bounds is None:
+            self.bounds = rounding(self.problem, self.tensors)["out"]
+        near = bool((distances(out, exact) <= SEVERAL * self.bounds[own]).all())
+        require(near and out.dtype == self.tensors.query.dtype, f"{what}: {out.dtype}, error {error:.2g}")
+
+
+class _Run:
+    """Actions on one cache. `longest`: tokens at most that each slot has had; what is taken back counts from there."""
+
+    def __init__(self, slots: Slots, whole: _Whole) -> None:
+        self.slots, self.whole, self.compared = slots, whole, 0
+        self.rows: Rows = tuple(x.detach() for x in slots.tensors.qkv)  # type: ignore[assignment]
+        self.seq, self.longest = slots.case.seq, [0] * len(slots.texts)
+        self.period = math.lcm(*(branch.forgets_every for branch in slots.case.pattern.branches))
+
+    def act(self, name: str, slot: int, number: int) -> None:
+        slot %= len(self.longest)
+        if name == "segment" and self.period < self.seq:
+            self._attend(self._counts(slot, self.period - self.slots.seen[slot] % self.period))
+        if name == "steps":
+            for _ in range(min(number, 5)):
+                self._attend(self._counts(slot, 1))
+        elif name in ("rows", "segment"):
+            self._attend(self._counts(slot, number))
+        elif name == "draft":
+            self._draft(slot, number)
+        elif name == "back":
+            self._back(slot, number)
+        else:
+            self._move(number)
 
     def finish(self) -> None:
-        self._attend([self._left(i) for i in range(len(self.numbers))])
-        for number in self.numbers:
-            self.cache.drop(number)
-        require(self.cache.pool.free == self.cache.pool.pages, "pages have not come back")
+        """The rest of all sequences, and the end of the cache."""
+        counts = [self.seq - seen for seen in self.slots.seen]
+        if self._attend(counts) is None:
+            for slot, count in enumerate(counts):
+                self._attend([count if i == slot else 0 for i in range(len(counts))])
+        self.slots.close()
+
+    def _counts(self, slot: int, number: int) -> list[int]:
+        """So many rows of a slot, and one of each other, as far as there are some; the same number of all at one pace."""
+        left = [self.seq - seen for seen in self.slots.seen]
+        return [min(number if i == slot or self.slots.at_one_pace else 1, rest) for i, rest in enumerate(left)]
+
+    def _attend(self, counts: list[int], rows: Rows | None = None, right: int | None = None) -> list[int] | None:
+        """`counts`, once the next rows have been compared, `right` of them; None where the pool was too full."""
+        if not any(counts):
+            return counts
+        try:
+            outs = self._attended(self.rows if rows is None else rows, counts)
+        except PoolFullError:
+            return None
+        before = self.slots.seen[:]
+        for i, (out, count) in enumerate(zip(outs, counts, strict=True)):
+            require(len(out) == count, f"{type(self.slots).__name__}: {len(out)} rows for {count}")
+            what = f"{type(self.slots).__name__}, slot {i}, {count} rows after {before[i]}"
+            self.whole.check(self.slots.texts[i], before[i], out[:right], what)
+            self.slots.seen[i] += count
+            self.longest[i] = max(self.longest[i], self.slots.seen[i])
+        self.compared += 1
+        return counts
+
+    def _attended(self, rows: Rows, counts: list[int]) -> list[Tensor]:
+        try:
+            with torch.inference_mode(self.compared % 3 == 2):
+                return self.slots.attend(rows, counts)
+        except NoBackendError:  # that of the call does not decode
+            require(self.slots.options.get("backend") is not None, "no backend decodes")
+            self.slots.options = dict(self.slots.options, backend=None)
+            return self.slots.attend(rows, counts)
+
+    def _draft(self, slot: int, number: int) -> None:
+        """Of an odd number of rows all are NaN, of an even one half are right and half are wrong. The wrong ones are taken back.
+
+        NaN lies in calls of its own: rows before one in the same call may get NaN, as docs/definition.md says.
+        """
+        most = number if self.slots.rollback is None else min(number, self.slots.rollback)
+        counts = self._counts(slot, most)
+        if not self.slots.at_one_pace:
+            counts = [count if i == slot else 0 for i, count in enumerate(counts)]
+        if not (count := counts[slot]):
+            return
+        right = 0 if count % 2 else count // 2
+        end = self.slots.seen[slot] + right
+        wrong = tuple(x.clone(memory_format=torch.contiguous_format) for x in self.rows)
+        for x in wrong:
+            x[:, end:] = 3 - 2 * x[:, end:] if right else torch.nan
+        if self._attend(counts, wrong, right) is not None:  # type: ignore[arg-type]
+            self._crop(slot, end)
+
+    def _back(self, slot: int, number: int) -> None:
+        length, most = max(0, self.slots.seen[slot] - number), self.slots.rollback
+        if most is None or not length or length >= self.longest[slot] - most:
+            self._crop(slot, length)
+            return
+        try:
+            self._crop(slot, length)
+        except ValueError as error:
+            require("length" in str(error), str(error))
+
+    def _crop(self, slot: int, length: int) -> None:
+        self.slots.crop(slot, length)
+        for i in range(len(self.longest)) if self.slots.at_one_pace else (slot,):
+            self.slots.seen[i], self.longest[i] = length, self.longest[i] if length else 0
+
+    def _move(self, number: int) -> None:
+        """Slots go round, or one becomes a copy of the next."""
+        size = len(self.longest)
+        order = [(i + number) % size for i in range(size)]
+        if number % 2:
+            order[0] = order[-1]
+        self.slots.move(order, number)
+        self.slots.texts, self.slots.seen, self.longest = (
+            [of_slots[i] for i in order] for of_slots in (self.slots.texts, self.slots.seen, self.longest)
+        )

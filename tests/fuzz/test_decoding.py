@@ -1,0 +1,86 @@
+"""Every kind of pattern and of bias, decoded in every cache by the fuzzer's own step, and faults that it finds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fuzz.calls import Call
+from fuzz.checks import Wrong
+from fuzz.steps.decoding import Action
+from fuzz.world import World
+from helpers.thinned import diagonal
+
+from dilkit import BlockSparse, DilatedCache, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
+from dilkit.decoding.paged.sequence import SequenceRows
+from dilkit.op.scores import Scores
+from dilkit.problem import DTYPES, STORED
+from dilkit.testing.bias_forms import BIAS_FORMS
+from dilkit.testing.problems import Case
+
+SEQ = 40
+PATTERNS = {
+    "segments": Pattern([6, 10, 21], [1, 3, 5]),
+    "nested": Pattern([4, 8], [1, 2]),
+    "offsets by block": Pattern([6, 12], [2, 3], offset="block"),
+    "once by heads": Pattern([5, 10, 15], [1, 2, 3], overlap="once", heads=[(0, 5), None, (3, 6)]),
+    "shard": Pattern([6, 12], [2, 4], head_shard=(3, 11)),
+    "dense": Pattern.dense(),
+    "sinks": Pattern.streaming_llm(5, sinks=3),
+    "tokens that see all": Pattern.of(GlobalTokens([3, 20, 31]), SlidingWindow(17, 4)),
+    "blocks": Pattern.of(BlockSparse.bigbird(10, 5, heads=6), Prefix(7, heads=(0, 2))),
+    "of all kinds": Pattern.of(DilatedSegment(8, 2), SlidingWindow(5), GlobalTokens([9, 2], "read"), Strided(9)),
+    "once": Pattern.of(Strided(4), DilatedSegment(12, 3), SlidingWindow(9, 2), GlobalTokens([1, 17]), overlap="once"),
+    "documents": Pattern.of(Documents([9, 4, SEQ - 13]), SlidingWindow(20)),
+}
+
+
+def decode(pattern: Pattern, seed: int, actions: list[Action] | None = None, **given: Any) -> int:
+    """How many steps of all caches were compared. What is not `given` of the case, and the actions, are drawn."""
+    draw, world = random.Random(seed), World()
+    fields: dict[str, Any] = dict(
+        dtype=draw.choice(DTYPES), softcap=draw.choice([0.0, 0.7]), sink=draw.choice(["none", "random"])
+    )
+    fields |= dict(seq=SEQ, heads=6, kv_heads=3, head_dim=4) | given
+    names, numbers = ["rows", "steps", "segment", "draft", "back", "move"], [1, 2, 3, 4, 6, 12]
+    actions = actions or [(draw.choice(names), draw.randrange(2), draw.choice(numbers)) for _ in range(5)]
+    call = Call(
+        case=Case(feature="decoding", variant=str(seed), pattern=pattern, **fields), backend=draw.choice(["native", "reference"])
+    ).to_data()
+    more = dict(stored=draw.choice([None, *STORED[fields["dtype"]]]), pages=draw.choice([None, 60]), rollback=draw.choice([3, 5]))
+    try:
+        world.perform(dict(do="decoded", call=call, actions=actions, page_rows=3, **more))
+    finally:
+        world.close()
+    return world.compared
+
+
+@pytest.mark.parametrize(("name", "bias"), diagonal(PATTERNS, ["none", *BIAS_FORMS]))
+def test_steps_are_rows_of_the_whole(name: str, bias: str) -> None:
+    assert decode(PATTERNS[name], len(name), bias=bias) > 10
+
+
+def from_the_beginning(scores: Scores, rows: Any) -> Scores:
+    return OF_ROWS(scores, slice(0, rows.stop - rows.start) if isinstance(rows, slice) else rows - rows.min())
+
+
+OF_ROWS = Scores.of_rows
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
+    "a bias that begins anew": (Scores, "of_rows", from_the_beginning, "grid"),
+    "rows that are given back too soon": (SequenceRows, "_first_again", lambda sequence, row: row, "none"),
+    "a crop that is forgotten": (DilatedCache, "crop", lambda cache, length: None, "none"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "fault", "bias"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_found(
+    owner: Any, name: str, fault: Callable[..., Any], bias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions = [("rows", 0, 8), ("rows", 0, 4), ("back", 0, 3), ("rows", 0, 3), ("rows", 0, 4)]
+    plain: dict[str, Any] = dict(bias=bias, actions=actions, dtype="float64", softcap=0.0)
+    decode(PATTERNS["nested"], 0, **plain)
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises((Wrong, ValueError)):
+        decode(PATTERNS["nested"], 0, **plain)
