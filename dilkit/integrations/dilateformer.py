@@ -10,7 +10,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dilkit.attention import dilated_attention
 from dilkit.checks import probability, real
@@ -74,12 +73,13 @@ class MultiDilatelocalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`out` like `x`, `(batch, height, width, dim)`."""
-        if x.dim() != 4 or x.shape[-1] != self.qkv.in_channels:
-            raise ValueError(f"x has shape {tuple(x.shape)}; (batch, height, width, dim={self.qkv.in_channels}) is needed")
-        batch, height, width, dim = x.shape
+        dim = self.num_heads * self.head_dim
+        if x.dim() != 4 or x.shape[-1] != dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}; (batch, height, width, dim={dim}) is needed")
+        batch, height, width, _ = x.shape
         pattern = self._pattern((height, width))
-        projected = F.linear(x, self.qkv.weight.flatten(1), self.qkv.bias)  # cell by cell, without the channels moving first
-        query, key, value = projected.view(batch, height * width, 3, self.num_heads, self.head_dim).unbind(2)
+        projected = self.qkv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)  # channels last in memory, before and after
+        query, key, value = projected.reshape(batch, height * width, 3, self.num_heads, self.head_dim).unbind(2)
         dropped = self.attn_drop if self.training else 0.0
         out = dilated_attention(query, key, value, pattern, scale=self.scale, dropout_p=dropped)
         assert isinstance(out, Tensor)

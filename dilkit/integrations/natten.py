@@ -70,10 +70,9 @@ class NeighborhoodAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`out` like `x`, `(batch, *map, dim)`."""
-        if x.dim() != self.dims + 2 or x.shape[-1] != self.qkv.in_features:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}; (batch, {self.dims} sizes of a map, dim={self.qkv.in_features}) is needed"
-            )
+        dim = self.num_heads * self.head_dim
+        if x.dim() != self.dims + 2 or x.shape[-1] != dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}; (batch, {self.dims} sizes of a map, dim={dim}) is needed")
         shape = tuple(x.shape[1:-1])
         missing = [max(0, k * d - size) for k, d, size in zip(self.kernel_size, self.dilation, shape, strict=True)]
         pattern = _pattern(tuple(map(sum, zip(shape, missing, strict=True))), self.kernel_size, self.dilation)
@@ -85,7 +84,7 @@ class NeighborhoodAttention(nn.Module):
     def _attend(self, x: Tensor, pattern: Pattern) -> Tensor:
         """The heads' results side by side, like `x`, a map at least as large as a window."""
         batch, *shape, dim = x.shape
-        query, key, value = self.qkv(x).view(batch, math.prod(shape), 3, self.num_heads, self.head_dim).unbind(2)
+        query, key, value = self.qkv(x).reshape(batch, math.prod(shape), 3, self.num_heads, self.head_dim).unbind(2)
         bias = None
         if self.rpb is not None:  # which counts the offsets of keys from queries
             bias = GridTable(self.rpb.flip(self._offset_dims), tuple(shape), self.dilation)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dilkit.attention import dilated_attention
 from dilkit.bias.alibi import CoordinateAlibi, alibi_slopes
 from dilkit.checks import boolean
-from dilkit.nn.checks import even_heads
+from dilkit.nn.checks import check_plain, even_heads
 from dilkit.pattern import Pattern
 
 DENSE = Pattern.dense()
@@ -52,7 +52,8 @@ class TitanAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int, *, qkv_bias: bool = True) -> None:
         super().__init__()
         boolean("qkv_bias", qkv_bias)
-        self.num_heads, self.head_dim = num_heads, even_heads(dim, num_heads)
+        even_heads(dim, num_heads)
+        self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
@@ -85,10 +86,12 @@ class TitanAttention(nn.Module):
             )
         if module.attn_drop_prob:
             raise ValueError(f"attn_drop_prob={module.attn_drop_prob} of the attention; 0 is needed, as in the published model")
-        made = cls(module.qkv.in_features, module.num_heads, qkv_bias=module.qkv.bias is not None)
+        check_plain("the attention", module, type(module), "register hooks after replace_attention")
+        made = cls(module.num_heads, module.num_heads)  # whose layers those of the module replace
         for name in ("qkv", "q_norm", "k_norm", "proj", "proj_drop"):
             setattr(made, name, getattr(module, name))
-        return made.to(module.qkv.weight.device).train(module.training)
+        place: Tensor = next(module.parameters(), made.slopes)
+        return made.to(place.device).train(module.training)
 
     def forward(self, x: Tensor, attn_bias: Tensor, bg_mask: Tensor | None = None) -> Tensor:
         """`out` like `x`, `(batch, 1 + tiles, dim)`, the class token first.
@@ -98,7 +101,7 @@ class TitanAttention(nn.Module):
         themselves alone; of a batch of one it is ignored, as in TITAN, which takes such tiles out before.
         """
         batch, rows, dim = x.shape
-        q, k, v = self.qkv(x).view(batch, rows, 3, self.num_heads, self.head_dim).unbind(2)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         q, k = self.q_norm(q), self.k_norm(k)
         coordinates, tiles = self._coordinates(attn_bias, batch, rows - 1), None
         if bg_mask is not None and batch > 1:
@@ -111,7 +114,7 @@ class TitanAttention(nn.Module):
         """`(batch, tiles, heads, head_dim)`: what tiles see of tiles, merged with the class token."""
         call: Any = dict(key_padding_mask=None if tiles is None else ~tiles, bias=CoordinateAlibi(self.slopes, coordinates))
         seen, lse = dilated_attention(q[:, 1:], k[:, 1:], v[:, 1:], DENSE, return_lse=True, **call)
-        score = torch.einsum("bnhd,bhd->bhn", q[:, 1:].to(lse.dtype), k[:, 0].to(lse.dtype)) * self.head_dim**-0.5
+        score = torch.einsum("bnhd,bhd->bhn", q[:, 1:].to(lse.dtype), k[:, 0].to(lse.dtype)) * q.shape[-1] ** -0.5
         share = torch.sigmoid(score - lse).transpose(1, 2).unsqueeze(-1)  # the weight of the class token among all
         out = torch.lerp(seen.to(lse.dtype), v[:, :1].to(lse.dtype), share).to(v.dtype)
         return out if tiles is None else torch.where(tiles[:, :, None, None], out, v[:, 1:])

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dilkit.attention import dilated_attention
 from dilkit.bias.base import Bias
-from dilkit.checks import real
+from dilkit.checks import real, shown
+from dilkit.decoding import DilatedCache
 from dilkit.keywords import refusing
 from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.arguments import check_pattern
@@ -17,8 +18,16 @@ from dilkit.op.scores import check_softcap
 from dilkit.orders.attention import ordered_dilated_attention
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
+from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
+
+_WHY_NOT = {
+    ("cache", "key_padding_mask"): "which keeps no mask; give shorter sequences another cache",
+    ("cache", "return_lse"): "which returns the result alone; leave it out",
+    ("cu_seqlens", "cache"): "but a cache is of sequences of one length; give each sequence its own",
+    ("cu_seqlens", "key_padding_mask"): "but packed sequences have no mask; leave the masked tokens out",
+}
 
 
 class DilatedAttention(KeptBias):
@@ -79,31 +88,61 @@ class DilatedAttention(KeptBias):
         sink: Tensor | None = None,
         dropout_p: float = 0.0,
         bias: Bias | None = None,
+        cache: DilatedCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`.
 
-        A `bias` takes the place of the module's own.
+        A `bias` takes the place of the module's own. With `cu_seqlens` it is `dilated_attention_varlen`, on tensors
+        `(total, heads, head_dim)`. With a `cache` of the pattern it is `cache.attend` of the next rows, which is causal.
         """
-        options: dict[str, Any] = dict(
-            is_causal=is_causal,
-            key_padding_mask=key_padding_mask,
-            sink=sink,
-            scale=self.scale,
-            dropout_p=dropout_p,
-            bias=self.bias if bias is None else bias,
-            softcap=self.softcap,
-            backend=self.backend,
-            return_lse=return_lse,
-        )
+        options: dict[str, Any] = dict(sink=sink, scale=self.scale, softcap=self.softcap, backend=self.backend)
+        options["bias"] = self.bias if bias is None else bias
+        if cu_seqlens is not None:
+            self._check_alone("cu_seqlens", key_padding_mask=key_padding_mask, cache=cache)
+            options.update(is_causal=is_causal, dropout_p=dropout_p, return_lse=return_lse)
+            return dilated_attention_varlen(query, key, value, self.pattern, cu_seqlens, max_seqlen, **options)
+        if max_seqlen is not None:
+            raise ValueError(f"max_seqlen={max_seqlen} is given without cu_seqlens, which says where sequences begin; give both")
+        if cache is not None:
+            self._check_alone("cache", key_padding_mask=key_padding_mask, return_lse=return_lse or None)
+            self._check_cache(cache, is_causal, dropout_p)
+            return cache.attend(query, key, value, **options)
+        options.update(is_causal=is_causal, dropout_p=dropout_p, return_lse=return_lse, key_padding_mask=key_padding_mask)
         if self.orders is not None:
             return ordered_dilated_attention(query, key, value, self.pattern, self.orders, **options)
         return dilated_attention(query, key, value, self.pattern, **options)
+
+    def _check_alone(self, name: str, **others: object) -> None:
+        """Raise ValueError where `name` is given with an argument, or to a module, that it does not go with."""
+        if self.orders is not None:
+            raise ValueError(f"{name} is given, but the attention is along token orders; DilatedAttention(pattern) is needed")
+        for other, given in others.items():
+            if given is not None:
+                raise ValueError(f"{other} is given with {name}, {_WHY_NOT[name, other]}")
+
+    def _check_cache(self, cache: DilatedCache, is_causal: bool, dropout_p: float) -> None:
+        """Raise TypeError or ValueError unless the call is one of decoding with this pattern."""
+        check_cache(cache)
+        if cache.pattern != self.pattern:
+            raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {self.pattern}; one pattern is needed")
+        if not is_causal:
+            raise ValueError("cache is given, but is_causal=False; decoding is causal (is_causal=True)")
+        if dropout_p:
+            raise ValueError(f"cache is given with dropout_p={dropout_p:g}; decoding drops nothing: call eval() of the layer")
 
     def extra_repr(self) -> str:
         options = {**shown_orders(self.orders), "scale": self.scale, "bias": self.of_model and type(self.of_model).__name__}
         options |= {"softcap": self.softcap, "backend": self.backend}
         return str(self.pattern) + appended({name: value for name, value in options.items() if value is not None})
+
+
+def check_cache(cache: object) -> None:
+    """Raise TypeError unless `cache` is a `DilatedCache`."""
+    if not isinstance(cache, DilatedCache):
+        raise TypeError(f"cache={shown(cache)} is a {type(cache).__name__}; a dilkit.DilatedCache is needed, one for each layer")
 
 
 def appended(options: dict[str, Any]) -> str:

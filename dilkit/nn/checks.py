@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dilkit.checks import integer, shown
 
@@ -68,6 +68,19 @@ def check_rows(weight: Tensor, **inputs: tuple[Tensor, int]) -> None:
                 f"{name} has shape {tuple(x.shape)} and {first} {tuple(reference.shape)}; dilated attention is defined within "
                 f"one sequence, so batch and length must be equal (pad the shorter one and mask it with key_padding_mask)"
             )
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """True if `module` computes what `kind` does: no subclass, parametrization, hook or `forward` of its own changes that."""
+    hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return type(module) is kind and not any(hooks) and "forward" not in vars(module)
+
+
+def check_plain(name: str, module: nn.Module, kind: type[nn.Module], way: str) -> None:
+    """Raise ValueError, which ends with the way out, unless `is_plain`: the call would leave out what changes the module."""
+    if not is_plain(module, kind):
+        what = "with hooks or a forward of its own" if type(module) is kind else f"and no {kind.__name__}"
+        raise ValueError(f"{name} is a {type(module).__name__} {what}, which would be lost; {way}")
 
 
 def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:

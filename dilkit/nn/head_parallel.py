@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dilkit.checks import LONGEST, not_distributed
 from dilkit.compiler import not_compiled
+from dilkit.nn.checks import check_plain
 from dilkit.nn.in_projection import APART, PACKED
 from dilkit.nn.kept_bias import KeptBias
 from dilkit.nn.multihead import MultiheadDilatedAttention
@@ -37,7 +38,7 @@ class HeadParallel(ParallelStyle):
       so it becomes `q_proj_weight`, `k_proj_weight` and `v_proj_weight`; state dicts load in either layout. `in_proj_bias` is
       whole on each rank, and so are the weights of a bias of the scores. A `layer_norm` is over the heads of all ranks, for
       which two numbers travel for each row.
-    - A module that holds a `pattern` and is called with query and key `(batch, seq, heads of the rank, head_dim)` first, such as
+    - A module that holds a `pattern` and is called with query and key `(..., seq, heads of the rank, head_dim)` first, such as
       `DilatedAttention` and `dilkit.comm.RingDilatedAttention`: all ranks have as many heads, as behind a `ColwiseParallel`
       projection. `pattern` becomes the rank's when the module is called; one that is the same for all heads stays as it is,
       unless weights are dropped, or a bias or several orders used, which go by the number of a head.
@@ -93,7 +94,8 @@ def _divide(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str
             f"num_kv_heads={layer.num_kv_heads} of {layer.num_heads} heads cannot be divided by the {mesh.size()} ranks of the "
             "mesh, each of which has equally many; use a number of ranks that divides it"
         )
-    inner = _inner_of_rank(layer, mesh, source)
+    _check_own(layer)
+    inner = _inner_of_rank(layer, ranks, source)
     parallelize_module(layer.out_proj, mesh, RowwiseParallel(), **source)
     layer.attention, layer._rank_heads = inner, ranks
     _take_apart(layer)
@@ -138,18 +140,31 @@ def _made_of(parameter: nn.Parameter) -> dict[Any, nn.Parameter]:
     return _MADE.setdefault(parameter, {})
 
 
-def _inner_of_rank(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str, Any]) -> nn.Module:
+def _check_own(layer: MultiheadDilatedAttention) -> None:
+    """Raise ValueError where something computes the weights that are cut, or changes the results of a part."""
+    first = "divide the layer first, and change it then"
+    check_plain("out_proj", layer.out_proj, nn.Linear, first)
+    if layer.inner_norm is not None:
+        check_plain("inner_norm", layer.inner_norm, nn.LayerNorm, first)
+    for name in (PACKED, *APART, "in_proj_bias", "sinks"):
+        if name not in layer._parameters:
+            raise ValueError(f"{name} is no parameter of the layer, as if it were parametrized; {first}")
+
+
+def _inner_of_rank(layer: MultiheadDilatedAttention, ranks: RankHeads, source: dict[str, Any]) -> nn.Module:
     """The inner attention with the pattern of the rank's heads. Others may have the same module, which stays as it is.
 
     The weights of a bias that is learned are whole on each rank, a DTensor.
     """
-    pattern = _pattern_of_model(layer.attention)
+    pattern, mesh = _pattern_of_model(layer.attention), ranks.mesh
     heads, kv_heads = layer.num_heads // mesh.size(), layer.num_kv_heads // mesh.size()
     part = _pattern_of_rank(pattern, mesh.get_local_rank(), mesh.size(), heads, kv_heads)
     inner: Any = copy.copy(layer.attention)
     inner.pattern, inner._parameters = part, dict(inner._parameters)
-    if isinstance(inner, KeptBias) and isinstance(inner.bias_weights, nn.Parameter):
-        _distribute(inner, "bias_weights", mesh, Replicate(), source)
+    if isinstance(inner, KeptBias):
+        inner._rank_heads = ranks
+        if isinstance(inner.bias_weights, nn.Parameter):
+            _distribute(inner, "bias_weights", mesh, Replicate(), source)
     return inner  # type: ignore[no-any-return]
 
 
@@ -196,12 +211,12 @@ class _BeforeCall:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
         query, key = given.get("query"), given.get("key")
-        if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.dim() != 4 or key.dim() != 4:
+        if not isinstance(query, Tensor) or not isinstance(key, Tensor) or min(query.dim(), key.dim()) < 3:
             return  # the module says what it needs
         not_distributed("query", query)
         not_distributed("key", key)
         by_number = bool(given.get("dropout_p")) or given.get("bias") is not None
-        call = (query.shape[2], key.shape[2], by_number)
+        call = (query.shape[-2], key.shape[-2], by_number)
         if getattr(module, "_placed_for", None) != call:
             self.place(module, call)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from dilkit.bias.base import Bias
 from dilkit.checks import shown
+
+if TYPE_CHECKING:
+    from dilkit.nn.rank_heads import RankHeads
 
 
 class KeptBias(nn.Module):
@@ -14,6 +19,8 @@ class KeptBias(nn.Module):
     bias_weights: Tensor
     of_model: Bias | None
     """The bias that was given, of all heads of the model."""
+    _rank_heads: RankHeads | None = None
+    """The heads of the rank, of which the bias is then; `HeadParallel` sets them."""
 
     def _keep_bias(self, bias: Bias | None) -> None:
         """Its weights become a part of this module."""
@@ -28,5 +35,8 @@ class KeptBias(nn.Module):
 
     @property
     def bias(self) -> Bias | None:
-        """The bias with the weights that this module has now."""
-        return None if self.of_model is None else self.of_model.with_weights(self.bias_weights)
+        """The bias with the weights that this module has now, of the heads that it computes."""
+        if self.of_model is None:
+            return None
+        weights, ranks = self.bias_weights, self._rank_heads
+        return self.of_model.with_weights(weights if ranks is None else ranks.part_of_all(weights))

@@ -14,12 +14,10 @@ from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer, probability, real, shown
 from dilkit.decoding import DilatedCache
 from dilkit.keywords import refusing
-from dilkit.nn.attention import DilatedAttention, appended
+from dilkit.nn.attention import DilatedAttention, appended, check_cache
 from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
 from dilkit.nn.in_projection import lay_out
-from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.sequences import check_cu_seqlens, places
-from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.packed.nested import is_nested, nested_like, packed_rows
 from dilkit.pattern import Pattern
 from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
@@ -222,13 +220,13 @@ class MultiheadDilatedAttention(nn.Module):
             return self._forward_nested(query, key, value, cu_seqlens, is_causal=is_causal, **given)
         key = query if key is None else key
         value = key if value is None else value
-        check_rows(self.out_proj.weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
+        check_rows(self._first_weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
         key_padding_mask = bool_mask(key_padding_mask, query)
         causal = self._causal(is_causal, attn_mask, query, cache=cache, cu_seqlens=cu_seqlens)
         if cache is not None:
-            self._check_cache(cache, causal, key_padding_mask)
+            self._check_cache(cache)
         if cu_seqlens is not None:
-            self._check_packed(query, cu_seqlens, key_padding_mask, cache)
+            self._check_packed(query, cu_seqlens)
         elif max_seqlen is not None:
             raise ValueError(f"max_seqlen={max_seqlen} is given without cu_seqlens, which says where sequences begin; give both")
         if positions is not None and self.rotary is None:
@@ -241,8 +239,10 @@ class MultiheadDilatedAttention(nn.Module):
             positions = self._positions(q, cache, cu_seqlens) if positions is None else positions
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
-        packed = None if cu_seqlens is None else (cu_seqlens, max_seqlen)
-        attended = self._attended(q, k, v, causal, key_padding_mask, cache, packed, score_bias)
+        options = self._options(bias=self._bias_of_call(score_bias), cache=cache, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+        if cu_seqlens is not None:
+            q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        attended = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
         out = attended.reshape(*query.shape[:-1], q.shape[-2] * self.head_dim)
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
@@ -259,41 +259,10 @@ class MultiheadDilatedAttention(nn.Module):
         boolean("is_causal", causal)
         return True
 
-    def _attended(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        causal: bool,
-        key_padding_mask: Tensor | None,
-        cache: Any,
-        packed: Any,
-        score_bias: Bias | None,
-    ) -> Tensor:
-        """What the inner attention gives, `(batch, seq, heads, head_dim)`, or for packed rows without the batch."""
-        options, inner = self._options(), cast(Any, self.attention)
-        if (bias := self._bias_of_call(score_bias)) is not None:
-            options["bias"] = bias
-        if cache is not None:
-            out: Any = cache.attend(q, k, v, scale=inner.scale, backend=inner.backend, softcap=inner.softcap, **options)
-        elif packed is not None:
-            options |= dict(is_causal=causal, scale=inner.scale, backend=inner.backend, softcap=inner.softcap)
-            out = dilated_attention_varlen(q[0], k[0], v[0], inner.pattern, *packed, **options)
-        else:
-            out = inner(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
-        attended: Tensor = out
-        return attended
-
     def _bias_of_call(self, given: Bias | None) -> Bias | None:
-        """The bias of a call, of the heads that are computed here: `given`, or that of the inner attention."""
-        inner, ranks = self.attention if isinstance(self.attention, KeptBias) else None, self._rank_heads
-        if ranks is None:
-            return inner.bias if given is None and inner is not None else given
-        if given is not None:
-            return given.with_weights(ranks.part_of_all(given.weights))
-        if inner is None or inner.of_model is None:
-            return None
-        return inner.of_model.with_weights(ranks.part_of_all(inner.bias_weights))
+        """`given`, of the heads that are computed here."""
+        ranks = self._rank_heads
+        return given if given is None or ranks is None else given.with_weights(ranks.part_of_all(given.weights))
 
     def _forward_nested(self, query: Tensor, key: Any, value: Any, cu_seqlens: Any, **options: Any) -> tuple[Tensor, None]:
         """`forward` of a jagged tensor: of its rows as packed sequences."""
@@ -316,24 +285,19 @@ class MultiheadDilatedAttention(nn.Module):
             return places(cu_seqlens, q.shape[1])
         return None if of_attention is None else of_attention(q.shape[1], q.device)
 
-    def _options(self) -> dict[str, Any]:
-        """What the inner attention is given only where the module has it."""
-        options: dict[str, Any] = {}
+    def _options(self, **given: Any) -> dict[str, Any]:
+        """Arguments of the inner attention that it gets only where the module or the call has them."""
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.sinks is not None:
             options["sink"] = self.sinks if self._rank_heads is None else self._rank_heads.part(self.sinks)
         if self.training and self.dropout:
-            options["dropout_p"] = self.dropout  # torch.compile of torch 2.6 knows no `|` of dicts
+            options["dropout_p"] = self.dropout
         return options
 
-    def _check_cache(self, cache: Any, causal: bool, key_padding_mask: Tensor | None) -> None:
-        """Raise TypeError or ValueError unless the inner attention can be computed with `cache`."""
-        if not isinstance(cache, DilatedCache):
-            raise TypeError(
-                f"cache={shown(cache)} is a {type(cache).__name__}; a dilkit.DilatedCache is needed, one for each layer"
-            )
-        inner = self._plain_attention("cache")
-        if cache.pattern != inner.pattern:
-            raise ValueError(f"cache is of {cache.pattern}, but the inner attention has {inner.pattern}; one pattern is needed")
+    def _check_cache(self, cache: Any) -> None:
+        """Raise TypeError or ValueError for no cache, one of another layer, or an inner attention that takes none."""
+        check_cache(cache)
+        self._plain_attention("cache")
         layer = _FILLED_BY.setdefault(cache, weakref.ref(self))() if cache.seen else None
         if layer not in (None, self):
             raise ValueError(
@@ -341,31 +305,19 @@ class MultiheadDilatedAttention(nn.Module):
                 "another a copy of it (copy.copy(cache))"
             )
         _FILLED_BY[cache] = weakref.ref(self)
-        if not causal:
-            raise ValueError("cache is given, but is_causal=False; decoding is causal (is_causal=True)")
-        if self.training and self.dropout:
-            raise ValueError(
-                f"cache is given in training mode with dropout={self.dropout:g}; decoding drops nothing: call eval()"
-            )
-        if key_padding_mask is not None:
-            raise ValueError("key_padding_mask is given with cache, which keeps no mask; give shorter sequences another cache")
 
-    def _check_packed(self, query: Tensor, cu_seqlens: Tensor, key_padding_mask: Tensor | None, cache: Any) -> None:
-        """Raise TypeError or ValueError unless the inner attention can be computed for packed sequences."""
+    def _check_packed(self, query: Tensor, cu_seqlens: Tensor) -> None:
+        """Raise TypeError or ValueError for other rows, or an inner attention that takes no packed sequences."""
         self._plain_attention("cu_seqlens")
         if query.dim() != 2:
             raise ValueError(f"query has shape {tuple(query.shape)}; with cu_seqlens (total, {self.embed_dim}) is needed")
         check_cu_seqlens(cu_seqlens, query, query.shape[0])
-        for name, other in (("key_padding_mask", key_padding_mask), ("cache", cache)):
-            if other is not None:
-                raise ValueError(f"{name} is given with cu_seqlens; packed sequences have neither a mask nor a cache")
 
-    def _plain_attention(self, name: str) -> DilatedAttention:
-        """The inner attention. Raises ValueError, naming the argument that needs it, unless it is `DilatedAttention(pattern)`."""
+    def _plain_attention(self, name: str) -> None:
+        """Raise ValueError, naming the argument that needs it, unless the inner attention is `DilatedAttention(pattern)`."""
         inner = self.attention
         if not isinstance(inner, DilatedAttention) or inner.orders is not None:
             raise ValueError(f"{name} is given, but the inner attention is {inner}; DilatedAttention(pattern) is needed")
-        return inner
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """q, k and v, `(..., seq, heads, head_dim)`. In self-attention they are views of one product."""
@@ -376,6 +328,11 @@ class MultiheadDilatedAttention(nn.Module):
                 query, key, value = self._rank_heads.rows(query, key, value)
             projected = tuple(map(F.linear, (query, key, value), *self._projections()))
         return tuple(x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
+
+    @property
+    def _first_weight(self) -> Tensor:
+        """A parameter of the layer itself, with the device and the dtype of its inputs: children may have any."""
+        return cast(Tensor, self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight)
 
     def _projections(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """The weights and the biases of queries, keys and values."""

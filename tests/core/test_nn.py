@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, dilated_attention
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, dilated_attention, order
 from dilkit.oracle import oracle_attention
 from dilkit.rotary import rotary_embedding
 
@@ -432,6 +432,34 @@ def test_call_errors_name_the_argument(arguments, error, message):
 def test_dilated_attention_errors_name_the_argument(pattern, options, error, message):
     with pytest.raises(error, match=message):
         DilatedAttention(pattern, **options)
+
+
+STARTS, CACHE = torch.tensor([0, SEQ], dtype=torch.int32), DilatedCache(PATTERN, HEADS)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(cache={}), TypeError, "cache={} is a dict; a dilkit.DilatedCache is needed"),
+        (dict(cache=DilatedCache(Pattern.dense(), HEADS)), ValueError, "cache is of .*, but the inner attention has"),
+        (dict(cache=CACHE), ValueError, "cache is given, but is_causal=False"),
+        (dict(cache=CACHE, is_causal=True, dropout_p=0.5), ValueError, "cache is given with dropout_p=0.5"),
+        (dict(cache=CACHE, return_lse=True), ValueError, "return_lse is given with cache, which returns the result alone"),
+        (dict(cache=CACHE, key_padding_mask=MASK), ValueError, "key_padding_mask is given with cache, which keeps no mask"),
+        (dict(cache=CACHE, cu_seqlens=STARTS), ValueError, "cache is given with cu_seqlens, but a cache is of"),
+        (dict(key_padding_mask=MASK, cu_seqlens=STARTS), ValueError, "key_padding_mask is given with cu_seqlens, but packed"),
+        (dict(max_seqlen=SEQ), ValueError, "max_seqlen=11 is given without cu_seqlens"),
+    ],
+)
+def test_calls_of_dilated_attention_name_what_does_not_go_together(options, error, message):
+    with pytest.raises(error, match=message):
+        DilatedAttention(PATTERN)(*rows(3, 2, SEQ, HEADS, 4), **options)
+
+
+@pytest.mark.parametrize("options", [dict(cache=CACHE, is_causal=True), dict(cu_seqlens=STARTS)], ids=["cache", "cu_seqlens"])
+def test_token_orders_take_no_cache_and_no_packed_sequences(options):
+    with pytest.raises(ValueError, match="is given, but the attention is along token orders"):
+        DilatedAttention(PATTERN, order=order((SEQ,)))(*rows(3, SEQ, HEADS, 4), **options)
 
 
 @pytest.mark.parametrize("floating", [False, True], ids=["bool", "-inf"])

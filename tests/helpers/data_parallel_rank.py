@@ -14,14 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
+from dilkit import Alibi, DilatedAttention, MultiheadDilatedAttention, Pattern
 
 
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.attention = MultiheadDilatedAttention(16, 4, DilatedAttention(Pattern([8, 64], [1, 4])), is_causal=True, rotary=True)
+        inner = DilatedAttention(Pattern([8, 64], [1, 4]), bias=Alibi(nn.Parameter(torch.ones(4))))
+        self.attention = MultiheadDilatedAttention(16, 4, inner, is_causal=True, rotary=True)
         self.last = nn.Linear(16, 16)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,8 +31,8 @@ class Network(nn.Module):
 
 def sharded(size: int) -> nn.Module:
     mesh, network = init_device_mesh("cpu", (size,)), Network()
-    fully_shard(network.attention, mesh=mesh)
-    fully_shard(network, mesh=mesh)
+    for module in (network.attention.attention, network.attention.out_proj, network.attention, network):  # children first
+        fully_shard(module, mesh=mesh)
     return network
 
 

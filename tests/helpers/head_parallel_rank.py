@@ -185,6 +185,13 @@ def refusals(mesh: DeviceMesh) -> None:
         refused(module, r"has head_shard=\(1, 9\), .*without head_shard")
     for module in (nn.MultiheadAttention(8, 2), MultiheadDilatedAttention(32, 8, nn.Identity())):
         refused(module, "holds no dilkit.Pattern as its `pattern`; a MultiheadDilatedAttention, ", TypeError)
+    for name, child in (("out_proj", nn.Sequential(nn.Linear(32, 32))), ("inner_norm", nn.RMSNorm(32))):
+        layer = MultiheadDilatedAttention(32, 8, DilatedAttention(MODULO), layer_norm=True)
+        setattr(layer, name, child)
+        refused(layer, f"{name} is a .*divide the layer first, and change it then")
+    layer = MultiheadDilatedAttention(32, 8, DilatedAttention(MODULO))
+    nn.utils.parametrize.register_parametrization(layer, "in_proj_bias", nn.Tanh())
+    refused(layer, "in_proj_bias is no parameter of the layer")
     served = DilatedAttention(Pattern([8], [2], heads=[(0, 9)]))
     refused(MultiheadDilatedAttention(32, 8, served), "past the 8 heads", PatternError)
     flat = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "tp"))

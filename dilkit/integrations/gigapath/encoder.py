@@ -20,6 +20,7 @@ from dilkit.integrations.gigapath.over_ranks import Ranks, digest
 from dilkit.integrations.gigapath.positions import GridPositions
 from dilkit.integrations.gigapath.spacing import check_spacing
 from dilkit.nn import DilatedAttention
+from dilkit.nn.checks import is_plain
 
 
 class SlideEncoder(nn.Module):
@@ -180,7 +181,8 @@ class SlideEncoder(nn.Module):
         kept = layer.draw(x, len(lengths))
         if self.ranks is not None and kept is not None:
             self.ranks.take_from_first(kept)
-        first_alone = self.ranks is None and not self.config.global_pool and layer is self.layers()[-1]
+        last_of_class = self.ranks is None and not self.config.global_pool and layer is self.layers()[-1]
+        first_alone = last_of_class and is_plain(layer, EncoderLayer) and is_plain(self.attention, DilatedAttention)
         call: Callable[..., Tensor] = partial(layer, attention=self.attention)
         if first_alone:
             call = partial(layer.first_rows, pattern=self.config.pattern)

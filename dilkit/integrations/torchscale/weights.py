@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dilkit.integrations.torchscale.forward import pattern_of
 from dilkit.nn.attention import DilatedAttention
+from dilkit.nn.checks import is_plain
 
 if TYPE_CHECKING:
     from dilkit.nn import MultiheadDilatedAttention
@@ -41,13 +42,18 @@ def _check_module(module: Any) -> None:
         )
     reasons = {
         "xpos_rel_pos": ("xPos", module.xpos is not None),
-        "multiway": ("two sets of weights", not hasattr(module.q_proj, "weight")),
         "attention_dropout": ("dropout of each branch by itself; module.dropout = 0 for none", module.dropout > 0),
         "seq_parallel": (
             "rows over ranks; module.args.seq_parallel = False for one",
             getattr(module.args, "seq_parallel", False),
         ),
     }
+    layers: dict[str, tuple[Any, Any]] = {name: (getattr(module, name), nn.Linear) for name in (*PROJECTIONS, "out_proj")}
+    if (norm := module.inner_attn_ln) is not None:  # apex has another class of it
+        layers["inner_attn_ln"] = norm, type(norm) if hasattr(norm, "eps") else nn.LayerNorm
+    for name, (layer, kind) in layers.items():
+        what = f"a {type(layer).__name__}: two sets of weights (multiway), an adapter to be merged, or hooks to be removed"
+        reasons[name] = what, not is_plain(layer, kind)
     if wrong := [f"{name} ({what})" for name, (what, given) in reasons.items() if given]:
         raise ValueError(
             f"module has {', '.join(wrong)}, which MultiheadDilatedAttention cannot hold; "
@@ -81,11 +87,14 @@ def torchscale_state_dict(module: MultiheadDilatedAttention) -> dict[str, Tensor
 def _check_attention(module: MultiheadDilatedAttention, state: dict[str, Tensor]) -> None:
     inner: DilatedAttention | Any = module.attention
     pattern = getattr(inner, "pattern", None)
+    layers = {name: layer for name in ("out_proj", "inner_norm") if (layer := getattr(module, name)) is not None}
+    changed = [name for name in layers if f"{name}.weight" not in state]
     reasons = {
         f"num_kv_heads={module.num_kv_heads}, and num_heads={module.num_heads}": module.num_kv_heads != module.num_heads,
         "its heads over ranks": module._rank_heads is not None,
         f"kdim={module.kdim} and vdim={module.vdim}": (module.kdim, module.vdim) != (module.embed_dim,) * 2,
-        "no biases": "out_proj.bias" not in state,
+        "no biases": module.in_proj_bias is None,
+        f"an adapter or quantized weights in {' and '.join(changed)}": len(changed) > 0,
         "rotary positions": module.rotary is not None,
         f"the pattern {pattern}, while torchscale's offsets are 'block', of whole models, and its branches serve all heads": (
             pattern is None or pattern.offset != "block" or pattern.heads is not None or pattern.head_shard is not None

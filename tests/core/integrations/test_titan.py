@@ -128,11 +128,21 @@ def tiles_of(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
     return lambda: TitanAttention(12, 3)(torch.randn(2, 5, 12), torch.zeros(shape, dtype=dtype))
 
 
+def hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda *call: None)
+    return module
+
+
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a matrix": (tiles_of(2, 3, 5, 5), ValueError, r"attn_bias has shape \(2, 3, 5, 5\); the coordinates of the tiles, \(2 or 1"),
     "of other tiles": (tiles_of(2, 5, 2), ValueError, r"\(2 or 1, 4, 2\), are needed"),
     "rounded": (tiles_of(2, 4, 2, dtype=torch.bfloat16), TypeError, "attn_bias is torch.bfloat16, which rounds coordinates"),
     "dropout": (lambda: TitanAttention.of(PlainAttention(attn_drop=0.1)), ValueError, "attn_drop_prob=0.1"),
+    "a hook": (
+        lambda: TitanAttention.of(hooked(PlainAttention())),
+        ValueError,
+        "with hooks .*which would be lost; register hooks",
+    ),
     "another encoding": (lambda: replace_attention(PlainEncoder("abs")), ValueError, "pos_encode='abs'"),
     "heads": (lambda: TitanAttention(12, 5), ValueError, "dim=12 is not divisible by num_heads=5"),
     "a mask of another size": (

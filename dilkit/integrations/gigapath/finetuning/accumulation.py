@@ -41,7 +41,7 @@ def _backward_of_own_loss(model: SlideModel, index: int, objective: Objective, s
 
 def _scored(model: SlideModel, index: int, seed: int) -> Tensor:
     """The scores of a slide, with random numbers that depend on the seed and the slide alone."""
-    with seeded(seed * MIXER + index, model.head.weight.device):
+    with seeded(seed * MIXER + index, model.encoder.cls_token.device):
         out: Tensor = model(index)
         return out
 

@@ -36,13 +36,13 @@ def watch_tables(model: Any) -> None:
             kind.forward = _watched(kind.forward)
 
 
-def table_of(layer: Any) -> RelativeTable:
-    """The bias of a layer with a table of buckets; its gradient reaches the table.
+def table_of(layer: Any, device: torch.device | str = "cpu") -> RelativeTable:
+    """Return the bias of a layer with a table of buckets, on `device`; its gradient reaches the table.
 
     The layer's own method says what each distance gets: one row in the midst of as many keys as differ.
     """
     most = layer.relative_attention_max_distance
-    of_keys = layer.compute_bias(1, 2 * most + 1, past_seen_tokens=most)
+    of_keys = layer.compute_bias(1, 2 * most + 1, device=device, past_seen_tokens=most)
     return RelativeTable(of_keys[0, :, 0].flip(-1))
 
 
@@ -52,12 +52,13 @@ class _FirstTable:
     Reentrant checkpoints compute it without a graph and later layers with one: these make it anew.
     """
 
-    def __init__(self, layer: Any) -> None:
-        self._layer, self._bias = layer, table_of(layer)
+    def __init__(self, layer: Any, device: torch.device) -> None:
+        self._layer, self._bias = layer, table_of(layer, device)
 
     def __call__(self) -> RelativeTable:
-        wanted = torch.is_grad_enabled() and self._layer.relative_attention_bias.weight.requires_grad
-        return table_of(self._layer) if wanted and not self._bias.table.requires_grad else self._bias
+        learned = any(weight.requires_grad for weight in self._layer.relative_attention_bias.parameters())
+        wanted = torch.is_grad_enabled() and learned
+        return table_of(self._layer, self._bias.table.device) if wanted and not self._bias.table.requires_grad else self._bias
 
 
 def _layers(model: Any) -> Iterator[Any]:
@@ -77,7 +78,7 @@ def _watched(forward: Any) -> Any:
         if isinstance(mask, TokenMask) and len(args) < 3 and options.get("position_bias") is None:
             across = (args[1] if len(args) > 1 else options.get("key_value_states")) is not None
             if across or layer.has_relative_attention_bias:
-                options["position_bias"] = PositionBias(None if across else _FirstTable(layer))
+                options["position_bias"] = PositionBias(None if across else _FirstTable(layer, hidden_states.device))
         return forward(layer, hidden_states, *args, **options)
 
     watched.watched_by = __name__  # type: ignore[attr-defined]

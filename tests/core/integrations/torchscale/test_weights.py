@@ -62,7 +62,9 @@ def test_another_module_is_refused() -> None:
 def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
     made = layer(peer, [8], [1], dropout=0.5)
     made.xpos, made.q_proj = nn.Identity(), nn.Identity()
-    with pytest.raises(ValueError, match=r"module has xpos_rel_pos \(xPos\), multiway .*, attention_dropout"):
+    with pytest.raises(
+        ValueError, match=r"module has xpos_rel_pos \(xPos\), attention_dropout .*, q_proj \(a Identity.*multiway"
+    ):
         MultiheadDilatedAttention.from_torchscale(made)
     with pytest.raises(ValueError, match=r"attention_dropout .*module\.dropout = 0"):  # train() would have none
         MultiheadDilatedAttention.from_torchscale(layer(peer, [8], [1], dropout=0.5).eval())
@@ -90,3 +92,14 @@ def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
 def test_what_torchscale_cannot_hold_is_refused(attention: nn.Module, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"this module has {text}.*: torchscale's DilatedAttention cannot hold that"):
         MultiheadDilatedAttention(32, 4, attention, **options).to_torchscale_state_dict()
+
+
+def test_adapters_and_hooks_are_refused(peer: type[Any]) -> None:
+    made = layer(peer, [8], [1])
+    ours = MultiheadDilatedAttention.from_torchscale(made)
+    ours.out_proj = nn.Sequential(ours.out_proj)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="this module has an adapter or quantized weights in out_proj: torchscale"):
+        ours.to_torchscale_state_dict()
+    made.out_proj.register_forward_hook(lambda *call: None)
+    with pytest.raises(ValueError, match=r"module has out_proj \(a Linear: .*hooks to be removed"):
+        MultiheadDilatedAttention.from_torchscale(made)

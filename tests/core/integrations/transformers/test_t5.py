@@ -83,15 +83,45 @@ def test_a_pattern_and_the_gradients_of_both_tables() -> None:
         assert_close(ours.grad, theirs.grad, **CLOSE)
 
 
+class Adapter(torch.nn.Module):
+    """A frozen table with a factor that is learned, and without an attribute `weight`."""
+
+    def __init__(self, child: Any) -> None:
+        super().__init__()
+        self.child, self.factor = child.requires_grad_(requires_grad=False), torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, buckets: Tensor) -> Any:
+        return self.child(buckets) * self.factor
+
+
+def adapted(name: str) -> Any:
+    model = t5(name, "T5EncoderModel").train()
+    layer = model.encoder.block[0].layer[0].SelfAttention
+    layer.relative_attention_bias = Adapter(layer.relative_attention_bias)
+    return model
+
+
+def checkpointing(model: Any, reentrant: bool) -> Any:
+    for block in model.modules():
+        if hasattr(block, "gradient_checkpointing"):
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=reentrant)
+    return model
+
+
+def test_a_table_with_an_adapter_in_checkpoints() -> None:
+    gradients = []
+    for model in (adapted("eager"), checkpointing(adapted("dilkit"), reentrant=True)):
+        model(**batch()).last_hidden_state.square().mean().backward()
+        gradients.append(tables(model)[-1].grad)
+    assert_close(*gradients, **CLOSE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradients_with_checkpoints(reentrant: bool) -> None:
     plain = t5("dilkit").train()
-    checkpointed = copy.deepcopy(plain)
-    for block in checkpointed.modules():
-        if hasattr(block, "gradient_checkpointing"):
-            block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=reentrant)
+    checkpointed = checkpointing(copy.deepcopy(plain), reentrant)
     for model in (plain, checkpointed):
         model(**batch(), **ANSWER, use_cache=False).logits.square().mean().backward()
     for ours, theirs in zip(tables(checkpointed), tables(plain), strict=True):

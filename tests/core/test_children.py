@@ -1,0 +1,126 @@
+"""Modules call their children: an adapter, a hook, a quantized or a sharded layer in the place of any of them has its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import torchscale_peer
+from torch import Tensor, nn
+
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern
+from dilkit.integrations import torchscale
+from dilkit.integrations.dilateformer import MultiDilatelocalAttention
+from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
+from dilkit.integrations.gigapath.layers import EncoderLayer
+from dilkit.integrations.gigapath.positions import GridPositions
+from dilkit.integrations.natten import NeighborhoodAttention2D
+from dilkit.integrations.titan import TitanAttention
+
+PATTERN = Pattern([4, 8], [1, 2])
+
+
+def multihead(**options: Any) -> MultiheadDilatedAttention:
+    return MultiheadDilatedAttention(12, 3, DilatedAttention(PATTERN), layer_norm=True, is_causal=True, **options)
+
+
+def titan() -> nn.Module:
+    theirs: Any = nn.Module()
+    theirs.num_heads, theirs.pos_encode, theirs.attn_drop_prob = 3, "alibi", 0.0
+    theirs.qkv, theirs.proj, theirs.proj_drop = nn.Linear(12, 36), nn.Linear(12, 12), nn.Dropout(0.0)
+    theirs.q_norm, theirs.k_norm = nn.LayerNorm(4), nn.LayerNorm(4)
+    return theirs  # type: ignore[no-any-return]
+
+
+def slide_encoder(**options: Any) -> SlideEncoder:
+    lengths = (4, 8, 16, 32, 64)
+    return SlideEncoder(SlideEncoderConfig(embed_dim=16, depth=2, num_heads=4, in_chans=12, segment_lengths=lengths, **options))
+
+
+def torchscale_layer() -> nn.Module:
+    args = SimpleNamespace(segment_length=[4, 8], dilated_ratio=[1, 2], layernorm_eps=1e-5)
+    return torchscale_peer.DilatedAttention(args, 12, 3, subln=True)
+
+
+def of_torchscale(layer: Any, x: Tensor) -> Tensor:
+    out, _ = torchscale.forward.attend(torchscale.forward.Options("exact", "use", None), "", layer, x, x, x)
+    return out
+
+
+X = torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(0))
+STARTS = torch.tensor([0, 3, 8], dtype=torch.int32)
+COORDINATES = 256 * torch.arange(16).view(1, 8, 2)
+MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Tensor]]] = {
+    "multihead": (multihead, lambda layer: layer(X)[0]),
+    "multihead, packed": (multihead, lambda layer: layer(X[0], cu_seqlens=STARTS)[0]),
+    "multihead, cached": (multihead, lambda layer: layer(X, cache=DilatedCache(PATTERN, 3))[0]),
+    "dilateformer": (lambda: MultiDilatelocalAttention(12, 3), lambda layer: layer(X.view(2, 2, 4, 12))),
+    "natten": (lambda: NeighborhoodAttention2D(12, 3, 3), lambda layer: layer(X.view(2, 2, 4, 12))),
+    "titan": (titan, lambda layer: TitanAttention.of(layer)(X, COORDINATES[:, :7].float())),
+    "class token": (slide_encoder, lambda model: model(X[:1], COORDINATES)[0]),
+    "mean of tiles": (lambda: slide_encoder(global_pool=True), lambda model: model(X[:1], COORDINATES)[0]),
+    "torchscale": (torchscale_layer, lambda layer: of_torchscale(layer, X)),
+}
+
+
+def changed(out: Tensor, factor: Tensor) -> Tensor:
+    return out + factor * out.roll(1, -1)  # a norm that follows does not undo that
+
+
+class Adapter(nn.Module):
+    """A child and what is added to its output: it has none of the child's attributes."""
+
+    def __init__(self, child: nn.Module, factor: Tensor) -> None:
+        super().__init__()
+        self.child, self.factor = child, factor
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        return changed(self.child(*inputs, **options), self.factor)
+
+
+OF_MORE_METHODS = DilatedAttention, EncoderLayer, GridPositions
+"""Children that are asked for more than to be called: their place is for their kind."""
+
+
+def adapted(module: nn.Module, path: str, factor: Tensor) -> None:
+    module.set_submodule(path, Adapter(module.get_submodule(path), factor))
+
+
+def hooked(module: nn.Module, path: str, factor: Tensor) -> None:
+    module.get_submodule(path).register_forward_hook(lambda child, inputs, out: changed(out, factor))
+
+
+@pytest.mark.parametrize("change", [adapted, hooked])
+@pytest.mark.parametrize("name", MODULES)
+def test_children_are_called(name: str, change: Callable[[nn.Module, str, Tensor], None]) -> None:
+    make, call = MODULES[name]
+    called = {path: child for path, child in make().named_modules() if path and type(child).forward is not nn.Module.forward}
+    for path, child in called.items():
+        if isinstance(child, (nn.Identity, nn.Dropout)) or (change is adapted and isinstance(child, OF_MORE_METHODS)):
+            continue
+        torch.manual_seed(0)
+        module, factor = make().eval(), torch.zeros((), requires_grad="cached" not in name)
+        change(module, path, factor)
+        with torch.set_grad_enabled(factor.requires_grad):
+            before = call(module)
+        if factor.requires_grad:
+            (slope,) = torch.autograd.grad((before * torch.randn_like(before)).sum(), factor)
+            assert slope.abs() > 1e-6, f"{path} has no gradient"
+        with torch.no_grad():
+            factor.fill_(1)
+            assert not torch.allclose(call(module), before, rtol=1e-2, atol=1e-4), f"{path} has no effect"
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz:")
+@pytest.mark.parametrize("name", MODULES)
+def test_layers_may_be_quantized(name: str) -> None:
+    quantization = pytest.importorskip("torch.ao.quantization", reason="torch has no quantize_dynamic any more")
+    make, call = MODULES[name]
+    module = make().eval()
+    with torch.no_grad():
+        before = call(module)
+        after = call(quantization.quantize_dynamic(module, {nn.Linear}))
+    assert 0 < (after - before).abs().max() < 0.1 * before.abs().max()
