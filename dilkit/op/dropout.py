@@ -10,13 +10,17 @@ fewest that pass the tests of randomness of BigCrush (Salmon et al., Parallel ra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.fx import traceback as fx_traceback
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dilkit.device import capturing
 from dilkit.op.boundary import check_memory
+from dilkit.op.schema import library
 from dilkit.problem import Problem
 
 PLACES = 5
@@ -99,7 +103,40 @@ def philox(counter: Words, seed: int) -> Words:
 
 def draw_seed(generator: torch.Generator | None = None) -> Tensor:
     """The seed of a call, int64 `()`: one draw from a generator of the CPU, by default torch's own."""
-    return torch.randint(2**63 - 1, (), generator=generator, dtype=torch.int64, device="cpu")
+    seed = torch.randint(2**63 - 1, (), generator=generator, dtype=torch.int64, device="cpu")
+    return _saved_seed(seed) if torch.compiler.is_compiling() else seed
+
+
+def _save(seed: Tensor) -> Tensor:
+    """Have a compiled graph keep the seed for its backward pass, which else may draw another to spare memory."""
+    meta = fx_traceback.current_meta
+    before = {**meta}
+    _check_budget((meta.get("custom") or {}).get("_region_activation_memory_budget"))
+    try:
+        meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        with torch._C._AutoDispatchBelowAutograd():
+            return _saved_seed(seed)
+    finally:
+        meta.clear()
+        meta.update(before)
+
+
+def _check_budget(of_region: float | None) -> None:
+    """Raise ValueError where torch saves nothing at all for the backward pass of a compiled graph."""
+    from torch._functorch import config
+
+    if torch.is_grad_enabled() and (config.activation_memory_budget if of_region is None else of_region) == 0:
+        raise ValueError(
+            "activation_memory_budget=0 has the backward pass draw other dropped weights than the forward pass; take more than "
+            "0, such as 0.01, or torch.utils.checkpoint, or dropout_p=0"
+        )
+
+
+library.define("saved_seed(Tensor seed) -> Tensor")
+library.impl("saved_seed", Tensor.clone, "CompositeExplicitAutograd")
+library.impl("saved_seed", _save, "Autograd")
+torch.library.register_fake("dilkit::saved_seed", torch.empty_like, lib=library)
+_saved_seed: Callable[[Tensor], Tensor] = torch.ops.dilkit.saved_seed.default
 
 
 def dropout_of(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dropout:

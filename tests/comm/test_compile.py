@@ -109,6 +109,19 @@ def test_layers_are_computed_again_one_by_one(comm: ThreadComm) -> None:
     assert [node.target for node in graphs_of(layers)["backward"]] == [again, gradient] * 3
 
 
+def test_a_backward_pass_that_computes_again_draws_no_other_seed(comm: ThreadComm) -> None:
+    def wave(x: Tensor) -> Tensor:
+        out = ring_dilated_attention(x.sin(), x.cos(), x.sin(), PATTERN, comm, dropout_p=0.5)
+        return (out.sin() * out.cos()).exp()  # type: ignore[union-attr]
+
+    x, found = rows(requires_grad=True), []
+    with torch._functorch.config.patch(activation_memory_budget=0.1):
+        for step in (wave, torch.compile(wave, backend="aot_eager_decomp_partition")):
+            torch.manual_seed(3)
+            found += torch.autograd.grad(step(x).sum(), x)
+    torch.testing.assert_close(*found)
+
+
 def test_opcheck(comm: ThreadComm) -> None:
     mask, sink = torch.rand(2, 20) < 0.3, torch.randn(4, requires_grad=True)
     inputs = [rows(requires_grad=True) for _ in range(3)]

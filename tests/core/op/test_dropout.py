@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,7 @@ from helpers.thinned import all_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import dilkit
 from dilkit import (
@@ -340,6 +341,42 @@ def test_compiled_calls_draw_seeds_of_their_own() -> None:
     assert len(compiled) == 1
 
 
+def wave(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two calls between functions that cost little to compute again."""
+    first, second = (dilated_attention(q.sin(), k.cos(), v.sin(), PATTERN, dropout_p=0.5) for _ in range(2))
+    return (first.sin() * second.cos()).exp()  # type: ignore[union-attr]
+
+
+def drawn_again(*inputs: Tensor) -> Tensor:
+    return checkpoint(wave, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def selectively(*inputs: Tensor) -> Tensor:
+    contexts = partial(create_selective_checkpoint_contexts, lambda *call, **options: CheckpointPolicy.PREFER_RECOMPUTE)
+    return checkpoint(wave, *inputs, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@pytest.mark.parametrize(("function", "budget"), [(wave, 0.1), (wave, 0.01), (drawn_again, 0.3), (selectively, 0.3)])
+def test_backward_passes_that_compute_again_draw_no_other_seed(function: Any, budget: float) -> None:
+    fast, inputs = torch.compile(function, backend="aot_eager_decomp_partition"), tensors(8)
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        found, want = (seeded(step, 3)(*inputs) for step in (fast, wave))
+        close(*([out, *torch.autograd.grad(out.sum(), inputs)] for out in (found, want)))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+def test_a_budget_that_saves_nothing_is_refused() -> None:
+    fast = torch.compile(wave, backend="aot_eager_decomp_partition")
+    with (
+        torch._functorch.config.patch(activation_memory_budget=0),
+        pytest.raises(Exception, match="activation_memory_budget=0 has"),
+    ):
+        fast(*tensors(8))
+
+
 def test_the_module_drops_in_training_alone() -> None:
     layer = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), dropout=0.5).double()
     plain = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN)).double()
@@ -354,7 +391,7 @@ def test_the_module_drops_in_training_alone() -> None:
     cut = torch.tensor([0, 37, 74], dtype=torch.int32)
     torch.testing.assert_close(seeded(layer)(x.flatten(0, 1), cu_seqlens=cut)[0].unflatten(0, (2, 37)), first)
     cache = DilatedCache(PATTERN, 4)
-    with pytest.raises(ValueError, match=r"cache is given in training mode with dropout=0.5.*eval\(\)"):
+    with pytest.raises(ValueError, match=r"cache is given with dropout_p=0.5.*eval\(\)"):
         layer(x[:, :1], is_causal=True, cache=cache)
 
 
