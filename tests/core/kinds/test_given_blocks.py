@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "more columns": (lambda: attend(ALL.repeat(1, 1, 1, 2)), ValueError, r"\(1, 1, 4, 8\)"),
     "out of range": (lambda: attend(OWN + 1), ValueError, "numbers from 1 to 4; those of blocks, 0 to 3, or -1"),
     "below -1": (lambda: attend(OWN - 2), ValueError, "numbers from -2 to 1"),
-    "twice": (lambda: attend(OWN.repeat(1, 1, 1, 2)), ValueError, "a block twice"),
+    "twice": (lambda: attend(torch.tensor([0, 3, 0]).expand(1, 1, BLOCKS, -1)), ValueError, "a block twice"),
     "after its query": (lambda: attend(OWN.flip(2), is_causal=True), ValueError, "a block after its query block"),
     "elsewhere": (lambda: attend(ALL.to("meta")), ValueError, "block_layout is on meta but query on cpu"),
     "sparse": (lambda: attend(ALL.to_sparse()), TypeError, "plain tensor"),

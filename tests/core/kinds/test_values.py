@@ -172,6 +172,7 @@ def test_every_argument_tells_branches_apart() -> None:
 def test_equal_branches_written_differently() -> None:
     assert GlobalTokens([2, 0, 1]) == GlobalTokens(3) == GlobalTokens(np.arange(3)) == GlobalTokens(torch.tensor(3))
     assert GlobalTokens(torch.tensor([9, 4])).tokens == (4, 9)
+    assert Intervals([[0, 3]] * 6, [[2, 4]] * 6) == Intervals([0] * 6, [4] * 6), "intervals that touch"
     assert SlidingWindow(np.int64(4), torch.tensor(2)) == SlidingWindow(4, 2)
     assert type(SlidingWindow(np.int64(4)).window) is int
 
@@ -187,6 +188,11 @@ def test_windows_from_one_token_to_more_than_there_are(seq: int, is_causal: bool
     for window in (seq, seq + 1, WHOLE_SEQUENCE):
         assert torch.equal(count(window), dense)
     assert int(count(4).sum(-1).max()) == min(seq, 4 if is_causal else 7)
+
+
+def test_a_global_token_is_named_once() -> None:
+    with pytest.raises(PatternError, match="tokens has position 0 twice"):
+        GlobalTokens([0, 3, 0])
 
 
 def test_global_tokens_beyond_the_end_are_left_out() -> None:
