@@ -25,6 +25,7 @@ from dilkit import (
     GlobalTokens,
     Intervals,
     MultiheadDilatedAttention,
+    PagedCache,
     Pattern,
     Prefix,
     SlidingWindow,
@@ -274,3 +275,18 @@ def test_what_is_left_out_is_refused() -> None:
     with pytest.raises(PatternError, match="seq=21: layout has 5 blocks of 4 tokens"):
         cache.attend(*(x[:, 18:21] for x in tensors(3)))
     assert cache.seen == 18
+
+
+def test_rows_after_the_last_document_are_refused() -> None:
+    pattern, whole = Pattern.of(Documents([3, 4])), [x[:1] for x in tensors(3)]
+    alone = DilatedCache(pattern, 3)
+    paged = PagedCache(pattern, whole[0].shape[2], 3, HEAD_DIM, nbytes=1 << 16, dtype=whole[0].dtype)
+    paged.add()
+    for at in range(7):
+        alone.attend(*(x[:, at : at + 1] for x in whole))
+        paged.attend(*(x[0, at : at + 1] for x in whole), [0], [1])
+    with pytest.raises(PatternError, match="seq=8: the documents have 7 tokens in all"):
+        alone.attend(*(x[:, 7:8] for x in whole))
+    with pytest.raises(PatternError, match="seq=8: the documents have 7 tokens in all"):
+        paged.attend(*(x[0, 7:8] for x in whole), [0], [1])
+    assert alone.seen == paged.seen(0) == 7
