@@ -8,9 +8,10 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, real
+from dilkit.decoding.gradients import check_no_gradient
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
-from dilkit.op.kvcache import check_no_gradient, check_tensors, last_rows
+from dilkit.op.kvcache import check_tensors, last_rows
 from dilkit.op.schema import encode_call
 from dilkit.op.scores import scores_of
 from dilkit.op.zero_keys import check_sink

@@ -18,6 +18,7 @@ from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.bias.form import LoweredBias
 from dilkit.decoding._last_rows import LastRows, last_rows_of
+from dilkit.decoding.gradients import check_no_gradient
 from dilkit.decoding.step import Step
 from dilkit.inputs import Inputs
 from dilkit.op._facts import key_of, undispatched
@@ -113,17 +114,6 @@ def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
             raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; {wanted} is needed: rows of the cache")
     _check_lengths_tensor(named["cache_seqlens"], first)
     return _Fitting()
-
-
-def check_no_gradient(*tensors: Tensor | None) -> None:
-    """Raise ValueError where a gradient of one of these is wanted."""
-    if not torch.is_grad_enabled():
-        return
-    for x in tensors:
-        if x is not None and x.requires_grad:
-            raise ValueError(
-                "a tensor requires a gradient, which dilated_attention_with_kvcache does not have; use torch.no_grad()"
-            )
 
 
 def _checked(name: str, x: object) -> Tensor:
@@ -311,5 +301,13 @@ def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:
     cache[torch.arange(len(lengths), device=rows.device)[:, None], places] = rows
 
 
+def _refuse_vmap(*_: Any) -> Any:
+    raise RuntimeError(
+        "dilated_attention_with_kvcache does not support vmap, under which it would write to a part of a cache; make the mapped "
+        "dimension a part of the batch"
+    )
+
+
 library.impl("last_rows", _last_rows, "CompositeExplicitAutograd")
 torch.library.register_fake("dilkit::last_rows", lambda query, *_: empty_outputs(query), lib=library)
+torch.library.register_vmap("dilkit::last_rows", _refuse_vmap, lib=library)

@@ -13,8 +13,9 @@ from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention_with_kvcache
+from dilkit import BlockSparse, DilatedCache, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention_with_kvcache
 from dilkit.backends.native.backend import Native, _instruction_sets
 from dilkit.op.kvcache import last_rows_op
 from dilkit.op.operators import encode_call
@@ -280,9 +281,24 @@ def test_the_operator_has_no_gradient_either(backend: str) -> None:
     """`reference` gave that of some of its steps, `native` none."""
     caches = [torch.full_like(CACHE, 3) for _ in range(2)]
     given = QUERY.clone().requires_grad_(), *caches, KEY, VALUE, LENGTHS
-    with pytest.raises(ValueError, match=r"a tensor requires a gradient, .* use torch\.no_grad"):
+    with pytest.raises(ValueError, match=r"a tensor requires a gradient, .* under torch\.no_grad"):
         last_rows_op(*given, 0.5, encode_call(PATTERN, True, False, backend))
     assert all((x == 3).all() for x in caches)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_vmap_and_forward_mode_are_refused() -> None:
+    def step(query: Tensor) -> Any:
+        return dilated_attention_with_kvcache(query, CACHE.clone(), CACHE.clone(), PATTERN, cache_seqlens=LENGTHS)
+
+    with pytest.raises(RuntimeError, match=r"does not support vmap, .* make the mapped dimension a part of the batch"):
+        torch.vmap(step)(torch.stack([QUERY, QUERY]))
+    cache = DilatedCache(PATTERN, KEY.shape[2])
+    with torch.no_grad(), forward_ad.dual_level():
+        query = forward_ad.make_dual(QUERY, QUERY)
+        for attend in (step, lambda query: cache.attend(query, KEY, VALUE)):
+            with pytest.raises(ValueError, match=r"a tensor has a tangent \(jvp\)"):
+                attend(query)
 
 
 @given(st.data())
