@@ -13,6 +13,7 @@ from typing import Any
 from dilkit import environment, registry
 from dilkit.backend import Backend
 from dilkit.checks import shown, visible
+from dilkit.pattern.checks import PatternError
 from dilkit.problem import Problem
 from dilkit.registry import SEPARATORS, Broken
 from dilkit.selection import proof, tuned
@@ -274,14 +275,14 @@ def _why(candidate: Backend | Broken, requested: tuple[str, ...], preference: Pr
 def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
     """The verdict of one candidate. Its code may be another package's: an exception makes the backend broken, not the program.
 
-    A malformed environment variable is the caller's, and raises.
+    A malformed environment variable or pattern is the caller's, and raises.
     """
     if isinstance(candidate, Broken):
         return Decision(candidate.name, "broken", (f"{candidate.origin}: {candidate.error}",))
     try:
         refusals = tuple(visible(str(refusal)) for refusal in candidate.refusals(problem))
         detail = "" if refusals else visible(str(candidate.detail(problem)))
-    except (KeyboardInterrupt, GeneratorExit, environment.VariableError):
+    except (KeyboardInterrupt, GeneratorExit, PatternError, environment.VariableError):
         raise
     except BaseException as error:
         return Decision(candidate.name, "broken", (visible(f"{type(candidate).__qualname__}: {type(error).__name__}: {error}"),))

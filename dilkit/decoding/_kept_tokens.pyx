@@ -15,7 +15,7 @@ from collections import defaultdict
 import numpy as np
 
 from dilkit.pattern.checks import WHOLE_SEQUENCE
-from dilkit.pattern.lowering import Band, Global, Segments
+from dilkit.pattern.lowering import Band, Global, Segments, forms_of
 
 NONE = range(0)
 cdef Seen NOTHING = Seen(0, 0, 1, 0, 1)
@@ -186,7 +186,7 @@ def kept_tokens(pattern, given):
 
 
 def of_branch(branch, place, given):
-    forms = [] if branch.is_evaluated else list(branch.forms(given, WHOLE_SEQUENCE))
+    forms = [] if branch.is_evaluated else forms_of(branch, given, WHOLE_SEQUENCE)
     kept = kept_of_form(forms[0], given.group, branch, place) if len(forms) == 1 and forms[0].without_rows is None else ()
     served = branch.served(given)
     return kept or (OfAny(branch, place, range(served.start // given.group, -(-served.stop // given.group)), True),)

@@ -13,6 +13,7 @@ from dilkit.bias.form import LoweredBias
 from dilkit.op.scores import Scores
 from dilkit.pattern import Branch
 from dilkit.pattern.heads import Heads
+from dilkit.pattern.lowering.checks import sees
 
 Positions = range | Tensor
 
@@ -91,7 +92,7 @@ def seen_by(
     rows, columns = (positions(x, device) for x in (queries, keys))
     seen = torch.zeros(1, len(rows), len(columns), dtype=torch.bool, device=device)
     for branch in branches:
-        found = branch.sees(rows, columns, given)
+        found = sees(branch, rows, columns, given)
         if branch.heads is not None or len(found) > 1:
             served = branch.served(given)
             seen = seen.expand(given.count, -1, -1).clone()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.decoding.stores import check_decodable
 from dilkit.pattern import Pattern
-from dilkit.pattern.lowering import Band, Form, Global, Segments
+from dilkit.pattern.lowering import Band, Form, Global, Segments, forms_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
     token = torch.arange(seq, device="cpu")
     total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32, device="cpu")
     for branch in pattern.branches:
-        for form in branch.of_heads(None).forms(pattern.among(kv_heads, kv_heads), seq):
+        for form in forms_of(branch.of_heads(None), pattern.among(kv_heads, kv_heads), seq):
             total += _seen_after(form, token) & (token <= token[:, None])
     return total
 

@@ -11,7 +11,7 @@ from dilkit.decoding.recent import RecentRows
 from dilkit.decoding.segment import OpenSegment
 from dilkit.pattern import WHOLE_SEQUENCE, Branch, Pattern, PatternError
 from dilkit.pattern.heads import Heads
-from dilkit.pattern.lowering import Form, Global, Segments
+from dilkit.pattern.lowering import Form, Global, Segments, forms_of
 
 
 def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> list[BranchRows]:
@@ -22,7 +22,7 @@ def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> list[BranchR
 
 def _forms(branch: Branch, given: Heads) -> list[Form]:
     """None where they would be those of one length: the sequence grows, and rows are held against what the branch says."""
-    return [] if branch.is_evaluated else list(branch.forms(given, WHOLE_SEQUENCE))
+    return [] if branch.is_evaluated else forms_of(branch, given, WHOLE_SEQUENCE)
 
 
 def _store(branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, rollback: int) -> BranchRows:

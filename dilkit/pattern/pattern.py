@@ -31,6 +31,7 @@ from dilkit.pattern.fields import fields_of, json_of
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds import Branch, DilatedSegment, check_branches
 from dilkit.pattern.kinds.registry import READ_WITH_CLASSES
+from dilkit.pattern.lowering.checks import sees
 from dilkit.pattern.presets import Presets
 from dilkit.pattern.text import description, full_text, short_text
 
@@ -335,7 +336,7 @@ class Pattern(Presets):
         total = torch.zeros(heads, len(rows), seq, dtype=torch.int32, device=rows.device)
         for branch in self.branches:
             served = branch.served(given)
-            total[served.start : served.stop] += branch.sees(rows, keys, given)
+            total[served.start : served.stop] += sees(branch, rows, keys, given)
         if is_causal:
             total *= rows[:, None] >= keys
         return total.clamp_(max=1) if self.overlap == "once" else total

@@ -54,9 +54,10 @@ class Branch(ABC):
         return counted(self, seq, heads, is_causal)
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
-        """What the branch shows to these heads among the first `seq` tokens, as forms, two of which have no pair in common.
+        """Return what the branch shows to these heads, as forms, two of which have no pair in common.
 
-        By default `sees` is evaluated for every pair, of up to 32,768 tokens (`dilkit.pattern.lowering.evaluated`).
+        They hold for sequences of any length, and `seq` is 2**63 - 1, unless `is_evaluated`. By default `sees` is evaluated for
+        every pair of the first `seq` tokens, up to 32,768 (`dilkit.pattern.lowering.evaluated`).
         """
         from dilkit.pattern.lowering.evaluated import evaluated
 

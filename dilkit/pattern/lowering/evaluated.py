@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dilkit.pattern.lowering.checks import sees
 from dilkit.pattern.lowering.forms import Form, Runs, Unlowered
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import UNBOUNDED
@@ -84,7 +85,7 @@ def _blocks(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[B
     at_once = max(1, _PAIRS_AT_ONCE // max(seq * heads.count, 1))
     for first in range(0, seq, at_once):
         some = places[first : first + at_once]
-        seen = branch.sees(places, some, heads).transpose(1, 2) if of_keys else branch.sees(some, places, heads)
+        seen = sees(branch, places, some, heads).transpose(1, 2) if of_keys else sees(branch, some, places, heads)
         yield seen.numpy()
 
 

@@ -36,7 +36,7 @@ class Form:
     branch: int = 0
     """The place of the branch in the pattern."""
     without_rows: Positions | None = None
-    """Queries that take no part, as runs `(n, 2)`; None: all do."""
+    """Queries that take no part, as runs `(n, 2)`; None, as both are then: all do."""
     without_columns: Positions | None = None
     """Keys that take no part."""
     without: tuple[int, ...] = ()

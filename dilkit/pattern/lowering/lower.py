@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dilkit import plan
 from dilkit.pattern.checks import WHOLE_SEQUENCE
+from dilkit.pattern.lowering.checks import forms_of
 from dilkit.pattern.lowering.forms import Form
 from dilkit.pattern.lowering.once import counted_once
 
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
 
 
 class Forms(tuple[Form, ...]):
-    """The forms of a pattern, as the pattern cache keeps them. `most_tokens`: the longest sequence that they hold for."""
-
-    most_tokens: int = WHOLE_SEQUENCE
+    """The forms of a pattern, as the pattern cache keeps them."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -53,8 +52,5 @@ def lower(pattern: Pattern, seq: int, heads: int, kv_heads: int | None = None) -
 
 def _lowered(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Forms:
     given = pattern.among(heads, kv_heads)
-    forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in branch.forms(given, seq)]
-    lowered = Forms(counted_once(forms) if pattern.overlap == "once" else forms)
-    if pattern.is_evaluated:
-        lowered.most_tokens = seq
-    return lowered
+    forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in forms_of(branch, given, seq)]
+    return Forms(counted_once(forms) if pattern.overlap == "once" else forms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dilkit.pattern.runs import union
 
@@ -75,6 +75,31 @@ class RunTable(NamedTuple):
             ]
             seen.append(union(*parts))
         return cls(stops, np.array([len(columns) for columns in seen]), np.concatenate(seen))
+
+
+def hash_of_pairs(table: RunTable, seq: int, turned: bool = False) -> int:
+    """Return a hash of the pairs of `table` below `seq`: that of the table with keys as rows is equal, as `turned`.
+
+        sum over runs of rows and their columns of  (f(stop) - f(start)) * (g(stop) - g(start))  mod 2**64
+
+    Here f and g hash positions of queries and of keys, and change places where `turned`.
+    """
+    import numpy as np
+
+    of_rows, of_columns = (0, 1) if not turned else (1, 0)
+    rows = np.diff(_hashed(np.minimum(table.stop, seq), of_rows), prepend=_hashed(np.zeros(1, np.int64), of_rows))
+    columns = np.diff(_hashed(np.minimum(table.columns, seq), of_columns), axis=1)[:, 0]
+    return int((np.repeat(rows, table.runs) * columns).sum(dtype=np.uint64))
+
+
+def _hashed(positions: Int64Array, salt: int) -> Any:
+    """64 bits for each position (SplitMix64)."""
+    import numpy as np
+
+    mixed = (positions.astype(np.uint64) * np.uint64(2) + np.uint64(salt + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def turned(runs: Int64Array) -> Int64Array:

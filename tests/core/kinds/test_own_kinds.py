@@ -25,7 +25,7 @@ from dilkit import DilatedCache, Pattern, PatternError, Problem, SlidingWindow, 
 from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.kinds.registry import KINDS, known_kinds
-from dilkit.pattern.lowering import Runs
+from dilkit.pattern.lowering import Band, Runs
 from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -144,6 +144,30 @@ def test_packed_sequences_of_more_and_more_tokens() -> None:
         for rows in (slice(0, lengths[0]), slice(lengths[0], None)):
             expected = oracle_attention(*(x[None, rows].double() for x in (q, k, v)), pattern)[0]
             torch.testing.assert_close(out[None, rows].double(), expected, rtol=0, atol=1e-5)
+
+
+@dilkit.register_kind
+@dataclass(frozen=True)
+class Near(dilkit.Branch):
+    """Every token sees those before it, up to `back` away; the form is cut to the sequence."""
+
+    kind: ClassVar[str] = "near"
+
+    back: int
+    heads: tuple[int, int] | None = None
+
+    def sees(self, rows: Any, keys: Any, heads: Any) -> Any:
+        return ((rows[:, None] >= keys) & (rows[:, None] - keys <= self.back))[None]
+
+    def forms(self, heads: Any, seq: int) -> list[Band]:
+        return [Band(heads=self.range_served(heads), back=min(self.back, seq - 1), ahead=0)]
+
+
+def test_a_form_does_not_stay_cut_to_the_first_sequence() -> None:
+    for seq in (4, 30):
+        q, k, v = tensors(batch=1, seq=seq)
+        out = dilated_attention(q, k, v, Pattern.of(Near(20)), backend="native")
+        torch.testing.assert_close(out, oracle_attention(q, k, v, Pattern.of(Near(20)))[0].to(out), rtol=1e-5, atol=1e-5)
 
 
 def test_decoding() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helpers.malformed.attention import CALLS, MODULES
 from helpers.malformed.commands import COMMANDS, ENVIRONMENT
+from helpers.malformed.forms import FORMS
 from helpers.malformed.kinds import KINDS
 from helpers.malformed.orders import LOCALITY, ORDERS, POINTS
 from helpers.malformed.plug_ins import BACKENDS
@@ -18,6 +19,7 @@ TABLE = {
         scores=SCORES,
         pattern=PATTERNS,
         kinds=KINDS,
+        forms=FORMS,
         facts=FACTS,
         module=MODULES,
         order=ORDERS,
