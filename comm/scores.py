@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from hashlib import sha256
 
+import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
@@ -26,7 +27,7 @@ def bias_fingerprint(bias: Bias | None) -> str:
     """What ranks compare to know that they have the same bias: all of it but its weights, and what it holds of rows."""
     if bias is None:
         return ""
-    form, weights, _ = lowered(bias, bias.weights.dtype)
+    form, weights, _ = lowered(bias, torch.float64)
     facts = [type(bias).__name__, str(form), tuple(weights.shape)]
     for field in fields(bias) if not bias.by_row else ():  # type: ignore[arg-type]
         value = getattr(bias, field.name)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.bias.checks import floating
+from dilkit.bias.checks import check_reach, floating
 from dilkit.bias.form import METRICS, BiasForm, LoweredBias
 from dilkit.checks import integer, one_of
 
@@ -71,7 +71,8 @@ class CoordinateAlibi(Bias):
       `(total, 1 to 3)`. They have no gradient, and are refused if they require one.
     - `metric`: "euclidean", "l1" or "max".
 
-    Coordinates are used in float32 (float64 beside float64). Raises TypeError or ValueError for what does not fit.
+    Coordinates are used in float32 (float64 beside float64). Beyond the whole numbers of that dtype, or of their own, they are
+    refused: 256 in bfloat16, 2,048 in float16, 2**24 in float32. Raises TypeError or ValueError for what does not fit.
 
         >>> import torch
         >>> from dilkit import CoordinateAlibi, Pattern, dilated_attention
@@ -95,6 +96,7 @@ class CoordinateAlibi(Bias):
             raise ValueError(f"coordinates has shape {tuple(self.coordinates.shape)}; 1 to 3 numbers a row are needed")
         if self.coordinates.requires_grad:
             raise ValueError("coordinates requires a gradient, which it does not have; pass coordinates.detach()")
+        check_reach("coordinates", self.coordinates, self.coordinates.dtype)
 
     def of_rows(self, rows: Tensor) -> CoordinateAlibi:
         given = self.coordinates.squeeze(0) if self.coordinates.dim() == 3 else self.coordinates
@@ -115,6 +117,8 @@ class CoordinateAlibi(Bias):
 
     def lowered(self, dtype: Any) -> LoweredBias:
         x = self.coordinates if self.coordinates.dim() == 3 else self.coordinates[None]
+        if x.dtype.itemsize > dtype.itemsize:
+            check_reach("coordinates", x, dtype)
         form = BiasForm(dims=x.shape[-1], metric=self.metric, placed=True)
         return LoweredBias(form, self.slopes.to(dtype)[:, None], x.to(dtype))
 

@@ -11,6 +11,8 @@ from dilkit.checks import not_distributed, shown
 from dilkit.problem import DTYPES
 
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
+_WHOLE = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24, torch.float64: 2**53}
+"""The largest whole number up to which a dtype has each."""
 
 
 def floating(name: str, x: object, dims: tuple[int, ...], shape: str) -> None:
@@ -39,6 +41,29 @@ def check_finite(name: str, x: Tensor) -> None:
     if len(wrong):
         at = wrong[0].tolist()
         raise ValueError(f"{name}{at} is {x.detach()[tuple(at)].item()}; finite numbers are needed")
+
+
+def check_reach(name: str, positions: Tensor | int, dtype: torch.dtype) -> None:
+    """Raise ValueError for positions, or a largest one, beyond the whole numbers that `dtype` has: they would be rounded.
+
+    On a GPU the device fails later.
+    """
+    most = _WHOLE[dtype]
+    if isinstance(positions, Tensor):
+        if _traced(positions):
+            return
+        reach = positions.detach().abs()
+        if reach.is_cuda:
+            torch._assert_async((reach <= most).all(), f"{name} reach beyond {most}, the whole numbers of {dtype}")
+            return
+        beyond = (reach > most).nonzero()  # whose length is known where torch makes a graph of what is called
+        positions = int(reach[tuple(beyond[0])]) if len(beyond) else 0
+    if positions > most:
+        wider = "query in float64" if dtype is torch.float32 else f"{name}.float() before they are rounded"
+        raise ValueError(
+            f"{name} reach {positions:,}, but {dtype} has whole numbers up to {most:,} alone; {wider}, or positions counted from "
+            "nearer by, are needed"
+        )
 
 
 def whole(name: str, x: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.bias.checks import check_range, floating, whole
+from dilkit.bias.checks import check_range, check_reach, floating, whole
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.checks import boolean, integer, shown
 
@@ -100,7 +100,8 @@ class GridTable(Bias):
     - `table`: floating-point `(heads, a)`, `(heads, a, b)` or `(heads, a, b, c)`, odd numbers; it may require a gradient. For a
       window of k tokens they are `2 * k - 1`. Swin's table, `((2 * k - 1) ** 2, heads)`, is `table.T.unflatten(1, (a, b))`.
       NATTEN counts offsets the other way round, `y_j - y_i`: its `rpb` is `rpb.flip(1, 2)`.
-    - `shape`: the sizes of the grid. A sequence is at most its product.
+    - `shape`: the sizes of the grid. A sequence is at most its product. Beside a query of another dtype than float64 no side is
+      beyond 2**24 + 1, up to which float32 has all positions.
     - `dilation`: offsets are counted in steps of so many tokens, as in DiNAT, where every key that a query sees is a multiple of
       them away.
 
@@ -160,6 +161,7 @@ class GridTable(Bias):
         return self.table.flatten(1)[:, entry]
 
     def lowered(self, dtype: Any) -> LoweredBias:
+        check_reach(f"positions on the grid shape={self.shape} of the bias", max(self.shape) - 1, dtype)
         rows = torch.arange(math.prod(self.shape), device=self.table.device)
         form = BiasForm(dims=len(self.shape), sizes=tuple(self.table.shape[1:]), placed=True)
         return LoweredBias(form, self.table.to(dtype).flatten(1), self._coordinates(rows).to(dtype)[None])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
+from dilkit.bias.checks import check_reach
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.checks import real, shown
 from dilkit.op.boundary import check_memory, lse_dtype
@@ -149,20 +150,12 @@ def placed_along(scores: Scores, apply: Callable[[Tensor], Tensor], rows: int) -
     return scores._replace(bias=LoweredBias(replace(form, placed=True), weights, apply(positions).contiguous()))
 
 
-MOST_ROWS = 2**24
-"""Numbers of rows up to which float32 has each."""
-
-
 def positions_along(weights: Tensor, first: int, rows: int) -> Tensor:
     """The positions of rows along a sequence, `(1, rows, 1)`, as kernels take them beside these weights.
 
     Raises ValueError for positions that float32 does not have.
     """
-    if first + rows > MOST_ROWS and weights.dtype == torch.float32:
-        raise ValueError(
-            f"a bias of a sequence of {first + rows:,} or more rows, whose positions are given to the kernel, needs query in "
-            f"float64: float32 has numbers up to {MOST_ROWS:,} exactly"
-        )
+    check_reach("positions of the bias", first + rows - 1, weights.dtype)
     return torch.arange(first, first + rows, dtype=weights.dtype, device=weights.device)[None, :, None]
 
 

@@ -31,6 +31,7 @@ from dilkit import (
     t5_buckets,
 )
 from dilkit.bias.base import Bias
+from dilkit.comm import ring_dilated_attention, run_threads
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.op.scores import scores_of
 from dilkit.oracle import oracle_attention
@@ -251,10 +252,19 @@ def test_gradients_through_lse_reach_the_weights() -> None:
 
 Q, K, V = torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4)
 TWO, PLANE = torch.ones(2), torch.zeros(6, 2)
+FAR, FAR_GRID = torch.full((6, 2), 2.0**24 + 1, dtype=torch.float64), GridTable(torch.ones(2, 3), (2**24 + 2,))
 
 
 def calls(**options: Any) -> Tensor:
     return dilated_attention(Q, K, V, Pattern.dense(), **options)
+
+
+def packed(**options: Any) -> Tensor:
+    return dilated_attention_varlen(Q[0], K[0], V[0], Pattern.dense(), torch.tensor([0, 2, 6], dtype=torch.int32), **options)
+
+
+def on_ranks(bias: Bias) -> None:
+    run_threads(2, lambda comm: ring_dilated_attention(Q, K, V, Pattern.dense(), comm, bias=bias))
 
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
@@ -268,6 +278,18 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: CoordinateAlibi(TWO, torch.zeros(6, 2, dtype=torch.int64)), TypeError, "coordinates is torch.int64"),
     (lambda: CoordinateAlibi(TWO, torch.zeros(6, 2).requires_grad_()), ValueError, "coordinates requires a gradient"),
     (lambda: CoordinateAlibi(TWO, torch.full((6, 2), math.nan)), ValueError, r"coordinates\[0, 0\] is nan"),
+    (
+        lambda: CoordinateAlibi(TWO, torch.full((6, 2), -300.0).bfloat16()),
+        ValueError,
+        "reach 300, .*bfloat16.* up to 256 .*float",
+    ),
+    (lambda: CoordinateAlibi(TWO, torch.full((6, 2), 2050.0).half()), ValueError, "coordinates reach 2,050, but torch.float16"),
+    (lambda: CoordinateAlibi(TWO, torch.full((6, 2), 2.0**25)), ValueError, "reach 33,554,432, .*float32.* up to 16,777,216"),
+    (lambda: calls(bias=CoordinateAlibi(TWO, FAR)), ValueError, "coordinates reach 16,777,217.*query in float64"),
+    (lambda: calls(bias=FAR_GRID), ValueError, r"shape=\(16777218,\) of the bias reach 16,777,217"),
+    (lambda: packed(bias=FAR_GRID), ValueError, r"shape=\(16777218,\) of the bias reach 16,777,217"),
+    (lambda: DilatedCache(PATTERN, 2).attend(Q, K, V, bias=FAR_GRID), ValueError, "of the bias reach 16,777,217"),
+    (lambda: on_ranks(FAR_GRID), ValueError, "of the bias reach 16,777,217"),
     (lambda: CoordinateAlibi(TWO, PLANE, "l2"), ValueError, "metric='l2' is not known"),
     (lambda: RelativeTable(torch.ones(2)), ValueError, r"table has shape \(2,\)"),
     (lambda: RelativeTable(torch.ones(2, 4)), ValueError, "4 entries; without buckets an odd number"),
