@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.files import why_not
-from dilkit.pattern import KINDS, Pattern, kind_class, known_kinds
+from dilkit.pattern import KINDS, Pattern, broken_kinds
 from dilkit.pattern.presets import Presets
 from dilkit.tools.console.nearest import nearest
 
@@ -62,12 +62,17 @@ def _value(node: ast.expr) -> Any:
 
 def _callee(node: ast.expr) -> Callable[..., Any]:
     name = ast.unparse(node)
-    made_by: dict[str, Callable[..., Any]] = {"Pattern": Pattern, "range": range}
-    if name not in made_by:
-        made_by |= {cls.__name__: cls for kind in known_kinds() if (cls := kind_class(kind))}
-    if name in made_by:
-        return made_by[name]
     if (method := name.removeprefix("Pattern.")) in (*PRESETS, "of", "dense"):
         return getattr(Pattern, method)  # type: ignore[no-any-return]
+    made_by = _makers()
+    broken = () if name in made_by else broken_kinds().values()  # which loads the kinds that packages announce
+    if name in (made_by := _makers()):
+        return made_by[name]
     known = *PRESETS, "dense", *(cls.__name__ for cls in KINDS.values())
-    raise ValueError(f"{name!r} makes no pattern; known are {', '.join(known)}{nearest(name, known)}")
+    why = "".join(f"; {reason}" for reason in broken)
+    raise ValueError(f"{name!r} makes no pattern; known are {', '.join(known)}{nearest(name, known)}{why}")
+
+
+def _makers() -> dict[str, Callable[..., Any]]:
+    """Those by name that are loaded, dilkit's own before others."""
+    return {cls.__name__: cls for cls in reversed(KINDS.values())} | {"Pattern": Pattern, "range": range}

@@ -16,7 +16,7 @@ from dilkit.pattern.kinds.global_tokens import GlobalTokens
 from dilkit.pattern.kinds.intervals import Intervals, RowIntervals
 from dilkit.pattern.kinds.neighborhood import Neighborhood
 from dilkit.pattern.kinds.prefix import Prefix
-from dilkit.pattern.kinds.registry import KINDS, kind_class, known_kinds, register_kind
+from dilkit.pattern.kinds.registry import KINDS, broken_kinds, kind_class, known_kinds, register_kind
 from dilkit.pattern.kinds.sliding_window import SlidingWindow
 from dilkit.pattern.kinds.strided import Strided
 
@@ -35,6 +35,7 @@ __all__ = [
     "SlidingWindow",
     "Strided",
     "branch_of",
+    "broken_kinds",
     "check_branches",
     "kind_class",
     "known_kinds",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from contextlib import suppress
+from importlib.metadata import EntryPoint, entry_points
 
 from dilkit import plan
-from dilkit.checks import shown
+from dilkit.checks import shown, visible
 from dilkit.pattern.checks import PatternError
 from dilkit.pattern.kinds.block_sparse import BlockSparse
 from dilkit.pattern.kinds.branch import Branch
@@ -71,7 +72,10 @@ def register_kind(cls: type[Branch]) -> type[Branch]:
         [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     """
     _check(cls)
-    known = kind_class(cls.kind)
+    known = KINDS.get(cls.kind)
+    if known is None:
+        with suppress(PatternError):  # a package that announces it as well, such as the one whose import comes here, or is broken
+            known = kind_class(cls.kind)
     if known is not None and known is not cls and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise PatternError(f"kind={cls.kind!r} is that of {known.__module__}.{known.__qualname__}; give yours another name")
     if known is not cls:
@@ -81,15 +85,40 @@ def register_kind(cls: type[Branch]) -> type[Branch]:
 
 
 def kind_class(kind: str) -> type[Branch] | None:
-    """The class of a kind, loaded if a package announces it; None if nobody does. Raises what loading it raises."""
-    if kind not in KINDS:
-        for entry in entry_points(group=GROUP, name=kind):
-            cls = entry.load()
-            _check(cls)
-            if cls.kind != kind:
-                raise PatternError(f"entry point {kind!r} of {GROUP} is the class {shown(cls)}, whose kind is {cls.kind!r}")
-            KINDS[kind] = cls
+    """The class of a kind, loaded if a package announces it; None if nobody does. Raises `PatternError` if loading fails."""
+    if kind not in KINDS and (entries := entry_points(group=GROUP, name=kind)):
+        values = sorted({entry.value for entry in entries})
+        if len(values) > 1:
+            raise PatternError(f"kind {kind!r} is announced as {' and as '.join(values)}; uninstall all packages but one")
+        loaded = _loaded(kind, next(iter(entries)))
+        KINDS[kind] = loaded
     return KINDS.get(kind)
+
+
+def _loaded(kind: str, entry: EntryPoint) -> type[Branch]:
+    """The class of an entry point, which is foreign code: all that it raises, SystemExit included, is a `PatternError`."""
+    try:
+        cls: type[Branch] = entry.load()
+        _check(cls)
+        if cls.kind == kind:
+            return cls
+        problem = f"it is the class {shown(cls)}, whose kind is {cls.kind!r}"
+    except (KeyboardInterrupt, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        problem = visible(f"{type(error).__name__}: {error}")
+    raise PatternError(f"kind {kind!r} of {entry.value} is broken: {problem}; mend or uninstall its package")
+
+
+def broken_kinds() -> dict[str, str]:
+    """Return the kinds that packages announce but that cannot be loaded, each with the reason."""
+    broken = {}
+    for kind in known_kinds():
+        try:
+            kind_class(kind)
+        except PatternError as error:
+            broken[kind] = str(error)
+    return broken
 
 
 def known_kinds() -> tuple[str, ...]:

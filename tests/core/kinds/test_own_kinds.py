@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -30,9 +31,31 @@ from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 from dilkit.tools.cli import main
+from dilkit.tools.commands.doctor.installation import installed
 
 HELPER = Path(__file__).parents[2] / "helpers" / "own_kinds.py"
-ENTRIES = "[dilkit.kinds]\ncolours = own_kinds_package:Colours\necho = own_kinds_package:Echo\n"
+ENTRIES = """[dilkit.kinds]
+colours = own_kinds_package:Colours
+echo = own_kinds_package:Echo
+page = page_package:Page
+absent_kind = no_such_module:Kind
+leaving_kind = leaving_package:Leaving
+misnamed_kind = own_kinds_package:Echo
+"""
+PAGE = """
+from dataclasses import dataclass
+from typing import ClassVar
+import dilkit
+
+@dilkit.register_kind  # as docs/adding-a-kind.md has it beside an entry point
+@dataclass(frozen=True)
+class Page(dilkit.Branch):
+    kind: ClassVar[str] = "page"
+    heads: tuple[int, int] | None = None
+
+    def sees(self, rows, keys, heads):
+        return (rows[:, None] == keys)[None]
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,6 +63,8 @@ def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An installation of the package: its module, and its entry points."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(HELPER, folder / "own_kinds_package.py")
+    (folder / "page_package.py").write_text(PAGE)
+    (folder / "leaving_package.py").write_text("import sys\nsys.exit('leaving')\n")
     facts = folder / "own_kinds_package-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own-kinds-package\nVersion: 1.0\n")
@@ -47,8 +72,9 @@ def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.path.insert(0, str(folder))
     yield
     sys.path.remove(str(folder))
-    for kind in ("colours", "echo"):
+    for kind in ("colours", "echo", "page"):
         KINDS.pop(kind, None)
+        sys.modules.pop("page_package", None)
 
 
 def own(text: str) -> Pattern:
@@ -66,6 +92,38 @@ def test_a_package_makes_kinds_known() -> None:
     assert str(pattern) == "Pattern.of(Colours(3), Echo(5))"
     assert Pattern.from_json(pattern.to_json()) == pattern
     assert pattern.count(7, 1)[0, 0].tolist() == [1, 1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("first", ["the entry point", "the module"])
+def test_an_entry_point_may_be_registered_as_well(first: str) -> None:
+    KINDS.pop("page", None)
+    sys.modules.pop("page_package", None)
+    if first == "the module":
+        importlib.import_module("page_package")
+    assert str(own('{"kind":"page"}')) == "Pattern.of(Page())"
+
+
+def test_broken_kinds_are_listed_and_stop_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = {
+        "absent_kind": "no_such_module:Kind is broken: ModuleNotFoundError",
+        "leaving_kind": "leaving_package:Leaving is broken: SystemExit: leaving",
+        "misnamed_kind": "whose kind is 'echo'",
+    }
+    for pattern in ("mistral(8)", "Page(), SlidingWindow(2)"):
+        assert main(["draw", "--seq", "6", "--heads", "1", "--pattern", pattern]) == 0
+    capsys.readouterr()
+    assert main(["draw", "--seq", "6", "--heads", "1", "--pattern", "Leaving()"]) == 2
+    assert broken["leaving_kind"] in capsys.readouterr().err
+    assert main(["info", "--seq", "64", "--pattern", "mistral(8)"]) == 0
+    assert "kinds of branches that are broken" in capsys.readouterr().out
+    assert main(["info", "--seq", "64", "--pattern", "mistral(8)", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["broken_kinds"]
+    told = {found.name: found.found for found in installed() if found.state == "WRONG"}
+    for kind, text in broken.items():
+        assert text in listed[kind]
+        assert text in told[f"kind {kind}"]
+        with pytest.raises(PatternError, match="uninstall its package"):
+            own(f'{{"kind":"{kind}"}}')
 
 
 def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import dilkit
 from dilkit import backends, comm, environment, files
 from dilkit.device import probe
-from dilkit.pattern import Pattern
+from dilkit.pattern import Pattern, broken_kinds
 from dilkit.problem import Problem
 from dilkit.selection import tuned
 from dilkit.threads import usable_cores
@@ -32,6 +32,8 @@ def installed() -> Iterator[Finding]:
             yield works(name.replace("_", " "), str(found))
         else:
             yield wrong(name, str(found), REINSTALL if name == "plan_module" else f"pip install --force-reinstall {name}")
+    for kind, reason in broken_kinds().items():
+        yield wrong(f"kind {kind}", reason, "all other kinds work without it")
 
 
 def extension_names() -> list[str]:

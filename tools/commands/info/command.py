@@ -9,6 +9,7 @@ from typing import Any
 
 import dilkit
 from dilkit.device import Device, device_named, has_torch_code
+from dilkit.pattern import broken_kinds
 from dilkit.problem import Problem
 from dilkit.selection.preference_table import ON_GPUS
 from dilkit.selection.proof import Proof, recorded
@@ -65,6 +66,8 @@ class Report:
     environment: list[VariableFacts]
     matrix: list[Cell] | None
     kinds: list[KindCell] | None
+    broken_kinds: dict[str, str]
+    """The kinds of branches of packages that cannot be loaded, and why."""
     preset: str | None
     """The name of the preset, and why its dtype was taken if it was."""
 
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     cells = matrix.matrix(problem, found, args.backend) if args.all else None
     of_kinds = kind_cells(device, args.dtype, lambda asked: explain(asked, args.backend)) if args.kinds else None
     judged = guarded(lambda: explain(problem, args.backend))
-    report = Report(versions(), here, recorded(), judged, pattern_cache(), variables(), cells, of_kinds, preset)
+    report = Report(versions(), here, recorded(), judged, pattern_cache(), variables(), cells, of_kinds, broken_kinds(), preset)
     if args.json:
         print_json("info", _plain(report))
     else:
@@ -121,7 +124,7 @@ def _plain(report: Report) -> dict[str, Any]:
         judged |= dict(flops=trace.problem.flops(), notes=list(_notes(trace.problem)))
     report_fields = dict(versions=report.versions, devices=[_plain_device(d) for d in report.devices], problem=judged)
     report_fields |= dict(proofs=report.proofs, pattern_cache=report.pattern_cache, environment=report.environment)
-    report_fields |= dict(preset=report.preset)
+    report_fields |= dict(broken_kinds=report.broken_kinds, preset=report.preset)
     if report.matrix is not None:
         report_fields |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
     if report.kinds is not None:
@@ -154,6 +157,8 @@ def _lines(report: Report, device: Device) -> list[str]:
         lines += ["", f"each kind of branch on {device}, {kinds.SEQ:,} tokens", *kinds.lines(report.kinds, device)]
     if device.type == "cuda" or report.matrix is not None:
         lines += ["", f"GPUs, as of dilkit {dilkit.__version__}", *wrapped("  ", "\n".join(ON_GPUS))]
+    if report.broken_kinds:
+        lines += ["", "kinds of branches that are broken", *table(report.broken_kinds.items())]
     lines += ["", *wrapped("pattern cache  ", str(report.pattern_cache))]
     lines += ["", "environment", *table((variable.name, str(variable)) for variable in report.environment)]
     return [*lines, "", "to override", *_override_lines(report.picked or "reference")]
