@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from dilkit.backend import Backend, Limits
-from dilkit.checks import visible
+from dilkit.checks import boolean, visible
 
 GROUP = "dilkit.backends"
 SEPARATORS = (",", ";")
@@ -58,11 +58,11 @@ def list_backends() -> tuple[str, ...]:
     return (*(b.name for b in able), *sorted(b.name for b in known if isinstance(b, Broken)))
 
 
-def register_backend(backend: Backend) -> None:
-    """Make `backend` known in this process; it replaces any earlier backend of the same name.
+def register_backend(backend: Backend, *, replace: bool = False) -> None:
+    """Make `backend` known in this process.
 
     A package declares an entry point in the group `dilkit.backends` instead. Raises TypeError for anything but an instance of
-    `Backend` with a name and limits.
+    `Backend` with a name and limits, and ValueError for the name of a backend of another class, unless `replace`.
 
     Example, a backend that refuses every call (`dilkit.Backend` has one that computes):
 
@@ -80,7 +80,14 @@ def register_backend(backend: Backend) -> None:
     global _generation
     if problem := _malformed(backend):
         raise TypeError(f"backend={backend!r}: {problem}")
+    boolean("replace", replace)
     with _lock:
+        known = backends().get(backend.name)
+        if isinstance(known, Backend) and not replace and _class_of(known) != _class_of(backend):
+            raise ValueError(
+                f"backend={backend!r}: the name {backend.name!r} is that of {_class_of(known)}; give yours another name, or "
+                "replace=True to have it computed with instead"
+            )
         _registered[backend.name] = backend
         _generation += 1
 
@@ -96,7 +103,7 @@ def unregister_backend(name: str) -> None:
         >>> from dilkit.backends.reference import Reference
         >>> class Preferred(Reference):
         ...     priority = 100
-        >>> dilkit.register_backend(Preferred())
+        >>> dilkit.register_backend(Preferred(), replace=True)
         >>> dilkit.list_backends()[0]
         'reference'
         >>> dilkit.unregister_backend("reference")
@@ -111,6 +118,11 @@ def unregister_backend(name: str) -> None:
             )
         del _registered[name]
         _generation += 1
+
+
+def _class_of(backend: Backend) -> str:
+    """The class by name: where a cell of a notebook is run again it is another object."""
+    return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
 def generation() -> int:

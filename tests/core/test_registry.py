@@ -160,6 +160,11 @@ def test_a_registered_backend_hides_the_declared_one_until_it_goes(declare: Decl
     register_backend(newer)
     register_backend(other)
     assert backends() == {"fine": newer, "other": other}
+    rewritten = type("Rewritten", (Fine,), {})()
+    with pytest.raises(ValueError, match=r"'fine' is that of .*\.Fine; give yours another name, or replace=True"):
+        register_backend(rewritten)
+    register_backend(rewritten, replace=True)
+    assert backends()["fine"] is rewritten
     unregister_backend("fine")
     assert backends() == {"fine": declared, "other": other}
     with pytest.raises(ValueError, match="name='fine' was not registered in this process; registered: other"):

@@ -43,7 +43,7 @@ class Picky(Reference):
 @contextmanager
 def registered(backend: Backend) -> Iterator[str]:
     """Within the block `backend` is known; its name."""
-    register_backend(backend)
+    register_backend(backend, replace=True)
     try:
         yield backend.name
     finally:

@@ -215,7 +215,7 @@ class TestThePatternCache:
         log: list[tuple[str, str, int]] = []
         inputs, recorder = tensors(), Recorder("reference", log)
         attend(*inputs)
-        dilkit.register_backend(recorder)
+        dilkit.register_backend(recorder, replace=True)
         try:
             attend(*inputs)
         finally:

@@ -33,6 +33,7 @@ BACKENDS = {
     "limits are a dict": Case(registered(limits={}), TypeError, ("backend=", "limits", "Limits")),
     "requires is a text": Case(registered(requires="numpy"), TypeError, ("backend=", "requires 'numpy'", "tuple")),
     "priority is a text": Case(registered(priority="high"), TypeError, ("backend=", "priority 'high'", "integer")),
+    "the name of a declared one": Case(registered(name="native"), ValueError, ("'native'", "Native", "replace=True")),
     "nothing": Case(lambda: register_backend(None), TypeError, ("backend=None", "instance")),
     "no one of that name": Case(lambda: unregister_backend(None), ValueError, ("name=None", "registered")),
     "list of a name": Case(lambda: list_backends("sdpa"), TypeError, ("list_backends()", "1 was given")),

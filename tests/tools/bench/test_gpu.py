@@ -44,8 +44,8 @@ class Wrong(StandIn):
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterator[None]:
     monkeypatch.setattr(memory, "peak_memory", lambda call, device: 3 * MIB)  # of a CUDA device it is the allocator's own figure
-    register_backend(StandIn())
-    register_backend(Reference(name="numba_cuda"))
+    register_backend(StandIn(), replace=True)
+    register_backend(Reference(name="numba_cuda"), replace=True)
     yield
     unregister_backend("cupy_raw")
     unregister_backend("numba_cuda")
@@ -89,7 +89,7 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
 
 @pytest.mark.slow
 def test_a_wrong_kernel_is_not_timed_and_decides_on_the_exit_code(tmp_path: Path) -> None:
-    register_backend(Wrong())
+    register_backend(Wrong(), replace=True)
     code, result = run(tmp_path, sizes=IN_FP32)
     assert code == 1
     entries = [case.entries["cupy_raw"] for case in result.cases]
@@ -113,7 +113,7 @@ def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
         checked.append("all that is to be timed")
         return entry
 
-    register_backend(FailsWhenAlone())
+    register_backend(FailsWhenAlone(), replace=True)
     monkeypatch.setattr(suite.GpuSuite, "admit", admit_then_fail)
     entries = quick().case("B", "float32", 64, False, False).entries
     assert (entries["cupy_raw"].verdict, entries["cupy_raw"].reasons) == ("failed", ("MemoryError: no room",))
@@ -132,7 +132,7 @@ def test_both_ends_of_the_longest_sequence_are_checked() -> None:
                 out[:, -1] = 0
             return out, lse
 
-    register_backend(LosesTheEnd())
+    register_backend(LosesTheEnd(), replace=True)
     long = quick().long()
     assert (long.verdict, long.reasons) == ("wrong", ("the last tokens: 512 results differ",))
 
@@ -145,7 +145,7 @@ def test_where_the_longest_sequence_does_not_fit_half_of_it_is_tried(monkeypatch
         raise torch.cuda.OutOfMemoryError("no room")
 
     monkeypatch.setattr(suite, "long_inputs", inputs_that_do_not_fit)
-    register_backend(StandIn())
+    register_backend(StandIn(), replace=True)
     assert quick().long().verdict == "failed"
     assert tried == [512, 256]
 
@@ -155,7 +155,7 @@ def test_the_suite_measures_the_kernels_themselves(tmp_path: Path) -> None:
     """From the command to the `.cu` files and back, all but the GPU."""
     own = OnHost(TENSOR_CORES)
     own.name = "cupy_raw"  # type: ignore[misc]
-    register_backend(own)
+    register_backend(own, replace=True)
     code, result = run(tmp_path)
     assert code == 0
     assert {case.entries["cupy_raw"].verdict for case in result.cases} == {"measured"}
