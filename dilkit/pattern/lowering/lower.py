@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dilkit import plan
+from dilkit import environment, plan
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.pattern.lowering.checks import forms_of
 from dilkit.pattern.lowering.forms import Form
@@ -53,4 +54,15 @@ def lower(pattern: Pattern, seq: int, heads: int, kv_heads: int | None = None) -
 def _lowered(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Forms:
     given = pattern.among(heads, kv_heads)
     forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in forms_of(branch, given, seq)]
-    return Forms(counted_once(forms) if pattern.overlap == "once" else forms)
+    lowered = Forms(counted_once(forms) if pattern.overlap == "once" else forms)
+    if (nbytes := lowered.nbytes) > _SMALL and 0 < (limit := environment.cache_bytes()) < 2 * nbytes:
+        warnings.warn(
+            f"{pattern}: its tables take {nbytes:,} bytes, and those of a backend as many, but {environment.CACHE_BYTES.name} is "
+            f"{limit:,}: they are made anew at each call; {environment.CACHE_BYTES.name}={4 * nbytes} keeps them",
+            stacklevel=2,
+        )
+    return lowered
+
+
+_SMALL = 2**20
+"""Bytes of tables that take no time worth a word to make anew."""

@@ -29,6 +29,7 @@ from dilkit import (
     dilated_attention,
     order,
     ordered_dilated_attention,
+    plan,
 )
 from dilkit.oracle import oracle_attention
 
@@ -84,6 +85,20 @@ def test_random_mixes_are_torch_with_the_mask(drawn: tuple[Pattern, Heads], seq:
     inputs = tensors(seq=seq, heads=heads[0], kv_heads=heads[1], batch=1, head_dim=3, dtype=torch.float64)
     found = dilated_attention(*inputs, pattern, is_causal=is_causal, backend="reference")
     torch.testing.assert_close(found, by_torch(pattern, heads, is_causal, *inputs), rtol=1e-9, atol=1e-9)
+
+
+def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = Pattern.of(BlockSparse(np.random.default_rng(0).random((512, 512)) < 0.5, 1))
+    rows = tensors(seq=512, heads=1, kv_heads=1, batch=1, head_dim=1)
+    plan.cache_clear()
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", str(2**22))
+    with pytest.warns(UserWarning, match="made anew at each call; DILKIT_CACHE_BYTES=[0-9]+ keeps them") as told:
+        dilated_attention(*rows, pattern, backend="native")
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", str(told[0].message).split("DILKIT_CACHE_BYTES=")[1].split()[0])
+    dilated_attention(*rows, pattern, backend="native")
+    misses = plan.cache_info().misses
+    dilated_attention(*rows, pattern, backend="native")
+    assert plan.cache_info().misses == misses
 
 
 def test_a_window_is_masked_attention_of_a_model() -> None:
