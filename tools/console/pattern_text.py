@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dilkit.files import why_not
+from dilkit.files import read_bytes, why_not
 from dilkit.pattern import KINDS, Pattern, broken_kinds
 from dilkit.pattern.presets import Presets
 from dilkit.tools.console.nearest import nearest
@@ -28,7 +28,7 @@ def written_pattern(text: str) -> Pattern:
     try:
         if text.rstrip().endswith(")") and not Path(text).exists():
             return _called(text)
-        return Pattern.from_json(text if text.lstrip().startswith("{") else Path(text).read_text())
+        return Pattern.from_json(text if text.lstrip().startswith("{") else read_bytes(Path(text)).decode())
     except OSError as error:
         why = f"is no JSON object and no call, such as longformer(512, 16), and as a file it {why_not(error)}"
         raise argparse.ArgumentTypeError(f"{text!r} {why}") from None

@@ -13,6 +13,7 @@ import pytest
 from helpers.forks import in_child
 from helpers.result_files import FOLDER
 
+from dilkit.integrations.gigapath.cohort.settings import sha256_of
 from dilkit.tools import cli
 
 CPU, SLIDES = (shlex.quote(str(FOLDER / f"{name}.json")) for name in ("cpu", "slides"))
@@ -24,6 +25,8 @@ COMMANDS = {
     "text beside": f"demo --text {CPU} {{odd}} --out {{out}}",
     "picture": "demo --image {odd} --out {out}",
     "model": "demo --sample x --checkpoint {odd}",
+    "pattern": "info --pattern {odd}",
+    "speeds": "plan --seq 4096 --world-size 2 --speeds {odd}",
 }
 
 
@@ -50,6 +53,13 @@ def test_what_is_no_file_is_refused_in_one_line(
     said = capsys.readouterr().err
     assert str(odd) in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_checkpoint_that_never_ends_is_not_hashed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for odd in ("/dev/zero", tmp_path / "pipe"):
+        with pytest.raises(OSError, match="no regular file"):
+            sha256_of(Path(odd))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of the size of files stands in for a full disk")

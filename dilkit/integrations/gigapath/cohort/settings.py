@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 import dilkit
+from dilkit.files import check_regular
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class ReadSettings:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal digits."""
+    """The SHA-256 of a file's bytes, in hexadecimal digits. Raises OSError for a device or a pipe, which may never end."""
+    check_regular(path, path.stat(), most=sys.maxsize)
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
