@@ -64,12 +64,12 @@ def sees(branch: Branch, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
     """Return `branch.sees`, bool `(heads served or 1, rows, keys)`. Raises `PatternError` for any other shape or dtype."""
     import torch
 
-    seen, served = branch.sees(rows, keys, heads), len(branch.served(heads))
-    dtype, shape = getattr(seen, "dtype", type(seen).__name__), tuple(getattr(seen, "shape", ()))
-    if dtype is not torch.bool or shape[1:] != (len(rows), len(keys)) or shape[0] not in (1, served):
+    seen, (start, stop) = branch.sees(rows, keys, heads), branch.range_served(heads)
+    dtype, shape = getattr(seen, "dtype", type(seen).__name__), getattr(seen, "shape", ())
+    if dtype is not torch.bool or shape[1:] != (len(rows), len(keys)) or shape[0] not in (1, stop - start):
         raise PatternError(
-            f"{type(branch).__name__}.sees returned {dtype} {shape}; torch.bool (1, {len(rows)} rows, {len(keys)} keys) is "
-            f"needed, or with {served} heads in the place of 1: seen[None] has this axis"
+            f"{type(branch).__name__}.sees returned {dtype} {tuple(shape)}; torch.bool (1, {len(rows)} rows, {len(keys)} keys) "
+            f"is needed, or with {stop - start} heads in the place of 1: seen[None] has this axis"
         )
     return seen
 
