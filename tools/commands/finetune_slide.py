@@ -51,16 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_encoder(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--checkpoint", type=Path, metavar="FILE", help="the weights, such as slide_encoder.pth (default: random weights)")
-    add("--arch", choices=ARCHITECTURES, default=next(iter(ARCHITECTURES)), help="default %(default)s")
+    arch = f"default: the sizes that the checkpoint stores, else {next(iter(ARCHITECTURES))}"
+    add("--arch", choices=ARCHITECTURES, help=arch)
     for name, what in (("--embed-dim", "width"), ("--depth", "layers"), ("--num-heads", "heads")):
         add(name, type=whole(1), metavar="N", help=f"{what} of another encoder, without --checkpoint (default: that of --arch)")
-    add("--ngrids", type=whole(1), default=1000, metavar="N", help="cells of a tile a side (default 1000)")
+    add("--ngrids", type=whole(1), metavar="N", help="cells of a tile a side (default: the checkpoint's, else 1000)")
     size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
     add("--tile-size", type=whole(1), metavar="PIXELS", help=size)
-    made = "what files that say it must have in the name of their tile encoder, with --checkpoint (default %(default)s)"
-    add("--tile-encoder", default="gigapath", metavar="NAME", help=made)
-    pool = "the mean of the tiles, or the class token as in GigaPath's scripts (default: the mean)"
-    add("--global-pool", action=argparse.BooleanOptionalAction, default=True, help=pool)
+    made = "with --checkpoint, a tile encoder named in a file must have this in its name (default: the checkpoint's, or gigapath)"
+    add("--tile-encoder", metavar="NAME", help=made)
+    pool = "the mean of the tiles, or the class token as in GigaPath's scripts (default: the checkpoint's, else the mean)"
+    add("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
     add("--dropout", type=_share, default=0.1, metavar="P", help="default %(default)s")
     add("--drop-path", type=_share, default=0.0, metavar="P", help="default %(default)s")
     again = "compute each layer anew in the backward pass, instead of holding what it needs (default: do)"
@@ -111,14 +112,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _encoder(args: argparse.Namespace, slides: Sequence[SlideFile]) -> SlideEncoder:
+    from dilkit.integrations.gigapath.checkpoint import needed_tile_encoder, read_checkpoint
     from dilkit.integrations.gigapath.finetuning import encoders
+    from dilkit.integrations.gigapath.hub import local_file
 
-    if args.checkpoint is not None:
-        encoders.check_tile_encoder(slides, args.tile_encoder)
-    changes: dict[str, Any] = {name: getattr(args, name) for name in CHANGES}
-    config = encoders.config_for(slides, args.arch, args.checkpoint is not None, **changes)
+    found = None if args.checkpoint is None else read_checkpoint(local_file(args.checkpoint))
+    if found is not None:
+        encoders.check_tile_encoder(slides, needed_tile_encoder(found, args.tile_encoder))
+    config = encoders.config_for(slides, args.arch, found, **{name: getattr(args, name) for name in CHANGES})
     options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "backend", "seed", "activation_checkpointing")}
-    return encoders.first_encoder(config, args.checkpoint, args.arch, **options)
+    return encoders.first_encoder(config, found, **options)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from dilkit.checks import one_of
 from dilkit.files import check_regular
-from dilkit.integrations.gigapath.config import ARCHITECTURES
+from dilkit.integrations.gigapath.config import ARCHITECTURES, SIZES, SlideEncoderConfig, known_as
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.hub import local_file
 
+DEFAULT = next(iter(ARCHITECTURES))
 MOST_BYTES = 2**63
 WIDTHS = "patch_embed.proj.weight"
 """Its shape, (embed_dim, in_chans), tells the published architectures apart."""
@@ -25,16 +27,30 @@ UNTRAINED = (
     "global_pool is not given: the class token is pooled, which GigaPath's pretraining did not train; "
     "global_pool=True takes the mean of the tiles, global_pool=False suits weights that were tuned with the class token"
 )
+TRAINED = (*SIZES, "segment_lengths", "dilation_rates", "tail", "global_pool")
+"""Fields of `SlideEncoderConfig` that weights are trained with: another value gives other embeddings, without an error."""
+MOST_NAMES = 5
+"""As many names of weights as one error lists."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights in a file, by name, the fields of `SlideEncoderConfig` stored beside them, and whose features they take."""
+
+    file: str
+    weights: Mapping[str, Tensor]
+    settings: Mapping[str, Any]
+    tile_encoder: str | None = None
 
 
 def load_slide_encoder(
     checkpoint: str | Path | None = None,
-    arch: str = "gigapath_slide_enc12l768d",
+    arch: str | None = None,
     *,
-    ngrids: int = 1000,
-    tile_size: int = 256,
+    ngrids: int | None = None,
+    tile_size: int | None = None,
     segment_lengths: Sequence[int] | None = None,
-    tail: str = "zeros",
+    tail: str | None = None,
     global_pool: bool | None = None,
     activation_checkpointing: bool = False,
     backend: str | Sequence[str] | None = None,
@@ -47,17 +63,17 @@ def load_slide_encoder(
     - `checkpoint`: a file `{"model": weights}` such as the published `slide_encoder.pth`, or of the weights alone; without it
       they are random. Only tensors and plain values are read from it, no code. `"hf_hub:prov-gigapath/prov-gigapath"` is the
       published file, which huggingface_hub downloads to `~/.cache`.
-    - `arch`: one of `dilkit.integrations.gigapath.ARCHITECTURES`.
-    - `ngrids`, `tile_size`, `tail`: those of `SlideEncoderConfig`.
-    - `global_pool`: that of `SlideEncoderConfig`, False by default. GigaPath's pretraining did not train the class token, which
-      is pooled then: of a checkpoint, without a word about it, that is warned of.
-    - `segment_lengths`: by default the architecture's, (1024, 5792, 32768, 185363, 1048576), whatever `tile_size` is.
+    - `arch`: one of `dilkit.integrations.gigapath.ARCHITECTURES`. By default the sizes that the checkpoint stores, else those of
+      `"gigapath_slide_enc12l768d"`.
+    - `ngrids`, `tile_size`, `segment_lengths`, `tail`, `global_pool`: those of `SlideEncoderConfig`. By default the
+      checkpoint's, as `dilkit finetune-slide` stores them in `model.pt`, else the architecture's. GigaPath's pretraining did not
+      train the class token, which is pooled by default: a warning says so, unless the argument or the checkpoint does.
     - `activation_checkpointing`, `backend`, `comm`: those of `SlideEncoder`.
     - `device`, `dtype`: of the parameters.
 
     Raises OSError for a file that cannot be read or downloaded, ImportError for one on the hub where huggingface_hub is missing,
-    ValueError for one that holds other weights: it names the architecture that they fit, or lists all names that are missing,
-    not known, of another shape or of integers.
+    ValueError for one that holds other weights: it names the architecture that they fit, or lists names that are missing,
+    not known, of another shape or of integers. ValueError too for an argument that contradicts what the checkpoint stores.
 
         >>> import torch
         >>> from dilkit.integrations.gigapath import load_slide_encoder
@@ -65,25 +81,68 @@ def load_slide_encoder(
         >>> sum(weight.numel() for weight in model.parameters())
         86330880
     """
-    one_of("arch", arch, tuple(ARCHITECTURES))
-    known = ARCHITECTURES[arch]
-    lengths = known.segment_lengths if segment_lengths is None else tuple(segment_lengths)
-    sizes: dict[str, Any] = dict(ngrids=ngrids, tile_size=tile_size, segment_lengths=lengths, tail=tail)
-    config = replace(known, **sizes, global_pool=known.global_pool if global_pool is None else global_pool)
-    weights = None if checkpoint is None else read_weights(local_file(checkpoint))
+    found = None if checkpoint is None else read_checkpoint(local_file(checkpoint))
+    lengths = None if segment_lengths is None else tuple(segment_lengths)
+    given = dict(ngrids=ngrids, tile_size=tile_size, segment_lengths=lengths, tail=tail, global_pool=global_pool)
+    config = config_of(found, arch, given)
     options: dict[str, Any] = dict(backend=backend, comm=comm, device=device, dtype=dtype)
     model = SlideEncoder(config, activation_checkpointing=activation_checkpointing, **options).eval()
-    if weights is not None:
-        check_weights(weights, model, f"checkpoint {checkpoint}", f"arch={arch!r}")
-        model.load_state_dict(weights)
-        if global_pool is None and not model.global_pool:
+    if found is not None:
+        check_weights(found.weights, model, f"checkpoint {checkpoint}", f"arch={known_as(config)!r}")
+        model.load_state_dict(found.weights)
+        if global_pool is None and is_pooling_open(found, config):
             warnings.warn(UNTRAINED, stacklevel=2)
     return model
 
 
-def load_tensors(path: Path) -> Any:
-    """What a file of `torch.save` holds, tensors and plain values only. Raises OSError, or ValueError for any other file."""
+def config_of(found: Checkpoint | None, arch: str | None, given: Mapping[str, Any]) -> SlideEncoderConfig:
+    """The configuration by `given`, else by the checkpoint, else by `arch`; of what is given None is left out.
+
+    Raises ValueError for an unknown `arch`, and where `arch` or `given` contradicts what the checkpoint stores.
+    """
+    name = DEFAULT if arch is None else arch
+    one_of("arch", name, tuple(ARCHITECTURES))
+    base = ARCHITECTURES[name]
+    sizes = {} if arch is None else {name: getattr(base, name) for name in SIZES}
+    return settled(found, base, {**sizes, **given})
+
+
+def settled(found: Checkpoint | None, base: SlideEncoderConfig, given: Mapping[str, Any]) -> SlideEncoderConfig:
+    """`base` with what the checkpoint stores and what is given. Raises ValueError where these contradict each other."""
+    stored = {} if found is None else found.settings
+    given = {name: value for name, value in given.items() if value is not None}
+    other = [name for name in TRAINED if name in stored and name in given and stored[name] != given[name]]
+    if found is not None and other:
+        said, kept = (", ".join(f"{name}={values[name]!r}" for name in other) for values in (given, stored))
+        raise ValueError(f"{said} contradicts checkpoint {found.file}, whose weights were trained with {kept}; leave it out")
+    return replace(base, **{**stored, **given})
+
+
+def is_pooling_open(found: Checkpoint, config: SlideEncoderConfig) -> bool:
+    """True if the class token of a checkpoint is pooled that does not store it: pretraining did not train that token."""
+    return "global_pool" not in found.settings and not config.global_pool
+
+
+def needed_tile_encoder(found: Checkpoint | None, given: str | None) -> str:
+    """The tile encoder whose features the weights take: part of its name.
+
+    Raises ValueError where `given` is no part of the name that the checkpoint stores.
+    """
+    stored = None if found is None else found.tile_encoder
+    if found is not None and stored and given and given.lower() not in stored.lower():
+        raise ValueError(f"tile encoder {given!r}: checkpoint {found.file} was trained on features of {stored!r}; leave it out")
+    return given or stored or "gigapath"
+
+
+def load_tensors(path: Path, mapped: bool = False) -> Any:
+    """What a file of `torch.save` holds, tensors and plain values only. Raises OSError, or ValueError for any other file.
+
+    `mapped`: tensors are mapped into memory, where the file's format allows it.
+    """
     check_regular(path, path.stat(), MOST_BYTES)
+    if mapped:
+        with contextlib.suppress(Exception):  # of an older format, or damaged, as is said below
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     try:
         with (
             warnings.catch_warnings(),
@@ -106,13 +165,33 @@ def _why_not_loaded(path: Path, error: Exception) -> str:
     return "it is damaged, or cut off"
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights that a checkpoint holds, by name. Raises OSError, or ValueError for any other file."""
-    content = load_tensors(path)
+def read_checkpoint(path: Path, mapped: bool = False) -> Checkpoint:
+    """The checkpoint in a file; `mapped`: its weights stay on the disk until they are used.
+
+    Raises OSError, or ValueError for any other file, and for settings that no encoder can have.
+    """
+    content = load_tensors(path, mapped)
     weights = content.get("model", content) if isinstance(content, Mapping) else content
-    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise ValueError(f'checkpoint {path} holds no weights; a file {{"model": {{name: tensor}}}} is needed')
-    return dict(weights)
+    if not isinstance(weights, Mapping) or not all(is_dense(value) for value in weights.values()):
+        raise ValueError(f'checkpoint {path} holds no weights; a file {{"model": {{name: dense tensor}}}} is needed')
+    names = [one.name for one in fields(SlideEncoderConfig)] if "model" in content else []
+    settings = {name: content[name] for name in names if name in content}
+    try:
+        config = replace(SlideEncoderConfig(), **settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"checkpoint {path} stores settings that no encoder has: {error}") from None
+    encoder = content.get("tile_encoder") if names else None
+    own = {name: getattr(config, name) for name in settings}
+    return Checkpoint(str(path), dict(weights), own, encoder if isinstance(encoder, str) else None)
+
+
+def is_dense(value: Any) -> bool:
+    """True for a tensor whose numbers can be used as they are: not sparse, quantised, nested or without memory."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not (value.is_quantized or value.is_nested or value.is_meta)
+    )
 
 
 def check_weights(weights: Mapping[str, Tensor], model: SlideEncoder, what: str, arch: str) -> None:
@@ -132,8 +211,12 @@ def check_weights(weights: Mapping[str, Tensor], model: SlideEncoder, what: str,
         )
     raise ValueError(
         f"{what} does not fit {arch}: "
-        + "; ".join(f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists.items() if names)
+        + "; ".join(f"{len(names)} {kind}: {_first(names)}" for kind, names in lists.items() if names)
     )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMES], *(["..."] if len(names) > MOST_NAMES else [])])
 
 
 def _fitting(weights: Mapping[str, Tensor]) -> str | None:

@@ -9,6 +9,8 @@ from dilkit.checks import boolean, integer, real
 from dilkit.pattern import Pattern
 
 RATES = (1, 2, 4, 8, 16)
+SIZES = ("embed_dim", "depth", "num_heads", "in_chans")
+"""The fields of `SlideEncoderConfig` in which architectures differ."""
 
 
 def segment_lengths_of(slide_pixels: int = 262144, tile_size: int = 256) -> tuple[int, ...]:
@@ -90,3 +92,9 @@ ARCHITECTURES = {
     "gigapath_slide_enc12l384d": SlideEncoderConfig(embed_dim=384, in_chans=384),
 }
 """The published architectures, by name; the last is GigaPath-Flash's."""
+
+
+def known_as(config: SlideEncoderConfig) -> str:
+    """The published architecture of these sizes, or "other sizes"."""
+    sizes = [name for name, known in ARCHITECTURES.items() if all(getattr(known, one) == getattr(config, one) for one in SIZES)]
+    return sizes[0] if sizes else "other sizes"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import integer, one_of, shown
-from dilkit.integrations.gigapath.checkpoint import check_weights, read_weights
-from dilkit.integrations.gigapath.config import ARCHITECTURES, SlideEncoderConfig, check_share, segment_lengths_of
+from dilkit.integrations.gigapath.checkpoint import check_weights, is_pooling_open, read_checkpoint, settled
+from dilkit.integrations.gigapath.config import ARCHITECTURES, SIZES, SlideEncoderConfig, check_share, segment_lengths_of
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.hub import HUB, local_file
 
@@ -74,6 +74,7 @@ def create_model(
     - `settings`: `global_pool`, `tile_size`, `slide_ngrids`, `dropout` and `drop_path_rate`, those of `SlideEncoderConfig`; None
       stands for the default. `max_wsi_size`: segment lengths are those for slides of so many pixels, `segment_lengths_of`. In its
       place `segment_length`, and with it or not `dilated_ratio`: numbers, or a text of them, which GigaPath's code ignores here.
+      What is not given is as the checkpoint stores it; what contradicts it is refused.
 
     The model is in training mode, as theirs is, and has their `state_dict`. `model(x, coords)` returns `[embedding]`, and with
     `all_layer_embed=True` those of the input and of each layer: `[11]` is the embedding after the eleventh of 12 layers, and a
@@ -100,14 +101,15 @@ def created(
     settings: Mapping[str, Any],
 ) -> LongNetViT:
     """`create_model` on `backend`; warnings point at who calls the caller."""
-    config = _config(model_arch, in_chans, {name: value for name, value in settings.items() if value is not None})
+    base, given = _config(model_arch, in_chans, {name: value for name, value in settings.items() if value is not None})
     file = _file(pretrained, local_dir)
+    found = None if file is None else read_checkpoint(file)
+    config = settled(found, base, given)
     model = LongNetViT(config, backend=backend)
-    if file is not None:
-        weights = read_weights(file)
-        check_weights(weights, model, f"pretrained={str(pretrained)!r}", f"model_arch={model_arch!r}")
-        model.load_state_dict(weights)
-        if not config.global_pool:
+    if found is not None:
+        check_weights(found.weights, model, f"pretrained={str(pretrained)!r}", f"model_arch={model_arch!r}")
+        model.load_state_dict(found.weights)
+        if is_pooling_open(found, config):
             warnings.warn(UNTRAINED, stacklevel=3)
     return model
 
@@ -126,7 +128,8 @@ def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
         ) from None
 
 
-def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> SlideEncoderConfig:
+def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> tuple[SlideEncoderConfig, dict[str, Any]]:
+    """The configuration of an architecture, and the fields that `given` holds: a checkpoint must not contradict these."""
     one_of("model_arch", model_arch, tuple(ARCHITECTURES))
     if unknown := [name for name in given if name not in (*FIELDS, *LENGTHS)]:
         known = ", ".join((*FIELDS, *LENGTHS))
@@ -134,8 +137,12 @@ def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> SlideEn
     if "slide_ngrids" in given:
         integer("slide_ngrids", given["slide_ngrids"], at_least=1)
     check_share("drop_path_rate", given.get("drop_path_rate", 0))
+    pattern = _pattern(given)
+    base = replace(ARCHITECTURES[model_arch], in_chans=in_chans, **pattern)
+    if not {"segment_length", "max_wsi_size"} & given.keys():
+        del pattern["segment_lengths"]
     fields = {FIELDS[name]: value for name, value in given.items() if name in FIELDS}
-    return replace(ARCHITECTURES[model_arch], in_chans=in_chans, **fields, **_pattern(given))
+    return base, {**{name: getattr(base, name) for name in SIZES}, **fields, **pattern}
 
 
 def _pattern(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,22 @@ def test_a_slide_that_will_not_do_is_named_and_the_others_are_embedded(files: Pa
     assert "empty.pt: the slide has no tiles" in empty
     assert "far.pt: coords: tile 0 of 1 is at (0, 300000)" in far
     assert "wide.pt: tiles has shape (1, 1, 11)" in wide
+
+
+def test_what_a_checkpoint_stores_holds(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `finetune-slide` stores it: sizes that no architecture has, pooling, and the tile encoder."""
+    stored = dict(SMALL, num_heads=2, segment_lengths=(4, 8, 16), global_pool=True, tail="exact", tile_encoder="uni_v2")
+    torch.save({"model": small().state_dict(), **stored}, files / "weights.pth")
+    write(files / "slides" / "a.pt", 30, encoder="uni_v2")
+    command = [one for one in arguments(files) if one not in ("--arch", "tiny", "--no-global-pool")]
+    assert json_output(capsys, *command)["pooling"] == "mean of tiles"
+    del stored["tile_encoder"]
+    with torch.no_grad():
+        right = small(**stored)(*slide(30))[0][0].float()
+    assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
+    for option in (["--no-global-pool"], ["--tail", "zeros"], ["--arch", "tiny"], ["--tile-encoder", "gigapath"]):
+        assert main([*command, *option]) == 2
+        assert re.search("contradicts checkpoint .* trained with|was trained on features of 'uni_v2'", capsys.readouterr().err)
 
 
 def embedding(files: Path, name: str) -> torch.Tensor:
@@ -179,7 +196,7 @@ def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.Captur
     """In the place of two processes, one rank; the plan and the outcomes travel as between two."""
     args = parser_of("encode-slide").parse_args(arguments(files, "--json")[1:])
     work = task.task_of(args, sorted((files / "slides").iterdir()))
-    prints = partial(report.show, args), partial(report.report, args, [])
+    prints = partial(report.show, args), partial(report.report, args, work, [])
     assert run_threads(1, lambda comm: ranks.work(work, comm, *prints)) == [0]
     assert [(one["tiles"], one["kept"]) for one in json.loads(capsys.readouterr().out)["slides"]] == [(30, False), (7, False)]
     again = json_output(capsys, *arguments(files))

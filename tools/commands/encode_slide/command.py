@@ -39,11 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     weights = "the weights, such as slide_encoder.pth, or hf_hub:prov-gigapath/prov-gigapath"
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help=weights)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the embeddings")
-    parser.add_argument("--arch", choices=ARCHITECTURES, default=next(iter(ARCHITECTURES)), help="default %(default)s")
-    parser.add_argument("--ngrids", type=whole(1), default=1000, metavar="N", help="cells of a tile a side (default 1000)")
+    arch = f"default: the sizes that the checkpoint stores, else {next(iter(ARCHITECTURES))}"
+    parser.add_argument("--arch", choices=ARCHITECTURES, help=arch)
+    grid = "cells of a tile a side (default: the checkpoint's, else 1000)"
+    parser.add_argument("--ngrids", type=whole(1), metavar="N", help=grid)
     _add_reading(parser)
-    parser.add_argument("--tail", choices=("zeros", "exact"), default="zeros", help="padded keys, or none (default zeros)")
-    pool = "the mean of the tiles, or the class token, which pretraining does not train (default, with a warning)"
+    tail = "padded keys, or none (default: the checkpoint's, else zeros)"
+    parser.add_argument("--tail", choices=("zeros", "exact"), help=tail)
+    pool = (
+        "the mean of the tiles, or the class token, which pretraining does not train (default: what the checkpoint stores, else "
+        "the class token, with a warning)"
+    )
     parser.add_argument("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
     parser.add_argument("--all-layers", action="store_true", help="of the input and of each layer")
     heatmap = "also the class token's attention in the last layer: NAME.png (needs matplotlib), NAME.geojson for QuPath"
@@ -64,8 +70,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         "micrometres of a pixel of level 0, for STAMP's files that do not say how many pixels a tile has, and their --heatmap"
     )
     parser.add_argument("--microns-per-pixel", type=positive, metavar="UM", help=microns)
-    encoder = "what the file says made the features must have this in its name (default %(default)s)"
-    parser.add_argument("--tile-encoder", default="gigapath", metavar="NAME", help=encoder)
+    encoder = "the tile encoder named in the file must have this in its name (default: the checkpoint's, else gigapath)"
+    parser.add_argument("--tile-encoder", metavar="NAME", help=encoder)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,8 +95,9 @@ def run(args: argparse.Namespace) -> int:
         from dilkit.tools.commands.encode_slide.ranks import WAIT, work
 
         kind = "torch" if started.launcher == "torchrun" else "mpi"
-        return run_ranks(kind, lambda comm: work(task, comm, partial(show, args), partial(report, args, unread)), timeout=WAIT)
-    return report(args, unread, *_planned_and_embedded(task, args))
+        prints = partial(show, args), partial(report, args, task, unread)
+        return run_ranks(kind, lambda comm: work(task, comm, *prints), timeout=WAIT)
+    return report(args, task, unread, *_planned_and_embedded(task, args))
 
 
 def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, Outcome]:

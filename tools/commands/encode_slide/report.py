@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dilkit.integrations.gigapath.cohort.manifest import SlideRecord
 from dilkit.integrations.gigapath.cohort.run import Plan
-from dilkit.tools.commands.encode_slide.task import CLASS_TOKEN, MEAN, Outcome
+from dilkit.tools.commands.encode_slide.task import Outcome, Task
 from dilkit.tools.console.text import print_json, table
 
 UNSAID_POOLING = (
@@ -32,13 +32,14 @@ def show(args: argparse.Namespace, plan: Plan) -> None:
     print(f"{len(plan.slides) - len(kept)} of {len(plan.slides)} slides to embed, {plan.tiles:,} tiles", flush=True)
 
 
-def report(args: argparse.Namespace, unread: Sequence[Path], plan: Plan, outcome: Outcome) -> int:
+def report(args: argparse.Namespace, task: Task, unread: Sequence[Path], plan: Plan, outcome: Outcome) -> int:
     """Print what became of all slides; the exit code, 1 where one would not do."""
     records = {one.output: (one, kept) for ones, kept in ((plan.kept, True), (outcome.records, False)) for one in ones}
     slides = [records[slide.output.name] for slide in plan.slides if slide.output.name in records]
     refused = sorted([*plan.refused, *outcome.refused], key=lambda one: str(one.path))
     if args.json:
-        facts = dict(arch=args.arch, device=args.device, dtype=args.dtype, pooling=MEAN if args.global_pool else CLASS_TOKEN)
+        model = task.job.model
+        facts = dict(arch=model.arch, device=args.device, dtype=model.dtype, pooling=model.pooling)
         reasons = [dict(features=str(one.path), reason=one.reason) for one in refused]
         shown = [_shown(args.out, *one) for one in slides]
         print_json("encode-slide", {**facts, "slides": shown, "refused": reasons, "not_read": list(map(str, unread))})
@@ -46,7 +47,7 @@ def report(args: argparse.Namespace, unread: Sequence[Path], plan: Plan, outcome
         new = len(outcome.records)
         kept = f", kept {len(plan.kept)}" if plan.kept else ""
         print(f"wrote {new} embedding{'s' * (new != 1)} to {args.out}{kept}{_sizes([record for record, _ in slides])}")
-    notes = [UNSAID_POOLING] if args.global_pool is None else []
+    notes = [UNSAID_POOLING] if task.is_pooling_open else []
     if plan.of_others:
         notes.append(
             f"{args.out} had {plan.of_others} embeddings of another model or other settings; manifest.json leaves them out"

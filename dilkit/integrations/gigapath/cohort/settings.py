@@ -41,6 +41,7 @@ class ReadSettings:
 
     tile_size: int | None = None
     tile_encoder: str = "gigapath"
+    in_chans: int | None = None
     coords: Path | None = None
     microns_per_pixel: float | None = None
 

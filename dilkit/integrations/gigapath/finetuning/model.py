@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -60,7 +61,12 @@ class SlideModel(nn.Module):
 
 
 def saved(model: SlideModel, **facts: Any) -> dict[str, Any]:
-    """What a file of a trained model holds; `load_slide_encoder` reads the encoder's weights from it."""
+    """The content of a file of a trained model, from which `load_slide_encoder` reads the encoder: its weights and settings.
+
+    Tiles have the size that each slide's own file says: there is none of the model.
+    """
     weights = {name: weight.detach().cpu() for name, weight in model.encoder.state_dict().items()}
     head = {name: weight.detach().cpu() for name, weight in model.head.state_dict().items()}
-    return {"model": weights, "head": head, **facts}
+    settings = asdict(model.encoder.config)
+    del settings["tile_size"]
+    return {"model": weights, "head": head, **settings, **facts}

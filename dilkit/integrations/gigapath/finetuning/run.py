@@ -48,7 +48,7 @@ def finetune(
     - `slides`: the files of the slides, of `look_through`.
     - `encoder`: a `SlideEncoder`, which is trained in place. `activation_checkpointing` and dropout are its own.
     - `out`: the folder of `checkpoint.pt`, from which an interrupted run goes on, and of `model.pt`: `{"model": weights of the
-      encoder, "head": its own, "classes": names, ...}`, which `load_slide_encoder` reads.
+      encoder, "head": its own, "classes": names, ...}` and the encoder's settings, which `load_slide_encoder` reads.
     - `settings`: a `Settings`. `splits`: by default `split_examples(labels, settings.seed)`.
     - `resume`: go on from `checkpoint.pt`; the losses are those of a run without interruption.
     - `progress`: called with the step, the number of steps and the loss.
@@ -89,7 +89,7 @@ def finetune(
     _begin(training, out / CHECKPOINT, resume)
     training.run(out / CHECKPOINT, progress)
     with files.replacing(out / MODEL) as file:
-        torch.save(saved(model, classes=list(labels.classes), global_pool=encoder.global_pool), file)
+        torch.save(saved(model, classes=list(labels.classes), tile_encoder=slides[0].tile_encoder), file)
     return _record(labels, slides, training)
 
 

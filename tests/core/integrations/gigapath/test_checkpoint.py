@@ -74,6 +74,14 @@ def test_weights_of_integers_are_refused(tiny, tmp_path):
         load_slide_encoder(tmp_path / "weights.pth", tiny, global_pool=True)
 
 
+def test_no_error_lists_hundreds_of_names(tiny, tmp_path):
+    torch.save({"model": {"norm.weight": torch.zeros(48)}}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="46 missing: cls_token") as caught:
+        load_slide_encoder(tmp_path / "weights.pth", tiny)
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).endswith(", ...")
+
+
 def test_every_difference_is_listed(tiny, tmp_path):
     weights = small().state_dict()
     del weights["norm.bias"], weights["cls_token"]
@@ -123,10 +131,19 @@ def test_other_files_are_refused(tiny, tmp_path, monkeypatch, content, why):
     assert not (tmp_path / "harm").exists()
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"model": 3}, {"model": {"norm.weight": 1.0}}])
-def test_files_without_weights_are_refused(tiny, tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "holds no weights"),
+        ({"model": 3}, "holds no weights"),
+        ({"model": {"norm.weight": 1.0}}, "holds no weights"),
+        ({"model": {"norm.weight": torch.eye(48).to_sparse()}}, "holds no weights"),
+        ({"model": {}, "depth": -1}, "stores settings that no encoder has: depth=-1"),
+    ],
+)
+def test_files_without_weights_are_refused(tiny, tmp_path, content, message):
     torch.save(content, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match="holds no weights"):
+    with pytest.raises(ValueError, match=message):
         load_slide_encoder(tmp_path / "weights.pth", tiny)
 
 

@@ -88,6 +88,16 @@ def test_an_untrained_class_token_is_warned_of_where_it_is_called(files: dict[st
     create_model(files[ARCH], ARCH, 1536, global_pool=True)
 
 
+def test_what_a_checkpoint_stores_holds(files: dict[str, Path], tmp_path: Path) -> None:
+    content = torch.load(files[ARCH])
+    torch.save({**content, "global_pool": True, "segment_lengths": (4, 8, 16, 32, 64)}, tmp_path / "stored.pth")
+    config = create_model(tmp_path / "stored.pth", ARCH, 1536, tile_size=512).config
+    assert (config.global_pool, config.segment_lengths) == (True, (4, 8, 16, 32, 64))
+    for given in (dict(global_pool=False), dict(max_wsi_size=250000)):
+        with pytest.raises(ValueError, match=r"contradicts checkpoint .*stored\.pth"):
+            create_model(tmp_path / "stored.pth", ARCH, 1536, **given)
+
+
 def test_weights_go_both_ways(files: dict[str, Path]) -> None:
     model = create_model(str(files[ARCH]), ARCH, 1536, global_pool=True)
     assert model.training

@@ -9,6 +9,7 @@ import torch
 from helpers.slide_tables import WIDTH, table, tiny_encoder, write_slide
 
 from dilkit.integrations.gigapath import ARCHITECTURES
+from dilkit.integrations.gigapath.checkpoint import read_checkpoint
 from dilkit.integrations.gigapath.finetuning import look_through, read_labels
 from dilkit.integrations.gigapath.finetuning.encoders import check_tile_encoder, config_for, first_encoder
 from dilkit.integrations.gigapath.finetuning.slides import SlideFile
@@ -27,17 +28,18 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_weights_of_a_checkpoint(weights: Path) -> None:
-    config = config_for(SLIDES, "tiny", True, dropout=0.5, depth=None)
-    encoder = first_encoder(config, weights, "tiny")
-    assert (encoder.config.dropout, encoder.activation_checkpointing) == (0.5, True)
+    found = read_checkpoint(weights)
+    config = config_for(SLIDES, "tiny", found, dropout=0.5, depth=None)
+    encoder = first_encoder(config, found)
+    assert (encoder.config.dropout, encoder.config.global_pool, encoder.activation_checkpointing) == (0.5, True, True)
     assert all(torch.equal(weight, encoder.state_dict()[name]) for name, weight in tiny_encoder().state_dict().items())
-    with pytest.raises(ValueError, match=r"depth=3: 'tiny', which .*weights\.pth is to be of, has other sizes; leave them out"):
-        first_encoder(config_for(SLIDES, "tiny", True, depth=3), weights, "tiny")
+    with pytest.raises(ValueError, match=r"depth=3: .*weights\.pth is of 'tiny', which has other sizes; leave them out"):
+        config_for(SLIDES, "tiny", found, depth=3)
 
 
 def test_random_weights_depend_on_the_seed_and_take_the_tiles_that_there_are() -> None:
-    config = config_for(SLIDES, next(iter(ARCHITECTURES)), False, **SIZES)
-    assert config.in_chans == WIDTH
+    config = config_for(SLIDES, **SIZES)
+    assert (config.in_chans, config.global_pool) == (WIDTH, True)
     first, same, other = (first_encoder(config, seed=seed).cls_token for seed in (0, 0, 1))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)

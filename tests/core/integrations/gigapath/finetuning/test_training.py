@@ -121,13 +121,25 @@ def test_a_frozen_encoder_does_not_change(tmp_path: Path) -> None:
     assert changed == before.keys()
 
 
-def test_the_trained_encoder_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trained_encoder_is_read_again_with_its_settings(tmp_path: Path) -> None:
+    """What `model.pt` stores holds, and what contradicts it is refused."""
     labels, files = cohort(tmp_path / "slides", survival=True)
-    encoder = tiny_encoder()
-    monkeypatch.setattr("dilkit.integrations.gigapath.checkpoint.ARCHITECTURES", {"tiny": encoder.config})
+    encoder = tiny_encoder(global_pool=True, tail="exact", num_heads=1)
     finetune(labels, files, encoder, tmp_path / "out", SETTINGS)
-    read = load_slide_encoder(tmp_path / "out" / "model.pt", "tiny", ngrids=8, global_pool=False)
+    model = tmp_path / "out" / "model.pt"
+    read = load_slide_encoder(model)
+    assert read.config == replace(encoder.config, tile_size=256)
     assert all(torch.equal(weight, read.state_dict()[name]) for name, weight in encoder.state_dict().items())
+    sizes = "embed_dim=768, depth=12, num_heads=16, in_chans=1536"
+    for change, said in (
+        (dict(global_pool=False), "global_pool=False"),
+        (dict(tail="zeros"), "tail='zeros'"),
+        (dict(segment_lengths=[4, 16]), r"segment_lengths=\(4, 16\)"),
+        (dict(arch="gigapath_slide_enc12l768d"), sizes),
+    ):
+        with pytest.raises(ValueError, match=rf"^{said} contradicts checkpoint .*model\.pt, whose weights were trained with "):
+            load_slide_encoder(model, **change)
+    assert load_slide_encoder(model, ngrids=9, tile_size=512, global_pool=True, tail="exact").config.ngrids == 9
 
 
 def test_folders_with_an_earlier_run(tmp_path: Path) -> None:
