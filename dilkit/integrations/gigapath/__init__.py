@@ -11,6 +11,7 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     over_ranks.py   one slide over several ranks
     checkpoint.py   loading of published weights
     hub.py          the files of names on the Hugging Face hub
+    hdf5.py         HDF5 files, read by a process of their own
     features/       files of tile features
     cohort/         slides of a cohort, embedded one file after the other
     tile_attention.py   what the class token looks at

@@ -32,11 +32,11 @@ def embed_pack(model: SlideEncoder, pack: Sequence[Slide], job: Job) -> Iterator
         try:
             given.append(_read(model, slide, job))
             slides.append(slide)
-        except (ValueError, OSError) as error:
+        except Exception as error:
             yield refusal(slide.path, error)
     try:
         embeddings, texts = _embed(model, given, job.model.layers) if slides else ([], [])
-    except ValueError as error:
+    except Exception as error:
         if len(slides) == 1:
             yield refusal(slides[0].path, error)
         else:
@@ -47,7 +47,7 @@ def embed_pack(model: SlideEncoder, pack: Sequence[Slide], job: Job) -> Iterator
         try:
             _write(model, slide, of_slide, embedding, job)
             yield record_of(slide, job.maps_of(slide), warned)
-        except (ValueError, OSError) as error:
+        except Exception as error:
             yield refusal(slide.path, error)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from dilkit.integrations.gigapath.checkpoint import load_tensors
 from dilkit.integrations.gigapath.cohort.settings import ReadSettings
 from dilkit.integrations.gigapath.features import read_header
@@ -42,9 +44,17 @@ class Refusal:
     reason: str
 
 
-def refusal(path: Path, error: BaseException) -> Refusal:
-    """The refusal of a file, whose reason names the file."""
-    return Refusal(path, str(error) if str(path) in str(error) else f"{path}: {error}")
+def refusal(path: Path, error: Exception) -> Refusal:
+    """The refusal of a file, in one line that names it. Raises `error` again where it is no fault of a slide.
+
+    Faults of a slide are what it holds, and more tiles than memory has room for.
+    """
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
+        return Refusal(path, f"{path}: memory has no room for its tiles ({text or type(error).__name__})")
+    if not isinstance(error, (ValueError, OSError)):
+        raise error
+    return Refusal(path, text if str(path) in text else f"{path}: {text}")
 
 
 def list_slides(
@@ -62,7 +72,7 @@ def list_slides(
     for path in paths:
         try:
             slides.append(_slide(path, out / f"{path.stem}.pt", settings, recorded))
-        except (ValueError, OSError) as error:
+        except Exception as error:
             refused.append(refusal(path, error))
     return slides, refused
 

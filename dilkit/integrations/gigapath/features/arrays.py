@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dilkit.files import check_regular
 from dilkit.integrations.gigapath.checkpoint import MOST_BYTES, load_tensors
+from dilkit.integrations.gigapath.hdf5 import list_datasets, read_dataset
 
 SUFFIXES = (".pt", ".npy", ".npz", ".h5")
 NAMES = ("features", "tile_embeds", "feats")
@@ -24,78 +24,84 @@ COORDS = "coords"
 
 
 @dataclass(frozen=True)
-class Stored:
-    """An array in a file: its shape, and what reads its numbers."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], Any]
-
-
-@dataclass(frozen=True)
 class Content:
-    """What a file holds: arrays by name, and what it says of its tiles."""
+    """The content of a file: the shapes of its arrays by name, what is said of its tiles, and `numbers` of an array."""
 
-    arrays: Mapping[str, Stored]
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
     said: Mapping[str, Any]
+    numbers: Callable[[str], Any]
+
+    def read(self, name: str) -> Any:
+        """The numbers of an array. Raises ValueError naming the file where they cannot be read."""
+        with _naming(self.path):
+            return self.numbers(name)
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[Content]:
-    """What a file holds, within the block. Raises OSError, ImportError without h5py, ValueError for what is no such file."""
+def content_of(path: Path) -> Content:
+    """The content of a file.
+
+    Raises OSError for one that cannot be opened, ImportError without h5py, and ValueError naming it for what is no such file.
+    """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} is no file of features; one of {', '.join(SUFFIXES)} is needed")
     check_regular(path, path.stat(), MOST_BYTES)
-    with {".pt": _pt, ".npy": _npy, ".npz": _npz, ".h5": _h5}[path.suffix](path) as content:
-        yield content
+    with _naming(path):
+        return {".pt": _pt, ".npy": _npy, ".npz": _npz, ".h5": _h5}[path.suffix](path)
 
 
 @contextlib.contextmanager
-def _pt(path: Path) -> Iterator[Content]:
+def _naming(path: Path) -> Iterator[None]:
+    """Within the block, whatever a library raises over a damaged file is a ValueError that names it."""
+    try:
+        yield
+    except MemoryError:
+        raise ValueError(f"{path} holds more numbers than memory has room for, or is damaged") from None
+    except Exception as error:
+        if isinstance(error, ImportError) or getattr(error, "filename", None) is not None or str(path) in str(error):
+            raise
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is damaged, or no {path.suffix} file of numbers: {what}") from None
+
+
+def _pt(path: Path) -> Content:
     """A dictionary, or features alone. Tensors are mapped into memory where the file's format allows it."""
-    content = _mapped(path)
+    content = load_tensors(path, mapped=True)
     if isinstance(content, Tensor):
         content = {NAMES[0]: content}
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds a {type(content).__name__}; a dictionary with features and coords is needed")
-    yield Content({str(name): _stored(value) for name, value in content.items()}, {str(k): v for k, v in content.items()})
+    said = {str(name): value for name, value in content.items()}
+    return Content(path, {name: _shape(value) for name, value in said.items()}, said, partial(_entry, said))
 
 
-def _mapped(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # of an older format, or damaged, which `load_tensors` says
-        return load_tensors(path)
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else np.shape(value) if isinstance(value, (list, tuple)) else ()
 
 
-def _stored(value: Any) -> Stored:
-    shape = tuple(value.shape) if isinstance(value, Tensor) else np.shape(value) if isinstance(value, (list, tuple)) else ()
-    return Stored(shape, lambda: value.clone() if isinstance(value, Tensor) else value)
+def _entry(content: Mapping[str, Any], name: str) -> Any:
+    value = content[name]
+    return value.clone() if isinstance(value, Tensor) else value
 
 
-@contextlib.contextmanager
-def _npy(path: Path) -> Iterator[Content]:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
-    yield Content({NAMES[0]: Stored(array.shape, lambda: array)}, {})
+def _npy(path: Path) -> Content:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return Content(path, {NAMES[0]: array.shape}, {}, lambda _: array)
 
 
-@contextlib.contextmanager
-def _npz(path: Path) -> Iterator[Content]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            shapes = [_shape(archive, name) for name in archive.namelist()]
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: Stored(shape, partial(file.__getitem__, name)) for name, shape in zip(names, shapes, strict=True)}
-            numbers = {name: file[name] for name, shape in zip(names, shapes, strict=True) if shape == ()}
-            yield Content(arrays, {name: value.item() for name, value in numbers.items()})
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} is no .npz file of numbers: {error}") from None
+def _npz(path: Path) -> Content:
+    with zipfile.ZipFile(path) as archive:
+        shapes = {name.removesuffix(".npy"): _shape_in(archive, name) for name in archive.namelist()}
+    scalars = [name for name, shape in shapes.items() if shape == ()]
+    return Content(path, shapes, {name: _member(path, name).item() for name in scalars}, partial(_member, path))
 
 
-def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+def _member(path: Path, name: str) -> Any:
+    with np.load(path, allow_pickle=False) as file:
+        return file[name]
+
+
+def _shape_in(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     """The shape of an array, from its header alone."""
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
@@ -103,23 +109,6 @@ def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
         return header(file)[0]
 
 
-@contextlib.contextmanager
-def _h5(path: Path) -> Iterator[Content]:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError(
-            f"{path} needs h5py, which cannot be imported ({error}): pip install h5py, or give .pt, .npy or .npz"
-        ) from None
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ValueError(f"{path} is no HDF5 file: {error}") from None
-    with file:
-        parts = (file, *(file[one] for one in (*NAMES, COORDS) if one in file))
-        said = {name: value for part in parts for name, value in part.attrs.items()}
-        yield Content({name: Stored(getattr(file[name], "shape", ()), partial(_dataset, file, name)) for name in file}, said)
-
-
-def _dataset(file: Any, name: str) -> Any:
-    return file[name][()]
+def _h5(path: Path) -> Content:
+    shapes, said = list_datasets(path)
+    return Content(path, shapes, said, partial(read_dataset, path))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit import files
-from dilkit.integrations.gigapath.features.arrays import COORDS, Content, opened
+from dilkit.integrations.gigapath.features.arrays import COORDS, Content, content_of
 
 NPY = ".coords.npy"
 """How the file of coordinates ends that lies beside features in a .npy file."""
@@ -38,21 +38,21 @@ def coordinates_of(path: Path, folder: Path | None) -> tuple[Any, Mapping[str, A
         places = [folder / f"{path.stem}{ending}" for ending in ENDINGS]
     for place in places:
         if place.is_file() and place.resolve() != path.resolve():
-            with opened(place) as content:
-                return _places(place, content), {**said, **_meta(place.with_suffix(META)), **content.said}
+            content = content_of(place)
+            return _places(content), {**said, **_meta(place.with_suffix(META)), **content.said}
     return None, said
 
 
-def _places(path: Path, content: Content) -> Any:
+def _places(content: Content) -> Any:
     """The coordinates in a file, whose only array they may be."""
-    arrays = content.arrays
+    path, names = content.path, [*content.shapes]
     if path.name.endswith(NPY):
-        return next(iter(arrays.values())).read()
-    if path.name.endswith(NPZ) and {"x", "y"} <= set(arrays):
-        return list(zip(arrays["x"].read().tolist(), arrays["y"].read().tolist(), strict=True))
-    if COORDS not in arrays:
-        raise ValueError(f"{path} holds {', '.join(arrays) or 'nothing'}; {COORDS}, or x and y in {NPZ}, are needed")
-    return arrays[COORDS].read()
+        return content.read(names[0])
+    if path.name.endswith(NPZ) and {"x", "y"} <= {*names}:
+        return list(zip(content.read("x").tolist(), content.read("y").tolist(), strict=True))
+    if COORDS not in names:
+        raise ValueError(f"{path} holds {', '.join(names) or 'nothing'}; {COORDS}, or x and y in {NPZ}, are needed")
+    return content.read(COORDS)
 
 
 def _meta(path: Path) -> Mapping[str, Any]:

@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dilkit.integrations.gigapath.features.arrays import COORDS, NAMES, Content, Stored, opened
+from dilkit.integrations.gigapath.checkpoint import is_dense
+from dilkit.integrations.gigapath.features.arrays import COORDS, NAMES, Content, content_of
 from dilkit.integrations.gigapath.features.attributes import Grid, grid_of, tile_encoder_of
 from dilkit.integrations.gigapath.features.beside import ENDINGS, NPY, coordinates_of
 from dilkit.integrations.gigapath.positions import holds_pixels
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Features(NamedTuple):
@@ -79,13 +82,13 @@ def read_features(path: str | Path, *, coords: str | Path | None = None, microns
         (torch.Size([5, 8]), torch.Size([5, 2]), 512)
     """
     path = Path(path)
-    with opened(path) as content:
-        name, stored = _features(path, content)
-        where, said = _coordinates(path, content, coords)
-        tiles = _tensor(path, name, stored.read())
+    content = content_of(path)
+    name = _features(content)
+    where, said = _coordinates(content, coords)
+    tiles = _tensor(path, name, content.read(name))
     grid = _grid(path, tuple(tiles.shape), where, said, microns_per_pixel)
-    if not tiles.is_floating_point():
-        raise ValueError(f"{path}: features are {tiles.dtype}; floating-point numbers are needed")
+    if tiles.dtype not in FLOATS:
+        raise ValueError(f"{path}: features are {tiles.dtype}; float16, bfloat16, float32 or float64 is needed")
     finite = tiles.isfinite().all(dim=1)
     if not bool(finite.all()):
         raise ValueError(f"{path}: features of tile {int(finite.logical_not().nonzero()[0])} are not finite")
@@ -105,36 +108,38 @@ def read_header(path: str | Path, *, coords: str | Path | None = None, microns_p
     (5, 8)
     """
     path = Path(path)
-    with opened(path) as content:
-        shape = _features(path, content)[1].shape
-        where, said = _coordinates(path, content, coords)
+    content = content_of(path)
+    shape = content.shapes[_features(content)]
+    where, said = _coordinates(content, coords)
     shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
     grid = _grid(path, shape, where, said, microns_per_pixel)
     return Header(shape[0], shape[1], grid.coords, grid.tile_size, tile_encoder_of(said), grid.microns)
 
 
-def _features(path: Path, content: Content) -> tuple[str, Stored]:
-    """The features with their name. Raises ValueError unless there is one array of such a name."""
-    named = [name for name in NAMES if name in content.arrays]
+def _features(content: Content) -> str:
+    """The name of the features. Raises ValueError unless there is one array of such a name."""
+    named = [name for name in NAMES if name in content.shapes]
     if len(named) != 1:
-        raise ValueError(f"{path} holds {', '.join(content.arrays) or 'nothing'}; {COORDS} and one of {_NAMES} are needed")
-    return named[0], content.arrays[named[0]]
+        held = ", ".join(content.shapes) or "nothing"
+        raise ValueError(f"{content.path} holds {held}; {COORDS} and one of {_NAMES} are needed")
+    return named[0]
 
 
 _NAMES = " or ".join(NAMES)
 
 
-def _coordinates(path: Path, content: Content, folder: str | Path | None) -> tuple[Tensor, Mapping[str, Any]]:
+def _coordinates(content: Content, folder: str | Path | None) -> tuple[Tensor, Mapping[str, Any]]:
     """The coordinates of the tiles, and all that is said of these; the file of the features itself has the last word."""
+    path = content.path
     beside, said = coordinates_of(path, None if folder is None else Path(folder))
-    own = content.arrays[COORDS].read() if COORDS in content.arrays else None
+    own = content.read(COORDS) if COORDS in content.shapes else None
     if folder is not None and beside is None:
         raise ValueError(f"{path}: the folder {folder} has no coordinates of it: {path.stem}.h5, or {', '.join(ENDINGS)}")
     if own is not None and beside is not None and not _are_equal(_tensor(path, COORDS, own), _tensor(path, COORDS, beside)):
         raise ValueError(f"{path}: its coords are not those of the file with its coordinates; name the folder of these tiles")
     where = beside if own is None else own
     if where is None:
-        raise ValueError(f"{path}: the coordinates of its tiles are missing; {_needed(path, content)}")
+        raise ValueError(f"{path}: the coordinates of its tiles are missing; {_needed(content)}")
     return _tensor(path, COORDS, where), {**said, **content.said}
 
 
@@ -142,10 +147,10 @@ def _are_equal(own: Tensor, beside: Tensor) -> bool:
     return own.shape == beside.shape and bool((own.double() == beside.double()).all())
 
 
-def _needed(path: Path, content: Content) -> str:
-    if path.suffix == ".npy":
-        return f"{path.stem}{NPY}, an array (n, 2), is needed beside it"
-    held = ", ".join(content.arrays)
+def _needed(content: Content) -> str:
+    if content.path.suffix == ".npy":
+        return f"{content.path.stem}{NPY}, an array (n, 2), is needed beside it"
+    held = ", ".join(content.shapes)
     return f"it holds {held}; {COORDS} and one of {_NAMES} are needed, or the folder of the coordinates (--coords)"
 
 
@@ -166,8 +171,10 @@ def _grid(path: Path, shape: tuple[int, ...], coords: Tensor, said: Mapping[str,
 def _tensor(path: Path, name: str, value: Any) -> Tensor:
     try:
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(_in_native_order(np.array(value)))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {name} is no array of numbers: {error}") from None
+    if not is_dense(tensor):
+        raise ValueError(f"{path}: {name} is a sparse, quantised, nested or empty tensor; a dense one is needed")
     return tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
 import pytest
 import torch
 
-from dilkit.integrations.gigapath import read_features
+from dilkit.integrations.gigapath import hdf5, read_features
 from dilkit.integrations.gigapath.features import features_in, others_in
 
 TILES, COORDS = torch.randn(5, 8), torch.arange(10).view(5, 2) * 256
@@ -61,7 +62,7 @@ def test_the_other_name_of_features(tmp_path, suffix):
         (TILES[0], COORDS, r"features \(8,\) and coords \(5, 2\)"),
         (TILES, COORDS[:4], r"coords \(4, 2\); \(n, in_chans\) and \(n, 2\) are needed"),
         (TILES, COORDS[:, :1], r"coords \(5, 1\)"),
-        (TILES.long(), COORDS, "features are torch.int64; floating-point"),
+        (TILES.long(), COORDS, "features are torch.int64; float16, bfloat16"),
         (TILES / torch.tensor([[1.0], [1], [0], [1], [1]]), COORDS, "features of tile 2 are not finite"),
     ],
 )
@@ -145,8 +146,59 @@ def test_dictionaries_that_do_not_fit_are_named(tmp_path, content, message):
 def test_a_damaged_file_is_named(tmp_path, suffix):
     path = written(tmp_path / f"slide{suffix}")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=rf"slide{suffix} is no "):
+    with pytest.raises(ValueError, match=rf"slide{suffix} is (no file of tensors|damaged, or no {suffix} file of numbers)"):
         read_features(path)
+
+
+def flipped(path, text, value, beyond=0):
+    """Replace a byte of the file: the one behind a text, or farther on."""
+    content = bytearray(path.read_bytes())
+    content[content.index(text) + len(text) + beyond] = value
+    path.write_bytes(content)
+
+
+def claiming(path, tiles):
+    """An .h5 file that claims tiles that it does not store."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    with h5py.File(path, "w") as file:
+        for name, width in (("features", 8), ("coords", 2)):
+            file.create_dataset(name, (tiles, width), "f4", chunks=(1000, width))
+
+
+DAMAGE = {
+    "TokenError": ("slide.npy", lambda path: flipped(written(path), b"(5, 8", ord("("))),
+    "zlib.error": ("slide.npz", lambda path: flipped(compressed(path), b"features.npy", 255, 20)),
+    "KeyError": ("slide.h5", lambda path: flipped(written(path), b"HEAP", 255)),
+    "MemoryError": ("slide.h5", lambda path: claiming(path, 10**12)),
+    "isfinite of fp8": ("slide.pt", lambda path: written(path, TILES.to(torch.float8_e4m3fn))),
+    "isfinite of sparse": ("slide.pt", lambda path: written(path, TILES.to_sparse())),
+}
+
+
+def compressed(path):
+    np.savez_compressed(path, features=TILES.numpy(), coords=COORDS.numpy())
+    return path
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_whatever_a_library_raises_over_a_file_is_an_error_that_names_it(tmp_path, damage):
+    name, write = DAMAGE[damage]
+    write(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"^{tmp_path / name}[: ]") as caught:
+        read_features(tmp_path / name)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a pipe stands in for a file over which HDF5 hangs")
+def test_a_file_over_which_hdf5_hangs_ends_nothing_but_its_own_reading(tmp_path, monkeypatch):
+    whole = written(tmp_path / "whole.h5")
+    read_features(whole)
+    os.mkfifo(tmp_path / "hung.h5")
+    with monkeypatch.context() as patch:
+        patch.setattr(hdf5, "SECONDS", 0.1)
+        with pytest.raises(ValueError, match=r"hung\.h5 is damaged: HDF5 was not done with it"):
+            hdf5.list_datasets(tmp_path / "hung.h5")
+    assert torch.equal(read_features(whole)[0], TILES)
 
 
 def test_numbers_without_coordinates_beside_them(tmp_path):

@@ -141,7 +141,7 @@ def test_files_of_coordinates_are_no_slides(tmp_path):
 
 def test_a_damaged_npz_file_is_named(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 damaged")
-    with pytest.raises(ValueError, match=r"a\.npz is no \.npz file of numbers"):
+    with pytest.raises(ValueError, match=r"a\.npz is damaged, or no \.npz file of numbers"):
         read_header(tmp_path / "a.npz")
 
 
