@@ -32,6 +32,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
     A device such as /dev/zero never ends, and a pipe waits for its other end; neither is opened for longer than to see that.
     """
+    check_regular(path, path.stat(), most)  # a folder too, which fdopen would name by a number
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(handle, "rb", closefd=True) as file:
         status = os.fstat(file.fileno())
@@ -121,6 +122,30 @@ def _no_room(error: BaseException | None) -> OSError | None:
             return error
         error = error.__cause__ or error.__context__
     return None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Within the block no other process is within such a block for this folder, where the system can lock folders.
+
+    Raises ValueError where one is.
+    """
+    handle = None
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle or 0)
+        raise ValueError(f"{folder} is written to by another run; wait for its end, or choose another folder") from None
+    except (ImportError, OSError):  # of another system, or on a disk that locks none
+        pass
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def write_privately(path: Path, content: bytes) -> None:

@@ -27,8 +27,9 @@ def pipe(folder: Path) -> Path:
 )
 def test_only_regular_files_are_read(which, tmp_path, monkeypatch):
     path = which(tmp_path)
-    with pytest.raises(OSError, match=REFUSED):
+    with pytest.raises(OSError, match=REFUSED) as caught:
         files.read_bytes(path)
+    assert caught.value.filename == str(path)
     with pytest.raises(OSError, match=REFUSED):
         run_threads(1, lambda comm: load_shard(path, comm, dtype="uint8"))
     monkeypatch.setenv("DILKIT_TUNED", str(path))

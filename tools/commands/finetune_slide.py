@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.integrations.gigapath.finetuning.settings import Settings
 from dilkit.tools.console.arguments import add_backend_argument, device_here, make_folder, number, whole
 from dilkit.tools.console.interrupt import load_torch
-
-if TYPE_CHECKING:
-    from dilkit.integrations.gigapath import SlideEncoder
-    from dilkit.integrations.gigapath.finetuning.slides import SlideFile
 
 DEFAULTS = Settings()
 SETTINGS = ("epochs", "warmup_epochs", "accumulate", "base_rate", "layer_decay", "weight_decay", "freeze", "seed", "resamples")
@@ -91,17 +88,28 @@ def run(args: argparse.Namespace) -> int:
     """Train, judge, and write all that was found: 0."""
     load_torch()
     from dilkit.device import probe
-    from dilkit.integrations.gigapath.finetuning import finetune, look_through, read_labels, split_examples
+    from dilkit.integrations.gigapath.checkpoint import needed_tile_encoder, read_checkpoint
+    from dilkit.integrations.gigapath.features import check_apart
+    from dilkit.integrations.gigapath.finetuning import encoders, finetune, look_through, read_labels, split_examples
+    from dilkit.integrations.gigapath.hub import local_file
     from dilkit.tools.finetuning.record import FinetuneResult
     from dilkit.tools.report.files import publish
     from dilkit.tools.results.file import new_result
 
     settings = Settings(**{name: getattr(args, name) for name in SETTINGS})
+    check_apart("--out", args.out, [args.features])
+    found = None if args.checkpoint is None else read_checkpoint(local_file(args.checkpoint))
+    tile_encoder = args.tile_encoder if found is None else needed_tile_encoder(found, args.tile_encoder)
     labels = read_labels(args.labels)
     splits = split_examples(labels, args.seed, args.val_share, args.test_share)
     with _bar("slide") as shown:
-        slides = look_through(labels, args.features, args.tile_size, lambda done: shown(done, len(labels.examples)))
-    encoder = _encoder(args, slides)
+        done = partial(shown, total=len(labels.examples))
+        slides = look_through(labels, args.features, args.tile_size, done, tile_encoder)
+    if found is not None and tile_encoder is not None:
+        encoders.check_tile_encoder(slides, tile_encoder)
+    config = encoders.config_for(slides, args.arch, found, **{name: getattr(args, name) for name in CHANGES})
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "backend", "seed", "activation_checkpointing")}
+    encoder = encoders.first_encoder(config, found, **options)
     make_folder("--out", args.out)
     with _bar("step") as shown:
         record = finetune(labels, slides, encoder, args.out, settings, splits=splits, resume=args.resume, progress=shown)
@@ -109,19 +117,6 @@ def run(args: argparse.Namespace) -> int:
     result = new_result(FinetuneResult, probe(args.device), checkpoint=began, run=record)
     publish(result, args.out, "finetune", "dilkit finetune-slide", args.json)
     return 0
-
-
-def _encoder(args: argparse.Namespace, slides: Sequence[SlideFile]) -> SlideEncoder:
-    from dilkit.integrations.gigapath.checkpoint import needed_tile_encoder, read_checkpoint
-    from dilkit.integrations.gigapath.finetuning import encoders
-    from dilkit.integrations.gigapath.hub import local_file
-
-    found = None if args.checkpoint is None else read_checkpoint(local_file(args.checkpoint))
-    if found is not None:
-        encoders.check_tile_encoder(slides, needed_tile_encoder(found, args.tile_encoder))
-    config = encoders.config_for(slides, args.arch, found, **{name: getattr(args, name) for name in CHANGES})
-    options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "backend", "seed", "activation_checkpointing")}
-    return encoders.first_encoder(config, found, **options)
 
 
 @contextlib.contextmanager

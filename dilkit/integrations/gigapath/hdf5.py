@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -129,7 +129,8 @@ def _asked(process: subprocess.Popen[bytes], path: str, name: str | None) -> tup
     if name is None or why:
         return why, value
     numbers = np.empty(*value)
-    if numbers.nbytes and process.stdout.readinto(memoryview(numbers).cast("B")) != numbers.nbytes:  # type: ignore[attr-defined]
+    room: Any = numbers
+    if numbers.nbytes and process.stdout.readinto(memoryview(room).cast("B")) != numbers.nbytes:  # type: ignore[attr-defined]
         raise EOFError
     return "", numbers
 
@@ -151,7 +152,7 @@ def serve() -> None:
 
 def _answer(path: str, name: str | None, answers: IO[bytes]) -> None:
     """Write why a file cannot be read, or "", and a value: what `list_datasets` returns, or shape and dtype before numbers."""
-    why, value, numbers = "", None, None
+    why, value, numbers = "", cast(Any, None), None
     try:
         import h5py
 

@@ -77,7 +77,7 @@ def test_a_slide_that_will_not_do_is_named_and_the_others_are_embedded(files: Pa
     empty, far, wide = printed.err.splitlines()
     assert "empty.pt: the slide has no tiles" in empty
     assert "far.pt: coords: tile 0 of 1 is at (0, 300000)" in far
-    assert "wide.pt: tiles has shape (1, 1, 11)" in wide
+    assert "wide.pt: tiles have 11 features, and the model takes 10" in wide
 
 
 def test_what_a_checkpoint_stores_holds(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +144,7 @@ def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str
     tiles, coords = (torch.cat(2 * [x[0]]) for x in slide(10))
     torch.save({"features": tiles, "coords": coords}, files / "slides" / "b.pt")
     (files / "slides" / "c.hdf5").write_bytes(b"")
+    (files / "slides" / "._a.h5").write_bytes(b"of macOS")
     report = json_output(capsys, *[one for one in arguments(files) if one != "--no-global-pool"])
     assert report["pooling"] == "class token"
     assert [Path(path).name for path in report["not_read"]] == ["c.hdf5"]
@@ -183,9 +184,10 @@ def test_nothing_half_written_is_left(files: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_embeddings_that_would_replace_one_another_or_their_features(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(files, "--out", str(files / "slides"))) == 1
-    assert "a.pt would be replaced by its own embedding" in capsys.readouterr().err
-    assert set(torch.load(files / "slides" / "a.pt", weights_only=True)) == {"features", "coords"}
+    assert main(arguments(files, "--out", str(files / "slides"))) == 2
+    assert "--out: " in (said := capsys.readouterr().err)
+    assert "slides is the folder of the features themselves; name another, such as" in said
+    assert [path.name for path in sorted((files / "slides").iterdir())] == ["a.pt", "b.pt"]
     write(files / "a.pt", 3)
     command = arguments(files)
     assert main([command[0], str(files / "a.pt"), *command[1:]]) == 2

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dilkit import environment
+from dilkit import environment, files
 from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.tools.console.arguments import add_backend_argument, device_here, dtype_name, make_folder, positive, whole
 from dilkit.tools.console.interrupt import load_torch
@@ -21,14 +21,14 @@ MOST_STARTED = 64
 HELP = """\
 embed slides with GigaPath's slide encoder, from files of tile features
 
-Reads .h5, .pt, .npz and .npy files as TRIDENT, CLAM, STAMP and slide2vec write them: features, tile_embeds or feats, and coords
-(needs h5py for .h5). Where coordinates lie in files of their own, --coords names their folder. How many pixels a tile has a side
-is what the file says, or --tile-size.
+Reads .h5, .pt, .npz and .npy files as TRIDENT, CLAM, STAMP, slide2vec and AtlasPatch write them: features, tile_embeds or
+feats, and coords (needs h5py for .h5). Where coordinates lie in files of their own, --coords names their folder. How many
+pixels a tile has a side is what the file says, or --tile-size.
 
 Lists the slides, then writes NAME.pt into --out for each: {"embedding": (embed_dim,)}, or with --all-layers
 {"layers": (depth + 1, embed_dim)}; and manifest.json: the model, and one record a slide. A file is there whole or not at all.
-Started again, it keeps what it has written of the same files with the same model and settings. A slide that will not do is
-named, the others are embedded all the same, and the exit code is 1.
+Started again, it keeps what it has written of the same files with the same model and settings; a folder of another model is
+refused. A slide that will not do is named, the others are embedded all the same, and the exit code is 1.
 
 Slides are divided over the processes of torchrun or mpirun, or over --ranks N processes that it starts."""
 
@@ -82,11 +82,12 @@ def run(args: argparse.Namespace) -> int:
     if (args.ranks or 1) > MOST_STARTED:
         raise ValueError(f"--ranks: {args.ranks} processes, and at most {MOST_STARTED} are started on one machine; use torchrun")
     load_torch()
-    from dilkit.integrations.gigapath.features import features_in, others_in
+    from dilkit.integrations.gigapath.features import check_apart, features_in, others_in
     from dilkit.tools.commands.encode_slide.report import report, show
     from dilkit.tools.commands.encode_slide.task import task_of
 
     paths = features_in(args.features)
+    check_apart("--out", args.out, args.features)
     unread = [path for path in others_in(args.features) if path.resolve() != args.out.resolve()]
     make_folder("--out", args.out)
     task = task_of(args, paths)
@@ -109,13 +110,14 @@ def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, O
     from dilkit.tools.commands.encode_slide.report import show
 
     model = task.load()  # before anything is changed: a checkpoint that does not fit ends it here
-    plan = plan_cohort(task.paths, task.job, args.ranks or 1)
-    show(args, plan)
-    with tqdm(total=plan.tiles, file=sys.stderr, disable=not sys.stderr.isatty(), unit="tile") as bar:
-        if args.ranks is None:
-            outcome = task.embed(plan, 0, bar.update, model)
-        else:
-            del model
-            outcome = embed_in_processes(task, plan, args.ranks, bar.update)
-    finish(plan, task.job, [*plan.refused, *outcome.refused])
+    with files.locked(args.out):
+        plan = plan_cohort(task.paths, task.job, args.ranks or 1)
+        show(args, plan)
+        with tqdm(total=plan.tiles, file=sys.stderr, disable=not sys.stderr.isatty(), unit="tile") as bar:
+            if args.ranks is None:
+                outcome = task.embed(plan, 0, bar.update, model)
+            else:
+                del model
+                outcome = embed_in_processes(task, plan, args.ranks, bar.update)
+        finish(plan, task.job, [*plan.refused, *outcome.refused])
     return plan, outcome

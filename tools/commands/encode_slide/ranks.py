@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain
 
+from dilkit import files
 from dilkit.comm.transports.base import Comm
 from dilkit.integrations.gigapath.cohort.run import Plan, finish, plan_cohort
+from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.tools.commands.encode_slide.task import Outcome, Task
 
 WAIT = 7 * 24 * 3600.0
@@ -17,6 +20,13 @@ WAIT = 7 * 24 * 3600.0
 def work(task: Task, comm: Comm, show: Callable[[Plan], None], report: Callable[[Plan, Outcome], int]) -> int:
     """Embed the slides of this rank. The first one shows the plan and reports; its exit code is what `report` returns."""
     model = task.load()
+    with files.locked(task.job.out) if comm.rank == 0 else nullcontext():
+        return _work(task, comm, model, show, report)
+
+
+def _work(
+    task: Task, comm: Comm, model: SlideEncoder, show: Callable[[Plan], None], report: Callable[[Plan, Outcome], int]
+) -> int:
     planned = pickle.dumps(plan_cohort(task.paths, task.job, comm.size)) if comm.rank == 0 else b""
     plan: Plan = pickle.loads(comm.share(planned, "plan")[0])
     if comm.rank == 0:

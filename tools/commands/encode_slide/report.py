@@ -48,10 +48,6 @@ def report(args: argparse.Namespace, task: Task, unread: Sequence[Path], plan: P
         kept = f", kept {len(plan.kept)}" if plan.kept else ""
         print(f"wrote {new} embedding{'s' * (new != 1)} to {args.out}{kept}{_sizes([record for record, _ in slides])}")
     notes = [UNSAID_POOLING] if task.is_pooling_open else []
-    if plan.of_others:
-        notes.append(
-            f"{args.out} had {plan.of_others} embeddings of another model or other settings; manifest.json leaves them out"
-        )
     notes += [f"{path} is no file of features, and is not read" for path in unread]
     notes += [f"{record.file}: {text}" for record, _ in slides for text in record.warnings]
     for note in (*notes, *(one.reason for one in refused)):

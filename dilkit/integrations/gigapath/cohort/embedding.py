@@ -53,7 +53,7 @@ def embed_pack(model: SlideEncoder, pack: Sequence[Slide], job: Job) -> Iterator
 
 def _read(model: SlideEncoder, slide: Slide, job: Job) -> Given:
     weights = model.cls_token
-    tiles, coords, *_ = read_features(slide.path, coords=job.reading.coords, microns_per_pixel=job.reading.microns_per_pixel)
+    tiles, coords, *_ = read_features(slide.path, **job.reading.reading)
     if tiles.shape != (slide.tiles, slide.in_chans):
         raise ValueError(f"{slide.path} has changed since it was listed; start again")
     return tiles.to(weights), coords.to(weights.device)

@@ -79,20 +79,22 @@ def list_slides(
 
 def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container[str]) -> Slide:
     status = path.stat()
-    header = read_header(path, coords=settings.coords, microns_per_pixel=settings.microns_per_pixel)
-    _make_room(output, path, recorded)
+    header = read_header(path, **settings.reading)
+    _make_room(output, recorded)
     _check_tile_encoder(header.tile_encoder, settings.tile_encoder)
+    if settings.in_chans not in (None, header.in_chans):
+        raise ValueError(
+            f"tiles have {header.in_chans:,} features, and the model takes {settings.in_chans:,}; make them with its tile encoder"
+        )
     size, whence = settled_tile_size(header.tile_size, settings.tile_size, header.coords, "--tile-size")
     facts = (header.tiles, header.in_chans, size, whence, digest(header.coords), header.microns)
     return Slide(path, status.st_size, status.st_mtime_ns, output, *facts)
 
 
-def _make_room(output: Path, path: Path, recorded: Container[str]) -> None:
+def _make_room(output: Path, recorded: Container[str]) -> None:
     """Remove an `output` that cannot be read and was an embedding by its record. Raise ValueError for what else is none."""
     if not output.exists():
         return
-    if output.samefile(path):
-        raise ValueError(f"{path} would be replaced by its own embedding; choose another --out")
     try:
         content = load_tensors(output)
     except ValueError:

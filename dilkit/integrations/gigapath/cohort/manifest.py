@@ -65,8 +65,6 @@ class Manifest:
     rank: int = 0
     slides: dict[str, SlideRecord] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
-    of_others: list[str] = field(default_factory=list)
-    """Outputs of the records that were there of another model or other settings, which are not taken over."""
 
     @property
     def path(self) -> Path:
@@ -93,7 +91,7 @@ class Manifest:
     def forget(self, slides: Iterable[Slide]) -> None:
         """Leave out slides that are embedded anew, before that begins: of an output that is replaced no old record may stay."""
         stale = {slide.output.name for slide in slides} & set(self.slides)
-        if stale or self.of_others or parts_in(self.folder)[1:]:
+        if stale or parts_in(self.folder)[1:]:
             self.slides = {name: record for name, record in self.slides.items() if name not in stale}
             self.write()
             self.drop_parts()
@@ -123,18 +121,20 @@ def parts_in(folder: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path, model: ModelRecord) -> Manifest:
-    """The manifest in a folder, with the records that are of this model; empty where there is none.
+    """The manifest in a folder; empty where there is none, or none with embeddings.
 
-    Raises ValueError for a file that is no manifest: it is not replaced.
+    Raises ValueError for embeddings of another model or other settings, and for a file that is no manifest: neither is replaced.
     """
     manifest = Manifest(folder, model)
     for path in parts_in(folder):
         content = _content(path)
         records = [_record(path, one) for one in content["slides"]]
-        if model.same_as(content["model"]):
-            manifest.slides |= {record.output: record for record in records}
-        else:
-            manifest.of_others += [record.output for record in records]
+        if records and (other := model.differences(content["model"])):
+            raise ValueError(
+                f"{folder} holds {len(records)} embeddings made with {other}; give each model and setting a folder of its own: "
+                "choose another --out"
+            )
+        manifest.slides |= {record.output: record for record in records}
     return manifest
 
 

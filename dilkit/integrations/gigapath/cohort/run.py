@@ -20,16 +20,12 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run finds and has to do: all slides, the records of those that are kept, packs for each rank, what will not do.
-
-    `of_others` counts the embeddings in the folder that were made by another model or other settings.
-    """
+    """What a run finds and has to do: all slides, the records of those that are kept, packs for each rank, what will not do."""
 
     slides: tuple[Slide, ...]
     kept: tuple[SlideRecord, ...]
     shares: tuple[list[list[Slide]], ...]
     refused: tuple[Refusal, ...]
-    of_others: int
 
     @property
     def tiles(self) -> int:
@@ -45,13 +41,13 @@ def plan_cohort(paths: Iterable[Path], job: Job, ranks: int = 1) -> Plan:
     if job.heatmaps:
         check_matplotlib()
     manifest = read_manifest(job.out, job.model)
-    slides, refused = list_slides(paths, job.out, job.reading, {*manifest.slides, *manifest.of_others})
+    slides, refused = list_slides(paths, job.out, job.reading, manifest.slides)
     slides, undrawn = _drawable(slides, job) if job.heatmaps else (slides, [])
     records = [manifest.keeps(slide, job.maps_of(slide)) for slide in slides]
     left = [slide for slide, record in zip(slides, records, strict=True) if record is None]
     manifest.forget(left)
     kept = tuple(record for record in records if record is not None)
-    return Plan(tuple(slides), kept, tuple(shares_of(packs_of(left), ranks)), (*refused, *undrawn), len(manifest.of_others))
+    return Plan(tuple(slides), kept, tuple(shares_of(packs_of(left), ranks)), (*refused, *undrawn))
 
 
 def _drawable(slides: Sequence[Slide], job: Job) -> tuple[list[Slide], list[Refusal]]:

@@ -7,6 +7,7 @@ import platform
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,9 +31,17 @@ class ModelRecord:
     ngrids: int
     layers: bool
 
-    def same_as(self, other: dict[str, object]) -> bool:
-        """Whether a manifest's record is of the same model; the checkpoint's file may have moved."""
-        return {**asdict(self), "checkpoint": ""} == {**other, "checkpoint": ""}
+    def differences(self, other: dict[str, object]) -> str:
+        """The settings in which the record of a manifest differs, as text.
+
+        The checkpoint's file may have moved, and the grid may be larger: the embeddings are the same.
+        """
+        own = {name: value for name, value in asdict(self).items() if name not in ("checkpoint", "ngrids")}
+        names = [name for name, value in own.items() if other.get(name) != value]
+        said = {name: f"{name} {other.get(name)!r}, not {getattr(self, name)!r}" for name in names}
+        if "sha256" in said:
+            said["sha256"] = f"another checkpoint ({other.get('checkpoint')})"
+        return "; ".join(said.values())
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,11 @@ class ReadSettings:
     in_chans: int | None = None
     coords: Path | None = None
     microns_per_pixel: float | None = None
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options of `read_features` and `read_header`."""
+        return dict(coords=self.coords, microns_per_pixel=self.microns_per_pixel, tile_encoder=self.tile_encoder)
 
     def __post_init__(self) -> None:
         if self.coords is not None and not self.coords.is_dir():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from dilkit.integrations.gigapath.features.attributes import Grid, grid_of, tile
 from dilkit.integrations.gigapath.features.beside import ENDINGS, NPY, coordinates_of
 from dilkit.integrations.gigapath.positions import holds_pixels
 
+GROUP = f"{NAMES[0]}/"
+"""The group of an HDF5 file in which AtlasPatch puts the features of each tile encoder."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -51,11 +53,18 @@ class Header:
     microns: float | None
 
 
-def read_features(path: str | Path, *, coords: str | Path | None = None, microns_per_pixel: float | None = None) -> Features:
+def read_features(
+    path: str | Path,
+    *,
+    coords: str | Path | None = None,
+    microns_per_pixel: float | None = None,
+    tile_encoder: str | None = None,
+) -> Features:
     """The tiles of one slide: `Features(tiles, coords, tile_size, tile_encoder)`.
 
     - `.pt`: a dictionary of tensors, `features`, `tile_embeds` or `feats`, and `coords`; no code is read.
-    - `.h5`: datasets of these names, as TRIDENT, CLAM and STAMP write them. It needs h5py.
+    - `.h5`: datasets of these names, as TRIDENT, CLAM and STAMP write them; or AtlasPatch's `features/ENCODER`, of which
+      `tile_encoder` names one by a part of its name where there are several. It needs h5py.
     - `.npz`: arrays of these names.
     - `.npy`: the features; the coordinates are in the file beside it, `NAME.coords.npy` for `NAME.npy`.
 
@@ -68,8 +77,9 @@ def read_features(path: str | Path, *, coords: str | Path | None = None, microns
     `encoder_name`; `level0_width`, `level0_height` and `unit` are checked. STAMP's micrometres become pixels of its tiles by
     `tile_size_um` and `tile_size_px`; where a file lacks these, `microns_per_pixel` is needed. A first dimension of 1 is dropped.
 
-    Raises OSError for a file that cannot be read, ImportError where h5py is missing, and ValueError, naming the file, for other
-    content: names, shapes, dtypes, no tiles, numbers that are not finite, coordinates in other units or outside the slide.
+    Raises OSError for a file that cannot be read, ImportError where h5py is missing, and ValueError, naming the file, for a
+    damaged one and for other content: names, shapes, dtypes, no tiles, numbers that are not finite, coordinates in other units or
+    outside the slide.
 
         >>> import tempfile, torch
         >>> from pathlib import Path
@@ -83,8 +93,8 @@ def read_features(path: str | Path, *, coords: str | Path | None = None, microns
     """
     path = Path(path)
     content = content_of(path)
-    name = _features(content)
-    where, said = _coordinates(content, coords)
+    name = _features(content, tile_encoder)
+    where, said = _coordinates(content, coords, name)
     tiles = _tensor(path, name, content.read(name))
     grid = _grid(path, tuple(tiles.shape), where, said, microns_per_pixel)
     if tiles.dtype not in FLOATS:
@@ -95,7 +105,13 @@ def read_features(path: str | Path, *, coords: str | Path | None = None, microns
     return Features(tiles, grid.coords, grid.tile_size, tile_encoder_of(said))
 
 
-def read_header(path: str | Path, *, coords: str | Path | None = None, microns_per_pixel: float | None = None) -> Header:
+def read_header(
+    path: str | Path,
+    *,
+    coords: str | Path | None = None,
+    microns_per_pixel: float | None = None,
+    tile_encoder: str | None = None,
+) -> Header:
     """What a file says of its tiles; the features themselves stay where they are. Raises as `read_features` does.
 
     >>> import tempfile, torch
@@ -109,16 +125,19 @@ def read_header(path: str | Path, *, coords: str | Path | None = None, microns_p
     """
     path = Path(path)
     content = content_of(path)
-    shape = content.shapes[_features(content)]
-    where, said = _coordinates(content, coords)
+    name = _features(content, tile_encoder)
+    shape = content.shapes[name]
+    where, said = _coordinates(content, coords, name)
     shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
     grid = _grid(path, shape, where, said, microns_per_pixel)
     return Header(shape[0], shape[1], grid.coords, grid.tile_size, tile_encoder_of(said), grid.microns)
 
 
-def _features(content: Content) -> str:
-    """The name of the features. Raises ValueError unless there is one array of such a name."""
+def _features(content: Content, tile_encoder: str | None) -> str:
+    """The name of the features. Raises ValueError unless there is one array of such a name, or one of this tile encoder."""
     named = [name for name in NAMES if name in content.shapes]
+    if not named and (encoders := [name for name in content.shapes if name.startswith(GROUP)]):
+        return _of_encoder(content.path, encoders, tile_encoder)
     if len(named) != 1:
         held = ", ".join(content.shapes) or "nothing"
         raise ValueError(f"{content.path} holds {held}; {COORDS} and one of {_NAMES} are needed")
@@ -128,7 +147,19 @@ def _features(content: Content) -> str:
 _NAMES = " or ".join(NAMES)
 
 
-def _coordinates(content: Content, folder: str | Path | None) -> tuple[Tensor, Mapping[str, Any]]:
+def _of_encoder(path: Path, names: Sequence[str], tile_encoder: str | None) -> str:
+    """The features of one tile encoder: that of this name, or the only one with this in its name."""
+    known = {name.removeprefix(GROUP): name for name in names}
+    if tile_encoder in known:
+        return known[tile_encoder]
+    fitting = [name for name in known if (tile_encoder or "").lower() in name.lower()]
+    if len(fitting) != 1:
+        which = f"and {len(fitting)} of them fit {tile_encoder!r}; " if tile_encoder else ""
+        raise ValueError(f"{path} holds features of {', '.join(known)}; {which}name one by tile_encoder (--tile-encoder)")
+    return known[fitting[0]]
+
+
+def _coordinates(content: Content, folder: str | Path | None, features: str) -> tuple[Tensor, Mapping[str, Any]]:
     """The coordinates of the tiles, and all that is said of these; the file of the features itself has the last word."""
     path = content.path
     beside, said = coordinates_of(path, None if folder is None else Path(folder))
@@ -140,7 +171,8 @@ def _coordinates(content: Content, folder: str | Path | None) -> tuple[Tensor, M
     where = beside if own is None else own
     if where is None:
         raise ValueError(f"{path}: the coordinates of its tiles are missing; {_needed(content)}")
-    return _tensor(path, COORDS, where), {**said, **content.said}
+    named = {"encoder": features.removeprefix(GROUP)} if features.startswith(GROUP) else {}
+    return _tensor(path, COORDS, where), {**said, **content.said, **named}
 
 
 def _are_equal(own: Tensor, beside: Tensor) -> bool:
@@ -175,7 +207,9 @@ def _tensor(path: Path, name: str, value: Any) -> Tensor:
         raise ValueError(f"{path}: {name} is no array of numbers: {error}") from None
     if not is_dense(tensor):
         raise ValueError(f"{path}: {name} is a sparse, quantised, nested or empty tensor; a dense one is needed")
-    return tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor
+    tensor = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor
+    is_read_region = name == COORDS and tensor.dim() == 2 and tensor.shape[1] == 5  # AtlasPatch's: x, y, width, height, level
+    return tensor[:, :2] if is_read_region else tensor
 
 
 def _in_native_order(numbers: Any) -> Any:

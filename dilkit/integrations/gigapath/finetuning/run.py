@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -127,11 +128,11 @@ def _facts(
     places = [(one.path.name, one.tiles, one.tile_size) for one in slides]
     weights = "".join(digest(weight) for weight in encoder.state_dict().values())
     return dict(
-        settings=str(settings),
+        **{name: str(value) for name, value in asdict(settings).items()},
         labels=_short(str(labels.examples)),
         splits=_short(str(splits)),
         slides=_short(str(places)),
-        encoder=str(encoder.config),
+        **{name: str(value) for name, value in asdict(encoder.config).items() if name != "tile_size"},
         weights=_short(weights),
     )
 

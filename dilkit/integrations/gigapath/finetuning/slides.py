@@ -35,9 +35,15 @@ class Slide:
 
 
 def look_through(
-    labels: Labels, folder: Path, tile_size: int | None = None, progress: Callable[[int], None] | None = None
+    labels: Labels,
+    folder: Path,
+    tile_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    tile_encoder: str | None = None,
 ) -> tuple[SlideFile, ...]:
     """The file of each slide, in the order of `labels`, all of them read once; `progress` is called with how many are.
+
+    `tile_size`, `tile_encoder`: the size of tiles where no file has it, and which features of a file with several.
 
     Raises ValueError naming the lines of `labels` whose slides have no file, or one that will not do: see `read_features`; tiles
     of another width or of another tile encoder than those of the first; tiles that lie as tiles of another size do.
@@ -60,7 +66,7 @@ def look_through(
         try:
             if one.slide not in by_name:
                 raise ValueError(f"{folder} holds no file of features for slide {shown(one.slide)}")
-            several.append(_file(by_name[one.slide], tile_size))
+            several.append(_file(by_name[one.slide], tile_size, tile_encoder))
             _check_alike(several[0], several[-1])
         except (ValueError, OSError) as error:
             complaints.append(f"line {one.line}: {error}")
@@ -77,14 +83,14 @@ def slide_reader(files: Sequence[SlideFile], like: Tensor) -> Callable[[int], Sl
 
     def read(index: int) -> Slide:
         one = files[index]
-        features = read_features(one.path)
+        features = read_features(one.path, tile_encoder=one.tile_encoder)
         return Slide(features.tiles[None].to(like), features.coords[None].to(like.device), one.tile_size)
 
     return read
 
 
-def _file(path: Path, tile_size: int | None) -> SlideFile:
-    features = read_features(path)
+def _file(path: Path, tile_size: int | None, tile_encoder: str | None) -> SlideFile:
+    features = read_features(path, tile_encoder=tile_encoder)
     tiles, width = features.tiles.shape
     try:
         size, _ = settled_tile_size(features.tile_size, tile_size, features.coords)

@@ -24,7 +24,7 @@ from dilkit.integrations.gigapath.finetuning.splits import Splits
 
 SAVE_SECONDS = 600.0
 """Within an epoch too, training is saved as often as that."""
-FORMAT = 1
+FORMAT = 2
 
 
 class Training:
@@ -92,7 +92,7 @@ class Training:
         """Go on from what `save` wrote. Raises ValueError for another file, or one of a run that differs, naming in what."""
         content = load_tensors(path)
         if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("facts"), dict):
-            raise ValueError(f"{path} is no checkpoint of this command; choose another folder")
+            raise ValueError(f"{path} is no checkpoint of format {FORMAT}, as this version writes it; choose another folder")
         self._check_facts(path, content["facts"])
         self.model.load_trained(content["weights"])
         self.optimizer.load_state_dict(content["optimizer"])

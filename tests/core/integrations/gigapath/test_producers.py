@@ -52,6 +52,15 @@ def clam_h5(folder, tiles):
     return h5_file(folder / "a.h5", {}, features=tiles, coords=(cells() * TILE).int().numpy()), options
 
 
+def atlas_patch(folder, tiles):
+    """Features of several tile encoders in a group; coordinates with the size and level of the regions read."""
+    places = np.hstack((cells().numpy() * TILE, np.full((N, 2), TILE), np.zeros((N, 1)))).astype("i4")
+    features = {"features/prov_gigapath": tiles, "features/resnet50": np.zeros((N, 7), "f4")}
+    return h5_file(folder / "a.h5", dict(patch_size=256, patch_size_level0=TILE), **features, coords=places), dict(
+        tile_encoder="gigapath"
+    )
+
+
 def stamp(folder, tiles):
     """Tiles lie a little beyond multiples of the tile size, as STAMP's do."""
     said = dict(stamp_version="2.3.0", extractor="gigapath", unit="um", tile_size_um=256.0, tile_size_px=224, feat_type="tile")
@@ -81,7 +90,7 @@ def slide2vec_tiling(folder, tiles):
     return folder / "a.npz", dict(coords=folder / "tiles")
 
 
-@pytest.mark.parametrize("producer", [trident, clam, clam_h5, stamp, stamp_v2, slide2vec, slide2vec_tiling])
+@pytest.mark.parametrize("producer", [trident, atlas_patch, clam, clam_h5, stamp, stamp_v2, slide2vec, slide2vec_tiling])
 def test_a_slide_of_each_producer_has_the_same_embedding(tmp_path, producer):
     tiles, coords = slide(N)
     path, options = producer(tmp_path, tiles[0].numpy())
@@ -94,7 +103,28 @@ def test_a_slide_of_each_producer_has_the_same_embedding(tmp_path, producer):
     assert torch.equal(embedding, right)
     header = read_header(path, **options)
     assert (header.tiles, header.in_chans, header.tile_size) == (N, tiles.shape[2], features.tile_size)
-    assert header.tile_encoder in ("gigapath", None)
+    assert header.tile_encoder in ("gigapath", "prov_gigapath", None)
+
+
+@pytest.mark.parametrize(
+    ("tile_encoder", "message"),
+    [
+        (None, r"a\.h5 holds features of prov_gigapath, resnet50; name one by tile_encoder"),
+        ("uni", r"a\.h5 holds features of prov_gigapath, resnet50; and 0 of them fit 'uni'; name one"),
+    ],
+)
+def test_features_of_several_tile_encoders_are_to_be_chosen_from(tmp_path, tile_encoder, message):
+    path, _ = atlas_patch(tmp_path, slide(N)[0][0].numpy())
+    with pytest.raises(ValueError, match=message):
+        read_features(path, tile_encoder=tile_encoder)
+    assert read_header(path, tile_encoder="resnet50").in_chans == 7
+
+
+def test_a_file_that_another_program_writes_is_locked(tmp_path, monkeypatch):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    path, _ = trident(tmp_path, slide(N)[0][0].numpy())
+    with h5py.File(path, "r+", locking=True), pytest.raises(ValueError, match=r"a\.h5 is locked by another program: start again"):
+        read_features(path)
 
 
 def test_micrometres_without_pixels_are_refused_with_the_way_out(tmp_path):

@@ -9,12 +9,14 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from helpers.cohorts import LENGTHS, cohort, embed, right, write_slide
 from helpers.forks import in_child
 from helpers.slide_encoder import small
 
+from dilkit import files
 from dilkit.integrations.gigapath.cohort import run
 from dilkit.integrations.gigapath.cohort.packs import packs_of, shares_of
 from dilkit.integrations.gigapath.cohort.run import embed_share, finish, plan_cohort
@@ -57,11 +59,18 @@ def test_what_is_there_is_kept(tmp_path):
     assert len(manifest(job)["slides"]) == 5
 
 
-@pytest.mark.parametrize("change", ["file", "same size", "output", "cut off", "damaged", "coordinates"])
+@pytest.mark.parametrize("change", ["file", "same size", "output", "cut off", "damaged", "coordinates", "coordinates apart"])
 def test_what_is_not_the_same_is_made_anew(tmp_path, change):
     paths, job = cohort(tmp_path)
+    if change == "coordinates apart":
+        tiles, coords = torch.load(paths[1]).values()
+        paths[1] = paths[1].with_suffix(".npy")
+        np.save(paths[1], tiles.numpy())
+        np.save(tmp_path / "s1.coords.npy", coords.numpy())
     embed(paths, job)
-    if change == "file":
+    if change == "coordinates apart":
+        np.save(tmp_path / "s1.coords.npy", coords.flip(0).numpy())
+    elif change == "file":
         write_slide(paths[1], 9)
     elif change == "same size":
         write_slide(paths[1], LENGTHS[1], seed=9)
@@ -89,25 +98,38 @@ def test_what_cannot_be_read_is_made_anew_where_a_record_says_that_it_was_an_emb
     embed(paths[:3], job)
     for i in (1, 3):
         (job.out / f"s{i}.pt").write_bytes(b"not of torch")
-    other = replace(job, model=replace(job.model, sha256="0"))
-    plan_cohort(paths, other)  # and is killed, when the records have left the manifest
-    written, _, refused = embed(paths, other)
-    assert written == [NAMES[i] for i in (0, 1, 2, 4)]
+    plan_cohort(paths, job)  # and is killed, when the record of s1 has left the manifest
+    written, _, refused = embed(paths, job)
+    assert written == [NAMES[1], NAMES[4]]
     assert len(refused) == 1
     assert f"{job.out / 's3.pt'} is no file of tensors" in refused[0]
     assert (job.out / "s3.pt").read_bytes() == b"not of torch"
 
 
-@pytest.mark.parametrize("change", [dict(sha256="0"), dict(pooling="mean of tiles"), dict(dtype="float32"), dict(layers=True)])
-def test_another_model_or_other_settings_keep_nothing(tmp_path, change):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(sha256="0"), r"another checkpoint \(.*weights\.pth\)"),
+        (dict(pooling="mean of tiles"), "pooling 'class token', not 'mean of tiles'"),
+        (dict(dtype="float32", layers=True), "dtype 'float64', not 'float32'; layers False, not True"),
+    ],
+)
+def test_embeddings_of_another_model_or_other_settings_are_not_replaced(tmp_path, change, said):
     paths, job = cohort(tmp_path)
-    embed(paths, job)
-    other = replace(job, model=replace(job.model, **change))
-    plan = plan_cohort(paths[:2], other)
-    assert (plan.kept, plan.of_others) == ((), 5)
-    assert manifest(other)["slides"] == []  # from now on: an output of which nobody knows who made it has no record
-    embed(paths[:2], other)
-    assert plan_cohort(paths[:2], job).kept == ()
+    embed(paths[:2], job)
+    before = {path.name: path.read_bytes() for path in job.out.iterdir()}
+    with pytest.raises(ValueError, match=rf"out holds 2 embeddings made with {said}; .*choose another --out"):
+        plan_cohort(paths, replace(job, model=replace(job.model, **change)))
+    assert {path.name: path.read_bytes() for path in job.out.iterdir()} == before
+    assert embed(paths[:2], replace(job, model=replace(job.model, ngrids=40))) == ([], NAMES[:2], [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system is asked for locks of folders")
+def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
+    with files.locked(tmp_path), pytest.raises(ValueError, match="is written to by another run"), files.locked(tmp_path):
+        pass
+    with files.locked(tmp_path):
+        pass
 
 
 def test_a_checkpoint_and_features_that_were_moved_are_the_same(tmp_path):
