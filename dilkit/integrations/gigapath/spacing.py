@@ -21,6 +21,8 @@ FEWEST = 8
 
 USUAL_SIZE = 256
 """Pixels a side of GigaPath's tiles."""
+LEAST_SIZE = 16
+"""Nobody cuts smaller tiles."""
 
 
 def settled_tile_size(said: int | None, given: int | None, coords: Tensor, option: str = "tile_size") -> tuple[int, str]:
@@ -35,7 +37,10 @@ def settled_tile_size(said: int | None, given: int | None, coords: Tensor, optio
         return said, "file"
     if given is not None:
         return given, option
-    if (step := commonest_step(coords)) not in (None, USUAL_SIZE):
+    step = commonest_step(coords)
+    if step is not None and step < LEAST_SIZE:
+        raise ValueError(f"most neighbours are {step} apart: coords are numbers of tiles, and pixels are needed")
+    if step not in (None, USUAL_SIZE):
         raise ValueError(
             f"most neighbours are {step} pixels apart, and neither the file nor {option} says how large tiles are; "
             f"give {option} {step}, or what it is if they overlap or have gaps between"

@@ -194,6 +194,8 @@ def _grid(path: Path, shape: tuple[int, ...], coords: Tensor, said: Mapping[str,
         raise ValueError(f"{path}: the slide has no tiles; leave it out")
     if not holds_pixels(coords.dtype):
         raise ValueError(f"{path}: coords are {coords.dtype}, which does not hold every pixel; integers or float32 are needed")
+    if not bool(coords.isfinite().all()):
+        raise ValueError(f"{path}: coords are not finite")
     try:
         return grid_of(coords, said, microns_per_pixel)
     except ValueError as error:

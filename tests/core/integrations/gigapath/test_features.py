@@ -62,6 +62,7 @@ def test_the_other_name_of_features(tmp_path, suffix):
         (TILES[0], COORDS, r"features \(8,\) and coords \(5, 2\)"),
         (TILES, COORDS[:4], r"coords \(4, 2\); \(n, in_chans\) and \(n, 2\) are needed"),
         (TILES, COORDS[:, :1], r"coords \(5, 1\)"),
+        (TILES, COORDS * torch.nan, "coords are not finite"),
         (TILES.long(), COORDS, "features are torch.int64; float16, bfloat16"),
         (TILES / torch.tensor([[1.0], [1], [0], [1], [1]]), COORDS, "features of tile 2 are not finite"),
     ],

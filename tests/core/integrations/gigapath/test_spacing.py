@@ -9,7 +9,7 @@ import torch
 from helpers.slide_encoder import SMALL, slide, small
 
 from dilkit.integrations.gigapath import attention_map
-from dilkit.integrations.gigapath.spacing import commonest_step
+from dilkit.integrations.gigapath.spacing import commonest_step, settled_tile_size
 
 
 def block(columns=10, rows=10, step=256):
@@ -44,6 +44,11 @@ def test_tiles_of_another_size_are_warned_of(step, text):
     assert found == [] if text is None else [one for one in found if one.startswith(text)] == found != []
     model.tile_size = step
     assert said(lambda: model(*block(step=step))) == []
+
+
+def test_numbers_of_tiles_are_no_size_of_tiles():
+    with pytest.raises(ValueError, match="most neighbours are 1 apart: coords are numbers of tiles, and pixels are needed"):
+        settled_tile_size(None, None, torch.cartesian_prod(torch.arange(9), torch.arange(9)))
 
 
 def test_numbers_of_tiles_are_no_pixels():
