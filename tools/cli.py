@@ -21,6 +21,7 @@ from dilkit import NoBackendError, environment
 from dilkit.files import why_not
 from dilkit.tools.console.interrupt import INTERRUPTED, TERMINATED, terminable
 from dilkit.tools.console.nearest import with_nearest
+from dilkit.tools.console.streams import open_streams
 
 COMMANDS = {
     "info": "info.command",
@@ -64,6 +65,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return its exit code."""
+    open_streams()
     with terminable() as terminated:
         code = _main(list(sys.argv[1:] if argv is None else argv))
     return TERMINATED if terminated.is_set() and code == INTERRUPTED else code

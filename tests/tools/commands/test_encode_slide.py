@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command_line import json_output, output
+from helpers.forks import in_child
 from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 
 from dilkit.comm import run_threads
@@ -192,6 +195,21 @@ def test_embeddings_that_would_replace_one_another_or_their_features(files: Path
     command = arguments(files)
     assert main([command[0], str(files / "a.pt"), *command[1:]]) == 2
     assert "several files would be written as a.pt" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_no_matter(files: Path, closed: tuple[int, ...]) -> None:
+    def run() -> None:
+        torch.set_num_threads(1)
+        for number in closed:
+            os.close(number)
+            setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+        assert main(arguments(files)) == 0
+        assert all(os.get_inheritable(number) for number in closed)  # not closed, nor one of the files that were read
+
+    assert in_child(run) == "done"
+    assert [path.name for path in sorted((files / "out").iterdir())] == ["a.pt", "b.pt", "manifest.json"]
 
 
 def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
