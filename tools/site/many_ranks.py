@@ -65,7 +65,7 @@ def assumptions(root: Path) -> str:
         f"{SEQ:,} tokens, one layer, causal, forward and backward, by `{PATTERN}`",
         f"{HEADS} query and {KV_HEADS} key/value heads of {ROWS.head_dim}, {ROWS.dtype}",
         f"a GPU computes {SPEED.flops / 1e12:,.0f} TFLOP/s of nominal operations, and a backward pass takes {SPEED.backward:g} "
-        "times as long as a forward pass; no kernel of dilkit has run on such a GPU: replace this by a measured number",
+        "times as long as a forward pass; both are assumed, not measured: replace them by measured numbers",
         f"{t.ranks_per_host} GPUs are a host, with {gigabytes[0]} within it and {gigabytes[1]} from each GPU to other hosts",
         f"{pods} GPUs are below an uplink, which carries 1/{t.oversubscription:g} of what they could send; nothing else limits",
         f"an exchange takes {1e6 * SPEED.latency:,.0f} us at the least",

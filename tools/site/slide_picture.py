@@ -32,7 +32,7 @@ def draw_slide(path: Path) -> None:
         colours = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in TISSUE])[kinds]
         stained = np.clip(colours + np.random.default_rng(SEED).normal(0, 0.025, (len(cells), 1)), 0, 1)
         _show(left, cells, stained, f"A made-up slide of {len(cells):,} tiles")
-        picture = _show(right, cells, weights * len(weights), "What the class token looks at")
+        picture = _show(right, cells, weights * len(weights), "Attention of the class token, with random weights")
         bar = figure.colorbar(picture, ax=right, shrink=0.82, pad=0.02)
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0, labelsize=8, labelcolor=INK)
