@@ -349,8 +349,8 @@ INTEGRATIONS = (
     Mutant(
         "an untrained class token is pooled without a word",
         "dilkit/integrations/gigapath/longnet_vit.py",
-        "if not config.global_pool:",
-        "if not config.global_pool and settings:",
+        "if is_pooling_open(found, config):",
+        "if is_pooling_open(found, config) and settings:",
         f"{GIGAPATH}/test_create_model.py::test_an_untrained_class_token_is_warned_of_where_it_is_called",
     ),
     Mutant(
@@ -361,11 +361,25 @@ INTEGRATIONS = (
         f"{GIGAPATH}/test_installation.py::test_another_name_of_a_stand_in_goes_with_it",
     ),
     Mutant(
-        "embeddings of another model keep their records while they are replaced",
+        "an embedding keeps its record while it is replaced",
         "dilkit/integrations/gigapath/cohort/run.py",
         "    manifest.forget(left)\n",
         "",
-        f"{GIGAPATH}/cohort/test_run.py::test_another_model_or_other_settings_keep_nothing",
+        f"{GIGAPATH}/cohort/test_run.py::test_what_cannot_be_read_is_made_anew_where_a_record_says_that_it_was_an_embedding",
+    ),
+    Mutant(
+        "an embedding is kept whose coordinates, in a file apart, have changed",
+        "dilkit/integrations/gigapath/cohort/listing.py",
+        "whence, digest(header.coords), header",
+        'whence, "", header',
+        f"{GIGAPATH}/cohort/test_run.py::test_what_is_not_the_same_is_made_anew",
+    ),
+    Mutant(
+        "an argument overrules what a checkpoint was trained with",
+        "dilkit/integrations/gigapath/checkpoint.py",
+        "if found is not None and other:",
+        "if found is not None and len(other) > 1:",
+        f"{GIGAPATH}/finetuning/test_training.py::test_the_trained_encoder_is_read_again_with_its_settings",
     ),
     Mutant(
         "coordinates in micrometres are taken for pixels",

@@ -99,6 +99,7 @@ def test_what_cannot_be_read_is_made_anew_where_a_record_says_that_it_was_an_emb
     for i in (1, 3):
         (job.out / f"s{i}.pt").write_bytes(b"not of torch")
     plan_cohort(paths, job)  # and is killed, when the record of s1 has left the manifest
+    assert [one["output"] for one in manifest(job)["slides"]] == [NAMES[0], NAMES[2]]
     written, _, refused = embed(paths, job)
     assert written == [NAMES[1], NAMES[4]]
     assert len(refused) == 1
