@@ -13,7 +13,6 @@ the keys are of another sequence    T5's decoder        torch's scaled_dot_produ
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, cast
 
 import torch
@@ -35,19 +34,13 @@ from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.continuous.attention import attend_batch
 from dilkit.integrations.transformers.cross_attention import attend_across
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
-from dilkit.integrations.transformers.packing import Packing, of_positions, of_tokens
+from dilkit.integrations.transformers.packing import Packing, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
+from dilkit.integrations.transformers.sequences import packing_of
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.integrations.unserved import nothing_seen
 from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
-
-ONE_SEQUENCE = (
-    "position_ids begin anew or jump within a row, but transformers' mask takes the row for one sequence, and so does dilkit. "
-    "It is cut by positions only without attention_mask and without a cache (use_cache=False), and never in models that keep "
-    "positions from their mask, such as gpt-oss. To cut it, give cu_seq_lens_q and cu_seq_lens_k"
-)
-"""Said where a packed batch is not computed as one."""
 
 
 def attend(
@@ -99,7 +92,7 @@ def attend(
         out = ranks.attend(q, k, v, pattern, mask, options, is_causal=causal, dropout_p=dropout, **call)
         return out[..., :width], None
     call["bias"] = None if bias is None else bias.of_call(mask, type(module).__name__, q.device)
-    packing, tokens = _packing(q, key.shape[2], mask, options), None if mask is None else mask.tokens
+    packing, tokens = packing_of(q, key.shape[2], mask, options), None if mask is None else mask.tokens
     return _of_rows(q, k, v, pattern, packing, tokens, causal, dropout, call)[..., :width], None
 
 
@@ -130,54 +123,6 @@ def _of_rows(
 
 def _layer_is_causal(module: Any, is_causal: bool | None) -> bool:
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-
-
-def _packing(query: Tensor, key_rows: int, mask: TokenMask | None, options: dict[str, Any]) -> Packing | None:
-    """The sequences of the rows of a call, `(batch, rows, heads, head_dim)`; None where each element of the batch is one."""
-    batch, rows = query.shape[:2]
-    if options.get("cu_seq_lens_q") is not None:
-        return _packing_given(batch * rows, key_rows == rows, mask, options)
-    if mask is not None and (mask.packing is not None or mask.tokens is not None or torch.compiler.is_compiling()):
-        return mask.packing
-    positions = options.get("position_ids")
-    if key_rows != rows or positions is None or positions.shape[1:] != (rows,):
-        return None
-    if not torch.compiler.is_compiling() and bool((positions[:, 0] > 0).any()):
-        _part_of_a_sequence(mask, int(positions[:, 0].max()))
-    by_positions = of_positions(positions, batch)
-    if mask is None or by_positions is None:
-        return by_positions
-    warnings.warn(ONE_SEQUENCE, UserWarning, stacklevel=2)
-    return None
-
-
-def _part_of_a_sequence(mask: TokenMask | None, first: int) -> None:
-    """Rows begin at position `first`, and there are no keys before: say so, or raise ValueError where the model made no mask."""
-    what = (
-        f"position_ids begin at {first}, but there are no keys of earlier positions: a part of a sequence, as under context "
-        "parallelism, sees itself alone"
-    )
-    if mask is None:
-        raise ValueError(f"{what}; give all rows of a sequence, or a cache with the keys before")
-    warnings.warn(what, UserWarning, stacklevel=2)
-
-
-def _packing_given(total: int, all_rows: bool, mask: TokenMask | None, options: dict[str, Any]) -> Packing:
-    """That of `cu_seq_lens_q`. Raises ValueError where it is not all that there is to know of `total` rows."""
-    cu_seqlens, of_keys, longest = (options.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q"))
-    assert cu_seqlens is not None
-    if not all_rows:
-        raise ValueError("cu_seq_lens_q with keys from a cache; packed sequences have no cache (use_cache=False)")
-    if mask is not None and mask.tokens is not None:
-        raise ValueError("cu_seq_lens_q and an attention_mask with padding; packed sequences have none: leave the mask out")
-    if of_keys is not None and (
-        of_keys.shape != cu_seqlens.shape or not (torch.compiler.is_compiling() or torch.equal(of_keys, cu_seqlens))
-    ):
-        raise ValueError(
-            f"cu_seq_lens_q, {tuple(cu_seqlens.shape)}, and cu_seq_lens_k, {tuple(of_keys.shape)}, differ; the same is needed: "
-            "dilated attention is of one sequence with itself"
-        )
-    return Packing(cu_seqlens.int(), total if longest is None else int(longest))
 
 
 def _all_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, packing: Packing | None, **call: Any) -> Tensor:

@@ -31,11 +31,13 @@ def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
         raise ValueError(
             f"softcap={softcap} with a dilated_cache(), which caps no scores; take a DynamicCache, or set it to None"
         )
-    if (kept or over_ranks) and isinstance(options.get("position_bias"), PositionBias):
-        what = "a dilated_cache()" if kept else "context_parallel"
+    if kept and over_ranks:
         raise ValueError(
-            f"position_bias of {type(module).__name__} with {what}, which adds none; take a DynamicCache or whole sequences"
+            f"{type(module).__name__} under context_parallel with a dilated_cache(), which has no rows of other ranks; generate "
+            "with a model that context_parallel was not called on"
         )
+    if kept and isinstance(options.get("position_bias"), PositionBias):
+        raise ValueError(f"position_bias of {type(module).__name__} with a dilated_cache(), which adds none; take a DynamicCache")
     for name, reason in REFUSED.items():
         if (asked := options.get(name)) is not None and asked is not False and not isinstance(asked, PositionBias):
             raise ValueError(f"{name}={_short(asked)} of {type(module).__name__}: {reason}")
@@ -61,12 +63,22 @@ def check_one_sequence(module: Any) -> None:
 
 @assume_constant_result
 def _takes_other_states(kind: Any) -> bool:
-    return any(names <= _arguments(kind) for names in OTHER_STATES)
+    return any(names <= arguments_of(kind) for names in OTHER_STATES)
 
 
 @cache
-def _arguments(kind: Any) -> frozenset[str]:
+def arguments_of(kind: Any) -> frozenset[str]:
+    """What `forward` of a class of modules takes."""
     return frozenset(inspect.signature(kind.forward).parameters)
+
+
+@cache
+def source_of(forward: Any) -> str:
+    """The source of `forward` of a class of modules; nothing where there is none, as in a notebook."""
+    try:
+        return inspect.getsource(forward)
+    except (OSError, TypeError):
+        return ""
 
 
 def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor) -> TokenMask | None:

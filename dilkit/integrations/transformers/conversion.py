@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from dilkit.integrations.transformers.checks import check_one_sequence
+from dilkit.integrations.transformers.checks import check_one_sequence, source_of
 from dilkit.integrations.transformers.patterns import (
     FULL,
     WINDOWED,
@@ -22,6 +20,9 @@ from dilkit.integrations.transformers.patterns import (
 )
 from dilkit.integrations.transformers.registration import is_registered, patterns_registered, register
 from dilkit.pattern import Pattern
+
+LOOKED_UP = "ALL_ATTENTION_FUNCTIONS.get_interface("
+"""The source of a layer's `forward` where it looks its attention up by name."""
 
 
 @dataclass(frozen=True)
@@ -121,22 +122,13 @@ def attention_layers(model: Any) -> dict[str, Any]:
     """The modules of `model` that look an attention function up by name, by their paths."""
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
-    layers = {path: x for path, x in model.named_modules() if hasattr(x, "config") and _looks_up(type(x).forward)}
+    layers = {path: x for path, x in model.named_modules() if hasattr(x, "config") and LOOKED_UP in source_of(type(x).forward)}
     if not layers or not model._can_set_attn_implementation():
         raise ValueError(
             f"{type(model).__name__} has no attention that it looks up by name (attn_implementation); Bloom and MPT are "
             "to be made or loaded with attn_implementation='dilkit', after register(pattern)"
         )
     return layers
-
-
-@cache
-def _looks_up(forward: Any) -> bool:
-    """Whether `forward` of a class of modules looks attention up, by its source."""
-    try:
-        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(forward)
-    except (OSError, TypeError):
-        return False
 
 
 def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:

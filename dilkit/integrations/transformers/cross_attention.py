@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from dilkit.integrations.transformers.cached import KEPT_BY
 from dilkit.integrations.transformers.checks import checked_mask
-from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.token_mask import TokenMask
 
 
@@ -18,13 +17,12 @@ def attend_across(
 ) -> Tensor:
     """By torch, `(batch, rows, heads, head_dim)`, of queries and keys `(batch, heads, rows, head_dim)`.
 
-    Raises ValueError where keys are spread over ranks, or kept by a cache that leaves some out.
+    Raises ValueError for keys of a cache that leaves some out.
     """
-    for what, holder, name in (("a dilated_cache()", key, KEPT_BY), ("context_parallel", module, KEPT_AS)):
-        if getattr(holder, name, None) is not None:
-            raise ValueError(
-                f"{type(module).__name__} is cross-attention, which {what} does not compute; take a DynamicCache, on one rank"
-            )
+    if getattr(key, KEPT_BY, None) is not None:
+        raise ValueError(
+            f"{type(module).__name__} is cross-attention, which a dilated_cache() does not compute; take a DynamicCache"
+        )
     checked = checked_mask(mask, module, query, key)
     tokens = None if checked is None or checked.tokens is None else checked.tokens[:, None, None]
     out = F.scaled_dot_product_attention(query, key, value, tokens, dropout_p=dropout, scale=scaling)

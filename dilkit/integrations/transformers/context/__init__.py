@@ -2,6 +2,7 @@
 
 parallel.py    `context_parallel` and what it returns: who holds what, and how losses are weighted
 batch.py       what a batch is made of: padding left out, labels shifted, sequences packed
+positions.py   which positions a model gives tokens that come without
 attention.py   what a layer computes over the ranks
 
 batch, whole on every rank

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from dilkit.integrations.ranks import OverRanks
+from dilkit.integrations.transformers.sequences import ONE_SEQUENCE, check_first, is_cut
 from dilkit.integrations.transformers.token_mask import TokenMask
 from dilkit.pattern import Pattern
 
 KEPT_AS = "dilkit_ranks"
 """The attribute of an attention layer that is its `LayerRanks`."""
+BY_POSITIONS = "dilkit_by_positions"
+"""The argument of a model's call by which its layers know that positions begin anew or not at 0: `WholeBatch.by_positions`."""
 STEP = "rows of a model under context_parallel"
 UNKNOWN = -1
 FULL_ATTENTION = Pattern.dense()
@@ -53,7 +56,13 @@ class LayerRanks:
         """
         cu_seqlens = options.get("cu_seq_lens_q")
         call |= dict(schedule=self.schedule or ("balanced" if pattern == FULL_ATTENTION else "auto"), keep=self.keep)
-        if self.checks_rows and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            _check_own_rows(query, key, mask)
+            if BY_POSITIONS in options and cu_seqlens is not None:
+                raise ValueError(
+                    "position_ids that begin anew are not looked at by torch.compile; give cu_seq_lens_q and cu_seq_lens_k"
+                )
+        elif self.checks_rows:
             self._check_rows(query, key, mask, options)
         if cu_seqlens is None:
             return self.calls.attend(query, key, value, pattern, self.comm, **call)
@@ -64,7 +73,7 @@ class LayerRanks:
 
     def _check_rows(self, query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> None:
         """Raise ValueError on all ranks unless their rows are the parts of one sequence, or of one packing, in order."""
-        may_differ = ("rows", "first", "last")
+        may_differ = ("rows", "first", "last", "cut")
         ranks = self.calls.agree_on(self.comm, lambda: _facts(query, key, mask, options), STEP, may_differ)
         starts = list(accumulate((facts["rows"] for facts in ranks), initial=0))
         for rank, (facts, start) in enumerate(zip(ranks, starts, strict=False)):
@@ -76,20 +85,42 @@ class LayerRanks:
                 )
         if ranks[0]["total"] not in (UNKNOWN, starts[-1]):
             raise ValueError(f"cu_seq_lens_q ends at {ranks[0]['total']}, but the ranks have {starts[-1]} rows: {WAY_OUT}")
+        if BY_POSITIONS not in options:
+            return
+        if ranks[0]["first"] > 0:
+            check_first(mask, ranks[0]["first"])
+        if (cu_seqlens := options.get("cu_seq_lens_q")) is not None:
+            begins = cu_seqlens.tolist()
+            told = [
+                facts["cut"] for facts, start in zip(ranks, starts, strict=False) if _any_within(begins, start, facts["rows"])
+            ]
+            if not told or not all(told):
+                raise ValueError(ONE_SEQUENCE)
+
+
+def _any_within(begins: list[int], start: int, rows: int) -> bool:
+    """True if a sequence begins at a row of a rank but its first: then the rank's mask shows whether the model cuts there."""
+    return any(start < begin < start + rows for begin in begins)
+
+
+def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:
+    """Raise ValueError for rows that are no part of whole sequences."""
+    if mask is not None and mask.tokens is not None:
+        raise ValueError(f"attention_mask has padding, which is left out before a sequence is cut: {WAY_OUT}")
+    if key.shape[1] != query.shape[1]:
+        raise ValueError(
+            f"{query.shape[1]} rows and {key.shape[1]} keys, as with a cache: over ranks a model is trained, or run on whole "
+            "sequences; generate with a model that context_parallel was not called on"
+        )
 
 
 def _facts(query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> dict[str, Any]:
     """What the ranks tell each other of their rows. Raises ValueError for rows that are no part of whole sequences."""
+    _check_own_rows(query, key, mask)
     rows, cu_seqlens, positions = query.shape[1], options.get("cu_seq_lens_q"), options.get("position_ids")
-    if mask is not None and mask.tokens is not None:
-        raise ValueError(f"attention_mask has padding, which is left out before a sequence is cut: {WAY_OUT}")
-    if key.shape[1] != rows:
-        raise ValueError(
-            f"{rows} rows and {key.shape[1]} keys, as with a cache: over ranks a model is trained, or run on whole sequences; "
-            "generate with a model that context_parallel was not called on"
-        )
+    facts = dict(rows=rows, total=UNKNOWN, first=UNKNOWN, last=UNKNOWN, cut=BY_POSITIONS in options and is_cut(mask))
     if cu_seqlens is not None:
-        return dict(rows=rows, total=int(cu_seqlens[-1]), first=UNKNOWN, last=UNKNOWN)
-    known = positions is not None and positions.ndim == 2 and positions.shape[1] == rows
-    first, last = positions[0, [0, -1]].tolist() if known else (UNKNOWN, UNKNOWN)  # type: ignore[index]
-    return dict(rows=rows, total=UNKNOWN, first=first, last=last)
+        return facts | dict(total=int(cu_seqlens[-1]))
+    if positions is not None and positions.ndim == 2 and positions.shape[1] == rows:
+        facts["first"], facts["last"] = positions[0, [0, -1]].tolist()
+    return facts

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dilkit.integrations.transformers.context.positions import OF_ROWS, Positions
 from dilkit.integrations.transformers.packing import of_positions
+from dilkit.integrations.transformers.sequences import packing_given
 
 IGNORED = -100
 """The label of a row that predicts nothing."""
@@ -27,10 +28,14 @@ DESCRIBES = ("attention_mask", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """`rows`: tensors `(batch, seq, ...)` by the names that models have for them. `cu_seqlens`: of a batch that is packed."""
+    """`rows`: tensors `(batch, seq, ...)` by the names that models have for them. `cu_seqlens`: of a batch that is packed.
+
+    `by_positions`: positions, which were given, begin anew or do not begin at 0: what one process makes of that is for the model.
+    """
 
     rows: dict[str, Tensor]
     cu_seqlens: Tensor | None
+    by_positions: bool = False
 
     @property
     def seq(self) -> int:
@@ -44,8 +49,8 @@ class WholeBatch:
         return 0 if labels is None else int((labels != IGNORED).sum())
 
 
-def whole_batch(batch: Mapping[str, Any]) -> WholeBatch:
-    """`batch` with labels shifted, positions written out, and without padding.
+def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS) -> WholeBatch:
+    """`batch` with labels shifted, the `positions` of the model written out, and without padding.
 
     Raises ValueError or TypeError for what cannot be cut.
     """
@@ -58,24 +63,24 @@ def whole_batch(batch: Mapping[str, Any]) -> WholeBatch:
     rows = {name: batch[name] for name in BY_ROWS if name in batch}
     if "labels" in rows and "shift_labels" not in rows:
         rows["shift_labels"] = F.pad(rows["labels"], (0, 1), value=IGNORED)[:, 1:]
-    positions = rows.get("position_ids")
-    rows["position_ids"] = (
-        torch.arange(shape[1], device=next(iter(rows.values())).device)[None] if positions is None else positions
-    ).expand(shape)
-    tokens = batch.get("attention_mask")
-    if tokens is not None and not bool(tokens.all()):
-        return _without_padding(rows, tokens.bool())
-    if (given := batch.get("cu_seq_lens_q")) is not None:
-        return WholeBatch(_in_one_row(rows), given)
-    packing = None if positions is None else of_positions(rows["position_ids"], shape[0])
+    tokens, given = batch["attention_mask"].bool() if "attention_mask" in batch else None, "position_ids" in rows
+    if not given:
+        rows["position_ids"] = positions.of_rows(rows, tokens)
+    rows["position_ids"] = rows["position_ids"].expand(shape)
+    padded = tokens is not None and not bool(tokens.all())
+    if batch.get("cu_seq_lens_q") is not None:
+        return WholeBatch(_in_one_row(rows), packing_given(shape[0] * shape[1], padded, batch).cu_seqlens)
+    if tokens is not None and padded:
+        return _without_padding(rows, tokens)
+    packing = of_positions(rows["position_ids"], shape[0]) if given else None
     if packing is None:
-        return WholeBatch(rows, None)
+        return WholeBatch(rows, None, given and bool((rows["position_ids"][:, 0] > 0).any()))
     if tokens is not None:
         raise ValueError(
             "position_ids begin anew or jump within a row, but with an attention_mask transformers takes the row for one "
             "sequence; leave attention_mask out, or give cu_seq_lens_q and cu_seq_lens_k"
         )
-    return WholeBatch(_in_one_row(rows), packing.cu_seqlens)
+    return WholeBatch(_in_one_row(rows), packing.cu_seqlens, by_positions=True)
 
 
 def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
@@ -86,7 +91,8 @@ def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
         raise ValueError(f"batch has {sorted(batch) or 'nothing'}; input_ids or inputs_embeds (batch, seq) are needed")
     count, seq = shapes[first]
     for name, shape in shapes.items():
-        if shape != (count, seq) and not (name == "position_ids" and shape == (1, seq)):
+        fits = shape == (count, seq) or (name == "position_ids" and shape == (1, seq))
+        if not fits or batch[name].ndim != 2 + (name == "inputs_embeds"):
             raise ValueError(f"{name} has shape {tuple(batch[name].shape)}, but {first} is of {count} sequences of {seq} tokens")
     return count, seq
 

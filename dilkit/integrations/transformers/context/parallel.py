@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dilkit.integrations.ranks import over_ranks
-from dilkit.integrations.transformers.context.attention import KEPT_AS, LayerRanks
+from dilkit.integrations.transformers.checks import source_of
+from dilkit.integrations.transformers.context.attention import BY_POSITIONS, KEPT_AS, LayerRanks
 from dilkit.integrations.transformers.context.batch import WholeBatch, whole_batch
+from dilkit.integrations.transformers.context.positions import OF_ROWS, Positions
 from dilkit.integrations.transformers.conversion import attention_layers, convert
 from dilkit.integrations.transformers.patterns import FULL, WINDOWED, has_windows, pattern_of
 from dilkit.integrations.transformers.registration import is_registered, patterns_registered
@@ -29,6 +32,7 @@ class ContextParallel:
     - `comm`: the ranks with the parts of a sequence, a `dilkit.comm.Comm`. `replicas`: the ranks with other batches, or None.
     - `averages`: whether gradients are averaged over all of them after the backward pass, as FSDP2 and DDP do, or summed.
     - `pattern`: where sequences are best cut, if all layers have the same.
+    - `positions`: those that the model gives tokens that come without.
 
         >>> import torch
         >>> from dilkit.comm import run_threads
@@ -45,6 +49,7 @@ class ContextParallel:
     replicas: Any = None
     averages: bool = True
     pattern: Pattern | None = None
+    positions: Positions = OF_ROWS
 
     @property
     def ranks(self) -> int:
@@ -71,7 +76,8 @@ class ContextParallel:
         whole: list[WholeBatch] = []
 
         def own() -> dict[str, Any]:
-            whole.append(whole_batch(batch))
+            whole.append(whole_batch(batch, self.positions))
+            self.positions.check(whole[0].rows["position_ids"])
             return {name: _shown(x) for name, x in whole[0].rows.items()}
 
         over_ranks().agree_on(self.comm, own, STEP)
@@ -83,6 +89,8 @@ class ContextParallel:
             part |= dict(
                 cu_seq_lens_q=given.cu_seqlens, cu_seq_lens_k=given.cu_seqlens, max_length_q=longest, max_length_k=longest
             )
+        if given.by_positions:
+            part[BY_POSITIONS] = True
         if "shift_labels" in part:
             stated = batch.get("num_items_in_batch") if labelled is None else labelled
             items = self._over_replicas(given.labelled) if stated is None else stated
@@ -91,7 +99,7 @@ class ContextParallel:
 
     def count(self, *batches: Mapping[str, Any]) -> int:
         """How many rows of `batches` predict a token, on all replicas: `labelled` of a step that accumulates gradients."""
-        return self._over_replicas(sum(whole_batch(batch).labelled for batch in batches))
+        return self._over_replicas(sum(whole_batch(batch, self.positions).labelled for batch in batches))
 
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of all ranks of a sequence put together along `dim`, such as logits, without gradients."""
@@ -108,8 +116,12 @@ class ContextParallel:
     def _cuts(self, batch: WholeBatch) -> Sequence[int]:
         if batch.cu_seqlens is None:
             return over_ranks().shard_cuts(batch.seq, self.comm.size, self.pattern)
-        lengths = [stop - start for start, stop in pairwise(batch.cu_seqlens.tolist())]
-        return over_ranks().packed_cuts(lengths, self.comm.size, self.pattern)
+        begins = batch.cu_seqlens.tolist()
+        cuts = [*over_ranks().packed_cuts([stop - start for start, stop in pairwise(begins)], self.comm.size, self.pattern)]
+        if batch.by_positions and {*begins} <= {*cuts}:  # one begin within a shard, where the model's mask shows if it cuts there
+            place = cuts.index(begins[1])
+            cuts[place] += 1 if cuts[place + 1] - cuts[place] > 1 else -1
+        return cuts
 
     def _over_replicas(self, number: int) -> int:
         if self.replicas is None:
@@ -173,6 +185,7 @@ def context_parallel(
     if mesh is None:
         raise TypeError("mesh=None; a DeviceMesh of one dimension, such as mesh['cp'], a process group or a Comm is needed")
     _check_model(model)
+    positions = Positions.of_model(model)
     comm, others = (None if group is None else over_ranks().transport(group) for group in (mesh, replicas))
     if pattern is not None or not is_registered(model.config._attn_implementation):
         own = model.config.get_text_config()
@@ -184,7 +197,7 @@ def context_parallel(
     first = {id(layer.config): layer for layer in reversed(layers.values())}  # of each part, as one for images is
     for layer in layers.values():
         setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
-    return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None)
+    return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None, positions)
 
 
 def _check_model(model: Any) -> None:
@@ -195,10 +208,15 @@ def _check_model(model: Any) -> None:
     mixing = next((path for path, x in model.named_modules() if isinstance(x, (nn.Conv1d, nn.RNNBase))), None)
     if mixing is not None or getattr(model, "_is_stateful", False):
         raise ValueError(f"{name} has {mixing or 'recurrent layers'}, which mixes rows and would see those of one rank alone")
-    if model.loss_type not in (None, "ForCausalLM"):
+    forward = type(model).forward
+    pools = "WithPooling" in str(inspect.signature(forward).return_annotation) and getattr(model, "pooler", name) is not None
+    if model.loss_type not in (None, "ForCausalLM") or pools or "Loss(" in source_of(forward):
         raise ValueError(
-            f"{name} pools rows, or weights its loss by itself ({model.loss_type}); take the model below it, or one ForCausalLM"
+            f"{name} pools rows, or weights its loss by itself ({model.loss_type}); take the model below it, one ForCausalLM, or "
+            "one made with add_pooling_layer=False"
         )
+    if getattr(config, "token_dropout", False):
+        raise ValueError(f"{name} scales its embeddings by the mask tokens of a whole sequence (token_dropout); set it to False")
     if getattr(config, "output_router_logits", False):
         raise ValueError(f"{name} adds a loss of its routers (output_router_logits), which is no sum over rows; set it to False")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, WINDOWED, llama, padded, qwen3, sequences, transformers
+from helpers.language_models import PATTERN, SIZES, WINDOWED, llama, padded, qwen3, sequences, transformers
 from helpers.project import ROOT
 from torch import Tensor
 from torch.testing import assert_close
@@ -19,7 +19,7 @@ from dilkit.comm import Comm, PlanMismatch, run_threads, sum_over_ranks
 from dilkit.comm import over_ranks as calls
 
 package = transformers()
-from dilkit.integrations.transformers import ContextParallel, context_parallel, convert, register  # noqa: E402
+from dilkit.integrations.transformers import ContextParallel, context_parallel, convert, dilated_cache, register  # noqa: E402
 from dilkit.integrations.transformers.context.batch import whole_batch  # noqa: E402
 
 IGNORED = -100
@@ -47,6 +47,12 @@ BATCHES = {
         cu_seq_lens_k=CU_SEQLENS,
     ),
 }
+
+
+def llama_of(pattern: Pattern) -> Any:
+    model = llama()
+    convert(model, pattern, "dilkit_context")
+    return model
 
 
 def of_one_rank(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, float, dict[str, Tensor]]:
@@ -88,10 +94,54 @@ def test_every_model_computes_what_one_rank_computes(name: str, batch: str) -> N
             assert_close(summed[key], expected, atol=2e-5, rtol=2e-4, msg=key.__add__)
 
 
-def test_positions_that_begin_anew_are_packed_sequences() -> None:
-    packed = {name: x for name, x in BATCHES["packed"].items() if not name.startswith("cu_seq_lens")}
-    (by_positions, *_), (given, *_) = (over_ranks(2, llama(), batch, pattern=PATTERN) for batch in (packed, BATCHES["packed"]))
-    assert_close(by_positions[:2], given[:2])
+@pytest.mark.parametrize("lengths", [(9, 33, 4), (23, 23)], ids=["within a rank", "where a rank begins"])
+def test_positions_that_begin_anew_are_packed_sequences_where_one_process_packs_them(lengths: tuple[int, ...]) -> None:
+    """Whose own mask shows it: that of a gpt-oss has no positions, and none is cut beside a cache."""
+    batch = labelled(input_ids=BATCHES["packed"]["input_ids"], position_ids=torch.cat([torch.arange(n) for n in lengths])[None])
+    logits, loss, _ = of_one_rank(llama_of(PATTERN), batch)
+    for theirs, total, _ in over_ranks(2, llama_of(PATTERN), batch):
+        assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
+        assert total == pytest.approx(loss, rel=1e-5)
+    text = "begin anew or jump within a row, but transformers' mask takes the row for one sequence"
+    refused(lambda model, ranks: model(**ranks.shard(batch), use_cache=False), text, make=WINDOWED["gpt_oss"])
+    refused(lambda model, ranks: model(**ranks.shard(batch)), text)
+
+
+def test_positions_that_do_not_begin_at_0_are_said_and_those_of_one_process() -> None:
+    batch = dict(input_ids=torch.stack(sequences((30, 30))), position_ids=torch.arange(5, 35)[None])
+    model = llama_of(PATTERN)
+    with pytest.warns(UserWarning, match="position_ids begin at 5"):
+        logits = model(**batch).logits.detach()
+
+    def on_rank(comm: Comm) -> Tensor:
+        mine = copy.deepcopy(model)
+        ranks = context_parallel(mine, comm)
+        return ranks.unshard(mine(**ranks.shard(batch)).logits)
+
+    with pytest.warns(UserWarning, match="position_ids begin at 5"):
+        found = run_threads(2, on_rank)
+    assert_close(found[0], logits, atol=2e-5, rtol=2e-5)
+
+
+COUNTING = dict(
+    OPT=dict(ffn_dim=48, word_embed_proj_dim=32),  # counts attention_mask
+    Roberta=dict(is_decoder=True),  # counts what is no padding, from pad_token_id + 1 on
+)
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_positions_that_a_model_counts_are_those_of_the_whole_batch(name: str) -> None:
+    torch.manual_seed(1)
+    model = getattr(package, f"{name}ForCausalLM")(getattr(package, f"{name}Config")(**SIZES | COUNTING[name])).eval()
+    batch = padded(sequences((5, 30, 12)), "left")
+    del batch["position_ids"]
+    batch = labelled(**batch)
+    tokens = batch["attention_mask"].bool()
+    batch["labels"][~tokens.roll(1, 1)] = IGNORED  # one process predicts the first token from padding
+    logits, loss, _ = of_one_rank(copy.deepcopy(model), batch)
+    for theirs, total, _ in over_ranks(2, model, batch):
+        assert_close(theirs[0], logits[tokens], atol=2e-5, rtol=2e-5)
+        assert total == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
@@ -177,6 +227,18 @@ WRONG: dict[str, tuple[Any, str]] = {
         dict(input_ids=torch.ones(1, 46), position_ids=POSITIONS, attention_mask=torch.ones(1, 46)),
         r"position_ids begin anew .* with an attention_mask .* takes the row for one sequence; leave attention_mask out",
     ),
+    "another packing of keys": (
+        dict(input_ids=torch.ones(1, 46), cu_seq_lens_q=CU_SEQLENS, cu_seq_lens_k=CU_SEQLENS[1:]),
+        "cu_seq_lens_q, .* and cu_seq_lens_k, .* differ",
+    ),
+    "a packing and padding": (
+        dict(input_ids=torch.ones(1, 46), cu_seq_lens_q=CU_SEQLENS, attention_mask=torch.arange(46)[None] > 3),
+        "cu_seq_lens_q and an attention_mask with padding",
+    ),
+    "a mask of pairs": (
+        dict(input_ids=torch.ones(1, 8), attention_mask=torch.ones(1, 8, 8)),
+        r"attention_mask has shape \(1, 8, 8\)",
+    ),
     "too few tokens": (dict(input_ids=torch.ones(1, 1)), "seq=1 tokens cannot be shared out over world_size=2"),
 }
 
@@ -200,16 +262,16 @@ def test_ranks_that_hold_other_batches_are_told() -> None:
     run_threads(2, on_rank)
 
 
-def refused(call: Callable[[Any, Any], object], text: str, size: int = 2) -> None:
+def refused(call: Callable[[Any, Any], object], text: str, make: Callable[[], Any] = llama) -> None:
     """`call(model, ranks)` raises on all ranks, and none waits for another."""
-    models = [llama() for _ in range(size)]
+    models = [make() for _ in range(2)]
 
     def on_rank(comm: Comm) -> None:
         model = models[comm.rank]
         with pytest.raises((ValueError, PlanMismatch), match=text):
             call(model, context_parallel(model, comm, pattern=PATTERN))
 
-    run_threads(size, on_rank)
+    run_threads(2, on_rank)
 
 
 def test_a_batch_that_was_not_cut_is_refused() -> None:
@@ -232,6 +294,13 @@ def test_generation_is_refused() -> None:
     refused(generate, "generate with a model that context_parallel was not called on")
 
 
+def test_a_cache_that_leaves_tokens_out_is_refused() -> None:
+    def call(model: Any, ranks: ContextParallel) -> None:
+        model(**ranks.shard(BATCHES["two sequences"]), past_key_values=dilated_cache())
+
+    refused(call, r"LlamaAttention under context_parallel with a dilated_cache\(\)")
+
+
 def test_dropout_of_packed_sequences_is_refused() -> None:
     def train(model: Any, ranks: ContextParallel) -> None:
         for layer in model.model.layers:
@@ -252,20 +321,37 @@ def test_ranks_with_other_patterns_are_told() -> None:
     run_threads(2, on_rank)
 
 
-def test_models_in_which_more_than_attention_mixes_rows_are_refused() -> None:
-    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=64, pad_token_id=0)
-    small = package.LlamaConfig(**sizes, num_labels=2)
-    with pytest.raises(ValueError, match=r"LlamaForSequenceClassification pools rows.*ForSequenceClassification"):
-        context_parallel(package.LlamaForSequenceClassification(small), run_alone())
-    config = package.Lfm2Config(**sizes, layer_types=["conv", "full_attention"])
-    with pytest.raises(ValueError, match="Lfm2ForCausalLM has layers of conv, which mix rows"):
-        context_parallel(package.Lfm2ForCausalLM(config), run_alone())
-    model = llama()
-    model.config.output_router_logits = True
-    with pytest.raises(ValueError, match="adds a loss of its routers"):
+NOT_BY_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "LlamaForSequenceClassification": (dict(num_labels=2), r"it pools rows.*ForSequenceClassification"),
+    "BertModel": ({}, "it pools rows.*add_pooling_layer=False"),
+    "WhisperForCausalLM": (dict(decoder_attention_heads=4, decoder_layers=1), "it pools rows, or weights its loss by itself"),
+    "Lfm2ForCausalLM": (dict(layer_types=["conv", "full_attention"]), "it has layers of conv, which mix rows"),
+    "GptOssForCausalLM": (dict(output_router_logits=True, num_local_experts=2), "it adds a loss of its routers"),
+    "BartModel": (dict(is_encoder_decoder=False, encoder_layers=1), "it takes no position_ids"),
+    "LlamaForCausalLM": (dict(token_dropout=True), "it scales its embeddings by the mask tokens"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BY_ROWS)
+def test_models_in_which_more_than_attention_looks_at_several_rows_are_refused(name: str) -> None:
+    (options, text), kind = NOT_BY_ROWS[name], getattr(package, name)
+    model = kind(kind.config_class(**SIZES | options))
+    with pytest.raises(ValueError, match=text.replace("it", name, 1)):
         context_parallel(model, run_alone())
+
+
+def test_without_a_mesh() -> None:
     with pytest.raises(TypeError, match="mesh=None; a DeviceMesh of one dimension"):
         context_parallel(llama(), None)
+
+
+def test_sequences_whose_length_chooses_rotary_frequencies_are_refused() -> None:
+    """A rank with the first rows would choose those of short ones."""
+    model = llama(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0), max_position_embeddings=20)
+    ranks, tokens = context_parallel(model, run_alone(), pattern=PATTERN), torch.ones(1, 21, dtype=torch.long)
+    ranks.shard(dict(input_ids=tokens[:, 1:]))
+    with pytest.raises(ValueError, match="the batch has 21 positions, and beyond 20"):
+        ranks.shard(dict(input_ids=tokens))
 
 
 def test_full_attention_is_balanced_and_windows_send_least(monkeypatch: pytest.MonkeyPatch) -> None:
