@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.simulation.pair_rows import Table
+from dilkit.comm.plan.sharded_segments import IntArray
+from dilkit.comm.simulation.pair_rows import Messages, Table
 from dilkit.comm.simulation.topology import Topology
 
 Times = NDArray[np.float64]
@@ -53,6 +54,38 @@ def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
         up, busy["uplinks"] = _through_uplinks(start, between, pods, topology.uplink)
         received = np.maximum(received, up)
     return Delivery(received, sent, busy)
+
+
+def handed_over(start: Times, messages: Messages, topology: Topology) -> Delivery:
+    """What becomes of few messages, as `delivered` has it of a table of all pairs of ranks; no start is rounded."""
+    source, target, volume = (x[messages.volume > 0] for x in messages)
+    hosts, pods = topology.hosts(len(start)), topology.pods(len(start))
+    near, far = hosts[source] == hosts[target], pods[source] != pods[target]
+    received, sent, busy = start.copy(), start.copy(), dict[str, float]()
+    for kind, chosen, ends, rate in (
+        ("within hosts", near, (source, target), topology.within_host),
+        ("ports", ~near, (source, target), topology.bandwidth),
+        ("uplinks", far, (pods[source], pods[target]), topology.uplink),
+    ):
+        if not chosen.any():
+            continue
+        busy[kind] = max(float(np.bincount(link[chosen], volume[chosen]).max()) for link in ends) / rate
+        out, into = (_passed_by_link(link[chosen], start[source[chosen]], volume[chosen], rate) for link in ends)
+        np.maximum.at(received, target[chosen], np.maximum(out, into))
+        np.maximum.at(sent, source[chosen], out)
+    return Delivery(received, sent, busy)
+
+
+def _passed_by_link(link: IntArray, start: Times, volume: Times, rate: float) -> Times:
+    """For each message when its link has carried all that it carries."""
+    order = np.lexsort((-start, link))
+    link, after = link[order], np.cumsum(volume[order])
+    first = np.flatnonzero(np.concatenate(([True], link[1:] != link[:-1])))
+    messages = np.concatenate((first[1:], [len(link)])) - first
+    before = np.repeat(after[first] - volume[order[first]], messages)
+    passed = np.empty(len(link))
+    passed[order] = np.repeat(np.maximum.reduceat(start[order] + (after - before) / rate, first), messages)
+    return passed
 
 
 def _rounded(start: Times) -> Times:

@@ -1,4 +1,4 @@
-"""From which rank to which rank rows travel: `PairRows`, those of all branches that are not computed round a ring.
+"""From which rank to which rank rows travel: `RingRows` round a ring, hop by hop, and `PairRows` of all other branches.
 
 A segment of g ranks, `rows[i, h]` of them kept by rank i for head h; `computes[h, j]`: rank j computes head h of its own group
 
@@ -9,6 +9,7 @@ A segment of g ranks, `rows[i, h]` of them kept by rank i for head h; `computes[
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
 from dilkit.comm.plan.row_counts import RowCounts
-from dilkit.comm.plan.sharded_segments import ShardedSegment
+from dilkit.comm.plan.sharded_segments import IntArray, ShardedSegment
 from dilkit.comm.plan.traffic import Rows
 
 Table = NDArray[np.float64]
@@ -48,6 +49,59 @@ class PairRows:
             there = self.queries * rows.query_bytes + self.keys * rows.key_value_bytes
             back = self.queries.T * (row + lse)
         return there * rows.batch, back * rows.batch
+
+
+class Messages(NamedTuple):
+    """`(messages,)`: the rank that sends each, the rank that it is for, and its bytes."""
+
+    source: IntArray
+    target: IntArray
+    volume: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RingRows:
+    """Rows of keys that go round the segments of a branch, a line for each rank of each segment.
+
+    `rank`, `place`, `first`, `size`: the rank, its place in the segment, the segment's first line, and its number of lines.
+    """
+
+    rank: IntArray
+    place: IntArray
+    first: IntArray
+    size: IntArray
+    rows: IntArray
+    is_causal: bool
+
+    @classmethod
+    def of_branch(cls, plan: ExchangePlan, branch: int) -> RingRows:
+        """Those of a branch with a ring schedule."""
+        segments = plan.sharded_segments[branch]
+        sizes = np.array([len(one.ranks) for one in segments])
+        size, first = np.repeat(sizes, sizes), np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rank, rows = (np.concatenate(x) for x in zip(*((one.ranks, np.diff(one.kept.sum(1))) for one in segments), strict=True))
+        return cls(rank, np.arange(len(rank)) - first, first, size, rows, segments[0].is_causal)
+
+    @property
+    def hops(self) -> int:
+        """How often blocks are sent on, in the segment that most ranks hold."""
+        return int(self.size.max()) - 1
+
+    def legs(self, hop: int, backward: bool, rows: Rows) -> list[Messages]:
+        """Bytes that ranks send each other at a hop: blocks to the next rank and, backward, gradients to the rank of a block."""
+        legs = []
+        if hop < self.hops:
+            sends = (self.place >= hop) & (self.place + 1 < self.size) if self.is_causal else hop + 1 < self.size
+            legs.append(self._messages(sends, 1, hop, rows.key_value_bytes * rows.batch))
+        if backward and hop:
+            sends = self.place >= hop if self.is_causal else hop < self.size
+            legs.append(self._messages(sends, -hop, hop, rows.dkey_value_bytes * rows.batch))
+        return legs
+
+    def _messages(self, sends: NDArray[np.bool_], distance: int, hop: int, row: int) -> Messages:
+        """The block of the rank `hop` before, or its gradients, `row` bytes a row, to the rank `distance` after."""
+        target, owner = (self.first + (self.place + by) % self.size for by in (distance, -hop))
+        return Messages(self.rank[sends], self.rank[target[sends]], row * self.rows[owner[sends]].astype(float))
 
 
 def pair_rows(plan: ExchangePlan) -> PairRows:

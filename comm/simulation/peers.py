@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dilkit.comm.plan.forecast import Forecast
-from dilkit.comm.simulation.delivery import delivered
-from dilkit.comm.simulation.pair_rows import Table
+from dilkit.comm.simulation.delivery import delivered, handed_over
+from dilkit.comm.simulation.pair_rows import Messages, Table
 from dilkit.comm.simulation.topology import Topology
 
 
@@ -37,7 +37,11 @@ def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
     queries = 2 * shard * plan.heads * rows.row_bytes  # and results
     work = float(forecast.flops["total"].sum()) / plan.world_size / speed.flops
     computed, everyone = (1 + speed.backward) * work, np.ones((plan.world_size,) * 2) - np.eye(plan.world_size)
-    hops = (block * others / topology.bandwidth, (block + gradients) * others / topology.bandwidth)
+    ranks, each = np.arange(plan.world_size), np.ones(plan.world_size)
+    hops = [
+        others * float(handed_over(0 * each, Messages(ranks, np.roll(ranks, -1), size * each), topology).received.max())
+        for size in (block, block + gradients)
+    ]
     around = max(work, hops[0]) + max(speed.backward * work, hops[1]) + 2 * others * speed.latency
     gathered = computed + sum(_seconds(everyone * size, topology) for size in (block, gradients)) + 2 * speed.latency
     found = {

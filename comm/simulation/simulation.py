@@ -16,9 +16,8 @@ import numpy as np
 from dilkit.checks import real
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import Forecast
-from dilkit.comm.plan.traffic import Traffic
-from dilkit.comm.simulation.delivery import Times, delivered
-from dilkit.comm.simulation.pair_rows import PairRows, pair_rows
+from dilkit.comm.simulation.delivery import Times, delivered, handed_over
+from dilkit.comm.simulation.pair_rows import Messages, PairRows, RingRows, pair_rows
 from dilkit.comm.simulation.topology import Topology
 
 
@@ -131,24 +130,23 @@ class _Run:
         self.now = np.maximum(self.now, returned)
 
     def _rings(self, phase: str) -> None:
-        """Hop by hop: a block is sent on while the one before is computed with."""
-        plan, forecast = self.forecast.plan, self.forecast
-        ring = [branch for branch, route in enumerate(plan.routes) if route.kind == "ring"]
-        for branch in ring:
-            hops = max(len(segment.ranks) for segment in plan.sharded_segments[branch]) - 1
-            traffic, work = plan.traffic(phase, forecast.rows, branch).ring, self._seconds("ring", phase) / len(ring)
-            for _ in range(hops):
-                self._hop(traffic, work / (hops + 1), hops)
-                self.now = self.now + (1 + (phase == "backward")) * forecast.speed.latency  # gradients by themselves
-            self._compute(work / (hops + 1))
+        """Hop by hop: a block is sent on while the one before is computed with; backward, its gradients return to its rank."""
+        plan, rows, backward = self.forecast.plan, self.forecast.rows, phase == "backward"
+        rings = [RingRows.of_branch(plan, branch) for branch, route in enumerate(plan.routes) if route.kind == "ring"]
+        for ring in rings:
+            work = self._seconds("ring", phase) / len(rings) / (ring.hops + 1)
+            for hop in range(ring.hops):
+                self._send(ring.legs(hop, backward, rows), work)
+            self._compute(work)
+            if backward:
+                self._send(ring.legs(ring.hops, backward, rows), 0 * work)
 
-    def _hop(self, traffic: Traffic, work: Times, hops: int) -> None:
-        """What a rank sends goes to the next one; a link carries it as long as the busier direction takes."""
-        taken = traffic.busier / hops / self.topology.bandwidth
-        arrived = np.where(traffic.received > 0, np.roll(self.now + taken, 1), self.now)
-        self._count({"ports": float(taken.max())})
+    def _send(self, legs: list[Messages], work: Times) -> None:
+        """Send over the links that the messages pass, and compute meanwhile."""
+        sent = handed_over(self.now, Messages(*map(np.concatenate, zip(*legs, strict=True))), self.topology)
+        self._count(sent.busy)
         self._compute(work)
-        self.now = np.maximum(self.now, arrived)
+        self.now = np.maximum.reduce((self.now, sent.received, sent.sent)) + len(legs) * self.forecast.speed.latency
 
     def _work(self, name: str, phase: str) -> None:
         self._compute(self._seconds(name, phase))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 
 from dilkit import Pattern
 from dilkit.comm import Rows, exchange_plan, shard_cuts
-from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.simulation import pair_rows as pairs
-from dilkit.comm.simulation.delivery import delivered
+from dilkit.comm.simulation.delivery import Delivery, Times, delivered, handed_over
 from dilkit.comm.simulation.peers import peers
 from dilkit.comm.simulation.simulation import Stragglers, simulate
 from dilkit.comm.simulation.topology import Topology
@@ -32,7 +33,7 @@ FAST = Speed(1e12, 1e9)
     world_size=st.integers(1, 5),
     seed=st.integers(0, 3),
     is_causal=st.booleans(),
-    schedule=st.sampled_from(["auto", "gather"]),
+    schedule=st.sampled_from(["auto", "gather", "ring"]),
     gradients=st.sampled_from(["qkv", "k"]),
 )
 def test_bytes_from_rank_to_rank_are_those_of_the_plan(
@@ -54,9 +55,35 @@ def test_bytes_from_rank_to_rank_are_those_of_the_plan(
         assert there.sum(1) == pytest.approx(traffic.there.sent)
         for volume, leg in ((there, traffic.there), (back, traffic.back)) if most else ():
             assert (volume.sum(1).tolist(), volume.sum(0).tolist()) == (leg.sent.tolist(), leg.received.tolist())
+        round_rings = sum((_table(leg, world_size) for leg in _ring_legs(plan, phase, rows)), np.zeros((world_size, world_size)))
+        assert (round_rings.sum(1).tolist(), round_rings.sum(0).tolist()) == (
+            traffic.ring.sent.tolist(),
+            traffic.ring.received.tolist(),
+        )
 
 
-def test_a_port_that_several_send_to_is_shared_and_waits_for_the_last() -> None:
+def _ring_legs(plan: ExchangePlan, phase: str, rows: Rows) -> Iterator[pairs.Messages]:
+    """What travels round the rings of a plan, hop by hop."""
+    for branch, route in enumerate(plan.routes):
+        if route.kind == "ring":
+            ring = pairs.RingRows.of_branch(plan, branch)
+            for hop in range(ring.hops + 1):
+                yield from ring.legs(hop, phase == "backward", rows)
+
+
+def _table(messages: pairs.Messages, world_size: int) -> pairs.Table:
+    table = np.zeros((world_size, world_size))
+    np.add.at(table, (messages.source, messages.target), messages.volume)
+    return table
+
+
+def _one_by_one(start: Times, volume: pairs.Table, topology: Topology) -> Delivery:
+    source, target = np.nonzero(volume)
+    return handed_over(start, pairs.Messages(source, target, volume[source, target]), topology)
+
+
+@pytest.mark.parametrize("delivered", [delivered, _one_by_one])
+def test_a_port_that_several_send_to_is_shared_and_waits_for_the_last(delivered: Callable[..., Delivery]) -> None:
     volume = np.zeros((4, 4))
     volume[0, 3], volume[1, 3] = 30.0, 10.0
     found = delivered(np.array([0.0, 1.0, 0.0, 0.0]), volume, Topology(10.0))
@@ -66,7 +93,8 @@ def test_a_port_that_several_send_to_is_shared_and_waits_for_the_last() -> None:
     assert found.busy == {"ports": 4.0}
 
 
-def test_hosts_and_uplinks_are_links_of_their_own() -> None:
+@pytest.mark.parametrize("delivered", [delivered, _one_by_one])
+def test_hosts_and_uplinks_are_links_of_their_own(delivered: Callable[..., Delivery]) -> None:
     topology = Topology(10.0, ranks_per_host=2, hosts_per_pod=1, oversubscription=4.0, inside=100.0)
     volume = np.zeros((4, 4))
     volume[0, 1], volume[0, 2], volume[1, 3] = 100.0, 10.0, 10.0
@@ -96,6 +124,21 @@ def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule: str) -
         assert max(found.busy.values()) <= found.seconds * 1.001
         late = simulate(Forecast(plan, ROWS, replace(speed, latency=1e3)))
         assert late.seconds == pytest.approx(1e3 * sum(forecast.exchanges.values()), rel=0.01)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rings_go_over_the_links_of_hosts_and_pods(is_causal: bool) -> None:
+    """One fast host, a flat network, two pods whose uplink carries a half of a port: that of dilkit, and of all keys."""
+    plan = exchange_plan(Pattern([256], [1]), even_cuts(256, 8), 4, schedule="ring", is_causal=is_causal)
+    forecast, port = Forecast(plan, ROWS, Speed(1e6, 1e15)), 1e6
+    fast, slow = Topology(port, 8, inside=4 * port), Topology(port, 4, hosts_per_pod=1, oversubscription=8.0, inside=4 * port)
+    networks = fast, Topology(port), Topology(port, 4, hosts_per_pod=1, inside=port), slow
+    times = [(simulate(forecast, network).seconds, peers(forecast, network)["full ring"].seconds) for network in networks]
+    for one_host, flat, uplink, slow_uplink in zip(*times, strict=True):
+        assert one_host == pytest.approx(flat / 4, rel=0.01)
+        assert one_host < uplink <= 1.001 * flat, "the uplink of four ports carries what one rank of each pod sends"
+        assert slow_uplink > 1.4 * flat
+    assert simulate(forecast, slow).bottleneck == "uplinks"
 
 
 def test_rows_that_are_not_kept_travel_before_local_work() -> None:
