@@ -133,13 +133,14 @@ BLOCKS = {
     "longer than a shard": BlockSparse([[True, False], [True, True]], 40),
     "each one token": BlockSparse(RANDOM((61, 61)) < 0.1, 1),
     "none": BlockSparse(np.zeros((8, 8), bool), 8),
+    "by heads, of a part of them": BlockSparse(RANDOM((10, 13, 13)) < 0.3, 5),
 }
 
 
 @pytest.mark.parametrize(("blocks", "is_causal"), with_and_without_causality(BLOCKS))
 def test_blocks(blocks: str, is_causal: bool) -> None:
     """Shards that begin within blocks, and such that begin with them; heads of their own, and one rank with the whole."""
-    pattern = Pattern.of(BLOCKS[blocks])
+    pattern = Pattern.of(BLOCKS[blocks], head_shard=(2, 5) if "a part" in blocks else None)
     case = replace(CASE, pattern=pattern, is_causal=is_causal, mask="random", variant=blocks)
     for cuts in ((0, 61), uneven_cuts(61, 4, seed=1), shard_cuts(61, 3, pattern)):
         found = of_case(case, cuts)

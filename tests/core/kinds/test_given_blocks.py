@@ -55,6 +55,13 @@ def test_values_and_text() -> None:
         Pattern.of(BlockSparse(None, 8), BlockSparse(None, 16))
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_layout_by_head_is_of_the_heads_at_hand(backend: str) -> None:
+    layout = torch.rand(1, HEADS, BLOCKS, BLOCKS, generator=torch.Generator().manual_seed(2)) < 0.5
+    part = Pattern.of(BlockSparse(None, 8), head_shard=(1, 4))
+    assert torch.equal(attend(layout, part, backend=backend), attend(layout, backend=backend))
+
+
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "missing": (lambda: attend(None), ValueError, "block_layout is missing"),
     "not asked for": (lambda: attend(ALL, Pattern.dense()), ValueError, r"no branch for it.*BlockSparse\(None"),

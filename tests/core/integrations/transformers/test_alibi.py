@@ -27,8 +27,9 @@ def registered() -> None:
 
 
 def bloom(name: str) -> Any:
+    """Its weights are dropped in training alone."""
     torch.manual_seed(1)
-    sizes = dict(hidden_size=8 * HEADS, n_head=HEADS, n_layer=2, vocab_size=64, hidden_dropout=0.0, attention_dropout=0.0)
+    sizes = dict(hidden_size=8 * HEADS, n_head=HEADS, n_layer=2, vocab_size=64, hidden_dropout=0.0, attention_dropout=0.5)
     ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
     return package.BloomForCausalLM(package.BloomConfig(**sizes, **ends, attn_implementation=name)).eval()
 
@@ -38,7 +39,10 @@ def mpt(name: str) -> Any:
     sizes = dict(d_model=8 * HEADS, n_heads=HEADS, n_layers=2, expansion_ratio=2, max_seq_len=64, vocab_size=64)
     attention = dict(clip_qkv=0.5, softmax_scale=0.7)
     config = package.MptConfig(**sizes, attn_config=attention, initializer_range=0.3, attn_implementation=name)
-    return package.MptForCausalLM(config).eval()
+    model = package.MptForCausalLM(config).eval()
+    for block in model.transformer.blocks:
+        block.attn.attn_dropout_p = 0.5  # of which its configuration takes whole numbers alone
+    return model
 
 
 MODELS = dict(bloom=bloom, mpt=mpt)

@@ -123,6 +123,12 @@ def test_positions_that_do_not_begin_at_0_are_said_and_those_of_one_process() ->
     assert_close(found[0], logits, atol=2e-5, rtol=2e-5)
 
 
+def test_a_batch_without_labels_counts_none() -> None:
+    ranks, batch = ContextParallel(run_alone()), dict(input_ids=torch.ones(1, 8, dtype=torch.long))
+    assert ranks.shard(batch).keys() == {"input_ids", "position_ids"}
+    assert ranks.count(batch) == 0
+
+
 COUNTING = dict(
     OPT=dict(ffn_dim=48, word_embed_proj_dim=32),  # counts attention_mask
     Roberta=dict(is_decoder=True),  # counts what is no padding, from pad_token_id + 1 on
