@@ -37,6 +37,13 @@ PLANS = (
         "return 2 * rows.batch * rows.key_value_bytes * most",
         "tests/comm/test_plan_numbers.py::test_ring_buffers_are_four_blocks",
     ),
+    Mutant(
+        "layouts of a part of the heads are numbered from the first of the part",
+        "comm/plan/kinds/blocks.py",
+        "runs[:, 0] += in_model[self.forms[0].heads[0]]",
+        "runs[:, 0] += self.forms[0].heads[0]",
+        "tests/comm/test_kinds.py::test_blocks",
+    ),
 )
 
 PASSES = (

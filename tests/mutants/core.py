@@ -293,6 +293,20 @@ INTEGRATIONS = (
         f"{TRANSFORMERS}/test_packing.py",
     ),
     Mutant(
+        "positions that a model counts are those of rows",
+        "dilkit/integrations/transformers/context/positions.py",
+        "if self.by_mask and tokens is not None",
+        "if False",
+        f"{TRANSFORMERS}/test_context_parallel.py",
+    ),
+    Mutant(
+        "positions pack sequences over ranks in every model",
+        "dilkit/integrations/transformers/context/attention.py",
+        "if not told or not all(told)",
+        "if not told",
+        f"{TRANSFORMERS}/test_context_parallel.py",
+    ),
+    Mutant(
         "a cache that has left out what the pattern sees is taken",
         "dilkit/integrations/transformers/masks.py",
         "is_of_windows(pattern, before)",

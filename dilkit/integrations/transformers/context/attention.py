@@ -81,7 +81,8 @@ class LayerRanks:
             if facts["first"] >= 0 and (facts["first"], facts["last"]) != (expected, expected + facts["rows"] - 1):
                 raise ValueError(
                     f"rank {rank}{self.comm.along} has positions {facts['first']} to {facts['last']}, but its {facts['rows']} "
-                    f"rows follow {start} of the ranks before: {WAY_OUT}"
+                    f"rows follow {start} of the ranks before: {WAY_OUT}. A model that does not hand cu_seq_lens_q to its layers "
+                    "computes neither padding nor packed sequences over ranks"
                 )
         if ranks[0]["total"] not in (UNKNOWN, starts[-1]):
             raise ValueError(f"cu_seq_lens_q ends at {ranks[0]['total']}, but the ranks have {starts[-1]} rows: {WAY_OUT}")
@@ -106,7 +107,9 @@ def _any_within(begins: list[int], start: int, rows: int) -> bool:
 def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:
     """Raise ValueError for rows that are no part of whole sequences."""
     if mask is not None and mask.tokens is not None:
-        raise ValueError(f"attention_mask has padding, which is left out before a sequence is cut: {WAY_OUT}")
+        raise ValueError(
+            f"attention_mask has padding, or may have under torch.compile; it is left out before a sequence is cut: {WAY_OUT}"
+        )
     if key.shape[1] != query.shape[1]:
         raise ValueError(
             f"{query.shape[1]} rows and {key.shape[1]} keys, as with a cache: over ranks a model is trained, or run on whole "

@@ -286,8 +286,10 @@ def test_a_batch_that_was_not_cut_is_refused() -> None:
     )
 
 
-def test_padding_that_was_not_left_out_is_refused() -> None:
-    refused(lambda model, ranks: model(**BATCHES["padding"]), r"attention_mask has padding.*ContextParallel\.shard")
+def test_padding_that_was_not_left_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda now=compiling: now)
+        refused(lambda model, ranks: model(**BATCHES["padding"]), r"attention_mask has padding.*ContextParallel\.shard")
 
 
 def test_generation_is_refused() -> None:
