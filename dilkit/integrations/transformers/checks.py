@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from functools import cache
 from typing import Any
 
@@ -20,6 +22,11 @@ REFUSED = {
     "output_attentions": "there is no matrix of weights; take the attention 'eager', or dilkit.attention_rows",
 }
 """Arguments that ask for another attention, with the reason."""
+KNOWN = (
+    *("query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal", "s_aux", "sliding_window", "softcap"),
+    *("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic", *REFUSED),
+)
+"""Arguments of layers that are computed, refused, or say nothing of what is computed."""
 OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context"}, {"query", "key", "value"})
 """What `forward` of a layer takes if its keys may be of another sequence than its queries."""
 
@@ -41,6 +48,24 @@ def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
     for name, reason in REFUSED.items():
         if (asked := options.get(name)) is not None and asked is not False and not isinstance(asked, PositionBias):
             raise ValueError(f"{name}={_short(asked)} of {type(module).__name__}: {reason}")
+    for name in _unknown_arguments(type(module)):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{name}={_short(options[name])} of {type(module).__name__} is an argument that dilkit does not know; take the "
+                "attention 'eager'"
+            )
+
+
+@assume_constant_result
+@cache
+def _unknown_arguments(kind: Any) -> tuple[str, ...]:
+    """Arguments that a class of layers calls the attention function with, by its source, and that are not among KNOWN."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+    except (OSError, TypeError):
+        return ()
+    calls = (x for x in ast.walk(tree) if isinstance(x, ast.Call) and getattr(x.func, "id", None) == "attention_interface")
+    return tuple(word.arg for call in calls for word in call.keywords if word.arg is not None and word.arg not in KNOWN)
 
 
 def _short(value: object) -> str:

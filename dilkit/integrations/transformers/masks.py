@@ -27,6 +27,9 @@ COMPUTED = (
 """What transformers composes masks of, as far as attention computes it: packed sequences begin where positions say so, and what
 window a layer has says its pattern."""
 
+WITHOUT_EFFECT = ("allow_is_causal_skip", "allow_is_bidirectional_skip", "dtype", "local_size")
+"""Options that transformers asks for a mask with, and that do not change which keys are tokens."""
+
 
 def tokens_seen(
     given: Patterns | None,
@@ -52,7 +55,7 @@ def tokens_seen(
     if isinstance(attention_mask, TokenMask):
         return attention_mask
     _check_shape(attention_mask, kv_length)
-    _check(mask_function, use_vmap, config)
+    _check(mask_function, use_vmap, config, options)
     causal = _is_causal(mask_function, options)
     made = partial(TokenMask, causal, q_length, kv_length)
     if causal is False and q_length != kv_length:  # the keys are of another sequence
@@ -114,8 +117,13 @@ def _check_shape(attention_mask: Tensor | None, keys: int) -> None:
         )
 
 
-def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any) -> None:
+def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any, options: dict[str, Any]) -> None:
     """Raise ValueError for what is neither causal nor bidirectional attention over padded or packed sequences."""
+    if unknown := sorted(name for name, x in options.items() if name not in WITHOUT_EFFECT and x is not None):
+        raise ValueError(
+            f"transformers asks for a mask with {', '.join(unknown)}, which dilkit does not know; use another "
+            "attn_implementation, or an earlier version of transformers"
+        )
     if use_vmap:
         raise ValueError("a mask function of the model's own (or_mask_function, and_mask_function): dilkit has patterns instead")
     for name in _asked_for(mask_function, config):

@@ -20,6 +20,11 @@ from dilkit.integrations.transformers.biases.position_bias import PositionBias
 from dilkit.integrations.transformers.checks import REFUSED
 from dilkit.integrations.transformers.token_mask import TokenMask
 
+CACHES = ("cache", "layer_past", "past_key_values")
+"""The names of the KV cache: in transformers 5.24, in Bloom's layers, and in MPT's before 5.24."""
+WITHOUT_EFFECT = ("use_cache", "output_attentions")
+"""Other arguments of these layers. `_without_weights` refuses the second where it is True."""
+
 
 def watch_alibi(model: Any, is_ours: Callable[[object], bool]) -> bool:
     """Have the layers of a class of models ask for attention by name where `is_ours` says so of it; whether it has such layers.
@@ -75,19 +80,29 @@ def _attended(layer: Any, rows: tuple[Tensor, Tensor, Tensor], mask: Any, bias: 
     return out.flatten(2)
 
 
+def _with_cached(layer: Any, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return `key` and `value` after those of the KV cache among the `options` of `forward`.
+
+    Raises TypeError for an option that is unknown here, as a later version of transformers may hand on.
+    """
+    caches = [options.pop(name) for name in CACHES if name in options]
+    if unknown := sorted(name for name, x in options.items() if name not in WITHOUT_EFFECT and x is not None):
+        raise TypeError(
+            f"{type(layer).__name__}.forward got {', '.join(unknown)}, which dilkit does not know in its place; use "
+            "attn_implementation='eager', or an earlier version of transformers"
+        )
+    for cache in caches:
+        if cache is not None:
+            key, value = cache.update(key, value, layer.layer_idx)
+    return key, value
+
+
 def _bloom(
-    layer: Any,
-    hidden_states: Tensor,
-    residual: Tensor,
-    alibi: Tensor,
-    attention_mask: Any,
-    layer_past: Any = None,
-    **options: Any,
+    layer: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Any, cache: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
     """`BloomAttention.forward`."""
     query, key, value = layer._reshape(layer.query_key_value(hidden_states))
-    if layer_past is not None:
-        key, value = layer_past.update(key, value, layer.layer_idx)
+    key, value = _with_cached(layer, key, value, cache=cache, **options)
     out = _attended(
         layer,
         (query, key, value),
@@ -100,20 +115,14 @@ def _bloom(
 
 
 def _mpt(
-    layer: Any,
-    hidden_states: Tensor,
-    position_bias: Tensor,
-    past_key_values: Any = None,
-    attention_mask: Any = None,
-    **options: Any,
+    layer: Any, hidden_states: Tensor, position_bias: Tensor, cache: Any = None, attention_mask: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
     """`MptAttention.forward`."""
     rows = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         rows = rows.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
     query, key, value = rows.unflatten(2, (3, layer.n_heads, layer.head_dim)).permute(2, 0, 3, 1, 4)
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, layer.layer_idx)
+    key, value = _with_cached(layer, key, value, cache=cache, **options)
     out = _attended(
         layer,
         (query, key, value),

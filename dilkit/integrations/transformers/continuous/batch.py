@@ -59,14 +59,15 @@ class LayerBatch:
         """That of the options of a call. Raises TypeError where they are not as transformers' manager gives them."""
         try:
             allocator = options["cache"].layer_to_allocator[layer]
-            ends, place = options["cu_seq_lens_k"], allocator.index
-            ends_of_keys = ends if isinstance(ends, Tensor) else ends[allocator.layer_type]
+            ends, place, kind = options["cu_seq_lens_k"], allocator.index, allocator.layer_type  # no kind before 5.19
+            ends_of_keys = ends if isinstance(ends, Tensor) else ends[kind]
             tensors = options["cu_seq_lens_q"], ends_of_keys, options["read_index"][place], options["write_index"][place]
             return cls(layer, allocator, allocator._kv_token_views[layer], *tensors)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise TypeError(
                 f"cache={type(options['cache']).__name__}, and the arguments beside it, are not as transformers' continuous "
-                f"batching gives them to layer {layer} ({type(error).__name__}: {error}); call generate_batch"
+                f"batching gives them to layer {layer} ({type(error).__name__}: {error}); call "
+                "generate_batch of transformers 5.19 or later"
             ) from error
 
     def layout(self, heads: int) -> Layout:

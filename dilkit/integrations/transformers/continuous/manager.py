@@ -16,10 +16,12 @@ def watch_managers(is_ours: Callable[[object], bool]) -> None:
 
     It knows "eager", "sdpa" and flash attention by name. In place of others it takes flash attention, or refuses without it.
     """
-    manager: Any = importlib.import_module("transformers.generation.continuous_batching").ContinuousBatchingManager
+    package = importlib.import_module("transformers.generation.continuous_batching")
+    manager: Any = package.ContinuousBatchingManager
     switch = getattr(manager, SWITCH, None)
     if switch is None or getattr(switch, "watched_by", None) == __name__:
         return
+    _watch_pools(package.PagedAttentionCache, is_ours)
 
     @functools.wraps(switch)
     def watched(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -33,3 +35,20 @@ def watch_managers(is_ours: Callable[[object], bool]) -> None:
 
     watched.watched_by = __name__  # type: ignore[attr-defined]
     setattr(manager, SWITCH, watched)
+
+
+def _watch_pools(pool: Any, is_ours: Callable[[object], bool]) -> None:
+    """Have `pool.update` hand the pool itself on to our attention function, which reads and writes it.
+
+    From transformers 5.24 on, each layer calls `update` before its attention, and it copies all keys out of the pool.
+    """
+    update = pool.update
+
+    @functools.wraps(update)
+    def watched(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(self.config._attn_implementation):
+            return update(self, key_states, value_states, *args, **kwargs)
+        kwargs["kwargs"]["cache"] = self  # the options of the layer's call
+        return key_states, value_states
+
+    pool.update = watched

@@ -14,6 +14,7 @@ from dilkit import Pattern
 
 package = transformers()
 from dilkit.integrations.transformers import register  # noqa: E402
+from dilkit.integrations.transformers.token_mask import TokenMask  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 HEADS = 3
@@ -86,6 +87,26 @@ def test_a_pattern_and_its_last_rows_from_a_cache(make: Any) -> None:
         cache = model(tokens[:, :9], use_cache=True).past_key_values
         assert_close(model(tokens[:, 9:], past_key_values=cache).logits, whole[:, 9:], **CLOSE)
     assert not torch.allclose(whole, make("dilkit")(tokens).logits, **CLOSE)
+
+
+@each_model
+def test_arguments_of_other_versions_of_transformers(make: Any) -> None:
+    """A KV cache counts under any of its names; an unknown argument is refused."""
+    layer = next(x for x in make("dilkit").modules() if type(x).__name__.endswith("Attention"))
+    first, rows = (dict(residual=0, alibi=None) if make is bloom else dict(position_bias=None)), torch.randn(1, 12, 8 * HEADS)
+
+    def attended(start: int, stop: int, **options: Any) -> Tensor:
+        mask = TokenMask(True, stop - start, stop)
+        return layer(rows[:, start:stop], **first, attention_mask=mask, use_cache=True, **options)[0]
+
+    with torch.no_grad():
+        whole = attended(0, 12)
+        for name in ("cache", "layer_past", "past_key_values"):
+            cache = package.DynamicCache()
+            parts = [attended(start, start + 6, **{name: cache}) for start in (0, 6)]
+            assert_close(torch.cat(parts, dim=1), whole, **CLOSE)
+    with pytest.raises(TypeError, match=r"\w+Attention.forward got memory, which dilkit does not know"):
+        attended(0, 12, memory=rows)
 
 
 def test_padding_between_tokens_of_mpt_is_refused() -> None:

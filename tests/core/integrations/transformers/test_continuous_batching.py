@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,9 @@ from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 package = transformers()
 from dilkit.integrations.transformers import register  # noqa: E402
 
+PagedAttentionCache = package.generation.continuous_batching.PagedAttentionCache
+if "kwargs" not in inspect.signature(PagedAttentionCache.update).parameters:
+    pytest.skip("the pool of transformers before 5.19 is refused", allow_module_level=True)
 STEPS = 12
 MIXED = Pattern.of(DilatedSegment(16, 2), SlidingWindow(4), GlobalTokens([0, 11, 30]))
 ONCE = Pattern.of(SlidingWindow(5), GlobalTokens([0, 3, 4, 20], "read"), Strided(4), overlap="once")
@@ -89,33 +93,40 @@ def test_layers_that_would_not_see_the_pool() -> None:
         generated(package.BloomForCausalLM(bloom), sequences((5,)))
 
 
-class Pool:
-    """One sequence of 6 tokens in a pool, after which 2 come, and a new one of 3."""
-
-    index, layer_type = 0, "full_attention"
+class Allocator:
+    index, layer_type, written = 0, "full_attention", 0
 
     def __init__(self) -> None:
         rows = torch.zeros(2, 32, 2, 8)
         self._kv_token_views = dict.fromkeys((0, 1), (rows[0], rows[1]))
-        self.layer_to_allocator = dict.fromkeys((0, 1), self)
-        self.written = 0
 
     def update(self, key: Tensor, value: Tensor, *_: Any) -> None:
         self.written += 1
 
+
+class Pool(PagedAttentionCache):  # type: ignore[misc]
+    """One sequence of 6 tokens in a pool, after which 2 come, and a new one of 3."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.allocator = config, Allocator()
+        self.layer_to_allocator = dict.fromkeys((0, 1), self.allocator)
+
     def batch(self) -> dict[str, Any]:
         ends, keys = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 5], [0, 8, 11]))
         index = [torch.arange(11) + 4]
-        return dict(cache=self, cu_seq_lens_q=ends, cu_seq_lens_k={self.layer_type: keys}, read_index=index, write_index=index)
+        return dict(
+            cache=self, cu_seq_lens_q=ends, cu_seq_lens_k={Allocator.layer_type: keys}, read_index=index, write_index=index
+        )
 
 
 def test_malformed_batches_are_refused_and_nothing_is_written() -> None:
     register(PATTERN)
-    model, pool, tokens = llama(attn_implementation="dilkit"), Pool(), torch.full((1, 5), 7)
+    model, tokens = llama(attn_implementation="dilkit"), torch.full((1, 5), 7)
+    pool = Pool(model.config)
 
     def refused(kind: type[Exception], words: str, rows: Tensor = tokens, **changed: Any) -> None:
         with pytest.raises(kind, match=words), torch.no_grad():
-            model(rows, use_cache=False, **(pool.batch() | changed))
+            model(rows, use_cache=False, position_ids=torch.arange(5)[None], **(pool.batch() | changed))
 
     ends = torch.tensor([0, 2, 4], dtype=torch.int32)
     refused(ValueError, r"cu_seq_lens_q=\[0, 2, 4\] of 5 rows; from 0 to 5", cu_seq_lens_q=ends)
@@ -124,23 +135,26 @@ def test_malformed_batches_are_refused_and_nothing_is_written() -> None:
     refused(ValueError, r"pages\[0\]=-4 must be at least 0", read_index=[torch.arange(11) - 4])
     refused(ValueError, r"keys of page 34, .*beyond the 512 elements", read_index=[torch.arange(11) + 29])
     refused(TypeError, "cache=Pool, and the arguments beside it, .*is not subscriptable", cu_seq_lens_k=None)
-    refused(TypeError, "cache=dict, and the arguments beside it", cache={})
+    empty = Pool(model.config)
+    empty.layer_to_allocator = {}
+    refused(TypeError, "cache=Pool, and the arguments beside it, .*KeyError", cache=empty)
     refused(ValueError, "has a batch of 2; the rows of all", tokens.expand(2, 5))
     refused(ValueError, "block_table of LlamaAttention, which is not read", block_table=torch.zeros(1))
     with pytest.raises(ValueError, match=r"decode under torch\.no_grad"):
-        model(tokens, use_cache=False, **pool.batch())
+        model(tokens, use_cache=False, position_ids=torch.arange(5)[None], **pool.batch())
     model.config.attention_dropout = 0.5
     for layer in model.train().model.layers:
         layer.self_attn.attention_dropout = 0.5
     refused(ValueError, "causal, without dropout, it has to be")
-    assert pool.written == 0
+    assert pool.allocator.written == 0
 
 
 def test_tables_are_made_anew_where_a_batch_has_been_written_to() -> None:
     register(PATTERN)
-    model, pool, tokens = llama(attn_implementation="dilkit"), Pool(), torch.full((1, 5), 7)
+    model, tokens = llama(attn_implementation="dilkit"), torch.full((1, 5), 7)
+    pool = Pool(model.config)
     batch = pool.batch()
-    for x in pool._kv_token_views[0]:
+    for x in pool.allocator._kv_token_views[0]:
         x.copy_(torch.randn_like(x))
 
     def logits() -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,6 +88,25 @@ def test_mask_functions_of_a_model() -> None:
     config, embeds = llama(attn_implementation="dilkit").config, torch.zeros(1, 12, 32)
     with pytest.raises(ValueError, match="mask function of the model's own"):
         create_causal_mask(config, embeds, None, None, or_mask_function=lambda b, h, q, k: q < k)
+
+
+def test_unknown_arguments() -> None:
+    """Such as those by which layers of MiniMax-M3 choose blocks of keys, and those of later versions of transformers."""
+    from dilkit.integrations.transformers.attention import attend
+    from dilkit.integrations.transformers.masks import tokens_seen
+
+    class Choosing(type(llama().model.layers[0].self_attn)):  # type: ignore[misc]
+        def forward(self, q: Any, chosen: Any, **options: Any) -> Any:
+            attention_interface = partial(attend, PATTERN, None)
+            return attention_interface(self, q, q, q, None, scaling=1.0, chosen=chosen, **options)[0]
+
+    config = llama(attn_implementation="dilkit").config
+    layer, q = Choosing(config, 0), torch.randn(1, 4, 12, 8)
+    layer(q, None, harmless=q)  # handed through from the call of the model
+    with pytest.raises(ValueError, match=r"chosen=a tensor \(1, 4, 12, 8\) of Choosing is an argument that dilkit does not know"):
+        layer(q, q)
+    with pytest.raises(ValueError, match="asks for a mask with blocks, which dilkit does not know"):
+        tokens_seen(PATTERN, 1, 12, 12, config=config, dtype=torch.bool, blocks=q)
 
 
 def test_packed_sequences_with_a_cache() -> None:
