@@ -75,7 +75,7 @@ def attend(
     if pattern is None:
         return nothing_seen(query, key, value).transpose(1, 2), None
     if stated_patterns(given, module.config) is None:
-        check_window(module, pattern, causal, options)
+        check_window(module, pattern, causal, mask, options)
     if width < query.shape[-1]:
         value = F.pad(value, (0, query.shape[-1] - width))  # zeros, to the width of the keys; they are cut off again
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))

@@ -155,7 +155,7 @@ def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, 
         raise ValueError(f"block_table of {kind}, which is not read; give ContinuousBatchingConfig(max_blocks_per_request=0)")
 
 
-def check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str, Any]) -> None:
+def check_window(module: Any, pattern: Pattern, causal: bool, mask: TokenMask | None, options: dict[str, Any]) -> None:
     """Raise ValueError where `own_pattern` of a layer is not what transformers computes of it."""
     windows = [branch.window for branch in pattern.branches if isinstance(branch, SlidingWindow)]
     window = windows[0] if windows else None
@@ -174,3 +174,5 @@ def check_window(module: Any, pattern: Pattern, causal: bool, options: dict[str,
             f"sliding_window={options['sliding_window']} of {type(module).__name__}, but by the configuration it is {window} in "
             f"layer {module.layer_idx}; give the pattern of each layer, register([...])"
         )
+    if window is not None and mask is not None and mask.tokens is not None and mask.tokens.shape[1] > window:
+        mask.check_gaps(type(module).__name__, f"its window of {window} (sliding_window) counts")

@@ -50,17 +50,26 @@ class TokenMask:
         packing = None if self.packing is None else self.packing.to(device, **options)
         return replace(self, tokens=tokens, packing=packing)
 
-    def gaps(self) -> Tensor:
-        """Whether padding lies between tokens of any sequence, bool `()`."""
+    def check_gaps(self, kind: str, what: str) -> None:
+        """Raise ValueError where padding lies between tokens, but `what` of a layer of class `kind` counts padding.
+
+        A step of one row is not waited for on a GPU: there torch ends the program later, as it does under `torch.compile`.
+        """
         if self.tokens is None:
-            return torch.tensor(False)
-        begins = self.tokens[:, 0].int() + (self.tokens.int().diff(dim=1) == 1).sum(1)
-        return (begins > 1).any()
+            return
+        reason = (
+            f"attention_mask of {kind} has padding between tokens, but {what} padding, and dilkit leaves it out; put padding "
+            "before or after the tokens"
+        )
+        if torch.compiler.is_compiling() or (self.rows == 1 and self.tokens.is_cuda):
+            torch._assert_async(~gaps(self.tokens), reason)
+        elif self._has_gaps:
+            raise ValueError(reason)
 
     @cached_property
-    def has_gaps(self) -> bool:
-        """The same, looked at once, not once in each layer: on a GPU it is waited for."""
-        return bool(self.gaps())
+    def _has_gaps(self) -> bool:
+        """Looked at once, not once in each layer: on a GPU it is waited for."""
+        return self.tokens is not None and bool(gaps(self.tokens))
 
     def contiguous(self) -> TokenMask:
         """Itself; `generate` asks for it."""
@@ -75,3 +84,9 @@ class TokenMask:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a TokenMask has no {name!r}: {COMPUTED_WITH}")
+
+
+def gaps(tokens: Tensor) -> Tensor:
+    """True if padding lies between the tokens of any sequence, bool `()`, of `tokens` `(batch, seen)`."""
+    begins = tokens[:, 0].int() + (tokens.int().diff(dim=1) == 1).sum(1)
+    return (begins > 1).any()

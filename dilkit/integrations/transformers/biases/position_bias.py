@@ -34,16 +34,6 @@ class PositionBias:
         if self.make is None:
             return None
         if mask is not None and self.counts_padding:
-            _check_gaps(mask, kind)
+            mask.check_gaps(kind, "distances of its position bias count")
         made = self.make()
         return made.with_weights(made.weights.to(device))
-
-
-def _check_gaps(mask: TokenMask, kind: str) -> None:
-    if torch.compiler.is_compiling():
-        torch._assert_async(~mask.gaps(), f"attention_mask of {kind} has padding between tokens, and a position bias")
-    elif mask.has_gaps:
-        raise ValueError(
-            f"attention_mask of {kind} has padding between tokens, but distances of its position bias count padding, and dilkit "
-            "leaves it out; put padding before or after the tokens"
-        )

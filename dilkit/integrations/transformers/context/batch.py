@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from dilkit.integrations.transformers.context.positions import OF_ROWS, Positions
 from dilkit.integrations.transformers.packing import of_positions
 from dilkit.integrations.transformers.sequences import packing_given
+from dilkit.integrations.transformers.token_mask import gaps
 
 IGNORED = -100
 """The label of a row that predicts nothing."""
@@ -49,8 +50,10 @@ class WholeBatch:
         return 0 if labels is None else int((labels != IGNORED).sum())
 
 
-def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS) -> WholeBatch:
+def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window: int | None = None) -> WholeBatch:
     """`batch` with labels shifted, the `positions` of the model written out, and without padding.
+
+    `window`: the model's own, which counts padding.
 
     Raises ValueError or TypeError for what cannot be cut.
     """
@@ -71,6 +74,11 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS) -> Who
     if batch.get("cu_seq_lens_q") is not None:
         return WholeBatch(_in_one_row(rows), packing_given(shape[0] * shape[1], padded, batch).cu_seqlens)
     if tokens is not None and padded:
+        if window is not None and shape[1] > window and bool(gaps(tokens)):
+            raise ValueError(
+                f"attention_mask has padding between tokens, but sliding_window={window} of the model counts padding, and dilkit "
+                "leaves it out; put padding before or after the tokens"
+            )
         return _without_padding(rows, tokens)
     packing = of_positions(rows["position_ids"], shape[0]) if given else None
     if packing is None:

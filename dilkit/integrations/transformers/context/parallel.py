@@ -18,7 +18,7 @@ from dilkit.integrations.transformers.context.attention import BY_POSITIONS, KEP
 from dilkit.integrations.transformers.context.batch import WholeBatch, whole_batch
 from dilkit.integrations.transformers.context.positions import OF_ROWS, Positions
 from dilkit.integrations.transformers.conversion import attention_layers, convert
-from dilkit.integrations.transformers.patterns import FULL, WINDOWED, has_windows, pattern_of
+from dilkit.integrations.transformers.patterns import FULL, WINDOWED, has_windows, pattern_of, stated_patterns
 from dilkit.integrations.transformers.registration import is_registered, patterns_registered
 from dilkit.pattern import Pattern
 
@@ -33,6 +33,7 @@ class ContextParallel:
     - `averages`: whether gradients are averaged over all of them after the backward pass, as FSDP2 and DDP do, or summed.
     - `pattern`: where sequences are best cut, if all layers have the same.
     - `positions`: those that the model gives tokens that come without.
+    - `window`: the model's own `sliding_window`, where layers compute it by themselves. Padding between tokens is refused then.
 
         >>> import torch
         >>> from dilkit.comm import run_threads
@@ -50,6 +51,7 @@ class ContextParallel:
     averages: bool = True
     pattern: Pattern | None = None
     positions: Positions = OF_ROWS
+    window: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -76,7 +78,7 @@ class ContextParallel:
         whole: list[WholeBatch] = []
 
         def own() -> dict[str, Any]:
-            whole.append(whole_batch(batch, self.positions))
+            whole.append(whole_batch(batch, self.positions, self.window))
             self.positions.check(whole[0].rows["position_ids"])
             return {name: _shown(x) for name, x in whole[0].rows.items()}
 
@@ -197,7 +199,9 @@ def context_parallel(
     first = {id(layer.config): layer for layer in reversed(layers.values())}  # of each part, as one for images is
     for layer in layers.values():
         setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
-    return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None, positions)
+    windows = {getattr(x.config, "sliding_window", None) for x in layers.values() if stated_patterns(given, x.config) is None}
+    common, window = patterns.pop() if len(patterns) == 1 else None, min(windows - {None}, default=None)
+    return ContextParallel(comm, others, averages, common, positions, window)
 
 
 def _check_model(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,9 +25,10 @@ from helpers.language_models import (
 from torch.testing import assert_close
 
 from dilkit import GlobalTokens, Pattern, SlidingWindow
+from dilkit.comm import run_threads
 
 package = transformers()
-from dilkit.integrations.transformers import convert, register  # noqa: E402
+from dilkit.integrations.transformers import context_parallel, convert, register  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 STEPS = 12
@@ -56,6 +58,27 @@ def test_a_padded_batch_gets_what_eager_attention_gives(name: str, side: str) ->
     with torch.no_grad():
         found, wanted = (result(model, **batch) for model in pair(name))
     assert_close(found[tokens], wanted[tokens], **CLOSE)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_padding_between_tokens_is_refused_where_a_window_would_count_it(name: str) -> None:
+    ours, eager = pair(name)
+    mask = torch.ones_like(TOKENS)
+    mask[:, 3:5] = 0
+    short = dict(input_ids=TOKENS[:, :WINDOW], attention_mask=mask[:, :WINDOW])
+    with torch.no_grad():
+        assert_close(*(result(model, **short)[:, [0, 1, 2, 5]] for model in (ours, eager)), **CLOSE)
+        with pytest.raises(ValueError, match=rf"padding between tokens, but its window of {WINDOW} \(sliding_window\) counts"):
+            result(ours, input_ids=TOKENS, attention_mask=mask)
+        (ranks,) = run_threads(1, partial(context_parallel, ours))
+        with pytest.raises(ValueError, match=f"padding between tokens, but sliding_window={WINDOW} of the model counts"):
+            ranks.shard(dict(input_ids=TOKENS, attention_mask=mask))
+        assert ranks.shard(short)["input_ids"].shape == (1, WINDOW - 2)
+        ours = pair(name)[0]
+        tokens = mask.bool()[0]
+        convert(ours, Pattern.mistral(WINDOW))  # counts tokens
+        found = result(ours, input_ids=TOKENS, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
+        assert_close(found[:, tokens], result(ours, input_ids=TOKENS[:, tokens]), **CLOSE)
 
 
 @most_models
