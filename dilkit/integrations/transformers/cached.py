@@ -58,5 +58,5 @@ def _starts(tokens: Tensor, lengths: Tensor) -> list[int] | None:
 def _tokens_first(key: Tensor, value: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Copies of keys and values with the tokens of each sequence in front."""
     order = (~tokens).to(torch.int8).argsort(dim=1, stable=True)
-    which = torch.arange(len(order), device=order.device)[:, None], order
+    which = torch.arange(order.shape[0], device=order.device)[:, None], order
     return key[which], value[which]

@@ -185,4 +185,4 @@ def _may_be_packed(mask_function: Callable[..., Any] | None) -> bool:
 def _sees(mask_function: Any, batch: int, rows: Tensor, keys: Tensor) -> Tensor:
     """Which of the `rows` `(n,)` see the key beside them in `keys` `(n,)`: bool `(batch, n)`."""
     seen: Tensor = mask_function(torch.arange(batch, device=rows.device)[:, None], 0, rows[None], keys[None])
-    return seen.expand(batch, len(rows))
+    return seen.expand(batch, rows.shape[0])  # len() would be a constant of torch.export

@@ -69,6 +69,7 @@ def of_neighbours(goes_on: Tensor) -> Packing | None:
         return None
     begins, (batch, before) = ~F.pad(goes_on, (1, 0)).flatten(), goes_on.shape
     total = batch * (before + 1)
-    places = torch.arange(total, device=begins.device)
-    starts = places.where(begins, total).sort().values if torch.compiler.is_compiling() else places[begins]
-    return Packing(F.pad(starts, (0, 1), value=total).int(), before + 1)
+    places = torch.arange(total + 1, device=begins.device)
+    rows, end = places[:-1], places[-1:]  # not the number: torch.compile would make one graph for each
+    starts = rows.where(begins, end).sort().values if torch.compiler.is_compiling() else rows[begins]
+    return Packing(torch.cat((starts, end)).int(), before + 1)

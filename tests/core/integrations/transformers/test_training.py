@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, alone, bert, llama, packed, padded, result, sequences, transformers
+from helpers.language_models import PATTERN, WINDOWED, alone, bert, llama, packed, padded, result, sequences, transformers
 from torch.testing import assert_close
 
 from dilkit import Pattern
@@ -103,6 +103,62 @@ def test_compiled_and_packed_with_the_pattern_of_the_configuration() -> None:
         assert_close(result(run, **packed(parts), use_cache=False)[0], torch.cat(alone(model, parts)), **CLOSE)
         model.config.dilkit = to_config(Pattern([8], [2]))  # another pattern is another graph
         assert_close(result(run, **packed(parts), use_cache=False)[0], torch.cat(alone(model, parts)), **CLOSE)
+
+
+def batch_of(kind: str, length: int) -> dict[str, torch.Tensor]:
+    """Two sequences: a batch of them, one row with both, or padded on the left."""
+    rows = torch.arange(length) % 40 + 3
+    if kind == "packed":
+        return dict(
+            input_ids=torch.cat((rows, rows[:9]))[None], position_ids=torch.cat((torch.arange(length), torch.arange(9)))[None]
+        )
+    batch = dict(input_ids=torch.stack((rows, rows + 5)))
+    return batch if kind == "whole" else batch | dict(attention_mask=torch.stack((rows > 7, rows > 0)).long())
+
+
+def windowed() -> Any:
+    register(None, "dilkit_own")
+    return WINDOWED["mistral"](attn_implementation="dilkit_own", num_hidden_layers=1, use_cache=False)
+
+
+def segments() -> Any:
+    return llama(attn_implementation="dilkit", num_hidden_layers=1, use_cache=False)
+
+
+each_batch = pytest.mark.parametrize(
+    ("make", "kind"),
+    [(segments, "packed"), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((segments, "whole"), (windowed, "padded")))],
+)
+
+
+@each_batch
+def test_one_graph_for_all_lengths(make: Any, kind: str) -> None:
+    model, graphs = make(), []
+
+    def count(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    with torch.no_grad():
+        for length in (21, 22, 30, 11):
+            batch = batch_of(kind, length)
+            tokens = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+            assert_close(result(run, **batch)[tokens], result(model, **batch)[tokens], **CLOSE)
+    assert len(graphs) == 1
+
+
+@each_batch
+def test_exported_for_all_lengths(make: Any, kind: str) -> None:
+    model, batch, most = make(), batch_of(kind, 24), torch.export.Dim("tokens", min=4, max=100)
+    with torch.no_grad():
+        exported = torch.export.export(
+            model, (), batch, dynamic_shapes={name: {1: most} for name in batch}, strict=False
+        ).module()
+        for length in (23, 37):
+            batch = batch_of(kind, length)
+            tokens = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+            assert_close(result(exported, **batch)[tokens], result(model, **batch)[tokens], **CLOSE)
 
 
 @pytest.mark.slow
