@@ -10,6 +10,9 @@ from dilkit.checks import boolean, integer
 from dilkit.op.arguments import check_inputs
 from dilkit.pattern import Pattern
 
+WHOLE = Pattern.dense()
+"""No part of the heads, which tensors are checked by. torch.compile can make no patterns."""
+
 
 @torch.no_grad()
 def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_causal: bool = False) -> Tensor:
@@ -37,7 +40,7 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
         >>> dilated_attention(q, k, v, pattern, block_layout=chosen, is_causal=True).shape
         torch.Size([1, 512, 4, 16])
     """
-    check_inputs(query, key, key, Pattern.dense())
+    check_inputs(query, key, key, WHOLE)
     boolean("is_causal", is_causal)
     size, most = integer("block_size", block_size, at_least=1), integer("k", k, at_least=1)
     of_queries, of_keys = _means(query, size), _means(key, size)
@@ -57,7 +60,7 @@ def _means(x: Tensor, size: int) -> Tensor:
     seq, wide = x.shape[1], x.to(torch.promote_types(x.dtype, torch.float32))
     blocks = -(-seq // size)
     filled = F.pad(wide, (0, 0, 0, 0, 0, blocks * size - seq))
-    sums = filled.view(len(x), blocks, size, *x.shape[2:]).sum(2)
+    sums = filled.view(x.shape[0], blocks, size, *x.shape[2:]).sum(2)
     rows: Tensor = (
         torch.arange(1, blocks + 1, device=x.device).mul(size).clamp(max=seq) - torch.arange(blocks, device=x.device) * size
     )

@@ -183,3 +183,11 @@ def test_top_k_blocks_takes_no_more_than_there_are() -> None:
             top_k_blocks(Q, K, **{**dict(block_size=8, k=1), **wrong})
     with pytest.raises(ValueError, match="key"):
         top_k_blocks(Q, K[:, :9], 8, 1)
+
+
+def test_top_k_blocks_compiled_in_one_graph() -> None:
+    def call(query: Tensor, key: Tensor) -> Tensor:
+        chosen = top_k_blocks(query, key, 8, 2, is_causal=True)
+        return dilated_attention(query, key, key, GIVEN, block_layout=chosen, is_causal=True)
+
+    torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="eager")(Q, K), call(Q, K))
