@@ -40,7 +40,8 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
     padding; a part of the model's heads, where the pattern differs by head and neither the weights nor `mesh` say which; and,
     when a model is made or loaded, one that does not look its attention up by name. For this, and to say so where a model with
     `config.dilkit` is loaded with other attention, `PreTrainedModel.get_correct_attn_implementation` is wrapped; so is
-    `ContinuousBatchingManager.switch_to_cb_friendly_attn`, so that `generate_batch` takes these models as they are.
+    `ContinuousBatchingManager.switch_to_cb_friendly_attn`, so that `generate_batch` takes these models as they are, and
+    `PagedAttentionCache.update`, so that they read its pool where it lies.
 
     Raises TypeError or ValueError for arguments that do not fit, and ImportError without transformers
     (`pip install dilkit[transformers]`).
