@@ -130,22 +130,18 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises ValueError where one is.
     """
-    handle = None
-    try:
-        import fcntl
+    with contextlib.ExitStack() as open_handles:
+        try:
+            import fcntl
 
-        handle = os.open(folder, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle or 0)
-        raise ValueError(f"{folder} is written to by another run; wait for its end, or choose another folder") from None
-    except (ImportError, OSError):  # of another system, or on a disk that locks none
-        pass
-    try:
+            handle = os.open(folder, os.O_RDONLY)
+            open_handles.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is written to by another run; wait for its end, or choose another folder") from None
+        except (ImportError, OSError):  # of another system, or on a disk that locks none
+            pass
         yield
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def write_privately(path: Path, content: bytes) -> None:

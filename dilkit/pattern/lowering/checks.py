@@ -65,7 +65,8 @@ def sees(branch: Branch, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
     import torch
 
     seen, (start, stop) = branch.sees(rows, keys, heads), branch.range_served(heads)
-    dtype, shape = getattr(seen, "dtype", type(seen).__name__), getattr(seen, "shape", ())
+    dtype: Any = getattr(seen, "dtype", type(seen).__name__)
+    shape: Any = getattr(seen, "shape", ())
     if dtype is not torch.bool or shape[1:] != (len(rows), len(keys)) or shape[0] not in (1, stop - start):
         raise PatternError(
             f"{type(branch).__name__}.sees returned {dtype} {tuple(shape)}; torch.bool (1, {len(rows)} rows, {len(keys)} keys) "

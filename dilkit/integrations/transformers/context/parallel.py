@@ -199,9 +199,9 @@ def context_parallel(
     first = {id(layer.config): layer for layer in reversed(layers.values())}  # of each part, as one for images is
     for layer in layers.values():
         setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
-    windows = {getattr(x.config, "sliding_window", None) for x in layers.values() if stated_patterns(given, x.config) is None}
-    common, window = patterns.pop() if len(patterns) == 1 else None, min(windows - {None}, default=None)
-    return ContextParallel(comm, others, averages, common, positions, window)
+    own = (getattr(x.config, "sliding_window", None) for x in layers.values() if stated_patterns(given, x.config) is None)
+    window = min((size for size in own if size is not None), default=None)
+    return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None, positions, window)
 
 
 def _check_model(model: Any) -> None:
