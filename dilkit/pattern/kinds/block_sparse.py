@@ -14,6 +14,7 @@ from dilkit.pattern.kinds.block_layout import BlockLayout
 from dilkit.pattern.kinds.branch import Branch
 from dilkit.pattern.lowering.forms import Form, GivenBlocks, Runs
 from dilkit.pattern.lowering.tables import RunTable, turned
+from dilkit.pattern.runs import UNBOUNDED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,14 +168,15 @@ class BlockSparse(Branch):
         return int(total) * (len(self.served(heads)) if self.layout.heads == 1 else 1)
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
+        block = min(self.block_size, UNBOUNDED)
         if self.layout is None:
-            yield GivenBlocks(heads=self.range_served(heads), block=self.block_size)
+            yield GivenBlocks(heads=self.range_served(heads), block=block)
             return
         ranges = [self.range_served(heads)] if self.layout.heads == 1 else [(head, head + 1) for head in self.served(heads)]
         for served, number in zip(ranges, self._layouts(heads), strict=True):
             blocks, runs = self.layout.blocks, self.layout.runs(range(number, number + 1), self.layout.blocks)[:, 1:]
             queries, keys = (RunTable.of_blocks(of_rows, blocks, self.block_size) for of_rows in (runs, turned(runs)))
-            yield Runs(heads=served, queries=queries, keys=keys, block=self.block_size)
+            yield Runs(heads=served, queries=queries, keys=keys, block=block)
 
     def _layouts(self, heads: Heads) -> range:
         """The numbers of the layouts of the heads that the branch serves."""
