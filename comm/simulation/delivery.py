@@ -57,7 +57,7 @@ def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
 
 
 def handed_over(start: Times, messages: Messages, topology: Topology) -> Delivery:
-    """What becomes of few messages, as `delivered` has it of a table of all pairs of ranks; no start is rounded."""
+    """Deliver few messages, as `delivered` does those of a table of all pairs of ranks; no start is rounded."""
     source, target, volume = (x[messages.volume > 0] for x in messages)
     hosts, pods = topology.hosts(len(start)), topology.pods(len(start))
     near, far = hosts[source] == hosts[target], pods[source] != pods[target]

@@ -75,7 +75,7 @@ class RingRows:
 
     @classmethod
     def of_branch(cls, plan: ExchangePlan, branch: int) -> RingRows:
-        """Those of a branch with a ring schedule."""
+        """Return the rows of a branch with a ring schedule."""
         segments = plan.sharded_segments[branch]
         sizes = np.array([len(one.ranks) for one in segments])
         size, first = np.repeat(sizes, sizes), np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -84,7 +84,7 @@ class RingRows:
 
     @property
     def hops(self) -> int:
-        """How often blocks are sent on, in the segment that most ranks hold."""
+        """Hops of a block, in the segment that most ranks hold."""
         return int(self.size.max()) - 1
 
     def legs(self, hop: int, backward: bool, rows: Rows) -> list[Messages]:

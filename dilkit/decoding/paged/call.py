@@ -47,7 +47,7 @@ class Piece:
 
 
 class Call(NamedTuple):
-    """What is the same for all rows of a call. `backend`, `problem`: of its steps; `asked`: the backends of its prompts."""
+    """Facts that all rows of a call share. `backend`, `problem`: of its steps; `asked`: the backends of its prompts."""
 
     backend: Backend
     problem: Problem

@@ -30,7 +30,7 @@ UNTRAINED = (
 TRAINED = (*SIZES, "segment_lengths", "dilation_rates", "tail", "global_pool")
 """Fields of `SlideEncoderConfig` that weights are trained with: another value gives other embeddings, without an error."""
 MOST_NAMES = 5
-"""As many names of weights as one error lists."""
+"""Names of weights that one error lists, at most."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def needed_tile_encoder(found: Checkpoint | None, given: str | None) -> str:
 
 
 def load_tensors(path: Path, mapped: bool = False) -> Any:
-    """What a file of `torch.save` holds, tensors and plain values only. Raises OSError, or ValueError for any other file.
+    """Read a file of `torch.save`, tensors and plain values only. Raises OSError, or ValueError for any other file.
 
     `mapped`: tensors are mapped into memory, where the file's format allows it.
     """

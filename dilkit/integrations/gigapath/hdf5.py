@@ -54,7 +54,7 @@ class _Reader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, path: Path, name: str | None) -> Any:
-        """What `list_datasets` returns, or the numbers of a dataset. Raises as they do."""
+        """Return what `list_datasets` returns, or the numbers of a dataset. Raises as they do."""
         if importlib.util.find_spec("h5py") is None:
             raise ImportError(_without_h5py(path, "No module named 'h5py'"))
         with self._lock:

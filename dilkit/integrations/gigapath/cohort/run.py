@@ -20,7 +20,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run finds and has to do: all slides, the records of those that are kept, packs for each rank, what will not do."""
+    """A run before it begins: all slides, the records of those that are kept, packs for each rank, refused files."""
 
     slides: tuple[Slide, ...]
     kept: tuple[SlideRecord, ...]
