@@ -81,8 +81,6 @@ class RankAttention:
         names = "is_causal", "schedule", "fuse_branches", "keep"
         options: dict[str, Any] = {name: getattr(given, name) for name in names}
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
-        if not given.is_causal:
-            pattern.check_tokens(self.cuts[-1])
         plan.check_dropout(given.dropout_p)
         head = first_head(pattern) * (heads[0] // heads[1])
         softcap = check_softcap(given.softcap)

@@ -109,8 +109,6 @@ class Problem:
         self._check_sizes()
         if not (self.varlen or self.kv_cache or self.stored):  # of these, only the lengths of the sequences say
             self.pattern.check_seq(self.seq)
-            if not self.is_causal:
-                self.pattern.check_tokens(self.seq)
 
     def _check_scores(self) -> None:
         softcap = real("softcap", self.softcap)

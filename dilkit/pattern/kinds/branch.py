@@ -112,12 +112,6 @@ class Branch(ABC):
     def check_seq(self, seq: int) -> None:  # noqa: B027
         """Raise `PatternError` unless the branch can be applied to `seq` tokens."""
 
-    def check_tokens(self, seq: int) -> None:  # noqa: B027
-        """Raise `PatternError` where the branch names a token that a sequence of `seq` tokens lacks.
-
-        Asked of whole sequences alone, without causality: a cache may yet see the token, and no row before it would.
-        """
-
     @property
     def differs_by_head(self) -> bool:
         """Whether not all heads of a model see the same of it."""
