@@ -36,7 +36,7 @@ help:
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
 	@echo "make test-all  the tests and what 'make test' has no time for, but for those of 'make kernels'"
 	@echo "make smoke     a choice of the tests that answers in half a minute"
-	@echo "make mutants   faults of one line, put into copies of the code one by one: do the tests notice? (ARGS='--only comm')"
+	@echo "make mutants   faults of C, put into a copy of the code one by one: do the tests notice? (ARGS='--random 150': of Python)"
 	@echo "make matrix    the tests with every setting of torch, MKL, dilkit, threads, language and path, and with other Pythons:"
 	@echo "               hours; ARGS='--only torch tests/core' some settings and tests of them, --json for a program"
 	@echo "make slow      what 'make test-all' adds to 'make test'"

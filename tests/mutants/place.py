@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coverage.numbits import numbits_to_nums
 from helpers.project import ROOT, build_script
+from mutants.faults import Fault
 from mutants.mutant import COMPILED, Mutant
 
 LIMIT = 300.0
@@ -28,7 +31,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.root, self.environment = folder / "copy", folder / "environment"
-        self.python = self.environment / "bin" / "python"
+        self.python, self.reached = self.environment / "bin" / "python", folder / "reached"
 
     def prepare(self) -> None:
         """Make or renew it. Raises RuntimeError where that fails."""
@@ -50,13 +53,30 @@ class Place:
             options = ("--inplace", f"--build-lib={folder}/lib", f"--build-temp={folder}/temp")
             self._run("-c", _BUILD_ONE, extension, "build_ext", *options)
 
-    def test(self, tests: str, first: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run tests by their default selection; `first`: up to the first that fails. Raises TimeoutExpired."""
-        command = [*("-m", "pytest", "-q", "-p", "no:cacheprovider"), *["-x"] * first, *tests.split()]
-        return self._call(command, timeout=LIMIT if first else None)
+    def test(self, options: str, timeout: float | None = None, watched: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run tests by their default selection; `watched`: note which files of tests reach which lines. Raises TimeoutExpired."""
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *options.split()]
+        if watched:
+            (self.root.parent / "coverage.ini").write_text(_WATCHED.format(root=self.root, file=self.reached))
+            watching = ["-m", "coverage", "run", f"--rcfile={self.root.parent}/coverage.ini"]
+            done = self._call([*watching, *command, "-n", "auto", "-p", "mutants.watched"])
+            self._run("-m", "coverage", "combine", f"--data-file={self.reached}", "--quiet")
+            return done
+        return self._call(command, timeout)
+
+    def reaching(self, fault: Fault) -> list[str]:
+        """The files of tests that reach the fault's lines, of those in its nearest folder if there are any.
+
+        The whole folder, where only a process that all tests share reaches them: it does not know for whom.
+        """
+        with sqlite3.connect(self.reached) as data:
+            rows = data.execute(_LINES, (str(self.root / fault.file),)).fetchall()
+        found = sorted(test for test, numbers in rows if set(fault.lines) & set(numbits_to_nums(numbers)))
+        near = [test for test in found if test.startswith(f"{fault.nearest}/")]
+        return [fault.nearest] if "" in found else near or [test for test in found if test.startswith(f"{fault.tests}/")]
 
     @contextmanager
-    def broken_by(self, mutant: Mutant) -> Iterator[None]:
+    def broken_by(self, mutant: Mutant | Fault) -> Iterator[None]:
         """Within the block, the copy has the fault. What was built before is put back, and not built again."""
         file = self.root / mutant.file
         right, times = file.read_bytes(), file.stat()
@@ -82,7 +102,7 @@ class Place:
         (own,) = self.environment.glob("lib/python*/site-packages")
         # Their own .pth files are not read, so that no other checkout is found: lines of this one are appended to sys.path.
         lent = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-        (own / "lent.pth").write_text("\n".join(lent) + "\n")
+        (own / "lent.pth").write_text("\n".join(lent) + "\nimport coverage; coverage.process_startup()\n")
         options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed")
         pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
         done = subprocess.run(
@@ -112,6 +132,19 @@ class Place:
             check=False,
         )
 
+
+_WATCHED = """[run]
+source =
+    {root}/dilkit
+    {root}/backends
+    {root}/comm
+data_file = {file}
+parallel = true
+patch = subprocess, fork, _exit
+disable_warnings = no-data-collected, module-not-imported, module-not-measured
+"""
+_LINES = """select context.context, line_bits.numbits from line_bits join file on file.id = line_bits.file_id
+join context on context.id = line_bits.context_id where file.path = ?"""
 
 _BUILD_ONE = """
 import runpy, setuptools, sys

@@ -1,10 +1,12 @@
-"""Makes the product wrong in one place after another, and shows whether the default tests notice.
+"""Makes the product wrong in one place after another, and shows which of the places the default tests miss.
 
-    python tests/mutants/run.py [--only WORD] [--json] [--folder FOLDER]
+    python tests/mutants/run.py [--random 150] [--seed 0] [--only WORD] [--json] [--folder FOLDER]
 
-For each mutant of `every.py` the tests that it names run on a copy of the checkout that has its fault, by the selection of
-`make test`. "killed": one of them failed. "LIVES": all passed, or none was selected. "does not apply": the line is not there any
-more. The exit code is 1 if a mutant lives or does not apply.
+Without `--random`: the faults of C, Cython and CUDA in `compiled.py`, each with its tests. With it: faults of Python, drawn by
+`faults.py`. Of the tests in the folder that mirrors the file's, those run that reach the fault; if none does, the package's.
+The tests run on a copy of the checkout that has the fault, by the selection of `make test`. "killed": one of them failed.
+"LIVES": all passed, or none reaches it. "does not apply": there is no such place any more. The exit code is 1 if one lives or
+does not apply.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mutants.every import MUTANTS
+from mutants.compiled import MUTANTS
+from mutants.faults import Fault, drawn
 from mutants.mutant import Mutant
 from mutants.place import LIMIT, Place
 
@@ -37,23 +40,26 @@ FAILED, INTERRUPTED = 1, 2
 class Outcome:
     """What became of a mutant."""
 
-    mutant: Mutant
+    mutant: Mutant | Fault
     verdict: str
-    seconds: float
+    seconds: float = 0.0
     why: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        named = dict(file=self.mutant.file, breaks=self.mutant.breaks, tests=self.mutant.tests)
+        named = dict(file=self.mutant.file, fault=str(self.mutant), breaks=self.mutant.breaks)
         return dict(**named, verdict=self.verdict, seconds=round(self.seconds, 1), why=self.why)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None, allow_abbrev=False)
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N faults of Python in the place of those of C")
+    parser.add_argument("--seed", type=int, default=0, help="draws other faults")
     parser.add_argument("--only", default="", metavar="WORD", help="the mutants with this in their file or in what they break")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="make the copy here and keep it: the next run builds less")
     args = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if args.only in f"{mutant.file} {mutant.breaks}"]
+    compiled = [mutant for mutant in MUTANTS if args.only in f"{mutant.file} {mutant.breaks}"]
+    chosen = drawn(args.random, args.seed, args.only) if args.random else compiled
     if not chosen:
         parser.error(f"no mutant has {args.only!r} in its file or in what it breaks")
     if args.folder:
@@ -62,37 +68,35 @@ def main() -> int:
         return tried(chosen, Place(Path(folder)), args.json)
 
 
-def tried(chosen: list[Mutant], place: Place, as_json: bool) -> int:
+def tried(chosen: list[Mutant] | list[Fault], place: Place, as_json: bool) -> int:
     """Try these mutants, print what became of them, and return the exit code."""
     print("a copy of the checkout is being made, and its tests run as they are ...", file=sys.stderr, flush=True)
     place.prepare()
-    whole = {test: None for mutant in chosen if not missing(mutant.needs) for test in mutant.tests.split()}
-    done = place.test(" ".join(whole), first=False)
+    tests = dict.fromkeys(test for mutant in chosen if not missing(mutant.needs) for test in mutant.tests.split())
+    done = place.test(" ".join(tests), watched=isinstance(chosen[0], Fault))
     if done.returncode:
         print(f"{done.stdout[-8000:]}\nthese tests fail without any mutant: nothing can be said", file=sys.stderr)
         return 1
-    progress = tqdm(chosen, file=sys.stderr, unit="mutant", leave=False)
-    found = [outcome(mutant, place) for mutant in progress]
+    found = [outcome(mutant, place) for mutant in tqdm(chosen, file=sys.stderr, unit="mutant", leave=False)]
     bad = [one for one in found if one.verdict in (LIVES, STALE)]
     print(json.dumps(dict(mutants=[one.to_dict() for one in found], bad=len(bad)), indent=1) if as_json else table(found))
     return int(bool(bad))
 
 
-def outcome(mutant: Mutant, place: Place) -> Outcome:
+def outcome(mutant: Mutant | Fault, place: Place) -> Outcome:
     """Whether the tests of a mutant notice it."""
     started = time.monotonic()
     if why := missing(mutant.needs):
-        return Outcome(mutant, SKIPPED, 0.0, why)
-    try:
-        mutant.applied_in(place.root)
-    except (OSError, ValueError) as error:
-        return Outcome(mutant, STALE, 0.0, str(error))
+        return Outcome(mutant, SKIPPED, why=why)
+    tests = mutant.tests if isinstance(mutant, Mutant) else " ".join(place.reaching(mutant))
+    if not tests:
+        return Outcome(mutant, LIVES, why=f"no test in {mutant.tests} reaches it")
     try:
         with place.broken_by(mutant):
-            done = place.test(mutant.tests)
+            done = place.test(f"-x {tests}", LIMIT)
     except subprocess.TimeoutExpired:
         return Outcome(mutant, KILLED, time.monotonic() - started, f"its tests had not ended after {LIMIT:g} seconds")
-    except RuntimeError as error:  # a compiler that refuses it is no test
+    except (OSError, ValueError, RuntimeError) as error:  # a compiler that refuses it is no test
         return Outcome(mutant, STALE, time.monotonic() - started, str(error))
     return Outcome(mutant, verdict(done.returncode), time.monotonic() - started, first_failure(done.stdout))
 
@@ -118,7 +122,7 @@ def table(found: list[Outcome]) -> str:
     """A line for each mutant, and how many have which verdict."""
     width = max(len(one.mutant.file) for one in found)
     lines = [f"{one.verdict:<14}  {one.seconds:5.1f} s  {one.mutant.file:<{width}}  {one.mutant.breaks}" for one in found]
-    lines += [f"{one.verdict}: {one.mutant.file}: {one.why or one.mutant.tests}" for one in found if one.verdict != KILLED]
+    lines += [f"{one.verdict}: {one.mutant}: {one.why}" for one in found if one.verdict != KILLED]
     counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in (KILLED, LIVES, STALE, SKIPPED)}
     return "\n".join([*lines, ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)])
 

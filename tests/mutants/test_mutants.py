@@ -1,4 +1,4 @@
-"""Every mutant still fits the product, and every package has some; `run.py` tries them."""
+"""Every mutant of C fits the product; faults of Python are found by their syntax; `run.py` tries both."""
 
 from __future__ import annotations
 
@@ -6,62 +6,75 @@ import re
 
 import pytest
 from helpers.project import ROOT
-from mutants.every import MUTANTS
+from mutants.compiled import MUTANTS
+from mutants.faults import _places, drawn, named
 from mutants.mutant import Mutant
-from mutants.place import extension_of
 from mutants.run import KILLED, LIVES, Outcome, missing, table, verdict
 
-PLACES = (
-    *("dilkit/_", "dilkit/checks", "dilkit/pattern", "dilkit/op", "dilkit/nn", "dilkit/decoding", "dilkit/orders"),
-    *(
-        "dilkit/selection",
-        "dilkit/testing",
-        *(f"dilkit/integrations/{name}" for name in ("transformers", "torchscale", "gigapath")),
-    ),
-    *("backends/native/kernels", "backends/native/b", "backends/reference", "backends/cuda/kernels"),
-    *(f"backends/{name}/" for name in ("sdpa", "tiles", "cuda", "triton", "numba")),
-    *(f"comm/{name}" for name in ("plan", "passes", "transports", "launch", "packed", "reorder", "shards")),
-    *(f"tools/{name}" for name in ("results", "report", "bench", "demo", "commands", "console", "measure")),
-)
+SOURCE = '''\
+class Runs:
+    limit = 3
+
+    def below(self, end: int = 4) -> int:
+        """Count runs."""
+        if not end or end < self.limit + 1:
+            self.check(end, strict=True)
+            raise ValueError(f"{end + 1}")
+        return [1 if x else -x for x in "é"][end // 2]
+'''
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.breaks)
 def test_a_mutant_fits(mutant: Mutant) -> None:
     assert mutant.applied_in(ROOT)
-    assert mutant.needs in ("", "g++", "transformers", "triton", "cupy", "numba")
     for test in mutant.tests.split():
         file, *names = test.split("::")
-        text = (ROOT / file).read_text()
-        assert all(
-            re.search(rf"^{'    ' * depth}(def|class) {name}\b", text, re.MULTILINE) for depth, name in enumerate(names)
-        ), test
-
-
-def test_there_are_enough_of_every_kind_and_everywhere() -> None:
-    assert len(MUTANTS) >= 60
-    assert len({mutant.breaks for mutant in MUTANTS}) == len({(mutant.file, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
-    assert [place for place in PLACES if not any(mutant.file.startswith(place) for mutant in MUTANTS)] == []
-    assert {".py", ".pyx", ".h", ".cu"} <= {f".{mutant.file.rpartition('.')[2]}" for mutant in MUTANTS}
-    assert sum(bool(mutant.needs) for mutant in MUTANTS) <= 10, "most are tried everywhere"
-
-
-def test_a_file_belongs_to_its_extension() -> None:
-    assert extension_of("backends/native/kernels/dropout.h") == "dilkit.backends.native._native"
-    assert extension_of("dilkit/orders/_points.pyx") == "dilkit.orders._points"
+        assert all(re.search(rf"^def {name}\b", (ROOT / file).read_text(), re.MULTILINE) for name in names), test
 
 
 def test_a_mutant_that_fits_no_more_is_told() -> None:
-    mutant = Mutant("nothing", "file.py", "a = 1", "a = 2", "tests")
+    mutant = Mutant("nothing", "file.c", "a = 1", "a = 2", "tests")
     assert mutant.applied("a = 1\nb = 1\n") == "a = 2\nb = 1\n"
     for text in ("a = 3\n", "a = 1\na = 1\n"):
-        with pytest.raises(ValueError, match=r"file.py holds 'a = 1' [02] times"):
+        with pytest.raises(ValueError, match=r"file.c holds 'a = 1' [02] times"):
             mutant.applied(text)
+
+
+def test_faults_of_python_are_in_the_code_of_functions() -> None:
+    found = {f"{fault.operator} {fault.nth}": fault.applied(SOURCE) for fault in _places("runs.py", SOURCE)}
+    changed = {name: [line for line in text.splitlines() if line not in SOURCE] for name, text in found.items()}
+    assert changed == {
+        "join 0": ["        if (not end and end < self.limit + 1):"],
+        "join 1": ["        if bool(end) or end < self.limit + 1:"],
+        "compare 0": ["        if not end or (end <= self.limit + 1):"],
+        "compute 0": ["        if not end or end < (self.limit - 1):"],
+        "number 0": ["        if not end or end < self.limit + 2:"],
+        "drop 0": ["            pass"],
+        "keyword 0": ["            self.check(end)"],
+        "number 1": ["            self.check(end, strict=False)"],
+        "drop 1": ["            pass"],
+        "choose 0": ['        return [(-x if x else 1) for x in "é"][end // 2]'],
+        "number 2": ['        return [2 if x else -x for x in "é"][end // 2]'],
+        "compute 1": ['        return [1 if x else -x for x in "é"][(end * 2)]'],
+        "number 3": ['        return [1 if x else -x for x in "é"][end // 3]'],
+    }
+    with pytest.raises(ValueError, match="no such place"):
+        named("runs.py::Runs.below::join::2").applied(SOURCE)
+
+
+def test_drawn_faults_are_the_same_for_a_seed() -> None:
+    faults = drawn(20, 3, "dilkit/op")
+    assert faults == drawn(20, 3, "dilkit/op") != drawn(20, 4, "dilkit/op")
+    for fault in faults:
+        assert named(str(fault)) == fault
+        assert (ROOT / fault.tests).is_dir()
+        compile(fault.applied_in(ROOT), fault.file, "exec")
 
 
 def test_only_a_test_that_failed_has_noticed() -> None:
     assert [verdict(code) for code in (1, 2, -11)] == [KILLED] * 3
     assert [verdict(code) for code in (0, 3, 4, 5)] == [LIVES] * 4
-    shown = table([Outcome(MUTANTS[0], KILLED, 1.25), Outcome(MUTANTS[1], LIVES, 2.0)])
-    assert f"LIVES: {MUTANTS[1].file}: {MUTANTS[1].tests}" in shown
+    shown = table([Outcome(MUTANTS[0], KILLED, 1.25), Outcome(MUTANTS[1], LIVES, 2.0, "why")])
+    assert f"LIVES: {MUTANTS[1]}: why" in shown
     assert shown.endswith("1 killed, 1 LIVES")
     assert missing("") == ""
