@@ -44,7 +44,7 @@ from dilkit.comm.transports.threads import ThreadComm
 from dilkit.op.scores import positions_along
 from dilkit.oracle import oracle_attention
 
-pytestmark = pytest.mark.usefixtures("on_one_core")
+pytestmark = [pytest.mark.usefixtures("on_one_core"), pytest.mark.surroundings]
 
 CAP = 2.0
 

@@ -37,6 +37,8 @@ from dilkit.comm.transports import staging
 from dilkit.comm.transports.mpi import library
 from dilkit.comm.transports.mpi.requests import pieces, poll
 
+pytestmark = pytest.mark.surroundings
+
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 5, 6, 7))])
 def test_threads_conform(size: int) -> None:

@@ -13,6 +13,8 @@ from dilkit import NoBackendError, Pattern, attention_mass, attention_rows
 from dilkit.oracle import oracle_attention
 from dilkit.testing.memory import MeasureError, check_peak_memory
 
+pytestmark = pytest.mark.surroundings
+
 SEQ = 22
 PATTERNS = (
     Pattern([4, 8], [1, 2]),

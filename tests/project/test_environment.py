@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from helpers.project import ROOT, metadata, run, succeed
 
+pytestmark = pytest.mark.surroundings
+
 SCRIPTS = ROOT / ".ci" / "environment"
 MACHINE = str(SCRIPTS / "machine.py")
 TARGETS = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()

@@ -16,6 +16,8 @@ from helpers.project import ROOT, ROOTS, checkout, extension_suffix, metadata, p
 
 import dilkit
 
+pytestmark = pytest.mark.surroundings
+
 MEND = "mend it with: rm -rf *.egg-info && .venv/bin/pip install --no-build-isolation --no-deps -e ."
 
 

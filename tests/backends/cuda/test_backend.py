@@ -23,6 +23,8 @@ from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
+pytestmark = pytest.mark.surroundings
+
 GROUPS = Pattern([256, 512, 512], [1, 4, 64])
 PASCAL = (6, 1)
 

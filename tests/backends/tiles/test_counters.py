@@ -11,6 +11,8 @@ import torch
 from dilkit.backends.tiles import captured, counters
 from dilkit.backends.tiles.counters import Counters
 
+pytestmark = pytest.mark.surroundings
+
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
 

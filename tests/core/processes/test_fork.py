@@ -25,6 +25,8 @@ from helpers.launch import fork
 import dilkit
 from dilkit import Backend, Limits, Pattern, Problem, dilated_attention, plan, registry
 
+pytestmark = pytest.mark.surroundings
+
 SHORT = 20.0
 
 

@@ -15,6 +15,8 @@ from dilkit import Device, Pattern, Problem, dilated_attention, explain, plan
 from dilkit.op import prepared_call
 from dilkit.selector import select
 
+pytestmark = pytest.mark.surroundings
+
 HIDE = """
 import ctypes, importlib, multiprocessing, os, pathlib, pkgutil, signal, subprocess, sys, sysconfig, tempfile
 import numpy, torch, torch.distributed, torch.utils.checkpoint, tqdm

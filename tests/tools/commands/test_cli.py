@@ -20,6 +20,8 @@ from dilkit.selection.preference_table import ON_GPUS, TABLE
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.demo.ranks.layout import MOST_STARTED
 
+pytestmark = pytest.mark.surroundings
+
 
 def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "--help")

@@ -16,6 +16,8 @@ from helpers.result_files import FOLDER
 from dilkit.integrations.gigapath.cohort.settings import sha256_of
 from dilkit.tools import cli
 
+pytestmark = pytest.mark.surroundings
+
 CPU, SLIDES = (shlex.quote(str(FOLDER / f"{name}.json")) for name in ("cpu", "slides"))
 COMMANDS = {
     "report": "report {odd}",
