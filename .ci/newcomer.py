@@ -1,20 +1,14 @@
-"""The newcomer's way: `make test` in a copy of the checkout, on as bare a machine as this one can be made to look.
+"""A newcomer's machine: a copy of the checkout, and as bare surroundings as this machine can be made to look.
 
-    python3 .ci/newcomer.py
-
-The copy has an environment of its own, with what `make test` installs and no further stage; the home folder and the one for
-temporary files are empty; there is no C++ compiler; gcc knows nothing newer than AVX2, and torch and MKL are told to use no more.
-Then the tests run once more in one of the surroundings of `tests/matrix` that have bitten: the commit's hash says which.
+The home folder and the one for temporary files are empty; there is no C++ compiler; gcc knows nothing newer than AVX2, and torch
+and MKL are told to use no more.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,34 +19,6 @@ ROWS = ("Python 3.13", "LANG=C", "path", "one core", "another user")
 """Of the matrix of surroundings, those that tests have failed in. `no C++` is not among them: here it holds always."""
 VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 HIDDEN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "MAKEFLAGS", "MAKELEVEL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
-
-
-def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="newcomer-") as scratch:
-        copy, environment = copy_checkout(Path(scratch, "dilkit")), surroundings(Path(scratch))
-        print("newcomer: make test", flush=True)
-        if code := subprocess.run(["make", "test"], cwd=copy, env=environment, check=False).returncode:
-            print(f"newcomer: make test ended with {code}", flush=True)
-            return 1
-        return any_row(copy, environment)
-
-
-def any_row(copy: Path, environment: dict[str, str]) -> int:
-    """The exit code of the first row that this machine can run, from that on which the commit's hash says; 0 if there is none."""
-    first = int(commit()[:12], 16) % len(ROWS)
-    for row in ROWS[first:] + ROWS[:first]:
-        command = [".venv/bin/python", "tests/matrix/run.py", "--json", "--only", row]
-        print(f"newcomer: {' '.join(command)}", flush=True)
-        done = subprocess.run(command, cwd=copy, env=environment, check=False, stdout=subprocess.PIPE, text=True)
-        print(done.stdout, flush=True)
-        rows = json.loads(done.stdout)["rows"]
-        if rows and "skipped_because" not in rows[0]:
-            return done.returncode
-    return 0
-
-
-def commit() -> str:
-    return output("git", "rev-parse", "HEAD").strip()
 
 
 def copy_checkout(target: Path) -> Path:
@@ -100,7 +66,3 @@ exec {compiler} "$@"
 
 def output(*command: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -40,7 +40,7 @@ def cut(version: str, day: str) -> int:
     _replace("CITATION.cff", r"^date-released: .*$", f'date-released: "{day}"')
     for command in (("dilkit.tools.site.history", version), ("dilkit.tools.site.pages",)):
         subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)
-    print(f"{version} is cut. Look at git diff, run make wheel and make test, commit, and push the tag v{version}.")
+    print(f"{version} is cut. Look at git diff, run make wheel and make test-all, commit, and push the tag v{version}.")
     return 0
 
 
