@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"dilkit": "dilkit", "backends": "dilkit.backends", "comm": "dilkit.comm", "tools": "dilkit.tools", "tests": ""}
 """The folders of modules, with the names that these begin with."""
-COMMITS = 20
+COMMITS = 40
 PART = 4
 """Of all files of tests, changes may reach one in so many."""
 
