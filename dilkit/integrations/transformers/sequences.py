@@ -23,6 +23,7 @@ ONE_SEQUENCE = (
     "positions from their mask, such as gpt-oss. To cut it, give cu_seq_lens_q and cu_seq_lens_k"
 )
 """Said where a packed batch is not computed as one."""
+_DIFFER = "differ; the same is needed: dilated attention is of one sequence with itself"
 
 
 def packing_of(query: Tensor, key_rows: int, mask: TokenMask | None, options: dict[str, Any]) -> Packing | None:
@@ -77,8 +78,9 @@ def packing_given(total: int, padded: bool, options: Mapping[str, Any]) -> Packi
     if of_keys is not None and (
         of_keys.shape != cu_seqlens.shape or not (torch.compiler.is_compiling() or torch.equal(of_keys, cu_seqlens))
     ):
-        raise ValueError(
-            f"cu_seq_lens_q, {tuple(cu_seqlens.shape)}, and cu_seq_lens_k, {tuple(of_keys.shape)}, differ; the same is needed: "
-            "dilated attention is of one sequence with itself"
-        )
-    return Packing(cu_seqlens.int(), total if longest is None else int(longest))
+        raise ValueError(f"cu_seq_lens_q, {tuple(cu_seqlens.shape)}, and cu_seq_lens_k, {tuple(of_keys.shape)}, {_DIFFER}")
+    if of_keys is not None and torch.compiler.is_compiling():
+        torch._assert_async((of_keys == cu_seqlens).all(), f"cu_seq_lens_q and cu_seq_lens_k {_DIFFER}")
+    if longest is None or (isinstance(longest, Tensor) and torch.compiler.is_compiling()):
+        longest = total  # the number in a tensor is not known there
+    return Packing(cu_seqlens.int(), longest if isinstance(longest, torch.SymInt) else int(longest))  # int() makes constants

@@ -161,6 +161,48 @@ def test_exported_for_all_lengths(make: Any, kind: str) -> None:
             assert_close(result(exported, **batch)[tokens], result(model, **batch)[tokens], **CLOSE)
 
 
+class Packed(torch.nn.Module):
+    """A layer of sequences packed by their lengths; torch.export does not take dimensions of `**kwargs`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = bert(attn_implementation="dilkit", num_hidden_layers=1).encoder.layer[0].attention.self
+
+    def forward(self, rows: torch.Tensor, starts: torch.Tensor, of_keys: torch.Tensor, longest: Any) -> torch.Tensor:
+        where = dict(cu_seq_lens_q=starts, cu_seq_lens_k=of_keys, max_length_q=longest, max_length_k=longest)
+        found: torch.Tensor = self.layer(rows, **where)[0]
+        return found
+
+
+@pytest.mark.parametrize("counted", [int, pytest.param(torch.tensor, marks=pytest.mark.slow)])
+def test_one_graph_for_all_lengths_that_are_given(counted: Any) -> None:
+    def batch(*lengths: int) -> tuple[Any, ...]:
+        starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+        return torch.randn(1, sum(lengths), 32), starts, starts.clone(), counted(max(lengths))
+
+    layer, graphs, sizes = Packed(), [], {0: torch.export.Dim("sequences", min=1)}
+    each = {1: torch.export.Dim("tokens", min=2, max=100)}, sizes, sizes, torch.export.Dim.DYNAMIC if counted is int else None
+
+    def count(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    fixed, run = (torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=count) for dynamic in (False, True))
+    with torch.no_grad():
+        exported = torch.export.export(layer, batch(5, 9), dynamic_shapes=each, strict=False).module()
+        given = batch(5, 9)
+        assert_close(fixed(*given), layer(*given), **CLOSE)
+        for lengths in ((5, 9), (9, 6), (4, 1, 7), (12,)):
+            given = batch(*lengths)
+            for call in (run, exported):
+                assert_close(call(*given), layer(*given), **CLOSE)
+        assert len(graphs) == 2
+        rows, starts, of_keys, longest = given
+        for call in (run, exported):
+            with pytest.raises(RuntimeError, match="cu_seq_lens_q and cu_seq_lens_k differ; the same is needed"):
+                call(rows, starts, of_keys + 1, longest)
+
+
 @pytest.mark.slow
 def test_compiled_gradients() -> None:
     model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((24, 24)))
