@@ -31,6 +31,8 @@ def agreed(arguments: Arguments, comm: Comm) -> RankAttention:
     """The attention of this rank, once all ranks have compared their arguments. Raises what they raise, on every rank."""
     every_rank = agree_on(comm, arguments.facts, MAY_DIFFER, STEP) if comm.size > 1 else [arguments.facts()]
     cuts = tuple(accumulate((facts["rows"] for facts in every_rank), initial=0))
+    if not arguments.is_causal:
+        arguments.pattern.check_tokens(cuts[-1])
     seed = torch.tensor(every_rank[0]["seed"], device="cpu") if arguments.dropout_p else None
     return RankAttention(arguments, comm, cuts, seed, asked_on_any_rank(every_rank))
 

@@ -165,7 +165,7 @@ class ExchangePlan:
         if not self.is_joint:
             return Pattern.dense()
         served = self.exchange_pattern.segments[0].heads or (0, self.heads)
-        return pattern_in_segment(self.pattern, served, kv_head, self.heads, self.kv_heads)
+        return pattern_in_segment(self.pattern, served, kv_head, self.seq, self.heads, self.kv_heads)
 
     @property
     def world_size(self) -> int:

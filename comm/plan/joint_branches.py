@@ -34,15 +34,18 @@ def joint_segments(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Pat
     return Pattern([min(length, seq)], [1], heads=[served], head_shard=pattern.head_shard)
 
 
-def pattern_in_segment(pattern: Pattern, served: tuple[int, int], kv_head: int, heads: int, kv_heads: int) -> Pattern | None:
+def pattern_in_segment(
+    pattern: Pattern, served: tuple[int, int], kv_head: int, seq: int, heads: int, kv_heads: int
+) -> Pattern | None:
     """The pattern that the query heads of one key/value head follow within an exchanged segment; None if no branch serves them.
 
-    `served` are the query heads whose rows are exchanged.
+    `served` are the query heads whose rows are exchanged. Of packed sequences one may lack tokens that a branch names.
     """
     group = heads // kv_heads
     first, total = pattern.head_shard or (0, kv_heads)
     start, stop = max(kv_head * group, served[0]), min((kv_head + 1) * group, served[1])
-    branches = [part for branch in pattern.branches if (part := branch.within(start, stop))]
+    own = [branch.of_tokens(seq) for branch in pattern.branches]
+    branches = [part for branch in own if branch and (part := branch.within(start, stop))]
     if not branches:
         return None
     return pattern.with_branches(*branches, head_shard=(first + kv_head, total), tail="exact")

@@ -81,6 +81,8 @@ def _made(
         bias=bias,
         scale=scale,
     )
+    if not (is_causal or longest):  # causality and caches may yet see a token; packed sequences are of any lengths
+        pattern.check_tokens(seq)
     asked = backends_asked(call)
     backend = select(problem, requested_backends(asked.split(",")) if asked else default)
     foreign = not type(backend).__module__.startswith("dilkit.backends.")

@@ -299,6 +299,11 @@ class Pattern(Presets):
         for branch in self.branches:
             branch.check_seq(seq)
 
+    def check_tokens(self, seq: int) -> None:
+        """Raise `PatternError` where a branch names a token that a whole sequence of `seq` tokens, not causal, lacks."""
+        for branch in self.branches:
+            branch.check_tokens(seq)
+
     @property
     def given_blocks(self) -> Branch | None:
         """The branch whose layout each call gives, if there is one."""

@@ -274,7 +274,7 @@ _OTHER_KINDS: dict[str, Fields] = {
     "global tokens": dict(pattern=Pattern.of(GlobalTokens(3)), mask="left"),
     "global tokens causal": dict(pattern=Pattern.of(GlobalTokens([0, 7, 39])), is_causal=True),
     "read only": dict(pattern=Pattern.of(GlobalTokens([3, 30], "read")), kv_heads=2),
-    "beyond the end": dict(pattern=Pattern.of(SlidingWindow(2), GlobalTokens([4, 90])), seq=31),
+    "beyond the end": dict(pattern=Pattern.of(SlidingWindow(2), GlobalTokens([4, 90])), seq=31, is_causal=True),
     "strided": dict(pattern=Pattern.of(Strided(6)), seq=37),
     "strided causal": dict(pattern=Pattern.of(Strided(8)), is_causal=True, seq=41),
     "strides packed": dict(

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import GlobalTokens, Pattern, SlidingWindow, dilated_attention_varlen, use_backend
+from dilkit import GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen, use_backend
 from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention_varlen
@@ -135,11 +135,13 @@ def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> 
         PackedPlan(pattern, (0, 30, 80), (0, 30, 60, 80), 4, 2)
 
 
+@pytest.mark.parametrize("tokens", [4, [1, 3]], ids=str)
 @pytest.mark.parametrize("direction", ["both", "read"])
-@pytest.mark.parametrize("pattern", [(), (SlidingWindow(3),)], ids=["alone", "mix"])
-def test_global_tokens_beyond_a_short_sequence_are_of_no_rank(pattern: tuple[Branch, ...], direction: str) -> None:
+@pytest.mark.parametrize("pattern", [(), (SlidingWindow(3),), (Prefix(2), Strided(2))], ids=["alone", "mix", "joint"])
+def test_global_tokens_beyond_a_short_sequence_are_of_no_rank(pattern: tuple[Branch, ...], direction: str, tokens: Any) -> None:
     """The first sequence is cut, has fewer rows than there are global tokens, and the last rank has none of them."""
-    whole, lengths, work = tensors(8), [3, 5], Pattern.of(GlobalTokens(4, direction), *pattern)
+    overlap = "once" if len(pattern) == 2 else "count"
+    whole, lengths, work = tensors(8), [3, 5], Pattern.of(GlobalTokens(tokens, direction), *pattern, overlap=overlap)
     for is_causal in (False, True):
         one = partial(dilated_attention_varlen, pattern=work, cu_seqlens=starts(lengths), is_causal=is_causal, return_lse=True)
         found = over_ranks(whole, lengths, work, (0, 2, 4, 8), is_causal=is_causal)

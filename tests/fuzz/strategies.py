@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzz.calls import HOOKS, LAYOUTS, MASK_LAYOUTS, OF_PACKED, SAME_VALUES, WAYS, Call
 from fuzz.wrong_calls import ARGUMENTS, BESIDE_OTHERS, OF_PATTERN, TENSOR
-from helpers.strategies import branches, heads_and_groups, mixes, neighborhoods, patterns, presets
+from helpers.strategies import branches, has_tokens, heads_and_groups, mixes, neighborhoods, patterns, presets
 from hypothesis import strategies as st
 
 from dilkit import Neighborhood, Pattern
@@ -38,17 +38,18 @@ def cases(draw: st.DrawFn, longest: int, other_kinds: int) -> Case:
     kinds += [mixes(heads, kv_heads, longest), neighborhoods(heads, longest), presets(heads, longest)] * other_kinds
     values = draw(st.sampled_from(VALUES))
     pattern = draw(st.sampled_from(kinds).flatmap(lambda x: x))
+    seq = pattern.max_seq if on_a_grid(pattern) else draw(st.integers(1, 20) | st.integers(1, longest))
     return Case(
         feature="fuzz",
         variant=str(draw(st.integers(0, 99))),
         pattern=pattern,
-        seq=pattern.max_seq if on_a_grid(pattern) else draw(st.integers(1, 20) | st.integers(1, longest)),
+        seq=seq,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([1, 3, 8, 16, 17, 24, 40, 64, 128, 200])),
         batch=draw(st.integers(1, 3)),
         dtype=draw(st.sampled_from(DTYPES)),
-        is_causal=draw(st.booleans()),
+        is_causal=draw(st.booleans()) or not has_tokens(pattern, seq),
         mask=draw(st.sampled_from(MASKS[2:] if values == "ignored NaN" else MASKS)),
         values=values,
         sink=draw(st.sampled_from(SINKS)),

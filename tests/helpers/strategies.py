@@ -15,6 +15,7 @@ from dilkit import (
     Intervals,
     Neighborhood,
     Pattern,
+    PatternError,
     Prefix,
     SlidingWindow,
     Strided,
@@ -91,6 +92,15 @@ def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int, tokens: int
         random = np.random.default_rng(draw(st.integers(0, 99)))
         return BlockSparse(random.random(shape) < draw(st.sampled_from([0.2, 0.7])), block_size, heads=served)
     return kind(size, draw(st.integers(1, min(size, 6))), heads=served)
+
+
+def has_tokens(pattern: Pattern, seq: int) -> bool:
+    """True if a sequence has every token that the pattern names: else a call that is not causal refuses it."""
+    try:
+        pattern.check_tokens(seq)
+    except PatternError:
+        return False
+    return True
 
 
 @st.composite

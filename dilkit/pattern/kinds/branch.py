@@ -112,6 +112,16 @@ class Branch(ABC):
     def check_seq(self, seq: int) -> None:  # noqa: B027
         """Raise `PatternError` unless the branch can be applied to `seq` tokens."""
 
+    def check_tokens(self, seq: int) -> None:  # noqa: B027
+        """Raise `PatternError` where the branch names a token that a sequence of `seq` tokens lacks.
+
+        Asked of whole sequences alone, without causality: a cache may yet see the token, and no row before it would.
+        """
+
+    def of_tokens(self, seq: int) -> Branch | None:
+        """The branch without the tokens named that a sequence of `seq` tokens lacks; None if it has no others."""
+        return self
+
     @property
     def differs_by_head(self) -> bool:
         """Whether not all heads of a model see the same of it."""

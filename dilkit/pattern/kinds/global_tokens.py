@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,8 +31,9 @@ class GlobalTokens(Branch):
 
         "both": i sees j  if  i or j is a global token        "read": i sees j  if  j is one
 
-    - `tokens`: how many there are, the first ones of the sequence, or their positions in it. Those that are not below the length
-      of a sequence are left out there, so that one pattern serves sequences of any lengths.
+    - `tokens`: how many there are, the first ones of the sequence, or their positions in it. A position that a call's sequence
+      does not have is refused. It may yet come under causality and in caches, and of packed sequences the shorter ones do without
+      it. Of a number of tokens a shorter sequence has all of its own.
     - `direction`: "both" is Longformer's global attention (arXiv 2004.05150), "read" the attention sinks of StreamingLLM
       (arXiv 2309.17453). Under causality no query sees a global token after itself.
     - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
@@ -65,6 +66,19 @@ class GlobalTokens(Branch):
     def positions(self) -> range | tuple[int, ...]:
         """Where the global tokens are, in ascending order."""
         return range(self.tokens) if isinstance(self.tokens, int) else self.tokens
+
+    def check_tokens(self, seq: int) -> None:
+        if not isinstance(self.tokens, int) and 0 < seq <= self.tokens[-1]:
+            raise PatternError(
+                f"seq={seq}: tokens has position {self.tokens[-1]}; positions from 0 to {seq - 1} are needed, or is_causal=True "
+                "where the token is yet to come"
+            )
+
+    def of_tokens(self, seq: int) -> GlobalTokens | None:
+        if isinstance(self.tokens, int):
+            return self
+        tokens = [token for token in self.tokens if token < seq]
+        return replace(self, tokens=tokens) if tokens else None
 
     def count(self, seq: int) -> int:
         """How many global tokens a sequence of `seq` tokens has."""

@@ -105,8 +105,9 @@ class Intervals(Branch):
       hashed by their content. An interval ends at the first and the last row; one whose last column is before its first is empty.
     - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
 
-    A sequence has at most as many tokens as there are rows. What FlashMask (arXiv 2410.01359) says for each column is said for
-    each row here: documents that are causal, prefixes, windows of any lengths. Raises `PatternError` or TypeError.
+    A sequence has at most as many tokens as there are rows; of fewer tokens, it has the first rows and columns. What FlashMask
+    (arXiv 2410.01359) says for each column is said for each row here: documents that are causal, prefixes, windows of any
+    lengths. Raises `PatternError` or TypeError.
 
         >>> from dilkit import Intervals, Pattern
         >>> Pattern.of(Intervals(first=[0, 0, 2, 2], last=[0, 1, 2, 3])).count(4, 1)[0].tolist()

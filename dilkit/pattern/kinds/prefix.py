@@ -23,8 +23,9 @@ class Prefix(Branch):
         i sees j  if  j <= i  or  (i < length  and  j < length)
 
     It says itself what is causal, in a call with `is_causal=False`; with `is_causal=True` it is causal attention. T5 (arXiv
-    1910.10683) calls it a causal mask with prefix. `heads` is the range (start, stop) of query heads that the branch serves; None
-    means all of them. Raises `PatternError` or TypeError.
+    1910.10683) calls it a causal mask with prefix. A prefix longer than the sequence is all of it.
+    `heads` is the range (start, stop) of query heads that the branch serves; None means all of them. Raises `PatternError` or
+    TypeError.
 
         >>> from dilkit import Pattern, Prefix
         >>> Pattern.of(Prefix(2)).count(4, 1)[0].tolist()

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.odd_kinds import Reach
-from helpers.strategies import Heads, mixes_with_heads, neighborhoods
-from hypothesis import example, given, settings
+from helpers.strategies import Heads, has_tokens, mixes_with_heads, neighborhoods
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -118,6 +118,7 @@ def test_random_mixes(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, d
     further = () if grid is None else grid.branches
     pattern = pattern.with_branches(*further, *pattern.branches, tail="exact")
     sizes = dict(seq=seq if grid is None else grid.max_seq, heads=heads, kv_heads=kv_heads, batch=1, head_dim=5)
+    assume(is_causal or has_tokens(pattern, sizes["seq"]))
     mixed = Case(feature="mix", variant="random", pattern=pattern, is_causal=is_causal, dtype=dtype, mask="random", **sizes)
     result = check("native", mixed)
     if pattern.overlap == "once" and any(isinstance(branch, Prefix) for branch in pattern.branches):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from helpers.calls import gradients, tensors
 from helpers.definition import brute_force
-from helpers.strategies import Heads, mixes_with_heads
+from helpers.strategies import Heads, has_tokens, mixes_with_heads
 from helpers.thinned import diagonal
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -17,16 +21,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from dilkit import (
     BlockSparse,
     DilatedAttention,
+    DilatedCache,
     DilatedSegment,
     GlobalTokens,
     Neighborhood,
     Pattern,
+    PatternError,
     SlidingWindow,
     Strided,
     TokenOrder,
     attention_mass,
     attention_rows,
     dilated_attention,
+    dilated_attention_varlen,
     order,
     ordered_dilated_attention,
     plan,
@@ -38,7 +45,7 @@ EVERY_KIND = [
     *(Pattern.of(SlidingWindow(window)) for window in (1, 4, 5, SEQ, 2 * SEQ)),
     Pattern.of(SlidingWindow(9, 2), SlidingWindow(10, 3)),
     Pattern.of(GlobalTokens(3), SlidingWindow(2)),
-    Pattern.of(GlobalTokens([4, 25, 90], "read"), SlidingWindow(2)),
+    Pattern.of(GlobalTokens([4, 25], "read"), SlidingWindow(2)),
     Pattern.of(Strided(5)),
     Pattern.of(Neighborhood((2, 13), (1, 5), (1, 2))),
     Pattern.of(BlockSparse.local_global(4, 7)),
@@ -81,6 +88,7 @@ def test_reference_and_oracle_are_torch_with_the_mask(pattern: Pattern, is_causa
 def test_random_mixes_are_torch_with_the_mask(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, heads = drawn
     pattern = pattern.with_branches(*pattern.branches, tail="exact")
+    assume(is_causal or has_tokens(pattern, seq))
     inputs = tensors(seq=seq, heads=heads[0], kv_heads=heads[1], batch=1, head_dim=3, dtype=torch.float64)
     found = dilated_attention(*inputs, pattern, is_causal=is_causal, backend="reference")
     torch.testing.assert_close(found, by_torch(pattern, heads, is_causal, *inputs), rtol=1e-9, atol=1e-9)
@@ -154,3 +162,49 @@ def test_modules_and_compiled_calls_take_every_kind() -> None:
     assert torch.equal(DilatedAttention(PATTERN)(*inputs), expected)
     compiled = torch.compile(lambda *x: dilated_attention(*x, PATTERN), fullgraph=True, backend="eager")
     assert torch.equal(compiled(*inputs), expected)
+
+
+BEYOND = Pattern.of(SlidingWindow(3), GlobalTokens([1, 16]))
+
+
+class Whole(torch.nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return dilated_attention(query, key, value, BEYOND)
+
+
+def exported() -> Any:
+    sizes = {1: torch.export.Dim("seq", min=2)}
+    return torch.export.export(Whole(), tuple(tensors(seq=20)), dynamic_shapes=(sizes,) * 3).module()
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "function": lambda: partial(dilated_attention, pattern=BEYOND),
+    "module": lambda: DilatedAttention(BEYOND),
+    "order": lambda: lambda q, k, v: ordered_dilated_attention(q, k, v, BEYOND, order((q.shape[1],))),
+    "vmap": lambda: torch.func.vmap(lambda q, k, v: Whole()(q[None], k[None], v[None])[0]),
+    "compiled": lambda: torch.compile(Whole(), fullgraph=True, dynamic=False, backend="eager"),
+    "compiled for all lengths": lambda: torch.compile(Whole(), fullgraph=True, dynamic=True, backend="eager"),
+    "exported for all lengths": exported,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_whole_sequence_without_a_global_token_is_refused(way: str) -> None:
+    call = WAYS[way]()
+    for seq in (17, 20):
+        call(*tensors(seq=seq))
+    with pytest.raises(PatternError, match="seq=16: tokens has position 16; positions from 0 to 15 are needed"):
+        call(*tensors(seq=16))
+
+
+def test_a_global_token_that_may_yet_come_is_taken() -> None:
+    """As it is of packed sequences."""
+    inputs = tensors(batch=1, seq=16)
+    starts = torch.tensor([0, 6, 16], dtype=torch.int32)
+    short = Pattern.of(SlidingWindow(3), GlobalTokens([1]))
+    for call in (
+        partial(dilated_attention, is_causal=True),
+        lambda q, k, v, pattern: dilated_attention_varlen(q[0], k[0], v[0], pattern, starts),
+        lambda q, k, v, pattern: DilatedCache(pattern, kv_heads=k.shape[2]).attend(q, k, v),
+    ):
+        torch.testing.assert_close(call(*inputs, pattern=BEYOND), call(*inputs, pattern=short))

@@ -21,7 +21,7 @@ from dilkit import (
     Strided,
     dilated_attention,
 )
-from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads
+from dilkit.comm import PlanMismatch, exchange_plan, ring_dilated_attention, run_threads
 from dilkit.decoding.kept import kept_count
 from dilkit.pattern import BlockLayout
 from dilkit.selector import NoBackendError
@@ -67,6 +67,16 @@ KINDS = {
     "a global token beyond 64 bits": Case(branch(GlobalTokens, [2**63 - 1]), PatternError, ("position", "2**63 - 2")),
     "a global token twice": Case(branch(GlobalTokens, [3, 1, 3]), PatternError, ("position 3 twice", "once")),
     "global tokens that write": Case(branch(GlobalTokens, 2, "write"), PatternError, ("direction='write'", "'both'", "'read'")),
+    "a global token after the last": Case(
+        lambda: dilated_attention(Q, Q, Q, Pattern.of(SlidingWindow(2), GlobalTokens([2, 6]))),
+        PatternError,
+        ("seq=6", "position 6", "0 to 5", "is_causal=True"),
+    ),
+    "a global token after the last of all ranks": Case(
+        lambda: run_threads(2, lambda comm: ring_dilated_attention(Q, Q, Q, Pattern.of(GlobalTokens([12])), comm)),
+        (PatternError, PlanMismatch),
+        ("seq=12", "position 12", "0 to 11"),
+    ),
     "a layout of numbers": Case(branch(BlockSparse, [[1, 0], [0, 1]], 4), TypeError, ("layout", "int64", "bools", "astype")),
     "a layout that is no square": Case(branch(BlockSparse, [[True, False]], 4), PatternError, ("shape (1, 1, 2)", "blocks")),
     "a layout with a batch": Case(branch(BlockSparse, torch.ones(1, 1, 2, 2).bool(), 4), PatternError, ("shape (1, 1, 2, 2)",)),
