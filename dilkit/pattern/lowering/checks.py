@@ -147,7 +147,7 @@ def _check_runs(name: str, form: Runs, seq: int) -> None:
             _refuse(name, f"{field}.columns", table.columns, needed)
         if form.block < UNBOUNDED and (table.stop != np.arange(1, len(table.stop) + 1) * form.block).any():
             _refuse(name, "block", form.block, f"{field}.stop in multiples of it, or no block,")
-    if form.queries is not form.keys and hash_of_pairs(form.queries, seq) != hash_of_pairs(form.keys, seq, turned=True):
+    if hash_of_pairs(form.queries, seq) != hash_of_pairs(form.keys, seq, turned=True):
         _refuse(name, "keys", form.keys, "a table of the pairs of queries, with keys as rows,")
 
 

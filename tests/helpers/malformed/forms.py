@@ -78,6 +78,7 @@ def grid(*fragments: str, cls: type[Grid] = Grid, **fields: Any) -> tuple[Callab
     return form(cls, *fragments, **{"shape": (2, 3), "kernel": (1, 3), "dilation": (1, 1), **fields})
 
 
+ONE_WAY = table((2, 6), (1, 1), (0, 2), (0, 6))
 WHOLE, RUN, TWO = table((2, 6), (1, 1), (0, 2), (2, 6)), array((1, 3)), array((4, 6), (1, 3))
 NONE = array().reshape(0, 2)
 REACH = dict(back=3, ahead=3)
@@ -122,6 +123,7 @@ MALFORMED = {
     "columns that end before they begin": runs("queries.columns", queries=table((2, 6), (1, 1), (2, 0), (2, 6))),
     "columns twice": runs("keys.columns", "ascending and apart", keys=table((2, 6), (1, 2), (0, 2), (2, 5), (4, 6))),
     "keys that are seen by others": runs("keys=RunTable", "the pairs of queries", keys=table((2, 6), (1, 1), (0, 2), (1, 6))),
+    "one table of what is not seen both ways": runs("keys=RunTable", "the pairs", **dict.fromkeys(("queries", "keys"), ONE_WAY)),
     "a block of nothing": runs("block=0", "from 1", block=0),
     "a block of other runs": runs("block=2", "queries.stop in multiples", block=2),
     "a grid of nothing": grid("shape=0", "from 1", shape=(0, 3)),
@@ -153,7 +155,7 @@ def lowered(name: str) -> Callable[[], Any]:
 
 
 def looked(name: str, *fragments: str) -> dict[str, Case]:
-    """What `sees` returns, at the three doors: the oracle, the kernels and the caches."""
+    """Cases of what `sees` returns, at the three doors: the oracle, the kernels and the caches."""
     pattern, said = Pattern.of(Looked(name)), ("Looked.sees returned", *fragments, "needed", "4 heads", "seen[None]")
     doors: dict[str, Callable[[], Any]] = {
         "a count": lambda: pattern.count(6, 4),
