@@ -94,19 +94,6 @@ def test_each_chunk_is_the_last_rows(name: str, chunk: int) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.data(), patterns_with_heads())
-def test_any_chunks_of_any_pattern(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
-    pattern, (heads, kv_heads) = drawn
-    seq = data.draw(st.integers(1, 60), "seq")
-    cuts = sorted({*data.draw(st.lists(st.integers(1, seq), max_size=20), "cuts"), seq})
-    sink = data.draw(st.none() | st.just(torch.randn(heads, dtype=torch.float64)), "sink")
-    rows = tensors(kv_heads, heads, seq)
-    exact, _ = oracle_attention(*rows, pattern, is_causal=True, sink=sink, scale=0.7)
-    found = decoded(DilatedCache(pattern, kv_heads), rows, cuts, sink=sink, scale=0.7)
-    torch.testing.assert_close(found, exact)
-
-
-@settings(max_examples=25, deadline=None)
 @given(patterns_with_heads(), st.integers(1, 60))
 def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seq: int) -> None:
     pattern, (heads, kv_heads) = drawn

@@ -127,29 +127,6 @@ def test_in_the_module() -> None:
         torch.testing.assert_close(found, layer(x)[0], atol=1e-5, rtol=1e-5)
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.data(), mixes_with_heads())
-def test_any_chunks_of_any_pattern_with_any_going_back(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
-    pattern, (heads, kv_heads) = drawn
-    segments = [branch.segment_length for branch in pattern.branches if isinstance(branch, DilatedSegment)]
-    rollback = data.draw(st.integers(0, min([*segments, 9])), "rollback")
-    rows = tensors(kv_heads, heads, 30)
-    sink = data.draw(st.none() | st.just(torch.randn(heads, dtype=torch.float64)), "sink")
-    exact, _ = oracle_attention(*rows, pattern, is_causal=True, sink=sink, scale=0.7)
-    cache, latest = DilatedCache(pattern, kv_heads, rollback=rollback), 0
-    for _ in range(data.draw(st.integers(1, 6), "times")):
-        before = cache.seen
-        count = data.draw(st.sampled_from([1, 1, 2, 3, 11]), "rows")
-        found = cache.attend(*(x[:, before : before + count] for x in rows), sink=sink, scale=0.7)
-        torch.testing.assert_close(found, exact[:, before : before + count])
-        latest = max(latest, cache.seen)
-        length = data.draw(st.integers(max(0, cache.seen - rollback - 1), cache.seen) | st.integers(0, cache.seen), "length")
-        try:
-            cache.crop(length)
-        except ValueError:
-            assert length < latest - rollback
-
-
 @settings(deadline=None, max_examples=15)
 @given(mixes_with_heads(), st.integers(1, 30), st.integers(0, 5))
 def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
