@@ -34,8 +34,9 @@ def require_right(call: Call, tensors: Tensors, found: Any) -> None:
 
 
 def require_same(first: dict[str, Tensor], second: dict[str, Tensor], when: str) -> None:
-    """Raise `Wrong` unless all bits are the same."""
-    other = [name for name, x in first.items() if not torch.equal(x, second[name])]
+    """Raise `Wrong` unless all bits are the same, also of NaN."""
+    bits = [{name: x.contiguous().view(torch.uint8) for name, x in results.items()} for results in (first, second)]
+    other = [name for name, x in bits[0].items() if not torch.equal(x, bits[1][name])]
     require(not other, f"{', '.join(other)} differ {when}")
 
 

@@ -110,6 +110,10 @@ class Machine(RuleBasedStateMachine):
     def pattern(self, fields: draw.Data) -> None:
         self.do("pattern", fields=fields)
 
+    @rule(call=draw.plain_calls, own=draw.own_kinds)
+    def kind(self, call: draw.Data, own: tuple[str, tuple[Any, ...]]) -> None:
+        self.do("kind", call=call, name=own[0], numbers=own[1])
+
     @rule(call=draw.plain_calls, tokens=st.integers(50, 59), mask=st.booleans())
     def giant(self, call: draw.Data, tokens: int, mask: bool) -> None:
         self.do("giant", call=call, tokens=tokens, mask=mask)

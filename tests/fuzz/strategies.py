@@ -22,7 +22,9 @@ from dilkit.testing.problems import Case
 BACKENDS = ("native", "native", "native", "sdpa", "reference")
 MASKS = ("none", "none", "random", "left", "right", "element", "all")
 SINKS = ("none", "none", "random", "of some heads")
-VALUES = ("normal", "normal", "normal", "constant value", "ignored NaN")
+VALUES = (*["normal"] * 6, *["constant value"] * 2, *["ignored NaN"] * 2, "huge")
+USUAL = (None, None, 1.0, 0.0, -0.3)
+SCALES = (*USUAL * 6, *(10.0**power for power in range(3, 28, 4)))
 RARELY_COMPILED = (*[way for way in WAYS if not way.startswith("compiled")] * 8, "compiled", "compiled dynamic")
 Data = dict[str, Any]
 
@@ -36,7 +38,7 @@ def cases(draw: st.DrawFn, longest: int, other_kinds: int) -> Case:
     heads, kv_heads = draw(heads_and_groups())
     kinds = [*[patterns(heads, kv_heads)] * 6, st.just(Pattern.dense()), many_branches]
     kinds += [mixes(heads, kv_heads, longest), neighborhoods(heads, longest), presets(heads, longest)] * other_kinds
-    values = draw(st.sampled_from(VALUES))
+    values = draw(st.sampled_from(VALUES if other_kinds < 2 else VALUES[:-1]))
     pattern = draw(st.sampled_from(kinds).flatmap(lambda x: x))
     seq = pattern.max_seq if on_a_grid(pattern) else draw(st.integers(1, 20) | st.integers(1, longest))
     return Case(
@@ -53,7 +55,7 @@ def cases(draw: st.DrawFn, longest: int, other_kinds: int) -> Case:
         mask=draw(st.sampled_from(MASKS[2:] if values == "ignored NaN" else MASKS)),
         values=values,
         sink=draw(st.sampled_from(SINKS)),
-        scale=draw(st.sampled_from([None, None, 1.0, 0.0, -0.3])),
+        scale=draw(st.sampled_from(SCALES if other_kinds < 2 else USUAL)),
     )
 
 
@@ -77,10 +79,12 @@ def calls(
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
     way = draw(st.sampled_from(ways))
     backend = draw(st.sampled_from(able(case)))
+    promised = backend == "native" or not (case.values == "huge" or (case.scale or 0) > 1)  # what gradients of large scores are
+    wants = st.sampled_from([(True,) * 3, (True,) * 3]) | st.tuples(*[st.booleans()] * 3)
     one = Call(
         case=case,
         layouts=(draw(layout), draw(layout), draw(layout), draw(layout)),
-        wants=draw(st.sampled_from([(True,) * 3, (True,) * 3]) | st.tuples(*[st.booleans()] * 3)),
+        wants=draw(wants) if promised else (False,) * 3,
         backend=backend,
         way=way,
         hooks=draw(st.sampled_from(HOOKS[:1] if way == "checkpoint" else HOOKS)),
@@ -138,7 +142,7 @@ actions = st.lists(
     ),
     max_size=30,
 )
-"""Of decoding: what is done, a slot of the cache, and how many rows."""
+"""Actions of decoding: what is done, a slot of the cache, and how many rows."""
 
 
 @st.composite
@@ -158,6 +162,16 @@ def decodings(draw: st.DrawFn) -> Data:
         pages=draw(st.sampled_from([None, None, None, 40])),
     )
 
+
+number = st.sampled_from([*range(13)] * 6 + [-3, -1, 2**40, 2**62, 2**62 + 1, 2.5, "3", None])
+pair = st.lists(number, min_size=2, max_size=2)
+own_kinds = st.one_of(
+    st.tuples(st.just("Reach"), st.tuples(number, number, number)),
+    st.tuples(st.just("Turns"), st.tuples(number, number)),
+    st.tuples(st.just("Posts"), st.tuples(pair, pair)),
+    st.tuples(st.just("Gap"), st.tuples(st.sampled_from(["window", "segments", "tokens"]), pair, pair)),
+)
+"""Kinds of `helpers/odd_kinds.py` with numbers that their forms may or may not have."""
 
 texts = st.text(max_size=6) | st.sampled_from(["", ";", "{", "}", "null", "1e999", "[]", "-1", "9" * 30, "\x00", '"', "NaN"])
 junk: st.SearchStrategy[Any] = st.recursive(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import torch
-from fuzz.calls import Call, tensors_of
-from fuzz.checks import BY_TORCH, DOES_NOT_FIT, attempt, require, require_raises
+from fuzz.calls import Call, computed, tensors_of
+from fuzz.checks import BY_TORCH, DOES_NOT_FIT, attempt, require, require_raises, require_right
 from fuzz.wrong_calls import ARGUMENTS, names_of
+from helpers import odd_kinds
 
 import dilkit
 from dilkit import Device, Pattern, Problem, dilated_attention
 from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.registry import backends
 
 
 def wrong(world: Any, call: dict[str, Any], argument: str, how: str) -> None:
@@ -25,6 +28,31 @@ def wrong(world: Any, call: dict[str, Any], argument: str, how: str) -> None:
     about = given["query"] if argument == "key_padding_mask" else given[argument]
     given[argument] = ARGUMENTS[argument][how](about)
     require_raises(lambda: dilated_attention(**given), DOES_NOT_FIT, *names_of(argument))
+
+
+def kind(world: Any, call: dict[str, Any], name: str, numbers: list[Any]) -> None:
+    """A kind that is not dilkit's beside the branches of a call: right, or refused by its name where no form has such numbers."""
+    one, given = Call.from_data(call), [tuple(x) if isinstance(x, (list, tuple)) else x for x in numbers]
+
+    def attend() -> tuple[Call, Any, Any]:
+        pattern = one.case.pattern.with_branches(getattr(odd_kinds, name)(*given), *one.case.pattern.branches)
+        case = replace(one.case, pattern=pattern)
+        beside = replace(one, case=case, backend="reference" if backends()[one.backend].refusals(case.problem()) else one.backend)
+        return beside, (tensors := tensors_of(beside)), computed(beside, tensors)
+
+    if _has_form(name, given):
+        require_right(*attend())
+    else:
+        require_raises(attend, DOES_NOT_FIT, f"{name}.forms")
+
+
+def _has_form(name: str, given: list[Any]) -> bool:
+    """True if the numbers that a kind is given are those of a form."""
+    if name in ("Reach", "Turns"):
+        most = given[0] if name == "Turns" else 2**62
+        return all(type(x) is int and 0 <= x <= 2**62 for x in given) and 1 <= given[-1] <= most
+    runs = given[name == "Gap" :]
+    return all(type(x) is int for run in runs for x in run) and all(0 <= start <= stop for start, stop in runs)
 
 
 def wrong_operator(world: Any, call: dict[str, Any], at: int, how: str, backward: bool) -> None:
