@@ -63,7 +63,7 @@ def test_bytes_from_rank_to_rank_are_those_of_the_plan(
 
 
 def _ring_legs(plan: ExchangePlan, phase: str, rows: Rows) -> Iterator[pairs.Messages]:
-    """What travels round the rings of a plan, hop by hop."""
+    """The bytes that travel round the rings of a plan, hop by hop."""
     for branch, route in enumerate(plan.routes):
         if route.kind == "ring":
             ring = pairs.RingRows.of_branch(plan, branch)

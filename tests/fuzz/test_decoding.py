@@ -38,7 +38,7 @@ PATTERNS = {
 
 
 def decode(pattern: Pattern, seed: int, actions: list[Action] | None = None, **given: Any) -> int:
-    """How many steps of all caches were compared. What is not `given` of the case, and the actions, are drawn."""
+    """Return the number of compared steps of all caches. The actions, and fields of the case not `given`, are drawn."""
     draw, world = random.Random(seed), World()
     fields: dict[str, Any] = dict(
         dtype=draw.choice(DTYPES), softcap=draw.choice([0.0, 0.7]), sink=draw.choice(["none", "random"])

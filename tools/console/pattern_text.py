@@ -74,5 +74,5 @@ def _callee(node: ast.expr) -> Callable[..., Any]:
 
 
 def _makers() -> dict[str, Callable[..., Any]]:
-    """Those by name that are loaded, dilkit's own before others."""
+    """Return loaded makers of patterns by name, dilkit's own before others."""
     return {cls.__name__: cls for cls in reversed(KINDS.values())} | {"Pattern": Pattern, "range": range}

@@ -28,7 +28,7 @@ KNOWN = (
 )
 """Arguments of layers that are computed, refused, or say nothing of what is computed."""
 OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context"}, {"query", "key", "value"})
-"""What `forward` of a layer takes if its keys may be of another sequence than its queries."""
+"""Arguments that `forward` of a layer takes if its keys may be of another sequence than its queries."""
 
 
 def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
@@ -97,7 +97,7 @@ def _takes_other_states(kind: Any) -> bool:
 
 @cache
 def arguments_of(kind: Any) -> frozenset[str]:
-    """What `forward` of a class of modules takes."""
+    """Return the arguments that `forward` of a class of modules takes."""
     return frozenset(inspect.signature(kind.forward).parameters)
 
 

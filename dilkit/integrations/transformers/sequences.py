@@ -1,4 +1,4 @@
-"""Which sequences the rows of a call are of: decided here for one process and for ranks alike.
+"""The sequences that the rows of a call are of: decided here for one process and for ranks alike.
 
 cu_seq_lens_q                                    its sequences
 positions that begin anew or jump in a row       cut there, where the model's mask is; else one sequence

@@ -163,7 +163,7 @@ class _Run:
             return self.slots.attend(rows, counts)
 
     def _draft(self, slot: int, number: int) -> None:
-        """Of an odd number of rows all are NaN, of an even one half are right and half are wrong. The wrong ones are taken back.
+        """Draft rows: all NaN of an odd number, half right and half wrong of an even one. The wrong ones are taken back.
 
         NaN lies in calls of its own: rows before one in the same call may get NaN, as docs/definition.md says.
         """

@@ -118,7 +118,7 @@ def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:
 
 
 def _facts(query: Tensor, key: Tensor, mask: TokenMask | None, options: dict[str, Any]) -> dict[str, Any]:
-    """What the ranks tell each other of their rows. Raises ValueError for rows that are no part of whole sequences."""
+    """Return the facts of a rank's rows for the others. Raises ValueError for rows that are no part of whole sequences."""
     _check_own_rows(query, key, mask)
     rows, cu_seqlens, positions = query.shape[1], options.get("cu_seq_lens_q"), options.get("position_ids")
     facts = dict(rows=rows, total=UNKNOWN, first=UNKNOWN, last=UNKNOWN, cut=BY_POSITIONS in options and is_cut(mask))

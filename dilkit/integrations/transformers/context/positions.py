@@ -37,7 +37,7 @@ class Positions:
 
     @classmethod
     def of_model(cls, model: Any) -> Positions:
-        """Those of a model, by its embeddings. Raises ValueError for a model that takes none."""
+        """Return the positions of a model, by its embeddings. Raises ValueError for a model that takes none."""
         parts = list(model.modules())
         kinds: set[Any] = {type(part) for part in parts if hasattr(part, "config")}
         if not any("position_ids" in arguments_of(kind) for kind in kinds):

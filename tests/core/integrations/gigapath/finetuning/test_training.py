@@ -122,7 +122,7 @@ def test_a_frozen_encoder_does_not_change(tmp_path: Path) -> None:
 
 
 def test_the_trained_encoder_is_read_again_with_its_settings(tmp_path: Path) -> None:
-    """What `model.pt` stores holds, and what contradicts it is refused."""
+    """A call takes the settings that `model.pt` stores, and those that contradict it are refused."""
     labels, files = cohort(tmp_path / "slides", survival=True)
     encoder = tiny_encoder(global_pool=True, tail="exact", num_heads=1)
     finetune(labels, files, encoder, tmp_path / "out", SETTINGS)
