@@ -83,4 +83,5 @@ def packing_given(total: int, padded: bool, options: Mapping[str, Any]) -> Packi
         torch._assert_async((of_keys == cu_seqlens).all(), f"cu_seq_lens_q and cu_seq_lens_k {_DIFFER}")
     if longest is None or (isinstance(longest, Tensor) and torch.compiler.is_compiling()):
         longest = total  # the number in a tensor is not known there
-    return Packing(cu_seqlens.int(), longest if isinstance(longest, torch.SymInt) else int(longest))  # int() makes constants
+    known: Any = longest if isinstance(longest, torch.SymInt) else int(longest)  # int() would make it a constant
+    return Packing(cu_seqlens.int(), known)

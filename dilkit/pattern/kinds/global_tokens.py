@@ -77,7 +77,7 @@ class GlobalTokens(Branch):
     def of_tokens(self, seq: int) -> GlobalTokens | None:
         if isinstance(self.tokens, int):
             return self
-        tokens = [token for token in self.tokens if token < seq]
+        tokens = tuple(token for token in self.tokens if token < seq)
         return replace(self, tokens=tokens) if tokens else None
 
     def count(self, seq: int) -> int:
