@@ -56,8 +56,9 @@ CUDA_CACHE = Variable(
 )
 GPU_PROOF = Variable(
     "DILKIT_GPU_PROOF",
-    "Whether dilkit's own kernels have to compute small problems rightly on a GPU before they are used there: `once`, and what "
-    "came of it is kept beside the compiled kernels; `always`, in each process; `off`.",
+    "Whether dilkit's own kernels have to compute small problems rightly on a GPU before they are used there, and so classes of "
+    "packages that are newer than those tested: `once`, and what came of it is kept beside the compiled kernels; `always`, in "
+    "each process; `off`.",
     "once",
 )
 GPU_PROOFS = ("once", "always", "off")

@@ -31,15 +31,16 @@ SUFFIX = ".proof.json"
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of a proof by these facts. `reason`: why it failed; empty if it passed."""
+    """What came of a proof by these facts. `reason`: why it failed; empty if it passed. `doubt`: why none could be made."""
 
     facts: tuple[str, ...]
     reason: str
+    doubt: str = ""
 
     @property
     def verdict(self) -> str:
         """In one word."""
-        return "failed" if self.reason else "passed"
+        return "failed" if self.reason else "none" if self.doubt else "passed"
 
 
 def failure(backend: Backend, problem: Problem, run: bool) -> str:
@@ -57,13 +58,27 @@ def failure(backend: Backend, problem: Problem, run: bool) -> str:
         return f"{type(error).__name__}: {error}"
     if not facts:
         return ""
-    verdict = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
+    verdict = known(mode, facts)
     if verdict is None:
         if not run:
             return ""
-        verdict = _prove(backend.name, problem, facts)
-    _proofs[mode, facts] = verdict
+        verdict = _prove(backend.name, problem, facts, mode)
     return verdict.reason
+
+
+def known(mode: str, facts: tuple[str, ...]) -> Proof | None:
+    """Return the proof by these facts that this process knows or, with the mode `once`, that is written down."""
+    found = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
+    if found is not None:
+        _proofs[mode, facts] = found
+    return found
+
+
+def keep(mode: str, proof: Proof, write: bool = True) -> None:
+    """Remember a proof in this process and, with `write`, for others."""
+    _proofs[mode, proof.facts] = proof
+    if write:
+        _write(proof)
 
 
 def recorded() -> list[Proof]:
@@ -77,7 +92,7 @@ _proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
 """Those that this process knows, by the mode in which it came by them."""
 
 
-def _prove(name: str, problem: Problem, facts: tuple[str, ...]) -> Proof:
+def _prove(name: str, problem: Problem, facts: tuple[str, ...], mode: str) -> Proof:
     _check_not_capturing(name, problem)
     request = dict(backend=name, device=f"{problem.device.type}:{problem.device.index}", dtype=problem.dtype)
     flags = dict(
@@ -88,7 +103,7 @@ def _prove(name: str, problem: Problem, facts: tuple[str, ...]) -> Proof:
     asked |= dict(bias="" if problem.bias is None else problem.bias.encode())
     command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(asked)]
     proof = Proof(facts, outcome(command))
-    _write(proof)
+    keep(mode, proof)
     if proof.reason:
         warnings.warn(
             f"backend {name} is not used on {problem.device}: {proof.reason}. Please report this, with what `dilkit doctor` and "
@@ -142,11 +157,11 @@ def _load(place: Path) -> Proof | None:
         return None
     try:
         plain = json.loads(files.read_bytes(place))
-        facts, reason = plain["facts"], plain["reason"]
+        facts, reason, doubt = plain["facts"], plain["reason"], plain.get("doubt", "")
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    texts = isinstance(facts, list) and all(isinstance(x, str) for x in (*facts, reason))
-    return Proof(tuple(facts), reason) if texts else None
+    texts = isinstance(facts, list) and all(isinstance(x, str) for x in (*facts, reason, doubt))
+    return Proof(tuple(facts), reason, doubt) if texts else None
 
 
 def _write(proof: Proof) -> None:

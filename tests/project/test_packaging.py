@@ -15,6 +15,7 @@ from helpers.launch import fork
 from helpers.project import ROOT, ROOTS, checkout, extension_suffix, metadata, packages, pip_install, python, succeed
 
 import dilkit
+from dilkit.integrations import newer
 
 pytestmark = pytest.mark.surroundings
 
@@ -106,6 +107,15 @@ def test_the_version_is_written_in_one_place():
 
 def test_the_changelog_knows_the_version():
     assert re.search(rf"^## \[({re.escape(dilkit.__version__)}|Unreleased)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_what_is_installed_for_tests_counts_as_tested():
+    pins = re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    for package, tested in newer.NEWEST_TESTED.items():
+        of_package = [version for name, version in pins if name == package]
+        assert not [version for version in of_package if newer.is_newer(package, version)], f"{package} is tested up to {tested}"
+    minor = newer.NEWEST_TESTED["transformers"].rpartition(".")[0]
+    assert re.search(rf"Tested with transformers .* and {re.escape(minor)}\.", (ROOT / "docs/transformers.md").read_text())
 
 
 def test_neither_importing_dilkit_nor_loading_every_backend_imports_torch(tmp_path):

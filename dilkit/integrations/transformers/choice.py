@@ -10,9 +10,10 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from dilkit.integrations.newer import check_class
 from dilkit.integrations.transformers.biases.alibi import watch_alibi
 from dilkit.integrations.transformers.biases.tables import watch_tables
 
@@ -32,6 +33,7 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
             if not watch_alibi(type(model), is_ours):
                 _check_looked_up(type(model), requested_attention)
             watch_tables(type(model))
+            check_proven(type(model))
             if getattr(model.config, "dilkit", None) is not None:
                 setattr(model.config, SAVED_AS, requested_attention)
         elif requested_attention is None and getattr(model.config, "dilkit", None) is not None:
@@ -40,6 +42,22 @@ def watch_models(base: Any, is_ours: Callable[[object], bool]) -> None:
 
     watched.watched_by = __name__  # type: ignore[attr-defined]
     base.get_correct_attn_implementation = watched
+
+
+def check_proven(kind: Any) -> None:
+    """Raise ValueError for a class of a version of transformers that is not tested, if it is wrong on dilated attention.
+
+    A class of somebody else is taken for the one of transformers that it is derived from.
+    """
+    own = next((x for x in kind.__mro__ if x.__module__.startswith("transformers.models.")), kind)
+    check_class("transformers", sys.modules["transformers"].__version__, own, "dilkit.integrations.transformers.proof.proving")
+
+
+def classes_with(model: Any, layers: Iterable[Any]) -> dict[Any, None]:
+    """Return the classes of `model`, and of the models within it, that hold one of the `layers`; the outermost comes first."""
+    wanted = {*map(id, layers)}
+    models = (x for x in model.modules() if hasattr(x, "set_attn_implementation"))
+    return {type(x): None for x in models if not wanted.isdisjoint(map(id, x.modules()))}
 
 
 def _check_looked_up(kind: Any, name: str | None) -> None:

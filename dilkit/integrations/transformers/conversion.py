@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilkit.integrations.transformers.checks import check_one_sequence, source_of
+from dilkit.integrations.transformers.choice import check_proven, classes_with
 from dilkit.integrations.transformers.patterns import (
     FULL,
     WINDOWED,
@@ -98,12 +99,15 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
         ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of_layer(stated[id(x.config)], x))
         for path, x in layers.items()
     ]
+    parts = [model] if len(layers) == len(everywhere) else _parts_of(model, stated)
+    for kind in [kind for part in parts for kind in classes_with(part, layers.values())]:
+        check_proven(kind)
     if not is_registered(name):
         register(None, name)
     if given is not None:
         for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
             config.dilkit = to_config(given)
-    for part in [model] if len(layers) == len(everywhere) else _parts_of(model, stated):
+    for part in parts:
         part.set_attn_implementation(name)
     return Conversion(tuple(changed))
 

@@ -149,7 +149,11 @@ def _lines(report: Report, device: Device) -> list[str]:
     lines = ["versions", *table((name.replace("_", " "), str(found)) for name, found in report.versions.items())]
     lines += ["", "devices", *table(_device_row(device) for device in report.devices)]
     if report.proofs:
-        lines += ["", "kernels of our own, proven on GPUs", *table(_proof_row(proof) for proof in report.proofs)]
+        lines += [
+            "",
+            "proofs of our own kernels on GPUs, and of classes of newer packages",
+            *table(_proof_row(proof) for proof in report.proofs),
+        ]
     lines += ["", "problem", *(wrapped("  preset ", report.preset) if report.preset else ()), *_problem_lines(report.trace)]
     if report.matrix is not None:
         lines += ["", "the same problem on every known device, for every dtype", *matrix.lines(report.matrix)]
@@ -173,7 +177,7 @@ def _device_row(device: Device | Failure) -> tuple[str, str]:
 
 
 def _proof_row(proof: Proof) -> tuple[str, str]:
-    return proof.verdict, "\n".join(filter(None, (", ".join(proof.facts), proof.reason)))
+    return proof.verdict, "\n".join(filter(None, (", ".join(proof.facts), proof.reason, proof.doubt)))
 
 
 def _problem_lines(trace: Trace | Failure) -> list[str]:
