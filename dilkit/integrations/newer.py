@@ -17,7 +17,7 @@ from typing import Any
 from dilkit import environment
 from dilkit.selection import proof
 
-NEWEST_TESTED = {"transformers": "5.24.0"}
+NEWEST_TESTED = {"transformers": "5.24.0", "torchscale": "0.3.0"}
 
 
 def check_class(package: str, version: str, kind: type, prover: str) -> None:
@@ -51,9 +51,8 @@ def check_class(package: str, version: str, kind: type, prover: str) -> None:
         )
     if found.reason:
         raise ValueError(
-            f"{name} of {package} {version} computes something else on dilated attention than by its own, where both are dense: "
-            f"{found.reason}. Install {package}=={tested} or earlier, or take its own attention; "
-            f"{environment.GPU_PROOF.name}=off computes it all the same"
+            f"{name} of {package} {version} computes something else by dilkit than by its own attention: {found.reason}. Install "
+            f"{package}=={tested} or earlier, or leave it its own; {environment.GPU_PROOF.name}=off computes it all the same"
         )
 
 

@@ -13,29 +13,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dilkit.integrations.torchscale.proving import plain_attention, spare_flash_attention
+
 PUBLISHED = "published.torchscale.component.dilated_attention"
 CHECKOUTS = {
     "torchscale": ("DILKIT_TORCHSCALE", "torchscale.component.dilated_attention"),
     "gigapath": ("DILKIT_GIGAPATH", "gigapath.torchscale.component.dilated_attention"),
 }
-
-
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
-    """Out and lse, fp32 or fp64, of `(batch, rows, heads, head_dim)`; under causality row i sees keys up to the i-th."""
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])
-    if is_causal:
-        rows, keys = scores.shape[-2:]
-        scores = scores.masked_fill(torch.ones(rows, keys, dtype=torch.bool).triu(1), -math.inf)
-    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v), scores.to(
-        torch.promote_types(q.dtype, torch.float32)
-    ).logsumexp(-1)
 
 
 class DilatedAttention(nn.Module):
@@ -137,21 +128,5 @@ def _of_checkout(variable: str, name: str) -> type[Any]:
         module = importlib.import_module(name)
     finally:
         sys.path.remove(folder)
-    ordinary = sys.modules[f"{name.rpartition('.')[0]}.multihead_attention"]
-    ordinary.flash_attn_func = lambda q, k, v, dropout, bias, scale, is_causal: plain_attention(q, k, v, is_causal)
+    spare_flash_attention(name)
     return module.DilatedAttention
-
-
-def arguments(lengths: list[int], ratios: list[int], **others: Any) -> SimpleNamespace:
-    """The `args` that torchscale's class reads."""
-    defaults = dict(flash_attention=True, multiway=False, xpos_rel_pos=False, xpos_scale_base=512, layernorm_eps=1e-5)
-    return SimpleNamespace(segment_length=lengths, dilated_ratio=ratios, **{**defaults, "seq_parallel": False, **others})
-
-
-def layer(kind: type[Any], lengths: list[int], ratios: list[int], heads: int = 4, dropout: float = 0.0, **others: Any) -> Any:
-    """A layer of 8 dimensions a head, in fp64, with weights that make scores large enough to tell keys apart."""
-    made = kind(arguments(lengths, ratios, **others), 8 * heads, heads, dropout, self_attention=True, subln=True).double()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.normal_(std=0.3)
-    return made

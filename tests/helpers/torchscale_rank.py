@@ -8,9 +8,10 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 from helpers.rank import connect, say
-from helpers.torchscale_peer import PUBLISHED, layer, loaded
+from helpers.torchscale_peer import PUBLISHED, loaded
 
 from dilkit.integrations.torchscale import install
+from dilkit.integrations.torchscale.proving import layer
 
 
 def main(launcher: str, peer: str) -> None:

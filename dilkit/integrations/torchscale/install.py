@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib import metadata
 from types import ModuleType
 from typing import Any, cast
 
 import numpy
 
 from dilkit.checks import one_of
+from dilkit.compiler import assume_constant_result
+from dilkit.integrations.newer import check_class, is_newer
 from dilkit.integrations.patches import Handle, Patches
 from dilkit.integrations.torchscale.forward import Options, attend, check_procedure
 from dilkit.pattern import TAILS
@@ -80,7 +83,7 @@ def _patch(module: ModuleType) -> None:
     if not isinstance(kind, type) or kind in _originals:
         return
     original: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
-    package = module.__name__.rpartition(".")[0]
+    package, untested = module.__name__.rpartition(".")[0], _untested_version(module.__name__)
 
     @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,10 +91,26 @@ def _patch(module: ModuleType) -> None:
         if not handles:
             return original(self, *args, **kwargs)
         check_procedure(kind, type(self))
+        if untested:
+            _check_proven(kind, untested)
         return attend(cast(Installation, handles[0]).options, package, self, *args, **kwargs)
 
     _originals[kind] = original
     kind.forward = forward  # type: ignore[attr-defined]
+
+
+def _untested_version(module: str) -> str:
+    """Return torchscale's version if it is newer than those tested; a copy in another package has none."""
+    try:
+        version = metadata.version("torchscale") if module.startswith("torchscale.") else ""
+    except metadata.PackageNotFoundError:
+        return ""
+    return version if version and is_newer("torchscale", version) else ""
+
+
+@assume_constant_result
+def _check_proven(kind: type, version: str) -> None:
+    check_class("torchscale", version, kind, "dilkit.integrations.torchscale.proving")
 
 
 def _name_numpy(module: ModuleType) -> None:

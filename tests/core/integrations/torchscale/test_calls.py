@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import CHECKOUTS, PUBLISHED, layer
+from helpers.torchscale_peer import CHECKOUTS, PUBLISHED
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dilkit.integrations.torchscale import install
 from dilkit.integrations.torchscale.forward import pattern_of
 from dilkit.integrations.torchscale.masks import MaskMemory
+from dilkit.integrations.torchscale.proving import layer
 from dilkit.oracle import oracle_attention
 
 LENGTHS, RATIOS = [8, 16, 32], [1, 2, 4]

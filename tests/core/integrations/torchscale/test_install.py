@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import PUBLISHED, layer
+from helpers.torchscale_peer import PUBLISHED
 
-from dilkit.integrations.torchscale import install
+from dilkit.integrations.torchscale import install, proving
+from dilkit.integrations.torchscale.proving import layer
+from dilkit.selection import proof
 
 SOURCE = """
 from helpers import torchscale_peer
@@ -111,6 +113,35 @@ def test_segment_lengths_that_numpy_2_writes_are_evaluated(tmp_path: Path, monke
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "my_torchscale"]:
             del sys.modules[name]
+
+
+@pytest.mark.parametrize("fork", ["torchscale"], indirect=True)
+def test_a_later_version_is_compared_at_its_first_call(
+    fork: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def outcome(command: list[str]) -> str:
+        asked.append(command[-1])
+        proving.main(command[-1])
+        return capsys.readouterr().out
+
+    def call(version: str) -> None:
+        monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+        with install():
+            made(x, x, x)
+
+    monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "proofs"))
+    monkeypatch.setattr(proof, "_proofs", {})
+    monkeypatch.setattr(proof, "outcome", outcome)
+    kind, x = importlib.import_module(fork).DilatedAttention, torch.randn(1, 13, 32, dtype=torch.float64)
+    made = layer(kind, [8, 16], [1, 2])
+    for version in ("0.3.0", "0.4.0", "0.4.0"):
+        call(version)
+    assert asked == [f"{fork}:DilatedAttention"]
+    kind.branch = lambda self, q, k, v, *sizes: super(kind, self).branch(q, k, 2 * v, *sizes)
+    with pytest.raises(ValueError, match=r"of torchscale 0\.5\.0 computes .* a forward pass is off by"):
+        call("0.5.0")
 
 
 def test_a_module_that_fails_to_load_is_not_in_the_way(fork: str, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import PEERS, layer
+from helpers.torchscale_peer import PEERS
 from torch import Tensor
 
 from dilkit.integrations.torchscale import install
 from dilkit.integrations.torchscale.forward import pattern_of
+from dilkit.integrations.torchscale.proving import layer
 from dilkit.oracle import oracle_attention
 
 EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import PEERS, layer
+from helpers.torchscale_peer import PEERS
 from torch import nn
 
 from dilkit import Alibi, DilatedAttention, MultiheadDilatedAttention, Pattern, order
 from dilkit.integrations.torchscale import install
+from dilkit.integrations.torchscale.proving import layer
 
 EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
 BLOCK = DilatedAttention(Pattern([8, 16], [1, 2], offset="block"))
