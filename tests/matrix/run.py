@@ -75,6 +75,8 @@ def place(variation: Variation, scratch: Path) -> tuple[Path, str]:
     command = [*as_user(variation.user), "make", f"PYTHON={variation.python}", ".venv/stage-test"]
     options: dict[str, Any] = dict(check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     subprocess.run(command, cwd=root, env=surroundings(variation, scratch), **options)
+    if variation.newest:
+        subprocess.run([".venv/bin/python", "-m", "pip", "install", "-q", "--upgrade", *variation.newest], cwd=root, **options)
     return root, ".venv/bin/python"
 
 

@@ -15,7 +15,8 @@ from matrix.variations import CXX, PYTHONS, Variation, interpreter, variations
 def test_variations_have_names_of_their_own_and_python_is_not_tried_twice() -> None:
     found = [variation.name for variation in variations()]
     assert len(found) == len({*found})
-    assert {"torch default", "dilkit generic", "threads 4", "LANG=C", "path", "no C++", "one core", "another user"} <= {*found}
+    names = {"torch default", "dilkit generic", "threads 4", "LANG=C", "path", "no C++", "one core", "another user"}
+    assert {*names, "newest packages"} <= {*found}
     assert len([name for name in found if name.startswith("Python")]) == len({*PYTHONS} - {"{}.{}".format(*sys.version_info)})
 
 

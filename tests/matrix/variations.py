@@ -21,6 +21,7 @@ MKL = {"default": "SSE4_2", "avx2": "AVX2", "avx512": "AVX512"}
 """The setting of MKL that goes with a capability of torch."""
 
 
+NEWEST = ("torch", "transformers", "accelerate")
 CXX = ("g++", "c++", "clang++")
 OTHER_USER = 65534
 """The number of `nobody`."""
@@ -35,7 +36,8 @@ class Variation:
     """One row of the matrix.
 
     With a `folder`: in a copy of the checkout of that name, with an environment of its own. With a `user`: as the user of that
-    number, whose home cannot be written to. `without`: commands that are not on PATH. `before`: what starts the tests.
+    number, whose home cannot be written to. `without`: commands that are not on PATH. `before`: what starts the tests. `newest`:
+    packages of that environment in their newest versions, whatever constraints.txt says.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Variation:
     without: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     user: int | None = None
+    newest: tuple[str, ...] = ()
 
 
 def variations() -> Iterator[Variation]:
@@ -65,6 +68,7 @@ def variations() -> Iterator[Variation]:
     yield Variation("no C++", without=CXX)
     yield another_user()
     yield Variation("path", folder="mein Gerät", python=BASE)
+    yield Variation("newest packages", folder="newest", python=BASE, newest=NEWEST)
     for version in PYTHONS:
         if version != f"{sys.version_info.major}.{sys.version_info.minor}":
             python = interpreter(version)
