@@ -36,7 +36,7 @@ def check_class(package: str, version: str, kind: type, prover: str) -> None:
     name, versions = full_name(kind), _versions(package, version)
     found = proof.known(mode, (name, *versions))
     if found is None:
-        text = proof.outcome([sys.executable, "-m", prover, name])
+        text = proof.outcome([sys.executable, "-m", prover, name]).rpartition("\n")[2]
         compared: dict[str, Any] = json.loads(text) if text.startswith("{") else dict(wrong="", doubt=text, right=[])
         for right in compared["right"]:
             proof.keep(mode, proof.Proof((right, *versions), ""))

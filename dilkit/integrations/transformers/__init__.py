@@ -11,6 +11,7 @@
     biases/         position biases of T5, Bloom and MPT, of which no tensor of all pairs is made
     cross_attention.py of T5's decoder to its encoder, which torch computes
     cached.py       the last rows of sequences against a cache
+    proof/          a tiny model of a class beside eager attention, for versions of transformers that are not tested
     conversion.py   dilated attention in a model that is there
     loading.py      a saved model with the attention that its configuration has a pattern for
     context/        sequences that are cut over ranks

@@ -72,8 +72,8 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
       each of a `copy.deepcopy` of it.
 
     Returns what changed by layer. Where dilated attention sees less than the model was trained with, its results differ: train
-    it further. Raises TypeError or ValueError, with the reason, for a model with chunked attention or cross-attention, or one
-    that does not look its attention up; it is then as it was.
+    it further. Raises TypeError or ValueError, with the reason, for a model with chunked attention or cross-attention, one that
+    does not look its attention up, or one that is wrong with a version of transformers that is not tested; it is then as it was.
 
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> from dilkit import Pattern
