@@ -63,10 +63,9 @@ def examine(name: str, family: str) -> Examined:
             config_kind = kind.config_class or from_family[family]
             if _is_refused(kind, config_kind):
                 return Examined(name, family, NOT_LOOKED_UP)
-            tiny = first_that_runs(kind, config_kind)
-        except Exception as error:
+            return _verdict(name, family, first_that_runs(kind, config_kind))
+        except (Exception, TooLate) as error:
             return Examined(name, family, NOT_TRIED, in_words(error))
-        return _verdict(name, family, tiny)
 
 
 def _is_refused(kind: Any, config_kind: Any) -> bool:
@@ -112,10 +111,14 @@ def _every_layer_asks(tiny: Tiny) -> bool | None:
     return same(after[:, rows], before[:, rows])
 
 
+class TooLate(BaseException):
+    """Ends what takes any other exception for an answer."""
+
+
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
     def late(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {seconds} s")
+        raise TooLate(f"it takes more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
