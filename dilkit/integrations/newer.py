@@ -37,7 +37,8 @@ def check_class(package: str, version: str, kind: type, prover: str) -> None:
     found = proof.known(mode, (name, *versions))
     if found is None:
         text = proof.outcome([sys.executable, "-m", prover, name]).rpartition("\n")[2]
-        compared: dict[str, Any] = json.loads(text) if text.startswith("{") else dict(wrong="", doubt=text, right=[])
+        doubtful = dict(wrong="", doubt=text or "it said nothing", right=[])
+        compared: dict[str, Any] = json.loads(text) if text.startswith("{") else doubtful
         for right in compared["right"]:
             proof.keep(mode, proof.Proof((right, *versions), ""))
         found = proof.Proof((name, *versions), compared["wrong"], compared["doubt"])

@@ -124,7 +124,7 @@ def test_a_later_version_is_compared_at_its_first_call(
     def outcome(command: list[str]) -> str:
         asked.append(command[-1])
         proving.main(command[-1])
-        return capsys.readouterr().out
+        return capsys.readouterr().out.strip()
 
     def call(version: str) -> None:
         monkeypatch.setattr("importlib.metadata.version", lambda name: version)
