@@ -55,7 +55,8 @@ help:
 	@echo "make hosts     attention over four hosts on this machine, network namespaces whose links are slow, beside other schemes: time"
 	@echo "               and bytes on the wire (root; half an hour; ARGS=--quick: short sequences)"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
-	@echo "make peers     dilkit in the place of torchscale's own code (DIR=a checkout of torchscale or of prov-gigapath)"
+	@echo "make peers     dilkit in the place of torchscale's own code, or of sdpa in transformers' own tests (DIR=a checkout of"
+	@echo "               torchscale, of prov-gigapath or of transformers; ARGS='--only llama' one family of its models)"
 	@echo "make lint      ruff, mypy, and zizmor on the workflows"
 	@echo "make docs      write the generated parts of README.md and docs/ anew, and build the site of docs/ in site/"
 	@echo "make results   measure anew, on a quiet machine, what the pages show of CPUs (ARGS='orders ring' a part), then make docs"
@@ -126,8 +127,13 @@ hosts: $(TEST)
 simulate: $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/backends/numba/simulate.py --all $(ARGS)
 
+ifneq ($(wildcard $(DIR)/src/transformers),)
+peers: $(TEST) $(PEERS) $(TRANSFORMERS)
+	$(PY) tests/families/own_tests.py "$(DIR)" $(ARGS)
+else
 peers: $(TEST) $(PEERS)
 	$(if $(wildcard $(DIR)/gigapath),DILKIT_GIGAPATH,DILKIT_TORCHSCALE)="$(DIR)" OMP_NUM_THREADS=1 $(PY) -m pytest tests/core/integrations $(ARGS)
+endif
 
 lint: $(LINT)
 	$(PY) -m ruff check
