@@ -35,19 +35,19 @@ def watch_alibi(model: Any, is_ours: Callable[[object], bool]) -> bool:
     for home in homes:
         block, layer = (getattr(sys.modules[home], name) for name in LAYERS[home][:2])
         if getattr(layer.forward, "watched_by", None) != __name__:
-            block.forward = _without_weights(block.forward)
+            block.__call__ = _without_weights(block.__call__)  # not `forward`: one that is replaced makes no checkpoints
             layer.__init__, layer.forward = _knowing(layer.__init__), _watched(layer.forward, LAYERS[home][2], is_ours)
     return bool(homes)
 
 
-def _without_weights(forward: Any) -> Any:
-    """`forward` of a block, which says whether weights are asked for; not all of them tell their attention."""
+def _without_weights(call: Any) -> Any:
+    """`__call__` of a block, which says whether weights are asked for; not all of them tell their attention."""
 
-    @functools.wraps(forward)
+    @functools.wraps(call)
     def watched(block: Any, *args: Any, output_attentions: bool = False, **options: Any) -> Any:
         if output_attentions and isinstance(options.get("attention_mask"), TokenMask):
             raise ValueError(f"output_attentions={output_attentions!r} of {type(block).__name__}: {REFUSED['output_attentions']}")
-        return forward(block, *args, output_attentions=output_attentions, **options)
+        return call(block, *args, output_attentions=output_attentions, **options)
 
     return watched
 

@@ -121,6 +121,20 @@ def test_matrices_of_weights_are_refused(make: Any) -> None:
 
 
 @each_model
+def test_blocks_make_checkpoints_of_activations(make: Any) -> None:
+    """transformers makes them only in the `forward` that it gave the class of the block."""
+    tokens, made = sequences((12,))[0][None], []
+    for name in ("dilkit", "eager"):
+        model = make(name).train()
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        for block in model.modules():
+            if compute := getattr(block, "_gradient_checkpointing_func", None):
+                block._gradient_checkpointing_func = lambda *args, call=compute: made.append(name) or call(*args)
+        model(tokens).logits.sum().backward()
+    assert made == ["dilkit"] * 2 + ["eager"] * 2
+
+
+@each_model
 def test_models_of_eager_attention_stay_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = sequences((12,))[0][None]
     before = make("eager")(tokens).logits
