@@ -129,7 +129,7 @@ def test_blocks_make_checkpoints_of_activations(make: Any) -> None:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         for block in model.modules():
             if compute := getattr(block, "_gradient_checkpointing_func", None):
-                block._gradient_checkpointing_func = lambda *args, call=compute: made.append(name) or call(*args)
+                block._gradient_checkpointing_func = lambda *args, x=name, call=compute: made.append(x) or call(*args)
         model(tokens).logits.sum().backward()
     assert made == ["dilkit"] * 2 + ["eager"] * 2
 
