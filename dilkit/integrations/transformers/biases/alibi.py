@@ -7,7 +7,6 @@ layer       scores + alibi, softmax                     `dilkit.Alibi`: -slopes[
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +74,7 @@ def _watched(forward: Any, asking: Any, is_ours: Callable[[object], bool]) -> An
 
 def _attended(layer: Any, rows: tuple[Tensor, Tensor, Tensor], mask: Any, bias: PositionBias, **options: Any) -> Tensor:
     """What the attention function of the layer's name returns for queries, keys and values, `(batch, rows, heads * head_dim)`."""
-    interface = importlib.import_module("transformers").AttentionInterface()
+    interface = sys.modules["transformers"].AttentionInterface()  # torch.compile traces no import
     out: Tensor = interface[layer.config._attn_implementation](layer, *rows, mask, position_bias=bias, **options)[0]
     return out.flatten(2)
 

@@ -134,6 +134,16 @@ def test_blocks_make_checkpoints_of_activations(make: Any) -> None:
     assert made == ["dilkit"] * 2 + ["eager"] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # of torch, at Bloom's own activation
+@each_model
+@torch.no_grad()
+def test_one_graph(make: Any) -> None:
+    tokens, model = sequences((12,))[0][None], make("dilkit")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(tokens, use_cache=False).logits, model(tokens).logits, **CLOSE)
+
+
 @each_model
 def test_models_of_eager_attention_stay_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = sequences((12,))[0][None]
