@@ -48,6 +48,11 @@
 #define NEG_INF (-INFINITY)
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
+
+/* Scores whose rounding changes a weight by up to 1/32 or more; an lse whose rounding does so by 1/512. */
+#define EPSILON 1.1920929e-7f
+#define HUGE_SCORE (1 / (16 * EPSILON))
+#define LARGE_LSE (1 / (1024 * EPSILON))
 #define MAX_POSITION 0x7fffffff
 
 typedef struct {
@@ -224,6 +229,13 @@ DEVICE int own_position(const Tile *tile, int r) { return tile->row + min_of(r, 
 
 /* Where a head's part of lse and delta begins. */
 DEVICE long long line_of(const Args *args, int batch, int head) { return ((long long)batch * args->heads + head) * args->seq; }
+
+/* An lse as gradients take it. A large one is less by what rounding made of it and of the scores: the key that a row sees almost
+   alone then has a weight of 1, not of 2 to a rounding error. NEG_INF stays. */
+DEVICE float load_lse(const float *place) {
+    float lse = LOAD(place), size = fabsf(lse);
+    return size > LARGE_LSE ? lse - 3 * EPSILON * size : lse;
+}
 
 /* How many tiles there are, over the batch or all packed sequences. */
 DEVICE int item_count(const Args *args) {

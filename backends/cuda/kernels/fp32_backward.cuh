@@ -1,11 +1,12 @@
 /* Gradients in fp32 on CUDA cores, of tensors in float, half or bfloat16: what both kernels share.
 
-       P  = count * exp(scale * (own[0] . other[0]) - lse)               dS = P * (own[1] . other[1] - delta)
+       P  = min(count * exp(scale * (own[0] . other[0]) - lse), 1)       dS = P * (own[1] . other[1] - delta)
        gradient of own[0] = scale * sum over others of dS * other[0]     gradient of own[1] = sum over others of P * other[1]
 
    fp32_dquery.cu      OF_KEYS 0    own = query, dout    other = key, value    the second gradient is not wanted
    fp32_dkeyvalue.cu   OF_KEYS 1    own = key, value     other = query, dout, of one query head after the other
-   count = how often the query sees the key; delta = rowsum(dout * out).
+   count = how often the query sees the key; delta = rowsum(dout * out). Rounding takes exponents of large scores far above 0; a large
+   lse is less by its rounding (`load_lse`).
 
    P, then dS in its place, is the only matrix that is whole in shared memory. TILE_ROWS 64 and THREADS 128 for every HEAD_DIM.
    Shared memory: 32 KB, with thicker slices 40 KB. */
@@ -23,7 +24,7 @@ DEVICE float *row_term(int row, int what) { return (float *)weights + row * (4 *
 /* lse and delta of a query. One that sees nothing has an lse of +inf here: its weights and its gradient are 0. */
 DEVICE void load_query(const Args *args, long long position, float *lse, float *delta) {
     long long query = ((long long)task.batch * args->heads + work.query_head) * args->seq + position;
-    float x = LOAD(args->lse + query);
+    float x = load_lse(args->lse + query);
     *lse = x == NEG_INF ? INFINITY : x;
     *delta = x == NEG_INF ? 0.0f : LOAD(args->delta + query);
 }
@@ -48,7 +49,7 @@ DEVICE void compute_weights(const Args *args, int buffer, float score[8][4]) {
             float power = fmaf(score[i][j], scale, -*row_term(OF_KEYS ? other : row + 8 * i, LSE)) * LOG2E + bias;
             if (distance > between)
                 power = NEG_INF;
-            weight[8 * i] = exp2_fast(power);
+            weight[8 * i] = exp2_capped(power);
         }
     }
 }
@@ -146,7 +147,7 @@ DEVICE void compute_changed_gradients(const Args *args, int buffer, float produc
             float score = capped(&of, product[i][j]), delta = *row_term(OF_KEYS ? place : row + 8 * i, OF_KEYS ? DELTA + buffer : DELTA);
             float seen = *row_term(OF_KEYS ? place : row + 8 * i, LSE);
             float power = (score + bias_between(&of, own, other) - seen) * LOG2E + bias;
-            float ds = distance > between ? 0.0f : exp2_fast(power) * (gradient[8 * i] - delta);
+            float ds = distance > between ? 0.0f : exp2_capped(power) * (gradient[8 * i] - delta);
 #if LEARNED
             learned += learn_pair(args, &of, own, other, ds);
 #endif

@@ -1,6 +1,8 @@
 /* Gradients on tensor cores, for half and (from sm_80 on) bfloat16: sums in fp32, P and dS rounded to the storage type.
 
-       P = exp2(scale log2(e) q.k + bias - lse log2(e))        dS = P (dout.v - delta)
+       P = exp2(min(scale log2(e) q.k + bias - lse log2(e), 0))        dS = P (dout.v - delta)
+
+   Rounding takes exponents of large scores far above 0. A large lse is less by its rounding (`load_lse`).
 
    mma_dquery      over query_tiles    dquery = scale dS K
    mma_dkeyvalue   over key_tiles      dkey = scale dS^T Q, dvalue = P^T dout, over all query heads of the tile's key head

@@ -14,7 +14,7 @@ DEVICE void locate_query(Columns *columns, float2 *terms, const Keys *keys, cons
     float shift = NEG_INF, dot = 0.0f;
     if (index < keys->total) {
         int branch, at = key_position(keys, index, &branch);
-        float seen = LOAD(args->lse + line + at);
+        float seen = load_lse(args->lse + line + at);
         if (seen != NEG_INF)
             shift = key_bias(keys, at, branch, args->once) - seen * LOG2E;
         if (shift != NEG_INF)
@@ -33,7 +33,7 @@ DEVICE void key_score_gradients(Scores p, Scores ds, const float2 *column_terms,
         for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                p[m][n][e] = exp2_fast(p[m][n][e] * scale2 + (e % 2 ? terms.z : terms.x));
+                p[m][n][e] = exp2_capped(p[m][n][e] * scale2 + (e % 2 ? terms.z : terms.x));
                 ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (e % 2 ? terms.w : terms.y));
             }
     }
@@ -54,7 +54,7 @@ DEVICE void changed_score_gradients(Scores p, Scores ds, const float2 *column_te
 #pragma unroll
                 for (int e = c; e < 4; e += 2) {
                     float score = capped(of, p[m][n][e]), bias = bias_of(of, query, own_point(of, tile, m, e / 2));
-                    p[m][n][e] = exp2_fast((score + bias) * LOG2E + (c ? terms.z : terms.x));
+                    p[m][n][e] = exp2_capped((score + bias) * LOG2E + (c ? terms.z : terms.x));
                     ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (c ? terms.w : terms.y));
                     if (SOFTCAP)
                         ds[m][n][e] *= cap_slope(of, score);

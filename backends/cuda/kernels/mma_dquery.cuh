@@ -19,7 +19,7 @@ DEVICE void row_terms(float (*shift)[2], float (*delta)[2], long long line, cons
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int position = own_position(tile, own_row(thread_index(), m, h));
-            float seen = LOAD(args->lse + line + position);
+            float seen = load_lse(args->lse + line + position);
             shift[m][h] = seen == NEG_INF ? NEG_INF : -seen * LOG2E;
             delta[m][h] = LOAD(args->delta + line + position);
         }
@@ -39,7 +39,7 @@ DEVICE void query_score_gradients(Scores ds, Scores p, const float *biases, floa
                 float score2 = p[m][n][e] * scale2 + shift[m][e / 2];
                 if (biases)
                     score2 += e % 2 ? bias.y : bias.x;
-                ds[m][n][e] = exp2_fast(score2) * (ds[m][n][e] - delta[m][e / 2]);
+                ds[m][n][e] = exp2_capped(score2) * (ds[m][n][e] - delta[m][e / 2]);
             }
     }
 }
@@ -62,7 +62,7 @@ DEVICE void changed_score_gradients(Scores ds, Scores p, const float *biases, co
                 p[m][n][e] = capped(of, p[m][n][e]);
                 float score = p[m][n][e] + bias_of(of, own_point(of, tile, m, e / 2), keys[e % 2]);
                 float score2 = score * LOG2E + shift[m][e / 2] + (e % 2 ? bias.y : bias.x);
-                ds[m][n][e] = exp2_fast(score2) * (ds[m][n][e] - delta[m][e / 2]);
+                ds[m][n][e] = exp2_capped(score2) * (ds[m][n][e] - delta[m][e / 2]);
             }
         keep_loads_here();
     }

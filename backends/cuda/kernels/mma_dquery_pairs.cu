@@ -62,7 +62,7 @@ DEVICE void note_terms(float2 *terms, long long line, const Args *args, const Ti
     if (row >= TILE_ROWS)
         return;
     int position = own_position(tile, row);
-    float seen = LOAD(args->lse + line + position);
+    float seen = load_lse(args->lse + line + position);
     terms[row] = make_float2(seen == NEG_INF ? NEG_INF : -seen * LOG2E, LOAD(args->delta + line + position));
 }
 

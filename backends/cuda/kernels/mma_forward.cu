@@ -17,6 +17,7 @@
    Weights are relative to m, the largest score of an earlier key tile. Only where the sum of weights shows that scores have grown
    far beyond m, that key tile is computed again, relative to a new m: no maximum is computed otherwise. Key tiles whose keys all
    count once need no bias, those before a warp's rows need no comparison of positions, and those after its rows are left out.
+   Scores of a tile that needs neither are not rounded before m is subtracted, unless m is huge: they would differ from m by its rounding.
 
    Shared memory in iteration j, with SLOTS 3, between its barrier, that after the wait for values j, and the next iteration's:
 
@@ -333,6 +334,17 @@ DEVICE int warp_sees_any(const TileState *shared, const Args *args, int slot) {
     return !none_seen(&shared->columns, slot, reach_of(&shared->task.tile), args->back, args->ahead);
 }
 
+/* Whether any maximum of the warp's rows is huge, or that of a row which has seen no key. */
+DEVICE int any_huge(const Rows *rows) {
+    int huge = 0;
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; f++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            huge |= fabsf(rows->maximum[f][h]) > HUGE_SCORE;
+    return ballot(huge) != 0;
+}
+
 /* Weights of the keys for the warp's rows. `raise`: whether the maxima are known to be too low for them. Maxima are raised to
    rounded scores: a product within a fused operation may exceed its rounded value, by far where it is huge, each time again. */
 DEVICE void attend(Weights weight, Rows *rows, TileState *shared, const Args *args, int slot, const uint4 *queries,
@@ -340,7 +352,8 @@ DEVICE void attend(Weights weight, Rows *rows, TileState *shared, const Args *ar
     const Columns *columns = &shared->columns;
     float (*total)[2] = totals_of(rows, shared), added[FRAGMENTS][2], scale = CHANGED ? 1.0f : args->scale * LOG2E;
     int compare = bounded(args) && some_cut(columns, slot, reach_of(&shared->task.tile), args->back, args->ahead);
-    int plain = !CHANGED && !compare && !columns->biased[slot / 32] && !columns->biased[slot / 32 + 1] && scale >= 0.0f;
+    int plain = !CHANGED && !compare && !columns->biased[slot / 32] && !columns->biased[slot / 32 + 1] && scale >= 0.0f
+                && !any_huge(rows);
     do {
         Scores score;
         score_tile(score, rows, queries, keys);
