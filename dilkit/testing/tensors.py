@@ -20,6 +20,9 @@ from dilkit.testing.problems import BLOCKS, Case
 LARGE = {"float64": (1e4, 1e4), "float32": (1e4, 1e4), "bfloat16": (1e4, 1e4), "float16": (30.0, 300.0)}
 """Largest (query or key, value) of "large" cases: what plain torch math in the dtype can still multiply without overflow."""
 
+HUGE = {"float64": 1e19, "float32": 1e9, "bfloat16": 1e9, "float16": 5e4}
+"""Largest query and key of "huge" cases: roundings of their scores are far larger than 1."""
+
 
 @dataclass(frozen=True)
 class Tensors:
@@ -132,6 +135,8 @@ def in_dtype(bias: Bias, dtype: torch.dtype) -> Bias:
 
 def _sized(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     large, large_value = LARGE[case.dtype]
+    if case.values == "huge":
+        large = HUGE[case.dtype]
     if case.values in ("large query", "huge"):
         q = q * (large / q.abs().max())
     if case.values in ("large key", "huge"):

@@ -128,8 +128,8 @@ DEVICE void load_query(const Args *args, const Piece *piece, float (*query)[HEAD
     }
 }
 
-/* A product of a query and a key as a score times log2(e), with what a softcap and a bias make of it. It is rounded: fused with the
-   subtraction of the largest, a huge score would exceed that, and be a weight above 1. */
+/* A product of a query and a key as a score times log2(e), with what a softcap and a bias make of it. Whether it is seen is decided
+   before the largest is subtracted from it, so that no compiler fuses the two: a huge score would exceed the largest. */
 DEVICE float score_from(const Args *args, const Piece *piece, const Seen *seen, int g, long long position, float product) {
 #if CHANGED
     ScoreOf of = score_of(args, piece->row / args->seq, piece->first + min_of(g, piece->count - 1));
@@ -140,9 +140,9 @@ DEVICE float score_from(const Args *args, const Piece *piece, const Seen *seen, 
     Point query = {{0}}, key = {{(float)(position - seen->query_position)}};
     score += bias_of(&of, query, key);
 #endif
-    return rounded_product(score, LOG2E);
+    return score * LOG2E;
 #else
-    return rounded_product(product, args->scale * LOG2E);
+    return product * (args->scale * LOG2E);
 #endif
 }
 

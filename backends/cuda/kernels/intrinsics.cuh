@@ -19,7 +19,6 @@
               pack_halves(low, high), pack_bfloats(low, high)                    two in a word
               Storage, from_storage(x), to_storage(x), pack(low, high), low_of(word), high_of(word)     by STORAGE
               exp2_fast(x), exp2_capped(x)           2^x within 2 ulp, 0 for -inf; capped, 1 for x above 0, and NaN for NaN
-              rounded_product(a, b)                  a b, which no compiler fuses with a sum
    Copies     copy_async(to, from)                   16 bytes from global to shared memory, both at multiples of 16
               copy_async_or_zero(to, from, present)  or 16 bytes of zero; `from` is not read then, but is an address all the same
               copy_async_commit()                    what this thread has begun since the last one is a group
@@ -130,8 +129,6 @@ DEVICE float exp2_capped(float x) {
     return exp2_fast(x > 0.0f ? 0.0f : x);
 #endif
 }
-
-DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 
 /* Copies */
 

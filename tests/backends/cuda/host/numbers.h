@@ -48,10 +48,6 @@ DEVICE unsigned pack_bfloats(float low, float high) { return float_to_bfloat(low
 
 DEVICE float exp2_fast(float x) { return exp2f(x); }
 DEVICE float exp2_capped(float x) { return exp2f(x > 0.0f ? 0.0f : x); }
-DEVICE float rounded_product(float a, float b) {
-    volatile float product = a * b;
-    return product;
-}
 
 DEVICE int bit_count(unsigned word) { return __builtin_popcount(word); }
 
