@@ -1,6 +1,6 @@
 """The kernels of the gradients in numba.cuda: `delta`, the gradient of queries, the gradients of keys and values.
 
-    P = 2 ** (score - lse * log2(e))        dS = P * (dout . v - delta)         delta = dout . out, row by row
+    P = 2 ** min(score - lse * log2(e), 0)  dS = P * (dout . v - delta)         delta = dout . out, row by row
     dq = scale * sum_k dS k        dk = scale * sum_q dS q        dv = sum_q P dout
 
     dquery, over query tiles                              dkeyvalue, over key tiles, of one query head after another

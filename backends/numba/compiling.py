@@ -33,6 +33,8 @@ NEG_INF = float32(-math.inf)
 
 ZERO, ONE = float32(0.0), float32(1.0)
 LOG2E, LN2 = float32(math.log2(math.e)), float32(math.log(2.0))
+LARGE_LSE, LSE_ROUNDING = float32(2.0**13), float32(3 * 2.0**-23)
+"""Beyond the first, the rounding of an lse changes weights by 1/512 or more. The second bounds it, relative to the lse."""
 
 
 def device(function: Callable[..., Any]) -> Callable[..., Any]:

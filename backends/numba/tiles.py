@@ -179,10 +179,10 @@ def score_tile(scores, rows, memory, start, scale, terms, rows_are_keys, thread)
 
 @device
 def to_weights(scores):
-    """scores = 2 ** scores"""
+    """scores = 2 ** min(scores, 0): rounding takes large scores far above 0. NaN stays NaN."""
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
-            scores[i, j] = exp2(scores[i, j])
+            scores[i, j] = exp2(ZERO if scores[i, j] > ZERO else scores[i, j])
 
 
 @device

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda
 
-from dilkit.backends.numba.compiling import LOG2E, NEG_INF, ZERO, device
+from dilkit.backends.numba.compiling import LARGE_LSE, LOG2E, LSE_ROUNDING, NEG_INF, ZERO, device
 from dilkit.backends.numba.tiles import rows_of, tile_of
 from dilkit.backends.numba.visible import list_visible, masked, visible_position
 from dilkit.backends.tiles.schedule import MAX_SEQ
@@ -67,11 +67,19 @@ def look_up_keys(memory, window, tile, group, mask, once, thread):
 
 
 @device
+def lowered(lse):
+    """A large lse, less by what rounding made of it and of the scores.
+
+    The key that a row sees almost alone then has a weight of 1, not of 2 to a rounding error."""
+    return lse - LSE_ROUNDING * abs(lse) if abs(lse) > LARGE_LSE else lse
+
+
+@device
 def look_up_queries(memory, window, tile, head, chosen, group, lse, delta, once, thread):
     """The visible queries of `head` from number `window` on, as columns. One that sees nothing has no gradient."""
     index, count = window + thread.number, group.branches.shape[0]
     position, bias = visible_position(memory.visible, index, count, chosen, tile.row, once)
-    total = lse[tile.batch, head, max(position, 0)]
+    total = lowered(lse[tile.batch, head, max(position, 0)])
     seen = position >= 0 and total > NEG_INF
     memory.columns.positions[thread.number] = position
     memory.columns.biases[thread.number] = bias - total * LOG2E if seen else NEG_INF
@@ -83,7 +91,7 @@ def start_query_terms(terms, lse, delta, memory, tile, causal, thread):
     """What the scores and gradients of the rows of a query tile need."""
     for i in range(terms.limits.shape[0]):
         position = memory.rows[thread.y + i * thread.down]
-        total = lse[tile.batch, tile.head, max(position, 0)]
+        total = lowered(lse[tile.batch, tile.head, max(position, 0)])
         seen = position >= 0 and total > NEG_INF
         terms.biases[i] = -total * LOG2E if seen else NEG_INF
         terms.deltas[i] = delta[tile.batch, tile.head, position] if seen else ZERO

@@ -1,12 +1,14 @@
 """The kernels of the gradients in Triton: `delta`, the gradient of queries, the gradients of keys and values.
 
-    P = 2 ** (score - lse * log2(e))        dS = P * (dout . v - delta)         delta = dout . out, row by row
+    P = 2 ** min(score - lse * log2(e), 0)  dS = P * (dout . v - delta)         delta = dout . out, row by row
     dq = scale * sum_k dS k        dk = scale * sum_q dS q        dv = sum_q P dout        dS times softcap' in dq and dk
 
     dquery, over tiles of queries                         dkeyvalue, over tiles of keys, one query head after another
       strip --> keys   -- . queries --> P ---+              strip --> queries -- . keys   --> P ---+--> . douts   --> dvalue
             --> values -- . douts   --> dS <-+                    --> douts   -- . values --> dS <-+
                           dS . keys --> dquery                                    dS . queries --> dkey
+
+Rounding takes exponents of large scores far above 0. A large lse is less by its rounding (`load_sums`).
 
 Row i of a tile sees the columns from `i - back` to `i + ahead`: for keys the two have changed places.
 
@@ -21,7 +23,7 @@ import triton
 import triton.language as tl
 
 from dilkit.backends.triton.products import rounded
-from dilkit.backends.triton.scores import below_cap, biased, capped_scores, learn
+from dilkit.backends.triton.scores import at_most_zero, below_cap, biased, capped_scores, learn
 from dilkit.backends.triton.tiles import (
     by_row,
     load_rows,
@@ -64,7 +66,7 @@ def add_keys(
             CUT, MASKED, DIM, SIZE, COLUMNS, PRECISION, SOFTCAP, METRIC, DIMS,
         )  # fmt: skip
         values = load_rows(value, batch, kv_head, positions, there, DIM, SIZE)
-        weights = tl.exp2(scores - lses[:, None])
+        weights = tl.exp2(at_most_zero(scores - lses[:, None]))
         products = tl.dot(douts, values.T, input_precision=PRECISION) - deltas[:, None]
         if LEARNED:
             learn(weights * products, lowered, tl.program_id(0), batch, rows, positions, METRIC, DIMS)
@@ -118,7 +120,7 @@ def add_queries(
         scores = biased(capped + (bias - lses)[None, :], lowered, batch, head, rows, positions, -1, METRIC, DIMS)
         if CUT:
             scores = within(scores, rows, positions, back, ahead)
-        weights = tl.exp2(scores)
+        weights = tl.exp2(at_most_zero(scores))
         value_sums = tl.dot(weights.to(douts.dtype), douts, value_sums, input_precision=PRECISION)
         products = tl.dot(values, douts.T, input_precision=PRECISION) - deltas[None, :]
         products = below_cap(products, capped, SOFTCAP)

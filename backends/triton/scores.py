@@ -116,6 +116,12 @@ def table_entries(bias, batch, rows, columns, SIGN: tl.constexpr, DIMS: tl.const
 
 
 @triton.jit
+def at_most_zero(exponents):
+    """Exponents of weights, 0 where one is above it; NaN stays NaN."""
+    return tl.minimum(exponents, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def biased(scores, bias, batch, head, rows, columns, SIGN: tl.constexpr, METRIC: tl.constexpr, DIMS: tl.constexpr):
     """Scores with the bias of a query head. SIGN is 1 where rows are queries, -1 where they are keys."""
     if METRIC == "table":

@@ -20,6 +20,10 @@ from torch import Tensor
 
 from dilkit.backends.triton.scores import LOG2E, biased, capped_scores
 
+EPSILON: tl.constexpr = tl.constexpr(2.0**-23)
+LARGE_LSE: tl.constexpr = tl.constexpr(8192.0)
+"""Beyond it, the rounding of an lse changes weights by 1/512 or more."""
+
 
 class View(NamedTuple):
     """A tensor `(batch, seq, heads, head_dim)`, and the strides of all axes but the last, whose stride is 1."""
@@ -151,7 +155,12 @@ def by_row(numbers, batch, head, heads, seq):
 
 @triton.jit
 def load_sums(lse, delta, batch, head, heads, seq, positions, there):
-    """Of the queries at `positions`: `lse` to the base 2, inf where nothing is seen, and delta."""
+    """Of the queries at `positions`: `lse` to the base 2, inf where nothing is seen, and delta.
+
+    A large lse is less by what rounding made of it and of the scores. The key that a row sees almost alone then has a weight
+    of 1, not of 2 to a rounding error.
+    """
     sums = tl.load(by_row(lse, batch, head, heads, seq) + positions, mask=there, other=-float("inf"))
+    sums = tl.where(tl.abs(sums) > LARGE_LSE, sums - 3 * EPSILON * tl.abs(sums), sums)
     deltas = tl.load(by_row(delta, batch, head, heads, seq) + positions, mask=there, other=0.0)
     return tl.where(sums == -float("inf"), float("inf"), sums * LOG2E), deltas

@@ -65,6 +65,6 @@ def test_a_key_that_is_seen_alone_has_a_weight_of_1(dtype: str, pattern: str, op
 
     def check() -> None:
         with registered(OnHost(TENSOR_CORES)) as backend:
-            huge_scores.check(backend, dtype, huge_scores.SIZES[dtype], huge_scores.PATTERNS[pattern], **options)
+            huge_scores.check(backend, dtype, pattern=huge_scores.PATTERNS[pattern], **options)
 
     assert in_child(partial(rounded_together, check), limit=200) == "done"

@@ -137,6 +137,13 @@ RULES = (
         "SPECIAL",
     ),
     value(r"min\.f32", f"{FLOATS}: min", "The lesser; of a NaN and a number the number.", "f32 f32 f32", "fminf({0}, {1})"),
+    value(
+        r"min\.NaN\.f32",
+        f"{FLOATS}: min",
+        ".NaN: the lesser, or NaN if an operand is.",
+        "f32 f32 f32",
+        "{0} < {1} || isnan({0}) ? {0} : {1}",
+    ),
     value(r"max\.f32", f"{FLOATS}: max", "The greater; of a NaN and a number the number.", "f32 f32 f32", "fmaxf({0}, {1})"),
     value(r"abs\.f32", f"{FLOATS}: abs", "The absolute value.", "f32 f32", "fabsf({0})"),
     value(r"neg\.f32", f"{FLOATS}: neg", "The negative.", "f32 f32", "-{0}"),
