@@ -27,8 +27,9 @@ def check(
     value, noise, signs = (torch.rand(1, seq, 2, dim, generator=made, dtype=torch.float64) * 2 - 1 for _ in range(3))
     query, key, value = (((noise / 4 + signs.sign()) * size).to(kind), (signs.sign() * size).to(kind), value.to(kind))
     found, wide = [], [x.double() for x in (query, key, value)]
-    ours: Any = partial(dilated_attention, backend=backend, return_lse=True)
-    for attend, given in ((ours, [query, key, value]), (oracle_attention, wide)):
+    own: Any = partial(dilated_attention, backend=backend, return_lse=True)
+    oracle: Any = oracle_attention
+    for attend, given in ((own, [query, key, value]), (oracle, wide)):
         tensors = [x.requires_grad_() for x in given]
         out, lse = attend(*tensors, pattern, scale=0.1, bias=bias)
         found.append((out, lse, *torch.autograd.grad(out.sum(), tensors)))
