@@ -101,7 +101,7 @@ def main() -> int:
                 built.unlink()  # its C is compiled again
             run.step("make", "stages")
             run.step("make", "lint")
-            run.step("make", "test-all", f"ARGS=--nothing-missing --share {share}/{SHARES} --also {scratch}/also --not-passed")
+            run.step("make", "test-all", f"ARGS=--nothing-missing --share={share}/{SHARES} --also={scratch}/also --not-passed")
             for at, (name, about) in enumerate(OF_C.items(), start=1):
                 if at == share or any(re.match(about, file) for file in changed):
                     run.step(".venv/bin/python", f"tests/sanitize/{name}.py", "--if-possible")
