@@ -100,12 +100,6 @@ def succeed(*command: str, cwd: Path, python_path: Path | None = None, **variabl
     return done.stdout
 
 
-def python(code: str, cwd: Path, python_path: Path | None = None) -> str:
+def python(code: str, cwd: Path) -> str:
     """What `code` prints in a new interpreter."""
-    return succeed(sys.executable, "-c", code, cwd=cwd, python_path=python_path).strip()
-
-
-def pip_install(source: Path, target: Path) -> None:
-    """Install `source`, a wheel or a project, into the folder `target`, with nothing downloaded."""
-    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
-    succeed(sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source), cwd=source.parent)
+    return succeed(sys.executable, "-c", code, cwd=cwd).strip()

@@ -9,10 +9,11 @@ import os
 import re
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
-from helpers.project import build_script, checkout, metadata, succeed
+from helpers.project import ROOT, build_script, checkout, extension_suffix, metadata, packages, succeed
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,20 @@ def test_the_wheel_needs_no_library_that_linux_lacks(wheel):
     shown = " ".join(succeed(sys.executable, "-m", "auditwheel", "show", str(wheel), cwd=wheel.parent).split())
     assert re.search('following platform tag: "(many|musl)linux_', shown), shown
     assert wheel.name.split("-")[2:4] == (["cp311", "abi3"] if build_script()["STABLE_ABI"] else [interpreter_tag()] * 2)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_everything_and_nothing_else(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {"dilkit/py.typed", "dilkit/tools/report/page.html", "dilkit/tools/bench/published/claims.json"}
+    for package, folder in packages().items():
+        place = package.replace(".", "/")
+        wanted |= {f"{place}/{path.name}" for path in (ROOT / folder).glob("*.py")}
+        wanted |= {f"{place}/{path.stem}{extension_suffix()}" for path in (ROOT / folder).glob("*.pyx")}
+    wanted |= {f"dilkit/backends/cuda/kernels/{path.name}" for path in (ROOT / "backends/cuda/kernels").glob("*.cu*")}
+    assert "dilkit/backends/cuda/kernels/dilated.cuh" in wanted
+    assert wanted <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "backends", "tools", "comm"))]
 
 
 def interpreter_tag() -> str:

@@ -1,18 +1,16 @@
 """What is installed is what is declared, and the parts of the project stand on each other as the layout says."""
 
 import ast
-import json
 import re
 import runpy
 import sys
 import sysconfig
-import zipfile
 from functools import cache
 from importlib.metadata import entry_points, version
 
 import pytest
 from helpers.launch import fork
-from helpers.project import ROOT, ROOTS, checkout, extension_suffix, metadata, packages, pip_install, python, succeed
+from helpers.project import ROOT, ROOTS, metadata, packages, python
 
 import dilkit
 from dilkit.integrations import newer
@@ -202,40 +200,6 @@ def checkout_files() -> list:
     folders = [*ROOTS.values(), "tests", "docs", ".ci", ".github"]
     inside = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     return inside + [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".")]
-
-
-@pytest.mark.slow
-def test_the_wheel_has_everything_and_works_alone(tmp_path):
-    """Build it from a copy of the checkout, install it into an empty folder, and use it from there."""
-    source = checkout(tmp_path / "source")
-    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
-    succeed(sys.executable, "-m", "pip", "wheel", *options, "-w", str(tmp_path), str(source), cwd=tmp_path, CFLAGS="-O0")
-    (wheel,) = tmp_path.glob("dilkit-*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        f"{package.replace('.', '/')}/{path.name}"
-        for package, folder in packages().items()
-        for path in (ROOT / folder).glob("*.py")
-    }
-    for package, folder in packages().items():
-        expected |= {f"{package.replace('.', '/')}/{path.stem}{extension_suffix()}" for path in (ROOT / folder).glob("*.pyx")}
-    kernels = {f"dilkit/backends/cuda/kernels/{path.name}" for path in (ROOT / "backends/cuda/kernels").glob("*.cu*")}
-    assert "dilkit/backends/cuda/kernels/dilated.cuh" in kernels
-    data = {"dilkit/py.typed", "dilkit/tools/report/page.html", "dilkit/tools/bench/published/claims.json"}
-    assert expected | kernels | data <= names
-    assert not [name for name in names if name.startswith(("tests", "docs", "backends", "tools", "comm"))]
-    pip_install(wheel, tmp_path / "site")
-    shown = python(
-        "import json, dilkit, dilkit.orders._curves, importlib.metadata as m, importlib.resources as r;"
-        "print(json.dumps([dilkit.__file__, dilkit.orders._curves.__file__, r.files('dilkit').joinpath('py.typed').is_file(),"
-        " sorted(dilkit.list_backends()), str(m.distribution('dilkit').locate_file(''))]))",
-        tmp_path,
-        python_path=tmp_path / "site",
-    )
-    package, extension, typed, backends, site = json.loads(shown)
-    assert all(place.startswith(str(tmp_path / "site")) for place in (package, extension, site))
-    assert typed
-    assert backends == sorted(metadata()["project"]["entry-points"]["dilkit.backends"])
 
 
 class TestMachine:
