@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import threading
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,9 @@ KNOWN = (
 """Arguments of layers that are computed, refused, or say nothing of what is computed."""
 OTHER_STATES = ({"encoder_hidden_states"}, {"cross_attention_states"}, {"context"}, {"query", "key", "value"})
 """Arguments that `forward` of a layer takes if its keys may be of another sequence than its queries."""
+
+_PARSING = threading.Lock()
+"""Held while source is parsed: Python 3.11 counts the depth of two trees that threads build as one, and raises SystemError."""
 
 
 def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
@@ -65,9 +69,11 @@ def _unknown_arguments(kind: Any) -> tuple[str, ...]:
 def _unknown(kind: Any) -> tuple[str, ...]:
     """Arguments that a class of layers calls the attention function with, by its source, and that are not among KNOWN."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+        source = textwrap.dedent(inspect.getsource(kind.forward))
     except (OSError, TypeError):
         return ()
+    with _PARSING:
+        tree = ast.parse(source)
     calls = (x for x in ast.walk(tree) if isinstance(x, ast.Call) and getattr(x.func, "id", None) == "attention_interface")
     return tuple(word.arg for call in calls for word in call.keywords if word.arg is not None and word.arg not in KNOWN)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,6 +19,7 @@ from dilkit import Pattern
 
 package = transformers()
 from dilkit.integrations.transformers import dilated_cache, register  # noqa: E402
+from dilkit.integrations.transformers.checks import check_options  # noqa: E402
 
 TOKENS = sequences((12,))[0][None]
 
@@ -107,6 +111,23 @@ def test_unknown_arguments() -> None:
         layer(q, q)
     with pytest.raises(ValueError, match="asks for a mask with blocks, which dilkit does not know"):
         tokens_seen(PATTERN, 1, 12, 12, config=config, dtype=torch.bool, blocks=q)
+
+
+def test_threads_look_arguments_up_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [type("Layer", (torch.nn.Module,), {"forward": lambda self: None}) for _ in range(4)]
+    parse, parsing, most = ast.parse, [], []
+
+    def watched(source: str) -> ast.Module:
+        parsing.append(source)
+        time.sleep(0.01)
+        most.append(len(parsing))
+        parsing.pop()
+        return parse(source)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        patch.setattr(ast, "parse", watched)
+        [*pool.map(lambda kind: check_options(kind(), {}, torch.ones(1)), layers)]
+    assert most == [1] * 4
 
 
 def test_packed_sequences_with_a_cache() -> None:
