@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
     def wrong_rank(self, cut: tuple[draw.Data, list[int]], rank: int, wrong: tuple[str, str]) -> None:
         self.do("wrong_rank", call=cut[0], cuts=cut[1], rank=rank, argument=wrong[0], how=wrong[1])
 
-    @rule(call=draw.plain_calls, rotary=st.booleans(), layer_norm=st.booleans(), cross=st.booleans())
+    @rule(call=draw.calls_of_modules, rotary=st.booleans(), layer_norm=st.booleans(), cross=st.booleans())
     def module(self, call: draw.Data, rotary: bool, layer_norm: bool, cross: bool) -> None:
         self.do("module", call=call, rotary=rotary, layer_norm=layer_norm, cross=cross)
 
