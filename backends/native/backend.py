@@ -8,6 +8,7 @@ with `+ log` of how many branches see it. Nothing grows with the number of branc
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from dilkit.backends.native.branches import (
 from dilkit.backends.native.layouts import GivenTables, given_tables
 from dilkit.bias.form import BIASES, METRICS
 from dilkit.inputs import Inputs
-from dilkit.pattern.lowering import FORMS, Band, GivenBlocks, Grid, Segments
+from dilkit.pattern.lowering import FORMS, Band, Form, GivenBlocks, Grid, Segments
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -145,9 +146,21 @@ def _pattern_refusals(problem: Problem) -> list[Refusal]:
     if any(isinstance(other, Band) and (other.begin or other.back != other.ahead) for other in left_out):
         limit = "no band that begins at a distance, or reaches farther back than ahead, is left out pair by pair"
         found.append(Refusal("overlap", "'once'", limit, 'overlap="count", or backend="reference"'))
+    if any(_differ_in_left_out(one, other) for one, other in combinations(forms, 2)):
+        limit = "segments of a head without the same rows and columns"  # they share their keys' scores
+        found.append(Refusal("pattern", "segments that differ in those", limit, 'backend="reference"'))
     if (window := widest_window(problem)) > MOST_WINDOW:
         found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
     return found
+
+
+def _differ_in_left_out(one: Form, other: Form) -> bool:
+    """True for segments of a head of which not all leave out the same rows and columns."""
+    if not (isinstance(one, Segments) and isinstance(other, Segments)):
+        return False
+    left_out = ([None if runs is None else runs.tobytes() for runs in (x.without_rows, x.without_columns)] for x in (one, other))
+    meet = one.heads[0] < other.heads[1] and other.heads[0] < one.heads[1]
+    return meet and next(left_out) != next(left_out)
 
 
 def _check_lengths(problem: Problem, lengths: Tensor) -> None:
