@@ -21,7 +21,7 @@ PACKAGES = {"dilkit": "dilkit", "backends": "dilkit.backends", "comm": "dilkit.c
 """The folders of modules, with the names that these begin with."""
 COMMITS = 40
 PART = 4
-"""Of all files of tests, changes may reach one in so many."""
+"""Changes may reach one of so many files of tests."""
 
 
 def changes() -> list[str]:

@@ -155,7 +155,7 @@ def by_row(numbers, batch, head, heads, seq):
 
 @triton.jit
 def load_sums(lse, delta, batch, head, heads, seq, positions, there):
-    """Of the queries at `positions`: `lse` to the base 2, inf where nothing is seen, and delta.
+    """Load `lse` of the queries at `positions`, to the base 2 and inf where nothing is seen, and delta.
 
     A large lse is less by what rounding made of it and of the scores. The key that a row sees almost alone then has a weight
     of 1, not of 2 to a rounding error.

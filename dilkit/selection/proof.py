@@ -31,7 +31,7 @@ SUFFIX = ".proof.json"
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of a proof by these facts. `reason`: why it failed; empty if it passed. `doubt`: why none could be made."""
+    """Outcome of a proof by these facts. `reason`: why it failed; empty if it passed. `doubt`: why none could be made."""
 
     facts: tuple[str, ...]
     reason: str

@@ -105,7 +105,7 @@ class _Recorder:
 
 
 def _seed() -> None:
-    """The same random numbers in both runs, those of transformers' generator for inputs among them."""
+    """Draw the same random numbers in both runs, those of transformers' generator for inputs among them."""
     random.seed(0)
     torch.manual_seed(0)
     for name, module in list(sys.modules.items()):

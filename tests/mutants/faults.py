@@ -44,7 +44,7 @@ class Fault:
 
     @property
     def lines(self) -> range:
-        """Those of the checkout that it changes."""
+        """Lines of the checkout that it changes."""
         node, _ = _places(self.file, (ROOT / self.file).read_text())[self]
         return range(node.lineno, node.end_lineno + 1)
 
@@ -90,12 +90,6 @@ def drawn(count: int, seed: int, word: str = "") -> list[Fault]:
     files = sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     everywhere = [fault for file in files if word in file for fault in _places(file, (ROOT / file).read_text())]
     return random.Random(seed).sample(everywhere, min(count, len(everywhere)))
-
-
-def named(text: str) -> Fault:
-    """The fault that `str` wrote."""
-    file, function, operator, nth = text.split("::")
-    return Fault(file, function, operator, int(nth))
 
 
 @cache

@@ -7,7 +7,7 @@ import re
 import pytest
 from helpers.project import ROOT
 from mutants.compiled import MUTANTS
-from mutants.faults import _places, drawn, named
+from mutants.faults import Fault, _places, drawn
 from mutants.mutant import Mutant
 from mutants.run import KILLED, LIVES, Outcome, missing, table, verdict
 
@@ -59,14 +59,13 @@ def test_faults_of_python_are_in_the_code_of_functions() -> None:
         "number 3": ['        return [1 if x else -x for x in "é"][end // 3]'],
     }
     with pytest.raises(ValueError, match="no such place"):
-        named("runs.py::Runs.below::join::2").applied(SOURCE)
+        Fault("runs.py", "Runs.below", "join", 2).applied(SOURCE)
 
 
 def test_drawn_faults_are_the_same_for_a_seed() -> None:
     faults = drawn(20, 3, "dilkit/op")
     assert faults == drawn(20, 3, "dilkit/op") != drawn(20, 4, "dilkit/op")
     for fault in faults:
-        assert named(str(fault)) == fault
         assert (ROOT / fault.tests).is_dir()
         compile(fault.applied_in(ROOT), fault.file, "exec")
 

@@ -198,7 +198,7 @@ def test_a_whole_sequence_without_a_global_token_is_refused(way: str) -> None:
 
 
 def test_a_global_token_that_may_yet_come_is_taken() -> None:
-    """As it is of packed sequences."""
+    """Packed sequences take it, too."""
     inputs = tensors(batch=1, seq=16)
     starts = torch.tensor([0, 6, 16], dtype=torch.int32)
     short = Pattern.of(SlidingWindow(3), GlobalTokens([1]))

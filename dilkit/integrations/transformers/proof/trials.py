@@ -52,7 +52,7 @@ class Tiny:
         return self.kind(config).eval()
 
     def other(self, name: str) -> Any:
-        """The same weights with the attention `name`. Raises what refuses it."""
+        """Return the same weights with the attention `name`. Raises what refuses it."""
         model = self._made(name)
         model.load_state_dict(self.eager.state_dict(), strict=False)
         return model
