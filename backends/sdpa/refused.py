@@ -76,8 +76,8 @@ def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
 
 
 def _alike(form: Global, seq: int) -> bool:
-    """Whether the rows that see all are the columns that all see, or there are none."""
-    if form.rows is form.columns or not len(form.rows):
+    """True if the rows that see all are the columns that all see, or there are none."""
+    if form.rows is form.columns:
         return True
     rows, columns = (token_runs(positions, seq)[0] for positions in (form.rows, form.columns))
     return rows in ([], columns)

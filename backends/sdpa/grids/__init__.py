@@ -42,7 +42,8 @@ def _grids(form: Form, pattern: Pattern, seq: int, group: int, is_causal: bool) 
     if isinstance(form, Segments):
         yield from segment_grids(form, seq, group, is_causal)
     elif isinstance(form, Global):
-        tiles = global_tiles(*token_runs(form.columns, seq), seq, bool(len(form.rows)), is_causal)
+        see_all = bool(token_runs(form.rows, seq)[0])
+        tiles = global_tiles(*token_runs(form.columns, seq), seq, see_all, is_causal)
         yield from _tile_grids(tiles, 0, 1, 1, form.heads, group)
     elif isinstance(form, Band):
         yield from _band_grids(form, seq, is_causal, group)

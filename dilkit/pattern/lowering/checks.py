@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dilkit.pattern.heads import Heads
     from dilkit.pattern.kinds.branch import Branch
+    from dilkit.pattern.runs import Positions
 
 _LEAST: dict[type[Form], dict[str, int]] = {
     Segments: dict(length=1, rate=1),
@@ -103,6 +104,8 @@ def _checked(form: Form, branch: Branch, served: tuple[int, int], seq: int) -> F
         case Global():
             _check_positions(name, "rows", form.rows)
             _check_positions(name, "columns", form.columns)
+            columns = _non_empty(form.columns)
+            form = replace(form, columns=columns, rows=columns if form.rows is form.columns else _non_empty(form.rows))
         case Runs():
             _check_runs(name, form, seq)
         case Grid():
@@ -196,6 +199,10 @@ def _check_positions(name: str, field: str, runs: Any, shape: tuple[int, ...] = 
     numbers = runs.reshape(-1)
     if len(numbers) and not (numbers[0] >= 0 and (numbers[:-1] <= numbers[1:]).all()):
         _refuse(name, field, runs, "ascending positions from 0 on, none in two runs,")
+
+
+def _non_empty(runs: Positions) -> Positions:
+    return runs[runs[:, 0] < runs[:, 1]]
 
 
 def _refuse(name: str, field: str, value: Any, needed: str) -> None:
