@@ -74,7 +74,11 @@ class TokenMask:
         return self.tokens is not None and bool(gaps(self.tokens))
 
     def contiguous(self) -> TokenMask:
-        """Itself; `generate` asks for it."""
+        """Return itself; `generate` calls it."""
+        return self
+
+    def view(self, *shape: int) -> TokenMask:
+        """Return itself; GPT-2 flattens a mask that `generate` has made for a static cache."""
         return self
 
     @classmethod
