@@ -119,6 +119,6 @@ def _exact(problem: Problem, tensors: Tensors, q: Tensor, k: Tensor) -> tuple[Te
         scores = problem.softcap * (scores / problem.softcap).tanh()
     if tensors.bias is not None:
         added = bias_of_rows(tensors.bias, rows, rows, problem.batch, torch.float64)
-    inexact = SEVERAL * torch.finfo(torch.float64).eps * lse.abs()  # the oracle adds up a huge score in another order
-    share = (scores + added - (lse - inexact)[..., None]).clamp(max=0.0) + count.log()
+    inexact = SEVERAL * torch.finfo(torch.float64).eps * abs(problem.scale) * q.abs() @ k.abs().mT
+    share = (scores + added - lse[..., None] + inexact).clamp(max=0.0) + count.log()  # the oracle adds up in another order
     return out.transpose(1, 2), lse, share, count, added
