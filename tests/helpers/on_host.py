@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+from typing import Any
 
+import torch
+from helpers.fakes import registered
 from helpers.host_launcher import HostLauncher
+from torch import Tensor
 
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.device import Capability
+from dilkit.inputs import Inputs
+from dilkit.testing.conformance import Result, check
+from dilkit.testing.problems import Case
+from dilkit.testing.tensors import make_tensors
 
 FP32: Capability = (5, 2)
 TENSOR_CORES: Capability = (8, 0)
@@ -20,6 +29,37 @@ class OnHost(CupyRaw):
     limits = replace(CupyRaw.limits, devices=frozenset({"cpu"}), min_capability=None)
     priority = -100
 
-    def __init__(self, capability: Capability) -> None:
-        super().__init__(HostLauncher(order="random", workers=1), capability)
+    def __init__(self, capability: Capability, launcher: HostLauncher | None = None, tile_rows: int | None = None) -> None:
+        super().__init__(launcher or HostLauncher(order="random", workers=1), capability, tile_rows)
         self.name = "cupy_raw on sm_{}{}".format(*capability)  # type: ignore[misc]
+
+
+class Compiled(HostLauncher):
+    """Launches kernels with other macros: gradients in fp32 as for a GPU of `arch`, all but `row_dots` with `VECTOR` as given."""
+
+    def __init__(self, *options: Any, arch: int = 0, vector: int | None = None, **more: Any) -> None:
+        super().__init__(*options, **more)
+        self.arch, self.vector = arch, vector
+
+    def launch(self, kernel: Any, *given: Any, **more: Any) -> None:
+        macros = dict(kernel.defines)
+        if self.vector is not None and kernel.name != "row_dots":
+            macros["VECTOR"] = self.vector
+        if self.arch and kernel.name in ("fp32_dquery", "fp32_dkeyvalue"):
+            macros["__CUDA_ARCH__"] = self.arch
+        super().launch(replace(kernel, defines=tuple(macros.items())), *given, **more)
+
+
+def judged(case: Case, *backend: Any) -> Result:
+    """What comes of a case, against the oracle, on `OnHost(*backend)`."""
+    with registered(OnHost(*backend)) as name:
+        return check(name, case)
+
+
+def both_passes(case: Case, *backend: Any) -> list[Tensor]:
+    """`out`, `lse` and the gradients of a case without a bias, by `OnHost(*backend)`."""
+    own, problem, tensors = OnHost(*backend), case.problem(), make_tensors(case)
+    starts = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32) if case.lengths else None
+    inputs = Inputs(*tensors.qkv, key_padding_mask=tensors.mask, cu_seqlens=starts)
+    out, lse = own.forward(inputs, problem)
+    return [out, lse, *own.backward(tensors.dout, inputs, out, lse, problem)]

@@ -44,7 +44,7 @@ def opened(name: str, capability: Capability, options: Options) -> Iterator[tupl
 
 @contextmanager
 def _triton(capability: Capability, machine: RecordedMachine) -> Iterator[TiledBackend]:
-    from helpers.launches.from_triton import redirected
+    from ptx.launches.from_triton import redirected
 
     from dilkit.backends.triton.backend import TritonTiles
     from dilkit.backends.triton.launch import DeviceLauncher
@@ -99,7 +99,7 @@ def _stored(placed: PlacedStep) -> Iterator[Span]:
 
 @contextmanager
 def _numba(capability: Capability, machine: RecordedMachine) -> Iterator[TiledBackend]:
-    from helpers.launches.from_numba import redirected
+    from ptx.launches.from_numba import redirected
 
     from dilkit.backends.numba.backend import NumbaCuda
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from helpers.host_launcher import Span
-from helpers.launches.launch import Argument, Launch, parameter_bytes, target
 from ptx.counts import Counts
 from ptx.launcher import Options, PTXError, Sizes, execute
+from ptx.launches.launch import Argument, Launch, parameter_bytes, target
 from ptx.library import Library, library_of
 
 BEYOND = re.compile(r"\b(wgmma|mbarrier|cp\.async\.bulk|tcgen05)\.")

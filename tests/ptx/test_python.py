@@ -91,7 +91,7 @@ def test_numba_is_right_as_ptx(capability: tuple[int, int]) -> None:
 )
 def test_results_of_calls_are_merged_rightly_as_ptx(dtype: str, head_dim: int, capability: tuple[int, int]) -> None:
     """All warps hold the lse of a row, and one of them writes it: it must not do so before the others have read it."""
-    from helpers.launches.from_triton import redirected
+    from ptx.launches.from_triton import redirected
 
     from dilkit.backends.sdpa import fusing, row_kernels
 

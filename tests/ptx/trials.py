@@ -9,11 +9,11 @@ from itertools import product
 from typing import Any
 
 import torch
-from helpers.cuda_runs import DROPPED, KINDS, LISTED, PATTERNS, SCORED, SIZES
 from helpers.on_host import OnHost
 from helpers.pairwise import every_pair
 from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_LIMITS, GPU_SHAPES, StepCase, expected, gpu_case, in_pages, make_step
 from ptx.backends import opened
+from ptx.cuda_runs import DROPPED, KINDS, LISTED, PATTERNS, SCORED, SIZES
 from ptx.launcher import Options, PTXError
 from ptx.parse import UnknownPTX
 from ptx.rounding import MEASURED, measured

@@ -6,15 +6,13 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from helpers.host_compile import KERNELS
 from helpers.host_launcher import HostLauncher
-from helpers.on_host import FP32, TENSOR_CORES, OnHost
+from helpers.on_host import FP32, TENSOR_CORES, both_passes
 
 from dilkit import Pattern
 from dilkit.device import Capability
-from dilkit.inputs import Inputs
-from dilkit.problem import Problem
+from dilkit.testing.problems import Case
 
 ROW_TERM = {"*row_term(": (3, "in the padding of the weights; once for 64 of the others, or once a tile")}
 KNOWN: dict[str, dict[str, tuple[int, str]]] = {
@@ -37,29 +35,11 @@ KNOWN: dict[str, dict[str, tuple[int, str]]] = {
 """By file, what a line says, the most turns that an instruction there takes beyond those it needs, and why that is so."""
 
 
-def conflicts(launcher: HostLauncher) -> dict[str, float]:
-    """Turns of an instruction beyond those it needs, by place in the code."""
-    return {f"{bytes} bytes at {where}": turns / n for (where, bytes), (n, turns) in launcher.turns.items() if turns}
-
-
 def excused(place: str, turns: float) -> str | None:
     """The part of `KNOWN` that a place and its turns fall under."""
     name, number = re.findall(r"([\w.]+):(\d+)", place)[0]
     line = (KERNELS / name).read_text().splitlines()[int(number) - 1]
     return next((text for text, (most, _) in KNOWN.get(name, {}).items() if text in line and turns <= most), None)
-
-
-def run(capability: Capability, dtype: str, head_dim: int) -> HostLauncher:
-    """What forward and gradients of one full tile after another have done."""
-    launcher = HostLauncher(workers=1, checked=True)
-    backend = OnHost(capability)
-    backend.launcher = launcher
-    sizes: dict[str, Any] = dict(seq=256, heads=1, head_dim=head_dim, dtype=dtype, is_causal=True, requires_grad=True)
-    problem = Problem(pattern=Pattern([256], [1]), **sizes)
-    x = torch.linspace(-1, 1, 256 * head_dim).view(1, 256, 1, head_dim).to(getattr(torch, dtype))
-    out, lse = backend.forward(Inputs(x, x, x), problem)
-    backend.backward(x, Inputs(x, x, x), out, lse, problem)
-    return launcher
 
 
 USUAL = [(FP32, "float32"), (TENSOR_CORES, "bfloat16")]
@@ -81,8 +61,10 @@ AT_LENGTH = [
 
 @pytest.mark.parametrize(("capability", "dtype", "head_dim"), [*((*kind, 32) for kind in USUAL), *AT_LENGTH])
 def test_no_kernel_has_conflicts_that_are_not_known(capability: Capability, dtype: str, head_dim: int) -> None:
-    launcher = run(capability, dtype, head_dim)
-    found = conflicts(launcher)
+    launcher = HostLauncher(workers=1, checked=True)
+    sizes: dict[str, Any] = dict(pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=head_dim, dtype=dtype)
+    both_passes(Case(feature="banks", variant="", is_causal=True, **sizes), capability, launcher)
+    found = {f"{size} bytes at {where}": turns / n for (where, size), (n, turns) in launcher.turns.items() if turns}
     assert {place: turns for place, turns in found.items() if not excused(place, turns)} == {}
     assert launcher.conflicts == 0, "matrices for tensor cores"
     assert len(launcher.turns) > 50

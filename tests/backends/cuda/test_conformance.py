@@ -2,89 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.cuda_runs import (
-    CHANGED,
-    DROPPED,
-    KINDS,
-    KINDS_FIRST,
-    LISTED,
-    QUICK,
-    REST,
-    SCORED,
-    SCORED_FIRST,
-    SIZES,
-    USUAL,
-    Runs,
-    name,
-)
-from helpers.on_host import FP32, TENSOR_CORES, OnHost
+from helpers.fakes import registered
+from helpers.on_host import FP32, TENSOR_CORES, OnHost, judged
+from ptx.cuda_runs import DROPPED, KINDS, LISTED, SCORED, SIZES, Runs, has_runs
 
-from dilkit import BlockSparse, Pattern, register_backend, unregister_backend
+from dilkit import BlockSparse, Pattern
 from dilkit.backends.tiles import fill
 from dilkit.backends.tiles.relations import relations
 from dilkit.device import Capability
 from dilkit.op.operators import backward_op, encode_call, forward_op
-from dilkit.testing.conformance import Result, check
+from dilkit.testing.conformance import Result
 from dilkit.testing.problems import Case
 
-
-@contextmanager
-def backend(capability: Capability) -> Iterator[str]:
-    """Within the block, a name under which the backend is known."""
-    own = OnHost(capability)
-    register_backend(own)
-    try:
-        yield own.name
-    finally:
-        unregister_backend(own.name)
+CHANGES = ("grid", 2.0), ("alibi", 0.0), ("euclidean", 0.0), ("none", 1.0)
+CHANGED: Runs = [
+    (capability, replace(case, bias=bias, softcap=softcap)) for (capability, case), (bias, softcap) in zip(SIZES, cycle(CHANGES))
+]
+"""Every size of every kernel with one of the ways in which scores are changed."""
+FIRST_RUNS = "blocks by heads causal", "blocks and segments"
+FIRST_SCORED = {FP32: "softcap alibi mask", TENSOR_CORES: "coordinates packed"}
 
 
-def all_but(listed: Runs, usual: Runs) -> list[Any]:
-    """`listed` as parameters: what is not `usual` is slow, most of it for what has to be compiled."""
-    return [pytest.param(run, marks=[] if run in usual else pytest.mark.slow, id=name(run)) for run in listed]
+def listed(capability: Capability, dtype: str) -> Runs:
+    return [(capability, case) for case in LISTED if case.dtype == dtype]
 
 
-@pytest.mark.parametrize("run", all_but(USUAL, QUICK))
-def test_the_kernels_are_right(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
-    with backend(run[0]) as known:
-        result = check(known, run[1])
-    into_matrix(result)
-    assert result.verdict == "passed", result
+def quick(runs: Runs, kind: int) -> Runs:
+    """Every eighth run of every other feature, but some of each that decides what is compiled; with rows of 16 numbers."""
+    names = list(dict.fromkeys(case.feature for _, case in runs))
+    narrow = [run for run in runs if run[1].head_dim in (8, 16)]
+    groups = [[run for run in narrow if run[1].feature == name] for name in dict.fromkeys((*names[kind::2], "mix", "packed"))]
+    return [run for group in groups for run in group[kind::8] or group[:1]]
 
 
-@pytest.mark.parametrize(
-    "run", [param for kind, listed in enumerate(KINDS) for param in all_but(listed[kind::2], KINDS_FIRST[kind])]
-)
-def test_the_kernels_are_right_with_every_kind(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
-    with backend(run[0]) as known:
-        result = check(known, run[1])
-    into_matrix(result)
-    assert result.verdict == "passed", result
+def marked(runs: Runs, usual: Runs, at_length: Runs) -> list[Any]:
+    """`runs` as parameters: most of the time is for what has to be compiled."""
+    marks = [[] if run in usual else pytest.mark.slow if run in at_length else pytest.mark.kernels for run in runs]
+    names = ["sm_{}{}-{}".format(*run[0], run[1].name) for run in runs]
+    return [pytest.param(*run, marks=mark, id=name) for run, mark, name in zip(runs, marks, names, strict=True)]
 
 
-DROPPED_FIRST = [next(run for run in DROPPED if run[0] == FP32), next(run for run in DROPPED[::-1] if run[1].lengths)]
-"""One with each kind of kernel, one of them of packed sequences."""
+def all_runs() -> list[Any]:
+    found: list[Any] = []
+    for kind, runs in enumerate((listed(FP32, "float32"), listed(TENSOR_CORES, "bfloat16"))):
+        found += marked(runs, quick(runs, kind), runs[kind::2])
+        first = [run for run in KINDS[kind][kind::4] if not has_runs(run[1])]
+        found += marked(KINDS[kind], first + [x for x in KINDS[kind] if x[1].variant == FIRST_RUNS[kind]], KINDS[kind][kind::2])
+    others = listed(TENSOR_CORES, "float16") + listed(FP32, "float16") + listed(FP32, "bfloat16")
+    packed = [next(run for run in DROPPED if run[0] == FP32), next(run for run in DROPPED[::-1] if run[1].lengths)]
+    found += marked(DROPPED, packed, DROPPED)
+    found += marked(SCORED, [run for run in SCORED if run[1].variant == FIRST_SCORED[run[0]]], SCORED)
+    return found + marked(others, [], others[::20]) + marked(SIZES + CHANGED, [], [])
 
 
-@pytest.mark.parametrize("run", all_but(DROPPED, DROPPED_FIRST))
-def test_the_kernels_drop_the_right_weights(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
-    with backend(run[0]) as known:
-        result = check(known, run[1])
-    into_matrix(result)
-    assert result.verdict == "passed", result
-
-
-@pytest.mark.parametrize("run", all_but(SCORED, SCORED_FIRST))
-def test_the_kernels_change_scores_rightly(run: tuple[Capability, Case], into_matrix: Callable[[Result], None]) -> None:
-    with backend(run[0]) as known:
-        result = check(known, run[1])
+@pytest.mark.parametrize(("capability", "case"), all_runs())
+def test_the_kernels_are_right(capability: Capability, case: Case, into_matrix: Callable[[Result], None]) -> None:
+    result = judged(case, capability)
     into_matrix(result)
     assert result.verdict == "passed", result
 
@@ -98,7 +79,7 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
     inputs = [torch.randn(2, 40, 2, 8, generator=draw).to(dtype) for _ in range(4)]
     seed, places = torch.tensor(2**62 + 99), torch.tensor([[7, 3, 2**33 + 5, 2**35 + 1, 3], [1, 0, 0, 2, 1]])
     found = []
-    with backend(capability) as known:
+    with registered(OnHost(capability)) as known:
         for who in (known, "reference"):
             call = encode_call(pattern, False, True, who, 0.4)
             out, lse = forward_op(*inputs[:3], None, 0.3, call, None, None, None, seed, places)
@@ -115,25 +96,6 @@ def test_rows_that_see_more_runs_than_a_launch_takes(capability: Capability, dty
     pattern = Pattern.of(BlockSparse(np.add.outer(np.arange(150), np.arange(150)) % 2 == 0, 1))
     sizes: dict[str, Any] = dict(pattern=pattern, seq=149, batch=1, heads=2, kv_heads=1, dtype=dtype)
     assert len([*relations(Case(feature="kinds", variant="", **sizes).problem())]) == 2
-    with backend(capability) as known:
-        for is_causal in (False, True):
-            result = check(known, Case(feature="kinds", variant="runs", is_causal=is_causal, **sizes))
-            assert result.verdict == "passed", result
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize(
-    "run", REST + SIZES + CHANGED + [run for kind, listed in enumerate(KINDS) for run in listed[1 - kind :: 2]], ids=name
-)
-def test_the_kernels_are_right_at_other_sizes(run: tuple[Capability, Case]) -> None:
-    with backend(run[0]) as known:
-        result = check(known, run[1])
-    assert result.verdict == "passed", result
-
-
-def test_every_problem_is_run_with_each_kind_of_kernel() -> None:
-    ran = [(capability, case.name) for capability, case in USUAL + REST]
-    for case in LISTED:
-        kinds = {"float64": [], "float32": [FP32]}.get(case.dtype, [FP32, TENSOR_CORES])
-        assert [capability for capability, known in ran if known == case.name].count(FP32) == kinds.count(FP32)
-        assert [capability for capability, known in ran if known == case.name].count(TENSOR_CORES) == kinds.count(TENSOR_CORES)
+    for is_causal in (False, True):
+        result = judged(Case(feature="kinds", variant="runs", is_causal=is_causal, **sizes), capability)
+        assert result.verdict == "passed", result

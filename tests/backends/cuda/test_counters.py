@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.cuda_fakes import FakeCupy, cupy
 from helpers.host_launcher import HostLauncher
-from helpers.on_host import FP32, TENSOR_CORES, OnHost
+from helpers.on_host import FP32, TENSOR_CORES, both_passes
 
 from dilkit import Pattern
 from dilkit.backends.cuda.backend import CupyRaw
@@ -18,6 +18,7 @@ from dilkit.backends.tiles import counters
 from dilkit.device import Capability
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
+from dilkit.testing.problems import Case
 
 __all__ = ["cupy"]
 
@@ -44,20 +45,10 @@ class Recorder(HostLauncher):
 def test_every_kernel_leaves_its_counter_as_it_found_it(capability: Capability, workers: int, lengths: tuple[int, ...]) -> None:
     """One counter serves all launches of two forwards and backwards, of more tiles than blocks and, packed, of fewer."""
     launcher = Recorder(workers)
-    seq, dtype = sum(lengths) or 150, torch.float32 if capability == FP32 else torch.bfloat16
-    sizes: dict[str, Any] = dict(seq=seq, heads=2, head_dim=16, dtype=str(dtype)[6:], requires_grad=True)
-    problem = Problem(pattern=Pattern([32, 128], [1, 8]), varlen=bool(lengths), **sizes)
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-    x = torch.randn(1, seq, 2, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    backend, results = OnHost(capability), []
-    backend.launcher = launcher
-    for _ in range(2):
-        if lengths:
-            out, lse = backend.forward(Inputs(x, x, x, cu_seqlens=starts), problem)
-            results.append([out, *backend.backward(x, Inputs(x, x, x, cu_seqlens=starts), out, lse, problem)])
-        else:
-            out, lse = backend.forward(Inputs(x, x, x), problem)
-            results.append([out, *backend.backward(x, Inputs(x, x, x), out, lse, problem)])
+    sizes: dict[str, Any] = dict(seq=sum(lengths) or 150, heads=2, head_dim=16, batch=1, lengths=lengths)
+    pattern, dtype = Pattern([32, 128], [1, 8]), "float32" if capability == FP32 else "bfloat16"
+    case = Case(feature="counters", variant="", pattern=pattern, dtype=dtype, **sizes)
+    results = [both_passes(case, capability, launcher) for _ in range(2)]
     assert set(launcher.found) == {0}
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 

@@ -1,20 +1,23 @@
-"""Each instruction that the host shim emulates, against a plain definition; fragments against the tables of the PTX ISA."""
+"""Each instruction that the host shim emulates, by a plain definition; elements of matrices lie where CUTLASS has them."""
 
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.host_compile import KERNELS, SHIM
-from helpers.instructions import run
+from helpers.host_launcher import HostLauncher
 from numpy.typing import NDArray
+from ptx.library import MACHINE
 
 from dilkit.backends.cuda.compile import OPTIONS, compiled
 
 GENERATOR = np.random.default_rng(5)
+ARGUMENTS = np.dtype([("in", np.uint64), ("out", np.uint64), ("what", np.int32), ("amount", np.int32)])
 
 SPECIAL = np.array(
     [0, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x387FFFFF, 0x33000000, 0x33000001, 0x477FEFFF, 0x477FF000], np.uint32
@@ -23,6 +26,21 @@ FLOATS = np.concatenate(
     [SPECIAL, GENERATOR.integers(0, 2**32, 100_000, np.uint32), (np.arange(0x3300, 0x4800) << 12).astype(np.uint32) << 4]
 )
 FLOATS = FLOATS[~np.isnan(FLOATS.view(np.float32))]
+
+
+def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int = 0, threads: int = 32, blocks: int = 1) -> Any:
+    """What kernel `name` of instructions.cu makes of the words `given`, in any order of lanes."""
+    macros = dict(THREADS=threads, BLOCKS=1, STORAGE=1)
+    kernel = SimpleNamespace(source=SHIM / "instructions.cu", name=name, macros=macros, shared_bytes=0)
+    given = np.ascontiguousarray(given).view(np.uint32)
+    results = []
+    for order in ("forward", "reverse", "random"):
+        out = np.zeros(words, np.uint32)
+        arguments = np.array((given.ctypes.data, out.ctypes.data, what, amount), ARGUMENTS)
+        HostLauncher(order, checked=order == "random").launch(kernel, blocks, arguments, memory={"in": given, "out": out})
+        results.append(out)
+    assert all((out == results[0]).all() for out in results)
+    return results[0]
 
 
 def each(words: NDArray[np.uint32], what: int, amount: int = 0) -> NDArray[np.uint32]:
@@ -40,18 +58,13 @@ def test_every_number_of_two_bytes_becomes_a_float(what: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize(("what", "dtype"), [(2, torch.float16), (3, torch.bfloat16)])
-def test_floats_are_rounded_to_nearest_even(what: int, dtype: torch.dtype) -> None:
+def test_floats_are_rounded_to_nearest_even_and_none_becomes_a_number(what: int, dtype: torch.dtype) -> None:
     want = torch.from_numpy(FLOATS.view(np.float32)).to(dtype).view(torch.int16).numpy().view(np.uint16)
     np.testing.assert_array_equal(each(FLOATS, what), want)
     packed = each(FLOATS, what + 2)
     np.testing.assert_array_equal(packed & 0xFFFF, want)
     np.testing.assert_array_equal(packed >> 16, want ^ 0x8000)
-
-
-@pytest.mark.parametrize("what", [2, 3])
-def test_what_is_no_number_stays_none(what: int) -> None:
-    nan = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], np.uint32)
-    assert (each(nan, what) == 0x7FFF).all()
+    assert (each(np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], np.uint32), what) == 0x7FFF).all()
 
 
 def test_powers_of_two() -> None:
@@ -69,81 +82,60 @@ SHUFFLES = {
 }
 
 
-@pytest.mark.parametrize("amount", [0, 1, 3, 16, 31])
 @pytest.mark.parametrize("what", SHUFFLES)
-def test_shuffles(what: int, amount: int) -> None:
+def test_shuffles(what: int) -> None:
     given = GENERATOR.integers(0, 2**32, 256, np.uint32)
-    lanes = SHUFFLES[what](np.arange(32), amount)
-    np.testing.assert_array_equal(each(given, what, amount), given.reshape(-1, 32)[:, lanes].reshape(-1))
+    for amount in (0, 1, 3, 16, 31):
+        lanes = SHUFFLES[what](np.arange(32), amount)
+        np.testing.assert_array_equal(each(given, what, amount), given.reshape(-1, 32)[:, lanes].reshape(-1))
 
 
-def test_ballot() -> None:
-    given = GENERATOR.integers(0, 2**32, 128, np.uint32)
-    want = [sum(int(word & 1) << lane for lane, word in enumerate(warp)) for warp in given.reshape(-1, 32)]
-    np.testing.assert_array_equal(each(given, 13), np.repeat(np.array(want, np.uint32), 32))
+OF_WARPS = {
+    13: lambda warp: sum(int(word & 1) << lane for lane, word in enumerate(warp)),
+    14: lambda warp: warp.view(np.int32).min().view(np.uint32),
+    15: lambda warp: warp.view(np.int32).max().view(np.uint32),
+    16: lambda warp: (warp & 0xFFFFFF).sum(dtype=np.uint32),
+    17: lambda warp: [int(word).bit_count() for word in warp],
+}
 
 
-@pytest.mark.parametrize(("what", "of_warp"), [(14, np.min), (15, np.max)])
-def test_least_and_most_of_a_warp(what: int, of_warp: Any) -> None:
-    given = GENERATOR.integers(0, 2**32, 128, np.uint32)
-    want = of_warp(given.view(np.int32).reshape(-1, 32), axis=1).astype(np.int32).view(np.uint32)
-    np.testing.assert_array_equal(each(given, what), np.repeat(want, 32))
+@pytest.mark.parametrize("what", OF_WARPS, ids=["ballot", "least", "most", "sum", "bits of each word"])
+def test_what_a_warp_finds_together(what: int) -> None:
+    given = GENERATOR.integers(0, 2**32, (4, 32), np.uint32)
+    want = [np.broadcast_to(OF_WARPS[what](warp), 32) for warp in given]
+    np.testing.assert_array_equal(each(given.reshape(-1), what).reshape(4, 32), want)
 
 
-def test_sum_of_a_warp_and_bits_of_a_word() -> None:
-    given = GENERATOR.integers(0, 2**32, 128, np.uint32)
-    sums = (given & 0xFFFFFF).reshape(-1, 32).sum(axis=1, dtype=np.uint32)
-    np.testing.assert_array_equal(each(given, 16), np.repeat(sums, 32))
-    np.testing.assert_array_equal(each(given, 17), [int(word).bit_count() for word in given])
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_matrices_lie_in_registers_as_ptx_says(count: int, transposed: bool) -> None:
-    elements = GENERATOR.permutation(256).astype(np.uint16).reshape(4, 8, 8)
-    got = run("matrices", elements, 128, {1: 0, 2: 1, 4: 2}[count] + 3 * transposed).view(np.uint16).reshape(32, 4, 2)
-    for lane in range(32):
-        for matrix in range(4):
-            row, columns = lane // 4, (lane % 4 * 2, lane % 4 * 2 + 1)
-            own = elements[matrix].T if transposed else elements[matrix]
-            want = own[row, columns] if matrix < count else (0, 0)
-            np.testing.assert_array_equal(got[lane, matrix], want)
-
-
-def left_place(lane: int, i: int) -> tuple[int, int]:
-    """Row and column of element a_i of the 16 x 16 (or 16 x 8) matrix: PTX ISA, matrix fragments for mma.m16n8k16."""
-    group, of_group = lane >> 2, lane % 4
-    return group if i % 4 < 2 else group + 8, of_group * 2 + (i & 1) + (8 if i >= 4 else 0)
-
-
-def right_place(lane: int, i: int) -> tuple[int, int]:
-    """Row and column of element b_i of the k x 8 matrix."""
-    return (lane % 4) * 2 + (i & 1) + (8 if i >= 2 else 0), lane >> 2
-
-
-def sum_place(lane: int, i: int) -> tuple[int, int]:
-    """Row and column of element c_i of the 16 x 8 matrix."""
-    return (lane >> 2) + (0 if i < 2 else 8), (lane % 4) * 2 + (i & 1)
-
-
-def fragments(matrix: torch.Tensor, place: Any, count: int) -> torch.Tensor:
-    """What each lane holds of `matrix`: 32 x count."""
-    return torch.stack([torch.stack([matrix[place(lane, i)] for i in range(count)]) for lane in range(32)])
+def lanes_of(name: str) -> NDArray[np.int64]:
+    """Where the lanes have elements of a matrix: a table of the PTX machine, which is made from the layouts of CUTLASS."""
+    text = re.search(rf"{name}\[32\]\[\d+\] = \{{(.*?)\}};", (MACHINE / "layouts.h").read_text(), re.DOTALL)
+    assert text is not None
+    return np.array([[*map(int, row.split(","))] for row in re.findall(r"\{([^{}]+)\}", text[1])])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("k", [8, 16])
-def test_products_of_fragments(dtype: torch.dtype, k: int) -> None:
+def test_products_take_what_lies_where_cutlass_puts_it(k: int, dtype: torch.dtype) -> None:
     torch.manual_seed(k)
     left, right, total = torch.randn(16, k).to(dtype), torch.randn(k, 8).to(dtype), torch.randn(16, 8)
+    held = [x[torch.from_numpy(lanes_of(name))] for name, x in ((f"A_K{k}", left.T.flatten()), (f"B_K{k}", right.flatten()))]
     given = torch.zeros(32, 10, dtype=torch.int32)
-    given[:, : k // 4] = fragments(left, left_place, k // 2).view(torch.int32)
-    given[:, 4 : 4 + k // 8] = fragments(right, right_place, k // 4).view(torch.int32)
-    given[:, 6:] = fragments(total, sum_place, 4).view(torch.int32)
-    got = run("products", given.numpy(), 128, 2 * (dtype == torch.bfloat16) + k // 16)
-    want = left.double() @ right.double() + total
-    found = torch.from_numpy(got.view(np.float32).copy()).view(32, 4).double()
-    torch.testing.assert_close(found, fragments(want, sum_place, 4), rtol=1e-5, atol=1e-5)
+    given[:, : k // 4], given[:, 4 : 4 + k // 8] = (x.contiguous().view(torch.int32) for x in held)
+    sums = torch.from_numpy(lanes_of("C_ANY"))
+    given[:, 6:] = total.T.flatten()[sums].view(torch.int32)
+    got = run("products", given.numpy(), 128, 2 * (dtype == torch.bfloat16) + k // 16).view(np.float32)
+    want = (left.double() @ right.double() + total).T.flatten()[sums]
+    torch.testing.assert_close(torch.from_numpy(got.copy()).view(32, 4).double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matrices_are_loaded_to_where_cutlass_expects_them(count: int, transposed: bool) -> None:
+    elements = GENERATOR.permutation(256).astype(np.uint16).reshape(4, 64)
+    got = run("matrices", elements, 128, {1: 0, 2: 1, 4: 2}[count] + 3 * transposed).view(np.uint16).reshape(32, 4, 2)
+    lanes = lanes_of("LOADED_TRANSPOSED" if transposed else "LOADED")
+    for matrix in range(4):
+        np.testing.assert_array_equal(got[:, matrix], elements[matrix][lanes] if matrix < count else np.zeros((32, 2)))
 
 
 @pytest.mark.parametrize("pending", [0, 1, 2])

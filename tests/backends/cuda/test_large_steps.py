@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.host_launcher import HostLauncher
-from torch import Tensor
+from helpers.on_host import Compiled
 
 from dilkit import Pattern
 from dilkit.backends.cuda.arguments import make_arguments
-from dilkit.backends.cuda.table import STORAGE, CudaKernel, kernel_for
+from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.schedule import BRANCH, LOW_ROWS, MOST_ROWS, TILE, Group
 from dilkit.device import Capability
 from dilkit.problem import Problem
@@ -32,15 +30,6 @@ KINDS: dict[str, tuple[str, str, Capability, int, int]] = {
     "mma_dkeyvalue": ("dkeyvalue", "float16", (8, 0), 64, MOST_ROWS),
 }
 """Role, dtype, capability, head_dim and rows of a tile."""
-
-
-def launch(kernel: CudaKernel, problem: Problem, given: dict[str, Tensor], first: bool) -> None:
-    tiles = np.array([(ROW, 1, STEP, 0, 2)], TILE)
-    group = Group(np.array([(SEQ, STEP, 0, 1)], BRANCH), tiles, tiles, ahead=0)
-    places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data)
-    HostLauncher(checked=True).launch(kernel, 1, make_arguments(problem, given, group, 1, places, first))
-
-
 USUAL = ("fp32_dquery", "mma_dkeyvalue")
 
 
@@ -50,8 +39,10 @@ def test_no_number_exceeds_its_type(kind: str) -> None:
     role, dtype, capability, dim, rows = KINDS[kind]
     sizes: dict[str, Any] = dict(seq=SEQ, heads=1, head_dim=dim, dtype=dtype)
     problem = Problem(pattern=Pattern([SEQ], [STEP]), is_causal=True, scale=0.5, **sizes)
-    kernel = kernel_for(role, dtype if kind[:3] == "mma" else "float32", dim, capability, True, rows)
-    kernel = as_compiled(kernel, dtype, capability)
+    kernel, launcher = kernel_for(role, dtype, dim, capability, True, rows), Compiled(checked=True, arch=100 * capability[0])
+    tiles = np.array([(ROW, 1, STEP, 0, 2)], TILE)
+    group = Group(np.array([(SEQ, STEP, 0, 1)], BRANCH), tiles, tiles, ahead=0)
+    places = dict(tiles=tiles.ctypes.data, branches=group.branches.ctypes.data)
     row = torch.linspace(-1, 1, dim).to(getattr(torch, dtype)).view(1, 1, 1, dim)
     one = {name: row.clone() for name in ("query", "key", "value", "dout")}
     one |= {name: torch.full_like(row, torch.nan) for name in ("out", "dquery", "dkey", "dvalue")}
@@ -61,17 +52,9 @@ def test_no_number_exceeds_its_type(kind: str) -> None:
     lse[..., [ROW, ROW + STEP]], delta[..., [ROW, ROW + STEP]] = seen, 2 * score
     given = {**{name: x.expand(1, SEQ, 1, dim) for name, x in one.items()}, "lse": lse, "delta": delta}
     for first in (True, False):
-        launch(kernel, problem, given, first)
+        launcher.launch(kernel, 1, make_arguments(problem, given, group, 1, places, first))
         if role == "forward":
             torch.testing.assert_close(one["out"], row)
             torch.testing.assert_close(lse[0, 0, [ROW, ROW + STEP]], seen if first else seen + np.log(2))
     for name in {"forward": (), "dquery": ("dquery",), "dkeyvalue": ("dkey", "dvalue")}[role]:
         assert one[name].isfinite().all()
-
-
-def as_compiled(kernel: CudaKernel, dtype: str, capability: Capability) -> CudaKernel:
-    """The kernel for tensors of `dtype`; those of gradients in fp32 with the copies of the capability."""
-    defines = [(name, STORAGE[dtype] if name == "STORAGE" else x) for name, x in kernel.defines]
-    if kernel.name in ("fp32_dquery", "fp32_dkeyvalue"):
-        defines.append(("__CUDA_ARCH__", 100 * capability[0] + 10 * capability[1]))
-    return replace(kernel, defines=tuple(defines))

@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from helpers.launches.launch import POINTER_BYTES, Argument, Launch, Machine, pointer
 from helpers.triton_compile import FakeDriver
+from ptx.launches.launch import POINTER_BYTES, Argument, Launch, Machine, pointer
 from triton import knobs
 from triton.runtime import driver
 

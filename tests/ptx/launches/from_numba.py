@@ -14,10 +14,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from helpers.launches.launch import POINTER_BYTES, Argument, Launch, Machine, pointer
-from helpers.numba_compile import OnDevice, Packer
 from numba import cuda
 from numba.cuda import dispatcher
+from ptx.launches.launch import POINTER_BYTES, Argument, Launch, Machine, pointer
 
 from dilkit.backends.numba import kernels
 from dilkit.backends.numba.arguments import Tiling
@@ -56,13 +55,26 @@ class Address(int):
     tensor: torch.Tensor
 
 
-class Addressed(OnDevice):
+class Packer:
+    """As much of a kernel as packing takes."""
+
+    extensions = ()
+
+    def _prepare_args(self, *args: Any) -> None:
+        dispatcher._Kernel._prepare_args(self, *args)
+
+
+class Addressed:
     """A tensor as numba sees one on a device, whose address says of which tensor it is."""
 
     def __init__(self, x: torch.Tensor) -> None:
-        super().__init__(x)
-        self.ptr = Address(self.ptr)
+        self.size, self.shape, self.ptr = x.numel(), tuple(x.shape), Address(x.data_ptr())
         self.ptr.tensor = x
+        self.dtype = SimpleNamespace(itemsize=x.element_size())
+        self._layout = SimpleNamespace(strides_in_bytes=tuple(stride * x.element_size() for stride in x.stride()))
+
+    def to_device(self, retr: list[Any], stream: Any) -> Addressed:
+        return self
 
 
 def packed(types: tuple[Any, ...], arguments: tuple[Any, ...]) -> Iterator[Argument]:

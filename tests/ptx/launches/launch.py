@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -58,11 +57,3 @@ def parameter_bytes(ptx: str, entry: str) -> tuple[int, ...]:
     declared = re.search(rf"\.entry\s+{re.escape(entry)}\s*\((.*?)\)", ptx, re.DOTALL)
     assert declared, f"no .entry {entry}"
     return tuple(BYTES[bits] for bits in re.findall(r"\.param\s+\.[a-z]+(\d+)\b", declared[1]))
-
-
-def opcodes(ptx: str) -> Counter[str]:
-    """How often each instruction is written, with its modifiers."""
-    code = re.sub(r"//.*|/\*.*?\*/", "", ptx)
-    statements = (re.sub(r"^[\s{}]*(?:@!?%\w+\s+)?", "", text) for text in re.split(r"[;\n]", code))
-    written = (re.match(r"[a-z][a-z0-9]*(?:\.[a-zA-Z0-9_:]+)*(?=\s|$)", text) for text in statements)
-    return Counter(match[0] for match in written if match)

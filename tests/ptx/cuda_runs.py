@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import cycle
-
 from helpers.on_host import FP32, TENSOR_CORES, OnHost
 
 from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, SlidingWindow
@@ -15,33 +12,6 @@ from dilkit.testing.problems import DROPPING, OTHER_KINDS, PROBLEMS, SCORES, Cas
 
 LISTED = (*PROBLEMS, *PACKED)
 Runs = list[tuple[Capability, Case]]
-
-
-def runs(capability: Capability, dtype: str) -> Runs:
-    return [(capability, case) for case in LISTED if case.dtype == dtype]
-
-
-def spread(listed: Runs, kind: int) -> Runs:
-    """Every other run of each feature, but of a feature with one variant that one: what one kind leaves out, the other takes."""
-    features = [[run for run in listed if run[1].feature == name] for name in dict.fromkeys(case.feature for _, case in listed)]
-    return [run for group in features for run in (group[kind::2] or group)]
-
-
-NATURAL = [runs(FP32, "float32"), runs(TENSOR_CORES, "bfloat16")]
-OTHER = runs(TENSOR_CORES, "float16") + runs(FP32, "float16") + runs(FP32, "bfloat16")
-USUAL: Runs = [run for kind, listed in enumerate(NATURAL) for run in spread(listed, kind)] + OTHER[::20]
-
-
-def quick(listed: Runs, kind: int) -> Runs:
-    """Every fourth run of every other feature, but some of each that decides what is compiled; with rows of 16 numbers."""
-    names = [name for at, name in enumerate(dict.fromkeys(case.feature for _, case in listed)) if at % 2 == kind]
-    narrow = [run for run in listed if run[1].head_dim in (8, 16)]
-    groups = [[run for run in narrow if run[1].feature == name] for name in dict.fromkeys((*names, "mix", "packed"))]
-    return [run for group in groups for run in group[::4]]
-
-
-QUICK = [run for kind, listed in enumerate(NATURAL) for run in quick(spread(listed, kind), kind)]
-REST = [run for listed in (*NATURAL, OTHER) for run in listed if run not in USUAL]
 
 PATTERNS = {"groups": (Pattern([128, 256, 300], [1, 2, 32]), 300), "tall": (Pattern([256, 512], [1, 2]), 512)}
 SIZES: Runs = [
@@ -54,7 +24,6 @@ SIZES: Runs = [
     for options in (dict(batch=1, heads=2, kv_heads=1, mask="random", is_causal=shape == "groups"),)
 ]
 """Every size of every kernel, over several groups, and over tiles that are full."""
-
 
 DROPPED: Runs = [
     (capability, case)
@@ -69,12 +38,9 @@ DROPPED: Runs = [
 ]
 """Each call that drops weights with one kind of kernel, and several groups of branches with both."""
 
-
 ONCE = Pattern.of(
     SlidingWindow(24, 2), SlidingWindow(7), GlobalTokens([0, 9, 11, 33]), GlobalTokens(3, "read", heads=(1, 3)), overlap="once"
 )
-
-
 PARTS = Pattern.of(BlockSparse.bigbird(18, 32, heads=2), Documents([32, 40, 500]))
 """Of more parts than a warp has lanes."""
 
@@ -93,32 +59,9 @@ def kinds(capability: Capability, dtype: str) -> Runs:
 
 
 KINDS = [kinds(FP32, "float32"), kinds(TENSOR_CORES, "bfloat16")]
-FIRST_RUNS = "blocks by heads causal", "blocks and segments"
-KINDS_FIRST = [
-    [run for run in listed[kind::4] if not has_runs(run[1])] + [run for run in listed if run[1].variant == FIRST_RUNS[kind]]
-    for kind, listed in enumerate(KINDS)
-]
-
-
 SCORED: Runs = [
     (capability, case)
     for capability, dtype in ((FP32, "float32"), (TENSOR_CORES, "bfloat16"))
     for case in SCORES
     if case.dtype == dtype and not OnHost(capability).refusals(case.problem())
 ]
-FIRST_SCORED = {FP32: "softcap alibi mask", TENSOR_CORES: "coordinates packed"}
-SCORED_FIRST = [run for run in SCORED if run[1].variant == FIRST_SCORED[run[0]]]
-"""One of each kind of kernel, for each case is a kernel to compile; `test_scores.py` runs one with a table."""
-
-
-def name(run: tuple[Capability, Case]) -> str:
-    return "sm_{}{}-{}".format(*run[0], run[1].name)
-
-
-CHANGED: Runs = [
-    (capability, replace(case, bias=bias, softcap=softcap))
-    for (capability, case), (bias, softcap) in zip(
-        SIZES, cycle([("grid", 2.0), ("alibi", 0.0), ("euclidean", 0.0), ("none", 1.0)])
-    )
-]
-"""Every size of every kernel with one of the ways in which scores are changed."""
