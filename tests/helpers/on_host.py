@@ -14,6 +14,7 @@ from torch import Tensor
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.device import Capability
 from dilkit.inputs import Inputs
+from dilkit.op.scores import lowered
 from dilkit.testing.conformance import Result, check
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
@@ -57,9 +58,10 @@ def judged(case: Case, *backend: Any) -> Result:
 
 
 def both_passes(case: Case, *backend: Any) -> list[Tensor]:
-    """`out`, `lse` and the gradients of a case without a bias, by `OnHost(*backend)`."""
+    """`out`, `lse` and the gradients of a case by `OnHost(*backend)`."""
     own, problem, tensors = OnHost(*backend), case.problem(), make_tensors(case)
     starts = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32) if case.lengths else None
-    inputs = Inputs(*tensors.qkv, key_padding_mask=tensors.mask, cu_seqlens=starts)
+    bias = None if tensors.bias is None else lowered(tensors.bias, tensors.query.dtype)._replace(form=problem.bias)
+    inputs = Inputs(*tensors.qkv, key_padding_mask=tensors.mask, cu_seqlens=starts, bias=bias)
     out, lse = own.forward(inputs, problem)
     return [out, lse, *own.backward(tensors.dout, inputs, out, lse, problem)]

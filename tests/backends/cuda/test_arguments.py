@@ -18,26 +18,23 @@ from dilkit.problem import Problem
 
 HEADER = ROOT / "backends/cuda/kernels/dilated.cuh"
 STRUCTS = {"View": VIEW, "StepTables": STEP, "Args": ARGUMENTS, "Tile": TILE, "Branch": BRANCH}
+TYPES = r"\b(void|long long|short|int|float|View|StepTables|const|unsigned char|unsigned|Tile|Branch)\b"
 
 
 def test_numpy_lays_out_the_structs_as_c_does(tmp_path: Path) -> None:
-    structs = re.findall(r"typedef struct \{.*?\} \w+;", HEADER.read_text(), re.DOTALL)
-    wanted = [text for text in structs if text.rpartition("}")[2].strip(" ;") in STRUCTS]
-    assert len(wanted) == len(STRUCTS)
-    shown = [
-        f'printf("{name} {field} %zu\\n", offsetof({name}, {field}));' for name, d in STRUCTS.items() for field in d.names or ()
-    ] + [f'printf("{name} size %zu\\n", sizeof({name}));' for name in STRUCTS]
-    source, program = tmp_path / "layout.c", tmp_path / "layout"
-    source.write_text("\n".join(["#include <stddef.h>", "#include <stdio.h>", *wanted, "int main(void) {", *shown, "}"]))
-    subprocess.run(["gcc", str(source), "-o", str(program)], check=True)
-    printed = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines()
-    ours = [f"{name} {field} {d.fields[field][1]}" for name, d in STRUCTS.items() if d.fields for field in d.names or ()]
-    assert printed == ours + [f"{name} size {d.itemsize}" for name, d in STRUCTS.items()]
-    for text in wanted:
-        name = text.rpartition("}")[2].strip(" ;")
-        types = r"\b(void|long long|short|int|float|View|StepTables|const|unsigned char|unsigned|Tile|Branch)\b"
-        body = re.sub(types, "", text.partition("{")[2])
-        assert re.findall(r"\w+", body.rpartition("}")[0]) == list(STRUCTS[name].names or ())
+    texts = re.findall(r"typedef struct (\{.*?\}) (\w+);", HEADER.read_text(), re.DOTALL)
+    wanted = {name: body for body, name in texts if name in STRUCTS}
+    assert {name: re.findall(r"\w+", re.sub(TYPES, "", body)) for name, body in wanted.items()} == {
+        name: [*(kind.names or ())] for name, kind in STRUCTS.items()
+    }
+    places = [(name, field, kind.fields[field][1]) for name, kind in STRUCTS.items() if kind.fields for field in kind.names or ()]
+    checks = [f"_Static_assert(offsetof({name}, {field}) == {place}, #name);" for name, field, place in places]
+    checks += [f"_Static_assert(sizeof({name}) == {kind.itemsize}, #name);" for name, kind in STRUCTS.items()]
+    source = tmp_path / "layout.c"
+    structs = [f"typedef struct {body} {name};" for name, body in wanted.items()]
+    source.write_text("\n".join(["#include <stddef.h>", *structs, *checks]).replace("#name", '"laid out otherwise"'))
+    subprocess.run(["gcc", "-fsyntax-only", str(source)], check=True)
+    assert _PACKED.size == ARGUMENTS.itemsize
 
 
 def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:
@@ -47,15 +44,10 @@ def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:
     mask = torch.zeros(20, 3, dtype=torch.bool).T
     (group,) = schedule(problem, 4).groups
     tensors = {"query": q, "key": k, "value": k, "mask": mask, "delta": None}
-    assert _PACKED.size == ARGUMENTS.itemsize
     arguments = make_arguments(problem, tensors, group, len(group.query_tiles), {"tiles": 16, "branches": 32}, first=True)
     assert arguments["query"].tolist() == (q.data_ptr(), 640, 32, 8)
     assert arguments["key"].tolist() == (k.data_ptr(), 640, 32, 8)
-    assert arguments["mask"] == mask.data_ptr()
-    assert (arguments["mask_batch"], arguments["mask_row"]) == (1, 3)
-    assert (arguments["tiles"], arguments["branches"], arguments["counter"], arguments["delta"]) == (16, 32, 0, 0)
-    numbers = {name: int(arguments[name]) for name in ("batch", "seq", "heads", "kv_heads", "head_dim", "branch_count")}
-    assert numbers == dict(batch=3, seq=20, heads=4, kv_heads=2, head_dim=8, branch_count=2)
-    assert (arguments["back"], arguments["ahead"]) == (FAR, FAR)
-    assert (arguments["once"], arguments["first"], arguments["scale"]) == (1, 1, np.float32(2))
-    assert arguments["tile_count"] == len(group.query_tiles)
+    want = dict(batch=3, seq=20, heads=4, kv_heads=2, head_dim=8, branch_count=2, tile_count=len(group.query_tiles))
+    want |= dict(mask=mask.data_ptr(), mask_batch=1, mask_row=3, tiles=16, branches=32, counter=0, delta=0)
+    want |= dict(back=FAR, ahead=FAR, once=1, first=1, scale=np.float32(2))
+    assert {name: arguments[name] for name in want} == want

@@ -1,49 +1,44 @@
-"""Every CUDA kernel compiles for every kind of GPU, and fits: no spilled registers, no stack, shared memory that there is."""
+"""Every CUDA kernel compiles for every kind of GPU, and fits: no spilled registers, no stack, shared memory that there is.
+
+`make kernels` holds every size of every kernel to it, but compiles again what its report is not of.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE
+from dilkit.tools.bench.kernels import cases, document, record, sources
 from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints, step_builds
-from dilkit.tools.bench.kernels.record import KernelUse
+from dilkit.tools.results.file import read_result
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
-EVERYWHERE = builds(head_dims=[64], dtypes=["float32"], forms=["plain"])
-NEWER = [c for c in CAPABILITIES if c >= (8, 0)]
-TENSOR_CORES = builds([(7, 5)], [64], ["float16"], ["plain"]) + builds(NEWER, [64], ["bfloat16"], ["plain"])
-WIDE = builds([(6, 1)], [128], ["float32", "float16"], ["elements"]) + builds([(9, 0)], [128], ["float32", "float16"], ["plain"])
-DROPPING = builds([(9, 0)], [64, 128], ["float16"], ["dropout", "packed-dropout"])
+TENSOR_CORES = [c for c in CAPABILITIES if c >= (8, 0)]
+USUAL = builds(head_dims=[64], dtypes=["float32"], forms=["plain"]) + builds([(7, 5)], [64], ["float16"], ["plain"])
+USUAL += builds(TENSOR_CORES, [64, 128], ["bfloat16"], ["plain"]) + builds([(9, 0)], [128], ["float16"], ["packed-dropout"])
+USUAL += step_builds(head_dims=[64], dtypes=["float32"], groups=[1])
 TIGHT = builds([(10, 0)], [64], ["float16"], ["plain"]) + builds([(12, 0)], [32, 64], ["bfloat16"], ["packed-dropout"])
 SHORT = [build for build in TIGHT if "mma_dkeyvalue" in build.names and build.kernel.tile_rows == 128]
 """Where registers are shortest: some fragments are in shared memory."""
-PAIRS = [build for build in builds(NEWER, [128], ["bfloat16"], ["plain"]) if "mma_dquery_pairs" in build.names]
-STEPS = step_builds(head_dims=[64], dtypes=["float32"], groups=[1])
-USUAL = list(dict.fromkeys([*EVERYWHERE, *TENSOR_CORES, *DROPPING, *PAIRS, *STEPS]))
 
 
-def chosen(builds: list[Build]) -> list[Any]:
-    """Of each file, the first and the last build are slow, and one between, of other files another; the rest is longer yet."""
-    files = {names: [build for build in builds if build.names == names] for names in dict.fromkeys(b.names for b in builds)}
+def chosen() -> list[Any]:
+    """Of each file the first and the last build, and one between, of other files another."""
+    files = {names: [build for build in USUAL if build.names == names] for names in dict.fromkeys(b.names for b in USUAL)}
     usual = [one[i] for at, one in enumerate(files.values()) for i in {0, 1 + at % max(1, len(one) - 2), len(one) - 1}]
-    return [pytest.param(build, marks=pytest.mark.slow if build in usual else pytest.mark.kernels) for build in builds]
+    marks = dict.fromkeys((*usual, *SHORT[1:]), pytest.mark.slow)
+    return [pytest.param(build, marks=marks.get(build, []), id=build.name) for build in (SHORT[0], *marks)]
 
 
-AT_LENGTH = [pytest.param(build, marks=pytest.mark.kernels) for build in WIDE]
-
-
-@pytest.mark.parametrize(
-    "build",
-    [*chosen(USUAL), *SHORT[:1], *(pytest.param(build, marks=pytest.mark.slow) for build in SHORT[1:]), *AT_LENGTH],
-    ids=lambda build: build.name,
-)
+@pytest.mark.parametrize("build", chosen())
 def test_a_kernel_compiles_and_fits(build: Build) -> None:
-    """`make kernels` holds every size of every kernel to the same."""
     found = compiled(build)
     assert [kernel.name for kernel in found] == list(build.names)
     assert {kernel.architecture for kernel in found} == {"sm_{}{}".format(*build.capability)}
@@ -51,7 +46,7 @@ def test_a_kernel_compiles_and_fits(build: Build) -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
-    kernel = KernelUse.read("name sm_75 float16 64 plain - 128 2 64 40000 25000 99 0 0")
+    kernel = record.KernelUse.read("name sm_75 float16 64 plain - 128 2 64 40000 25000 99 0 0")
     start = "name sm_75 float16 64 plain:"
     assert complaints(kernel) == []
     (older,) = complaints(replace(kernel, architecture="sm_61"))
@@ -61,8 +56,9 @@ def test_what_does_not_fit_is_said() -> None:
 
 
 def test_every_kernel_is_compiled_for_every_kind_of_gpu_that_it_is_for() -> None:
+    every = builds() + step_builds()
     for entry in TABLE:
-        serves = {build.capability for build in USUAL if entry.name in build.names}
+        serves = {build.capability for build in every if entry.name in build.names}
         first = min(entry.dtypes.values())
         asked = {c for c in CAPABILITIES if c >= first and any(size.since <= c < size.before for size in entry.configs)}
         assert serves >= asked, entry.name
@@ -70,3 +66,62 @@ def test_every_kernel_is_compiled_for_every_kind_of_gpu_that_it_is_for() -> None
     for form in ("packed", "dropout", "packed-dropout"):
         asked = {tuple(build.kernel.macros.get(name, 0) for name in ("PACKED", "DROPOUT")) for build in builds(forms=[form])}
         assert asked == {(int("packed" in form), int("dropout" in form))}
+
+
+def test_a_digest_is_of_the_code_of_a_file_and_of_what_that_includes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SOURCES", tmp_path)
+
+    def digest(file: str, header: str, *options: str) -> str:
+        (tmp_path / "a.cu").write_text(f'#include "b.cuh"\n{file}')
+        (tmp_path / "b.cuh").write_text(header)
+        sources._digest_of_file.cache_clear()
+        return sources.digest("a.cu", options)
+
+    try:
+        first = digest("int x; /* before */", "int y;", "-DROWS=64")
+        assert digest("/* after\n */ int\n x;", "int y; /* new */", "-DROWS=64") == first
+        others = digest("int z;", "int y;", "-DROWS=64"), digest("int x;", "int z;", "-DROWS=64"), digest("int x;", "int y;")
+        assert len({first, *others}) == 4
+    finally:
+        sources._digest_of_file.cache_clear()
+
+
+class Compiler:
+    """In the place of NVRTC: notes what it is asked for, and is stopped when it has compiled so many builds."""
+
+    def __init__(self, stops: int = -1) -> None:
+        self.stops, self.asked = stops, list[Build]()
+
+    def __call__(self, asked: list[Build], jobs: int) -> Iterator[record.KernelUse]:
+        for build in asked:
+            if len(self.asked) == self.stops:
+                raise KeyboardInterrupt
+            self.asked.append(build)
+            yield from (record.KernelUse(*key[:5], build.source, 128, 2, key[5], 0, 0, 99, 0, 0) for key in build.keys)
+
+
+def test_what_is_known_is_compiled_again_where_its_source_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kernels.json"
+
+    def compiled_by(compiler: Compiler, *arguments: str) -> record.KernelsResult:
+        monkeypatch.setattr(cases, "_compiled", compiler)
+        assert cases.main(["--quick", "--out", str(file), *arguments]) == 0
+        return read_result(file, record.KernelsResult)
+
+    begun = compiled_by(Compiler(stops=3))
+    assert (len(begun.rows), begun.older) == (3, 0)
+    every = compiled_by(rest := Compiler())
+    quick = builds(head_dims=[64], forms=["plain"]) + step_builds(head_dims=[64])
+    assert len(every.rows) == len(rest.asked) + 3 == len(quick)
+    assert compiled_by(nothing := Compiler()).rows == every.rows
+    assert nothing.asked == []
+
+    changed = sources._digest_of_file
+    monkeypatch.setattr(sources, "_digest_of_file", lambda name: changed(name) + "x" * (name == "row_dots.cu"))
+    some = compiled_by(only := Compiler(), "--only", "sm_80")
+    assert {(build.kernel.source, build.capability) for build in only.asked} == {("row_dots.cu", (8, 0))}
+    said = f"NVRTC {some.nvrtc}, {some.older} of them from sources that have changed since: none spills"
+    assert said in document.sentence(some)
+    assert some.older == sum(kernel.name == "row_dots" and kernel.architecture != "sm_80" for kernel in some.kernels()) > 0
+    monkeypatch.setattr(cases.cuda_compile, "compiler_version", lambda: (99, 0))
+    assert len(compiled_by(Compiler(stops=1)).rows) == 1, "of another compiler nothing is known"

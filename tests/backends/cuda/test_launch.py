@@ -2,23 +2,115 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.cuda_fakes import FakeCupy, cupy
+from helpers.cuda_fakes import RecordingLauncher
+from helpers.project import ROOT
 
+from dilkit import Pattern
 from dilkit.backends.cuda.arguments import ARGUMENTS
+from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.launch import CupyLauncher, Stream
-from dilkit.backends.cuda.table import CudaKernel
-
-__all__ = ["cupy"]
+from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once
+from dilkit.backends.cuda.table import CudaKernel, kernel_for
+from dilkit.backends.tiles import counters
+from dilkit.backends.tiles.schedule import MOST_ROWS
+from dilkit.inputs import Inputs
+from dilkit.problem import Problem
+from dilkit.tools.bench.kernels.record import KernelsResult, KernelUse
+from dilkit.tools.results.file import read_result
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 KERNEL = CudaKernel("file.cu", "kernel", threads=96, blocks=2, tile_rows=64)
 LARGE = CudaKernel("file.cu", "large", threads=128, blocks=1, tile_rows=64, shared_bytes=70_000)
 NO_ARGUMENTS = np.zeros((), ARGUMENTS)
+
+
+class FakeCupy:
+    """As much of CuPy as launches use, on two devices of 10 multiprocessors that hold 3 blocks each."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.device, self.stream, self.capturing, self.occupancy = 0, 77, False, 3
+        driver = SimpleNamespace(
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="dynamic shared memory",
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carve-out",
+            funcSetAttribute=lambda function, what, value: self.note("attribute", function, what, value),
+            occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy,
+        )
+        attributes = {"shared memory of a multiprocessor": 102400}
+        runtime = SimpleNamespace(
+            cudaDevAttrMaxSharedMemoryPerMultiprocessor="shared memory of a multiprocessor",
+            deviceGetAttribute=lambda what, device: attributes[what],
+        )
+        self.cuda = SimpleNamespace(Module=lambda: _Module(self), driver=driver, runtime=runtime)
+
+    def note(self, what: str, *facts: Any) -> None:
+        """Record something that happened, with the device on which it did."""
+        self.events.append((what, self.device, *facts))
+
+    def of(self, what: str) -> list[Any]:
+        """The recorded things of one kind."""
+        return [event for event in self.events if event[0] == what]
+
+    @contextlib.contextmanager
+    def guard(self, device: torch.device) -> Iterator[None]:
+        """torch's device guard. CuPy has none here: its own goes back to a device that may have no context, and makes one."""
+        before, self.device = self.device, device.index
+        yield
+        self.device = before
+
+    def _occupancy(self, function: str, threads: int, shared: int) -> int:
+        self.note("occupancy", function, threads, shared)
+        return self.occupancy
+
+
+class _Module:
+    def __init__(self, cupy: FakeCupy) -> None:
+        self.cupy = cupy
+
+    def load(self, code: bytes) -> None:
+        self.cupy.note("load", code)
+
+    def get_function(self, name: str) -> Any:
+        return _Function(self.cupy, name)
+
+
+class _Function:
+    def __init__(self, cupy: FakeCupy, name: str) -> None:
+        self.cupy, self.name, self.ptr = cupy, name, f"<{name}>"
+
+    def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int = 0, stream: Any = None) -> None:
+        self.cupy.note("launch", self.name, grid, block, arguments, shared_mem, stream.ptr)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    """CuPy and torch's CUDA, both recorded; kernels are not compiled: their code is what they and their device are.
+
+    Of a device torch says what torch 2.6 does.
+    """
+    fake = FakeCupy()
+    each = dict(multi_processor_count=10, max_threads_per_multi_processor=1536)
+    properties = SimpleNamespace(major=8, minor=6, name="a device", **each)
+    for name, module in {"cupy": fake, "cupy.cuda": fake.cuda, "cupy.cuda.driver": fake.cuda.driver}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=fake.stream + device.index))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(torch.cuda, "device", fake.guard)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.device)
+    monkeypatch.setattr("dilkit.backends.cuda.compile.code_of", lambda *asked: repr(asked).encode())
+    return fake
 
 
 def test_a_launch_goes_to_the_current_stream_of_its_device(cupy: FakeCupy) -> None:
@@ -93,3 +185,66 @@ def test_the_true_cupy_takes_our_arguments() -> None:
     runtime = true.cuda.runtime
     with pytest.raises(runtime.CUDARuntimeError):
         runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0)
+
+
+def test_the_launcher_asks_for_the_counter_of_the_current_stream(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: asked.append((stream, cupy.device)) or stream)
+    launcher = CupyLauncher()
+    one, other = launcher.counter(FIRST), launcher.counter(SECOND)
+    assert asked == [(77, 0), (78, 1)], "of the device that is current"
+    assert launcher.counter(FIRST) == one != other
+    cupy.stream = 99
+    assert launcher.counter(FIRST) not in (one, other)
+    cupy.capturing = True
+    assert len({one, other, *(launcher.counter(FIRST) for _ in range(3))}) == 5
+
+
+KIB = 1024
+LIMITS = {"sm_75": (1024, 64, 0), "sm_80": (2048, 164, KIB), "sm_90": (2048, 228, KIB), "sm_100": (2048, 228, KIB)}
+LIMITS |= dict.fromkeys(("sm_86", "sm_89", "sm_120"), (1536, 100, KIB))
+"""Of a multiprocessor: threads, and KiB of shared memory; and bytes of that which each block takes for itself."""
+REGISTERS, UNIT, WARPS_AT_ONCE = 65536, 256, 4
+"""Of a multiprocessor; what a warp gets a multiple of; what warps are counted in, for there are four parts."""
+
+
+def occupancy(kernel: KernelUse) -> int:
+    """Blocks of a multiprocessor, by CUDA's rules, from what the compiler reports."""
+    threads, kib, own = LIMITS[kernel.architecture]
+    warps = kernel.threads // 32
+    of_registers = REGISTERS // (-(-kernel.registers * 32 // UNIT) * UNIT) // WARPS_AT_ONCE * WARPS_AT_ONCE // warps
+    return min(threads // kernel.threads, of_registers, kib * KIB // max(kernel.shared + kernel.dynamic + own, 1))
+
+
+def test_as_many_blocks_run_as_the_table_says_by_the_reports_in_the_docs() -> None:
+    """Of tall tiles, which neither threads nor shared memory are short for."""
+    reported = read_result(ROOT / "docs/results/kernels.json", KernelsResult).kernels()
+    tall = [kernel for kernel in reported if kernel.tile_rows == MOST_ROWS]
+    assert {kernel.architecture for kernel in tall} == {*LIMITS}
+    for kernel in tall:
+        threads, kib, _ = LIMITS[kernel.architecture]
+        known = CudaKernel("", kernel.name, kernel.threads, kernel.blocks, kernel.tile_rows, shared_bytes=kernel.dynamic)
+        assert blocks_at_once(known, Multiprocessors(1, threads, kib * KIB)) == kernel.blocks <= occupancy(kernel), kernel
+
+
+def test_threads_and_shared_memory_limit_as_well() -> None:
+    kernel = CudaKernel("file.cu", "kernel", threads=128, blocks=4, tile_rows=128, shared_bytes=20 * KIB)
+    device = Multiprocessors(count=10, threads=1024, shared_bytes=100 * KIB)
+    assert blocks_at_once(kernel, device) == 40
+    assert blocks_at_once(kernel, replace(device, shared_bytes=60 * KIB)) == 30
+    assert blocks_at_once(kernel, replace(device, threads=256)) == 20
+    assert blocks_at_once(replace(kernel, shared_bytes=0), device) == 40
+    assert blocks_at_once(kernel, replace(device, shared_bytes=0)) == 10
+
+
+def test_the_choice_of_tiles_compiles_nothing(cupy: FakeCupy) -> None:
+    """Too few tiles for tall ones: of these not a kernel is loaded."""
+    problem = Problem(pattern=Pattern([512], [1]), seq=512, heads=1, head_dim=64, dtype="bfloat16")
+    assert CupyLauncher().at_least_resident(kernel_for("forward", "bfloat16", 64, (8, 6)), SECOND) == 20
+    assert cupy.events == []
+    launcher, x, asked = RecordingLauncher(), torch.zeros(1, 512, 1, 64, dtype=torch.bfloat16), list[int]()
+    launcher.at_least_resident = lambda kernel, device: 20  # type: ignore[method-assign]
+    launcher.resident = lambda kernel, device: asked.append(kernel.tile_rows) or 4  # type: ignore[func-returns-value,method-assign]
+    CupyRaw(launcher, (8, 6)).forward(Inputs(x, x, x), problem)
+    assert asked == [64]

@@ -2,20 +2,100 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import site
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.nvrtc import nvrtc_13, use_nvrtc_13
 
+from dilkit.backends.cuda import nvrtc
 from dilkit.backends.cuda.compile import compiler_build, compiler_version, options_of
 from dilkit.backends.cuda.nvrtc import installed
 from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.tools.bench.kernels.cases import CAPABILITIES, Build, builds, compiled, complaints
+
+FOLDER = Path(sys.prefix) / "nvidia-cuda-nvrtc"
+
+
+def nvrtc_13() -> Path | None:
+    """Its library; None where it is not installed."""
+    return next(FOLDER.rglob("libnvrtc.so.13"), None)
+
+
+class NVRTCError(RuntimeError):
+    """NVRTC refuses something."""
+
+
+class NVRTC:
+    """The library, in the form of CuPy's module: as much of `cupy.cuda.nvrtc` as `dilkit.backends.cuda.compile` uses."""
+
+    NVRTCError = NVRTCError
+
+    def __init__(self, path: Path) -> None:
+        for builtins in path.parent.glob("libnvrtc-builtins.so.*"):  # which it looks for by name alone
+            ctypes.CDLL(str(builtins))
+        self._library = ctypes.CDLL(str(path))
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._library, f"nvrtc{name}")(*arguments)
+        if code:
+            raise NVRTCError(self._library.nvrtcGetErrorString(code).decode())
+
+    def _bytes(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"Get{what}Size", program, ctypes.byref(size))
+        found = ctypes.create_string_buffer(size.value)
+        self._call(f"Get{what}", program, found)
+        return found.raw
+
+    def getVersion(self) -> tuple[int, int]:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("Version", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    def getSupportedArchs(self) -> list[int]:
+        count = ctypes.c_int()
+        self._call("GetNumSupportedArchs", ctypes.byref(count))
+        found = (ctypes.c_int * count.value)()
+        self._call("GetSupportedArchs", found)
+        return list(found)
+
+    def createProgram(self, source: str, name: str, headers: Sequence[bytes], names: Sequence[bytes]) -> ctypes.c_void_p:
+        program, strings = ctypes.c_void_p(), ctypes.c_char_p * len(headers)
+        given = source.encode(), name.encode(), len(headers), strings(*headers), strings(*names)
+        self._call("CreateProgram", ctypes.byref(program), *given)
+        return program
+
+    def compileProgram(self, program: ctypes.c_void_p, options: Sequence[str]) -> None:
+        self._call("CompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*(x.encode() for x in options)))
+
+    def getCUBIN(self, program: ctypes.c_void_p) -> bytes:
+        return self._bytes("CUBIN", program)
+
+    def getPTX(self, program: ctypes.c_void_p) -> bytes:
+        return self._bytes("PTX", program).rstrip(b"\0")
+
+    def getProgramLog(self, program: ctypes.c_void_p) -> str:
+        return self._bytes("ProgramLog", program).rstrip(b"\0").decode()
+
+    def destroyProgram(self, program: ctypes.c_void_p) -> None:
+        self._call("DestroyProgram", ctypes.byref(program))
+
+
+def use_nvrtc_13() -> None:
+    """Have all kernels of this process compiled by it; CuPy, if it were loaded after it, would take it for its own."""
+    path = nvrtc_13()
+    assert path is not None
+    loaded = NVRTC(path)
+    nvrtc.load = lambda: loaded
+
 
 pytestmark = pytest.mark.skipif(nvrtc_13() is None, reason="NVRTC of CUDA 13 is not installed: make kernels")
 
@@ -30,13 +110,11 @@ def process() -> Iterator[ProcessPoolExecutor]:
         yield found
 
 
-def chosen() -> list[Any]:
-    first, *others = USUAL
-    marks = {build: [pytest.mark.slow] for build in others} | {first: []}
-    return [pytest.param(build, marks=marks.get(build, [pytest.mark.kernels])) for build in ALL]
+def marks(build: Build) -> Any:
+    return [] if build == USUAL[0] else pytest.mark.slow if build in USUAL else pytest.mark.kernels
 
 
-@pytest.mark.parametrize("build", chosen(), ids=lambda build: build.name)
+@pytest.mark.parametrize("build", [pytest.param(build, marks=marks(build), id=build.name) for build in ALL])
 def test_a_kernel_compiles_and_fits(process: ProcessPoolExecutor, build: Build) -> None:
     found = process.submit(compiled, build).result()
     assert [kernel.name for kernel in found] == list(build.names)

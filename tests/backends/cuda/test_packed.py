@@ -12,13 +12,9 @@ from helpers.on_host import FP32
 from torch import Tensor
 
 from dilkit import Pattern, Problem, plan
-from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda import report as cuda_report
 from dilkit.backends.cuda.backend import CupyRaw
-from dilkit.backends.cuda.table import HEAD_DIMS, kernel_for
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
 from dilkit.backends.tiles.schedule import MAX_SEQ
-from dilkit.device import Capability
 from dilkit.inputs import Inputs
 
 CPU = torch.device("cpu")
@@ -82,15 +78,3 @@ def test_rows_are_numbered_in_32_bits() -> None:
     q = torch.zeros(1, 1, 4, 16).expand(1, MAX_SEQ + 1, 4, 16)
     with pytest.raises(ValueError, match=f"query has {MAX_SEQ + 1} rows; at most {MAX_SEQ} in all sequences"):
         CupyRaw(RecordingLauncher(), FP32).launch_role("forward", dict(query=q, key=q, value=q), packed())
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("role", ["forward", "dquery", "dkeyvalue"])
-@pytest.mark.parametrize(("capability", "dtype"), [((6, 1), "float32"), ((8, 0), "bfloat16"), ((9, 0), "float16")])
-def test_none_spills(capability: Capability, dtype: str, role: str, head_dim: int) -> None:
-    pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
-    kernel = kernel_for(role, dtype, head_dim, capability, packed=True)
-    log = cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, capability))[1]
-    used = cuda_report.usages(log)[kernel.name]
-    assert (used.spills, used.stack) == (0, 0)

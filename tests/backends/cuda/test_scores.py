@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from helpers.cuda_fakes import RecordingLauncher
 from helpers.host_launcher import HostLauncher
-from helpers.on_host import FP32, TENSOR_CORES, OnHost
+from helpers.on_host import FP32, TENSOR_CORES, both_passes
 
 from dilkit import Pattern, Problem
 from dilkit.backends.cuda import scores
@@ -18,6 +19,7 @@ from dilkit.backends.cuda.table import HEAD_DIMS, kernel_for
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Capability
 from dilkit.inputs import Inputs
+from dilkit.testing.problems import Case
 from dilkit.tools.bench.kernels.cases import CAPABILITIES
 
 PLANE = BiasForm(dims=2, metric="max", placed=True, learned=True)
@@ -30,6 +32,9 @@ FORMS = (
     replace(PLANE, metric="euclidean", dims=3),
     BiasForm(2, (3, 5), placed=True),
 )
+
+
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 def macros(problem: Problem, role: str) -> tuple[tuple[str, int], ...]:
@@ -47,31 +52,17 @@ def test_a_kernel_is_compiled_with_what_a_call_has_alone() -> None:
     assert dict(macros(table, "dquery")) == dict(SOFTCAP=1, BIASED=2)
 
 
-def gradients(launcher: Any, capability: Capability, dtype: torch.dtype, form: BiasForm) -> list[torch.Tensor]:
-    """What the backend returns, of inputs that are the same at each call."""
-    draw, backend = torch.Generator().manual_seed(0), OnHost(capability)
-    backend.launcher = launcher
-    q, k, v, dout = (torch.randn(1, 100, 2, 16, generator=draw).to(dtype) for _ in range(4))
-    weights = torch.randn(2, form.entries, generator=draw)
-    bias = LoweredBias(form, weights, torch.randn(1, 100, form.dims, generator=draw) if form.placed else None)
-    problem = replace(PROBLEM, bias=form, dtype=str(dtype).removeprefix("torch."))
-    inputs = Inputs(q, k, v, bias=bias)
-    out, lse = backend.forward(inputs, problem)
-    return [*backend.backward(dout, inputs, out, lse, problem)]
-
-
 @pytest.mark.parametrize(
-    ("capability", "dtype", "form"),
-    [
-        (FP32, torch.float32, BiasForm(sizes=(9,), learned=True)),
-        pytest.param(TENSOR_CORES, torch.float16, PLANE, marks=pytest.mark.slow),
-    ],
+    ("capability", "dtype", "bias"),
+    [(FP32, "float32", "clipped"), pytest.param(TENSOR_CORES, "float16", "max", marks=pytest.mark.slow)],
 )
-def test_gradients_of_weights_have_equal_bits_in_any_order(capability: Capability, dtype: torch.dtype, form: BiasForm) -> None:
-    launchers = HostLauncher(workers=1), HostLauncher("random", seed=3, workers=1)
-    one, other = (gradients(launcher, capability, dtype, form) for launcher in launchers)
-    assert len(one) == 4
-    assert one[3].abs().sum() > 0
+def test_gradients_of_weights_have_equal_bits_in_any_order(capability: Capability, dtype: str, bias: str) -> None:
+    sizes: dict[str, Any] = dict(pattern=PROBLEM.pattern, seq=100, heads=2, batch=1)
+    case = Case(feature="bits", variant="of weights", dtype=dtype, bias=bias, **sizes)
+    orders = HostLauncher(workers=1), HostLauncher("random", seed=3, workers=1)
+    one, other = (both_passes(case, capability, launcher) for launcher in orders)
+    assert len(one) == 6
+    assert one[5].abs().sum() > 0
     assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
@@ -92,22 +83,15 @@ def test_blocks_that_sum_gradients_of_weights_have_tiles_of_their_own(monkeypatc
     assert all(launch.kernel.macros["LEARNED"] == 1 for launch in of_queries)
 
 
-@pytest.mark.kernels
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_no_kernel_spills(dtype: str, capability: Capability, form: BiasForm | None) -> None:
-    check_code(dtype, capability, form, HEAD_DIMS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS[::3], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_some_kernels_do_not_spill(dtype: str, form: BiasForm | None) -> None:
-    check_code(dtype, (9, 0), form, (64,))
-
-
-def check_code(dtype: str, capability: Capability, form: BiasForm | None, head_dims: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "capability", "form", "head_dims"),
+    [
+        *(pytest.param(dtype, (9, 0), form, (64,), marks=pytest.mark.slow) for dtype in DTYPES[:2] for form in FORMS[::3]),
+        *(pytest.param(*row, HEAD_DIMS, marks=pytest.mark.kernels) for row in product(DTYPES, CAPABILITIES, FORMS)),
+    ],
+    ids=str,
+)
+def test_no_kernel_spills(dtype: str, capability: Capability, form: BiasForm | None, head_dims: tuple[int, ...]) -> None:
     """Kernels with a softcap and a bias fit, tall or low, plain or packed with dropout."""
     pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     from dilkit.backends.cuda import compile as cuda_compile

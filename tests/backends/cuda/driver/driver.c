@@ -80,19 +80,11 @@ int cuStreamGetId(const Stream *stream, uint64_t *number) {
     if (current < 0)
         return INVALID_CONTEXT;
     *number = stream ? stream->number : 0;
-    tell("cuStreamGetId", stream, "", (int64_t)*number, 0, 0, 0);
     return stream_fits(stream) ? SUCCESS : INVALID_HANDLE;
 }
 
 int cuStreamBeginCapture_v2(Stream *stream, int mode) {
     stream->captures = 1;
-    tell("cuStreamBeginCapture", stream, "", mode, 0, 0, 0);
-    return SUCCESS;
-}
-
-int cuStreamEndCapture(Stream *stream, void **graph) {
-    stream->captures = 0, *graph = stream;
-    tell("cuStreamEndCapture", stream, "", 0, 0, 0, 0);
     return SUCCESS;
 }
 

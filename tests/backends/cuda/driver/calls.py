@@ -1,6 +1,6 @@
-"""Calls of `cupy_raw` through the true CuPy, in a process of its own, over the driver of `tests/backends/cuda/driver/driver.c`.
+"""Calls of `cupy_raw` through the true CuPy, in a process of its own, over the driver of `driver.c`.
 
-    python stub_driver.py <libcuda.so.1>        prints the `Seen` of all calls as JSON
+    python calls.py <libcuda.so.1>        prints as JSON what each call did: see `Calls.make`
 
 True: dilkit, CuPy's modules, functions and driver calls, NVRTC, torch's device guard. Stand-ins: the driver, which is loaded
 before CuPy asks for one; CUDA's runtime, whose copy in CuPy wants tables that only NVIDIA's driver has (two of its functions);
@@ -14,63 +14,39 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 DEVICE = 1
 """The one that tensors are said to be on; the other is current."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """A call of the driver: on which device and stream, of which function, and what it was about."""
-
-    call: str
-    device: int
-    stream: int
-    name: str
-    first: int
-    second: int
-
-
-@dataclass
-class Seen:
-    """What the calls did: events by call; handles of streams; counters of launches; the error of each result against `native`."""
-
-    events: dict[str, list[Event]] = field(default_factory=dict)
-    streams: dict[str, int] = field(default_factory=dict)
-    counters: dict[str, list[int]] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
-    devices: dict[str, int] = field(default_factory=dict)
-    contexts: list[bool] = field(default_factory=list)
-    argument_bytes: int = 0
-
-
 class Driver:
-    """The driver, and what it has told since it was last asked."""
+    """The driver, and what it has told since it was last asked: calls with their device, stream, name and two numbers."""
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)
-        self.events: list[Event] = []
+        self.events: list[tuple[str, int, int, str, int, int]] = []
         self.stream = 0
-        self.run: Callable[[Event, bytes], None] = lambda event, arguments: None
+        self.run: Callable[[str, int, bytes], None] = lambda name, grid, arguments: None
         kinds = ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_size_t
         self._listener = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_int64)(self._note)
         self.library.stub_listen(self._listener)
 
     def _note(self, call: bytes, device: int, stream: int, name: bytes, first: int, second: int, at: int, size: int) -> None:
-        event = Event(call.decode(), device, stream, name.decode(), first, second)
-        self.events.append(event)
+        self.events.append((call.decode(), device, stream or 0, name.decode(), first, second))
         if at:
-            self.run(event, ctypes.string_at(at, size))
+            self.run(name.decode(), first, ctypes.string_at(at, size))
 
     def new_stream(self) -> int:
+        """A stream of `DEVICE`; the other device is current again."""
         made = ctypes.c_size_t()
+        self.library.stub_set_device(DEVICE)
         assert self.library.cuStreamCreate(ctypes.byref(made), 0) == 0
+        self.library.stub_set_device(0)
         return made.value
 
     def captures(self) -> bool:
@@ -89,7 +65,6 @@ def stand_in_for_cudas_runtime(driver: Driver) -> None:
     from cupy_backends.cuda.api import runtime
 
     def ensure_context() -> bool:
-        driver.events.append(Event("ensure context", driver.library.stub_current(), 0, "", 0, 0))
         return driver.library.stub_current() >= 0  # not None, of which ctypes would hand over no reference
 
     python = ctypes.pythonapi
@@ -137,44 +112,43 @@ class Calls:
 
         import dilkit
         from dilkit.backends.cuda import backend
-        from dilkit.backends.cuda.arguments import ARGUMENTS
         from dilkit.inputs import Inputs
+        from dilkit.testing.tensors import Tensors
 
         backend._device = lambda tensors: torch.device("cuda", DEVICE)
-        self.driver, self.backend, self.seen = driver, backend.CupyRaw(capability=(9, 0)), Seen(argument_bytes=ARGUMENTS.itemsize)
-        self.host, self.dtype = HostLauncher("random", workers=1), ARGUMENTS
+        self.driver, self.backend, self.host = driver, backend.CupyRaw(capability=(9, 0)), HostLauncher("random", workers=1)
         pattern = dilkit.Pattern([256], [1])
-        options = dict(seq=256, heads=2, head_dim=128, dtype="float16", requires_grad=True, is_causal=True)
-        self.problem = dilkit.Problem(pattern=pattern, **options)
-        random = torch.Generator().manual_seed(0)
-        qkv = [torch.randn(1, 256, 2, 128, generator=random).half() for _ in range(3)]
-        self.inputs, self.dout = Inputs(*qkv), torch.randn(1, 256, 2, 128, generator=random).half()
-        leaves = [x.float().requires_grad_() for x in qkv]
+        options = dict(seq=256, heads=2, head_dim=128, dtype="float16", is_causal=True)
+        self.problem = dilkit.Problem(pattern=pattern, **options, requires_grad=True)
+        tensors = Tensors.random(dilkit.Problem(pattern=pattern, **options))
+        self.inputs, self.dout = Inputs(*tensors.qkv), tensors.dout
+        leaves = [x.float().requires_grad_() for x in tensors.qkv]
         out = dilkit.dilated_attention(*leaves, pattern, is_causal=True, backend="native")
         self.want = [out.detach(), *torch.autograd.grad(out, leaves, self.dout.float())]
-
         driver.run = self._compute
 
-    def make(self, name: str, stream: int) -> None:
-        """Forward and backward on a stream."""
+    def make(self, stream: int) -> dict[str, Any]:
+        """Forward and backward on a stream: events, counters of launches, the error against `native`, which device is current."""
         driver = self.driver
-        driver.stream, driver.events, self.counters = stream, [], []
+        driver.stream, driver.events, self.counters = stream, [], list[int]()
         out, lse = self.backend.forward(self.inputs, self.problem)
         gradients = self.backend.backward(self.dout, self.inputs, out, lse, self.problem)
-        pairs = zip((out, *gradients), self.want, strict=True)
-        self.seen.errors[name] = max(float((x.float() - y).abs().max()) for x, y in pairs)
-        self.seen.events[name], self.seen.streams[name] = driver.events, stream
-        self.seen.counters[name], self.seen.devices[name] = self.counters, driver.library.stub_current()
         driver.stream = 0
+        error = max(float((x.float() - y).abs().max()) for x, y in zip((out, *gradients), self.want, strict=True))
+        seen = dict(events=driver.events, stream=stream, counters=self.counters, error=error)
+        contexts = [bool(driver.library.stub_has_context(device)) for device in (0, DEVICE)]
+        return seen | dict(device=driver.library.stub_current(), contexts=contexts)
 
-    def _compute(self, event: Event, given: bytes) -> None:
+    def _compute(self, name: str, grid: int, given: bytes) -> None:
         """At once, also what is captured: memory of a call is another's after it."""
         import numpy as np
 
-        [kernel] = (kernel for kernel, _ in self.backend.launcher._loaded if kernel.name == event.name)  # type: ignore[attr-defined]
-        arguments = np.frombuffer(given, self.dtype).reshape(()).copy()
+        from dilkit.backends.cuda.arguments import ARGUMENTS
+
+        [kernel] = (kernel for kernel, _ in self.backend.launcher._loaded if kernel.name == name)  # type: ignore[attr-defined]
+        arguments = np.frombuffer(given, ARGUMENTS).reshape(()).copy()
         self.counters.append(int(arguments["counter"]))
-        self.host.launch(kernel, event.first, arguments)
+        self.host.launch(kernel, grid, arguments)
 
 
 def main() -> None:
@@ -182,22 +156,15 @@ def main() -> None:
     stand_in_for_cudas_runtime(driver)
     stand_in_for_torchs_runtime(driver)
     calls = Calls(driver)
-    calls.make("first", 0)
-    calls.seen.contexts = [bool(driver.library.stub_has_context(device)) for device in (0, DEVICE)]
-    driver.library.stub_set_device(DEVICE)
-    side = driver.new_stream()
-    driver.library.stub_set_device(0)
-    calls.make("on a stream", side)
-    driver.library.cuStreamDestroy_v2(ctypes.c_void_p(side))
-    driver.library.stub_set_device(DEVICE)
-    again = driver.new_stream()
-    driver.library.stub_set_device(0)
-    calls.make("on the next stream", again)
-    driver.library.cuStreamBeginCapture_v2(ctypes.c_void_p(again), 0)
-    calls.make("captured", again)
-    graph = ctypes.c_size_t()
-    driver.library.cuStreamEndCapture(ctypes.c_void_p(again), ctypes.byref(graph))
-    print(json.dumps(asdict(calls.seen)))
+    seen = {"first": calls.make(0)}
+    stream = driver.new_stream()
+    seen["on a stream"] = calls.make(stream)
+    driver.library.cuStreamDestroy_v2(ctypes.c_void_p(stream))
+    stream = driver.new_stream()
+    seen["on the next stream"] = calls.make(stream)
+    driver.library.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 0)
+    seen["captured"] = calls.make(stream)
+    print(json.dumps(seen))
 
 
 if __name__ == "__main__":
