@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,66 +28,37 @@ needs_numba = pytest.mark.skipif(
 slow = pytest.mark.slow
 ROLES = 4
 FORWARD = Case(feature="PTX", variant="forward", pattern=Pattern([64], [1]), seq=33, heads=1, batch=1, gradients=False)
+SKIPPED = "forward for sm_90a has wgmma, which the machine does not model"
 
 
-@needs_triton
-def test_triton_is_right_as_ptx() -> None:
-    outcome = run(Trial("list", (8, 0), replace(FORWARD, dtype="float16"), backend="triton"), seed=0)
-    assert (outcome.reason, outcome.skipped, outcome.launches) == ("", "", 1)
-
-
-@slow
-@needs_triton
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_of_triton_are_right_as_ptx(dtype: str) -> None:
-    outcome = run(Trial("list", (8, 0), replace(CASE, dtype=dtype), backend="triton"), seed=1)
-    assert (outcome.reason, outcome.skipped) == ("", "")
-    assert outcome.launches >= ROLES
-
-
-@slow
-@needs_triton
-@pytest.mark.parametrize("bias", ["alibi", "euclidean", "clipped"])
-def test_gradients_of_weights_of_a_bias_have_the_same_bits_whichever_lane_is_last(bias: str) -> None:
-    """A lane whose compiler fuses its own product with the sum of another lane has another sum, and either may be stored."""
-    outcome = run(Trial("list", (8, 0), replace(CASE, dtype="float32", bias=bias), backend="triton"), seed=0)
-    assert (outcome.reason, outcome.skipped) == ("", "")
-
-
-@slow
-@needs_triton
-def test_a_step_of_triton_is_right_as_ptx() -> None:
-    [trial] = SUBJECTS["triton attend_stored"].trials
-    outcome = run(trial, seed=0)
-    assert (outcome.reason, outcome.launches) == ("", 2)
-
-
-@slow
-@needs_triton
-def test_what_the_machine_has_no_model_of_is_skipped_with_its_reason() -> None:
-    outcome = run(Trial("list", (9, 0), replace(FORWARD, dtype="float16"), backend="triton"), seed=0)
-    assert (outcome.reason, outcome.launches) == ("", 0)
-    assert outcome.skipped == "forward for sm_90a has wgmma, which the machine does not model"
-
-
-@slow
-@needs_numba
-@pytest.mark.parametrize("capability", [(8, 0), (5, 2)])
-def test_numba_is_right_as_ptx(capability: tuple[int, int]) -> None:
-    outcome = run(Trial("list", capability, CASE, backend="numba_cuda"), seed=0)
-    assert (outcome.reason, outcome.skipped) == ("", "")
-    assert outcome.launches >= ROLES
-
-
-@needs_triton
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize(
-    ("dtype", "head_dim"),
+    ("backend", "capability", "case", "launches", "skipped"),
     [
-        ("float32", 16),
-        ("bfloat16", 64),
-        ("float16", 128),
-        *(pytest.param("float32", dim, marks=slow) for dim in (8, 40, 64, 256)),
+        pytest.param("triton", (8, 0), replace(FORWARD, dtype="float16"), 1, "", marks=needs_triton),
+        pytest.param("triton", (9, 0), replace(FORWARD, dtype="float16"), 0, SKIPPED, marks=[slow, needs_triton]),
+        *(
+            pytest.param("triton", (8, 0), replace(CASE, dtype=dtype, bias=bias), ROLES, "", marks=[slow, needs_triton])
+            for dtype, bias in (("float32", "none"), ("bfloat16", "none"), *(("float32", x) for x in ("alibi", "clipped")))
+        ),
+        pytest.param("triton", (8, 0), SUBJECTS["triton attend_stored"].trials[0].case, 2, "", marks=[slow, needs_triton]),
+        *(pytest.param("numba_cuda", one, CASE, ROLES, "", marks=[slow, needs_numba]) for one in ((8, 0), (5, 2))),
+    ],
+    ids=lambda x: x.name if isinstance(x, Case) else None,
+)
+def test_kernels_are_right_as_ptx(backend: str, capability: Any, case: Any, launches: int, skipped: str) -> None:
+    """Weights of a bias: a lane whose compiler fuses its own product with the sum of another lane has another sum, and either
+    may be stored."""
+    outcome = run(Trial("list", capability, case, backend=backend), seed=0)
+    assert (outcome.reason, outcome.skipped) == ("", skipped)
+    assert outcome.launches == launches or outcome.launches > launches == ROLES
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "capability"),
+    [
+        *(("float32", 16, (8, 0)), ("bfloat16", 64, (9, 0)), ("float16", 128, (8, 0))),
+        *(pytest.param("float32", dim, one, marks=slow) for dim in (8, 40, 64, 256) for one in ((8, 0), (9, 0))),
     ],
 )
 def test_results_of_calls_are_merged_rightly_as_ptx(dtype: str, head_dim: int, capability: tuple[int, int]) -> None:
@@ -109,23 +81,22 @@ def test_sums_of_numba_are_right_as_ptx() -> None:
     torch.testing.assert_close(delta, (a * b).sum(-1).transpose(1, 2), atol=1e-5, rtol=1e-5)
 
 
-@slow
-@needs_triton
-@pytest.mark.parametrize("fault", ["barrier", "wait for a group less", "copy of nothing", "condition of a store"])
-def test_faults_of_triton_are_noticed(fault: str) -> None:
-    assert caught(Mutation("triton forward", fault, 1, 2))
+FAULTS = "barrier", "wait for a group less", "copy of nothing", "condition of a store"
 
 
 @slow
-@needs_triton
-def test_the_order_of_atomic_operations_is_needed() -> None:
-    assert "race" in caught(Mutation("triton attend_stored", "order of an atomic operation", 0, 1))
-
-
-@slow
-@needs_numba
-def test_a_barrier_of_numba_is_needed() -> None:
-    assert "race" in caught(Mutation("numba_cuda forward", "barrier", 1, 2))
+@pytest.mark.parametrize(
+    ("mutation", "said"),
+    [
+        *(pytest.param(("triton forward", fault, 1, 2), "", marks=needs_triton) for fault in FAULTS),
+        pytest.param(("triton attend_stored", "order of an atomic operation", 0, 1), "race", marks=needs_triton),
+        pytest.param(("numba_cuda forward", "barrier", 1, 2), "race", marks=needs_numba),
+    ],
+)
+def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> None:
+    found = caught(Mutation(*mutation))
+    assert found
+    assert said in found
 
 
 def test_trials_have_names_of_their_own() -> None:

@@ -1,17 +1,29 @@
-"""What is kept of trials from run to run."""
+"""What is kept of trials from run to run, of which kernels it is, and what is said of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from ptx import results
 from ptx.results import brought_up_to_date, is_known
 from ptx.trials import SINGLE, Outcome
 
-from dilkit.tools.bench.ptx.sources import digest
+from dilkit.device import probe
+from dilkit.tools.bench.ptx import document, record, sources
+from dilkit.tools.results.file import new_result
 
 TRIALS = SINGLE[:3]
 FIRST, SECOND, THIRD = TRIALS
+OWN = sources.digest("cupy_raw")
+ROW = record.Executed(
+    **dict(backend="cupy_raw", listed="list", architecture="sm_80", rounded=False),
+    **dict(trials=9, source=OWN, date="2026-01-02T03:04:05+00:00", seconds=90.0, passed=("a", "b"), refused=("c",)),
+)
+BROKEN = record.Broken(
+    **dict(kernel="mma_forward", backend="cupy_raw", source=OWN, machine="", date=ROW.date, seconds=60.0, caught=7, explained=2)
+)
 
 
 def outcome(number: int, reason: str = "", skipped: str = "") -> Outcome:
@@ -21,24 +33,52 @@ def outcome(number: int, reason: str = "", skipped: str = "") -> Outcome:
 def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> None:
     rows = brought_up_to_date([], TRIALS, [outcome(0), outcome(1, reason="off")])
     [row] = rows
-    assert (row.trials, row.run, row.seconds, row.source) == (3, 2, 60.0, digest("cupy_raw"))
+    assert (row.trials, row.run, row.seconds, row.source) == (3, 2, 60.0, OWN)
     assert row.wrong == (f"{SECOND.case_name}: --seed 5: off",)
     results.write(tmp_path / "ptx.json", rows, [])
     known, _ = results.read(tmp_path / "ptx.json")
     assert [is_known(trial, known) for trial in TRIALS] == [True, False, False]
     [row] = brought_up_to_date(known, TRIALS, [outcome(1), outcome(2, skipped="refused")])
     assert (set(row.passed), row.refused, row.wrong) == ({FIRST.case_name, SECOND.case_name}, (THIRD.case_name,), ())
-    assert all(is_known(trial, [row]) for trial in TRIALS)
-    assert row.seconds == 120.0
-
-
-def test_what_is_no_longer_listed_is_dropped() -> None:
-    [row] = brought_up_to_date(brought_up_to_date([], TRIALS, [outcome(0), outcome(1)]), TRIALS[1:], [])
-    assert (row.trials, row.passed) == (2, (SECOND.case_name,))
-
-
-def test_of_kernels_that_have_changed_nothing_is_known(tmp_path: Path) -> None:
-    results.write(tmp_path / "ptx.json", brought_up_to_date([], TRIALS, [outcome(0)]), [])
+    [row] = brought_up_to_date([row], TRIALS[1:], [])
+    assert (row.trials, row.passed) == (2, (SECOND.case_name,)), "what is no longer listed is dropped"
     text = (tmp_path / "ptx.json").read_text()
-    (tmp_path / "ptx.json").write_text(text.replace(digest("cupy_raw"), "0" * 12))
-    assert results.read(tmp_path / "ptx.json") == ([], [])
+    (tmp_path / "ptx.json").write_text(text.replace(OWN, "0" * len(OWN)))
+    assert results.read(tmp_path / "ptx.json") == ([], []), "of kernels that have changed nothing is known"
+
+
+def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> None:
+    def result(*executed: record.Executed, broken: tuple[record.Broken, ...] = ()) -> record.PTXResult:
+        return new_result(record.PTXResult, probe("cpu"), executed=executed, broken=broken)
+
+    rounded = replace(ROW, rounded=True, trials=4, passed=("a",), refused=(), wrong=("b: --seed 0: off",))
+    shown = document.document(result(ROW, rounded, broken=(BROKEN,)))
+    assert shown.tables[0].rows == (("cupy_raw", "sm_80", "2 of 9", "2 of 4", "1", "1", "3.0", "2026-01-02"),)
+    assert shown.tables[1].rows == (("mma_forward", "9", "7", "2", "0", "1.0", "2026-01-02"),)
+    assert document.sentence(result(ROW, rounded)).endswith("; 1 are WRONG.")
+    assert "none is wrong. Of 9 faults put into it 7 were caught and 2 are" in document.sentence(result(ROW, broken=(BROKEN,)))
+    assert "1 were NOT CAUGHT" in document.sentence(result(broken=(replace(BROKEN, lives=("x",)),)))
+    older = replace(rounded, rounded=False, source="0" * sources.DIGITS)
+    shown = document.document(result(older, broken=(replace(BROKEN, source=older.source),)))
+    assert [table.rows for table in shown.tables] == [(("cupy_raw", "sm_80", "0 of 4", "", "0", "0", "0.0", ""),)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "alike", "other"),
+    [
+        ("a.cu", "int x; /* so */\n", "int  x;\n/* and\nso */", "int y;"),
+        ("a.py", "x = 1  # so\n", '"""So,\nand so."""\nx = 1\n', "y = 1\n"),
+    ],
+)
+def test_comments_are_no_part_of_a_kernel(
+    name: str, text: str, alike: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "FOLDER", tmp_path)
+    monkeypatch.setitem(sources.SOURCES, "mine", ("a.*",))
+    digests = []
+    for one in (text, alike, other):
+        (tmp_path / name).write_text(one)
+        sources.digest.cache_clear()
+        digests.append(sources.digest("mine"))
+    sources.digest.cache_clear()
+    assert digests[0] == digests[1] != digests[2]

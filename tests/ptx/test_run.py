@@ -6,12 +6,13 @@ import shutil
 from typing import Any
 
 import pytest
+from helpers.fakes import registered
 from ptx.launcher import OnPTX, Options
 from ptx.mutations import Mutation, caught
 from ptx.rounding import measured
-from ptx.trials import SINGLE, STEP, TENSOR, Outcome, Trial, run
+from ptx.trials import SINGLE, STEP, TENSOR, Trial, run
 
-from dilkit import Pattern, register_backend, unregister_backend
+from dilkit import Pattern
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 
@@ -20,74 +21,49 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not 
 slow = pytest.mark.slow
 SIZES: dict[str, Any] = dict(seq=64, heads=1, kv_heads=1, batch=1, head_dim=64, dtype="float16")
 SMALL = Case(feature="PTX", variant="", pattern=Pattern([64], [1]), **SIZES)
-
-
-def passed(outcome: Outcome) -> bool:
-    return not outcome.reason
+ROUNDED = [Trial("sizes", capability, SMALL, rounded=True) for capability in ((7, 5), (8, 0), (9, 0))]
+"""With the rounding of devices."""
 
 
 @pytest.mark.parametrize(
     "trial",
-    [TENSOR[0], *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *SINGLE, *STEP))],
+    [TENSOR[0], *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *SINGLE, *STEP, *ROUNDED))],
     ids=lambda trial: trial.name,
 )
 def test_kernels_are_right_as_ptx(trial: Trial) -> None:
-    outcome = run(trial, seed=0)
-    assert passed(outcome), outcome
+    outcome = run(trial, seed=int(trial.rounded))
+    assert not outcome.reason, outcome
+    assert not trial.rounded or measured(trial.capability).group
 
 
 @slow
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
-def test_they_are_as_right_with_the_rounding_of_devices(capability: tuple[int, int]) -> None:
-    trial = Trial("sizes", capability, SMALL, rounded=True)
-    outcome = run(trial, seed=1)
-    assert passed(outcome), outcome
-    assert measured(capability).group
-
-
-@slow
-@pytest.mark.parametrize("fault", ["barrier", "commit", "wait for two groups less", "order of A", "transposed"])
-def test_faults_are_noticed(fault: str) -> None:
-    assert caught(Mutation("mma_forward", fault, 0, 1))
-
-
-@slow
-def test_a_fence_between_blocks_is_needed() -> None:
-    assert "race" in caught(Mutation("attend_stored", "fence", 1, 2))
-
-
-@slow
-@pytest.mark.parametrize("place", [4, 10, 11])
-def test_blocks_of_a_step_wait_for_all_threads_of_others(place: int) -> None:
-    """What they leave, and how far they are, is written when all have come: not while others of the block, or a merge, read."""
-    assert "race" in caught(Mutation("attend_stored", "barrier", place, 12))
-
-
-@slow
-@pytest.mark.parametrize("kernel", ["mma_forward", "mma_dquery", "mma_dkeyvalue"])
-def test_copies_have_come_before_a_tile_without_keys_ends(kernel: str) -> None:
-    assert "under way" in caught(Mutation(kernel, "wait for one group less", 2, 3))
-
-
-@slow
-def test_a_block_may_begin_when_others_have_ended() -> None:
-    assert "leaves its counter" in caught(Mutation("mma_forward", "counter", 0, 2))
-
-
-@slow
-def test_rows_that_are_not_there_have_to_be_zero() -> None:
-    assert "not finite" in caught(Mutation("mma_dquery_pairs", "copy of nothing", 1, 2))
+@pytest.mark.parametrize(
+    ("mutation", "said"),
+    [
+        *(((("mma_forward", fault, 0, 1)), "") for fault in ("barrier", "commit", "wait for two groups less", "order of A")),
+        (("mma_forward", "transposed", 0, 1), ""),
+        (("attend_stored", "fence", 1, 2), "race"),
+        *((("attend_stored", "barrier", place, 12), "race") for place in (4, 10, 11)),
+        *(((name, "wait for one group less", 2, 3), "under way") for name in ("mma_forward", "mma_dquery", "mma_dkeyvalue")),
+        (("mma_forward", "counter", 0, 2), "leaves its counter"),
+        (("mma_dquery_pairs", "copy of nothing", 1, 2), "not finite"),
+    ],
+    ids=str,
+)
+def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> None:
+    """What blocks of a step leave is written when all threads have come; copies have come before a tile without keys ends; a
+    block may begin when others have ended; rows that are not there have to be zero."""
+    found = caught(Mutation(*mutation))
+    assert found
+    assert said in found
 
 
 @slow
 def test_what_a_launch_issues_is_counted() -> None:
     """Of one full tile of 64 rows and 64 keys that all see each other."""
     own = OnPTX((8, 0), Options(counted=True))
-    register_backend(own)
-    try:
-        assert check(own.name, SMALL).verdict == "passed"
-    finally:
-        unregister_backend(own.name)
+    with registered(own) as name:
+        assert check(name, SMALL).verdict == "passed"
     counts = own.own.counts["mma_forward"]
     assert counts.products_k16 * 16 * 8 * 16 == 2 * 64 * 64 * 64  # Q K^T and P V
     assert counts.copied == 3 * 64 * 64 * 2  # queries, keys and values

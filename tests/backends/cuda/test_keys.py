@@ -23,11 +23,8 @@ HEADS, KV_HEADS, ROOM = 4, 2, 256
 SIZES = dict(heads=HEADS, kv_heads=KV_HEADS, head_dim=8)
 
 
-Listed = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
-
-
-def listed(problem: Problem, group: Group, by_keys: bool, checked: bool = False) -> Listed:
-    """How many keys the kernels' helpers list for each tile and head of its group, their positions, and their biases."""
+def weights(problem: Problem, group: Group, by_keys: bool, checked: bool) -> NDArray[np.float64]:
+    """How often the kernels' helpers, which list a tile's keys and biases, show each query each key: `(heads, seq, seq)`."""
     tiles, heads = (group.key_tiles, HEADS // KV_HEADS) if by_keys else (group.query_tiles, 1)
     macros = dict(THREADS=32, BLOCKS=1, STORAGE=0, TILE_ROWS=4, ROOM=ROOM, BY_KEYS=int(by_keys))
     kernel = SimpleNamespace(source=SHIM / "keys.cu", name="list_keys", macros=macros, shared_bytes=0)
@@ -42,13 +39,6 @@ def listed(problem: Problem, group: Group, by_keys: bool, checked: bool = False)
     HostLauncher("random", len(tiles), checked=checked).launch(kernel, 3, arguments, memory=memory)
     assert totals.min(initial=0) >= 0
     assert totals.max(initial=0) <= ROOM
-    return totals, positions, biases
-
-
-def weights(problem: Problem, group: Group, by_keys: bool, checked: bool = False) -> NDArray[np.float64]:
-    """How often the kernels' helpers show each query of a group each key: `(heads, seq, seq)`."""
-    totals, positions, biases = listed(problem, group, by_keys, checked)
-    tiles, heads = (group.key_tiles, HEADS // KV_HEADS) if by_keys else (group.query_tiles, 1)
     count = np.zeros((HEADS, problem.seq, problem.seq))
     for n, h in np.ndindex(totals.shape):
         total = totals[n, h]
@@ -104,16 +94,14 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", NAMED)
-def test_named_patterns(name: str, is_causal: bool) -> None:
-    check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES))
+CHECKED = [pytest.param(name, True, marks=[] if name == "mixed" else pytest.mark.slow) for name in NAMED]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "mixed" else pytest.mark.slow) for name in NAMED])
-def test_named_patterns_with_every_access_checked(name: str, is_causal: bool) -> None:
-    check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES), checked=True)
+@pytest.mark.parametrize(("name", "checked"), [*((name, False) for name in NAMED), *CHECKED])
+def test_named_patterns(name: str, checked: bool, is_causal: bool) -> None:
+    """Without and with every access checked."""
+    check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES), checked=checked)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -122,33 +110,3 @@ def test_rows_that_see_many_runs(is_causal: bool) -> None:
     layout = np.random.default_rng(0).random((150, 150)) < 0.5
     layout[5], layout[:, 8] = np.arange(150) % 2 == 0, np.arange(150) % 2 == 0
     check(Problem(pattern=Pattern.of(BlockSparse(layout, 1)), seq=150, is_causal=is_causal, **SIZES))
-
-
-def one_after_the_other(group: Group, tile: NDArray[np.void], head: int, seq: int, by_keys: bool) -> list[int]:
-    """The positions that a tile of segments sees, branch after branch, without what the last branch of a dividing rate covers."""
-    back, ahead = (group.ahead, group.back) if by_keys else (group.back, group.ahead)
-    row, found, before = int(tile["row"]), [], list[tuple[int, int, int]]()
-    lowest, highest = row - back, row + (int(tile["rows"]) - 1) * int(tile["step"]) + ahead + 1
-    for number, (segment, rate, start, stop) in enumerate(group.branches.tolist()):
-        if not (int(tile["set"]) >> number & 1 and start <= head < stop):
-            continue
-        low = row - row % segment
-        high = min(low + segment, seq)
-        covered = next(((other, end) for other, end, of in reversed(before) if rate % of == 0), (high, high))
-        kept = (x for x in range(low, high) if x < max(low, covered[0]) or x >= min(high, covered[1]))
-        found += [x for x in kept if (x - row) % rate == 0 and lowest <= x < highest]
-        before.append((low, high, rate))
-    return found
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", [name for name in NAMED if NAMED[name].only_segments])
-def test_lanes_list_the_keys_in_the_order_of_branches(name: str, is_causal: bool) -> None:
-    problem = Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES)
-    for group in schedule(problem, 4).groups:
-        for by_keys in (False, True):
-            tiles, heads = (group.key_tiles, HEADS // KV_HEADS) if by_keys else (group.query_tiles, 1)
-            totals, positions, _ = listed(problem, group, by_keys)
-            for n, h in np.ndindex(totals.shape):
-                want = one_after_the_other(group, tiles[n], int(tiles[n]["head"]) * heads + h, problem.seq, by_keys)
-                assert positions[n, h, : totals[n, h]].tolist() == want

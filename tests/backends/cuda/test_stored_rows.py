@@ -8,31 +8,12 @@ import pytest
 import torch
 from helpers.host_launcher import HostLauncher
 from helpers.on_host import FP32, OnHost
-from helpers.pairwise import every_pair
-from helpers.steps import (
-    ASTRAY,
-    FEW_ASTRAY,
-    GPU_BIASES,
-    GPU_DTYPES,
-    GPU_LIMITS,
-    GPU_SHAPES,
-    LARGE,
-    StepCase,
-    agree,
-    check_that_nothing_is_seen,
-    expected,
-    gpu_case,
-    in_pages,
-    led_astray,
-    make_step,
-)
+from helpers.step_checks import Check, checks
+from helpers.steps import StepCase, agree, expected, make_step
 
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.steps import kernel_of
-from dilkit.backends.reference import Reference
 from dilkit.bias.form import BiasForm
-from dilkit.decoding.placed import place
-from dilkit.decoding.step import Span, Step
 from dilkit.device import Device
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
@@ -48,48 +29,26 @@ class Launcher(HostLauncher):
 
 
 def on_host(workers: int = 1, order: str = "random", checked: bool = False) -> OnHost:
-    own = OnHost(FP32)
-    own.launcher = Launcher(order, workers=workers, checked=checked)
-    return own
+    return OnHost(FP32, Launcher(order, workers=workers, checked=checked))
 
 
-def all_but(quick: set[tuple[Any, ...]], rows: list[Any]) -> list[Any]:
-    """Rows of parameters, of which the default run takes those alone."""
-    return [pytest.param(*row.values, marks=[] if row.values in quick else [slow]) for row in rows]
+QUICK = {
+    *("softmax float32  grouped coordinates", "softmax bfloat16 int8 many ", "bits float32 int8", "bits bfloat16 int8"),
+    "pages float32 ",
+}
 
 
-QUICK: set[tuple[Any, ...]] = {(("float32", ""), "grouped", "coordinates"), (("bfloat16", "int8"), "many", "")}
+def chosen() -> list[Any]:
+    found = []
+    for name, check, usual in checks():
+        is_quick = name in QUICK or (usual and name.split()[0] not in ("softmax", "bits", "pages"))
+        found.append(pytest.param(check, marks=[] if is_quick else slow if usual else pytest.mark.kernels, id=name))
+    return found
 
 
-@pytest.mark.parametrize(("dtypes", "shape", "bias"), all_but(QUICK, every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES)))
-def test_a_step_is_the_softmax_over_its_spans(dtypes: tuple[str, str], shape: str, bias: str) -> None:
-    case = gpu_case(dtypes, shape, bias)
-    step, problem = make_step(case), case.problem
-    right = expected(step, problem)
-    agree(on_host().attend_stored(step, problem), right, GPU_LIMITS[case.dtype])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "stored"), [pytest.param(*pair, marks=[] if pair[1] == "int8" else [slow]) for pair in GPU_DTYPES[:3]]
-)
-def test_it_stores_the_same_bits_as_the_definition(dtype: str, stored: str) -> None:
-    case = StepCase(dtype, stored, seed=3)
-    one, other = make_step(case), make_step(case)
-    on_host().attend_stored(one, case.problem)
-    Reference().attend_stored(other, case.problem)
-    for a, b in zip(one.stored, other.stored, strict=True):
-        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "stored"), [pytest.param(*pair, marks=[slow] * (pair != ("float32", ""))) for pair in GPU_DTYPES]
-)
-def test_rows_in_pages_are_as_good(dtype: str, stored: str) -> None:
-    case = StepCase(dtype, stored, bias="table", seed=5)
-    step = make_step(case)
-    paged = in_pages(step, case.problem)
-    for a, b in zip(on_host().attend_stored(step, case.problem), on_host().attend_stored(paged, case.problem), strict=True):
-        assert torch.equal(a, b)
+@pytest.mark.parametrize("check", chosen())
+def test_the_kernel_of_steps(check: Check) -> None:
+    check(on_host())
 
 
 @pytest.mark.parametrize("stored", ["float32", pytest.param("int8", marks=slow)])
@@ -97,49 +56,9 @@ def test_the_same_bits_in_any_order(stored: str) -> None:
     """Blocks take turns, and threads run in other orders."""
     case = StepCase(stored=stored, most=3000, spans=4, batch=1)
     step = make_step(case)
-    results = [
-        on_host(workers, order).attend_stored(step, case.problem)
-        for workers, order in ((1, "forward"), (2, "reverse"), (2, "random"))
-    ]
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
-
-
-def test_a_row_that_sees_nothing() -> None:
-    check_that_nothing_is_seen(on_host().attend_stored)
-
-
-def test_tables_that_have_changed_on_the_device_are_what_it_goes_by() -> None:
-    case = StepCase()
-    step = make_step(case)._replace(writes=make_step(case).writes[:0])
-    fewer = step.spans.copy()
-    fewer[4, Span._fields.index("seen")] //= 2  # it has neither positions nor a mask, which are as long
-    fewer[2, Span._fields.index("rows")] = 0
-    placed = place(step._replace(spans=fewer), case.problem, most=1000)
-    own = on_host()
-    agree(own.attend_placed(placed), expected(step._replace(spans=fewer), case.problem), 2e-5)
-    placed.spans.copy_(torch.from_numpy(step.spans))
-    agree(own.attend_placed(placed), expected(step, case.problem), 2e-5)
-
-
-@pytest.mark.parametrize(("name", "number"), [pytest.param(*one, marks=[] if one in FEW_ASTRAY else [slow]) for one in ASTRAY])
-def test_tables_that_lead_astray_touch_nothing_beyond(name: str, number: int) -> None:
-    """Of tables that change on the device, which nobody checks; the launcher notices what is touched beyond the tensors."""
-    case = StepCase(bias="coordinates", seed=1)
-    step = in_pages(make_step(case), case.problem)
-    on_host().attend_placed(led_astray(step, case.problem, name, number))
-
-
-def test_a_page_that_is_none_is_not_seen() -> None:
-    case = StepCase(seed=5)
-    step = in_pages(make_step(case), case.problem)
-    placed = place(step, case.problem)
-    own = on_host()
-    before = own.attend_placed(placed)
-    placed.pages[2:] = torch.tensor([-1, LARGE, 10**6]).repeat(len(placed.pages))[: len(placed.pages) - 2]
-    after = own.attend_placed(placed)
-    assert after[0].isfinite().all()
-    assert not after[1].isnan().any()
-    assert not torch.equal(before[1], after[1])
+    ways = ((1, "forward"), (2, "reverse"), (2, "random"))
+    first, *others = (on_host(*way).attend_stored(step, case.problem) for way in ways)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
 @slow
@@ -165,12 +84,3 @@ def test_what_is_compiled_and_what_is_refused() -> None:
     (other,) = CupyRaw.limits.refusals(problem(bias=BiasForm(2, placed=True, apart=True)))
     assert other.code == "bias"
     assert "attend_stored" in CupyRaw().detail(problem())
-
-
-def test_a_step_without_rows() -> None:
-    case = StepCase()
-    step = make_step(case)
-    none = {name: getattr(step, name)[:0] for name in ("query", "key", "value", "spans", "writes")}
-    out, lse = on_host().attend_stored(Step(**{**step._asdict(), **none}), case.problem)
-    assert out.shape == (0, 2, 6, 20)
-    assert lse.shape == (0, 6, 2)

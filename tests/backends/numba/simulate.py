@@ -45,18 +45,10 @@ SHORT_WAIT = 1e-4
 """Seconds."""
 
 AS_ON_GPUS = "tiling"
+SIZES: dict[str, Any] = dict(feature="branches together", head_dim=8, batch=1)
 TOGETHER = (
-    Case(feature="branches together", variant="nested", pattern=Pattern([24, 48], [1, 2]), seq=48, heads=2, head_dim=8, batch=1),
-    Case(
-        feature="branches together",
-        variant="met again causal",
-        pattern=Pattern([32, 40], [2, 1]),
-        seq=40,
-        heads=1,
-        head_dim=8,
-        batch=1,
-        is_causal=True,
-    ),
+    Case(variant="nested", pattern=Pattern([24, 48], [1, 2]), seq=48, heads=2, **SIZES),
+    Case(variant="met again causal", pattern=Pattern([32, 40], [2, 1]), seq=40, heads=1, is_causal=True, **SIZES),
 )
 """Branches of one group: those of the list have segments too short for the rows of a tile."""
 
@@ -70,8 +62,7 @@ SOME_ROWS, FEW_ROWS = 15, 20
 
 
 class SimulatorLauncher:
-    """The kernels with tiles that suit a simulator: eight threads, and several tiles even in short sequences. Features named
-    `AS_ON_GPUS` have the tiles that GPUs have."""
+    """The kernels with tiles that suit a simulator: eight threads, and several tiles even in short sequences."""
 
     as_on_gpus = False
 

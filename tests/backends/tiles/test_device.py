@@ -1,17 +1,21 @@
-"""Schedules on a device: what is kept there, and what is said where that is not possible."""
+"""Schedules, and tables of the kernels in Triton, on a device: what is kept there, and what is said where nothing can be."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from dilkit import Pattern, environment, plan
+from dilkit import GlobalTokens, Pattern, SlidingWindow, environment, plan
 from dilkit.backends.tiles import device, kept
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
+from dilkit.backends.tiles.relations import FAR
+from dilkit.backends.triton.device import DeviceTables, device_tables
+from dilkit.backends.triton.sizes import Sizes
 from dilkit.problem import Problem
 
 CPU = torch.device("cpu")
@@ -27,37 +31,42 @@ def pose(**fields: Any) -> Problem:
     return Problem(**{**dict(pattern=Pattern([64, 128], [1, 2]), seq=4096, heads=4, head_dim=16), **fields})
 
 
-def copy(problem: Problem, *kinds: str) -> list[int]:
-    """Where the copies of two calls lie."""
-    return [device_schedule(problem, 64, kind, CPU).groups[0].tiles for _ in range(2) for kind in kinds]
+def tiles(kind: str = QUERIES, **fields: Any) -> Any:
+    return device_schedule(pose(**fields), 64, kind, CPU)
 
 
-def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def tables(kind: str = QUERIES, rows: int = 64, **fields: Any) -> DeviceTables:
+    pattern = Pattern.of(SlidingWindow(90), GlobalTokens(3))
+    return device_tables(pose(pattern=pattern, is_causal=True, **fields), Sizes(rows, 32, 4, 2), kind, CPU)
+
+
+LEARNED = [partial(made, kind, requires_grad=True) for made in (tiles, tables) for kind in (QUERIES, KEYS)]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [[tiles], LEARNED[:2], [partial(tables, rows=128)], [partial(tables, rows=128, requires_grad=True), *LEARNED[2:]]],
+    ids=["tiles", "tiles, gradients", "tables", "tables, gradients"],
+)
+def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
+    """Gradients need room for both kinds, and in Triton for those of a forward pass, with other tiles, beside them."""
     monkeypatch.setenv("DILKIT_CACHE_BYTES", "4096")
-    with pytest.warns(UserWarning, match="the tiles of") as caught:
-        copy(pose(), QUERIES)
-    (said,) = (str(warning.message) for warning in caught)
-    need = sum(group.branches.nbytes + group.query_tiles.nbytes for group in device.schedule(pose(), 64).groups)
-    assert f"the tiles of seq=4096, heads=4 take {need:,} bytes on the device; with DILKIT_CACHE_BYTES=4096" in said
-    enough = re.search(r"set DILKIT_CACHE_BYTES=(\d+)$", said)
+    with pytest.warns(UserWarning, match=r"with DILKIT_CACHE_BYTES=4096 they are not kept") as caught:
+        one, other = ([call() for call in calls] for _ in range(2))
+    assert one[-1] is not other[-1]
+    assert len(caught) == 1
+    enough = re.search(r"set DILKIT_CACHE_BYTES=(\d+)$", str(caught[0].message))
     assert enough
     monkeypatch.setenv("DILKIT_CACHE_BYTES", enough[1])
-    first, second = copy(pose(), QUERIES)
-    assert first == second
+    first, second = ([call() for call in calls] for _ in range(2))
+    assert all(x is y for x, y in zip(first, second, strict=True))
 
 
-def test_gradients_need_room_for_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = device_schedule(pose(), 64, QUERIES, CPU).nbytes + plan.ENTRY_BYTES
-    monkeypatch.setenv("DILKIT_CACHE_BYTES", str(one))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        copy(pose(), QUERIES)
-    with pytest.warns(UserWarning, match=r"set DILKIT_CACHE_BYTES=\d+") as caught:
-        copy(pose(requires_grad=True), QUERIES, KEYS)
-    assert len(caught) == 1
-    monkeypatch.setenv("DILKIT_CACHE_BYTES", str(caught[0].message).rpartition("=")[2])
-    queries, keys, *again = copy(pose(requires_grad=True), QUERIES, KEYS)
-    assert again == [queries, keys]
+def test_what_is_said_names_the_sequence_and_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", "4096")
+    need = sum(group.branches.nbytes + group.query_tiles.nbytes for group in device.schedule(pose(), 64).groups)
+    with pytest.warns(UserWarning, match=f"the tiles of seq=4096, heads=4 take {need:,} bytes on the device; with"):
+        tiles()
 
 
 @pytest.mark.parametrize("limit", [0, environment.DEFAULT_CACHE_BYTES])
@@ -65,4 +74,19 @@ def test_nothing_is_said_where_there_is_room_or_no_cache_is_wanted(monkeypatch: 
     monkeypatch.setenv("DILKIT_CACHE_BYTES", str(limit))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        copy(pose(), QUERIES)
+        tiles()
+
+
+def test_tables_are_made_once_for_each_kind_and_size_and_not_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (found := tables()) is tables(requires_grad=True)
+    assert len({id(tables()), id(tables(KEYS)), id(tables(rows=32))}) == 3
+    assert tables().nbytes == sum(x.nbytes for x in tables().tensors) > 4096
+    monkeypatch.setattr("dilkit.backends.tiles.kept.capturing", lambda device: True)
+    assert tables() is found
+    with pytest.raises(RuntimeError, match=r"the tiles of .* make the same call once before .*DILKIT_CACHE_BYTES is too small"):
+        tables(rows=16)
+
+
+def test_queries_see_as_far_back_as_keys_are_seen_from_ahead() -> None:
+    bounds = [[(group.back, group.ahead) for group in tables(kind).groups] for kind in (QUERIES, KEYS)]
+    assert bounds == [[(89, 0), (FAR, 0)], [(0, 89), (0, FAR)]]

@@ -31,15 +31,15 @@ class Driver:
         self.library = ctypes.CDLL(path)
         self.events: list[tuple[str, int, int, str, int, int]] = []
         self.stream = 0
-        self.run: Callable[[str, int, bytes], None] = lambda name, grid, arguments: None
+        self.run: Callable[[str, int, int], None] = lambda name, grid, arguments: None
         kinds = ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_size_t
-        self._listener = ctypes.CFUNCTYPE(None, *kinds, ctypes.c_int64)(self._note)
+        self._listener = ctypes.CFUNCTYPE(None, *kinds)(self._note)
         self.library.stub_listen(self._listener)
 
-    def _note(self, call: bytes, device: int, stream: int, name: bytes, first: int, second: int, at: int, size: int) -> None:
+    def _note(self, call: bytes, device: int, stream: int, name: bytes, first: int, second: int, at: int) -> None:
         self.events.append((call.decode(), device, stream or 0, name.decode(), first, second))
         if at:
-            self.run(name.decode(), first, ctypes.string_at(at, size))
+            self.run(name.decode(), first, at)
 
     def new_stream(self) -> int:
         """A stream of `DEVICE`; the other device is current again."""
@@ -139,14 +139,14 @@ class Calls:
         contexts = [bool(driver.library.stub_has_context(device)) for device in (0, DEVICE)]
         return seen | dict(device=driver.library.stub_current(), contexts=contexts)
 
-    def _compute(self, name: str, grid: int, given: bytes) -> None:
+    def _compute(self, name: str, grid: int, given: int) -> None:
         """At once, also what is captured: memory of a call is another's after it."""
         import numpy as np
 
         from dilkit.backends.cuda.arguments import ARGUMENTS
 
         [kernel] = (kernel for kernel, _ in self.backend.launcher._loaded if kernel.name == name)  # type: ignore[attr-defined]
-        arguments = np.frombuffer(given, ARGUMENTS).reshape(()).copy()
+        arguments = np.frombuffer(ctypes.string_at(given, ARGUMENTS.itemsize), ARGUMENTS).reshape(()).copy()
         self.counters.append(int(arguments["counter"]))
         self.host.launch(kernel, grid, arguments)
 

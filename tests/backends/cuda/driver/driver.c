@@ -1,7 +1,7 @@
 /* A driver of CUDA with two devices, which runs nothing: it refuses what the true one refuses, and tells of each call.
 
-       CuPy, dilkit --> cuModuleLoadData: ELF of NVRTC --> Module, Function: their parameters as the compiler left them
-                    --> cuLaunchKernel --> checked --> listener (Python): name, grid, bytes of the arguments
+       CuPy, dilkit --> cuModuleLoadData: ELF of NVRTC --> Module, Function
+                    --> cuLaunchKernel --> checked --> listener (Python): name, grid, address of the argument
 
    Handles of streams are given again as soon as they are free, with other numbers. What is called in the place of torch's runtime
    has names of its own, `stub_...`. */
@@ -15,7 +15,6 @@ enum { SUCCESS, INVALID_VALUE, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_
 enum { DEVICES = 2, STREAMS = 8, FUNCTIONS = 64, NAME = 64, MULTIPROCESSORS = 2 };
 enum { STATIC_LIMIT = 48 * 1024, OPT_IN_LIMIT = 227 * 1024, MOST_THREADS = 1024 };
 enum { MAX_DYNAMIC = 8, CARVEOUT = 9, SHARED_OF_MULTIPROCESSOR = 81 };
-enum { KPARAM_INFO = 0x17, CBANK_PARAM_SIZE = 0x19, WITH_PAYLOAD = 4 };
 
 typedef struct {
     int used, device, captures;
@@ -24,18 +23,17 @@ typedef struct {
 
 typedef struct {
     int device;
-    unsigned char *elf;
 } Module;
 
 typedef struct {
     const Module *module;
     char name[NAME];
-    int parameters, bytes, shared, most_dynamic;
+    int most_dynamic;
 } Function;
 
 /* What happened: `first` and `second` are what the call is about. */
 typedef void Listener(const char *call, int device, const void *stream, const char *name, int64_t first, int64_t second,
-                      const void *bytes, int64_t size);
+                      const void *bytes);
 
 static Listener *listener;
 static int current = -1, contexts[DEVICES], function_count;
@@ -43,10 +41,9 @@ static Stream streams[STREAMS];
 static Function functions[FUNCTIONS];
 static uint64_t numbers = 100;
 
-static void tell(const char *call, const void *stream, const char *name, int64_t first, int64_t second, const void *bytes,
-                 int64_t size) {
+static void tell(const char *call, const void *stream, const char *name, int64_t first, int64_t second, const void *bytes) {
     if (listener)
-        listener(call, current, stream, name, first, second, bytes, size);
+        listener(call, current, stream, name, first, second, bytes);
 }
 
 /* The runtime of torch: the device that is current, and whether it has a context. */
@@ -100,41 +97,7 @@ static int any_captures(void) {
     return 0;
 }
 
-/* Code: what NVRTC has left in sections of the ELF. */
-
-static const Elf64_Shdr *section(const unsigned char *elf, const char *start, const char *name) {
-    const Elf64_Ehdr *header = (const Elf64_Ehdr *)elf;
-    const Elf64_Shdr *all = (const Elf64_Shdr *)(elf + header->e_shoff);
-    const char *names = (const char *)elf + all[header->e_shstrndx].sh_offset;
-    size_t length = strlen(start);
-    for (int i = 0; i < header->e_shnum; i++)
-        if (!strncmp(names + all[i].sh_name, start, length) && !strcmp(names + all[i].sh_name + length, name))
-            return &all[i];
-    return 0;
-}
-
-static void read_parameters(Function *function) {
-    const unsigned char *elf = function->module->elf;
-    const Elf64_Shdr *info = section(elf, ".nv.info.", function->name);
-    const unsigned char *at = elf + info->sh_offset, *end = at + info->sh_size;
-    while (at < end) {
-        uint16_t value = (uint16_t)(at[2] | at[3] << 8);
-        function->parameters += at[1] == KPARAM_INFO;
-        if (at[1] == CBANK_PARAM_SIZE)
-            function->bytes = value;
-        at += 4 + (at[0] == WITH_PAYLOAD ? value : 0);
-    }
-}
-
-static size_t elf_size(const unsigned char *image) {
-    const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
-    const Elf64_Shdr *all = (const Elf64_Shdr *)(image + header->e_shoff);
-    size_t size = header->e_shoff + (size_t)header->e_shnum * sizeof *all;
-    for (int i = 0; i < header->e_shnum; i++)
-        if (all[i].sh_type != SHT_NOBITS && all[i].sh_offset + all[i].sh_size > size)
-            size = all[i].sh_offset + all[i].sh_size;
-    return size;
-}
+/* Code. */
 
 int cuModuleLoadData(Module **module, const void *image) {
     if (current < 0)
@@ -143,43 +106,39 @@ int cuModuleLoadData(Module **module, const void *image) {
         return CAPTURE_UNSUPPORTED;
     if (memcmp(image, ELFMAG, SELFMAG))
         return INVALID_VALUE;
-    size_t size = elf_size(image);
     *module = malloc(sizeof **module);
-    **module = (Module){current, memcpy(malloc(size), image, size)};
-    tell("cuModuleLoadData", 0, "", (int64_t)size, 0, 0, 0);
+    (*module)->device = current;
+    tell("cuModuleLoadData", 0, "", 0, 0, 0);
     return SUCCESS;
 }
 
 int cuModuleUnload(Module *module) { return SUCCESS; }
 
 int cuModuleGetFunction(Function **function, const Module *module, const char *name) {
-    if (!section(module->elf, ".text.", name) || function_count == FUNCTIONS || strlen(name) >= NAME)
+    if (function_count == FUNCTIONS || strlen(name) >= NAME)
         return NOT_FOUND;
     Function *own = *function = &functions[function_count++];
     own->module = module, strcpy(own->name, name);
-    const Elf64_Shdr *shared = section(module->elf, ".nv.shared.", name);
-    own->shared = shared ? (int)shared->sh_size : 0;
-    read_parameters(own);
-    tell("cuModuleGetFunction", 0, name, own->parameters, own->bytes, 0, 0);
+    tell("cuModuleGetFunction", 0, name, 0, 0, 0);
     return SUCCESS;
 }
 
 int cuFuncSetAttribute(Function *function, int attribute, int value) {
     if (function->module->device != current)
         return INVALID_HANDLE;
-    if (attribute == MAX_DYNAMIC && (value < 0 || value + function->shared > OPT_IN_LIMIT))
+    if (attribute == MAX_DYNAMIC && (value < 0 || value > OPT_IN_LIMIT))
         return INVALID_VALUE;
     if (attribute == CARVEOUT && (value < -1 || value > 100))
         return INVALID_VALUE;
     if (attribute == MAX_DYNAMIC)
         function->most_dynamic = value;
-    tell("cuFuncSetAttribute", 0, function->name, attribute, value, 0, 0);
+    tell("cuFuncSetAttribute", 0, function->name, attribute, value, 0);
     return SUCCESS;
 }
 
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const Function *function, int threads, size_t dynamic) {
     *blocks = 1;
-    tell("cuOccupancyMaxActiveBlocksPerMultiprocessor", 0, function->name, threads, (int64_t)dynamic, 0, 0);
+    tell("cuOccupancyMaxActiveBlocksPerMultiprocessor", 0, function->name, threads, (int64_t)dynamic, 0);
     return function->module->device == current ? SUCCESS : INVALID_HANDLE;
 }
 
@@ -191,18 +150,17 @@ int cuLaunchKernel(const Function *function, unsigned grid, unsigned grid_y, uns
         return INVALID_HANDLE;
     if (!grid || grid > 0x7fffffff || grid_y != 1 || grid_z != 1 || !block || block > MOST_THREADS || block_y != 1 || block_z != 1)
         return INVALID_VALUE;
-    if ((int)dynamic + function->shared > STATIC_LIMIT && (int)dynamic > function->most_dynamic)
+    if ((int)dynamic > STATIC_LIMIT && (int)dynamic > function->most_dynamic)
         return INVALID_VALUE;
-    if (extra || !parameters || function->parameters != 1)
+    if (extra || !parameters)
         return INVALID_VALUE;
     int captured = stream && stream->captures;
-    tell(captured ? "captured" : "cuLaunchKernel", stream, function->name, grid, (int64_t)dynamic << 32 | block, parameters[0],
-         function->bytes);
+    tell(captured ? "captured" : "cuLaunchKernel", stream, function->name, grid, (int64_t)dynamic << 32 | block, parameters[0]);
     return SUCCESS;
 }
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    tell("cuDeviceGetAttribute", 0, "", attribute, device, 0, 0);
+    tell("cuDeviceGetAttribute", 0, "", attribute, device, 0);
     *value = attribute == SHARED_OF_MULTIPROCESSOR ? 228 * 1024 : 0;
     return *value && device >= 0 && device < DEVICES ? SUCCESS : INVALID_VALUE;
 }
