@@ -80,14 +80,6 @@ def arrays(path: Path) -> tuple[tuple[int, int, str], ...]:
     return tuple(array for array in found if not array[2].startswith("host_gap"))
 
 
-def shared_bytes(path: Path) -> int:
-    """What the arrays that a library declares in shared memory take of it on a GPU, where each begins at a multiple of 16."""
-    symbols = [line.split() for line in _run("nm", "-S", "--defined-only", str(path)).splitlines()]
-    begin, end = (next(int(s[0], 16) for s in symbols if s[-1] == f"__{edge}_shared") for edge in ("start", "stop"))
-    there = (s for s in symbols if len(s) == 4 and begin <= int(s[0], 16) < end)
-    return sum(-(-int(size, 16) // 16) * 16 for _, size, _, name in there if not name.startswith("host_"))
-
-
 def with_lines(text: str, path: Path) -> str:
     """`text` with files and lines for the places in the code of a library, which are marked with `@`."""
     marked = re.compile(r"@([0-9a-f]+)")

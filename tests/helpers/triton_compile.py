@@ -111,10 +111,9 @@ def asked_for() -> Iterator[AskedFor]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a kernel: its PTX, its machine code as text, registers of a thread, bytes of stack, and spills."""
+    """What became of a kernel: its PTX, registers of a thread, bytes of stack, spills, and bytes of shared memory."""
 
     ptx: str
-    sass: str
     registers: int
     stack: int
     spills: int
@@ -169,4 +168,4 @@ def _report(made: Any, folder: Path) -> Compiled:
     )
     registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
     spills = len(re.findall(r"\b(?:STL|LDL)\b", sass))
-    return Compiled(made.asm["ptx"], sass, registers, stack, spills, made.metadata.shared)
+    return Compiled(made.asm["ptx"], registers, stack, spills, made.metadata.shared)

@@ -151,7 +151,7 @@ MUTANTS = (
         "backends/tiles/_tiles.pyx",
         "(start // branches[b, 0] + 1) * branches[b, 0]",
         "(start // branches[b, 0] + 2) * branches[b, 0]",
-        "tests/backends/tiles/test_schedule.py::test_tiles_show_the_count",
+        "tests/backends/triton/test_tables.py::test_strips_show_the_count",
     ),
     Mutant(
         "rowsum(dout * out) lacks half of the lanes",

@@ -66,6 +66,7 @@ def test_no_kernel_has_conflicts_that_are_not_known(capability: Capability, dtyp
     both_passes(Case(feature="banks", variant="", is_causal=True, **sizes), capability, launcher)
     found = {f"{size} bytes at {where}": turns / n for (where, size), (n, turns) in launcher.turns.items() if turns}
     assert {place: turns for place, turns in found.items() if not excused(place, turns)} == {}
+    assert found, "what is known is seen"
     assert launcher.conflicts == 0, "matrices for tensor cores"
     assert len(launcher.turns) > 50
     assert (launcher.matrices > 0) == (capability != FP32)

@@ -1,9 +1,13 @@
-"""`flex` on the problem list, by the operators beneath FlexAttention on the CPU; and what it makes of forms, pair by pair."""
+"""`flex` on the problem list, by the operators beneath FlexAttention on the CPU; and what it makes of forms, pair by pair.
+
+torch refuses gradients there, and `lse` of what is compiled; of these operators, whose dense form computes every pair, both are
+there.
+"""
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.flex_on_cpu import FlexOnCpu
+from helpers.fakes import registered
 from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,10 +31,9 @@ from dilkit import (
     Problem,
     SlidingWindow,
     explain,
-    register_backend,
-    unregister_backend,
 )
-from dilkit.backends.flex.backend import Flex
+from dilkit.backend import Refusal
+from dilkit.backends.flex.backend import LEAST_HEAD_DIM, Attend, Flex
 from dilkit.backends.flex.blocks import BLOCK, blocks_of
 from dilkit.backends.flex.call import flex_call, padded
 from dilkit.backends.flex.pairs import MOST_INTERVALS, counter
@@ -41,6 +44,36 @@ from dilkit.testing.packings import SEQUENCES
 from dilkit.testing.problems import GIVEN_BLOCKS, OTHER_KINDS, PROBLEMS, SCORES, Case
 
 CPU = torch.device("cpu")
+OPTIONS = dict(PRESCALE_QK=False, ROWS_GUARANTEED_SAFE=False, BLOCKS_ARE_CONTIGUOUS=False, WRITE_DQ=True)
+OPTIONS |= dict(BACKEND="AUTO", OUTPUT_LOGSUMEXP=True, OUTPUT_MAX=False)
+
+
+class FlexOnCpu(Flex):
+    """Everything of `flex` but the compiled function."""
+
+    name = "flex_on_cpu"
+    requires = ("torch",)
+    limits = replace(Flex.limits, devices=frozenset({"cpu"}), min_capability=None)
+    priority = -1
+
+    def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
+        return tuple(one for one in super().refusals(problem) if str(LEAST_HEAD_DIM) not in one.limit or one.code != "head_dim")
+
+    def attend(self, problem: Problem) -> Attend:
+        return attend
+
+
+def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any, scale: float, grouped: bool) -> Any:
+    """`out` and `lse`; that of the operator is to the base 2. What has a gradient is an argument of the scores' change."""
+    from torch.nn.attention.flex_attention import _identity
+
+    mod, buffers = _identity if of_weights is None else of_weights(weights), ()
+    if weights is not None:
+        mod, buffers = lambda s, b, h, i, j, own: of_weights(own)(s, b, h, i, j), (weights,)
+    out, lse, _ = torch.ops.higher_order.flex_attention(q, k, v, mod, block_mask.as_tuple(), scale, dict(OPTIONS), buffers, ())
+    return out, lse * math.log(2)
+
+
 LISTED = [
     case for case in (*PROBLEMS, *SEQUENCES, *OTHER_KINDS, *GIVEN_BLOCKS, *SCORES) if case.dtype != "float64" and not case.rows
 ]
@@ -48,23 +81,14 @@ USUAL = LISTED[7::61]
 """By default so many."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def on_cpu() -> Iterator[None]:
-    register_backend(FlexOnCpu())
-    yield
-    unregister_backend("flex_on_cpu")
-
-
-def sums_in_half(case: Case) -> bool:
-    """Whether the dense operators would sum the gradient of weights in half precision, other than a generated kernel."""
-    return case.bias != "none" and case.dtype != "float32"
-
-
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in USUAL), id=case.name) for case in LISTED]
 )
 def test_results_and_gradients_are_right_or_refused(case: Case) -> None:
-    result = check("flex_on_cpu", replace(case, gradients=False) if sums_in_half(case) else case)
+    """But gradients of weights that the dense operators, other than a generated kernel, would sum in half precision."""
+    in_half = case.bias != "none" and case.dtype != "float32"
+    with registered(FlexOnCpu()) as name:
+        result = check(name, replace(case, gradients=False) if in_half else case)
     if result.verdict == "refused":
         pytest.skip("; ".join(result.reasons))
     assert result.verdict == "passed", (result.reasons, result.ratios)

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.project import succeed
 from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends.numba import backend as numba_cuda
-from dilkit.backends.numba.arguments import Options, TensorView, Tiling
+from dilkit.backends.numba.arguments import Options, TensorView, Tiling, view
 from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda
-from dilkit.backends.numba.tilings import tiling_for
+from dilkit.backends.numba.tilings import TABLE, tiling_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.inputs import Inputs
@@ -70,11 +69,8 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
     for i, (launch, group) in enumerate(zip(recorder.launches, groups, strict=True)):
         assert (launch.role, launch.dtype, launch.blocks) == ("forward", "float32", 2 * len(group.query_tiles))
         sizes, options, (tiles, branches, first), mask, *views, given_lse = launch.arguments
-        assert sizes == (2, 500, 4, 2, 64)
-        assert options == (1, 0, 0.25)
-        assert first == int(i == 0)
-        assert tiles.tolist() == numbers(group.query_tiles)
-        assert branches.tolist() == numbers(group.branches)
+        assert (sizes, options, first) == ((2, 500, 4, 2, 64), (1, 0, 0.25), int(i == 0))
+        assert (tiles.tolist(), branches.tolist()) == (numbers(group.query_tiles), numbers(group.branches))
         assert (mask.present, mask.numbers.dtype, mask.numbers.dim()) == (masked, torch.uint8, 1)
         assert ignored is None or (mask.numbers.data_ptr(), mask.batch, mask.row) == (ignored.data_ptr(), 500, 1)
         in_place = [x.numbers.data_ptr() == y.data_ptr() for x, y in zip(views, (q, k, v, out), strict=True)]
@@ -200,6 +196,26 @@ def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch: pytest.M
     ]
 
 
-def test_listing_backends_imports_no_numba(tmp_path: Any) -> None:
-    code = "import sys, dilkit; dilkit.list_backends(); print('numba' in sys.modules)"
-    assert succeed(sys.executable, "-c", code, cwd=tmp_path).strip() == "False"
+def test_a_view_reaches_from_the_first_number_to_the_last() -> None:
+    whole = torch.arange(3.0 * 5 * 4 * 8, requires_grad=True)
+    x = whole.view(3, 5, 4, 8).transpose(1, 2)[1:, 1:, ::2, 2:6]
+    numbers, *strides = view(x)
+    assert strides == [160, 8, 64]
+    assert not numbers.requires_grad
+    assert numbers.data_ptr() == x.data_ptr()
+    assert (numbers[0], numbers[-1]) == (x[0, 0, 0, 0], x[-1, -1, -1, -1])
+    assert numbers[torch.tensor(strides) @ torch.tensor([1, 2, 1]) + 3] == x[1, 2, 1, 3]
+    expanded = torch.ones(1, 1, 4).expand(2, 7, 3, 4)
+    assert (view(expanded).numbers.tolist(), view(expanded)[1:]) == ([1.0] * 4, (0, 0, 0))
+
+
+def test_threads_share_tiles_evenly_and_a_head_dim_takes_the_next_tiling() -> None:
+    for tiling in {tiling for row in TABLE.values() for tiling in row}:
+        assert tiling.rows % tiling.down == tiling.columns % tiling.down == 0
+        assert tiling.columns % tiling.across == tiling.columns % 4 == 0
+        assert tiling.head_dim % (4 * tiling.across) == 0
+        assert tiling.threads % tiling.columns == 0
+        assert tiling.threads >= tiling.rows
+    assert [tiling_for("forward", size).head_dim for size in (1, 16, 17, 96, 97, 128)] == [16, 16, 32, 96, 128, 128]
+    with pytest.raises(ValueError, match="head_dim=129: kernels are made for at most 128"):
+        tiling_for("dquery", 129)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.odd_kinds import Gap, Posts, Reach, Turns
-from helpers.strategies import mixes
+from helpers.strategies import mixes, patterns
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -108,7 +108,10 @@ def test_tiles_of_runs_that_are_mostly_empty_are_refused(branch: Any, rows: str 
     assert all('backend="flex"' in x.hint for x in found)
 
 
-@given(mixes(heads=4, kv_heads=2, tokens=40), st.integers(0, 40), st.sampled_from([1, 4, 16]), st.booleans())
+PATTERNS = st.one_of(mixes(heads=4, kv_heads=2, tokens=40), patterns(heads=4, kv_heads=2))
+
+
+@given(PATTERNS, st.integers(0, 40), st.sampled_from([1, 4, 16]), st.booleans())
 def test_every_row_is_in_one_tile_of_the_first_group(pattern: Pattern, seq: int, rows: int, is_causal: bool) -> None:
     problem = Problem(pattern=pattern, seq=seq, is_causal=is_causal, **SIZES)
     assume(problem.forms.names <= FORMS and not schedule_refusals(problem))

@@ -1,9 +1,8 @@
 """Runs the kernels in Triton on the CPU, in Triton's interpreter, over cases of the problem list, in fp32 and fp16.
 
-    python tests/backends/triton/interpret.py [--share I/N] [--all | --few]
+    python tests/backends/triton/interpret.py [--share I/N] [--all]
 
-By default a case of each feature, cut to few rows, in one of the dtypes; with --all, every case,
-with --few, two. Exit code 1 if one fails. The
+By default a case of each feature, cut to few rows, in one of the dtypes; with --all, every case. Exit code 1 if one fails. The
 interpreter has to be chosen before the kernels are imported, hence a process of its own. It multiplies the bits of bf16 as if
 they were whole numbers.
 """
@@ -67,14 +66,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--share", default="1/1", help="which of how many shares of the cases to run")
     parser.add_argument("--all", action="store_true", help="every case, which takes long")
-    parser.add_argument("--few", action="store_true", help="two small cases")
     args = parser.parse_args()
     number, shares = map(int, args.share.split("/"))
     launcher = InterpretingLauncher()
     register_backend(Interpreted(launcher))
     cases = [*together(), *(every() if args.all else smallest()), *other_kinds(args.all)]
-    if args.few:
-        cases = list(few())
     results = []
     for case in cases[number - 1 :: shares]:
         launcher.as_on_gpus = case.feature == AS_ON_GPUS
@@ -87,13 +83,6 @@ def main() -> int:
         failed.append("repeated")
     print(f"{len(results) - len(failed)} of {len(results)} cases passed {' '.join(failed)}")
     return bool(failed or not results)
-
-
-def few() -> Iterator[Case]:
-    """Two cases, of fewer rows yet."""
-    for case in together():
-        if case.variant in ("nested causal", "kinds mask"):
-            yield replace(case, seq=min(case.seq, FEW_ROWS), heads=2, kv_heads=1, dtype=DTYPES[case.variant == "kinds mask"])
 
 
 def together() -> Iterator[Case]:

@@ -97,6 +97,9 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
     assert [x["BOUNDED"] for x in constants] == [False, False, True, False]
 
 
+COMPUTES = "computes band, global, runs, segments"
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -106,14 +109,10 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
         (dict(dropout_p=0.1), "dropout_p 0.1: drops no weights (dropout_p=0, or another backend)"),
         (dict(head_dim=160), "head_dim 160: at most 128"),
         (dict(bias=BiasForm(sizes=(1025,), learned=True)), 'learned bias 1025 weights a head: at most 1024 (backend="cupy_raw")'),
-        (
-            dict(pattern=Pattern.natten((20, 25), 3)),
-            "branch kind neighborhood: shown as grid; computes band, global, runs, segments",
-        ),
+        (dict(pattern=Pattern.natten((20, 25), 3)), f"branch kind neighborhood: shown as grid; {COMPUTES}"),
         (
             dict(pattern=Pattern.of(BlockSparse(None, 50))),
-            "branch kind block_sparse: shown as given blocks; computes band, global, runs, segments "
-            '(backend="native" on a CPU, "flex" on a GPU)',
+            f'branch kind block_sparse: shown as given blocks; {COMPUTES} (backend="native" on a CPU, "flex" on a GPU)',
         ),
         (
             dict(pattern=Pattern.of(BlockSparse.local_global(50, 10))),
@@ -135,8 +134,8 @@ def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     assert decided.verdict == "refused"
 
 
-def test_nothing_imports_triton_before_a_launch() -> None:
-    code = "import sys, dilkit; dilkit.list_backends(); assert 'triton' not in sys.modules; print(dilkit.list_backends())"
+def test_nothing_imports_triton_or_numba_before_a_launch() -> None:
+    code = "import sys, dilkit; print(dilkit.list_backends()); assert not {'triton', 'numba'} & {*sys.modules}"
     assert "'triton'" in succeed(sys.executable, "-c", code, cwd=ROOT)
 
 

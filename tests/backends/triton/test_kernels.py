@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.project import ROOT, succeed
@@ -17,6 +19,7 @@ from helpers.triton_compile import compile_kernel, compile_step
 from dilkit.backends.triton.sizes import HEAD_DIMS, beside_bias, sizes_for
 from dilkit.bias.form import BiasForm
 
+slow, kernels = pytest.mark.slow, pytest.mark.kernels
 STEPS = {
     "as many": StepCase("float32", heads=2, kv_heads=2, head_dim=128),
     "halves": StepCase("bfloat16", heads=16, kv_heads=2, head_dim=128),
@@ -33,44 +36,22 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """By capability, the shared memory that a block may have: there, and on 8.6 and 8.9, whose sizes are those of 8.0."""
 
 
-def interpret(*options: str, file: str = "interpret.py") -> str:
-    return succeed(sys.executable, str(ROOT / "tests/backends/triton" / file), *options, cwd=ROOT, OMP_NUM_THREADS="1")
+def in_interpreter(file: str, shares: int, options: str, mark: Any) -> list[Any]:
+    given = [f"--share {i}/{shares} {options}".strip() for i in range(1, shares + 1)]
+    return [pytest.param(file, one, marks=mark, id=f"{file} {one}") for one in given]
 
 
-@pytest.mark.slow
-def test_kernels_agree_with_the_oracle_on_a_few_rows() -> None:
-    """Two cases that are cut to few rows: several branches, causal, in fp32, and other kinds with a mask in fp16."""
-    print(interpret("--few"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("share", ["1/2", "2/2"])
-def test_kernels_agree_with_the_oracle_in_the_interpreter(share: str) -> None:
-    """A case of every other feature, or of the others, forward and gradients; the run tells of each."""
-    print(interpret("--share", share))
-
-
-@pytest.mark.kernels
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("share", [f"{i}/8" for i in range(1, 9)])
-def test_kernels_agree_with_the_oracle_on_every_case(share: str) -> None:
-    print(interpret("--all", "--share", share))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("share", [f"{i}/4" for i in range(1, 5)])
-def test_steps_are_right_in_the_interpreter(share: str) -> None:
-    """Those that the other kernels for GPUs are held to, every two of their options together; the run tells of each."""
-    print(interpret("--share", share, file="interpret_steps.py"))
-
-
-@pytest.mark.kernels
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("share", [f"{i}/8" for i in range(1, 9)])
-def test_every_step_is_right_in_the_interpreter(share: str) -> None:
-    print(interpret("--all", "--share", share, file="interpret_steps.py"))
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        *(*in_interpreter("interpret.py", 2, "", slow), *in_interpreter("interpret.py", 8, "--all", kernels)),
+        *(*in_interpreter("interpret_steps.py", 4, "", slow), *in_interpreter("interpret_steps.py", 8, "--all", kernels)),
+    ],
+)
+def test_kernels_agree_with_the_oracle_in_the_interpreter(file: str, options: str) -> None:
+    """Forward, gradients and steps, a case of every feature and every two options together, or all; the run tells of each."""
+    print(succeed(sys.executable, str(ROOT / "tests/backends/triton" / file), *options.split(), cwd=ROOT, OMP_NUM_THREADS="1"))
 
 
 def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Path, softcap: float = 0.0) -> None:
@@ -85,23 +66,25 @@ def check_code(role: str, dtype: str, head_dim: int, capability: int, folder: Pa
         assert "atom" not in found.ptx, where
 
 
+SOME = ("forward", "bfloat16", 64, 90), ("dquery", "float16", 128, 80), ("forward", "float32", 128, 90)
+
+
 @pytest.mark.parametrize(
-    ("role", "dtype", "head_dim", "capability"),
+    ("role", "dtype", "head_dim", "capability", "softcap"),
     [
-        ("dkeyvalue", "float16", 16, 120),
-        pytest.param("forward", "bfloat16", 64, 90, marks=pytest.mark.slow),
-        pytest.param("dquery", "float16", 128, 80, marks=pytest.mark.slow),
-        pytest.param("forward", "float32", 128, 90, marks=pytest.mark.slow),
+        ("dkeyvalue", "float16", 16, 120, 0.0),
+        *(pytest.param(*one, 0.0, marks=slow) for one in SOME),
+        *(pytest.param(role, "float16", 32, 90, 30.0, marks=slow) for role in ROLES),
+        *(
+            pytest.param(*one, 0.0, marks=kernels)
+            for one in product(ROLES, (*HALVES, "float32"), (*HEAD_DIMS, 80, 96), CAPABILITIES)
+        ),
     ],
 )
-def test_kernels_compile_without_a_gpu(role: str, dtype: str, head_dim: int, capability: int, tmp_path: Path) -> None:
-    check_code(role, dtype, head_dim, capability, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("role", ROLES)
-def test_kernels_that_cap_scores_compile_without_a_gpu(role: str, tmp_path: Path) -> None:
-    check_code(role, "float16", 32, 90, tmp_path, softcap=30.0)
+def test_kernels_compile_without_a_gpu(
+    role: str, dtype: str, head_dim: int, capability: int, softcap: float, tmp_path: Path
+) -> None:
+    check_code(role, dtype, head_dim, capability, tmp_path, softcap)
 
 
 @pytest.mark.slow
@@ -126,13 +109,4 @@ def test_kernels_of_steps_compile_without_a_gpu(step: str, capability: int, tmp_
     assert len(re.findall(r"\.gpu\.acquire\.", made.ptx)) == 2
     assert len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", made.ptx)) == 1
     assert "ld.global.nc" not in made.ptx
-    assert step != "as many" or "LDG.E.128" in made.sass, "four numbers of fp32 at a time; nothing else of it is as long"
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 80, 96])
-@pytest.mark.parametrize("dtype", [*HALVES, "float32"])
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_kernel_compiles_without_a_gpu(role: str, dtype: str, head_dim: int, capability: int, tmp_path: Path) -> None:
-    check_code(role, dtype, head_dim, capability, tmp_path)
+    assert step != "as many" or re.search(r"ld\.global\S*\.v4\.b32", made.ptx), "four numbers of fp32 at a time"

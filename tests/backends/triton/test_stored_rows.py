@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,17 +72,13 @@ def test_any_pattern_is_a_step() -> None:
     assert {refusal.code for refusal in TritonTiles().refusals(grid)} <= {"module"}
 
 
-def test_it_tells_what_it_computes_with() -> None:
+def test_rows_at_a_time_are_a_power_of_two() -> None:
+    for heads, head_dim in product((1, 2, 3, 8, 100), (1, 20, *HEAD_DIMS)):
+        sizes = step_sizes(pose(heads=heads, head_dim=head_dim))
+        assert sizes.rows <= 8
+        assert sizes.columns >= sizes.warps
+        assert sizes.columns & (sizes.columns - 1) == 0
     assert TritonTiles().detail(pose(dtype="bfloat16", stored="int8", head_dim=96)) == "fp32 on CUDA cores; rows of 128 numbers"
-
-
-@pytest.mark.parametrize("head_dim", [1, 20, *HEAD_DIMS])
-@pytest.mark.parametrize("heads", [1, 2, 3, 8, 100])
-def test_rows_at_a_time_are_a_power_of_two(head_dim: int, heads: int) -> None:
-    sizes = step_sizes(pose(heads=heads, head_dim=head_dim))
-    assert sizes.rows <= 8
-    assert sizes.columns >= sizes.warps
-    assert sizes.columns & (sizes.columns - 1) == 0
 
 
 def test_work_is_divided_by_what_runs_at_once() -> None:

@@ -72,28 +72,22 @@ KERNEL(outside) {
     synchronize();
     switch (args.what) {
     case 0: x = LOAD(args.in + 1000); break;
-    case 1: x = LOAD(args.in - 1); break;
     case 2: STORE(args.out + block_count() * THREADS, x); break;
     case 3: x = LOAD((float *)((char *)args.in + 2)); break;
     case 4: x = load_floats(args.in + 997).x; break;
-    case 5: x = load_floats(args.in + 1).x; break;
-    case 6: copy_async(first + 4, args.in + 1); break;
     case 7: copy_async(first + 4, args.in + 1000); break;
     case 8: copy_async(first + 1, args.in); break;
     case 9: copy_async(args.out, args.in); break;
     case 10: atomic_add(args.counter + 1, 1); break;
-    case 11: copy_async(memory + 512, args.in); break;
     case 12: copy_async(first, args.in); break;
     case 13: memory[512] = 1; break;
     case 14: STORE(args.in + t, x); break;
-    case 15: atomic_add((int *)args.in, 1); break;
     case 16: copy_async_or_zero(first, args.in + 1000, 0); break;
     case 20: x = first[t + (t == 77) * 100]; break;
     case 21: matrix[1][9 + (t == 3)] = 1; break;
     case 22: x = ((float *)memory)[2 * t]; break;
     case 23: x = args.in[1000 + t]; break;
     case 24: x = moved[t * 2 + THREADS]; break;
-    case 25: x = moved[-1 - t]; break;
     case 26: x = (float)(args.what * 100000000); break;
     }
     synchronize();
@@ -184,27 +178,3 @@ KERNEL(striding) {
     load_matrices_4(got, rows + thread_index() % 32 * args.what);
     STORE(args.out + block_index() * THREADS + thread_index(), (float)got[0]);
 }
-
-/* Every thread reads numbers of shared memory that are `what` of them apart: one, two or four at a time. */
-KERNEL(spacing) {
-    SHARED float4 numbers[THREADS * 4];
-    int t = thread_index(), apart = args.what;
-    for (int i = t; i < THREADS * 4; i += THREADS)
-        numbers[i] = make_float4(0, 0, 0, 0);
-    synchronize();
-    float one = ((float *)numbers)[t * apart % (THREADS * 16)];
-    float2 two = ((float2 *)numbers)[t * apart % (THREADS * 8)];
-    float4 four = numbers[t * apart % (THREADS * 4)];
-    STORE(args.out + block_index() * THREADS + t, one + two.x + two.y + four.x + four.y + four.z + four.w);
-}
-
-/* More local variables than a thread of the shim has room for. */
-#ifdef HOARDING
-KERNEL(hoarding) {
-    float local[64 * 1024];
-    for (int i = 0; i < 64 * 1024; i++)
-        local[i] = LOAD(args.in + i % 1000);
-    synchronize();
-    STORE(args.out + block_index() * THREADS + thread_index(), local[(int)local[args.what]]);
-}
-#endif
