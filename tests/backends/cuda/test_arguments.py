@@ -7,11 +7,14 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from helpers.project import ROOT
 
 from dilkit import Pattern
 from dilkit.backends.cuda.arguments import _PACKED, ARGUMENTS, STEP, VIEW, make_arguments
+from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for, padded
+from dilkit.backends.tiles.backend import ROLES
 from dilkit.backends.tiles.relations import FAR
 from dilkit.backends.tiles.schedule import BRANCH, TILE, schedule
 from dilkit.problem import Problem
@@ -51,3 +54,31 @@ def test_arguments_hold_what_the_problem_and_the_tensors_are() -> None:
     want |= dict(mask=mask.data_ptr(), mask_batch=1, mask_row=3, tiles=16, branches=32, counter=0, delta=0)
     want |= dict(back=FAR, ahead=FAR, once=1, first=1, scale=np.float32(2))
     assert {name: arguments[name] for name in want} == want
+
+
+@pytest.mark.parametrize(
+    ("dtype", "last_without", "first_with"),
+    [("float32", (12, 0), None), ("float16", (7, 0), (7, 5)), ("bfloat16", (7, 5), (8, 0))],
+)
+def test_tensor_cores_serve_half_types_where_they_are(
+    dtype: str, last_without: tuple[int, int], first_with: tuple[int, int] | None
+) -> None:
+    for role in ("forward", "dquery", "dkeyvalue"):
+        for capability in ((5, 2), last_without):
+            assert kernel_for(role, dtype, 64, capability).name.startswith("fp32")
+        for capability in (first_with, (12, 0)) if first_with else ():
+            assert kernel_for(role, dtype, 64, capability).name.startswith("mma")
+
+
+def test_every_head_dim_and_role_has_a_kernel() -> None:
+    for role in (*ROLES, "stored"):
+        for head_dim in range(1, 129):
+            for dtype, storage in STORAGE.items():
+                macros = kernel_for(role, dtype, head_dim, (8, 0)).macros
+                assert (macros["HEAD_DIM"], macros["STORAGE"]) == (padded(head_dim), storage)
+    assert {padded(d) for d in range(1, 129)} == set(HEAD_DIMS)
+    assert {entry.role for entry in TABLE} == {*ROLES, "stored"}
+    with pytest.raises(ValueError, match="head_dim=129"):
+        padded(129)
+    with pytest.raises(ValueError, match=r"capability 5\.0"):
+        kernel_for("forward", "float32", 64, (5, 0))

@@ -1,25 +1,31 @@
-"""The backend of the CUDA kernels, by a launcher that records: which kernels run, over which tiles, with what memory."""
+"""The backend of the CUDA kernels, by a launcher that records: which kernels run, over which tiles, with what memory.
+
+Of packed sequences nobody looks at the lengths; of scores that know positions, what kernels are compiled with.
+"""
 
 from __future__ import annotations
 
 import random
 import re
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from helpers.cuda_fakes import RecordingLauncher
+from helpers.on_host import FP32
 from torch import Tensor
 
-from dilkit import GlobalTokens, Pattern, SlidingWindow, plan
+from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, plan
 from dilkit.backends.cuda import backend as cupy_raw
+from dilkit.backends.cuda import scores
 from dilkit.backends.cuda.backend import CupyRaw
-from dilkit.backends.tiles.device import QUERIES, device_schedule
-from dilkit.backends.tiles.schedule import schedule
+from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
+from dilkit.backends.tiles.schedule import MAX_SEQ, schedule
+from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Device
 from dilkit.inputs import Inputs
-from dilkit.problem import Problem
 
 pytestmark = pytest.mark.surroundings
 
@@ -258,3 +264,102 @@ def test_detail_says_what_would_run_and_why(device: str, dtype: str, text: str) 
     assert "row_dots" in with_gradients
     assert with_gradients.endswith("_dkeyvalue")
     assert "head_dim 40 computed as 48: 1.20 times the multiplications" in CupyRaw().detail(replace(problem, head_dim=40))
+
+
+CPU = torch.device("cpu")
+PATTERN = Pattern([64, 256, 512], [1, 4, 64])
+LENGTHS = [0, 5, 300, 0, 1, 512, 64]
+
+
+def starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def packed(**options: Any) -> Problem:
+    return Problem(**{**dict(pattern=PATTERN, seq=512, heads=4, kv_heads=2, head_dim=16, varlen=True), **options})
+
+
+@pytest.mark.parametrize("kind", [QUERIES, KEYS])
+def test_each_row_of_each_sequence_is_in_one_tile(kind: str) -> None:
+    """As the kernel takes them: as many as begin before a sequence's end, each of which ends with it."""
+    heads = 4 if kind == QUERIES else 2
+    first, *_ = device_schedule(packed(), 64, kind, CPU).groups
+    ends = first.tile_ends(starts(LENGTHS)).tolist()
+    table = first.group.query_tiles if kind == QUERIES else first.group.key_tiles
+    table = table[table["row"].argsort(kind="stable")]
+    assert first.rows is not None
+    assert first.rows.tolist() == table["row"].tolist()
+    for length, begin, end in zip(LENGTHS, [0, *ends], ends, strict=False):
+        found = [
+            (int(tile["head"]), row)
+            for tile in table[: end - begin]
+            for row in range(int(tile["row"]), length, int(tile["step"]))[: int(tile["rows"])]
+        ]
+        assert sorted(found) == [(head, row) for head in range(heads) for row in range(length)]
+
+
+def test_nothing_is_read_of_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would wait for a GPU. And what was prepared serves every list of lengths."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a number of a tensor is read")
+
+    plan.cache_clear()
+    launcher, entries = RecordingLauncher(), []
+    for lengths in ([100, 412, 0], [500, 12, 0]):
+        q, k, v = (torch.zeros(1, 512, heads, 16) for heads in (4, 2, 2))
+        lse, places = torch.zeros(1, 4, 512), starts(lengths)
+        with monkeypatch.context() as reading:
+            for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__"):
+                reading.setattr(Tensor, name, refuse)
+            CupyRaw(launcher, FP32).forward(Inputs(q, k, v, cu_seqlens=places), packed())
+            CupyRaw(launcher, FP32).backward(q, Inputs(q, k, v, cu_seqlens=places), q, lse, packed())
+        entries.append(plan.cache_info().entries)
+    assert entries[0] == entries[1]
+    dots = [launch for launch in launcher.launches if launch.kernel.name == "row_dots"]
+    others = [launch for launch in launcher.launches if launch.kernel.name != "row_dots"]
+    assert {(int(x.arguments["batch"]), int(x.arguments["seq"])) for x in dots} == {(1, 512)}
+    assert {(int(x.arguments["batch"]), int(x.arguments["seq"])) for x in others} == {(3, 512)}
+    assert all(x.kernel.macros["PACKED"] and x.arguments["starts"] and x.arguments["tile_ends"] for x in others)
+
+
+def test_rows_are_numbered_in_32_bits() -> None:
+    q = torch.zeros(1, 1, 4, 16).expand(1, MAX_SEQ + 1, 4, 16)
+    with pytest.raises(ValueError, match=f"query has {MAX_SEQ + 1} rows; at most {MAX_SEQ} in all sequences"):
+        CupyRaw(RecordingLauncher(), FP32).launch_role("forward", dict(query=q, key=q, value=q), packed())
+
+
+PLANE = BiasForm(dims=2, metric="max", placed=True, learned=True)
+SCORED = Problem(pattern=Pattern([32, 64], [1, 2]), seq=100, heads=2, head_dim=16, requires_grad=True)
+
+
+def macros(problem: Problem, role: str) -> tuple[tuple[str, int], ...]:
+    return scores.macros(role, problem.softcap > 0, problem.bias)
+
+
+def test_a_kernel_is_compiled_with_what_a_call_has_alone() -> None:
+    assert macros(SCORED, "forward") == ()
+    capped, biased = replace(SCORED, softcap=2.0), replace(SCORED, bias=PLANE)
+    assert dict(macros(capped, "dkeyvalue")) == dict(SOFTCAP=1)
+    assert macros(capped, "dots") == ()
+    assert dict(macros(biased, "forward")) == dict(BIASED=1, PLACED=1, DIMS=2, METRIC=2)
+    assert dict(macros(biased, "dquery")) == dict(BIASED=1, PLACED=1, DIMS=2, METRIC=2, LEARNED=1)
+    table = replace(SCORED, bias=BiasForm(sizes=(7,), metric="euclidean"), softcap=3.0)
+    assert dict(macros(table, "dquery")) == dict(SOFTCAP=1, BIASED=2)
+
+
+def test_blocks_that_sum_gradients_of_weights_have_tiles_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No counter gives them out, and parts of many entries leave room for few blocks."""
+    launcher = RecordingLauncher(resident=3)
+    backend = CupyRaw(launcher, PASCAL)
+    form = BiasForm(sizes=(5,), learned=True)
+    problem = replace(SCORED, bias=form)
+    q, lse = torch.zeros(1, 100, 2, 16), torch.zeros(1, 2, 100)
+    inputs = Inputs(q, q, q, bias=LoweredBias(form, torch.zeros(2, 5)))
+    for _ in range(2):
+        backend.backward(q, inputs, q, lse, problem)
+        monkeypatch.setattr(scores, "MOST_PART_BYTES", 2 * 4 * 5 * (128 + 2))
+    of_queries = [launch for launch in launcher.launches if launch.kernel.name == "fp32_dquery"]
+    assert [launch.blocks for launch in of_queries] == [3, 3, 2, 2]
+    assert all(launch.counter is None and launch.arguments["bias_parts"] for launch in of_queries)
+    assert all(launch.kernel.macros["LEARNED"] == 1 for launch in of_queries)

@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 
-from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE
+from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda import scores
+from dilkit.backends.cuda.report import usages
+from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for
+from dilkit.bias.form import BiasForm
+from dilkit.device import Capability
 from dilkit.tools.bench.kernels import cases, document, record, sources
 from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints, step_builds
 from dilkit.tools.results.file import read_result
@@ -125,3 +130,43 @@ def test_what_is_known_is_compiled_again_where_its_source_has_changed(tmp_path: 
     assert some.older == sum(kernel.name == "row_dots" and kernel.architecture != "sm_80" for kernel in some.kernels()) > 0
     monkeypatch.setattr(cases.cuda_compile, "compiler_version", lambda: (99, 0))
     assert len(compiled_by(Compiler(stops=1)).rows) == 1, "of another compiler nothing is known"
+
+
+PLANE = BiasForm(dims=2, metric="max", placed=True, learned=True)
+SCORES = (
+    None,
+    BiasForm(),
+    BiasForm(sizes=(9,)),
+    PLANE,
+    replace(PLANE, metric="euclidean", dims=3),
+    BiasForm(2, (3, 5), placed=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "form", "head_dims"),
+    [
+        *(
+            pytest.param(dtype, (9, 0), form, (64,), marks=pytest.mark.slow)
+            for dtype in ("float32", "float16")
+            for form in SCORES[::3]
+        ),
+        *(pytest.param(*row, HEAD_DIMS, marks=pytest.mark.kernels) for row in product(STORAGE, CAPABILITIES, SCORES)),
+    ],
+    ids=str,
+)
+def test_no_kernel_spills(dtype: str, capability: Capability, form: BiasForm | None, head_dims: tuple[int, ...]) -> None:
+    """With a softcap and a bias, tall or low, plain or packed with dropout."""
+    changed = form and replace(form, learned=True)
+    kernels = {
+        kernel_for(role, dtype, head_dim, capability, True, rows, flag, flag, scores.macros(role, True, changed)): None
+        for role in ("forward", "dquery", "dkeyvalue")
+        for head_dim in head_dims
+        for rows in (128, 64)
+        for flag in (False, True)
+    }
+    for kernel in kernels:
+        code, log = cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, capability))
+        usage = usages(log)[kernel.name]
+        assert code
+        assert (usage.spills, usage.stack) == (0, 0), f"{kernel} on {capability}: {usage}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import threading
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from dilkit.backends.tiles import captured
+from dilkit.backends.tiles import captured, counters
+from dilkit.backends.tiles.counters import Counters
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -76,3 +79,81 @@ def test_things_of_graphs_that_torch_does_not_know_are_kept_for_good(
     thing = Thing()
     captured.keep(thing, FIRST)
     assert list(captured._for_good.values()) == [thing]
+
+
+@pytest.fixture
+def numbers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """What CUDA numbers streams by, by handle: by the handle, where nothing else is said."""
+    found: dict[int, int] = {}
+    monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: found.get(stream, stream))
+    return found
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch, numbers: dict[int, int]) -> Counters:
+    """Counters on devices that are not there, in memory of the CPU; which graph is captured is not known."""
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
+    monkeypatch.setattr(captured, "keep", lambda thing, device: None)
+    return Counters()
+
+
+def value(address: int) -> int:
+    return ctypes.c_int32.from_address(address).value
+
+
+def test_each_stream_of_each_device_has_one(own: Counters) -> None:
+    streams = [(device, stream) for device in (FIRST, SECOND) for stream in (0, 4096, 8192)]
+    found = [own.address(*where, capturing=False) for where in streams]
+    assert len(set(found)) == len(streams)
+    assert [own.address(*where, capturing=False) for where in streams] == found
+    assert {value(address) for address in found} == {0}
+
+
+def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_its_own(own: Counters, numbers: dict[int, int]) -> None:
+    """A kernel of the first may still run when the second begins; the streams of threads all have the same handle."""
+    found = [own.address(FIRST, 4096, capturing=False)]
+    numbers[4096] = 5
+    found += [own.address(FIRST, 4096, capturing=False) for _ in range(2)]
+    assert found[0] != found[1] == found[2]
+
+
+def test_the_stream_that_is_always_there_needs_no_number(own: Counters, numbers: dict[int, int]) -> None:
+    default = own.address(FIRST, 0, capturing=False)
+    numbers[4096] = 0
+    assert own.address(FIRST, 4096, capturing=False) != default == own.address(FIRST, 0, capturing=False)
+
+
+def test_streams_without_end_are_forgotten_but_their_counters_never_used_again(
+    own: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters, "PAGE", 8)
+    monkeypatch.setattr(counters, "MOST_STREAMS", 3)
+    found = [own.address(FIRST, stream, capturing=False) for stream in (*range(1, 20), 1, 2)]
+    assert len(set(found)) == len(found)
+    assert len(own._of_stream) <= 3
+    torch.zeros(8, dtype=torch.int64).fill_(7)
+    assert {value(address) for address in found} == {0}
+
+
+def test_threads_that_share_a_stream_share_its_counter(own: Counters) -> None:
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(own.address(FIRST, 4096, capturing=False))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+
+
+def test_each_captured_launch_has_one_and_launches_make_room_for_more(own: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "PAGE", 8)
+    with pytest.raises(RuntimeError, match=r"no counter is left on cuda:0 .* make the same call once before"):
+        own.address(FIRST, 0, capturing=True)
+    usual = own.address(FIRST, 0, capturing=False)
+    found = [own.address(FIRST, 0, capturing=True) for _ in range(7)]
+    with pytest.raises(RuntimeError, match="no counter is left"):
+        own.address(FIRST, 0, capturing=True)
+    assert own.address(FIRST, 0, capturing=False) == usual
+    found += [own.address(FIRST, 0, capturing=True) for _ in range(8)]
+    assert len({usual, *found}) == 16
+    assert {value(address) for address in found} == {0}

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, f"{sys.prefix}/ttsem")  # where its stage lies, with a Triton of its own
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
 from cases import TOGETHER
+from helpers.emulated import passes
 
 from dilkit import Pattern, register_backend
 from dilkit.backends.triton.backend import TritonTiles
@@ -129,15 +131,6 @@ def finds(name: str) -> bool:
     reasons = "; ".join(check(f"triton {name}", case).reasons)
     print(f"{name}: {reasons or 'nothing'}", flush=True)
     return "KernelFault" in reasons and message in reasons
-
-
-def passes(backend: str, case: Case) -> bool:
-    """Check one case and print what became of it."""
-    start = time.process_time()
-    result = check(backend, case)
-    seconds = time.process_time() - start
-    print(f"{result.verdict} {case.name} {case.dtype} ({seconds:.1f} s) {'; '.join(result.reasons)}", flush=True)
-    return result.verdict == "passed"
 
 
 if __name__ == "__main__":

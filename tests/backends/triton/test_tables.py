@@ -83,6 +83,11 @@ def test_keys_that_several_branches_show_are_listed_once(rates: tuple[int, ...],
     check(Problem(pattern=Pattern([72, 72, 72], rates, overlap=overlap), seq=72, **SIZES), 16, 16)
 
 
+def test_more_branches_than_a_launch_takes_count_once_where_each_head_has_its_own() -> None:
+    pattern = Pattern([4] * 33, [1] * 33, overlap="once", heads=[(h, h + 1) for h in range(33)])
+    check(Problem(pattern=pattern, seq=8, heads=33, head_dim=8), 4, 4)
+
+
 def test_tiles_of_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_strips, "_FACTOR", np.uint64(0))
     check(Problem(pattern=Pattern([6, 10, 21], [1, 3, 5]), seq=43, is_causal=True, **SIZES), 4, 4)

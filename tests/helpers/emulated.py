@@ -1,0 +1,36 @@
+"""Cases for what runs kernels for GPUs slowly on the CPU, an interpreter or a simulator, and a line of output for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dilkit.testing.conformance import check
+from dilkit.testing.problems import PROBLEMS, Case
+
+SOME_ROWS, FEW_ROWS = 15, 20
+DTYPES = ("float32", "float16")
+
+
+def smallest(most_columns: int) -> Iterator[Case]:
+    """Of each feature the case with the fewest operations, cut to few rows and columns, in one of two dtypes; and one token."""
+    cheapest: dict[str, Case] = {}
+    for case in PROBLEMS:
+        if case.dtype == "float32" and case.seq >= SOME_ROWS:
+            known = cheapest.setdefault(case.feature, case)
+            cheapest[case.feature] = min(known, case, key=lambda c: c.problem().flops() * (1 + 2 * c.gradients))
+    for i, (feature, case) in enumerate(cheapest.items()):
+        sizes = dict(seq=min(case.seq, FEW_ROWS), head_dim=min(case.head_dim, most_columns))
+        yield replace(case, **sizes, dtype=DTYPES[i // 2 % 2], batch=case.batch if feature == "batch" else 1)
+    yield next(case for case in PROBLEMS if case.seq == 1 and case.dtype == "float32")
+
+
+def passes(backend: str, case: Case) -> bool:
+    """Check one case and print what became of it."""
+    start = time.process_time()
+    result = check(backend, case)
+    seconds = time.process_time() - start
+    ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items())
+    print(f"{result.verdict} {case.name} ({seconds:.1f} s): {ratios} {'; '.join(result.reasons)}", flush=True)
+    return result.verdict == "passed"
