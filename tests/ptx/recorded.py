@@ -1,4 +1,4 @@
-"""Runs recorded launches (`tests/helpers/launches/`) on the CPU: what Triton and numba.cuda would have had a GPU do."""
+"""Runs recorded launches (`tests/ptx/launches/`) on the CPU: what Triton and numba.cuda would have had a GPU do."""
 
 from __future__ import annotations
 
