@@ -17,14 +17,14 @@ MUTANTS = (
         "dilkit/decoding/_kept_tokens.pyx",
         "return Seen(place // self.rate + 1, segment",
         "return Seen(place // self.rate, segment",
-        "tests/core/decoding/test_cache.py::test_each_step_is_the_last_row",
+        "tests/core/decoding/test_rows.py::test_rows_are_those_of_the_whole",
     ),
     Mutant(
         "the second arc of a ring begins at the next token, whatever the rate",
         "dilkit/decoding/_tables.pyx",
         "s.index + before * s.step, s.token",
         "s.index + before, s.token",
-        "tests/core/decoding/test_kinds.py::test_each_step_is_the_last_row",
+        "tests/core/decoding/test_rows.py::test_rows_are_those_of_the_whole",
     ),
     Mutant(
         "the last row of a span reaches beyond its tensor",
@@ -130,7 +130,7 @@ MUTANTS = (
         "backends/native/kernels/repeats.h",
         " || a->unseen || b->unseen",
         " || b->unseen",
-        "tests/backends/native/test_stored_rows.py tests/core/decoding/test_cache.py",
+        "tests/backends/native/test_stored_rows.py tests/core/decoding/test_rows.py",
     ),
     Mutant(
         "two of four neighbouring keys are dropped together",

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import BlockSparse, DilatedCache, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import DilatedCache, GlobalTokens, Pattern, SlidingWindow
 from dilkit.oracle import oracle_attention
 
 PATTERN = Pattern([4, 12], [1, 3])
@@ -36,7 +32,7 @@ class Follower:
 
     def attend(self, count: int) -> None:
         """Compare `count` new rows with those of all at once."""
-        new, before = rows(count, *self.sizes), self.cache.seen
+        new, before = rows(count, *self.sizes, batch=len(self.all[0])), self.cache.seen
         self.all = tuple(torch.cat(pair, 1) for pair in zip(self.all, new, strict=True))
         exact, _ = oracle_attention(*self.all, self.cache.pattern, is_causal=True)
         torch.testing.assert_close(self.cache.attend(*new), exact[:, before:])
@@ -49,87 +45,6 @@ class Follower:
             return False
         self.all = tuple(x[:, :length] for x in self.all)
         return True
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.data(), patterns_with_heads())
-def test_going_back_by_any_steps(data: st.DataObject, drawn: tuple[Pattern, Heads]) -> None:
-    """What may be refused is more than `rollback`; whatever is granted is exact."""
-    pattern, sizes = drawn
-    rollback = data.draw(st.integers(0, min(pattern.segment_lengths)), "rollback")
-    follower, latest = Follower(pattern, *sizes, rollback), 0
-    for _ in range(data.draw(st.integers(1, 4), "times")):
-        follower.attend(data.draw(st.sampled_from([1, 2, 3, 5, 11, 24]), "rows"))
-        latest = max(latest, seen := follower.cache.seen)
-        length = data.draw(st.integers(max(0, seen - 2 * rollback - 2), seen) | st.integers(0, seen), "length")
-        went_back = follower.crop(length)
-        assert went_back or length < latest - rollback
-        assert follower.cache.seen == (length if went_back else seen)
-    follower.attend(1)
-
-
-@settings(deadline=None, max_examples=25)
-@given(patterns_with_heads(), st.integers(1, 60), st.integers(1, 8))
-def test_with_rollback_the_rows_before_count_too(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
-    pattern, (heads, kv_heads) = drawn
-    rollback = min(rollback, *pattern.segment_lengths)
-    cache, needed, bound = DilatedCache(pattern, kv_heads, rollback=rollback), 0, 0
-    for piece in [seen] if seen % 2 else [1] * seen:  # at once, and one by one
-        cache.attend(*rows(piece, heads, kv_heads))
-    for branch in pattern.branches:
-        served = None if branch.heads is None else [branch.heads]
-        alone = Pattern(
-            [branch.segment_length], [branch.dilation_rate], pattern.offset, heads=served, head_shard=pattern.head_shard
-        )
-        seen_by = alone.count(seen + 50, heads, kv_heads=kv_heads, is_causal=True)[:, max(0, seen - rollback) :, :seen].any(1)
-        needed += int(seen_by.unflatten(0, (kv_heads, -1)).any(1).sum())
-        bound += kv_heads * (-(-branch.segment_length // branch.dilation_rate) - (-rollback // branch.dilation_rate))
-    row = 2 * 2 * 4 * 8
-    assert cache.nbytes == row * needed
-    assert cache.nbytes <= cache.allocated_nbytes <= row * bound
-
-
-KINDS = {
-    "segments": PATTERN,
-    "window": Pattern.of(SlidingWindow(5)),
-    "dilated window": Pattern.of(SlidingWindow(7, 2)),
-    "tokens that see all": Pattern.of(GlobalTokens([0, 7])),
-    "tokens that are read": Pattern.of(GlobalTokens([2, 9], "read")),
-    "strides": Pattern.of(Strided(3)),
-    "blocks": Pattern.of(BlockSparse.local_global(40, 3)),
-    "mix": Pattern.of(SlidingWindow(6), GlobalTokens([0, 5]), DilatedSegment(5, 2), overlap="once"),
-    "by heads": Pattern.of(SlidingWindow(6, heads=(0, 2)), DilatedSegment(7, 2, heads=(1, 4))),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=6)
-@given(data=st.data())
-def test_from_the_longest_length_rollback_tokens_can_be_taken_back(kind: str, data: st.DataObject) -> None:
-    """By steps of any lengths, with other rows between them; and what an error advises can go back where this one cannot."""
-    rollback = data.draw(st.integers(0, 4), "rollback")
-    follower, longest, steps = Follower(KINDS[kind], 4, 2, rollback), 0, list[tuple[str, int]]()
-    for _ in range(data.draw(st.integers(2, 10), "times")):
-        if data.draw(st.booleans(), "goes on") or not follower.cache.seen:
-            steps.append(("attend", data.draw(st.sampled_from([1, 1, 2, 3, 9]), "rows")))
-            follower.attend(steps[-1][1])
-            longest = max(longest, follower.cache.seen)
-            continue
-        length = data.draw(st.integers(max(0, follower.cache.seen - rollback - 2), follower.cache.seen), "length")
-        steps.append(("crop", length))
-        try:
-            follower.cache.crop(length)
-        except ValueError as error:
-            assert length < longest - rollback
-            advice = re.search(r"a cache with rollback=(\d+) does", str(error))
-            assert advice is not None or longest - length > 4
-            if advice is not None:
-                with_more = Follower(KINDS[kind], 4, 2, int(advice[1]))
-                assert all(getattr(with_more, step)(number) is not False for step, number in steps)
-                with_more.attend(1)
-            return
-        follower.all = tuple(x[:, :length] for x in follower.all)
-        longest = longest if length else 0
 
 
 def test_the_advice_counts_from_the_longest_length() -> None:
@@ -148,16 +63,6 @@ def test_the_advice_counts_from_the_longest_length() -> None:
     follower.attend(18)
     with pytest.raises(ValueError, match="rollback can be 4 at most, so attend to the tokens again, or keep a copy"):
         follower.cache.crop(2)
-
-
-def test_a_draft_that_is_refused_leaves_no_trace() -> None:
-    """Speculative decoding: 4 tokens are drafted, some are taken back, over and over; never refused, always exact."""
-    follower = Follower(PATTERN, 4, 2, rollback=4)
-    follower.attend(9)
-    for kept in (0, 1, 2, 3, 4, 0, 0, 3, 1, 0, 2, 4, 0):
-        follower.attend(4)
-        assert follower.crop(follower.cache.seen - 4 + kept)
-        follower.attend(1)
 
 
 def test_a_step_that_failed_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,19 +108,14 @@ def test_a_cropped_cache_takes_other_tensors_when_it_is_empty() -> None:
     torch.testing.assert_close(cache.attend(*new), oracle_attention(*new, PATTERN, is_causal=True)[0].float())
 
 
-@pytest.mark.parametrize("rollback", [0, 3])
-@pytest.mark.parametrize("indices", [[1, 0], [1, 1, 0], torch.tensor([0], dtype=torch.int32)], ids=["swap", "more", "one"])
-def test_beams(indices: Any, rollback: int) -> None:
-    follower = Follower(PATTERN, 4, 2, rollback)
+@pytest.mark.parametrize("indices", [[1, 1, 0], torch.tensor([0], dtype=torch.int32)], ids=["more", "one"])
+def test_beams_of_another_number(indices: Any) -> None:
+    follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(17)
     follower.cache.reorder(indices)
     follower.all = tuple(x[torch.as_tensor(indices)] for x in follower.all)
-    new = rows(20, batch=len(indices))
-    if rollback:  # over where a segment begins
-        assert follower.crop(15)
-    follower.all = tuple(torch.cat(pair, 1) for pair in zip(follower.all, new, strict=True))
-    exact, _ = oracle_attention(*follower.all, PATTERN, is_causal=True)
-    torch.testing.assert_close(follower.cache.attend(*new), exact[:, -20:])
+    assert follower.crop(15)
+    follower.attend(20)
 
 
 def test_rows_of_the_batch_before_are_refused() -> None:
@@ -254,12 +154,10 @@ def test_beams_that_are_not_there(indices: Any, error: type[Exception], message:
     follower.attend(3)
 
 
-@pytest.mark.parametrize("seen", [0, 1, 9, 12, 30])
-@pytest.mark.parametrize("rollback", [0, 3])
-def test_a_saved_cache_goes_on(seen: int, rollback: int) -> None:
-    follower = Follower(PATTERN, 4, 2, rollback)
-    if seen:
-        follower.attend(seen)
+@pytest.mark.parametrize("seen", [0, 12, 30])
+def test_a_saved_cache_goes_on(seen: int) -> None:
+    follower = Follower(PATTERN, 4, 2, rollback=3)
+    follower.attend(seen)
     file = io.BytesIO()
     torch.save(follower.cache.state_dict(), file)
     state = follower.cache.state_dict()
@@ -267,11 +165,11 @@ def test_a_saved_cache_goes_on(seen: int, rollback: int) -> None:
     file.seek(0)
     for saved in (state, torch.load(file, weights_only=True)):
         again = copy.copy(follower)
-        again.cache = DilatedCache(PATTERN, 2, rollback=rollback)
+        again.cache = DilatedCache(PATTERN, 2, rollback=3)
         again.cache.load_state_dict(saved)
         assert again.cache.seen == seen
         again.attend(3)
-        assert again.crop(seen) or not rollback
+        assert again.crop(seen)
         again.attend(9)
 
 
@@ -346,6 +244,15 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], error: typ
     follower.attend(4)
 
 
+@pytest.mark.parametrize("change", [dict(seen=40), dict(since=[9, 0]), dict(latest=[80, 80]), dict(since=[0, 7])], ids=str)
+def test_a_state_of_another_window_or_other_tokens_is_refused(change: dict[str, Any]) -> None:
+    follower = Follower(Pattern.of(SlidingWindow(5), GlobalTokens(2)), 4, 2, 0)
+    for _ in range(11):
+        follower.attend(1)
+    with pytest.raises(ValueError, match="not what the branch keeps after"):
+        follower.cache.load_state_dict(follower.cache.state_dict() | change)
+
+
 @pytest.mark.parametrize("change", ["saved", "rows"])
 def test_a_state_without_what_going_back_restores_is_refused(change: str) -> None:
     """The first rows of the open segment are in the place of those of the segment before, which are in `saved`."""
@@ -377,8 +284,3 @@ def test_rows_that_do_not_fit_a_restored_cache_leave_it_as_it_is(batch: int, dty
     after = restored.cache.state_dict()
     assert after["seen"] == 9
     assert all(torch.equal(*pair) for pair in zip(before["rows"], after["rows"], strict=True))
-
-
-def test_a_rollback_longer_than_a_segment_is_refused() -> None:
-    with pytest.raises(ValueError, match="rollback=5 must be at most the shortest segment of the pattern, 4 tokens"):
-        DilatedCache(PATTERN, 2, rollback=5)

@@ -1,4 +1,4 @@
-"""Rows that are stored in another dtype: what a cache returns is the attention over the rounded keys and values, exactly."""
+"""Rows that are stored in another dtype: rounding, memory, states and errors. test_rows.py has the results of caches."""
 
 from __future__ import annotations
 
@@ -7,30 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.pairwise import every_pair
 from torch import Tensor
 
-from dilkit import Alibi, DilatedCache, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit import DilatedCache, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.decoding.stored import decoded, encoded
 from dilkit.oracle import oracle_attention
-from dilkit.problem import STORED
 
 SEQ = 45
-KINDS = {
-    "segments": Pattern([4, 8, 16], [1, 2, 4]),
-    "once": Pattern([4, 6, 20], [1, 2, 3], overlap="once"),
-    "ranges": Pattern([5, 10], [1, 2], heads=[(0, 3), None]),
-    "window": Pattern.of(SlidingWindow(7, 2), GlobalTokens([0, 5])),
-    "mix": Pattern.of(SlidingWindow(5), Strided(4), DilatedSegment(8, 2), GlobalTokens(3)),
-}
-PAIRS = [(dtype, stored) for dtype in STORED for stored in STORED[dtype]]
-STEPS: dict[str, list[int]] = {
-    "steps": [*range(1, SEQ + 1)],
-    "chunks": [16, 17, 20, 31, 32, SEQ],
-    "few rows": [*range(3, SEQ + 1, 3)],
-}
-LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-3}
-"""In fp32, scores up to 40 are off by some 2e-6, and so are weights; a row that is stored wrongly is off by 4e-3."""
+MIX = Pattern.of(SlidingWindow(5), Strided(4), DilatedSegment(8, 2), GlobalTokens(3))
 
 
 def rows(dtype: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,23 +24,6 @@ def rows(dtype: str) -> tuple[Tensor, Tensor, Tensor]:
 
 def rounded(x: Tensor, stored: str) -> Tensor:
     return decoded(encoded(x, getattr(torch, stored)), torch.float64)
-
-
-@pytest.mark.parametrize(("dtypes", "kind", "cuts", "backend"), every_pair(PAIRS, KINDS, STEPS, ["native", "reference"]))
-def test_rows_are_the_oracles_over_rounded_rows(dtypes: tuple[str, str], kind: str, cuts: str, backend: str) -> None:
-    (dtype, stored), pattern = dtypes, KINDS[kind]
-    query, key, value = rows(dtype)
-    cache, bias = DilatedCache(pattern, 2, stored=stored, rollback=3), Alibi(torch.rand(4))
-    right = oracle_attention(query.double(), rounded(key, stored), rounded(value, stored), pattern, is_causal=True, bias=bias)[0]
-    for stop in STEPS[cuts]:
-        seen = slice(cache.seen, stop)
-        out = cache.attend(query[:, seen], key[:, seen], value[:, seen], bias=bias, backend=backend)
-        assert out.dtype == query.dtype
-        torch.testing.assert_close(out.double(), right[:, seen], atol=LIMITS[dtype], rtol=LIMITS[dtype])
-        if stop in (17, 31):  # back, also over where a segment begins
-            cache.crop(stop - 2)
-            again = cache.attend(*(x[:, stop - 2 : stop] for x in (query, key, value)), bias=bias, backend=backend)
-            torch.testing.assert_close(again.double(), right[:, stop - 2 : stop], atol=LIMITS[dtype], rtol=LIMITS[dtype])
 
 
 @pytest.mark.parametrize("head_dim", [1, 5, 6, 7])
@@ -100,7 +67,7 @@ def test_the_memory(stored: str, share: float) -> None:
 @pytest.mark.parametrize("stored", ["int8", "bfloat16"])
 def test_beams_and_saved_states(stored: str) -> None:
     query, key, value = rows("float32")
-    pattern, more = KINDS["mix"], dict(stored=stored)
+    pattern, more = MIX, dict(stored=stored)
     cache = DilatedCache(pattern, 2, stored=stored)
     cache.attend(query[:, :20], key[:, :20], value[:, :20])
     state = cache.state_dict()
@@ -143,4 +110,4 @@ def test_beams_and_saved_states(stored: str) -> None:
 def test_what_is_stored_has_to_fit(stored: Any, dtype: str, error: type[Exception], message: str) -> None:
     row = torch.zeros(1, 1, 2, 8, dtype=getattr(torch, dtype))
     with pytest.raises(error, match=message):
-        DilatedCache(KINDS["segments"], 2, stored=stored).attend(row, row, row)
+        DilatedCache(Pattern([4, 8, 16], [1, 2, 4]), 2, stored=stored).attend(row, row, row)
