@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.thinned import diagonal
 from torch.utils.data import DataLoader, Dataset
 
 from dilkit import GlobalTokens, Neighborhood, Pattern, Problem, SlidingWindow, Strided, dilated_attention
 from dilkit.oracle import oracle_attention
+from dilkit.problem import DTYPES
 from dilkit.registry import backends
 from dilkit.testing import memory
 
@@ -51,21 +51,13 @@ def everything(dtype: str, is_causal: bool, pattern: Pattern = PATTERN) -> list[
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize(("dtype", "is_causal"), diagonal(["float32", "float64", "bfloat16", "float16"], [False, True]))
-def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype: str, is_causal: bool) -> None:
-    first = everything(dtype, is_causal)
+@pytest.mark.parametrize(("dtype", "pattern"), [*((dtype, PATTERN) for dtype in DTYPES), *(("float32", x) for x in OTHER_KINDS)])
+def test_the_same_bits_run_to_run_and_with_any_number_of_threads(dtype: str, pattern: Pattern) -> None:
+    first = everything(dtype, dtype != "float64", pattern)
     for count in (4, 1, 2, 7):
         torch.set_num_threads(count)
-        assert all(torch.equal(a, b) for a, b in zip(first, everything(dtype, is_causal), strict=True)), count
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("pattern", OTHER_KINDS, ids=str)
-def test_other_kinds_have_the_same_bits_with_any_number_of_threads(pattern: Pattern) -> None:
-    first = everything("float32", True, pattern)
-    for count in (1, 7):
-        torch.set_num_threads(count)
-        assert all(torch.equal(a, b) for a, b in zip(first, everything("float32", True, pattern), strict=True)), count
+        again = everything(dtype, dtype != "float64", pattern)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), count
 
 
 @pytest.mark.usefixtures("threads")
@@ -206,15 +198,6 @@ def test_any_head_dim(dim: int) -> None:
     out = dilated_attention(q, k, v, Pattern([16, 32], [1, 2]), backend="native")
     exact, _ = oracle_attention(q, k, v, Pattern([16, 32], [1, 2]))
     torch.testing.assert_close(out.double(), exact.double(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("batch", "seq"), [(0, 8), (2, 0), (0, 0)])
-def test_nothing_to_compute(batch: int, seq: int) -> None:
-    q = torch.randn(batch, seq, 2, 8, requires_grad=True)
-    out, lse = dilated_attention(q, q, q, Pattern([4], [2]), backend="native", return_lse=True)
-    assert out.shape == q.shape
-    assert lse.shape == (batch, 2, seq)
-    assert torch.autograd.grad(out.sum(), q)[0].shape == q.shape
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

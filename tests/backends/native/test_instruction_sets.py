@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ from dilkit.environment import BF16_SETS
 from dilkit.problem import DTYPES, Problem
 from dilkit.selector import explain, select
 from dilkit.testing.conformance import check
-from dilkit.testing.problems import DROPPING, LAYOUTS, PROBLEMS, SCORES, Case
+from dilkit.testing.problems import DROPPING, PROBLEMS, SCORES, Case
 from dilkit.testing.tensors import HUGE
 
 LONG = {
@@ -178,23 +177,3 @@ def test_exp2_of_the_extremes(isa: str) -> None:
     assert y[0] == 1
     assert np.isnan(y[1])
     assert not y[2:].any()
-
-
-def _random_case(seed: int) -> Case:
-    draw = random.Random(seed)
-    heads, kv_heads = draw.choice([(1, 1), (2, 2), (3, 1), (4, 2)])
-    lengths = [draw.randint(1, 200) for _ in range(draw.randint(1, 4))]
-    rates = [min(length, draw.choice([1, 2, 3, 4, 8])) for length in lengths]
-    options = dict(offset=draw.choice(["modulo", "block"]), overlap=draw.choice(["count", "once"]))
-    sizes = dict(seq=draw.randint(1, 300), heads=heads, kv_heads=kv_heads, head_dim=draw.randint(1, 70), batch=draw.randint(1, 2))
-    flags = dict(is_causal=draw.random() < 0.5, mask=draw.choice(["none", "random", "left"]), layout=draw.choice(LAYOUTS))
-    dtype = draw.choice(["float64", "float32", "bfloat16", "float16"])
-    return Case(feature="soak", variant=str(seed), pattern=Pattern(lengths, rates, **options), dtype=dtype, **sizes, **flags)
-
-
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 10))])
-def test_two_hundred_random_problems(block: int) -> None:
-    for seed in range(20 * block, 20 * block + 20):
-        case = _random_case(seed)
-        result = check("native", case)
-        assert result.verdict == "passed", f"{case}: {'; '.join(result.reasons)}"

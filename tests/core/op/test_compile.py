@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers.calls import PATTERN, Recorder, attend, tensors
 from torch import Tensor
 
@@ -77,13 +76,6 @@ def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:
         torch.testing.assert_close(*results)
 
 
-@pytest.mark.slow
-def test_compiled_without_gradients_equals_eager() -> None:
-    inputs, mask = tensors(kv_heads=2), torch.rand(2, 20) < 0.3
-    compiled = torch.compile(call_of_everything, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*inputs, mask), call_of_everything(*inputs, mask))
-
-
 def test_a_pattern_never_used_before_can_be_traced() -> None:
     """Whatever a pattern works out about itself must be there before tracing: dynamo traces no locks and no JSON."""
     pattern = Pattern([4, 12], [2, 3], heads=[(0, 2), None])
@@ -119,19 +111,6 @@ def test_an_error_of_the_choice_comes_through_compiled_code() -> None:
     compiled = torch.compile(lambda *x: attend(*x, backend="nobody"), fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match=r"'nobody' is not a known backend; known: .*reference"):
         compiled(*tensors())
-
-
-@pytest.mark.slow
-def test_autocast_of_another_dtype_recompiles_as_it_does_for_a_linear_layer() -> None:
-    """torch 2.6 to 2.11 do not guard on the dtype of autocast: the second one gets the code of the first, with F.linear too."""
-    query, key, value = tensors()
-    ours = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    theirs = torch.compile(F.linear, fullgraph=True, backend="aot_eager")
-    weight = torch.randn(8, 8)
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):
-            assert ours(query, key, value).dtype == theirs(query, weight).dtype
-    assert ours(query, key, value).dtype == torch.float32
 
 
 class Attention(torch.nn.Module):

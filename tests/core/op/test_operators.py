@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.calls import PATTERN, Recorder, attend, gradients, tensors
-from helpers.thinned import diagonal
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -20,12 +19,6 @@ from dilkit.oracle import oracle_attention
 
 def attend_lse(*inputs: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     return attend(*inputs, return_lse=True, **options)
-
-
-@pytest.mark.parametrize(("function", "is_causal"), diagonal([attend, attend_lse], [False, True]))
-def test_gradcheck(function: Any, is_causal: bool) -> None:
-    inputs = tensors(1, 5, 4, 2, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *x: function(*x, is_causal=is_causal), inputs)
 
 
 @pytest.mark.parametrize("only_lse", [False, True])
@@ -53,24 +46,6 @@ def test_gradients_for_some_inputs_only(wanted: tuple[bool, ...]) -> None:
         assert (x.grad is not None) == w
         if w:
             torch.testing.assert_close(x.grad, full)
-
-
-def test_gradients_accumulate() -> None:
-    inputs = tensors(requires_grad=True)
-    attend(*inputs).sin().sum().backward()
-    once = [x.grad.clone() for x in inputs]
-    attend(*inputs).sin().sum().backward()
-    torch.testing.assert_close([x.grad for x in inputs], [2 * x for x in once])
-
-
-@pytest.mark.parametrize("layout", ["expanded", "transposed"])
-def test_gradients_coming_in_with_any_strides(layout: str) -> None:
-    inputs = tensors(requires_grad=True)
-    out = attend(*inputs)
-    dout = torch.ones(()).expand(out.shape) if layout == "expanded" else torch.randn(out.shape[::-1]).permute(3, 2, 1, 0)
-    assert dout.stride(-1) != 1
-    strided = torch.autograd.grad(out, inputs, dout, retain_graph=True)
-    assert all(torch.equal(a, b) for a, b in zip(strided, torch.autograd.grad(out, inputs, dout.contiguous()), strict=True))
 
 
 def test_what_is_saved_for_the_backward() -> None:

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.backends_here import on
 from helpers.strategies import Heads, patterns_with_heads
-from helpers.thinned import diagonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -59,12 +57,6 @@ def test_any_pattern_agrees_with_one_more_key(
     options: dict[str, Any] = dict(is_causal=is_causal, key_padding_mask=mask)
     found = differentiated(call(dilated_attention, pattern, return_lse=True, **options), tensors(seq, heads, seed))
     close(found, differentiated(call(oracle_attention, pattern, **options), tensors(seq, heads, seed)))
-
-
-@pytest.mark.parametrize(("backend", "uses"), diagonal(on("cpu"), ["out", "lse", "out+lse"]))
-def test_gradients_of_every_backend(backend: str, uses: str) -> None:
-    found = differentiated(call(dilated_attention, PATTERN, return_lse=True, backend=backend), tensors(), uses)
-    close(found, differentiated(call(oracle_attention, PATTERN), tensors(), uses))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 0.005)])
@@ -129,7 +121,8 @@ def test_sinks_whose_memory_is_gone_are_refused(after: str) -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_along_token_orders(masked: bool) -> None:
-    pattern = Pattern([8, 30], [1, 2], heads=[(0, 4), (0, 3)])  # heads 4 and 5 see the sink alone
+    """Heads 4 and 5 see the sink alone, and the last places of an order are its tail."""
+    pattern = Pattern([8, 28], [1, 3], heads=[(0, 4), (0, 3)], tail="zeros")
     orders, mask = [order((5, 6)), order((5, 6), "snake")], torch.arange(30).expand(2, -1) % 3 == 0 if masked else None
     ordered = call(ordered_dilated_attention, pattern, orders, key_padding_mask=mask, return_lse=True)
     found = differentiated(ordered, tensors(30, (6, 3)))

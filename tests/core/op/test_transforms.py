@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers.calls import PATTERN, attend, gradients, tensors
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -111,12 +110,6 @@ def test_vmap_over_the_last_dimension_says_what_it_needs() -> None:
         torch.func.vmap(lambda y: attend(y, y, y), in_dims=-1)(x)
 
 
-def test_gradients_in_batches() -> None:
-    inputs = tensors(1, 4, 2, 2, 2, dtype=torch.float64)
-    one_by_one = torch.autograd.functional.jacobian(attend, inputs)
-    torch.testing.assert_close(torch.autograd.functional.jacobian(attend, inputs, vectorize=True), one_by_one)
-
-
 @TORCH_WARNS
 @pytest.mark.parametrize("transform", ["grad", "jacrev", "jacfwd", "hessian"])
 def test_transforms_of_torch_func_are_refused(transform: str) -> None:
@@ -141,14 +134,6 @@ def test_tensors_without_data() -> None:
     query, key, value = (x.to("meta") for x in tensors(kv_heads=2, dtype=torch.float16))
     out, lse = dilated_attention(query, key, value, PATTERN, return_lse=True)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (query.shape, torch.float16, (2, 4, 20), torch.float32)
-
-
-def test_autocast_makes_room_for_the_layer_before() -> None:
-    """The everyday case: a projection that autocast has turned into bf16 beside tensors that are still fp32."""
-    query, key, value = tensors()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        projected = F.linear(query, torch.randn(8, 8))
-        assert attend(projected, key, value).dtype == projected.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
