@@ -1,20 +1,28 @@
-"""What several tests of the sdpa backend need: a problem, tensors, and the small problems of a grid."""
+"""What tests of the sdpa backend share: problems, patterns, the comparison with the oracle, and a kernel that merges rows."""
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from helpers.strategies import Heads
+from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
 from torch import Tensor
 
-from dilkit import Pattern
-from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
+from dilkit import Pattern, register_backend, unregister_backend
+from dilkit.backends.sdpa.accumulators import merge_lse
+from dilkit.backends.sdpa.backend import SDPA
+from dilkit.backends.sdpa.grids import FORMS
 from dilkit.device import Device
+from dilkit.inputs import Inputs
+from dilkit.oracle import oracle_attention
+from dilkit.pattern.lowering import lower
 from dilkit.problem import Problem
 
 LONGNET = Pattern([64, 128, 256], [1, 2, 4])
+views_of_heads = (mixes_with_heads() | patterns_with_heads()).filter(lambda drawn: lower(drawn[0], 40, *drawn[1]).names <= FORMS)
+"""Patterns that are strided views, with heads."""
 
 
 def problem(device: str = "cpu", dtype: str = "float32", **options: Any) -> Problem:
@@ -29,13 +37,59 @@ def tensors(seq: int, heads: Heads, dtype: torch.dtype = torch.float64, batch: i
     return [torch.randn(batch, seq, count, width, dtype=dtype) for count in counts]
 
 
-def small_problems(grid: ProblemGrid) -> list[tuple[int, int, range]]:
-    """`(query head, key/value head, rows)` of every small problem of a grid."""
-    found = []
-    for index in product(*(range(axis.size) for axis in grid.axes)):
-        row, head, kv_head = (
-            getattr(grid, field) + sum(i * getattr(axis, field) for i, axis in zip(index, grid.axes, strict=True))
-            for field in ("row", "head", "kv_head")
+def agrees_with_the_oracle(
+    backend: SDPA, pattern: Pattern, seq: int, heads: Heads, masked: bool = False, batch: int = 1, width: int = 8, **options: Any
+) -> bool:
+    """Compare results and gradients in fp64; return False where the backend refuses the call."""
+    q, k, v, dout = tensors(seq, heads, batch=batch, width=width)
+    mask = torch.rand(batch, seq) < 0.6 if masked else None
+    posed = Problem.of(q, k, pattern, key_padding_mask=masked, requires_grad=True, **options)
+    if backend.refusals(posed):
+        return False
+    out, lse = backend.forward(Inputs(q, k, v, key_padding_mask=mask), posed)
+    found = backend.backward(dout, Inputs(q, k, v, key_padding_mask=mask), out, lse, posed)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    want, want_lse = oracle_attention(*leaves, pattern, key_padding_mask=mask, **options)
+    torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(found, torch.autograd.grad(want, leaves, dout), rtol=1e-10, atol=1e-12)
+    return True
+
+
+@contextmanager
+def fused() -> Iterator[tuple[str, TorchRows]]:
+    """The name of an sdpa backend that merges rows by a kernel, known within the block, and the kernel."""
+    register_backend(backend := SDPA(row_kernels=(rows := TorchRows())))
+    try:
+        yield backend.name, rows
+    finally:
+        unregister_backend(backend.name)
+
+
+class TorchRows:
+    """What kernels that merge rows do, in torch: in fp32 (fp64 for fp64), with the names of calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+        """Rows whose lse is -inf are not read."""
+        self.calls.append("merge")
+        merged, share, part_share = merge_lse(lse, part_lse)
+        old, new = (
+            weight.unsqueeze(-1) * x.to(lse.dtype).where((weight > 0).unsqueeze(-1), 0.0)
+            for weight, x in ((share, out), (part_share, part))
         )
-        found.append((head, kv_head, range(row, row + grid.rows * grid.row_step, grid.row_step)))
-    return found
+        out.copy_(old + new)
+        lse.copy_(merged)
+
+    def add(self, total: Tensor, part: Tensor) -> None:
+        """Problems of `total` that are the same memory get the sum of theirs."""
+        self.calls.append("add")
+        shared = next((dim for dim in (0, 1) if total.shape[dim] > 1 and not total.stride(dim)), None)
+        wide = part.double() if part.element_size() == 8 else part.float()
+        if shared is not None:
+            first, *others = wide.split(1, shared)
+            for other in others:
+                first = first + other
+            wide, total = first, total.narrow(shared, 0, 1)
+        total.copy_(wide + total)

@@ -10,21 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.pairwise import every_pair
 from helpers.project import succeed
-from helpers.row_kernels import TorchRows
-from helpers.sdpa import LONGNET, problem, tensors
-from helpers.strategies import Heads, patterns_with_heads
+from helpers.sdpa import LONGNET, TorchRows, agrees_with_the_oracle, problem, tensors, views_of_heads
+from helpers.strategies import Heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import Pattern, dilated_attention
+from dilkit import DilatedSegment, Pattern, dilated_attention
 from dilkit.backend import Limits
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
 from dilkit.device import Device
 from dilkit.inputs import Inputs
-from dilkit.oracle import oracle_attention
 from dilkit.pattern import WHOLE_SEQUENCE
 from dilkit.problem import Problem
 from dilkit.testing.memory import peak_memory
@@ -85,26 +84,16 @@ def storage(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-@given(patterns_with_heads(), st.integers(1, 40), st.booleans(), st.booleans(), st.integers(1, 2), st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@given(views_of_heads, st.integers(1, 40), st.booleans(), st.booleans(), st.integers(1, 2))
+@settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("backend", [SDPA(), PLAIN, *FUSED], ids=["cpu", "plain", "fused", "fused plain"])
 def test_any_pattern_agrees_with_the_oracle(
-    backend: SDPA, chosen: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, batch: int, seed: int
+    backend: SDPA, drawn: tuple[Pattern, Heads], seq: int, is_causal: bool, masked: bool, batch: int
 ) -> None:
-    torch.manual_seed(seed)
-    pattern, heads = replace(chosen[0], tail="exact"), chosen[1]  # the operator pads, not the backend
-    q, k, v, dout = tensors(seq, heads, batch=batch)
-    mask = torch.rand(batch, seq) < 0.6 if masked else None
-    posed = Problem.of(q, k, pattern, is_causal=is_causal, key_padding_mask=masked, requires_grad=True)
-    if backend.refusals(posed):
-        assert pattern.overlap == "once"
-        return
-    out, lse = backend.forward(Inputs(q, k, v, key_padding_mask=mask), posed)
-    found = backend.backward(dout, Inputs(q, k, v, key_padding_mask=mask), out, lse, posed)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    want, want_lse = oracle_attention(*leaves, pattern, is_causal=is_causal, key_padding_mask=mask)
-    torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(found, torch.autograd.grad(want, leaves, dout), rtol=1e-10, atol=1e-12)
+    pattern = drawn[0].with_branches(*drawn[0].branches, tail="exact")  # the operator pads, not the backend
+    limited = backend.kernels == PLAIN.kernels and not all(isinstance(branch, DilatedSegment) for branch in pattern.branches)
+    done = agrees_with_the_oracle(backend, pattern, seq, drawn[1], masked, batch, is_causal=is_causal)
+    assert done or limited or pattern.overlap == "once"
 
 
 def test_longnet_takes_few_calls_on_views() -> None:
@@ -129,9 +118,14 @@ def test_strided_inputs_are_not_copied() -> None:
     assert {storage(x) for given_tensors in recorder.given for x in given_tensors} == {storage(packed)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("strides", [(200, 1, 64, 1), (200, 0, 64, 1), (1, 130, 65, 1), (200, 130, 2, 1)], ids=str)
-@pytest.mark.parametrize("at", range(4))
+STRIDES = [(200, 1, 64, 1), (200, 0, 64, 1), (1, 130, 65, 1), (200, 130, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("at", "strides", "dtype"),
+    every_pair(range(4), STRIDES, [torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    ids=str,
+)
 def test_rows_that_share_memory(at: int, strides: tuple[int, ...], dtype: torch.dtype) -> None:
     shared = torch.randn(3000).to(dtype).as_strided((2, 20, 2, 64), strides)
     given = [shared if i == at else torch.randn(2, 20, 2, 64).to(dtype) for i in range(4)]
@@ -177,14 +171,8 @@ def test_every_number_of_threads_gives_the_same_bits_with_mkl_in_its_compatible_
 
 @pytest.mark.parametrize("seq", [1, 2, 9])
 def test_segments_and_rates_without_end(seq: int) -> None:
-    q, k, v, dout = tensors(seq, (4, 2))
     pattern = Pattern([WHOLE_SEQUENCE, WHOLE_SEQUENCE - 1, 4], [WHOLE_SEQUENCE, 2**62, 1])
-    posed = Problem.of(q, k, pattern, requires_grad=True)
-    out, lse = SDPA().forward(Inputs(q, k, v), posed)
-    found = SDPA().backward(dout, Inputs(q, k, v), out, lse, posed)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    want, want_lse = oracle_attention(*leaves, pattern)
-    torch.testing.assert_close((out, lse, *found), (want.detach(), want_lse.detach(), *torch.autograd.grad(want, leaves, dout)))
+    assert agrees_with_the_oracle(SDPA(), pattern, seq, (4, 2))
 
 
 @pytest.mark.parametrize(

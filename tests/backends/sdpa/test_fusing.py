@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.row_kernels import TorchRows
-from helpers.sdpa import problem
+from helpers.sdpa import TorchRows, problem
 from torch import Tensor
 
 from dilkit.backends.sdpa import fusing

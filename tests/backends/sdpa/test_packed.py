@@ -9,23 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.row_kernels import TorchRows
-from helpers.sdpa import problem
+from helpers.sdpa import TorchRows, problem
 from helpers.strategies import Heads, patterns_with_heads
-from helpers.thinned import every_nth
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import Pattern, Problem, register_backend, unregister_backend
+from dilkit import Pattern, Problem
 from dilkit.backends.sdpa import segment_batches as tables
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS
 from dilkit.backends.sdpa.segment_batches import segment_batches
 from dilkit.inputs import Inputs
-from dilkit.testing.conformance import check
-from dilkit.testing.packings import PACKED
-from dilkit.testing.problems import Case
 
 CPU = KERNELS[0]
 
@@ -56,19 +51,6 @@ def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Head
             offset = pattern.head_offset(branch.dilation_rate, head // group, kv_heads)
             kept.update((start + i, head) for i in range(length) if i % branch.segment_length % branch.dilation_rate == offset)
     assert found == kept
-
-
-@pytest.mark.parametrize("case", every_nth(3, (case for case in PACKED if case.gradients)), ids=lambda case: case.name)
-def test_batches_merged_by_a_kernel_are_right(case: Case) -> None:
-    """In halves too, which are then rounded at each merge."""
-    register_backend(backend := SDPA(row_kernels=(rows := TorchRows())))
-    try:
-        result = check(backend.name, case)
-    finally:
-        unregister_backend(backend.name)
-    assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
-    if result.verdict == "passed" and len(case.pattern.branches) > 1:
-        assert set(rows.calls) == {"merge", "add"}
 
 
 def test_a_batch_takes_a_merge_and_three_additions() -> None:

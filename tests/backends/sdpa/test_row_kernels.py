@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.row_kernels import TorchRows
+from helpers.sdpa import TorchRows
 
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch's builds for CUDA")
 

@@ -1,18 +1,31 @@
-"""Calls on strided views: they cover the grids of a pattern, and are few."""
+"""Calls on strided views: they cover the grids of a pattern, and are few. test_kinds.py has the grids against the definition."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from helpers.sdpa import small_problems
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import Pattern
 from dilkit.backends.sdpa.grids import form_grids
+from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS, StridedCall, TensorStrides, strided_calls
+
+
+def small_problems(grid: ProblemGrid) -> Iterator[tuple[int, range]]:
+    """`(query head, rows)` of every small problem of a grid."""
+    for index in product(*(range(axis.size) for axis in grid.axes)):
+        row, head = (
+            getattr(grid, field) + sum(i * getattr(axis, field) for i, axis in zip(index, grid.axes, strict=True))
+            for field in ("row", "head")
+        )
+        yield head, range(row, row + grid.rows * grid.row_step, grid.row_step)
 
 
 def calls(pattern: Pattern, seq: int, heads: Heads, batch: int = 1) -> tuple[StridedCall, ...]:
@@ -28,7 +41,7 @@ def test_calls_cover_the_grids(chosen: tuple[Pattern, Heads], seq: int, batch: i
     rows = torch.arange(batch * seq * heads[0]).view(batch, seq, heads[0], 1)
     expected = np.zeros(rows.numel(), dtype=int)
     for grid in (grid for branch in form_grids(pattern, seq, *heads) for grid in branch):
-        for head, _, kept in small_problems(grid):
+        for head, kept in small_problems(grid):
             for b in range(batch):
                 expected[rows[b, kept, head, 0]] += 1
     found = np.zeros_like(expected)
@@ -66,3 +79,15 @@ def test_a_batch_of_contiguous_sequences_takes_no_more_calls() -> None:
 def test_no_call_exceeds_what_a_cuda_grid_takes() -> None:
     found = calls(Pattern([2], [1]), 2 * MAX_PROBLEMS_PER_AXIS + 6, (2, 2))
     assert [call.shape for call in found] == [(MAX_PROBLEMS_PER_AXIS, 2, 2), (3, 2, 2)]
+
+
+def test_a_million_tokens_are_a_handful_of_grids() -> None:
+    pattern = Pattern([2048, 8192, 32768, 131072, 2**20], [1, 4, 16, 64, 512])
+    grids = [grid for branch in form_grids(pattern, 2**20, 8, 8) for grid in branch]
+    assert len(grids) <= 2 * 5
+    assert sum(grid.problems * grid.rows**2 for grid in grids) * 4 * 64 == pattern.flops(2**20, 8, 64)
+
+
+def test_an_unknown_kind_of_branch_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Neighborhood.* is lowered to grid; backend sdpa computes segments, band"):
+        form_grids(Pattern.natten((2, 4), (1, 3)), 8, 1, 1)
