@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
 from torch import Tensor
 
-from dilkit import Pattern, register_backend, unregister_backend
+from dilkit import Pattern
 from dilkit.backends.sdpa.accumulators import merge_lse
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.grids import FORMS
@@ -53,16 +51,6 @@ def agrees_with_the_oracle(
     torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(found, torch.autograd.grad(want, leaves, dout), rtol=1e-10, atol=1e-12)
     return True
-
-
-@contextmanager
-def fused() -> Iterator[tuple[str, TorchRows]]:
-    """The name of an sdpa backend that merges rows by a kernel, known within the block, and the kernel."""
-    register_backend(backend := SDPA(row_kernels=(rows := TorchRows())))
-    try:
-        yield backend.name, rows
-    finally:
-        unregister_backend(backend.name)
 
 
 class TorchRows:

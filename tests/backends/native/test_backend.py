@@ -20,6 +20,7 @@ from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES
 from dilkit.registry import backends
 from dilkit.testing import memory
+from dilkit.threads import torch_threads
 
 PATTERN = Pattern([256, 1024], [1, 4])
 OTHER_KINDS = [
@@ -32,10 +33,8 @@ OTHER_KINDS = [
 @pytest.fixture
 def threads() -> Iterator[None]:
     """Four threads, whatever the machine; as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(4):
+        yield
 
 
 def inputs(seq: int = 1030, heads: int = 4, dim: int = 32, dtype: str = "float32", batch: int = 1) -> tuple[torch.Tensor, ...]:

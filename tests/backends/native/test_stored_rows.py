@@ -13,6 +13,7 @@ from dilkit.backends.reference import Reference
 from dilkit.decoding.step import Span, Step, table
 from dilkit.decoding.stored import encoded, width_of
 from dilkit.problem import DTYPES, STORED, Problem
+from dilkit.threads import torch_threads
 
 DTYPE_PAIRS = [(dtype, stored) for dtype in DTYPES for stored in ("", *STORED[dtype])]
 SHAPES = {"grouped": (6, 3, 20), "as many": (3, 3, 64), "one": (4, 1, 33), "small": (2, 2, 3)}
@@ -137,13 +138,10 @@ def test_copies_of_other_rows_heads_and_positions_are_read() -> None:
 @pytest.mark.parametrize("stored", ["float32", "int8"])
 def test_the_same_bits_with_any_number_of_threads(stored: str) -> None:
     case = StepCase(stored=stored, most=3000, spans=4)
-    before, step, results = torch.get_num_threads(), make_step(case), []
-    try:
-        for threads in (1, 2, 3, 4):
-            torch.set_num_threads(threads)
+    step, results = make_step(case), []
+    for threads in (1, 2, 3, 4):
+        with torch_threads(threads):
             results.append(Native().attend_stored(step, case.problem))
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.fakes import registered
 from helpers.live_bytes import LiveBytes
-from helpers.sdpa import LONGNET, TorchRows, fused, tensors
+from helpers.sdpa import LONGNET, TorchRows, tensors
 from helpers.thinned import every_nth
 from torch import Tensor
 
@@ -97,7 +98,7 @@ HALF_CASES = [case for case in (*PROBLEMS, *OTHER_KINDS, *PACKED) if case.dtype 
 
 @pytest.mark.parametrize("case", every_nth(3, HALF_CASES), ids=lambda case: case.name)
 def test_halves_that_are_rounded_at_each_merge_are_right(case: Case) -> None:
-    with fused() as (name, rows):
+    with registered(SDPA(row_kernels=(rows := TorchRows()))) as name:
         result = check(name, case)
     assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
     if case.lengths and result.verdict == "passed" and len(case.pattern.branches) > 1:

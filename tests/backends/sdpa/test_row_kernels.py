@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.fakes import registered
 from helpers.sdpa import TorchRows
 
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch's builds for CUDA")
@@ -21,7 +22,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
-from dilkit import register_backend, unregister_backend
 from dilkit.backends.sdpa import fusing, row_kernels
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.testing.conformance import check
@@ -93,11 +93,8 @@ CASES = [case for case in PROBLEMS if case.dtype != "float64" and case.seq * cas
     "case", [pytest.param(case, marks=pytest.mark.slow if at else [], id=case.name) for at, case in enumerate(CASES)]
 )
 def test_the_backend_agrees_with_the_oracle(interpreted: Any, case: Case) -> None:
-    register_backend(backend := SDPA(row_kernels=interpreted))
-    try:
-        result = check(backend.name, case)
-    finally:
-        unregister_backend(backend.name)
+    with registered(SDPA(row_kernels=interpreted)) as name:
+        result = check(name, case)
     assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
 
 

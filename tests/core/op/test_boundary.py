@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.calls import PATTERN, tensors
+from helpers.fakes import registered
 from helpers.pairwise import every_pair
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from dilkit import Pattern, dilated_attention, register_backend, unregister_backend
+from dilkit import Pattern, dilated_attention
 from dilkit.backends.reference import Reference
 from dilkit.inputs import Inputs
 from dilkit.op._facts import key_of
@@ -170,25 +171,19 @@ class Sloppy(Reference):
 
 @pytest.mark.parametrize("change", RETURNS.values(), ids=RETURNS)
 def test_what_a_foreign_backend_returns_is_checked(change: Callable[..., Any]) -> None:
-    register_backend(Sloppy(change))
-    try:
+    with registered(Sloppy(change)) as name:
         with pytest.raises((ValueError, TypeError), match="backend 'sloppy' returned"):
-            dilated_attention(Q, K, V, PATTERN, backend="sloppy")
-        judged = check("sloppy", PROBLEMS[0])
-        assert (judged.verdict, "backend 'sloppy' returned" in judged.reasons[0]) == ("failed", True)
-    finally:
-        unregister_backend("sloppy")
+            dilated_attention(Q, K, V, PATTERN, backend=name)
+        judged = check(name, PROBLEMS[0])
+    assert (judged.verdict, "backend 'sloppy' returned" in judged.reasons[0]) == ("failed", True)
 
 
 def test_gradients_of_a_foreign_backend_are_checked() -> None:
-    register_backend(Sloppy(lambda query, out, lse: (out, lse)))
-    try:
-        inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
-        out = dilated_attention(*inputs, PATTERN, backend="sloppy")
+    inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
+    with registered(Sloppy(lambda query, out, lse: (out, lse))) as name:
+        out = dilated_attention(*inputs, PATTERN, backend=name)
         with pytest.raises(ValueError, match="returned dvalue in the memory of dkey"):
             out.sum().backward()
-    finally:
-        unregister_backend("sloppy")
 
 
 def test_a_view_of_no_rows_may_begin_anywhere() -> None:

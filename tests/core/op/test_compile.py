@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.calls import PATTERN, Recorder, attend, tensors
+from helpers.fakes import registered
 from torch import Tensor
 
 import dilkit
@@ -31,11 +32,8 @@ pytestmark = [
 def log() -> Iterator[list[tuple[str, str, int]]]:
     """What the backends `first` and `second`, known for the length of a test, have run."""
     entries: list[tuple[str, str, int]] = []
-    for name in ("first", "second"):
-        dilkit.register_backend(Recorder(name, entries))
-    yield entries
-    for name in ("first", "second"):
-        dilkit.unregister_backend(name)
+    with registered(Recorder("first", entries)), registered(Recorder("second", entries)):
+        yield entries
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from dilkit.inputs import Inputs
 from dilkit.op.dropout import Dropout, draw_seed, philox
 from dilkit.op.operators import backward_op, encode_call, forward_op
 from dilkit.oracle import oracle_attention
+from dilkit.threads import torch_threads
 
 PATTERN = Pattern([8, 16, 64], [1, 2, 4])
 ABLE = [name for name in on("cpu") if dilkit.registry.backends()[name].limits.dropout]
@@ -134,14 +135,11 @@ def test_every_backend_and_dtype_drops_the_same(backend: str, dtype: torch.dtype
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 def test_every_instruction_set_and_number_of_threads_drops_the_same(isa: str, dtype: torch.dtype, monkeypatch: Any) -> None:
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
-    rows, before = torch.arange(203), torch.get_num_threads()
+    rows = torch.arange(203)
     want = drawn(0.3).kept(2, rows, rows, 2)
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
+    for threads in (1, 3):
+        with torch_threads(threads):
             assert torch.equal(mask_of(203, 2, 0.3, dtype, backend="native"), want)
-    finally:
-        torch.set_num_threads(before)
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 from helpers.calls import PATTERN, Recorder, attend, gradients, tensors
+from helpers.fakes import registered
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -85,13 +87,8 @@ def test_checkpoint(use_reentrant: bool) -> None:
     log: list[tuple[str, str, int]] = []
     inputs = tensors()
     expected = gradients(attend_lse, inputs)
-    dilkit.register_backend(Recorder("recorder", log))
-    try:
-        again = gradients(
-            lambda *x: checkpoint(lambda *y: attend_lse(*y, backend="recorder"), *x, use_reentrant=use_reentrant), inputs
-        )
-    finally:
-        dilkit.unregister_backend("recorder")
+    with registered(Recorder("recorder", log)) as name:
+        again = gradients(lambda *x: checkpoint(lambda *y: attend_lse(*y, backend=name), *x, use_reentrant=use_reentrant), inputs)
     assert [phase for _, phase, _ in log][:2] == ["forward", "forward"]
     torch.testing.assert_close(again, expected, rtol=0, atol=0)
 
@@ -116,16 +113,11 @@ def test_a_single_head_dimension_may_have_any_stride() -> None:
 
 def test_the_backward_goes_to_whom_the_forward_went() -> None:
     log: list[tuple[str, str, int]] = []
-    for name in ("first", "second"):
-        dilkit.register_backend(Recorder(name, log))
-    try:
+    with registered(Recorder("first", log)), registered(Recorder("second", log)):
         with dilkit.use_backend("first"):
             out = attend(*tensors(requires_grad=True), backend=None)
         with dilkit.use_backend("second"):
             out.sum().backward()
-    finally:
-        for name in ("first", "second"):
-            dilkit.unregister_backend(name)
     assert [(name, phase) for name, phase, _ in log] == [("first", "forward"), ("first", "backward")]
 
 
@@ -145,19 +137,15 @@ def test_threads_do_not_disturb_each_other() -> None:
     expected = [gradients(attend_lse, inputs) for inputs in problems]
     log: list[tuple[str, str, int]] = []
     names = [f"thread{i}" for i in range(16)]
-    for name in names:
-        dilkit.register_backend(Recorder(name, log))
 
     def work(name: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         with dilkit.use_backend(name):
             return gradients(lambda *x: attend_lse(*x, backend=None), inputs)
 
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            results = list(pool.map(work, names, problems))
-    finally:
+    with ExitStack() as known, ThreadPoolExecutor(8) as pool:
         for name in names:
-            dilkit.unregister_backend(name)
+            known.enter_context(registered(Recorder(name, log)))
+        results = list(pool.map(work, names, problems))
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
     assert all([phase for n, phase, _ in log if n == name][:2] == ["forward", "backward"] for name in names)
 
@@ -190,10 +178,7 @@ class TestThePatternCache:
         log: list[tuple[str, str, int]] = []
         inputs, recorder = tensors(), Recorder("reference", log)
         attend(*inputs)
-        dilkit.register_backend(recorder, replace=True)
-        try:
+        with registered(recorder):
             attend(*inputs)
-        finally:
-            dilkit.unregister_backend("reference")
         attend(*inputs)
         assert [name for name, *_ in log] == ["reference"]

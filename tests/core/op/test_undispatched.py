@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.calls import Recorder, attend, gradients, tensors
+from helpers.fakes import registered
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -122,10 +123,7 @@ class Learned(Recorder):
 
 
 def test_a_backend_records_nothing_by_itself() -> None:
-    dilkit.register_backend(Learned("learned", []))
-    try:
-        assert not attend(*tensors(), backend="learned").requires_grad
+    with registered(Learned("learned", [])) as name:
+        assert not attend(*tensors(), backend=name).requires_grad
         with torch._C._AutoDispatchBelowAutograd():
-            assert not attend(*tensors(requires_grad=True), backend="learned").requires_grad
-    finally:
-        dilkit.unregister_backend("learned")
+            assert not attend(*tensors(requires_grad=True), backend=name).requires_grad

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import assume, given, settings
@@ -20,6 +21,7 @@ from dilkit.inputs import Inputs
 from dilkit.op.operators import encode_call, forward_op
 from dilkit.op.sequences import assert_lengths, longest
 from dilkit.oracle import oracle_attention_varlen
+from dilkit.threads import torch_threads
 
 PATTERN = Pattern([8, 16, 64], [1, 2, 4])
 RAGGED = [0, 5, 70, 0, 1, 300, 17, 0]
@@ -89,16 +91,12 @@ def test_native_gives_the_bits_of_one_by_one(
     isa: str, dtype: torch.dtype, is_causal: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for pattern in (PATTERN, Pattern([24, 512], [2, 8], tail="zeros"), Pattern([30, 77], [1, 3], overlap="once")):
-            inputs, options = tensors(sum(RAGGED), dtype=dtype), dict(is_causal=is_causal, backend="native")
+    for pattern in (PATTERN, Pattern([24, 512], [2, 8], tail="zeros"), Pattern([30, 77], [1, 3], overlap="once")):
+        inputs, options = tensors(sum(RAGGED), dtype=dtype), dict(is_causal=is_causal, backend="native")
+        with torch_threads(threads):
             alone = differentiated(one_by_one(RAGGED, pattern, **options), inputs)
             for found, right in zip(differentiated(packed(RAGGED, pattern, **options), inputs), alone, strict=True):
                 assert torch.equal(found, right)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_native_gives_the_bits_of_one_by_one_where_gradients_have_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,19 +265,9 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_does_not_fit_is_named(wrong: str) -> None:
-    class Plain(dilkit.Backend):
-        name, limits = "plain", dilkit.Limits()
-
-        def forward(self, *inputs: Any) -> Any:
-            raise NotImplementedError
-
     changed, error, text = WRONG[wrong]
-    dilkit.register_backend(Plain())
-    try:
-        with pytest.raises(error, match=text):
-            dilated_attention_varlen(**{**dict(query=Q, key=K, value=V, pattern=PATTERN, cu_seqlens=CU), **changed})
-    finally:
-        dilkit.unregister_backend("plain")
+    with registered(Fake("plain", -1)), pytest.raises(error, match=text):
+        dilated_attention_varlen(**{**dict(query=Q, key=K, value=V, pattern=PATTERN, cu_seqlens=CU), **changed})
 
 
 OPERATOR: dict[str, tuple[dict[str, Any], str]] = {
