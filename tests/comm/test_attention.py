@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.backends_here import on
-from helpers.pairwise import every_pair
+from helpers.pairwise import all_but, every_pair
 from helpers.ranks import PATTERN, TURNS, assert_counted, assert_right, even_cuts, of_case, over_ranks, uneven_cuts
 from helpers.strategies import patterns_with_heads
-from helpers.thinned import all_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

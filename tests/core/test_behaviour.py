@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.backends_here import on
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 
 from dilkit import Backend, Pattern, dilated_attention, explain
 from dilkit.registry import backends

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.live_bytes import LiveBytes
-from helpers.pairwise import every_pair
+from helpers.pairwise import diagonal, every_pair
 from helpers.project import ROOT, python
-from helpers.thinned import diagonal
 
 from dilkit import NoBackendError, Pattern, attention_mass, attention_rows
 from dilkit.oracle import oracle_attention

@@ -11,7 +11,7 @@ from fuzz.calls import Call
 from fuzz.checks import Wrong
 from fuzz.steps.decoding import Action
 from fuzz.world import World
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 
 from dilkit import BlockSparse, DilatedCache, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.decoding.paged.sequence import SequenceRows

@@ -1,4 +1,4 @@
-"""Products of parameters of which the default run takes a part: every two values that can meet, meet there."""
+"""Lists of parameters of which the default run takes a part; `make test-all` takes the rest too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = tuple[Any, ...]
 
 
 def every_pair(*axes: Iterable[Any], mark: Any = pytest.mark.slow) -> list[Any]:
-    """The product of `axes` as parameters, in its order: rows that no pair of values needs are left to `mark`."""
+    """The product of `axes` as parameters: every two values that can meet do, and rows that no pair needs are left to `mark`."""
     rows = list(product(*(list(axis) for axis in axes)))
     chosen = covering([tuple(enumerate(map(id, row))) for row in rows])
     return [pytest.param(*row, marks=[] if at in chosen else [mark]) for at, row in enumerate(rows)]
@@ -28,3 +28,27 @@ def covering(rows: list[Row]) -> set[int]:
         found = left[best]
         left = [pairs - found for pairs in left]
     return chosen
+
+
+def diagonal(*axes: Iterable[Any]) -> list[Any]:
+    """The product of `axes`: every value of each axis in as few rows as can be, and the other rows are slow."""
+    values = [list(axis) for axis in axes]
+    longest = max(map(len, values))
+    chosen = {tuple(k % len(axis) for axis in values) for k in range(longest)}
+    places = product(*(range(len(axis)) for axis in values))
+    return [_row([axis[i] for axis, i in zip(values, at, strict=True)], at in chosen) for at in places]
+
+
+def every_nth(n: int, cases: Iterable[Any], first: int = 0) -> list[Any]:
+    """Of `cases`, one in `n` from the `first` on; the others are slow."""
+    return [_row([case], at % n == first) for at, case in enumerate(cases)]
+
+
+def all_but(few: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """Of `cases`, those that are not among `few`; these are slow."""
+    left_out = list(few)
+    return [_row([case], case not in left_out) for case in cases]
+
+
+def _row(values: list[Any], by_default: bool) -> Any:
+    return pytest.param(*values, marks=[] if by_default else [pytest.mark.slow])

@@ -8,8 +8,8 @@ import sys
 from functools import cache
 
 import pytest
+from helpers.pairwise import all_but
 from helpers.project import ROOT
-from helpers.thinned import all_but
 from helpers.yardsticks import shrink
 
 import dilkit

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from dilkit import GlobalTokens, Neighborhood, Pattern, Problem, SlidingWindow, Strided, dilated_attention
 from dilkit.oracle import oracle_attention
@@ -82,46 +81,25 @@ def test_a_nan_reaches_no_gradient_of_queries_that_do_not_see_its_key() -> None:
     assert torch.equal(dq[0].isnan().any(-1), seen)
 
 
-class Attended(Dataset):
-    """Computes an item with the kernel; the sum is numpy's, for torch's own operators may hang after a fork."""
-
-    def __init__(self) -> None:
-        self.qkv = inputs()
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> float:
-        return float(dilated_attention(*self.qkv, PATTERN, backend="native").numpy().sum())
-
-
-def _in_child(data: Attended, queue: multiprocessing.Queue) -> None:
-    queue.put((torch.get_num_threads(), data[0]))
+def _in_child(qkv: tuple[torch.Tensor, ...], queue: multiprocessing.Queue) -> None:
+    """The sum is numpy's, for torch's own operators may hang after a fork."""
+    queue.put((torch.get_num_threads(), float(dilated_attention(*qkv, PATTERN, backend="native").numpy().sum())))
 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_computes_with_several_threads() -> None:
-    data = Attended()
-    expected = data[0]  # the parent's threads exist by now, and the child has none of them
+    qkv = inputs()
+    expected = float(dilated_attention(*qkv, PATTERN, backend="native").numpy().sum())  # the parent's threads exist by now
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=_in_child, args=(data, queue))
+    child = context.Process(target=_in_child, args=(qkv, queue))
     child.start()
     try:
         assert queue.get(timeout=60) == (4, expected)
     finally:
         child.kill()
         child.join()
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_workers_of_a_data_loader() -> None:
-    data = Attended()
-    expected = data[0]
-    loaded = DataLoader(data, num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=60)
-    assert [float(x) for x in loaded] == [expected] * len(data)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say there how large a process is")

@@ -41,11 +41,14 @@ def short_chunks(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 @pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize(
     ("pattern", "chunk_rows", "mask", "is_causal", "dtype"),
-    every_pair(PATTERNS, BLOCK_ROWS, ["none", "random"], [False, True], DTYPES),
+    every_pair(PATTERNS, BLOCK_ROWS, ["none", "random", "packed"], [False, True], DTYPES),
 )
 def test_gradients_of_many_chunks(pattern: str, mask: str, is_causal: bool, dtype: str) -> None:
     sizes = dict(seq=258, heads=4, kv_heads=2, head_dim=20, batch=2)
+    if mask == "packed":
+        lengths = (258, 258) if pattern == "neighborhood" else (5, 170, 0, 1, 258, 17)
+        mask, sizes = "none", sizes | dict(seq=sum(lengths), batch=1, lengths=lengths)
     case = Case(feature="chunks", variant="many", pattern=PATTERNS[pattern], mask=mask, is_causal=is_causal, dtype=dtype, **sizes)
-    assert _encoded(case.problem()).chunks >= 4
+    assert case.lengths or _encoded(case.problem()).chunks >= 4
     result = check("native", case)
     assert result.verdict == "passed", "; ".join(result.reasons)

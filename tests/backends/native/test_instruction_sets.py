@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import huge_scores
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided, dilated_attention
 from dilkit.backends.native import _native

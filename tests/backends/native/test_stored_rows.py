@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.pairwise import every_pair
-from helpers.steps import FORMS, StepCase, expected, in_pages, make_step
+from helpers.steps import FORMS, StepCase, agree, check_that_nothing_is_seen, expected, in_pages, make_step
 
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
@@ -35,12 +35,8 @@ def test_a_step_is_the_softmax_over_its_spans(
     backend = Reference() if isa == "reference" else Native()
     right = expected(step, problem)
     found = backend.attend_stored(step, problem)
-    for name, a, b in zip(("out", "lse"), found, right, strict=True):
-        assert a.is_contiguous()
-        assert a.dtype == (step.query.dtype if name == "out" else torch.float64 if dtype == "float64" else torch.float32)
-        torch.testing.assert_close(
-            a.double(), b, atol=LIMITS[dtype], rtol=LIMITS[dtype], msg=lambda text, name=name: f"{name}: {text}"
-        )
+    assert [x.dtype for x in found] == [step.query.dtype, torch.float64 if dtype == "float64" else torch.float32]
+    agree(found, right, LIMITS[dtype])
 
 
 @pytest.mark.parametrize(("dtype", "stored"), DTYPE_PAIRS)
@@ -104,9 +100,8 @@ def test_a_key_that_several_spans_show_is_read_once(dtype: str, stored: str, bia
     right = expected(each, problem)
     for isa in _native.instruction_sets():
         monkeypatch.setenv("DILKIT_CPU_ISA", isa)
-        for found in (Native().attend_stored(once, problem), Native().attend_stored(each, problem)):
-            for a, b in zip(found, right, strict=True):
-                torch.testing.assert_close(a.double(), b, atol=LIMITS[dtype], rtol=LIMITS[dtype])
+        for step in (once, each):
+            agree(Native().attend_stored(step, problem), right, LIMITS[dtype])
 
 
 def test_copies_of_other_rows_heads_and_positions_are_read() -> None:
@@ -129,10 +124,8 @@ def test_copies_of_other_rows_heads_and_positions_are_read() -> None:
         spans = table([before, other], len(Span._fields))
         hidden = ((torch.arange(10) % 2 == 0).expand(4, 1, 10),)
         step = given._replace(spans=spans, writes=given.writes[:0], stored=(rows.flatten(),), unseen=hidden)
-        right = expected(step, case.problem)
         found = Native().attend_stored(step._replace(by_position=True), case.problem)
-        for a, b in zip(found, right, strict=True):
-            torch.testing.assert_close(a.double(), b, atol=2e-5, rtol=2e-5)
+        agree(found, expected(step, case.problem), 2e-5)
 
 
 @pytest.mark.parametrize("stored", ["float32", "int8"])
@@ -147,12 +140,4 @@ def test_the_same_bits_with_any_number_of_threads(stored: str) -> None:
 
 @pytest.mark.parametrize("backend", [Native(), Reference()], ids=lambda backend: backend.name)
 def test_a_row_that_sees_nothing(backend: Native | Reference) -> None:
-    case = StepCase()
-    step = make_step(case)
-    out, lse = backend.attend_stored(step._replace(spans=step.spans[:0], writes=step.writes[:0]), case.problem)
-    assert not out.any()
-    assert (lse == -torch.inf).all()
-    sink = torch.arange(6.0)
-    out, lse = backend.attend_stored(step._replace(spans=step.spans[:0], writes=step.writes[:0], sink=sink), case.problem)
-    assert not out.any()
-    assert torch.equal(lse, sink[:, None].expand(2, 6, 2))
+    check_that_nothing_is_seen(backend.attend_stored)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers.fakes import registered
 from helpers.live_bytes import LiveBytes
+from helpers.pairwise import every_nth
 from helpers.sdpa import LONGNET, TorchRows, tensors
-from helpers.thinned import every_nth
 from torch import Tensor
 
 from dilkit import Pattern

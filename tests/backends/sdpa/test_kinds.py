@@ -168,13 +168,6 @@ def test_segments_may_count_once_where_they_share_a_row_in_no_head() -> None:
         assert bool(SDPA().refusals(posed)) == refused
 
 
-def test_heads_with_a_branch_each_may_count_once() -> None:
-    branches = SlidingWindow(9, heads=(0, 4)), Strided(5, heads=(4, 8))
-    assert not SDPA().refusals(problem(pattern=Pattern.of(*branches, overlap="once")))
-    shared = (*branches, DilatedSegment(8, 2, heads=(7, 8)))
-    assert SDPA().refusals(problem(pattern=Pattern.of(*shared, overlap="once")))
-
-
 @pytest.mark.parametrize(("device", "dtype"), [("sm_61", "float32"), ("sm_80", "bfloat16"), ("sm_90", "float16")])
 def test_kernels_for_gpus_take_windows(device: str, dtype: str) -> None:
     pattern = Pattern.of(SlidingWindow(16, 2), GlobalTokens([0, 9]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -13,13 +12,7 @@ from dilkit import DilatedCache, DilatedSegment, GlobalTokens, Pattern, SlidingW
 from dilkit.decoding.stored import decoded, encoded
 from dilkit.oracle import oracle_attention
 
-SEQ = 45
 MIX = Pattern.of(SlidingWindow(5), Strided(4), DilatedSegment(8, 2), GlobalTokens(3))
-
-
-def rows(dtype: str) -> tuple[Tensor, Tensor, Tensor]:
-    query, kept = torch.randn(2, SEQ, 4, 10), 3 * torch.randn(2, 2, SEQ, 2, 10)
-    return query.to(getattr(torch, dtype)), *kept.to(getattr(torch, dtype)).unbind()
 
 
 def rounded(x: Tensor, stored: str) -> Tensor:
@@ -65,32 +58,20 @@ def test_the_memory(stored: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("stored", ["int8", "bfloat16"])
-def test_beams_and_saved_states(stored: str) -> None:
-    query, key, value = rows("float32")
-    pattern, more = MIX, dict(stored=stored)
-    cache = DilatedCache(pattern, 2, stored=stored)
-    cache.attend(query[:, :20], key[:, :20], value[:, :20])
+def test_a_state_of_other_rows_is_refused(stored: str) -> None:
+    rows, cache = torch.randn(3, 2, 20, 2, 10).unbind(), DilatedCache(MIX, 2, stored=stored)
+    cache.attend(*rows)
     state = cache.state_dict()
-    restored = DilatedCache(pattern, 2, stored=stored)
-    restored.load_state_dict(state)
-    twin = copy.copy(cache)
-    following = [x[:, 20:21] for x in (query, key, value)]
-    out = cache.attend(*following)
-    assert torch.equal(restored.attend(*following), out)
-    twin.reorder([1, 0])
-    torch.testing.assert_close(twin.attend(*(x.flip(0) for x in following)), out.flip(0))
     for other in (None, *({"int8", "bfloat16"} - {stored})):
-        with pytest.raises(
-            ValueError, match=rf"state is of a cache with stored={more['stored']}, but this one has stored={other}"
-        ):
-            DilatedCache(pattern, 2, stored=other).load_state_dict(state)
+        with pytest.raises(ValueError, match=rf"state is of a cache with stored={stored}, but this one has stored={other}"):
+            DilatedCache(MIX, 2, stored=other).load_state_dict(state)
     for change in (dict(dtype="float64"), dict(dtype=3)):
         with pytest.raises((TypeError, ValueError), match="state: dtype="):
-            DilatedCache(pattern, 2, stored=stored).load_state_dict(state | change)  # type: ignore[operator]
-    plain = DilatedCache(pattern, 2)
-    plain.attend(*following)
+            DilatedCache(MIX, 2, stored=stored).load_state_dict(state | change)  # type: ignore[operator]
+    plain = DilatedCache(MIX, 2)
+    plain.attend(*rows)
     with pytest.raises(ValueError, match="state is of a cache with stored=None"):
-        restored.load_state_dict(plain.state_dict())
+        cache.load_state_dict(plain.state_dict())
 
 
 @pytest.mark.parametrize(

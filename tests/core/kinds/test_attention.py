@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers.calls import gradients, tensors
 from helpers.definition import brute_force
+from helpers.pairwise import diagonal
 from helpers.strategies import Heads, has_tokens, mixes_with_heads
-from helpers.thinned import diagonal
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers.calls import gradients, tensors
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import scaled_dot_product_attention

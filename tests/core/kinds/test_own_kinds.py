@@ -33,7 +33,7 @@ from dilkit.testing.problems import Case
 from dilkit.tools.cli import main
 from dilkit.tools.commands.doctor.installation import installed
 
-HELPER = Path(__file__).parents[2] / "helpers" / "own_kinds.py"
+HELPER = Path(__file__).parent / "own_kinds.py"
 ENTRIES = """[dilkit.kinds]
 colours = own_kinds_package:Colours
 echo = own_kinds_package:Echo

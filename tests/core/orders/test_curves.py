@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 from helpers import skilling
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

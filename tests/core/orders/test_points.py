@@ -6,7 +6,7 @@ from math import floor
 import numpy as np
 import pytest
 import torch
-from helpers.thinned import all_but
+from helpers.pairwise import all_but
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

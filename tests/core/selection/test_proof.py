@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.fakes import Fake, registered
-from helpers.thinned import all_but
+from helpers.pairwise import all_but
 
 from dilkit import BlockSparse, Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
 from dilkit.backends.reference import Reference

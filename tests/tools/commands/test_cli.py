@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.command_line import in_subprocess, json_output, output
 from helpers.fakes import family, registered
-from helpers.thinned import all_but
+from helpers.pairwise import all_but
 
 from dilkit.environment import TUNED
 from dilkit.problem import DTYPES

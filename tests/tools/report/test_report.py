@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from helpers.pairwise import diagonal
 from helpers.result_files import COMMITTED, FOLDER, content, write
-from helpers.thinned import diagonal
 
 from dilkit.tools import cli
 from dilkit.tools.report import axes, html, markdown, registry

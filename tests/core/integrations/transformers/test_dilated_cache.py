@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.language_models import PATTERN, WINDOWED, llama, padded, sequences, transformers
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 
 from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow
 

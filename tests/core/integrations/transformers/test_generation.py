@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.language_models import LENGTHS, MODELS, PATTERN, llama, padded, result, sequences, transformers
-from helpers.pairwise import every_pair
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal, every_pair
 from torch.testing import assert_close
 
 from dilkit import Pattern
