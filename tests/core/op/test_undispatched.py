@@ -1,10 +1,12 @@
-"""Calls around torch's dispatcher: only where it would have nothing to do, and with what it would have come to."""
+"""Calls around torch's dispatcher, and what is read of tensors in C: only where dispatcher and checks have nothing to do."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +19,12 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dilkit
-from dilkit.op._facts import facts_undispatched, plain_facts, undispatched
+from dilkit import Pattern, Problem
+from dilkit.backends.native.backend import Native
+from dilkit.inputs import Inputs
+from dilkit.op._facts import facts_undispatched, key_of, plain_facts, surely_fit, undispatched
+from dilkit.op.arguments import _check_tensors
+from dilkit.op.boundary import INPUTS
 from dilkit.op.operators import attend as attend_inputs
 from dilkit.op.operators import encode_call, forward_op
 
@@ -127,3 +134,50 @@ def test_a_backend_records_nothing_by_itself() -> None:
         assert not attend(*tensors(), backend=name).requires_grad
         with torch._C._AutoDispatchBelowAutograd():
             assert not attend(*tensors(requires_grad=True), backend=name).requires_grad
+
+
+SHAPE = 1, 6, 4, 8
+SHAPES = [SHAPE, (1, 6, 2, 8), (1, 6, 3, 8), (2, 6, 4, 8), (1, 5, 4, 8), (1, 6, 4, 1), (1, 6, 0, 8), (1, 0, 4, 8), (1, 6, 4, 0)]
+DTYPES = torch.float64, torch.bfloat16, torch.int32, torch.complex64, torch.float8_e5m2
+READS_IN_C = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+OTHERS: tuple[Callable[[], Any], ...] = (
+    lambda: torch.zeros(1, 6, 8, 4).mT,
+    lambda: torch.zeros(1, 4, 6, 8).transpose(1, 2),
+    lambda: torch.zeros(1, 6, 4, 9)[..., ::9],
+    lambda: torch.zeros(6, 4, 8),
+    lambda: torch.nested.nested_tensor([torch.zeros(6, 4, 8)]),
+    lambda: torch.nn.Parameter(torch.zeros(SHAPE)),
+    lambda: None,
+)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_surely_fit_pass_every_check() -> None:
+    makers = [partial(torch.zeros, shape) for shape in SHAPES] + [partial(torch.zeros, SHAPE, dtype=dtype) for dtype in DTYPES]
+    made = [make() for make in (*makers, *OTHERS, *ODD.values())]
+    for x, y in itertools.product(made, repeat=2):
+        for three in ((x, y, y), (y, x, y), (y, y, x)):
+            facts = plain_facts(*three)
+            assert facts is None or (facts == key_of(INPUTS, three) and undispatched(three))
+            if facts is not None or surely_fit(*three):
+                _check_tensors(*three)
+
+
+@pytest.mark.skipif(not READS_IN_C, reason="this torch does not describe its tensors to C")
+def test_ordinary_tensors_surely_fit() -> None:
+    query, key = torch.zeros(SHAPE), torch.zeros(1, 4, 6, 8).transpose(1, 2)
+    assert surely_fit(query, key, key)
+    assert surely_fit(query.requires_grad_(), key[:, :, :2], key[:, :, :2])
+    assert surely_fit(*torch.zeros(3, *SHAPE, dtype=torch.bfloat16).unbind())
+    assert not surely_fit(query, key[:, :, :3], key[:, :, :3])
+    assert plain_facts(query, key, key) == facts_undispatched((query, key, key)) == key_of(INPUTS, (query, key, key))
+    assert plain_facts(query, key[:, :, :3], key[:, :, :3]) is None
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_the_kernel_refuses_what_is_no_tensor(at: int) -> None:
+    problem = Problem.of(torch.zeros(SHAPE), torch.zeros(SHAPE), Pattern.dense())
+    tensors: list[Any] = [torch.zeros(SHAPE)] * 3
+    tensors[at] = [0.0]
+    with pytest.raises((AttributeError, TypeError), match="list"):
+        Native().forward(Inputs(*tensors), problem)
