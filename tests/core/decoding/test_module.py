@@ -1,12 +1,14 @@
-"""Decoding through `MultiheadDilatedAttention`: rows by row it is the whole sequence's result."""
+"""Decoding, and packed sequences, through `MultiheadDilatedAttention`: each result is that of a sequence by itself."""
 
 from __future__ import annotations
 
 import copy
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, order
 
@@ -19,9 +21,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def module(inner: Any = None, **options: Any) -> MultiheadDilatedAttention:
-    """A causal layer with every parameter at random."""
-    layer = MultiheadDilatedAttention(16, 4, inner or DilatedAttention(PATTERN, scale=0.4), is_causal=True, **options)
+def module(inner: Any = None, is_causal: bool = True, **options: Any) -> MultiheadDilatedAttention:
+    """A layer with every parameter at random."""
+    layer = MultiheadDilatedAttention(16, 4, inner or DilatedAttention(PATTERN, scale=0.4), is_causal=is_causal, **options)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return layer.double()
@@ -94,3 +96,38 @@ def test_a_cache_of_another_layer_is_refused() -> None:
     layers[1](x[:, :5], cache=cache)
     del layers[1]
     layers[0](x[:, 5:], cache=cache)
+
+
+LENGTHS = [13, 0, 1, 30]
+CU = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32)
+X = torch.randn(44, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_packed_is_one_by_one(options: dict[str, Any]) -> None:
+    layer = module(is_causal="rotary" in options, **options)
+
+    def differentiated(out: Tensor) -> list[Tensor]:
+        return [out.detach(), *torch.autograd.grad((out.sin() * torch.arange(16)).sum(), list(layer.parameters()))]
+
+    alone = torch.cat([layer(x)[0] for x in X.split(LENGTHS)])
+    torch.testing.assert_close(differentiated(layer(X, cu_seqlens=CU, max_seqlen=30)[0]), differentiated(alone))
+
+
+GRID = DilatedAttention(PATTERN, order=order((4, 11), "morton"))
+WRONG_PACKED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a batch": (None, dict(query=X[None]), r"query has shape \(1, 44, 16\); with cu_seqlens \(total, 16\)"),
+    "a mask": (None, dict(key_padding_mask=torch.zeros(44, dtype=torch.bool)), "key_padding_mask is given with cu_seqlens"),
+    "a cache": (None, dict(cache=DilatedCache(PATTERN, 4), is_causal=True), "cache is given with cu_seqlens"),
+    "an order": (GRID, {}, "cu_seqlens is given, but the inner attention is"),
+    "a length without starts": (None, dict(cu_seqlens=None, max_seqlen=30), "max_seqlen=30 is given without cu_seqlens"),
+    "other rows": (None, dict(cu_seqlens=CU[:-1]), "cu_seqlens ends with 14"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PACKED)
+def test_what_does_not_fit_packed_rows_is_named(wrong: str) -> None:
+    inner, changed, text = WRONG_PACKED[wrong]
+    for rotary in (False, True):
+        with pytest.raises(ValueError, match=text):
+            module(inner, is_causal=False, rotary=rotary)(**{**dict(query=X, cu_seqlens=CU), **changed})
