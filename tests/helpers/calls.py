@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,25 @@ def gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple
     total = sum(((x.double() + 1).sin() * torch.arange(x.numel()).view(x.shape).cos()).sum() for x in outputs)
     total.backward()
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
+
+
+def differentiated(attend: Callable[..., tuple[Tensor, Tensor]], inputs: Sequence[Tensor], uses: str = "out+lse") -> list[Tensor]:
+    """`out`, `lse` and the gradients of a loss of one or both."""
+    results = dict(zip(("out", "lse"), attend(*inputs), strict=True))
+    draw = torch.Generator().manual_seed(7)
+    losses = {
+        name: (x.nan_to_num(neginf=0.0) * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum()
+        for name, x in results.items()
+    }
+    grads = torch.autograd.grad(sum(losses[name] for name in uses.split("+")), inputs, allow_unused=True)  # type: ignore[arg-type]
+    found = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True)]
+    return [*(x.detach() for x in results.values()), *found]
+
+
+def close(found: Sequence[Tensor], want: Sequence[Tensor], tolerance: float = 1e-12) -> None:
+    """Raise AssertionError unless each tensor is within the tolerance, relative and absolute."""
+    for got, right in zip(found, want, strict=True):
+        torch.testing.assert_close(got, right, rtol=tolerance, atol=tolerance)
 
 
 class Recorder(Reference):

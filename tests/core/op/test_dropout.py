@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.backends_here import on
+from helpers.calls import close, differentiated
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,7 @@ from dilkit.threads import torch_threads
 PATTERN = Pattern([8, 16, 64], [1, 2, 4])
 ABLE = [name for name in on("cpu") if dilkit.registry.backends()[name].limits.dropout]
 LOW = 2**32 - 1
+TORCH_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
 
 
 def tensors(seq: int = 37, heads: Heads = (4, 2), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -59,18 +61,6 @@ def seeded(attend: Callable[..., Any], seed: int = 3) -> Callable[..., Any]:
 def drawn(p: float, seed: int = 3, **where: Any) -> Dropout:
     """What a call drops after `torch.manual_seed(seed)`."""
     return Dropout(p, int(draw_seed(torch.Generator().manual_seed(seed))), **where)
-
-
-def differentiated(attend: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
-    """`out`, `lse` and the gradients of a loss of both."""
-    out, lse = attend(*inputs)
-    seen = lse.masked_fill(lse == -math.inf, 0.0)
-    return [out.detach(), lse.detach(), *torch.autograd.grad((out * out.detach().cos()).sum() + seen.square().sum(), inputs)]
-
-
-def close(found: list[Tensor], want: list[Tensor], tolerance: float = 1e-11) -> None:
-    for got, right in zip(found, want, strict=True):
-        torch.testing.assert_close(got, right, rtol=tolerance, atol=tolerance)
 
 
 def mask_of(seq: int, heads: int, p: float, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
@@ -250,7 +240,7 @@ def test_vmap_is_refused(randomness: str) -> None:
         torch.vmap(lambda *x: dilated_attention(*x, PATTERN, dropout_p=0.5), randomness=randomness)(*inputs)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@TORCH_WARNS
 def test_opcheck() -> None:
     inputs, call, seed = tensors(20), encode_call(PATTERN, True, True, "reference", 0.3), torch.tensor(5)
     for places in (None, torch.tensor([[3, 0, 7, 9, 2], [4, 1, 0, 0, 1]])):
@@ -261,7 +251,7 @@ def test_opcheck() -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@TORCH_WARNS
 def test_compiled_calls_draw_seeds_of_their_own() -> None:
     compiled: list[int] = []
 
@@ -297,7 +287,7 @@ def selectively(*inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@TORCH_WARNS
 @pytest.mark.parametrize(("function", "budget"), [(wave, 0.1), (wave, 0.01), (drawn_again, 0.3), (selectively, 0.3)])
 def test_backward_passes_that_compute_again_draw_no_other_seed(function: Any, budget: float) -> None:
     fast, inputs = torch.compile(function, backend="aot_eager_decomp_partition"), tensors(8)
@@ -307,7 +297,7 @@ def test_backward_passes_that_compute_again_draw_no_other_seed(function: Any, bu
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@TORCH_WARNS
 def test_a_budget_that_saves_nothing_is_refused() -> None:
     fast = torch.compile(wave, backend="aot_eager_decomp_partition")
     with (

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import close, differentiated
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,24 +28,9 @@ def tensors(seq: int = SEQ, heads: Heads = (HEADS, 3), seed: int = 0, dtype: tor
     return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-def differentiated(attend: Any, inputs: list[Tensor], uses: str = "out+lse") -> list[Tensor]:
-    """`out`, `lse` and the gradients of a loss of one or both."""
-    out, lse = attend(*inputs)
-    draw = torch.Generator().manual_seed(7)
-    losses = [(x * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum() for x in (out, lse)]
-    loss = dict(zip(("out", "lse", "out+lse"), (*losses, sum(losses)), strict=True))[uses]
-    grads = torch.autograd.grad(loss, inputs, allow_unused=True)
-    return [out.detach(), lse.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True))]
-
-
 def call(attend: Any, *arguments: Any, **options: Any) -> Any:
     """`attend` of query, key, value and sink."""
     return lambda q, k, v, sink: attend(q, k, v, *arguments, sink=sink, **options)
-
-
-def close(found: list[Tensor], want: list[Tensor], tolerance: float = 1e-12) -> None:
-    for got, right in zip(found, want, strict=True):
-        torch.testing.assert_close(got, right, rtol=tolerance, atol=tolerance)
 
 
 @settings(max_examples=25, deadline=None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import differentiated
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
@@ -37,14 +38,6 @@ def tensors(total: int, heads: Heads = (4, 2), seed: int = 0, dtype: torch.dtype
     draw = torch.Generator().manual_seed(seed)
     shapes = [(total, h, 6) for h in (heads[0], heads[1], heads[1])]
     return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
-
-
-def differentiated(attend: Any, inputs: list[Tensor]) -> list[Tensor]:
-    """`out`, `lse` and the gradients of a loss of both."""
-    out, lse = attend(*inputs)
-    draw = torch.Generator().manual_seed(7)
-    losses = [(x.nan_to_num(neginf=0.0) * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum() for x in (out, lse)]
-    return [out.detach(), lse.detach(), *torch.autograd.grad(sum(losses), inputs)]
 
 
 def one_by_one(lengths: list[int], pattern: Pattern, **options: Any) -> Any:
