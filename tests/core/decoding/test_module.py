@@ -55,12 +55,7 @@ MASK = torch.zeros(1, 3, dtype=torch.bool)
 WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "no cache": (None, dict(cache={}), TypeError, "cache={} is a dict; a dilkit.DilatedCache is needed"),
     "another pattern": (None, dict(cache=OTHER), ValueError, r"cache is of Pattern\(\[8\], \[1\]\), but the inner attention has"),
-    "an order": (
-        DilatedAttention(PATTERN, order=order((3,))),
-        {},
-        ValueError,
-        r"DilatedAttention\(pattern\) is needed",
-    ),
+    "an order": (DilatedAttention(PATTERN, order=order((3,))), {}, ValueError, r"DilatedAttention\(pattern\) is needed"),
     "another module": (torch.nn.Identity(), {}, ValueError, "the inner attention is Identity"),
     "not causal": (None, dict(is_causal=False), ValueError, "decoding is causal"),
     "a mask": (None, dict(key_padding_mask=MASK), ValueError, "key_padding_mask is given with cache"),
