@@ -96,7 +96,7 @@ ACTIONS: dict[str, list[Action]] = {
         FIVE,
     ],
     "chunks": [
-        *(("rows", 0, 2), ("rows", 1, 7), ("segment", 0, 0), ("draft", 0, 4), ("steps", 0, 1), ("move", 0, 3)),
+        *(("rows", 0, 4), ("back", 0, 4), ("rows", 1, 7), ("segment", 0, 0), ("draft", 0, 4), ("steps", 0, 1), ("move", 0, 3)),
         *(("rows", 1, 3), ("back", 1, 2), ("steps", 0, 2), ("rows", 0, 9), ("move", 0, 4), ("back", 0, 3)),
     ],
 }
