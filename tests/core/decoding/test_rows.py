@@ -16,7 +16,7 @@ from fuzz.calls import Call
 from fuzz.steps import decoding
 from fuzz.steps.decoding import Action
 from fuzz.world import World
-from helpers.odd_kinds import Reach
+from helpers.odd_kinds import Gap, Reach
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -78,6 +78,7 @@ PATTERNS = {
     "once, global twice": Pattern.of(GlobalTokens([0]), GlobalTokens([3, 9]), overlap="once"),
     "mixed shard": Pattern.of(SlidingWindow(4), DilatedSegment(12, 4), head_shard=(3, 11)),
     "one side": Pattern.of(Reach(9, 2)),
+    "left out": Pattern.of(Gap("segments", (4, 9), (12, 15)), Gap("tokens", (2, 5), (9, 10))),
 }
 FIVE: Action = ("steps", 0, 5)
 ACTIONS: dict[str, list[Action]] = {
@@ -181,7 +182,9 @@ def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, 
         assert cache.allocated_nbytes <= ROW * kv_heads * bound
 
 
-FOR_ALL_HEADS = [name for name in PATTERNS if not re.search("heads|ranges|split|blocks|documents|prefix|intervals", name)]
+FOR_ALL_HEADS = [
+    name for name in PATTERNS if not re.search("heads|ranges|split|blocks|documents|prefix|intervals|left out", name)
+]
 
 
 @pytest.mark.parametrize("name", FOR_ALL_HEADS)
