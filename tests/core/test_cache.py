@@ -58,29 +58,6 @@ def test_the_least_recently_used_value_leaves_first():
     assert keys_of(cache, "abcd") == ["a", "c", "d"]
 
 
-@pytest.mark.parametrize(("nbytes", "held"), [(200 + ENTRY_BYTES, ["c", "big"]), (201 + ENTRY_BYTES, ["big"])])
-def test_a_large_value_pushes_out_as_many_as_it_needs(nbytes, held):
-    cache = cache_of(3)
-    for key in "abc":
-        cache.get(key, lambda: Blob(100))
-    cache.get("big", lambda: Blob(nbytes))
-    assert keys_of(cache, ["a", "b", "c", "big"]) == held
-
-
-def test_a_value_above_the_limit_is_returned_and_pushes_nothing_out():
-    cache = cache_of(1)
-    cache.get("a", lambda: Blob(100))
-    assert cache.get("huge", lambda: Blob(101, "huge")).name == "huge"
-    assert keys_of(cache, ["a", "huge"]) == ["a"]
-
-
-def test_values_without_data_are_bounded_too():
-    cache = cache_of(10, nbytes=0)
-    for key in range(1000):
-        cache.get(key, lambda: Blob(0))
-    assert cache.info().entries == 10
-
-
 def test_a_lower_limit_takes_effect_at_the_next_miss():
     limit = 10 * ENTRY_BYTES
     cache = ByteLRU(lambda: limit)
@@ -247,11 +224,3 @@ class TestTheCacheOfTheProcess:
         monkeypatch.setenv("DILKIT_CACHE_BYTES", "0")
         assert plan.cached("test", lambda: Blob(0)) is not plan.cached("test", lambda: Blob(0))
         assert plan.cache_info() == (0, 2, 0, 0, 0)
-
-    @pytest.mark.parametrize("text", ["-1", "1.5", "1GB", "many"])
-    def test_a_malformed_limit_raises_and_names_the_variable(self, monkeypatch, text):
-        monkeypatch.setenv("DILKIT_CACHE_BYTES", text)
-        with pytest.raises(ValueError, match=f"DILKIT_CACHE_BYTES='{text}' must be a whole number of bytes"):
-            plan.cached("test", lambda: Blob(0))
-        with pytest.raises(ValueError, match="DILKIT_CACHE_BYTES"):
-            plan.cache_info()

@@ -70,18 +70,10 @@ def test_there_are_ten_in_order() -> None:
     assert [g.capability for g in GENERATIONS] == sorted(g.capability for g in GENERATIONS)
 
 
-@pytest.mark.parametrize(
-    ("text", "capability"),
-    [
-        ("sm_61", (6, 1)),
-        ("sm61", (6, 1)),
-        ("61", (6, 1)),
-        ("6.1", (6, 1)),
-        (" SM_61 ", (6, 1)),
-        ("sm_100", (10, 0)),
-        ("12.0", (12, 0)),
-    ],
-)
+WAYS = dict.fromkeys(["sm_61", "sm61", "61", "6.1", " SM_61 "], (6, 1)) | {"sm_100": (10, 0), "12.0": (12, 0)}
+
+
+@pytest.mark.parametrize(("text", "capability"), WAYS.items())
 def test_ways_to_write_a_capability(text: str, capability: Capability) -> None:
     assert parse_capability(text) == capability
     assert Device.assume(text).capability == capability
@@ -112,46 +104,34 @@ def test_the_cpu_of_this_machine() -> None:
     assert str(device) == f"cpu ({device.name})"
 
 
-@pytest.mark.parametrize(
-    ("architecture", "capability", "runs"),
-    [
-        ("sm_60", (6, 0), True),
-        ("sm_60", (6, 1), True),
-        ("sm_61", (6, 0), False),
-        ("sm_60", (7, 0), False),
-        ("sm_80", (8, 6), True),
-        ("sm_80", (8, 9), True),
-        ("sm_86", (8, 0), False),
-        ("sm_80", (9, 0), False),
-        ("sm_90", (9, 0), True),
-        ("sm_90", (10, 0), False),
-        ("sm_120", (12, 0), True),
-        ("sm_120", (12, 1), True),
-        ("compute_80", (8, 0), True),
-        ("compute_90", (10, 0), True),
-        ("compute_90", (12, 0), True),
-        ("compute_90", (8, 9), False),
-        ("sm_90a", (9, 0), True),
-        ("sm_90a", (10, 0), False),
-        ("sm_100a", (10, 0), True),
-        ("sm_100a", (10, 3), False),
-        ("compute_90a", (9, 0), True),
-        ("compute_90a", (10, 0), False),
-        ("compute_100a", (10, 3), False),
-        ("sm_100f", (10, 0), True),
-        ("sm_100f", (10, 3), True),
-        ("sm_103f", (10, 0), False),
-        ("sm_100f", (12, 0), False),
-        ("compute_100f", (10, 3), True),
-        ("compute_100f", (12, 0), False),
-        ("gfx90a", (9, 0), False),
-        ("sm_90x", (9, 0), False),
-    ],
-)
-def test_which_code_runs_where(architecture: str, capability: Capability, runs: bool) -> None:
-    assert torch_has_code(capability, [architecture]) is runs
-    assert torch_has_code(capability, ["sm_52", architecture]) is runs
-    assert torch_has_code(capability, [architecture, "gfx90a"]) is runs
+CODE: dict[str, tuple[list[Capability], list[Capability]]] = {
+    "sm_60": ([(6, 0), (6, 1)], [(7, 0)]),
+    "sm_61": ([], [(6, 0)]),
+    "sm_80": ([(8, 6), (8, 9)], [(9, 0)]),
+    "sm_86": ([], [(8, 0)]),
+    "sm_90": ([(9, 0)], [(10, 0)]),
+    "sm_120": ([(12, 0), (12, 1)], []),
+    "compute_80": ([(8, 0)], []),
+    "compute_90": ([(10, 0), (12, 0)], [(8, 9)]),
+    "sm_90a": ([(9, 0)], [(10, 0)]),
+    "sm_100a": ([(10, 0)], [(10, 3)]),
+    "compute_90a": ([(9, 0)], [(10, 0)]),
+    "compute_100a": ([], [(10, 3)]),
+    "sm_100f": ([(10, 0), (10, 3)], [(12, 0)]),
+    "sm_103f": ([], [(10, 0)]),
+    "compute_100f": ([(10, 3)], [(12, 0)]),
+    "gfx90a": ([], [(9, 0)]),
+    "sm_90x": ([], [(9, 0)]),
+}
+"""By architecture: capabilities that run its code, and some that do not."""
+
+
+@pytest.mark.parametrize("architecture", CODE)
+def test_which_code_runs_where(architecture: str) -> None:
+    for runs, capabilities in zip((True, False), CODE[architecture], strict=True):
+        for capability in capabilities:
+            for built in ([architecture], ["sm_52", architecture], [architecture, "gfx90a"]):
+                assert torch_has_code(capability, built) is runs, capability
 
 
 def test_a_build_without_architectures_has_code_for_nothing() -> None:

@@ -92,16 +92,3 @@ METHODS = [
 @pytest.mark.parametrize(("member", "name"), METHODS)
 def test_the_example_of_a_method(member, name):
     assert not (found := failures(examples(member, name))), found
-
-
-class TestFailures:
-    """The check itself: an example that is wrong is found."""
-
-    def test_a_wrong_result_fails(self):
-        assert "Expected" in failures(PARSER.get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0))
-
-    def test_an_exception_fails(self):
-        assert "ZeroDivisionError" in failures(PARSER.get_doctest(">>> 1 // 0\n0\n", {}, "raises", None, 0))
-
-    def test_a_right_result_passes(self):
-        assert failures(PARSER.get_doctest(">>> 1 + 1\n2\n", {}, "right", None, 0)) == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -106,15 +105,6 @@ def test_nonsense_in_place_of_refusals_is_a_broken_backend(refusals: Callable[..
         found = check(name, CASE)
     assert found.verdict == "broken"
     assert text in found.reasons[0]
-
-
-def test_a_slow_backend_is_right_all_the_same() -> None:
-    def slow(self: Reference, *inputs: Any) -> Any:
-        time.sleep(0.2)
-        return Reference.forward(self, *inputs)
-
-    with registered(plug_in("slow", forward=slow)) as name:
-        assert check(name, CASE).verdict == "passed"
 
 
 def test_verify_judges_all_of_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

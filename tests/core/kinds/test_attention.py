@@ -1,4 +1,4 @@
-"""Attention over branches of every kind, against torch's attention with the explicit mask, which is made pair by pair."""
+"""Branches of every kind through what is built on attention: weights, token orders, modules, compilers, caches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.calls import gradients, tensors
-from helpers.definition import brute_force
-from helpers.pairwise import diagonal
-from helpers.strategies import Heads, has_tokens, mixes_with_heads
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from helpers.calls import tensors
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -28,7 +23,6 @@ from dilkit import (
     Pattern,
     PatternError,
     SlidingWindow,
-    Strided,
     TokenOrder,
     attention_mass,
     attention_rows,
@@ -38,60 +32,9 @@ from dilkit import (
     ordered_dilated_attention,
     plan,
 )
-from dilkit.oracle import oracle_attention
 
-SEQ, HEADS = 26, (4, 2)
-EVERY_KIND = [
-    *(Pattern.of(SlidingWindow(window)) for window in (1, 4, 5, SEQ, 2 * SEQ)),
-    Pattern.of(SlidingWindow(9, 2), SlidingWindow(10, 3)),
-    Pattern.of(GlobalTokens(3), SlidingWindow(2)),
-    Pattern.of(GlobalTokens([4, 25], "read"), SlidingWindow(2)),
-    Pattern.of(Strided(5)),
-    Pattern.of(Neighborhood((2, 13), (1, 5), (1, 2))),
-    Pattern.of(BlockSparse.local_global(4, 7)),
-    Pattern.of(BlockSparse.bigbird(9, 3, random_blocks=1, heads=HEADS[0]), SlidingWindow(3)),
-    Pattern.of(*(SlidingWindow(3 * h + 1, heads=(h, h + 1)) for h in range(HEADS[0]))),
-    Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7)),
-    Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens([5, 2]), Strided(7), overlap="once"),
-]
+SEQ = 26
 PATTERN = Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens(2))
-
-
-def by_torch(pattern: Pattern, heads: Heads, is_causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The formula with a bias for each pair: log of the count, which is one of the definition's loops."""
-    count = brute_force(pattern, q.shape[1], heads, is_causal)
-    count = torch.from_numpy(np.minimum(count, 1) if pattern.overlap == "once" else count)
-    unseen = ~count.any(-1)  # a softmax over nothing is NaN; these rows are 0
-    bias = count.double().log().masked_fill(unseen[..., None], 0.0)
-    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
-    out = scaled_dot_product_attention(query, key, value, attn_mask=bias.to(q.dtype), enable_gqa=True)
-    return out.masked_fill(unseen[None, ..., None], 0.0).transpose(1, 2)
-
-
-@pytest.mark.parametrize(("pattern", "is_causal"), diagonal(EVERY_KIND, [False, True]), ids=str)
-def test_reference_and_oracle_are_torch_with_the_mask(pattern: Pattern, is_causal: bool) -> None:
-    torch.manual_seed(1)
-    inputs = tensors(seq=SEQ, heads=HEADS[0], kv_heads=HEADS[1], dtype=torch.float64)
-    ways = {
-        "torch": lambda *x: by_torch(pattern, HEADS, is_causal, *x),
-        "reference": lambda *x: dilated_attention(*x, pattern, is_causal=is_causal, backend="reference"),
-        "oracle": lambda *x: oracle_attention(*x, pattern, is_causal=is_causal)[0],
-    }
-    expected = (ways["torch"](*inputs), *gradients(ways["torch"], inputs))
-    for name in ("reference", "oracle"):
-        for found, right in zip((ways[name](*inputs), *gradients(ways[name], inputs)), expected, strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
-
-
-@settings(max_examples=15, deadline=None)
-@given(mixes_with_heads(), st.integers(1, 17), st.booleans())
-def test_random_mixes_are_torch_with_the_mask(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
-    pattern, heads = drawn
-    pattern = pattern.with_branches(*pattern.branches, tail="exact")
-    assume(is_causal or has_tokens(pattern, seq))
-    inputs = tensors(seq=seq, heads=heads[0], kv_heads=heads[1], batch=1, head_dim=3, dtype=torch.float64)
-    found = dilated_attention(*inputs, pattern, is_causal=is_causal, backend="reference")
-    torch.testing.assert_close(found, by_torch(pattern, heads, is_causal, *inputs), rtol=1e-9, atol=1e-9)
 
 
 def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,15 +49,6 @@ def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch: pytest.Monk
     misses = plan.cache_info().misses
     dilated_attention(*rows, pattern, backend="native")
     assert plan.cache_info().misses == misses
-
-
-def test_a_window_is_masked_attention_of_a_model() -> None:
-    """The mask of transformers: `sliding_window` keys, the query's own among them."""
-    q, k, v = tensors(seq=SEQ, dtype=torch.float64)
-    apart = torch.arange(SEQ)[:, None] - torch.arange(SEQ)
-    mask = (apart >= 0) & (apart < 6)
-    expected = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask).transpose(1, 2)
-    torch.testing.assert_close(dilated_attention(q, k, v, Pattern.of(SlidingWindow(6)), is_causal=True), expected)
 
 
 def test_what_looks_at_weights_knows_every_kind() -> None:
@@ -154,14 +88,6 @@ def test_neighborhoods_of_cells_do_not_go_along_a_curve() -> None:
     for fitting in (Pattern.natten((4, 6), 3), Pattern.of(Neighborhood(24, 3))):
         ordered_dilated_attention(q, k, v, fitting, order((24,)))
     assert ordered_dilated_attention(q, k, v, Pattern.of(Neighborhood(24, 3)), curve).shape == q.shape  # a window along it
-
-
-def test_modules_and_compiled_calls_take_every_kind() -> None:
-    inputs = tensors(seq=SEQ)
-    expected = dilated_attention(*inputs, PATTERN)
-    assert torch.equal(DilatedAttention(PATTERN)(*inputs), expected)
-    compiled = torch.compile(lambda *x: dilated_attention(*x, PATTERN), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(*inputs), expected)
 
 
 BEYOND = Pattern.of(SlidingWindow(3), GlobalTokens([1, 16]))

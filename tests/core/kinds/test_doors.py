@@ -126,21 +126,6 @@ def test_a_shorter_grid_keeps_its_windows() -> None:
     assert shortened(two) == two
 
 
-@pytest.mark.parametrize("attribute", ["segment_lengths", "dilation_rates"])
-def test_no_list_is_read_silently(attribute: str) -> None:
-    with pytest.raises(AttributeError, match=f"{attribute}.*global_tokens, sliding_window.*Pattern.branches"):
-        getattr(MIX, attribute)
-
-
-def test_a_third_backend_is_never_given_what_it_does_not_name() -> None:
-    torch.manual_seed(2)
-    q, k, v = tensors(seq=20)
-    for name, backend in backends().items():
-        if not takes_the_mix(backend):
-            with pytest.raises(ValueError, match="branch kind"):
-                dilated_attention(q, k, v, MIX, backend=name)
-
-
 FEW = Pattern.of(BlockSparse.local_global(9, 3))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dilkit import Pattern, PatternError
+from dilkit import Pattern
 
 SEQ = 37
 
@@ -36,13 +36,3 @@ def test_a_preset_is_what_its_paper_says(name: str, is_causal: bool) -> None:
     pattern, sees = PRESETS[name]
     expected = [[int(sees(i, j) and (j <= i or not is_causal)) for j in range(SEQ)] for i in range(SEQ)]
     assert torch.equal(pattern.count(SEQ, 2, is_causal=is_causal), torch.tensor([expected] * 2, dtype=torch.int32))
-
-
-def test_the_heads_of_dilateformer_are_equal_groups() -> None:
-    with pytest.raises(PatternError, match=r"heads=4 are no equal groups, one for each of dilations=\(1, 2, 3\)"):
-        Pattern.dilateformer((8, 8), heads=4)
-
-
-def test_a_longformer_window_is_even() -> None:
-    with pytest.raises(PatternError, match="window=7 is not even"):
-        Pattern.longformer(7, 1)

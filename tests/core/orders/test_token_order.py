@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dilkit import Pattern, TokenOrder, dilated_attention, order, plan
+from dilkit import TokenOrder, order, plan
 from dilkit.environment import CACHE_BYTES
 from dilkit.orders.checks import CURVES, empty
 from dilkit.orders.curves import chosen_tile
@@ -63,19 +63,9 @@ def test_a_transposed_order_runs_through_the_reversed_grid(shape):
         assert sorted(turned.perm) == list(range(len(made)))
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (4, 4, 4), (6, 6)])
-def test_a_transposed_order_is_another_one(shape):
-    assert order(shape).transposed() != order(shape)
-    assert not np.array_equal(order(shape).transposed().perm, order(shape).perm)
-
-
 def test_which_hilbert_curve_is_said():
-    assert [order(shape).variant for shape in ((8, 8), (4, 4, 4), (8, 4), (6, 6), (7,))] == [
-        "true",
-        "true",
-        *["generalised"] * 2,
-        None,
-    ]
+    variants = [order(shape).variant for shape in ((8, 8), (4, 4, 4), (8, 4), (6, 6), (7,))]
+    assert variants == ["true", "true", "generalised", "generalised", None]
     assert order((8, 8), "morton").variant is None
 
 
@@ -97,12 +87,6 @@ def test_a_tile_is_chosen_and_said(shape, tile):
     assert order(shape, "tile").tile == chosen_tile(shape) == tile
     assert order(shape, "tile") == order(shape, "tile", tile=tile)
     assert order(shape).tile is None
-
-
-def test_tiles_that_fill_the_grid_are_those_that_attend_together():
-    made = order((8, 12), "tile", tile=(4, 4))
-    rows, columns = made.coordinates().T
-    assert np.array_equal((rows // 4 * 3 + columns // 4), np.arange(96) // 16)
 
 
 @pytest.mark.parametrize("x", [np.arange(66).reshape(3, 22), torch.arange(66).view(3, 22)], ids=["array", "tensor"])
@@ -127,15 +111,8 @@ def test_arrays_cannot_be_written_to():
 def test_orders_are_values():
     made = order((6, 8), "snake", extra_tokens=1)
     assert made == order([6, np.int64(8)], "snake", extra_tokens=1)
-    others = [
-        order((6, 8), "snake"),
-        order((8, 6), "snake", extra_tokens=1),
-        order((6, 8), extra_tokens=1),
-        GIVEN,
-        None,
-        made.transposed(),
-    ]
-    others.append(order((6, 8), "snake", extra_tokens=1, is_generation_order=True))
+    others = [order((6, 8), "snake"), order((8, 6), "snake", extra_tokens=1), order((6, 8), extra_tokens=1), GIVEN, None]
+    others += [made.transposed(), order((6, 8), "snake", extra_tokens=1, is_generation_order=True)]
     assert made not in others
     assert len({made, order((6, 8), "snake", extra_tokens=1), *others}) == 1 + len(others)
     assert copy.deepcopy(made) is made
@@ -182,60 +159,6 @@ def test_a_given_permutation_is_an_order():
         GIVEN.transposed()
 
 
-@pytest.mark.parametrize(("perm", "error"), [
-    ([0, 2], ValueError), ([0, 0], ValueError), ([-1, 0], ValueError), ([], TypeError), ([[0, 1]], ValueError),
-    ([0.0, 1.0], TypeError), ([1, 2**40], ValueError), ([True, False], TypeError), ("ab", TypeError),
-])  # fmt: skip
-def test_what_is_no_permutation_is_refused(perm, error):
-    with pytest.raises(error, match="perm"):
-        TokenOrder.from_permutation(perm)
-
-
-BAD = {
-    "zero": (dict(shape=(0, 3)), ValueError, r"shape\[0\]=0 of shape=\(0, 3\) must be at least 1"),
-    "negative": (dict(shape=(3, -2)), ValueError, r"shape\[1\]=-2"),
-    "no integer": (dict(shape=(3, 2.0)), TypeError, r"shape\[1\]=2.0 is a float"),
-    "bool": (dict(shape=(True, 2)), TypeError, "bool"),
-    "4 dimensions": (dict(shape=(2, 2, 2, 2)), ValueError, r"has 4 dimensions; 1 to 3 are possible"),
-    "no dimension": (dict(shape=()), ValueError, "has 0 dimensions"),
-    "a number": (dict(shape=64), TypeError, "shape=64 is a int; a sequence of integers is needed"),
-    "text": (dict(shape="8x8"), TypeError, "shape='8x8'"),
-    "too many": (dict(shape=(2**31, 2**31, 2)), ValueError, r"9223372036854775808 tokens; at most 2\*\*62"),
-    "too many with extra": (dict(shape=(2**31, 2**31), extra_tokens=1), ValueError, r"at most 2\*\*62"),
-    "unknown curve": (dict(curve="hilbrt"), ValueError, "did you mean 'hilbert'"),
-    "other curve": (dict(curve="peano-gosper"), ValueError, "choose from: 'hilbert', 'morton', 'tile', 'row-major', 'snake'"),
-    "curve of another type": (dict(curve=["hilbert"]), TypeError, "is a list; a name is needed"),
-    "tile of another curve": (dict(tile=(2, 2)), ValueError, "does not go with curve='hilbert'"),
-    "tile larger than the grid": (dict(curve="tile", tile=(2, 9)), ValueError, r"tile\[1\]=9 .* must be from 1 to 8"),
-    "empty tile": (dict(curve="tile", tile=(2, 0)), ValueError, r"tile\[1\]=0"),
-    "tile of other dimensions": (dict(curve="tile", tile=(2,)), ValueError, "tile=.* has 1 dimensions and shape=.* 2"),
-    "tile of no integers": (dict(curve="tile", tile=(2, 1.5)), TypeError, r"tile\[1\]=1.5"),
-    "zero with chosen tile": (dict(shape=(0, 3), curve="tile"), ValueError, r"shape\[0\]=0"),
-    "negative extra": (dict(extra_tokens=-1), ValueError, "extra_tokens=-1 must be at least 0"),
-    "extra of another type": (dict(extra_tokens=1.0), TypeError, "extra_tokens=1.0"),
-    "generation": (dict(is_generation_order=1), TypeError, "is_generation_order=1"),
-    "threads": (dict(threads=0), ValueError, "threads=0 must be at least 1"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_named(name):
-    arguments, error, text = BAD[name]
-    for _ in range(2):  # an error is not kept, and nothing that is kept hides it
-        order((8, 8), "hilbert")
-        with pytest.raises(error, match=text):
-            order(**{"shape": (8, 8), **arguments})
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tokens_are_refused(layout):
-    nested = torch.nested.nested_tensor([torch.zeros(4, 2)] * 2, layout=layout)
-    for call in (order((2, 2)).apply, order((2, 2)).restore):
-        with pytest.raises(TypeError, match=r"x has layout torch\..*a plain tensor"):
-            call(nested)
-
-
 def test_a_table_that_finds_no_room_is_a_memory_error():
     with pytest.raises(MemoryError, match=r"1,152,921,504,606,846,976 tokens \(8,589,934,592.0 GiB\)"):
         order((2**30, 2**30), "row-major")
@@ -253,10 +176,6 @@ def test_the_wrong_length_names_both_and_the_extra_tokens():
         order((4, 4), extra_tokens=2).restore(np.zeros(16), dim=0)
     with pytest.raises(ValueError, match=r"x has 5 tokens .* use an order of the grid that these tokens come from"):
         made.apply(torch.zeros(2, 5))
-    with pytest.raises(ValueError, match=r"dim=1 is no dimension of x, which has shape \(16,\)"):
-        made.apply(torch.zeros(16))
-    with pytest.raises(TypeError, match=r"x is a list; a torch\.Tensor or a numpy.ndarray is needed"):
-        made.apply([1] * 16)
 
 
 def test_an_order_is_made_once_and_its_bytes_are_counted():
@@ -312,9 +231,7 @@ def test_threads_get_the_same_order():
 
 
 def test_orders_need_no_torch():
-    code = (
-        "import sys; from dilkit import order; order((8, 8), extra_tokens=1).transposed().rank; assert 'torch' not in sys.modules"
-    )
+    code = "import sys; from dilkit import order; order((8, 8)).transposed().rank; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -384,11 +301,3 @@ def test_a_fake_tensor_leaves_no_fake_table():
     with FakeTensorMode():
         assert made.apply(torch.empty(2, 16)).shape == (2, 16)
     assert made.apply(torch.arange(16), 0).tolist() == made.perm.tolist()
-
-
-def test_the_whole_input_can_be_put_in_order_once():
-    """Attention between apply and restore is attention along the order: the cheapest way to have it in all layers."""
-    made, pattern = order((4, 4)), Pattern([8], [2])
-    x = torch.randn(1, 16, 2, 4)
-    along = made.apply(x)
-    assert not torch.equal(made.restore(dilated_attention(along, along, along, pattern)), dilated_attention(x, x, x, pattern))

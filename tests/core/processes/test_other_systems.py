@@ -47,42 +47,19 @@ pathlib.Path.read_text = lambda path, *a, **k: read_text(
 sys.platform = PLATFORM
 """
 
+POSIX_ONLY = """
+register_at_fork fork forkpty getuid geteuid getgid getegid getpgid killpg setsid wait4 pread pwrite sysconf uname
+sched_getaffinity sched_setaffinity sched_yield nice getloadavg mkfifo chown fchmod statvfs O_NONBLOCK O_NOFOLLOW O_CLOEXEC
+O_DIRECTORY memfd_create
+"""
+COMPILED = "backends.native._native", "orders._curves", "orders._generalised_hilbert", "orders._points"
 SYSTEMS: dict[str, tuple[list[str], list[str], list[str], list[str], str]] = {
     "macOS": ([], ["sched_getaffinity", "sched_setaffinity", "sched_yield", "memfd_create", "posix_fadvise"], [], [], "darwin"),
     "Windows": (
         ["fcntl", "resource", "termios", "pwd", "grp", "posix", "pty", "tty", "syslog"],
-        [
-            *(
-                "register_at_fork",
-                "fork",
-                "forkpty",
-                "getuid",
-                "geteuid",
-                "getgid",
-                "getegid",
-                "getpgid",
-                "killpg",
-                "setsid",
-                "wait4",
-            ),
-            *(
-                "pread",
-                "pwrite",
-                "sysconf",
-                "uname",
-                "sched_getaffinity",
-                "sched_setaffinity",
-                "sched_yield",
-                "nice",
-                "getloadavg",
-            ),
-            *("mkfifo", "chown", "fchmod", "statvfs", "O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_DIRECTORY", "memfd_create"),
-        ],
+        POSIX_ONLY.split(),
         ["SIGKILL", "SIGSTOP", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGALRM", "SIGCHLD", "SIGPIPE", "setitimer", "alarm"],
-        [
-            f"dilkit.{name}"
-            for name in ("backends.native._native", "orders._curves", "orders._generalised_hilbert", "orders._points")
-        ],
+        [f"dilkit.{name}" for name in COMPILED],
         "win32",
     ),
 }
@@ -155,19 +132,9 @@ def test_what_is_built_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize", lambda given, **_: given):
         found = list(runpy.run_path("setup.py")["extensions"]())
-    assert {extension.name for extension in found} == {
-        *(
-            "dilkit._cache",
-            "dilkit.op._facts",
-            "dilkit.orders._locality",
-            "dilkit.backends.tiles._tiles",
-            "dilkit.comm.passes._rows",
-        ),
-        *(
-            f"dilkit.decoding.{name}"
-            for name in ("_checked", "_kept_tokens", "_last_rows", "_tables", "paged._spans", "paged._stream")
-        ),
-    }
+    names = "_cache op._facts orders._locality backends.tiles._tiles comm.passes._rows decoding._checked decoding._kept_tokens"
+    names += " decoding._last_rows decoding._tables decoding.paged._spans decoding.paged._stream"
+    assert {extension.name for extension in found} == {f"dilkit.{name}" for name in names.split()}
     assert not any(x.extra_compile_args or x.extra_link_args or len(x.sources) != 1 for x in found)
 
 

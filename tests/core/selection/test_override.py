@@ -15,7 +15,7 @@ from helpers.fakes import Fake
 
 import dilkit
 from dilkit import Device, Limits, NoBackendError, Pattern, Problem
-from dilkit.selector import explain, requested_backends, select, use_backend
+from dilkit.selector import requested_backends, select, use_backend
 
 PATTERN = Pattern([16, 32], [1, 2])
 
@@ -72,17 +72,6 @@ def test_a_named_backend_that_cannot_raises_with_all_reasons(monkeypatch: pytest
         expect()
     monkeypatch.setenv("DILKIT_BACKEND", "none")
     expect()
-
-
-@pytest.mark.usefixtures("three")
-def test_unknown_names_are_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"backend='no' is not a known backend; known: none, one, two, "):
-        explain(problem(), "no")
-    with pytest.raises(ValueError, match="use_backend='no' is not a known backend; known: none"), use_backend("one", "no"):
-        pass
-    monkeypatch.setenv("DILKIT_BACKEND", "one,no")
-    with pytest.raises(ValueError, match="DILKIT_BACKEND='no' is not a known backend; known: none"):
-        explain(problem())
 
 
 @pytest.mark.usefixtures("three")

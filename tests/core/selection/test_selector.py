@@ -20,18 +20,18 @@ def fakes(*backends: Backend | Broken) -> dict[str, Backend | Broken]:
 
 
 CUDA = frozenset({"cuda"})
-HALF = frozenset({"float16", "bfloat16"})
+BF16, HALF = frozenset({"bf16"}), frozenset({"float16", "bfloat16"})
+FIRST_HEAD, IN_BLOCKS = Pattern([8], [2], heads=[(0, 1)]), Pattern([8], [2], offset="block")
+ONCE = Pattern([8], [2], overlap="once")
+PASCAL = dict(min_capability=(6, 0), max_capability=(6, 2), dtypes=frozenset({"float32", "float16"}))
+AMPERE = dict(min_capability=(8, 0), dtypes=HALF, head_dim_multiple=8, overlaps=frozenset({"count"}))
 FAMILY = fakes(
     Fake("anything", -10),
     Fake("vector", 1, Limits()),
     Fake("avx512", 9, Limits(device_features=frozenset({"avx512"}))),
-    Fake(
-        "pascal", 5, Limits(devices=CUDA, min_capability=(6, 0), max_capability=(6, 2), dtypes=frozenset({"float32", "float16"}))
-    ),
+    Fake("pascal", 5, Limits(devices=CUDA, **PASCAL)),
     Fake("tensor", 7, Limits(devices=CUDA, device_features=frozenset({"fp16_tensor_cores"}), dtypes=HALF, max_head_dim=128)),
-    Fake(
-        "ampere", 8, Limits(devices=CUDA, min_capability=(8, 0), dtypes=HALF, head_dim_multiple=8, overlaps=frozenset({"count"}))
-    ),
+    Fake("ampere", 8, Limits(devices=CUDA, **AMPERE)),
     Fake("wgmma", 9, Limits(devices=CUDA, device_features=frozenset({"wgmma"}), dtypes=HALF, key_padding_mask=False)),
 )
 
@@ -41,24 +41,16 @@ def problem(device: str = "cpu", **options: Any) -> Problem:
     return Problem(device=Device.assume(device), **options)
 
 
-@pytest.mark.parametrize(
-    ("device", "half", "single", "wide"),
-    [
-        ("sm_52", "anything", "anything", "anything"),
-        ("sm_60", "pascal", "pascal", "pascal"),
-        ("sm_61", "pascal", "pascal", "pascal"),
-        ("sm_70", "tensor", "anything", "anything"),
-        ("sm_75", "tensor", "anything", "anything"),
-        ("sm_80", "ampere", "anything", "ampere"),
-        ("sm_86", "ampere", "anything", "ampere"),
-        ("sm_89", "ampere", "anything", "ampere"),
-        ("sm_90", "wgmma", "anything", "wgmma"),
-        ("sm_100", "ampere", "anything", "ampere"),
-    ],
-)
-def test_who_is_picked_on_which_gpu(device: str, half: str, single: str, wide: str) -> None:
+PICKED = {"sm_52": ("anything",) * 3, "sm_60": ("pascal",) * 3, "sm_61": ("pascal",) * 3, "sm_90": ("wgmma", "anything", "wgmma")}
+PICKED |= dict.fromkeys(["sm_70", "sm_75"], ("tensor", "anything", "anything"))
+PICKED |= dict.fromkeys(["sm_80", "sm_86", "sm_89", "sm_100"], ("ampere", "anything", "ampere"))
+
+
+@pytest.mark.parametrize("device", PICKED)
+def test_who_is_picked_on_which_gpu(device: str) -> None:
+    """Of float16, float32 and wide heads."""
     asked = (problem(device), problem(device, dtype="float32"), problem(device, head_dim=256))
-    assert tuple(trace(p, FAMILY).picked for p in asked) == (half, single, wide)
+    assert tuple(trace(p, FAMILY).picked for p in asked) == PICKED[device]
 
 
 @pytest.mark.parametrize(("features", "picked"), [(set(), "vector"), ({"avx2"}, "vector"), ({"avx2", "avx512"}, "avx512")])
@@ -75,11 +67,7 @@ def test_who_is_picked_on_which_cpu(features: set[str], picked: str) -> None:
         (Limits(devices=CUDA), problem(), "device cpu: runs on cuda"),
         (Limits(devices=CUDA, min_capability=(8, 0)), problem("sm_75"), "capability 7.5: at least 8.0 is needed"),
         (Limits(devices=CUDA, max_capability=(6, 2)), problem("sm_70"), "capability 7.0: at most 6.2 is supported"),
-        (
-            Limits(devices=CUDA, device_features=frozenset({"bf16"})),
-            problem("sm_52"),
-            "device features fp16_storage: bf16 needed",
-        ),
+        (Limits(devices=None, device_features=BF16), problem("sm_52"), "device features fp16_storage: bf16 needed"),
         (Limits(dtypes=frozenset({"float32"})), problem(), "dtype float16: computes float32"),
         (Limits(max_head_dim=32), problem(), "head_dim 64: at most 32"),
         (Limits(head_dim_multiple=8), problem(head_dim=60), "head_dim 60: a multiple of 8 is needed"),
@@ -87,21 +75,9 @@ def test_who_is_picked_on_which_cpu(features: set[str], picked: str) -> None:
         (Limits(key_padding_mask=False), problem(key_padding_mask=True), "key_padding_mask yes: not supported"),
         (Limits(gradients=False), problem(requires_grad=True), "requires_grad yes: not supported"),
         (Limits(grouped_heads=False), problem(kv_heads=2), "grouped heads yes: not supported"),
-        (
-            Limits(head_ranges=False),
-            problem(pattern=Pattern([8], [2], heads=[(0, 1)])),
-            "head ranges yes: not supported",
-        ),
-        (
-            Limits(offsets=frozenset({"modulo"})),
-            problem(pattern=Pattern([8], [2], offset="block")),
-            "offset 'block': supports modulo",
-        ),
-        (
-            Limits(overlaps=frozenset({"count"})),
-            problem(pattern=Pattern([8], [2], overlap="once")),
-            "overlap 'once': supports count",
-        ),
+        (Limits(head_ranges=False), problem(pattern=FIRST_HEAD), "head ranges yes: not supported"),
+        (Limits(offsets=frozenset({"modulo"})), problem(pattern=IN_BLOCKS), "offset 'block': supports modulo"),
+        (Limits(overlaps=frozenset({"count"})), problem(pattern=ONCE), "overlap 'once': supports count"),
         (Limits(forms=frozenset({"band"})), problem(), "branch kind dilated_segment: shown as segments; computes band"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

@@ -4,66 +4,52 @@ from __future__ import annotations
 
 import shlex
 
-from helpers.malformed.attention import attend
-from helpers.malformed.case import Case, CommandError, command, refused
-from helpers.malformed.values import problem
+from core.malformed.case import Case, CommandError, attend, command, made, refused, under
 from helpers.result_files import FOLDER
 
-import dilkit
+from dilkit import environment
 
 CPU, KERNELS = (shlex.quote(str(FOLDER / name)) for name in ("cpu.json", "kernels.json"))
+NOBODY = "~nobody9/x"
+
+
+def cpu_isa() -> str:
+    return environment.cpu_isa(("avx2", "generic"))
+
 
 ENVIRONMENT = {
-    "no names": Case(attend(), ValueError, ("DILKIT_BACKEND=','", "empty name"), {"DILKIT_BACKEND": ","}),
-    "an empty name": Case(attend(), ValueError, ("DILKIT_BACKEND='sdpa,'", "empty name"), {"DILKIT_BACKEND": "sdpa,"}),
-    "an unknown name": Case(attend(), ValueError, ("DILKIT_BACKEND='NaN'", "known: "), {"DILKIT_BACKEND": "NaN"}),
-    "bytes in letters": Case(
-        dilkit.environment.cache_bytes, ValueError, ("DILKIT_CACHE_BYTES='abc'", "bytes"), {"DILKIT_CACHE_BYTES": "abc"}
-    ),
+    "no names": Case(under(attend(), DILKIT_BACKEND=","), ValueError, "DILKIT_BACKEND=','", "empty name"),
+    "an unknown name": Case(under(attend(), DILKIT_BACKEND="NaN"), ValueError, "DILKIT_BACKEND='NaN'", "known: "),
     "bytes below zero": Case(
-        dilkit.environment.cache_bytes, ValueError, ("DILKIT_CACHE_BYTES='-1'", "0 or more"), {"DILKIT_CACHE_BYTES": "-1"}
+        under(environment.cache_bytes, DILKIT_CACHE_BYTES="-1"), ValueError, "DILKIT_CACHE_BYTES='-1'", "0 or more"
     ),
-    "bytes that are NaN": Case(
-        dilkit.environment.cache_bytes, ValueError, ("DILKIT_CACHE_BYTES='nan'", "whole number"), {"DILKIT_CACHE_BYTES": "nan"}
-    ),
-    "explain with an unknown name": Case(
-        lambda: dilkit.explain(problem()()), ValueError, ("DILKIT_BACKEND='no'", "known: "), {"DILKIT_BACKEND": "no"}
-    ),
-    "an instruction set": Case(
-        lambda: dilkit.environment.cpu_isa(("avx2", "generic")),
-        ValueError,
-        ("DILKIT_CPU_ISA='sse9'", "avx2, generic"),
-        {"DILKIT_CPU_ISA": "sse9"},
-    ),
+    "an instruction set": Case(under(cpu_isa, DILKIT_CPU_ISA="sse9"), ValueError, "DILKIT_CPU_ISA='sse9'", "avx2, generic"),
     "a home of nobody": Case(
-        dilkit.environment.tuned_file, ValueError, ("DILKIT_TUNED='~nobody9/x'", "whole path"), {"DILKIT_TUNED": "~nobody9/x"}
+        under(environment.tuned_file, DILKIT_TUNED=NOBODY), ValueError, f"DILKIT_TUNED='{NOBODY}'", "whole path"
     ),
     "a cache of nobody": Case(
-        dilkit.environment.cuda_cache, ValueError, ("DILKIT_CUDA_CACHE=", "whole path"), {"DILKIT_CUDA_CACHE": "~nobody9/x"}
+        under(environment.cuda_cache, DILKIT_CUDA_CACHE=NOBODY), ValueError, "DILKIT_CUDA_CACHE=", "whole path"
     ),
     "a command with an unknown name": refused("verify", "DILKIT_BACKEND='no'", "known: ", DILKIT_BACKEND="no"),
-    "a command with an empty name": refused("tune --show", "DILKIT_BACKEND=','", "empty name", DILKIT_BACKEND=","),
     "a command with bytes in letters": refused("verify --backend reference", "DILKIT_CACHE_BYTES='x'", DILKIT_CACHE_BYTES="x"),
 }
 
 _WINDOW = '{"branches":[{"kind":"sliding_window","window":4}]}'
 
 COMMANDS = {
-    "no such command": Case(command("infos"), CommandError, ("infos", "info", "verify")),
-    "no such option": Case(command("info", "--colour"), CommandError, ("--colour",)),
-    "no such GPU": Case(command("info", "--assume", "gtx"), CommandError, ("--assume", "'gtx'", "sm_61")),
-    "no such device": Case(command("info", "--device", "tpu"), CommandError, ("--device", "'tpu'", "cuda")),
-    "seq of zero": Case(command("info", "--seq", "0"), CommandError, ("--seq", "'0'", "1 or more")),
-    "heads of letters": Case(command("info", "--heads", "x"), CommandError, ("--heads", "'x'", "whole number")),
-    "kv heads": Case(command("info", "--heads", "4", "--kv-heads", "3"), CommandError, ("--kv-heads", "3", "4")),
-    "dtype": Case(command("info", "--dtype", "int8"), CommandError, ("--dtype", "'int8'", "fp16")),
-    "segments": Case(command("info", "--segments", "4,,8"), CommandError, ("--segments", "''", "whole number")),
-    "rates": Case(command("info", "--segments", "4,8", "--rates", "1"), CommandError, ("--segments", "--rates", "one rate")),
-    "rate above segment": Case(
-        command("info", "--segments", "4", "--rates", "8"), CommandError, ("--rates", "=8", "=4", "at most")
-    ),
-    "offset": Case(command("draw", "--offset", "x"), CommandError, ("--offset", "'x'", "modulo")),
-    "backend": Case(command("verify", "--backend", "no"), CommandError, ("--backend", "no", "reference")),
+    "no such command": Case(made(command, "infos"), CommandError, "dilkit: ", "infos", "info", "verify"),
+    "no such option": refused("info --colour", "--colour"),
+    "no such GPU": refused("info --assume gtx", "--assume", "'gtx'", "sm_61"),
+    "no such device": refused("info --device tpu", "--device", "'tpu'", "cuda"),
+    "seq of zero": refused("info --seq 0", "--seq", "'0'", "1 or more"),
+    "heads of letters": refused("info --heads x", "--heads", "'x'", "whole number"),
+    "kv heads": refused("info --heads 4 --kv-heads 3", "--kv-heads", "3", "4"),
+    "dtype": refused("info --dtype int8", "--dtype", "'int8'", "fp16"),
+    "segments": refused("info --segments 4,,8", "--segments", "''", "whole number"),
+    "rates": refused("info --segments 4,8 --rates 1", "--segments", "--rates", "one rate"),
+    "rate above segment": refused("info --segments 4 --rates 8", "--rates", "=8", "=4", "at most"),
+    "offset": refused("draw --offset x", "--offset", "'x'", "modulo"),
+    "backend": refused("verify --backend no", "--backend", "no", "reference"),
     "a number too many": refused("info 3", "unrecognized", "3"),
     "two devices": refused("info --device cpu --assume sm_61", "--assume", "--device"),
     "an old GPU": refused("info --assume sm_30", "--assume", "3.0", "5.2"),

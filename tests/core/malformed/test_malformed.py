@@ -1,0 +1,63 @@
+"""Tables of calls that mean nothing. Every one raises the error it should, naming the argument and the limit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from core.malformed.attention import CALLS, MODULES
+from core.malformed.case import Case
+from core.malformed.commands import COMMANDS, ENVIRONMENT
+from core.malformed.forms import FORMS
+from core.malformed.kinds import BLOCKS, KINDS
+from core.malformed.orders import CODES, CURVES, LOCALITY, ORDERS, POINTS
+from core.malformed.patterns import BACKENDS, FACTS, PATTERNS
+from core.malformed.ranks import FAULTS, PLANS, RANKS, SHARDS
+from core.malformed.scores import SCORES
+
+from dilkit.environment import TUNED, VARIABLES
+
+TABLES = dict(
+    call=CALLS,
+    scores=SCORES,
+    pattern=PATTERNS,
+    kinds=KINDS,
+    forms=FORMS,
+    facts=FACTS,
+    module=MODULES,
+    order=ORDERS,
+    points=POINTS,
+    codes=CODES,
+    curves=CURVES,
+    locality=LOCALITY,
+    blocks=BLOCKS,
+    backend=BACKENDS,
+    plan=PLANS,
+    shards=SHARDS,
+    ranks=RANKS,
+    faults=FAULTS,
+    environment=ENVIRONMENT,
+    command=COMMANDS,
+)
+
+
+@pytest.mark.parametrize("part", TABLES)
+def test_malformed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        if variable is not TUNED:
+            monkeypatch.delenv(variable.name, raising=False)
+    wrong = {name: complaint(case) for name, case in TABLES[part].items()}
+    assert len(wrong) >= 8
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+def complaint(case: Case) -> str:
+    """What is wrong with the error that the call raises; nothing, of the right one."""
+    torch.manual_seed(0)
+    try:
+        case.call()
+    except case.error as error:
+        missing = [fragment for fragment in case.fragments if fragment not in str(error)]
+        return f"{missing} not in: {error}" if missing else ""
+    except Exception as error:
+        return f"raised {error!r}"
+    return "raised nothing"
