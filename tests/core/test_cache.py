@@ -82,12 +82,6 @@ def test_make_may_use_the_cache_itself():
     assert cache.info().entries == 2
 
 
-def test_make_is_called_with_the_arguments_that_follow_it():
-    cache = cache_of(2)
-    assert cache.get("a", Blob, 7, "seven").name == "seven"
-    assert cache.get("a", Blob, 8, "eight").name == "seven"
-
-
 def test_a_value_that_is_dropped_may_use_the_cache_as_it_dies():
     cache = cache_of(2)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from pathlib import Path
 
 import pytest
@@ -74,38 +72,6 @@ def test_peak_memory_of_known_allocations(function, expected, rounding) -> None:
     peaks = [peak_memory(function) for _ in range(3)]  # memory that the allocator kept from one call must not hide the next one's
     assert expected * MIB - TOLERANCE < min(peaks) < (expected + rounding) * MIB + TOLERANCE  # other threads may add to the rest
     assert max(peaks) < (expected + 8) * MIB
-
-
-@pytest.mark.usefixtures("measurable")
-def test_peak_memory_sees_temporaries_inside_operators() -> None:
-    x = torch.ones(16 * MIB // 8, dtype=torch.float64)
-
-    def two_temporaries() -> torch.Tensor:
-        return (x * 2 + x).sum()
-
-    two_temporaries()  # the code of an operator is read into memory at its first call
-    peaks = [peak_memory(two_temporaries) for _ in range(3)]  # to one of which other threads may add
-    assert min(peaks) == pytest.approx(32 * MIB, abs=TOLERANCE)
-
-
-def take_code_away() -> None:
-    """Take torch's code out of this process's memory, as the system does with what lies idle where memory is short."""
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, *_, name = line.split()
-        if rights == "r-xp" and "libtorch" in name:
-            start, stop = (int(number, 16) for number in place.split("-"))
-            assert libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED) == 0
-
-
-@pytest.mark.usefixtures("measurable")
-def test_peak_memory_does_not_count_code_that_is_read_again() -> None:
-    one_after_the_other()
-    peaks = []
-    for _ in range(3):
-        take_code_away()
-        peaks.append(peak_memory(one_after_the_other))
-    assert min(peaks) == pytest.approx(64 * MIB, abs=TOLERANCE)
 
 
 @pytest.mark.usefixtures("measurable")

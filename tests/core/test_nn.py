@@ -122,10 +122,8 @@ def test_rows_that_see_nothing_are_the_bias_and_the_others_theirs():
     mask[0, :3] = True
     out, _ = ours(x, key_padding_mask=mask, is_causal=True)
     expected, _ = theirs(x, x, x, key_padding_mask=mask, need_weights=False, attn_mask=causal_mask(SEQ))
-    blind = torch.zeros(2, SEQ, dtype=torch.bool)
-    blind[0, :3] = True
-    torch.testing.assert_close(out[~blind], expected[~blind])
-    torch.testing.assert_close(out[blind], ours.out_proj.bias.expand(3, EMBED))
+    torch.testing.assert_close(out[~mask], expected[~mask])
+    torch.testing.assert_close(out[mask], ours.out_proj.bias.expand(3, EMBED))
     out.sum().backward()
     assert x.grad.isfinite().all()
 
@@ -210,16 +208,6 @@ def test_any_module_can_be_the_inner_attention_and_gets_views_of_one_product():
     assert seen["key_padding_mask"] is MASK
     assert [tuple(seen[name].shape) for name in "qkv"] == [(2, SEQ, HEADS, 4), (2, SEQ, 2, 4), (2, SEQ, 2, 4)]
     assert len({seen[name].untyped_storage().data_ptr() for name in "qkv"}) == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision(dtype):
-    module = multihead(rotary=True, layer_norm=True, num_kv_heads=2)
-    x = rows(2, SEQ, EMBED, dtype=dtype)
-    low = copy.deepcopy(module).half() if dtype == torch.float16 else copy.deepcopy(module).to(dtype)
-    out, _ = low(x)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), module.to(dtype).float()(x.float())[0], atol=0.05, rtol=0.05)
 
 
 def test_autocast():

@@ -15,8 +15,6 @@ from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.testing.conformance import check, repeats_that_differ
 from dilkit.testing.problems import LARGE, PROBLEMS
-from dilkit.tools import cli
-from dilkit.tools.commands import verify
 
 CASE = next(case for case in PROBLEMS if case.gradients and case.dtype == "float32" and case.mask in (None, "none"))
 
@@ -89,33 +87,6 @@ def test_nonsense_fails_with_a_reason(methods: dict[str, Any], text: str) -> Non
     assert found.verdict == "failed"
     assert any(re.search(text, reason) for reason in found.reasons), found.reasons
     assert all(reason.isprintable() for reason in found.reasons)
-
-
-REFUSALS = {
-    "None": (lambda self, problem: None, "TypeError"),
-    "a number": (lambda self, problem: 3, "TypeError"),
-    "SystemExit": (raising(SystemExit("bye")), "SystemExit: bye"),
-    "no Exception": (raising(Gone("far away")), "Gone: far away"),
-}
-
-
-@pytest.mark.parametrize(("refusals", "text"), REFUSALS.values(), ids=REFUSALS)
-def test_nonsense_in_place_of_refusals_is_a_broken_backend(refusals: Callable[..., Any], text: str) -> None:
-    with registered(plug_in("nonsense", refusals=refusals)) as name:
-        found = check(name, CASE)
-    assert found.verdict == "broken"
-    assert text in found.reasons[0]
-
-
-def test_verify_judges_all_of_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "LISTED", (CASE,))
-    for methods, _ in PLUG_INS.values():
-        with registered(plug_in("nonsense", **methods)):
-            assert cli.main(["verify", "--backend", "reference,nonsense"]) == 1
-        printed = capsys.readouterr()
-        assert "reference: 1 passed" in printed.out
-        assert "* FAIL nonsense" in printed.out
-        assert not printed.err
 
 
 def test_a_backend_that_fails_when_it_is_repeated_differs() -> None:

@@ -99,29 +99,3 @@ def test_it_compiles_as_one_graph(explicit):
     for seq in (9, 12):
         x, positions = sample(seq=seq), torch.arange(seq) * 2 if explicit else None
         torch.testing.assert_close(compiled(x, positions), rotary_embedding(x, positions))
-
-
-X = torch.zeros(2, 4, 1, 6)
-
-
-@pytest.mark.parametrize(
-    ("x", "options", "error", "message"),
-    [
-        ([1.0], {}, TypeError, "x is a list"),
-        (X[0], {}, ValueError, r"x has shape \(4, 1, 6\)"),
-        (X.long(), {}, ValueError, "dtype torch.int64"),
-        (X[..., :5], {}, ValueError, "head_dim=5 is odd"),
-        (X, {"base": 0}, ValueError, "base=0.0 must be finite and greater than 0"),
-        (X, {"base": float("nan")}, ValueError, "base=nan"),
-        (X, {"base": True}, TypeError, "base=True is a bool"),
-        (X, {"positions": [0, 1, 2, 3]}, TypeError, "positions is a list"),
-        (X, {"positions": torch.arange(4.0)}, TypeError, "positions is torch.float32"),
-        (X, {"positions": torch.ones(4, dtype=torch.bool)}, TypeError, "positions is torch.bool"),
-        (X, {"positions": torch.arange(5)}, ValueError, r"positions has shape \(5,\); \(seq,\) = \(4,\)"),
-        (X, {"positions": torch.zeros(3, 4, dtype=torch.long)}, ValueError, r"\(batch, seq\) = \(2, 4\)"),
-        (X, {"positions": torch.arange(4, device="meta")}, ValueError, "positions is on meta"),
-    ],
-)
-def test_errors_name_the_argument(x, options, error, message):
-    with pytest.raises(error, match=message):
-        rotary_embedding(x, **options)

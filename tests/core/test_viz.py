@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dilkit import Pattern, locality_report, order
-from dilkit.viz import draw_count, draw_orders
+from dilkit import Pattern
+from dilkit.viz import draw_count
 from dilkit.viz.text import coloured
 
 
@@ -14,16 +14,6 @@ def test_colours_show_two_rows_a_line() -> None:
     assert [line.count("\u2580") for line in lines] == [2, 2]
     assert all(line.endswith("\033[0m") for line in lines)
     assert lines[0].split("\u2580")[0] != lines[0].split("\u2580")[1]
-
-
-def test_an_order_is_drawn_with_its_own_figures() -> None:
-    hilbert, rows, wide = order((4, 4)), order((4, 4), "row-major"), order((2, 8))
-    with pytest.raises(ValueError, match=r"report with order\(\(4, 4\), 'hilbert'\) is of another order: .*'row-major'"):
-        draw_orders(None, [(hilbert, locality_report(rows, 4))])
-    with pytest.raises(ValueError, match=r"orders are of 2 grids \[\(2, 8\), \(4, 4\)\]"):
-        draw_orders(None, [(one, locality_report(one, 4)) for one in (hilbert, wide)])
-    with pytest.raises(ValueError, match=r"orders are of 0 grids \[\]"):
-        draw_orders(None, [])
 
 
 @pytest.mark.parametrize("heads", [1, 2, 5])

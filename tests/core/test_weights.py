@@ -8,7 +8,7 @@ from helpers.live_bytes import LiveBytes
 from helpers.pairwise import every_pair
 from helpers.thinned import diagonal
 
-from dilkit import NoBackendError, Pattern, attention_mass, attention_rows
+from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, attention_mass, attention_rows
 from dilkit.oracle import oracle_attention
 
 pytestmark = pytest.mark.surroundings
@@ -21,6 +21,7 @@ PATTERNS = (
     Pattern([4, 8], [2, 4], heads=[(0, 2), (1, 3)]),
     Pattern([4, 8], [2, 4], offset="block", head_shard=(2, 7)),
     Pattern.dense(),
+    Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens(2)),
 )
 """The fourth leaves rows and a head that see nothing."""
 CALLS = (
@@ -130,23 +131,3 @@ def test_an_autocast_takes_nothing_away():
     for mine, other in zip(found, expected, strict=True):
         assert torch.equal(mine, other)  # and of its dtype
     assert {x.dtype for x in mixed} == {torch.float32}
-
-
-def test_what_does_not_fit_is_named():
-    query, key, _ = drawn()
-    for rows, error in (([22], IndexError), ([-1], IndexError), ([0.5], TypeError), ([[0]], TypeError), ([True], TypeError)):
-        with pytest.raises(error, match="rows"):
-            attention_rows(query, key, PATTERNS[0], rows)
-    for call in (attention_mass, lambda *x, **y: attention_rows(*x, [0], **y)):
-        with pytest.raises(ValueError, match="key"):
-            call(query, key[:, 1:], PATTERNS[0])
-        with pytest.raises(TypeError, match="pattern"):
-            call(query, key, [4, 8])
-        with pytest.raises(TypeError, match="is_causal"):
-            call(query, key, PATTERNS[0], is_causal=1)
-        with pytest.raises(ValueError, match=r"heads\[1\]"):
-            call(query, key, Pattern([4, 8], [1, 2], heads=[None, (3, 5)]))
-        with pytest.raises(ValueError, match="scale"):
-            call(query, key, PATTERNS[0], scale=float("nan"))
-    with pytest.raises(NoBackendError):
-        attention_mass(query, key, PATTERNS[0], backend="cupy_raw")

@@ -11,30 +11,31 @@ import pytest
 import torch
 from helpers.calls import tensors
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 from dilkit import (
     BlockSparse,
+    Device,
     DilatedAttention,
     DilatedCache,
     DilatedSegment,
     GlobalTokens,
+    Limits,
     Neighborhood,
     Pattern,
     PatternError,
+    Problem,
     SlidingWindow,
     TokenOrder,
-    attention_mass,
-    attention_rows,
     dilated_attention,
     dilated_attention_varlen,
+    explain,
     order,
     ordered_dilated_attention,
     plan,
 )
-
-SEQ = 26
-PATTERN = Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens(2))
+from dilkit.comm import packed_cuts, shard_cuts, share_sequences
+from dilkit.testing.accuracy import shortened
 
 
 def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,28 +50,6 @@ def test_tables_that_outgrow_the_cache_are_told_of_once(monkeypatch: pytest.Monk
     misses = plan.cache_info().misses
     dilated_attention(*rows, pattern, backend="native")
     assert plan.cache_info().misses == misses
-
-
-def test_what_looks_at_weights_knows_every_kind() -> None:
-    q, k, _ = tensors(seq=SEQ, kv_heads=2, dtype=torch.float64)
-    whole = attention_rows(q, k, PATTERN, range(SEQ))
-    identity = torch.eye(SEQ, dtype=torch.float64).expand(2, 2, SEQ, SEQ).transpose(1, 2)
-    wide, keys = (torch.nn.functional.pad(x, (0, SEQ - 8)) for x in (q, k))
-    expected = dilated_attention(wide, keys, identity, PATTERN, scale=8**-0.5).transpose(1, 2)
-    torch.testing.assert_close(whole, expected)
-    torch.testing.assert_close(attention_mass(q, k, PATTERN), whole.sum(2))
-
-
-def test_token_orders_take_every_kind() -> None:
-    q, k, v = tensors(seq=24, kv_heads=2, dtype=torch.float64)
-    orders = order((4, 6), "hilbert"), order((4, 6), "morton")
-    found = ordered_dilated_attention(q, k, v, PATTERN, orders)
-    for head, one in enumerate(orders):
-        place = torch.from_numpy(one.rank.copy())
-        count = PATTERN.count(24, 4, kv_heads=2)[2 * head : 2 * head + 2][:, place][:, :, place]
-        own = (x.transpose(1, 2) for x in (q[:, :, 2 * head : 2 * head + 2], k[:, :, [head]], v[:, :, [head]]))
-        right = scaled_dot_product_attention(*own, attn_mask=count.double().log(), enable_gqa=True).transpose(1, 2)
-        torch.testing.assert_close(found[:, :, 2 * head : 2 * head + 2], right)
 
 
 def test_neighborhoods_of_cells_do_not_go_along_a_curve() -> None:
@@ -134,3 +113,82 @@ def test_a_global_token_that_may_yet_come_is_taken() -> None:
         lambda q, k, v, pattern: DilatedCache(pattern, kv_heads=k.shape[2]).attend(q, k, v),
     ):
         torch.testing.assert_close(call(*inputs, pattern=BEYOND), call(*inputs, pattern=short))
+
+
+MIX = Pattern.of(SlidingWindow(300), DilatedSegment(512, 4), GlobalTokens(4))
+
+
+def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
+    return Problem(pattern=pattern, seq=seq, heads=4, head_dim=8, requires_grad=True)
+
+
+def test_limits_without_forms_take_dilated_segments_alone() -> None:
+    (refused,) = Limits().refusals(problem())
+    assert str(refused) == "branch kind global_tokens, sliding_window: supports dilated_segment"
+    assert not Limits().refusals(problem(Pattern([512], [2])))
+
+
+def test_limits_by_kinds_are_read_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Limits\(branch_kinds=\) is now Limits\(forms=\)"):
+        limits = Limits(branch_kinds=frozenset({"sliding_window", "dilated_segment"}))
+    (refused,) = limits.refusals(problem())
+    assert str(refused) == "branch kind global_tokens: supports dilated_segment, sliding_window"
+    with pytest.raises(TypeError, match="branch_kinds and forms say the same; give forms alone"):
+        Limits(branch_kinds=frozenset(), forms=frozenset())
+
+
+def test_a_pattern_of_another_kind_has_no_lists() -> None:
+    assert not hasattr(MIX, "segment_lengths")
+    assert not hasattr(MIX, "nonsense")
+    assert not MIX.only_segments
+    assert MIX.heads is None
+    assert Pattern.of(SlidingWindow(2, heads=(0, 1)), SlidingWindow(2)).heads == ((0, 1), None)
+
+
+def test_cuts_keep_to_the_segments_of_a_mix() -> None:
+    segments, mix = Pattern([64], [4]), Pattern.of(SlidingWindow(300), DilatedSegment(64, 4))
+    assert shard_cuts(10_000, 3, mix) == shard_cuts(10_000, 3, segments) != shard_cuts(10_000, 3)
+    assert shard_cuts(10_000, 3, Pattern.of(SlidingWindow(300))) == shard_cuts(10_000, 3)
+    assert packed_cuts([9000, 1000], 3, mix) == packed_cuts([9000, 1000], 3, segments) != packed_cuts([9000, 1000], 3)
+
+
+def test_sequences_are_shared_by_the_work_of_every_kind() -> None:
+    lengths = [100, 7, 60, 44]
+    assert share_sequences(lengths, 2, Pattern.dense(), heads=4) == ((0,), (1, 2, 3))
+    assert share_sequences(lengths, 2, Pattern.of(SlidingWindow(8)), heads=4) == ((0, 1), (2, 3))
+
+
+def test_a_shorter_problem_keeps_other_kinds() -> None:
+    short = shortened(problem(seq=1 << 20))
+    assert short.seq < 1 << 20
+    assert short.pattern.branches[::2] == MIX.branches[::2]
+    assert short.pattern.branches[1].segment_length < 512
+
+
+def test_a_shorter_grid_keeps_its_windows() -> None:
+    window, large = Neighborhood((32, 8192), (3, 5), (1, 30)), GlobalTokens(3)
+    short = shortened(problem(Pattern.of(window, large), seq=window.tokens))
+    assert short.pattern == Pattern.of(Neighborhood((3, 150), (3, 5), (1, 30)), large)
+    assert short.seq == 450
+    two = problem(Pattern.of(Neighborhood((64, 64), 3), Neighborhood((32, 128), 3)))
+    assert shortened(two) == two
+
+
+FEW = Pattern.of(BlockSparse.local_global(9, 3))
+
+
+@pytest.mark.parametrize("pattern", [FEW, Pattern.natten((5, 5), 3)], ids=str)
+def test_packed_calls_are_prepared_for_more_tokens_than_a_sequence_has(pattern: Pattern) -> None:
+    """Packed sequences are prepared for a power of two that none is longer than: their own lengths are what has to fit."""
+    q, k, v = (x.squeeze(0) for x in tensors(batch=1, seq=50))
+    starts = torch.tensor([0, 25, 50], dtype=torch.int32)
+    with FlopCounterMode(display=False) as counted:
+        out = dilated_attention_varlen(q, k, v, pattern, starts)
+    assert counted.get_total_flops() > 0
+    alone = dilated_attention(q[None, 25:], k[None, 25:], v[None, 25:], pattern)
+    torch.testing.assert_close(out[25:], alone[0])
+    asked = Problem(pattern=pattern, seq=32, heads=4, head_dim=8, varlen=True, device=Device.assume("sm_80"))
+    assert explain(asked).picked in ("cupy_raw", "reference")
+    for refused in ([0, 22, 50], [0, 50]):
+        with pytest.raises(PatternError, match=r"seq=(28|50|22)"):
+            dilated_attention_varlen(q, k, v, pattern, torch.tensor(refused, dtype=torch.int32))

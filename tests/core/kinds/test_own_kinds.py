@@ -25,7 +25,7 @@ import dilkit
 from dilkit import DilatedCache, Pattern, PatternError, Problem, SlidingWindow, dilated_attention, dilated_attention_varlen
 from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads
 from dilkit.oracle import oracle_attention
-from dilkit.pattern.kinds.registry import KINDS, known_kinds
+from dilkit.pattern.kinds.registry import KINDS
 from dilkit.pattern.lowering import Band, Runs
 from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
 from dilkit.testing.conformance import check
@@ -86,14 +86,6 @@ COLOURS, ECHO = '{"kind":"colours","cell":3}', '{"kind":"echo","distance":5}'
 WINDOW = '{"kind":"sliding_window","window":4}'
 
 
-def test_a_package_makes_kinds_known() -> None:
-    assert {"colours", "echo"} <= set(known_kinds())
-    pattern = own(f"{COLOURS},{ECHO}")
-    assert str(pattern) == "Pattern.of(Colours(3), Echo(5))"
-    assert Pattern.from_json(pattern.to_json()) == pattern
-    assert pattern.count(7, 1)[0, 0].tolist() == [1, 1, 1, 0, 0, 1, 1]
-
-
 @pytest.mark.parametrize("first", ["the entry point", "the module"])
 def test_an_entry_point_may_be_registered_as_well(first: str) -> None:
     KINDS.pop("page", None)
@@ -124,13 +116,6 @@ def test_broken_kinds_are_listed_and_stop_no_other(capsys: pytest.CaptureFixture
         assert text in told[f"kind {kind}"]
         with pytest.raises(PatternError, match="uninstall its package"):
             own(f'{{"kind":"{kind}"}}')
-
-
-def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["draw", "--seq", "6", "--heads", "1", "--pattern", "Colours(2), Echo(4)", "--json"]) == 0
-    assert '"largest": 2' in capsys.readouterr().out
-    assert main(["info", "--seq", "64", "--pattern", "Colours(2)"]) == 0
-    assert "picked" in capsys.readouterr().out
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:

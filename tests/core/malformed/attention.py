@@ -9,8 +9,21 @@ import torch
 from core.malformed.case import MASK, ROWS, Case, P, Q, attend, made
 
 import dilkit
-from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, PatternError, order
+from dilkit import (
+    DilatedAttention,
+    DilatedCache,
+    MultiheadDilatedAttention,
+    NoBackendError,
+    Pattern,
+    PatternError,
+    attention_mass,
+    attention_rows,
+    locality_report,
+    order,
+)
 from dilkit.oracle import oracle_attention
+from dilkit.rotary import rotary_embedding
+from dilkit.viz import draw_orders
 
 INNER = DilatedAttention(P)
 LAYER = MultiheadDilatedAttention(32, 4, INNER)
@@ -19,9 +32,10 @@ NESTED = torch.nested.as_nested_tensor([ROWS[0], ROWS[1]], layout=torch.jagged)
 LONG, LINE = torch.zeros(1, 2**16, 1, 1), order((2, 3))
 LISTS = dict(attention=None, segment_lengths=[4])
 CAUSAL, NOT_CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1), "attn_mask is not the causal mask"
-STARTS, WITH_STARTS = torch.tensor([0, 4, 6], dtype=torch.int32), "attn_mask is given with cu_seqlens"
+STARTS, WITH_STARTS = torch.tensor([0, 4, 6], dtype=torch.int32), ("attn_mask is given with cu_seqlens", "is_causal=True")
 JAGGED = torch.nested.nested_tensor_from_jagged(ROWS[0], STARTS.long())
-CACHE, ALONG, OTHER = DilatedCache(P, 4), DilatedAttention(P, order=LINE), torch.nn.Identity()
+CACHE, ALONG = DilatedCache(P, 4), DilatedAttention(P, order=LINE)
+OTHER = MultiheadDilatedAttention(32, 4, torch.nn.Identity())
 
 
 def layer(embed_dim: Any = 32, num_heads: Any = 4, attention: Any = INNER, **options: Any) -> Callable[[], Any]:
@@ -63,9 +77,7 @@ CALLS = {
     "no kv heads": Case(attend(key=Q[:, :, :0], value=Q[:, :, :0]), ValueError, "key", "0 heads", "divide"),
     "no head_dim": Case(attend(*[Q[..., :0]] * 3), ValueError, "query", "head_dim 1"),
     "pattern is a tuple": Case(attend(pattern=([4], [1])), TypeError, "pattern", "tuple", "dilkit.Pattern"),
-    "heads of the pattern": Case(
-        attend(pattern=Pattern([4], [1], heads=[(2, 5)])), PatternError, "heads[0]", "(2, 5)", "4 heads"
-    ),
+    "pattern's heads": Case(attend(pattern=Pattern([4], [1], heads=[(2, 5)])), PatternError, "heads[0]", "(2, 5)", "4 heads"),
     "mask of floats": Case(attend(key_padding_mask=MASK.float()), TypeError, "key_padding_mask", "float32", "torch.bool"),
     "mask with 1 for tokens": Case(attend(key_padding_mask=MASK.long()), TypeError, "int64", "True = ignored", "mask == 0"),
     "mask of other length": Case(attend(key_padding_mask=MASK[:, :5]), ValueError, "key_padding_mask", "(2, 5)", "(2, 6)"),
@@ -99,9 +111,7 @@ MODULES = {
     "batch_first": Case(layer(batch_first=False), ValueError, "batch_first=False", "only"),
     "need_weights": Case(layer_on(ROWS, ROWS, ROWS, need_weights=True), ValueError, "need_weights=True", "only"),
     "attn_mask": Case(layer_on(ROWS, ROWS, ROWS, attn_mask=MASK), ValueError, "attn_mask", "pattern"),
-    "mask with 1 for tokens": Case(
-        layer_on(ROWS, key_padding_mask=MASK.long()), TypeError, "int64", "True = ignored", "mask == 0"
-    ),
+    "1 for tokens": Case(layer_on(ROWS, key_padding_mask=MASK.long()), TypeError, "int64", "True = ignored", "mask == 0"),
     "mask of ones": Case(layer_on(ROWS, key_padding_mask=MASK.float() - 1), ValueError, "key_padding_mask", "0 and -inf", "bool"),
     "backend of a module": Case(made(DilatedAttention, P, backend=3), TypeError, "backend=3", "int", "name"),
     "order of a module": Case(made(DilatedAttention, P, order="hilbert"), TypeError, "order='hilbert'", "TokenOrder"),
@@ -140,47 +150,87 @@ MODULES = {
     "rotary of 1, where True is meant": Case(layer(rotary=1), ValueError, "rotary=1.0", "greater than 1"),
     "causality of a module is a number": Case(layer(is_causal=1), TypeError, "is_causal=1", "int"),
     "a norm is a text": Case(layer(layer_norm="post"), TypeError, "layer_norm='post'", "str"),
-    "the mask of F.scaled_dot_product_attention": Case(
-        masked(CAUSAL.logical_not()), ValueError, NOT_CAUSAL, "the opposite of F."
-    ),
+    "the mask of scaled_dot_product_attention": Case(masked(CAUSAL.logical_not()), ValueError, NOT_CAUSAL, "the opposite of F."),
     "a causal mask, and causality of a text": Case(masked(CAUSAL, is_causal="yes"), TypeError, "is_causal='yes'", "str"),
     "a mask of nothing": Case(masked(torch.zeros(6, 6).bool()), ValueError, NOT_CAUSAL),
     "a mask of large numbers": Case(masked(CAUSAL.float() * -1e9), ValueError, NOT_CAUSAL, "-inf, above"),
-    "a mask of another length": Case(
-        masked(torch.ones(7, 7).bool().triu(1)), ValueError, "(7, 7)", "only the causal mask (6, 6)"
-    ),
+    "a longer mask": Case(masked(torch.ones(7, 7).bool().triu(1)), ValueError, "(7, 7)", "only the causal mask (6, 6)"),
     "a mask of heads": Case(masked(CAUSAL.expand(8, -1, -1)), ValueError, "attn_mask has shape (8, 6, 6)", "only the causal"),
     "a mask of integers": Case(masked(CAUSAL.long()), TypeError, "attn_mask is torch.int64", "torch.bool, True = not allowed"),
     "a mask of a name": Case(masked("causal"), TypeError, "attn_mask is a str", "the causal mask, or None"),
-    "a mask of packed rows": Case(
-        made(LAYER, ROWS[0], attn_mask=CAUSAL, cu_seqlens=STARTS), ValueError, WITH_STARTS, "is_causal=True"
-    ),
-    "a mask of nested rows": Case(made(LAYER, JAGGED, attn_mask=CAUSAL), ValueError, WITH_STARTS),
+    "a mask of packed rows": Case(layer_on(ROWS[0], attn_mask=CAUSAL, cu_seqlens=STARTS), ValueError, *WITH_STARTS),
+    "a mask of nested rows": Case(layer_on(JAGGED, attn_mask=CAUSAL), ValueError, *WITH_STARTS),
     "a mask of cached rows": Case(masked(CAUSAL, cache=CACHE), ValueError, "attn_mask is given with cache"),
-    "a mask for another module": Case(
-        made(layer(attention=OTHER)(), ROWS, attn_mask=CAUSAL), ValueError, "attn_mask is given", "Identity()"
-    ),
+    "a mask for another module": Case(made(OTHER, ROWS, attn_mask=CAUSAL), ValueError, "attn_mask is given", "Identity()"),
     "keys of a part of the rows": Case(layer_on(ROWS, ROWS[:, :5]), ValueError, "key has shape (2, 5, 32)", "within one"),
     "keys without a batch": Case(layer_on(ROWS, ROWS[0]), ValueError, "key has shape (6, 32)"),
     "values are a text": Case(layer_on(ROWS, ROWS, "x"), TypeError, "value is a str"),
     "unknown backend of a module": Case(made(DilatedAttention(P, backend="fast"), Q, Q, Q), ValueError, "backend='fast'"),
     "scale of a module is NaN": Case(made(DilatedAttention, P, scale=float("nan")), ValueError, "scale=nan", "finite"),
     "a cache that is none": Case(inner(cache={}), TypeError, "cache={} is a dict", "dilkit.DilatedCache"),
-    "a cache of another pattern": Case(
-        inner(cache=DilatedCache(Pattern.dense(), 4)), ValueError, "cache is of ", "inner attention has"
-    ),
+    "another cache": Case(inner(cache=DilatedCache(Pattern.dense(), 4)), ValueError, "cache is of ", "inner attention has"),
     "a cache without causality": Case(inner(cache=CACHE), ValueError, "cache is given, but is_causal=False"),
-    "a cache with dropout": Case(
-        inner(cache=CACHE, is_causal=True, dropout_p=0.5), ValueError, "cache is given with dropout_p=0.5"
-    ),
+    "cached dropout": Case(inner(cache=CACHE, is_causal=True, dropout_p=0.5), ValueError, "cache is given with dropout_p=0.5"),
     "lse of a cache": Case(inner(cache=CACHE, return_lse=True), ValueError, "return_lse is given with cache"),
     "a mask of a cache": Case(inner(cache=CACHE, key_padding_mask=MASK), ValueError, "key_padding_mask is given with cache"),
     "a cache of packed rows": Case(inner(cache=CACHE, cu_seqlens=STARTS), ValueError, "cache is given with cu_seqlens"),
-    "padding of packed rows": Case(
-        inner(key_padding_mask=MASK, cu_seqlens=STARTS), ValueError, "given with cu_seqlens, but packed"
-    ),
+    "packed padding": Case(inner(key_padding_mask=MASK, cu_seqlens=STARTS), ValueError, "given with cu_seqlens, but packed"),
     "a length without starts": Case(inner(max_seqlen=6), ValueError, "max_seqlen=6 is given without cu_seqlens"),
     "a cache along an order": Case(made(ALONG, Q, Q, Q, cache=CACHE, is_causal=True), ValueError, "along token orders"),
     "packed rows along an order": Case(made(ALONG, *[Q[0]] * 3, cu_seqlens=STARTS), ValueError, "along token orders"),
     "positions of floats": Case(made(TURNING, ROWS, positions=torch.zeros(6)), TypeError, "positions", "float32", "integers"),
+}
+
+FOUR = Pattern([4, 8], [1, 2], heads=[None, (3, 5)])
+
+
+def turned(x: Any = Q, positions: Any = None, **options: Any) -> Callable[[], Any]:
+    return made(rotary_embedding, x, positions, **options)
+
+
+def weighed(*, query: Any = Q, key: Any = Q, pattern: Any = P, **options: Any) -> Callable[[], Any]:
+    return made(attention_mass, query, key, pattern, **options)
+
+
+def looked_at(rows: Any, key: Any = Q, pattern: Any = P, **options: Any) -> Callable[[], Any]:
+    return made(attention_rows, Q, key, pattern, rows, **options)
+
+
+HILBERT, OF_LINES = order((4, 4)), locality_report(order((4, 4), "row-major"), 4)
+TWO_GRIDS = [(one, locality_report(one, 4)) for one in (HILBERT, LINE)]
+BESIDE = {
+    "rotary of a list": Case(turned([1.0]), TypeError, "x is a list"),
+    "rotary of 3 dimensions": Case(turned(Q[0]), ValueError, "x has shape (6, 4, 8)"),
+    "rotary of integers": Case(turned(Q.long()), ValueError, "dtype torch.int64"),
+    "rotary of an odd number": Case(turned(Q[..., :5]), ValueError, "head_dim=5 is odd"),
+    "a base of 0": Case(turned(base=0), ValueError, "base=0.0 must be finite and greater than 0"),
+    "a base of NaN": Case(turned(base=float("nan")), ValueError, "base=nan"),
+    "a base of a bool": Case(turned(base=True), TypeError, "base=True is a bool"),
+    "a list of positions": Case(turned(Q, [0, 1, 2, 3, 4, 5]), TypeError, "positions is a list"),
+    "positions of floats": Case(turned(Q, torch.arange(6.0)), TypeError, "positions is torch.float32"),
+    "positions of bools": Case(turned(Q, MASK[0]), TypeError, "positions is torch.bool"),
+    "positions of another length": Case(turned(Q, torch.arange(5)), ValueError, "positions has shape (5,); (seq,) = (6,)"),
+    "positions of another batch": Case(turned(Q, torch.zeros(3, 6).long()), ValueError, "(batch, seq) = (2, 6)"),
+    "positions elsewhere": Case(turned(Q, torch.arange(6, device="meta")), ValueError, "positions is on meta"),
+    "weights of a row too many": Case(looked_at([6]), IndexError, "rows"),
+    "weights of row -1": Case(looked_at([-1]), IndexError, "rows"),
+    "weights of half a row": Case(looked_at([0.5]), TypeError, "rows"),
+    "weights of lists of rows": Case(looked_at([[0]]), TypeError, "rows"),
+    "weights of bools": Case(looked_at([True]), TypeError, "rows"),
+    "weights of fewer keys": Case(looked_at([0], Q[:, 1:]), ValueError, "key"),
+    "weights along a list": Case(looked_at([0], Q, [4, 8]), TypeError, "pattern"),
+    "weights of no causality": Case(looked_at([0], is_causal=1), TypeError, "is_causal"),
+    "weights of heads that are not there": Case(looked_at([0], Q, FOUR), ValueError, "heads[1]"),
+    "weights of scale NaN": Case(looked_at([0], scale=float("nan")), ValueError, "scale"),
+    "mass of fewer keys": Case(weighed(key=Q[:, 1:]), ValueError, "key"),
+    "mass along a list": Case(weighed(pattern=[4, 8]), TypeError, "pattern"),
+    "mass of no causality": Case(weighed(is_causal=1), TypeError, "is_causal"),
+    "mass of heads that are not there": Case(weighed(pattern=FOUR), ValueError, "heads[1]"),
+    "mass of scale NaN": Case(weighed(scale=float("nan")), ValueError, "scale"),
+    "mass by a backend of GPUs": Case(weighed(backend="cupy_raw"), NoBackendError, "cupy_raw"),
+    "a picture of another report": Case(
+        made(draw_orders, None, [(HILBERT, OF_LINES)]), ValueError, "order((4, 4), 'hilbert')", "another order"
+    ),
+    "a picture of two grids": Case(made(draw_orders, None, TWO_GRIDS), ValueError, "orders are of 2 grids"),
+    "a picture of no orders": Case(made(draw_orders, None, []), ValueError, "orders are of 0 grids []"),
 }

@@ -105,9 +105,7 @@ MALFORMED = {
     "a band without other forms": form(Band, "without=(0,)", 'overlap="once"', without=(0,), **REACH),
     "queries alone left out": form(Band, "without_rows and", "both or neither", "(0, 2)", without_rows=RUN, **REACH),
     "queries left out in no order": form(Band, "without_rows", "ascending", without_rows=TWO, without_columns=NONE, **REACH),
-    "queries left out as int32": form(
-        Band, "without_rows", "int64", without_rows=RUN.astype(np.int32), without_columns=NONE, **REACH
-    ),
+    "left out as int32": form(Band, "without_rows", "int64", without_rows=RUN.astype(np.int32), without_columns=NONE, **REACH),
     "global tokens that are no runs": form(Global, "rows=array([4, 6])", "(n, 2)", rows=TWO[0], columns=RUN),
     "global tokens in no order": form(Global, "columns=array([[4, 6], [1, 3]])", "ascending", rows=RUN, columns=TWO),
     "global tokens before the first": form(Global, "rows=array([[-1, 3]])", "from 0", rows=array((-1, 3)), columns=RUN),

@@ -116,9 +116,7 @@ BLOCKS = {
 }
 
 KINDS = {
-    "heads of dilateformer": Case(
-        made(Pattern.dilateformer, (8, 8), heads=4), PatternError, "no equal groups", "dilations=(1, 2, 3)"
-    ),
+    "dilateformer": Case(made(Pattern.dilateformer, (8, 8), heads=4), PatternError, "no equal groups", "dilations=(1, 2, 3)"),
     "an odd window of longformer": Case(made(Pattern.longformer, 7, 1), PatternError, "window=7 is not even"),
     "a window of nothing": Case(made(SlidingWindow, 0), PatternError, "window=0", "from 1"),
     "a window of a bool": Case(made(SlidingWindow, True), TypeError, "window=True", "bool", "integer"),
@@ -140,12 +138,8 @@ KINDS = {
     "a global token beyond 64 bits": Case(made(GlobalTokens, [2**63 - 1]), PatternError, "position", "2**63 - 2"),
     "a global token twice": Case(made(GlobalTokens, [3, 1, 3]), PatternError, "position 3 twice", "once"),
     "global tokens that write": Case(made(GlobalTokens, 2, "write"), PatternError, "direction='write'", "'both'", "'read'"),
-    "a global token after the last": Case(
-        called(GlobalTokens([2, 6])), PatternError, "seq=6", "position 6", "0 to 5", "is_causal=True"
-    ),
-    "a global token after the last of all ranks": Case(
-        over_ranks(GlobalTokens([12])), BY_RANKS, "seq=12", "position 12", "0 to 11"
-    ),
+    "a token too far": Case(called(GlobalTokens([2, 6])), PatternError, "seq=6", "position 6", "0 to 5", "is_causal=True"),
+    "a token after the last of all ranks": Case(over_ranks(GlobalTokens([12])), BY_RANKS, "seq=12", "position 12", "0 to 11"),
     "a layout of numbers": Case(made(BlockSparse, [[1, 0], [0, 1]], 4), TypeError, "layout", "int64", "bools", "astype"),
     "a layout that is no square": Case(made(BlockSparse, [[True, False]], 4), PatternError, "shape (1, 1, 2)", "blocks"),
     "a layout with a batch": Case(made(BlockSparse, torch.ones(1, 1, 2, 2).bool(), 4), PatternError, "shape (1, 1, 2, 2)"),
@@ -168,12 +162,8 @@ KINDS = {
     "a grid of four dimensions": Case(made(Neighborhood, (4, 4, 4, 4), 1), PatternError, "4 dimensions", "1 to 3"),
     "a grid of a text": Case(made(Neighborhood, "4x4", 3), TypeError, "shape='4x4'", "integer"),
     "an even neighborhood": Case(made(Neighborhood, (8, 8), (3, 4)), PatternError, "kernel_size=(3, 4)", "even", "odd"),
-    "a neighborhood of one dimension more": Case(
-        made(Neighborhood, (8, 8), (3, 3, 3)), PatternError, "kernel_size", "2 are needed"
-    ),
-    "a neighborhood beyond the grid": Case(
-        made(Neighborhood, (8, 4), 5), PatternError, "kernel_size=(5, 5)", "(8, 4)", "at most 4"
-    ),
+    "one dimension too many": Case(made(Neighborhood, (8, 8), (3, 3, 3)), PatternError, "kernel_size", "2 are needed"),
+    "a kernel beyond the grid": Case(made(Neighborhood, (8, 4), 5), PatternError, "kernel_size=(5, 5)", "(8, 4)", "at most 4"),
     "a dilation beyond the grid": Case(made(Neighborhood, 8, 3, 3), PatternError, "dilation=(3,)", "9", "at most 8"),
     "a border of no kind": Case(made(Neighborhood, 8, 3, border="zeros"), PatternError, "border='zeros'", "'move', 'cut'"),
     "too many cells": Case(made(Neighborhood, 8, 2**20 + 1, border="cut"), PatternError, "1,048,577 cells", "at most 1,048,576"),
@@ -196,21 +186,13 @@ KINDS = {
     "JSON of a window of a text": Case(written("sliding_window", window="3"), TypeError, "window='3'", "integer"),
     "JSON of a stride with a window": Case(written("strided", stride=2, window=3), PatternError, "'window'", "stride, heads"),
     "JSON of branches and lists": Case(read('{"branches": [], "segment_lengths": [4]}'), PatternError, "'segment_lengths'"),
-    "lengths of a window": Case(
-        lambda: WINDOW.segment_lengths, NO_LISTS, "segment_lengths", "sliding_window", "Pattern.branches"
-    ),
+    "lengths in vain": Case(lambda: WINDOW.segment_lengths, NO_LISTS, "segment_lengths", "sliding_window", "Pattern.branches"),
     "segments of a window": Case(lambda: WINDOW.segments, PatternError, "sliding_window", "Pattern.branches"),
     "a cache of a grid": Case(made(DilatedCache, GRID, 2), PatternError, "Neighborhood((2, 4), (1, 3))", "grows"),
     "what a cache keeps of a neighborhood": Case(lambda: kept_count(GRID, 8, 2), PatternError, "Neighborhood", "DilatedCache"),
-    "a ring for a window": Case(
-        planned(WINDOW, 8, schedule="ring"), ValueError, "schedule='ring'", "segments or strides", "'auto'"
-    ),
+    "a vain ring": Case(planned(WINDOW, 8, schedule="ring"), ValueError, "schedule='ring'", "segments or strides", "'auto'"),
     "too many residue classes": Case(planned(CLASSES, 2**30), ValueError, "stride=67,108,864", "at most", "fewer"),
-    "a ring over ranks": Case(
-        over_ranks(SlidingWindow(3), schedule="ring"), ValueError, "schedule='ring'", "segments or strides"
-    ),
+    "rings of ranks": Case(over_ranks(SlidingWindow(3), schedule="ring"), ValueError, "schedule='ring'", "segments or strides"),
     "a neighborhood of torch's kernels": Case(called(Neighborhood(6, 3), backend="sdpa"), NoBackendError, *NO_GRID),
-    "windows of torch's kernels, once": Case(
-        attend(pattern=ONCE, backend="sdpa"), NoBackendError, "overlap once", 'overlap="count"'
-    ),
+    "windows by torch, once": Case(attend(pattern=ONCE, backend="sdpa"), NoBackendError, "overlap once", 'overlap="count"'),
 }

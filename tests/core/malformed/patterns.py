@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from itertools import count, repeat
 from typing import Any
 
-from core.malformed.case import Case, P
+import numpy as np
+import torch
+from core.malformed.case import Case, P, made
 
 import dilkit
-from dilkit import Backend, Device, DilatedSegment, Limits, Pattern, PatternError, Problem, register_backend
+from dilkit import (
+    Backend,
+    BlockSparse,
+    Device,
+    DilatedSegment,
+    GlobalTokens,
+    Limits,
+    Pattern,
+    PatternError,
+    Problem,
+    SlidingWindow,
+    register_backend,
+)
 from dilkit.backends.reference import Reference
 
 
@@ -24,13 +40,36 @@ def enter(*names: Any) -> Callable[[], Any]:
     return lambda: dilkit.use_backend(*names).__enter__()
 
 
+def read(**fields: Any) -> Callable[[], Any]:
+    return made(Pattern.from_json, json.dumps(fields))
+
+
+WINDOW, MANY, MOST_BRANCHES = SlidingWindow(4), [16] * 2000, "at most 1,024 branches"
+BITS = "bits; at most 2,147,483,648 are possible: give fewer, larger blocks"
+TWICE = '{"segment_lengths":[4],"segment_lengths":[8],"dilation_rates":[1]}'
+
 PATTERNS = {
+    "too many branches given": Case(pattern([16] * 2000, [1] * 2000), PatternError, "lengths has 2,000 entries", MOST_BRANCHES),
+    "branches without an end": Case(pattern(repeat(16), count(1)), PatternError, "lengths has more than 1,024", MOST_BRANCHES),
+    "too many branches": Case(made(Pattern.of, *[WINDOW] * 2000), PatternError, "branches has 2,000 entries", MOST_BRANCHES),
+    "JSON of too many lists": Case(read(segment_lengths=MANY, dilation_rates=MANY), PatternError, "2,000", MOST_BRANCHES),
+    "JSON of too many branches": Case(read(branches=[None] * 2000), PatternError, "2,000", MOST_BRANCHES),
+    "JSON of a field twice": Case(made(Pattern.from_json, TWICE), PatternError, "'segment_lengths' is there twice"),
+    "too many positions": Case(made(GlobalTokens, count()), PatternError, "tokens has more than 1,048,576 positions"),
+    "huge bigbird": Case(made(BlockSparse.bigbird, 100_000, 1), PatternError, "1 x 100,000 x 100,000 = 10,000,000,000", BITS),
+    "blocks of a sequence": Case(made(Pattern.bigbird, 10**7, 1), PatternError, "blocks=10000000", BITS),
+    "blocks of heads": Case(made(BlockSparse.bigbird, 1000, 1, heads=10**6), PatternError, "1,000,000 x 1,000 x 1,000", BITS),
+    "local and global blocks": Case(made(BlockSparse.local_global, 10**6, 1), PatternError, "blocks=1000000", BITS),
     "no branches": Case(pattern([], []), PatternError, "segment_lengths", "empty", "at least one"),
     "unequal lists": Case(pattern([4, 8], [1]), PatternError, "segment_lengths", "2", "dilation_rates", "1"),
     "lengths are a number": Case(pattern(4, [1]), TypeError, "segment_lengths=4", "sequence of integers"),
     "rates are a text": Case(pattern([4], "1"), TypeError, "dilation_rates='1'", "sequence of integers"),
     "a fraction": Case(pattern([4.0], [1]), TypeError, "segment_lengths[0]=4.0", "float", "integer"),
     "a bool": Case(pattern([4], [True]), TypeError, "dilation_rates[0]=True", "bool", "integer"),
+    "a bool of numpy": Case(pattern([4, 8], [1, np.True_]), TypeError, "dilation_rates[1]", "bool"),
+    "a bool of torch": Case(pattern([4, 8], [1, torch.tensor(True)]), TypeError, "dilation_rates[1]", "bool"),
+    "lists of heads": Case(pattern([4], [1], heads=[[0, 1]]), TypeError, "=[0, 1] is a list, which may mean a range"),
+    "a list of heads": Case(made(SlidingWindow, 4, heads=[0, 1]), TypeError, "=[0, 1] is a list, which may mean a range"),
     "a zero": Case(pattern([0], [1]), PatternError, "segment_lengths[0]=0", "from 1"),
     "a negative rate": Case(pattern([4, 4], [1, -2]), PatternError, "dilation_rates[1]=-2", "from 1"),
     "beyond 64 bits": Case(pattern([2**63], [1]), PatternError, "segment_lengths[0]", "2**63 - 1"),

@@ -78,9 +78,7 @@ PLANS = {
     "unknown to keep": Case(plan(*ONE, keep="all"), ValueError, "keep='all'", "'nothing'"),
     "causality is a number": Case(plan(*ONE, is_causal=1), TypeError, "is_causal=1", "True or False"),
     "too many tokens": Case(plan(P, (0, 2**61), 4, 4), ValueError, "seq=", "64 bits"),
-    "ring without fusing": Case(
-        plan(*ONE, schedule="ring", fuse_branches=False), ValueError, "schedule='ring'", "fuse_branches=False"
-    ),
+    "unfused ring": Case(plan(*ONE, schedule="ring", fuse_branches=False), ValueError, "schedule='ring'", "fuse_branches=False"),
     "pattern of a plan": Case(plan([4], (0, 4), 4, 4), TypeError, "pattern=[4]", "dilkit.Pattern"),
     "work of the last rank as -1": Case(asked("work", -1), ValueError, "rank=-1", "0 to 1"),
     "work of a text": Case(asked("work", "0"), TypeError, "rank='0'", "integer"),
@@ -138,9 +136,7 @@ RANKS = {
     "copies from a text": Case(on_rank("copy_from_rank", ONES, source="0"), TypeError, "source='0'", "integer"),
     "copies of a state_dict": Case(on_rank("copy_from_rank", {"weight": ONES[0]}), TypeError, "tensors", "str"),
     "copies without ranks": Case(lambda: comm.copy_from_rank(ONES, None), TypeError, "comm=None", "dilkit.comm.Comm"),
-    "attention without ranks": Case(
-        made(comm.ring_dilated_attention, Q, Q, Q, P, "nccl"), TypeError, "comm='nccl'", "dilkit.comm.Comm"
-    ),
+    "no ranks at all": Case(made(comm.ring_dilated_attention, Q, Q, Q, P, "nccl"), TypeError, "comm='nccl'", "dilkit.comm.Comm"),
     "module of a list": Case(lambda: RingDilatedAttention([4], None), TypeError, "pattern=[4]", "dilkit.Pattern"),
     "module without ranks": Case(lambda: RingDilatedAttention(P, None), TypeError, "comm=None", "dilkit.comm.Comm"),
     "module of a schedule": Case(module(schedule="fast"), ValueError, "schedule='fast'", "'ring'"),

@@ -17,7 +17,7 @@ from dilkit.op.kvcache import last_rows_op
 from dilkit.op.operators import backward_op, encode_call, forward_op
 
 SLOPES, TABLE, PLACES = alibi_slopes(4), torch.zeros(4, 5), torch.zeros(2, 6, 2)
-LEARNED = torch.zeros(6, 2, requires_grad=True)
+LEARNED, WHOLE = torch.zeros(6, 2, requires_grad=True), PLACES.long()
 NAN = torch.tensor([0.5, float("nan"), 1.0, 1.0])
 NESTED = torch.nested.nested_tensor([torch.zeros(3, 2), torch.zeros(6, 2)], layout=torch.jagged)
 LSE = torch.zeros(2, 4, 6)
@@ -78,7 +78,7 @@ VALUES = {
     "buckets without distances": Case(made(t5_buckets, 32, 8), ValueError, "max_distance=8", "at least 9"),
     "coordinates of 4 numbers": Case(made(CoordinateAlibi, SLOPES, torch.zeros(6, 4)), ValueError, "(6, 4)", "1 to 3 numbers"),
     "coordinates of integers": Case(
-        made(CoordinateAlibi, SLOPES, PLACES.long()), TypeError, "coordinates", "int64", "coordinates.float()"
+        made(CoordinateAlibi, SLOPES, WHOLE), TypeError, "coordinates", "int64", "coordinates.float()"
     ),
     "coordinates with a gradient": Case(made(CoordinateAlibi, SLOPES, LEARNED), ValueError, "coordinates", "detach"),
     "NaN coordinates": Case(made(CoordinateAlibi, SLOPES, PLACES * float("nan")), ValueError, "coordinates[0, 0, 0] is nan"),
@@ -86,9 +86,7 @@ VALUES = {
     "an unknown metric": Case(made(CoordinateAlibi, SLOPES, PLACES, "cosine"), ValueError, "metric='cosine'", "'euclidean'"),
     "a grid table of even size": Case(made(GridTable, torch.zeros(4, 3, 4), (2, 3)), ValueError, "table", "(4, 3, 4)", "odd"),
     "a grid of other dimensions": Case(made(GridTable, torch.zeros(4, 3), (2, 3)), ValueError, "table", "shape=(2, 3)"),
-    "a dilation of other length": Case(
-        made(GridTable, torch.zeros(4, 3, 3), (2, 3), (1,)), ValueError, "dilation=(1,)", "shape=(2, 3)"
-    ),
+    "other dilation": Case(made(GridTable, torch.zeros(4, 3, 3), (2, 3), (1,)), ValueError, "dilation=(1,)", "shape=(2, 3)"),
     "a dilation of 0": Case(made(GridTable, torch.zeros(4, 3), (6,), 0), ValueError, "dilation=0", "at least 1"),
     "a shape of a number": Case(made(GridTable, torch.zeros(4, 3), 6), TypeError, "shape=6", "sequence"),
 }
@@ -105,9 +103,7 @@ CALLS = {
     "softcap is NaN": Case(attend(softcap=float("nan")), ValueError, "softcap=nan", "finite"),
     "softcap is a text": Case(attend(softcap="30"), TypeError, "softcap='30'", "str", "number"),
     "a backend that has none": Case(attend(bias=Alibi(SLOPES), backend="sdpa"), ValueError, "sdpa", "bias alibi"),
-    "places of a part of a cache": Case(
-        cached(CoordinateAlibi(SLOPES, PLACES[:, :5])), ValueError, "coordinates", "(2, 5, 2)", "(2, 6,"
-    ),
+    "part of a cache": Case(cached(CoordinateAlibi(SLOPES, PLACES[:, :5])), ValueError, "coordinates", "(2, 5, 2)", "(2, 6,"),
     "slopes of a cache with a gradient": Case(cached(Alibi(SLOPES.clone().requires_grad_())), ValueError, "gradient", "no_grad"),
     "softcap of a cache": Case(cached(softcap=-2), ValueError, "softcap=-2", "more than 0"),
     "softcap of steps": Case(made(DilatedCache(P, 4).attend, *3 * [Q[:, :1]], softcap="x"), TypeError, "softcap='x'", "number"),

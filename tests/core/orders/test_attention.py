@@ -9,8 +9,11 @@ from helpers.backends_here import on
 
 from dilkit import (
     DilatedAttention,
+    DilatedSegment,
+    GlobalTokens,
     MultiheadDilatedAttention,
     Pattern,
+    SlidingWindow,
     TokenOrder,
     dilated_attention,
     order,
@@ -107,6 +110,7 @@ def test_one_order_is_the_oracle_on_moved_tokens(backend):
     Pattern([12, 49], [2, 3], heads=[(1, 3), (5, 6)]),
     Pattern([12, 24], [3, 5], head_shard=(3, 9)),
     Pattern([12, 24], [3, 5], "block", heads=[None, (1, 7)], head_shard=(2, 7)),
+    Pattern.of(DilatedSegment(16, 4), SlidingWindow(3), GlobalTokens(2)),
 ], ids=str)  # fmt: skip
 @MASKED
 def test_every_kind_of_pattern(pattern, masked):
@@ -118,19 +122,6 @@ def test_every_kind_of_pattern(pattern, masked):
 @MASKED
 def test_query_heads_go_with_their_key_value_head(heads, kv_heads, masked):
     assert_by_count(rows(heads, kv_heads), PATTERN, ORDERS["two"], a_mask() if masked else None)
-
-
-@MASKED
-def test_shards_of_heads_are_parts_of_the_whole(masked):
-    """Tensor parallelism: heads take the orders that they have in the model, also where a shard has fewer heads than orders."""
-    query, key, value = rows()
-    mask, orders = a_mask() if masked else None, ORDERS["three"]
-    whole = ordered_dilated_attention(query, key, value, PATTERN, orders, key_padding_mask=mask)
-    for first, held in ((0, 1), (1, 2), (3, 1)):
-        pattern = Pattern(PATTERN.segment_lengths, PATTERN.dilation_rates, head_shard=(first, KV_HEADS))
-        at, kv = slice(2 * first, 2 * (first + held)), slice(first, first + held)
-        part = ordered_dilated_attention(query[:, :, at], key[:, :, kv], value[:, :, kv], pattern, orders, key_padding_mask=mask)
-        torch.testing.assert_close(part, whole[:, :, at])
 
 
 @MASKED

@@ -13,61 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilkit import LocalityReport, TokenOrder, locality_report, order
+from dilkit import TokenOrder, locality_report, order
 from dilkit.orders import locality
 
 CURVES = ("row-major", "snake", "tile", "morton", "hilbert")
-SQUARE, CUBOID = (256, 256), (32, 64, 64)
-
-
-def known(shape: tuple[int, ...], curve: str, length: int, **options: Any) -> LocalityReport:
-    return locality_report(order(shape, curve, **options), length)
-
-
-# Known figures: (near_8, near_48, diameter) of segments where they are, and displaced by half
-
-COMPACT = [
-    ((SQUARE, "row-major", 1024, None), (0.815, 0.587, 255), (0.812, 0.582, 255)),
-    ((SQUARE, "morton", 1024, None), (0.959, 0.910, 43.8), (0.936, 0.860, 81.7)),
-    ((SQUARE, "hilbert", 1024, None), (0.959, 0.910, 43.8), (0.951, 0.891, 53.5)),
-    ((SQUARE, "tile", 1024, (32, 32)), (0.959, 0.910, 43.8), (0.936, 0.860, 91.0)),
-    ((SQUARE, "hilbert", 1500, None), (0.955, 0.902, 66.8), None),
-    ((SQUARE, "tile", 1500, (30, 50)), (0.943, 0.874, 128), None),
-    ((CUBOID, "row-major", 1024, None), (0.572, 0.349, 64.8), (0.567, 0.343, 70.7)),
-    ((CUBOID, "morton", 4096, None), (0.947, 0.901, 26.0), (0.921, 0.853, 43.3)),
-    ((CUBOID, "hilbert", 4096, None), (0.947, 0.901, 26.0), (0.937, 0.882, 31.2)),
-    ((CUBOID, "tile", 4096, (16, 16, 16)), (0.947, 0.901, 26.0), (0.921, 0.854, 45.9)),
-]
-
-
-@pytest.mark.parametrize(("grid", "aligned", "shifted"), COMPACT, ids=[f"{g[0]}-{g[1]}-{g[2]}" for g, *_ in COMPACT])
-def test_how_compact_segments_are(grid: Any, aligned: tuple[float, ...], shifted: tuple[float, ...] | None) -> None:
-    shape, curve, length, tile = grid
-    report = known(shape, curve, length, tile=tile)
-    for found, printed in ((report.aligned, aligned), (report.shifted, shifted)):
-        if printed:
-            assert (found.near_8, found.near_48) == pytest.approx(printed[:2], abs=0.0006)
-            assert found.diameter == pytest.approx(printed[2], abs=0.6 if printed[2] >= 100 else 0.06)
-
-
-DISTANCES = {
-    "row-major": [(0.50, 1), (1.01, 3), (2.05, 7), (4.22, 15)],
-    "tile": [(0.50, 1), (1.03, 3), (2.19, 7), (4.88, 15)],
-    "morton": [(0.50, 1), (0.85, 1.4), (1.29, 3.2), (1.64, 4.2)],
-    "hilbert": [(0.50, 1), (0.85, 1.4), (1.10, 2.2), (1.77, 4.0)],
-}
-
-
-@pytest.mark.parametrize("curve", DISTANCES)
-def test_how_far_the_nearest_kept_key_is(curve: str) -> None:
-    first, *kept = known(SQUARE, curve, 4096, tile=(64, 64) if curve == "tile" else None).kept
-    assert (first.rate, first.mean, first.max, first.mean_over_offsets) == (1, 0.0, 0.0, 0.0)
-    assert [one.rate for one in kept] == [2, 4, 8, 16]
-    for one, (mean, largest) in zip(kept, DISTANCES[curve], strict=True):
-        assert one.mean == pytest.approx(mean, abs=0.0051)
-        assert one.max == pytest.approx(largest, abs=0.051)
-
-
 BLOCKS = [
     ((128, 128), (17, 17), "row-major", None, 16.44),
     ((128, 128), (17, 17), "tile", (8, 16), 7.91),
@@ -186,14 +135,6 @@ def test_every_metric_is_its_definition(given: TokenOrder, length: int, rates: l
     assert report.active_blocks == pytest.approx(active(given, window, block))
 
 
-def test_the_nearest_neighbours() -> None:
-    assert {step[0]: weight for step, weight in WEIGHTS[1, 8].items()} == dict.fromkeys((-4, -3, -2, -1, 1, 2, 3, 4), 1.0)
-    assert WEIGHTS[2, 8] == {s: 1.0 for s in product((-1, 0, 1), repeat=2) if any(s)}
-    assert len(WEIGHTS[2, 48]) == 48
-    assert sorted(WEIGHTS[3, 8].values()) == [2 / 12] * 12 + [1.0] * 6  # faces, and edges for what is left
-    assert sorted(WEIGHTS[3, 48].values()) == [16 / 24] * 24 + [1.0] * 32
-
-
 # What the report is
 
 
@@ -206,11 +147,6 @@ def test_a_report_is_plain_data() -> None:
     assert [kept["rate"] for kept in found["kept"]] == [2, 3]
     with pytest.raises(AttributeError):
         report.curve = "hilbert"  # type: ignore[misc]
-
-
-def test_one_cell() -> None:
-    report = locality_report(order((1, 1)), 5, window=1)
-    assert (report.aligned.near_8, report.aligned.diameter, report.active_blocks) == (1.0, 0.0, 1.0)
 
 
 def test_a_segment_that_keeps_nothing_but_an_extra_token_has_no_distance() -> None:

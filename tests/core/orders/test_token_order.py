@@ -5,7 +5,6 @@ import dataclasses
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -219,15 +218,6 @@ def test_rows_move_as_torch_moves_them(shape, contiguous):
     assert torch.equal(GIVEN.apply(x, dim), expected)
     assert torch.equal(GIVEN.apply(x, dim - x.dim()), expected)
     assert torch.equal(GIVEN.restore(expected, dim), x)
-
-
-def test_threads_get_the_same_order():
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda i: order((32, 32), CURVES[i % 4]), range(64)))
-        ranks = list(pool.map(lambda one: one.rank, made))
-    for one, rank in zip(made, ranks, strict=True):
-        assert one is order((32, 32), one.curve)
-        assert np.array_equal(rank[one.perm], np.arange(1024))
 
 
 def test_orders_need_no_torch():

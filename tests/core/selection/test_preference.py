@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from dilkit import BlockSparse, Device, DilatedSegment, Pattern, Problem, backend, registry
 from dilkit.device import GENERATIONS
 from dilkit.problem import DTYPES
-from dilkit.selection.preference import BY_DESIGN, COUNTED, FEATURES, LAUNCH_BOUND, ON_H200, Preference, measured_first
-from dilkit.selection.preference_table import ON_GPUS, TABLE, row_of, table_preference
+from dilkit.selection.preference import BY_DESIGN, COUNTED, LAUNCH_BOUND, ON_H200, Preference, measured_first
+from dilkit.selection.preference_table import row_of, table_preference
 from dilkit.selector import Trace, ranked, trace
 
 BRANCHES = Pattern([2048, 4096], [1, 2])
@@ -48,21 +48,6 @@ def why(posed: Problem, cupy: bool = True) -> str:
 def test_a_cpu_runs_the_c_kernel() -> None:
     assert [picked(problem("cpu", dtype)) for dtype in DTYPES] == ["native"] * 4
     assert "as measured in docs/results" in why(problem("cpu", "float32"))
-
-
-def test_the_table_is_what_is_said_of_gpus() -> None:
-    """The exceptions that the third paragraph names are all that there are; what is neither torch's nor ours computes float64."""
-    for row in TABLE:
-        if row.device != "cuda" or row.dtypes == ("float64",):
-            continue
-        ((low, high),) = row.capabilities
-        volta, small = (low, high) == ((7, 0), (7, 4)), {"launch-bound", "shared keys"} <= set(row.features)
-        masked = row.features == ("key padding mask",)
-        narrow = row.dtypes == ("float32",) and {"no gradients", "head_dim up to 64"} <= set(row.features)
-        steps = row.features == ("stored rows",)
-        ours = row.order[0] not in ("sdpa", "flex")
-        assert ours == (small or masked or narrow or steps or (high < (8, 0) and not volta)), row.where
-    assert ON_GPUS[0].startswith("An NVIDIA H200 has run dilkit, and no other GPU")
 
 
 @pytest.mark.parametrize("device", GPUS)
@@ -196,26 +181,6 @@ def test_a_torch_without_code_for_the_gpu_is_refused_whatever_the_table_says(dev
     assert f"install a torch built for {line}" in str(decided)
 
 
-def test_every_row_decides_on_something_and_is_well_formed() -> None:
-    flags = product((ONE, BRANCHES, BLOCKS), (False, True), (False, True), (4096, 2**17))
-    devices = ["cpu", *GPUS, "sm_62", "sm_110", "sm_120"]
-    posed = (
-        problem(device, dtype, pattern=pattern, key_padding_mask=mask, requires_grad=training, seq=seq)
-        for device, dtype, (pattern, mask, training, seq) in product(devices, DTYPES, flags)
-    )
-    apple = replace(problem("cpu"), device=Device("mps", "mps"))
-    step = problem("sm_80", seq=1, is_causal=True, stored="int8")
-    decided = {id(row_of(p)) for p in (*posed, apple, step)}
-    assert [row.where for row in TABLE if id(row) not in decided] == []
-    assert id(None) not in decided
-    for row in TABLE:
-        assert len(set(row.order)) == len(row.order)
-        assert row.order[-1] == "reference"
-        assert set(row.features) <= set(FEATURES)
-        assert set(row.dtypes) <= set(DTYPES)
-    assert len({row.where for row in TABLE}) == len(TABLE)
-
-
 @given(
     st.tuples(st.integers(5, 15), st.integers(0, 9)).filter(lambda capability: capability >= GENERATIONS[0].capability),
     st.sampled_from(DTYPES),
@@ -245,20 +210,6 @@ def test_a_device_of_another_kind_is_in_no_row() -> None:
 
 
 # Backends that no row names
-
-
-@pytest.mark.parametrize(
-    ("priority", "first"), [(100, "mine"), (15, "mine"), (14, "cupy_raw"), (10, "cupy_raw"), (-5, "cupy_raw")]
-)
-def test_a_backend_of_a_third_party_keeps_its_priority(priority: int, first: str) -> None:
-    posed = problem("sm_61", "float32")
-    known = {**family(), "mine": Fake("mine", priority)}
-    decided = trace(posed, known, (), table_preference(posed))
-    assert decided.picked == ("cupy_raw" if priority == 15 else first)  # of equals, the table's comes first
-    if decided.picked == "mine":
-        assert decided.why == f"by its priority, {priority}"
-    names = [c.name for c in ranked(known, (), table_preference(posed))]
-    assert [name for name in names if name in table_preference(posed).order] == list(table_preference(posed).order)
 
 
 NAMES = [f"b{i}" for i in range(6)]

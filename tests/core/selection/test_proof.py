@@ -16,7 +16,7 @@ import torch
 from helpers.fakes import Fake, registered
 from helpers.pairwise import all_but
 
-from dilkit import BlockSparse, Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
+from dilkit import Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
 from dilkit.backends.reference import Reference
 from dilkit.bias.form import BiasForm
 from dilkit.inputs import Inputs
@@ -297,19 +297,11 @@ def wider(branch: Branch) -> Branch:
     return replace(branch, window=branch.window + branch.dilation_rate) if isinstance(branch, SlidingWindow) else branch
 
 
-def without_its_first_row(branch: Branch) -> Branch:
-    if not isinstance(branch, BlockSparse):
-        return branch
-    layout = branch.own_layout.array().copy()
-    layout[:, 0] = False
-    return BlockSparse(layout, branch.block_size)
-
-
 def without_reading(branch: Branch) -> Branch:
     return GlobalTokens(branch.tokens, "read") if isinstance(branch, GlobalTokens) else branch
 
 
-@pytest.mark.parametrize("fault", [wider, without_reading, without_its_first_row])
+@pytest.mark.parametrize("fault", [wider, without_reading])
 def test_other_kinds_are_proven_where_they_are_asked_for(fault: Callable[[Branch], Branch]) -> None:
     class Wrong(Reference):
         def forward(self, inputs: Inputs, problem: Problem) -> Any:

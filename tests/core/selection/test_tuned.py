@@ -23,7 +23,7 @@ from dilkit.environment import TUNED, tuned_file
 from dilkit.problem import DTYPES
 from dilkit.selection import tuned
 from dilkit.selection.tuned_file import TunedEntry, TunedError, TunedSetup, TunedShape, load, to_text
-from dilkit.selector import explain, requested_backends, select, use_backend
+from dilkit.selector import explain, select
 
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=64, heads=4, head_dim=8)
 HERE = tuned.setup_of(PROBLEM.device)
@@ -90,18 +90,6 @@ def test_the_measured_order_is_gone_by(file: Path) -> None:
     file.unlink()
     tuned.read_again()
     assert select(PROBLEM).name == "native"
-
-
-def test_an_argument_a_block_and_the_variable_win_over_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(file, entry())
-    with use_backend("sdpa"):
-        assert select(PROBLEM, requested_backends()).name == "sdpa"
-        assert select(PROBLEM, requested_backends("native")).name == "native"
-    monkeypatch.setenv("DILKIT_BACKEND", "sdpa")
-    assert select(PROBLEM, requested_backends()).name == "sdpa"
-    assert explain(PROBLEM).why == "asked for"
-    monkeypatch.delenv("DILKIT_BACKEND")
-    assert select(PROBLEM, requested_backends()).name == "reference"
 
 
 def test_the_operator_goes_by_it(file: Path) -> None:
@@ -343,13 +331,6 @@ def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
         select(replace(PROBLEM, seq=seq))
         explain(replace(PROBLEM, seq=seq))
     assert read == [file]
-
-
-def test_a_choice_that_was_made_before_reads_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(file, entry())
-    select(PROBLEM)
-    monkeypatch.setattr(tuned, "seconds", None)
-    assert select(PROBLEM).name == "reference"
 
 
 def test_the_variable_takes_effect_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
