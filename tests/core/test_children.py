@@ -112,15 +112,3 @@ def test_children_are_called(name: str, change: Callable[[nn.Module, str, Tensor
         with torch.no_grad():
             factor.fill_(1)
             assert not torch.allclose(call(module), before, rtol=1e-2, atol=1e-4), f"{path} has no effect"
-
-
-@pytest.mark.filterwarnings("ignore:.*quantiz:")
-@pytest.mark.parametrize("name", MODULES)
-def test_layers_may_be_quantized(name: str) -> None:
-    quantization = pytest.importorskip("torch.ao.quantization", reason="torch has no quantize_dynamic any more")
-    make, call = MODULES[name]
-    module = make().eval()
-    with torch.no_grad():
-        before = call(module)
-        after = call(quantization.quantize_dynamic(module, {nn.Linear}))
-    assert 0 < (after - before).abs().max() < 0.1 * before.abs().max()

@@ -1,7 +1,6 @@
 """The modules: equal to nn.MultiheadAttention where the pattern is dense, to the oracle elsewhere, and good citizens of torch."""
 
 import copy
-import pickle
 import warnings
 
 import pytest
@@ -218,18 +217,6 @@ def test_autocast():
     torch.testing.assert_close(out.float(), module(x)[0], atol=0.05, rtol=0.05)
     out.sum().backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in module.parameters())
-
-
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))], ids=["deepcopy", "pickle"]
-)
-def test_copies_compute_the_same(duplicate):
-    module, x = multihead(rotary=True, layer_norm=True, is_causal=True), rows(2, SEQ, EMBED, dtype=torch.float32)
-    module(x)
-    twin = duplicate(module)
-    assert repr(twin) == repr(module)
-    assert torch.equal(twin(x)[0], module(x)[0])
-    assert twin.in_proj_weight is not module.in_proj_weight
 
 
 def test_the_constructor_takes_device_and_dtype():

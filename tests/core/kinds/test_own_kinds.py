@@ -256,18 +256,10 @@ class NoName(dilkit.Branch):
         return (rows[:, None] == keys)[None]
 
 
-@dataclass(frozen=True)
-class Taken(NoName):
-    kind: ClassVar[str] = "sliding_window"
-
-
-class NoDataclass(NoName):
-    kind: ClassVar[str] = "no_dataclass"
-
-
-@dataclass(frozen=True)
-class Unregistered(NoName):
-    kind: ClassVar[str] = "unregistered"
+NoDataclass = type("NoDataclass", (NoName,), {"kind": "no_dataclass"})
+Taken, Unregistered = (
+    dataclass(frozen=True)(type(kind.title(), (NoName,), {"kind": kind})) for kind in ("sliding_window", "new")
+)
 
 
 def test_what_is_no_kind_is_named() -> None:
@@ -280,5 +272,5 @@ def test_what_is_no_kind_is_named() -> None:
             dilkit.register_kind(given_class)  # type: ignore[arg-type]
     with pytest.raises(PatternError, match=r"'sliding_window' is that of dilkit.*SlidingWindow; give yours another name"):
         dilkit.register_kind(Taken)
-    with pytest.raises(TypeError, match=r"branches\[1\].* is of a kind that is not known; dilkit.register_kind\(Unregistered\)"):
+    with pytest.raises(TypeError, match=r"branches\[1\].* is of a kind that is not known; dilkit.register_kind\(New\)"):
         Pattern.of(SlidingWindow(2), Unregistered())

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from core.malformed.case import MASK, Case, P, Q, made
+from core.malformed.case import MASK, Case, P, Q, made, under
 
 from dilkit import PatternError, TokenOrder, locality_report, order, ordered_dilated_attention, sort_points
-from dilkit.orders import _curves
+from dilkit.orders import _curves, checks
 from dilkit.orders._generalised_hilbert import generalised_hilbert
 from dilkit.orders.points import decode, encode
 
@@ -90,6 +90,8 @@ ORDERS = {
     "places are a text": Case(given("ab"), TypeError, "perm"),
     "nested tokens": Case(made(GRID.restore, NESTED), TypeError, "x has layout", "jagged", "plain"),
     "a list with no order": Case(along([GRID, 3]), TypeError, "is no TokenOrder, nor a list of them"),
+    "an order without room": Case(grid((2**30, 2**30), "row-major"), MemoryError, "tokens (8,589,934,592.0 GiB)"),
+    "a table without room": Case(made(checks.empty, 2**61), MemoryError, "order a smaller grid"),
     "a place twice": Case(given([0, 0, 1]), ValueError, "perm", "each of 0 to 2", "once"),
     "places from 1 on": Case(given([1, 2, 3]), ValueError, "perm", "each of 0 to 2", "once"),
     "places are floats": Case(given([0.0, 1.0]), TypeError, "perm", "float64", "integers"),
@@ -158,6 +160,7 @@ CODES = {
     "no bits": Case(made(encode, SPACE, 0), ValueError, "bits=0 must be at least 1"),
     "bits of a fraction": Case(made(encode, SPACE, 2.0), TypeError, "bits=2.0"),
     "a curve of grids": Case(made(encode, SPACE, curve="snake"), ValueError, "'snake'", "'hilbert', 'morton'"),
+    "an instruction set of no one": Case(under(made(encode, SPACE), DILKIT_CPU_ISA="mmx"), ValueError, "DILKIT_CPU_ISA='mmx'"),
     "no threads": Case(made(encode, SPACE, threads=0), ValueError, "threads=0"),
     "too many places": Case(made(encode, SPACE, out=np.zeros(5, int)), ValueError, "out has 5 places; 4 are needed"),
     "narrow places": Case(made(encode, SPACE, 6, out=np.zeros(4, np.uint16)), ValueError, "uint16", "16 bits; 18 are needed"),

@@ -23,7 +23,7 @@ from helpers.forks import in_child
 from helpers.launch import fork
 
 import dilkit
-from dilkit import Backend, Limits, Pattern, Problem, dilated_attention, plan, registry
+from dilkit import Backend, Limits, Pattern, dilated_attention, plan, registry
 
 pytestmark = pytest.mark.surroundings
 
@@ -108,21 +108,6 @@ def test_a_fork_while_a_thread_adds_to_the_cache(inside: threading.Event, go_on:
             assert in_child(lambda: plan.cached("test of forks", Table), SHORT) == "done"
     finally:
         plan.cache_clear()
-
-
-def test_a_fork_while_a_thread_counts_flops(
-    inside: threading.Event, go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def flops(*_: object, **__: object) -> int:
-        if threading.current_thread() is not threading.main_thread():
-            inside.set()
-            go_on.wait(SHORT)
-        return 7
-
-    monkeypatch.setattr(Pattern, "flops", flops)
-    first, second = (Problem(pattern=Pattern([4], [1]), seq=seq, heads=1, head_dim=8) for seq in (16, 17))
-    with halfway(threading.Thread(target=first.flops), inside, go_on):
-        assert in_child(second.flops, SHORT) == "done"
 
 
 AFTER = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -117,24 +117,6 @@ def test_a_generator_may_be_closed_where_it_was_not_begun() -> None:
         elsewhere(generator.close)
         assert chosen() == "one"
         assert begun.run(chosen) == "two"
-
-
-@pytest.mark.usefixtures("three")
-def test_an_asynchronous_generator_that_nobody_finishes() -> None:
-    complaints: list[dict[str, Any]] = []
-
-    async def blocks() -> AsyncIterator[str]:
-        with use_backend("two"):
-            yield chosen()
-            yield chosen()
-
-    async def first() -> str:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-        return await anext(blocks())
-
-    assert asyncio.run(first()) == "two"
-    assert complaints == []
-    assert chosen() == "one"
 
 
 @pytest.mark.usefixtures("three")

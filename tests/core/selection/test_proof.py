@@ -89,13 +89,6 @@ def test_a_proof_is_made_once_for_all_processes(asked: list[dict[str, Any]]) -> 
     ]
 
 
-def test_another_driver_needs_another_proof(asked: list[dict[str, Any]]) -> None:
-    for driver in ("driver 1", "driver 2", "driver 2"):
-        with registered(Proven(driver=driver)):
-            select(problem())
-    assert len(asked) == 2
-
-
 @pytest.mark.parametrize(("mode", "proofs"), [("once", 1), ("always", 2), ("off", 0)])
 def test_whether_proofs_are_made_is_an_environment_variable(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, mode: str, proofs: int
@@ -215,16 +208,6 @@ def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_whole_way_on_a_backend_that_is_right() -> None:
     packed = json.dumps(REQUEST | dict(varlen=True, gradients=False))
     assert proof.outcome([sys.executable, "-m", "dilkit.selection.proving", packed]) == ""
-
-
-@pytest.mark.slow
-def test_every_case_of_a_proof_on_a_backend_that_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    proving.main(json.dumps(REQUEST | dict(varlen=True, kinds=True)))
-    proving.main(json.dumps(REQUEST | dict(dropout=True)))
-    proving.main(json.dumps(REQUEST | dict(softcap=True)))
-    proving.main(json.dumps(REQUEST | dict(bias=BiasForm(2, metric="l1", placed=True, learned=True).encode())))
-    proving.main(json.dumps(REQUEST | dict(bias=BiasForm(1, (9,), placed=True, learned=True).encode(), varlen=True)))
-    assert capsys.readouterr().out.strip() == ""
 
 
 def test_a_bias_is_proven_with_one_of_the_same_code() -> None:

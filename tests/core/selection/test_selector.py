@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.fakes import Fake
 
-from dilkit import Backend, Device, Limits, Pattern, Problem
+from dilkit import Backend, Device, DilatedSegment, GlobalTokens, Limits, Pattern, Problem, SlidingWindow
 from dilkit.registry import Broken
 from dilkit.selector import trace
 
@@ -23,7 +23,7 @@ def fakes(*backends: Backend | Broken) -> dict[str, Backend | Broken]:
 CUDA = frozenset({"cuda"})
 BF16, HALF = frozenset({"bf16"}), frozenset({"float16", "bfloat16"})
 FIRST_HEAD, IN_BLOCKS = Pattern([8], [2], heads=[(0, 1)]), Pattern([8], [2], offset="block")
-ONCE = Pattern([8], [2], overlap="once")
+ONCE, MIX = Pattern([8], [2], overlap="once"), Pattern.of(SlidingWindow(4), DilatedSegment(8, 2), GlobalTokens(4))
 PASCAL = dict(min_capability=(6, 0), max_capability=(6, 1), dtypes=frozenset({"float32", "float16"}))
 AMPERE = dict(min_capability=(8, 0), dtypes=HALF, head_dim_multiple=8, overlaps=frozenset({"count"}))
 FAMILY = fakes(
@@ -60,6 +60,7 @@ def problem(device: str = "cpu", **options: Any) -> Problem:
         (Limits(head_ranges=False), problem(pattern=FIRST_HEAD), "head ranges yes: not supported"),
         (Limits(offsets=frozenset({"modulo"})), problem(pattern=IN_BLOCKS), "offset 'block': supports modulo"),
         (Limits(overlaps=frozenset({"count"})), problem(pattern=ONCE), "overlap 'once': supports count"),
+        (Limits(), problem(pattern=MIX), "branch kind global_tokens, sliding_window: supports dilated_segment"),
         (Limits(forms=frozenset({"band"})), problem(), "branch kind dilated_segment: shown as segments; computes band"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -67,15 +68,6 @@ def problem(device: str = "cpu", **options: Any) -> Problem:
 def test_every_limit_has_its_reason(limits: Limits, asked: Problem, reason: str) -> None:
     decision = trace(asked, fakes(Fake("fake", 0, limits))).decisions[0]
     assert (decision.verdict, decision.reasons) == ("refused", (reason,))
-
-
-def test_a_gpu_without_code_in_torch_is_refused_with_the_way_out() -> None:
-    for name, line in (("sm_61", "CUDA 12.6"), ("sm_120", "CUDA 12.8 or newer")):
-        facts = Device.assume(name)
-        device = Device("cuda", facts.name, facts.capability, facts.features, torch_code=False)
-        (reason,) = Limits(devices=None).refusals(Problem(pattern=PATTERN, seq=4, heads=1, head_dim=4, device=device))
-        assert reason.code == "torch"
-        assert line in reason.hint
 
 
 def test_all_reasons_are_given() -> None:

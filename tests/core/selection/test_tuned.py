@@ -177,7 +177,6 @@ def spoiled(*path: Any, value: Any = None) -> Any:
 FIRST = ("entries", 0)
 BAD = [
     ("", "JSONDecodeError"),
-    ('{"schema": 1, "entr', "JSONDecodeError"),
     ("[" * 100_000, "RecursionError"),
     (b"\xff\xfe\x00", "UnicodeDecodeError"),
     ([], "no object with schema 1"),
@@ -190,16 +189,13 @@ BAD = [
     (spoiled(*FIRST, "shape", "more", value=1), "entry 0: shape is no object"),
     (spoiled(*FIRST, "shape", "dtype", value="int8"), "dtype='int8' is not known"),
     (spoiled(*FIRST, "shape", "head_dim", value=0), "head_dim=0 must be at least 1"),
-    (spoiled(*FIRST, "shape", "head_dim", value=8.0), "head_dim=8.0 is a float"),
     (spoiled(*FIRST, "shape", "is_causal", value=0), "is_causal=0 is a int"),
-    (spoiled(*FIRST, "shape", "varlen", value=1), "varlen=1 is a int"),
     (spoiled(*FIRST, "shape", "branches", value=""), "branches='' is no text"),
     (spoiled(*FIRST, "shape", "seq", value=63), "seq=63 is not a power of two"),
     (spoiled(*FIRST, "seconds", value=[]), "seconds is no object"),
     (spoiled(*FIRST, "seconds", value={}), "names no backend"),
     (spoiled(*FIRST, "seconds", value={"": 1.0}), "backend='' is no text"),
     (spoiled(*FIRST, "seconds", value={"native": 0}), "native=0.0 must be finite and greater than 0"),
-    (spoiled(*FIRST, "seconds", value={"native": True}), "native=True is a bool"),
     (spoiled(*FIRST, "seconds", value={"native": float("nan")}), "native=nan must be finite"),
     (spoiled(*FIRST, "seconds", value={"native": "fast"}), "native='fast' is a str"),
 ]
