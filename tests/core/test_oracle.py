@@ -25,7 +25,7 @@ def drawn_inputs(seq: int, heads: Heads, seed: int) -> tuple[torch.Tensor, ...]:
     return q, k, v, torch.rand(BATCH, seq, generator=generator) < 0.4
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     patterns_with_heads() | mixes_with_heads().filter(lambda drawn: drawn[0].tail == "exact"),
     st.integers(0, 13),

@@ -57,11 +57,6 @@ def test_gradients():
     assert torch.autograd.gradcheck(rotary_embedding, x)
 
 
-def test_strided_views_are_taken_as_they_are():
-    packed = torch.randn(2, 9, 5, 8)
-    assert torch.equal(rotary_embedding(packed[:, :, 1:4]), rotary_embedding(packed[:, :, 1:4].contiguous()))
-
-
 def test_tables_are_made_once():
     x = sample()
     rotary_embedding(x)

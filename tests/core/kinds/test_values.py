@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers.definition import brute_force, brute_force_edges
 from helpers.strategies import Heads, mixes_with_heads, neighborhoods, patterns_with_heads
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilkit import (
@@ -49,15 +49,18 @@ def test_what_layouts_take_is_bounded_in_bytes() -> None:
     assert dropped() is None
 
 
-ANY_PATTERN = patterns_with_heads() | mixes_with_heads()
-GRIDS = neighborhoods(heads=3, tokens=40).map(lambda pattern: ((pattern, (3, 3)), pattern.max_seq))
+DRAWN = {
+    "segments": st.tuples(patterns_with_heads(), st.integers(0, 17)),
+    "mixes": st.tuples(mixes_with_heads(), st.integers(0, 17)),
+    "grids": neighborhoods(heads=3, tokens=40).map(lambda pattern: ((pattern, (3, 3)), pattern.max_seq)),
+}
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.tuples(ANY_PATTERN, st.integers(0, 17)) | GRIDS, st.booleans())
-@example(((Pattern.of(SlidingWindow(4, 2)), (1, 1)), 9), False)
-def test_count_and_flops_are_the_definition(drawn: tuple[tuple[Pattern, Heads], int], is_causal: bool) -> None:
-    (pattern, heads), seq = drawn
+@pytest.mark.parametrize("kind", DRAWN)
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.booleans())
+def test_count_and_flops_are_the_definition(kind: str, data: st.DataObject, is_causal: bool) -> None:
+    (pattern, heads), seq = data.draw(DRAWN[kind])
     expected = brute_force(pattern, seq, heads, is_causal)
     flops = pattern.flops(seq, heads[0], 5, batch=3, kv_heads=heads[1], is_causal=is_causal)
     assert flops == 4 * 5 * 3 * expected.sum()
@@ -69,6 +72,13 @@ def test_count_and_flops_are_the_definition(drawn: tuple[tuple[Pattern, Heads], 
     np.testing.assert_array_equal(some.numpy(), expected[:, 1::2])
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_flops_of_every_kind_are_those_of_its_count(is_causal: bool) -> None:
+    for branch in (*MIX.branches, GlobalTokens(3), GlobalTokens([1, 3], "read"), GlobalTokens(2, "read")):
+        pattern = Pattern.of(branch)
+        assert pattern.flops(20, 4, 1, is_causal=is_causal) == 4 * pattern.count(20, 4, is_causal=is_causal).sum(), branch
+
+
 def test_flops_of_a_long_sequence_need_no_matrix() -> None:
     assert Pattern.dense().flops(2**20, 8, 64) == 4 * 64 * 8 * 2**40
     seq, window = 2**40, 2**10
@@ -77,8 +87,8 @@ def test_flops_of_a_long_sequence_need_no_matrix() -> None:
     assert Pattern.of(Strided(seq // 2)).flops(seq, 1, 1) == 4 * 2 * seq
 
 
-@settings(max_examples=25, deadline=None)
-@given(ANY_PATTERN)
+@settings(max_examples=40, deadline=None)
+@given(patterns_with_heads() | mixes_with_heads())
 def test_a_pattern_survives_every_way_of_writing_it_down(drawn: tuple[Pattern, Heads]) -> None:
     pattern, _ = drawn
     assert Pattern.from_json(pattern.to_json()) == pattern

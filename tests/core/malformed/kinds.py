@@ -156,6 +156,7 @@ KINDS = {
     "no blocks at all": Case(made(BlockSparse.local_global, 0, 4), ValueError, "blocks=0", "at least 1"),
     "JSON of a layout that is no base64": Case(of_layout(layout="?"), PatternError, "layout is not base64", "to_json"),
     "JSON of a layout without an end": Case(of_layout(blocks=1e9), TypeError, "blocks=1000000000.0", "integer"),
+    "JSON of half a layout": Case(of_layout(layout_heads=None), PatternError, "belong together", "all three or none"),
     "JSON of a huge layout": Case(of_layout(blocks=99999), PatternError, "99999", "at most"),
     "a grid of nothing": Case(made(Neighborhood, (0, 4), 1), PatternError, "shape=(0, 4)", "from 1"),
     "a grid of no dimensions": Case(made(Neighborhood, (), 1), PatternError, "shape=()", "1 to 3"),

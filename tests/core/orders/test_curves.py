@@ -155,11 +155,6 @@ class TestBoxes:
     def test_snake_of_a_box(self):
         assert snake((2, 2, 3)).tolist() == [0, 1, 2, 5, 4, 3, 9, 10, 11, 8, 7, 6]
 
-    @pytest.mark.parametrize("length", [1, 2, 17, 1000])
-    def test_in_one_dimension_all_is_row_major(self, length):
-        for perm in (morton((length,)), tiles((length,), (7,)), snake((length,))):
-            assert np.array_equal(perm, np.arange(length))
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_inverse(dtype):
