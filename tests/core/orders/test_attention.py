@@ -118,8 +118,10 @@ def test_every_kind_of_pattern(pattern, masked):
         assert_by_count(rows(grad=True), pattern, orders, a_mask() if masked else None)
 
 
-def test_a_shard_may_have_fewer_heads_than_there_are_orders():
-    assert_by_count(rows(2, 1), Pattern([12, 24], [3, 5], head_shard=(3, 9)), ORDERS["two"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 5), (12, 3)])
+@MASKED
+def test_query_heads_go_with_their_key_value_head(heads, kv_heads, masked):
+    assert_by_count(rows(heads, kv_heads), PATTERN, ORDERS["two"], a_mask() if masked else None)
 
 
 @MASKED
