@@ -85,12 +85,3 @@ def test_stand_ins_never_enter_the_cache():
     assert plan.cache_info().entries == 0
     mapped = torch.func.vmap(rotary_embedding)(x.unsqueeze(0))
     assert torch.equal(mapped[0], rotary_embedding(x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("explicit", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_it_compiles_as_one_graph(explicit):
-    compiled = torch.compile(rotary_embedding, fullgraph=True, backend="aot_eager", dynamic=True)
-    for seq in (9, 12):
-        x, positions = sample(seq=seq), torch.arange(seq) * 2 if explicit else None
-        torch.testing.assert_close(compiled(x, positions), rotary_embedding(x, positions))

@@ -122,12 +122,6 @@ def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
     return Problem(pattern=pattern, seq=seq, heads=4, head_dim=8, requires_grad=True)
 
 
-def test_limits_without_forms_take_dilated_segments_alone() -> None:
-    (refused,) = Limits().refusals(problem())
-    assert str(refused) == "branch kind global_tokens, sliding_window: supports dilated_segment"
-    assert not Limits().refusals(problem(Pattern([512], [2])))
-
-
 def test_limits_by_kinds_are_read_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match=r"Limits\(branch_kinds=\) is now Limits\(forms=\)"):
         limits = Limits(branch_kinds=frozenset({"sliding_window", "dilated_segment"}))

@@ -149,12 +149,6 @@ def test_a_report_is_plain_data() -> None:
         report.curve = "hilbert"  # type: ignore[misc]
 
 
-def test_a_segment_that_keeps_nothing_but_an_extra_token_has_no_distance() -> None:
-    (kept,) = locality_report(order((3, 3), extra_tokens=1), 10, (10,)).kept
-    assert (kept.mean, kept.max) == (None, None)
-    assert kept.mean_over_offsets is not None
-
-
 def test_what_takes_too_long_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = locality_report(order((64, 64), "morton"), 64, (4,), window=5)
     assert (whole.segments_measured, whole.blocks_measured) == (64, 32)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.fakes import Fake
 
-from dilkit import Backend, Device, Limits, Pattern, Problem
+from dilkit import Backend, Device, DilatedSegment, GlobalTokens, Limits, Pattern, Problem, SlidingWindow
 from dilkit.registry import Broken
 from dilkit.selector import trace
 
@@ -23,7 +23,7 @@ def fakes(*backends: Backend | Broken) -> dict[str, Backend | Broken]:
 CUDA = frozenset({"cuda"})
 BF16, HALF = frozenset({"bf16"}), frozenset({"float16", "bfloat16"})
 FIRST_HEAD, IN_BLOCKS = Pattern([8], [2], heads=[(0, 1)]), Pattern([8], [2], offset="block")
-ONCE = Pattern([8], [2], overlap="once")
+ONCE, MIX = Pattern([8], [2], overlap="once"), Pattern.of(SlidingWindow(4), DilatedSegment(8, 2), GlobalTokens(4))
 PASCAL = dict(min_capability=(6, 0), max_capability=(6, 1), dtypes=frozenset({"float32", "float16"}))
 AMPERE = dict(min_capability=(8, 0), dtypes=HALF, head_dim_multiple=8, overlaps=frozenset({"count"}))
 FAMILY = fakes(
