@@ -118,12 +118,6 @@ def test_every_kind_of_pattern(pattern, masked):
         assert_by_count(rows(grad=True), pattern, orders, a_mask() if masked else None)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 5), (12, 3)])
-@MASKED
-def test_query_heads_go_with_their_key_value_head(heads, kv_heads, masked):
-    assert_by_count(rows(heads, kv_heads), PATTERN, ORDERS["two"], a_mask() if masked else None)
-
-
 @MASKED
 def test_the_identity_changes_no_bit(masked):
     tensors, mask = rows(dtype=torch.float32), a_mask() if masked else None
