@@ -198,7 +198,7 @@ def looked_at(rows: Any, key: Any = Q, pattern: Any = P, **options: Any) -> Call
 
 HILBERT, OF_LINES = order((4, 4)), locality_report(order((4, 4), "row-major"), 4)
 TWO_GRIDS = [(one, locality_report(one, 4)) for one in (HILBERT, LINE)]
-BESIDE = {
+EXTRAS = {
     "rotary of a list": Case(turned([1.0]), TypeError, "x is a list"),
     "rotary of 3 dimensions": Case(turned(Q[0]), ValueError, "x has shape (6, 4, 8)"),
     "rotary of integers": Case(turned(Q.long()), ValueError, "dtype torch.int64"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core.malformed.attention import BESIDE, CALLS, MODULES
+from core.malformed.attention import CALLS, EXTRAS, MODULES
 from core.malformed.case import Case
 from core.malformed.commands import COMMANDS, ENVIRONMENT
 from core.malformed.forms import FORMS
@@ -24,7 +24,7 @@ TABLES = dict(
     forms=FORMS,
     facts=FACTS,
     module=MODULES,
-    beside=BESIDE,
+    extras=EXTRAS,
     order=ORDERS,
     points=POINTS,
     codes=CODES,
