@@ -196,7 +196,7 @@ def looked_at(rows: Any, key: Any = Q, pattern: Any = P, **options: Any) -> Call
     return made(attention_rows, Q, key, pattern, rows, **options)
 
 
-HILBERT, OF_LINES = order((4, 4)), locality_report(order((4, 4), "row-major"), 4)
+HILBERT, WRONG = order((4, 4)), [(order((4, 4)), locality_report(order((4, 4), "row-major"), 4))]
 TWO_GRIDS = [(one, locality_report(one, 4)) for one in (HILBERT, LINE)]
 EXTRAS = {
     "rotary of a list": Case(turned([1.0]), TypeError, "x is a list"),
@@ -228,9 +228,7 @@ EXTRAS = {
     "mass of heads that are not there": Case(weighed(pattern=FOUR), ValueError, "heads[1]"),
     "mass of scale NaN": Case(weighed(scale=float("nan")), ValueError, "scale"),
     "mass by a backend of GPUs": Case(weighed(backend="cupy_raw"), NoBackendError, "cupy_raw"),
-    "a picture of another report": Case(
-        made(draw_orders, None, [(HILBERT, OF_LINES)]), ValueError, "order((4, 4), 'hilbert')", "another order"
-    ),
+    "a wrong picture": Case(made(draw_orders, None, WRONG), ValueError, "order((4, 4), 'hilbert')", "another order"),
     "a picture of two grids": Case(made(draw_orders, None, TWO_GRIDS), ValueError, "orders are of 2 grids"),
     "a picture of no orders": Case(made(draw_orders, None, []), ValueError, "orders are of 0 grids []"),
 }

@@ -77,9 +77,7 @@ VALUES = {
     "an even number of buckets": Case(bucketed([0] * 4), ValueError, "buckets", "(4,)", "2 * m + 1"),
     "buckets without distances": Case(made(t5_buckets, 32, 8), ValueError, "max_distance=8", "at least 9"),
     "coordinates of 4 numbers": Case(made(CoordinateAlibi, SLOPES, torch.zeros(6, 4)), ValueError, "(6, 4)", "1 to 3 numbers"),
-    "coordinates of integers": Case(
-        made(CoordinateAlibi, SLOPES, WHOLE), TypeError, "coordinates", "int64", "coordinates.float()"
-    ),
+    "whole coordinates": Case(made(CoordinateAlibi, SLOPES, WHOLE), TypeError, "coordinates", "int64", "coordinates.float()"),
     "coordinates with a gradient": Case(made(CoordinateAlibi, SLOPES, LEARNED), ValueError, "coordinates", "detach"),
     "NaN coordinates": Case(made(CoordinateAlibi, SLOPES, PLACES * float("nan")), ValueError, "coordinates[0, 0, 0] is nan"),
     "nested coordinates": Case(made(CoordinateAlibi, SLOPES, NESTED), TypeError, "coordinates", "jagged", "plain"),

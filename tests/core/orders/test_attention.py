@@ -118,6 +118,10 @@ def test_every_kind_of_pattern(pattern, masked):
         assert_by_count(rows(grad=True), pattern, orders, a_mask() if masked else None)
 
 
+def test_a_shard_may_have_fewer_heads_than_there_are_orders():
+    assert_by_count(rows(2, 1), Pattern([12, 24], [3, 5], head_shard=(3, 9)), ORDERS["two"])
+
+
 @MASKED
 def test_the_identity_changes_no_bit(masked):
     tensors, mask = rows(dtype=torch.float32), a_mask() if masked else None
