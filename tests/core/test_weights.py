@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.live_bytes import LiveBytes
-from helpers.pairwise import every_pair
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal, every_pair
 
 from dilkit import DilatedSegment, GlobalTokens, Pattern, SlidingWindow, attention_mass, attention_rows
 from dilkit.oracle import oracle_attention

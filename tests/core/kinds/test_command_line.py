@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import json_output, output
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, explain
 from dilkit.tools.cli import main

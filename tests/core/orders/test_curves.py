@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 from core.orders.definitions import interleaved, skilling
-from helpers.thinned import diagonal
+from helpers.pairwise import diagonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from core.orders.definitions import interleaved, skilling
-from helpers.thinned import all_but
+from helpers.pairwise import all_but
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
