@@ -263,7 +263,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: calls(softcap=math.inf), ValueError, "softcap"),
     (lambda: calls(softcap=2.0, backend="sdpa"), ValueError, "softcap 2: caps no scores"),
 ]
-"""What is not in `tests/helpers/malformed`, and limits."""
+"""What is not in `tests/core/malformed`, and limits."""
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)))
