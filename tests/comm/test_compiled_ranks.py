@@ -1,30 +1,194 @@
-"""Attention over ranks under torch.compile, on two ranks: the results, the messages and the errors of plain calls."""
+"""Attention over ranks under torch.compile, on two ranks: the results, the messages and the errors of plain calls.
+
+Ranks are processes: `torch.compile` is not made for threads.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
 from helpers import launch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention
+from dilkit.comm import Comm, PlanMismatch, RingDilatedAttention, ring_dilated_attention, shard_cuts, sum_over_ranks
+
+PATTERN = Pattern([8, 24, 96], [1, 2, 4])
+HEADS, HEAD_DIM = 4, 8
+Make = Callable[["Comm | None"], nn.Module]
+"""A module over ranks; without them, the same on the whole sequence."""
+
+
+class Functions(nn.Module):
+    """Calls of the function: with every argument, and two that do not depend on each other, one of few gradients."""
+
+    def __init__(self, comm: Comm | None, dropout_p: float = 0.25, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.attend: Any = dilated_attention if comm is None else partial(ring_dilated_attention, comm=comm)
+        self.dropout_p = dropout_p
+        self.kept: dict[str, Any] = {} if comm is None else dict(keep="nothing")
+        draw = torch.Generator().manual_seed(1)
+        self.weight = nn.Parameter(torch.randn(HEAD_DIM, HEAD_DIM, generator=draw).to(dtype))
+        self.sink = nn.Parameter(torch.randn(HEADS, generator=draw))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k = x @ self.weight, x[:, :, ::2].contiguous()
+        options: dict[str, Any] = dict(is_causal=True, key_padding_mask=mask, sink=self.sink, scale=0.3, dropout_p=self.dropout_p)
+        out, lse = self.attend(q, k, k.sin(), pattern=PATTERN, **options, return_lse=True)
+        aside = self.attend(q, k, k, pattern=PATTERN, **self.kept)
+        beside = self.attend(q.detach() * 2, k.detach(), k, pattern=PATTERN, backend=["reference"])
+        return out + aside * beside + lse.transpose(1, 2)[..., None].tanh()
+
+
+class Network(nn.Module):
+    """Layers with rotary positions, each of them computed again in the backward pass."""
+
+    def __init__(self, comm: Comm | None, checkpointed: bool = True, layers: int = 2, **options: Any) -> None:
+        super().__init__()
+        inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
+        torch.manual_seed(0)
+        options = dict(rotary=True, is_causal=True, sink=True, dtype=torch.float64) | options
+        made = (MultiheadDilatedAttention(HEADS * HEAD_DIM, HEADS, inner, **options) for _ in range(layers))
+        self.layers = nn.ModuleList(made)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = x.flatten(2)
+        for layer in self.layers:
+            attend = partial(self.one, layer, mask=mask)
+            x = x + (checkpoint(attend, x, use_reentrant=False) if self.checkpointed else attend(x))
+        return x.unflatten(2, (HEADS, HEAD_DIM))
+
+    @staticmethod
+    def one(layer: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        return layer(x, key_padding_mask=mask)[0]
+
+
+def whole(seq: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A sequence and its mask, the same on every rank."""
+    draw = torch.Generator().manual_seed(seq)
+    return torch.randn(2, seq, HEADS, HEAD_DIM, generator=draw).to(dtype), torch.rand(2, seq, generator=draw) < 0.2
+
+
+def step(module: nn.Module, call: Callable[..., Tensor], x: Tensor, mask: Tensor) -> list[Tensor]:
+    """The output of one step, and the gradients of its input and of all parameters."""
+    torch.manual_seed(3)
+    x = x.detach().requires_grad_()
+    out = call(x, mask)
+    return [out.detach(), *torch.autograd.grad(out.sin().sum(), [x, *module.parameters()])]
+
+
+def counted(comm: Comm, *arguments: Any) -> tuple[list[Tensor], tuple[int, int]]:
+    """A step, and the bytes and messages that it takes."""
+    before = comm.sent_bytes, comm._number
+    return step(*arguments), (comm.sent_bytes - before[0], comm._number - before[1])
+
+
+def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype = torch.float64, **options: Any) -> None:
+    """Compiled without a break, a step over ranks is what it is when it is not compiled, and what one process finds.
+
+    With `aot_eager` to the bit, with `inductor`, which computes other things in another way, within rounding.
+    """
+    import torch._inductor.config
+
+    torch._inductor.config.force_disable_caches = True  # where old graphs hide new faults
+    over_ranks, alone = make(comm), make(None)
+    compiled = torch.compile(over_ranks, fullgraph=True, backend=backend, **options)
+    for seq in seqs:
+        x, mask = whole(seq, dtype)
+        first, last = shard_cuts(seq, comm.size, PATTERN)[comm.rank : comm.rank + 2]
+        rows = slice(first, last)
+        plain, plain_counts = counted(comm, over_ranks, over_ranks, x[:, rows], mask[:, rows])
+        found, counts = counted(comm, over_ranks, compiled, x[:, rows], mask[:, rows])
+        assert counts == plain_counts
+        for mine, its in zip(found, plain, strict=True):
+            allowed = 0.0 if backend == "aot_eager" else 8 * torch.finfo(dtype).eps * float(its.abs().max())
+            torch.testing.assert_close(mine, its, rtol=0, atol=allowed)
+        if dtype == torch.float64:
+            expected = step(alone, alone, x, mask)
+            torch.testing.assert_close(found[:2], [y[:, rows] for y in expected[:2]])
+            torch.testing.assert_close(found[2:], [*own_part(comm, found[2:], expected[2:])])
+
+
+def own_part(comm: Comm, found: list[Tensor], expected: list[Tensor]) -> list[Tensor]:
+    """This rank's part of gradients of parameters, which add up to what is expected."""
+    total = [x.clone() for x in found]
+    sum_over_ranks(total, comm)
+    return [x - (others - want) for x, others, want in zip(found, total, expected, strict=True)]
+
+
+def essentials(comm: Comm, backend: str = "aot_eager") -> None:
+    """The function with every argument, modules within checkpoints, and an argument that does not fit."""
+    check(comm, Functions, backend, 50)
+    check(comm, partial(Network, layers=1), backend, 40)
+    refuse(comm, key_padding_mask=torch.zeros(1, 3, dtype=torch.bool))
+
+
+def further(comm: Comm, backend: str = "aot_eager") -> None:
+    """Several layers, further dtypes, and a second length: compiled again, or compiled for any length."""
+    check(comm, Network, backend, 40, 57)
+    check(comm, partial(Network, checkpointed=False, num_kv_heads=2, sink=False), backend, 40, 57, 63, dynamic=True)
+    check(comm, partial(Functions, dtype=torch.bfloat16), backend, 50, dtype=torch.bfloat16)
+    check(comm, partial(Network, dtype=torch.bfloat16), backend, 50, dtype=torch.bfloat16)
+
+
+def essentials_on_inductor(comm: Comm) -> None:
+    import torch._inductor
+
+    torch._inductor.config.fallback_random = True  # seeds of dropout are drawn as torch draws them
+    essentials(comm, "inductor")
+
+
+def further_on_inductor(comm: Comm) -> None:
+    """A part of it: C++ takes long to compile."""
+    check(comm, partial(Functions, dropout_p=0.0), "inductor", 40, 57, dynamic=True)
+    check(comm, partial(Network, layers=1, dtype=torch.bfloat16), "inductor", 50, dtype=torch.bfloat16)
+
+
+def refused(comm: Comm) -> None:
+    """What is wrong on one rank is raised on all of them, and the transport can be used again."""
+    refuse(comm, schedule="any", sink=torch.zeros(HEADS + 1), dropout_p=1.0, is_causal=1, backend="nobody", query=torch.ones(3))
+    compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
+    x = torch.randn(1, 20, HEADS, HEAD_DIM)
+    with pytest.raises(PlanMismatch, match=r"has is_causal=\w+, the others \w+; all ranks must pass the same"):
+        compiled(x, x, x, PATTERN, comm, is_causal=comm.rank == 1)
+    x.requires_grad_()
+    both = compiled if comm.rank else ring_dilated_attention, ring_dilated_attention  # one of the ranks compiles
+    found, expected = (torch.autograd.grad(attend(x, x, x, PATTERN, comm).sin().sum(), x) for attend in both)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def refuse(comm: Comm, **wrong: Any) -> None:
+    """Assert that each of these arguments, passed on rank 1, is named by the error there and by that of the others."""
+    compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
+    x = torch.randn(1, 20, HEADS, HEAD_DIM)
+    for name, value in wrong.items():
+        given: dict[str, Any] = dict(query=x, key=x, value=x) | ({name: value} if comm.rank == 1 else {})
+        error: Any = (TypeError, ValueError) if comm.rank == 1 else PlanMismatch
+        with pytest.raises(error, match=name if comm.rank == 1 else rf"on rank 1: \w+Error: .*{name}"):
+            compiled(**given, pattern=PATTERN, comm=comm)
+
 
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
 
 
 @pytest.mark.parametrize(
-    "name",
+    "work",
     [
-        "essentials",
-        pytest.param("refused", marks=pytest.mark.slow),
-        pytest.param("further", marks=pytest.mark.slow),
-        pytest.param("essentials_on_inductor", marks=[pytest.mark.slow, NEEDS_COMPILER]),
-        pytest.param("further_on_inductor", marks=[pytest.mark.slow, NEEDS_COMPILER]),
+        essentials,
+        pytest.param(refused, marks=pytest.mark.slow),
+        pytest.param(further, marks=pytest.mark.slow),
+        pytest.param(essentials_on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
+        pytest.param(further_on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
     ],
 )
-def test_two_ranks(tmp_path: Path, name: str) -> None:
-    """The names are those of functions in `helpers/compiled_rank.py`."""
-    job = launch.start("gloo", 2, tmp_path, "compiled_rank.py", name).finish(280)
-    assert job.code == 0, job
-    assert job.text.count("is right") == 2, job
+def test_two_ranks(work: Callable[[Comm], None]) -> None:
+    launch.run("gloo", 2, work, limit=280)

@@ -19,34 +19,99 @@ Only a rank whose own fault it is shows a traceback; each of the others says one
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.launch import Job, assert_conforms, start
-from helpers.rank import FAULTS, LONG_TIMEOUT, TIMEOUT, everyone
+from helpers.exchanges import conformance
+from helpers.launch import ended
 
 from dilkit import __version__
-from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, PlanMismatch, run_threads
+from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, run_threads
+from dilkit.comm.launch.processes import Ended
 
+TIMEOUT = 1.5
+"""Seconds that ranks wait for one that does not answer."""
+LONG_TIMEOUT = 20.0
+"""Seconds that ranks wait for one whose end they notice: on a busy machine a process may take long to end."""
 SLACK = 2.0
 SLOW = pytest.mark.slow
 """By default MPI is asked one fault, and gloo those that it notices in ways of its own: each rank of `mpirun` takes a second."""
 KNOWN = re.compile(r"^rank (\d) knows after ([\d.]+) s: (\w+): exchange 2 \(keys\): (.*)$", re.MULTILINE)
 
 
-def fail(launcher: str, kind: str, folder: Path, *options: str, size: int = 3, function: str = "fault") -> Job:
+def everyone(comm: Comm, step: str) -> None:
+    """Everyone sends to everyone."""
+    comm.exchange(torch.zeros(comm.size, 8), [1] * comm.size, [1] * comm.size, step).wait()
+
+
+def raises(comm: Comm) -> None:
+    raise ZeroDivisionError("this one's own fault")
+
+
+def raises_in_a_thread(comm: Comm) -> None:
+    thread = threading.Thread(target=raises, args=(comm,))
+    thread.start()
+    thread.join()
+    time.sleep(100)
+
+
+def gives_up(comm: Comm) -> None:
+    comm.abort(ZeroDivisionError("this one's own fault"))
+    time.sleep(100)
+
+
+FAULTS: dict[str, Callable[[Comm], object]] = {
+    "killed": lambda comm: os.kill(os.getpid(), signal.SIGKILL),
+    "frozen": lambda comm: os.kill(os.getpid(), signal.SIGSTOP),
+    "late": lambda comm: time.sleep(100),
+    "raises": raises,
+    "raises in a thread": raises_in_a_thread,
+    "gives up": gives_up,
+    "exits": lambda comm: sys.exit(3),
+    "disagrees": lambda comm: comm.agree(b"another", "the plan"),
+    "another version": lambda comm: setattr(comm, "_version", b"0.1.7"),
+}
+
+
+def fault(world: Comm, kind: str) -> None:
+    """All goes well once; then rank 1 fails before it takes part in the step "keys"."""
+    comm = type(world)(timeout=TIMEOUT if kind in ("frozen", "late") else LONG_TIMEOUT)  # type: ignore[call-arg]
+    everyone(comm, "warming up")
+    if comm.rank == 1:
+        FAULTS[kind](comm)
+    if kind in ("disagrees", "another version"):
+        comm.agree(b"one", "the plan")
+    began = time.monotonic()
+    try:
+        everyone(comm, "keys")
+    except CommError as error:
+        print(f"rank {comm.rank} knows after {time.monotonic() - began:.2f} s: {type(error).__name__}: {error}", flush=True)
+        raise
+
+
+def conformance_and_fault(comm: Comm, kind: str) -> None:
+    """Both in one job: to start the ranks of `mpirun` takes most of its time."""
+    conformance(comm)
+    print(f"rank {comm.rank} conforms", flush=True)
+    fault(comm, kind)
+
+
+def fail(launcher: str, kind: str, *options: str, size: int = 3, function: Callable[..., None] = fault) -> Ended:
     """A job whose rank 1 fails; it ends with an error, and leaves nothing behind."""
-    job = start(launcher, size, folder, "rank.py", function, kind, options=options).finish()
+    job = ended(launcher, size, function, kind, options=options)
     assert job.code != 0, job
-    assert job.text.count("Traceback") == (kind in ("raises", "raises_in_a_thread")), job
+    assert job.text.count("Traceback") == kind.startswith("raises"), job
     return job
 
 
-def assert_said(job: Job, error: type[CommError], what: str, all_of_them: bool = False) -> None:
+def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool = False) -> None:
     """The waiting ranks, or those that came to speak before the job was ended, said within the timeout whom they missed."""
     said = KNOWN.findall(job.text)
     assert {rank for rank, *_ in said} <= {"0", "2"}, job
@@ -58,99 +123,100 @@ def assert_said(job: Job, error: type[CommError], what: str, all_of_them: bool =
         assert job.text.count(f"[rank {rank}] {name}: exchange 2 (keys)") <= 1, job
 
 
-class TestGloo:
-    @pytest.mark.parametrize("kind", ["killed", *(pytest.param(kind, marks=SLOW) for kind in ("raises", "exits", "gives_up"))])
-    def test_a_rank_that_is_gone(self, kind: str, tmp_path: Path) -> None:
-        job = fail("gloo", kind, tmp_path)
-        assert_said(job, PeerLost, r"lost (rank 1|ranks 0, 1|ranks 1, 2):", all_of_them=True)
-        assert ("[rank 1] ZeroDivisionError: this one's own fault" in job.text) == (kind == "raises"), job
-
-    @pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW) for kind in ("frozen", "late")])
-    def test_a_rank_that_does_not_answer(self, kind: str, tmp_path: Path) -> None:
-        job = fail("gloo", kind, tmp_path)
-        assert_said(job, CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s", all_of_them=True)
-
-    @pytest.mark.parametrize("kind", ["disagrees", pytest.param("another_version", marks=SLOW)])
-    def test_a_rank_that_disagrees(self, kind: str, tmp_path: Path) -> None:
-        assert said_to_disagree(fail("gloo", kind, tmp_path), kind) == ["0", "1", "2"]
-
-
-DISAGREES = {
-    "disagrees": "PlanMismatch: the plan: rank 1 of 3 differs from the others",
-    "another_version": f"PlanMismatch: the plan: rank 1 runs dilkit 0.1.7, the others {__version__}; "
-    "install the same version for all ranks",
-}
-
-
-def said_to_disagree(job: Job, kind: str) -> list[str]:
-    """The ranks that said so, each once."""
-    what = re.escape(DISAGREES[kind])
-    said = re.findall(f"{what}$", job.text, re.MULTILINE)
-    ranks = re.findall(rf"^\[rank (\d)\] {what}$", job.text, re.MULTILINE)
-    assert len(said) == len(ranks) == len(set(ranks)), job
-    return sorted(ranks)
-
-
-class TestMPI:
-    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-    def test_ranks_that_conform_and_one_that_raises(self, launcher: str, tmp_path: Path) -> None:
-        """One job for both: what it is for a test, to start the ranks is most of it."""
-        job = fail(launcher, "raises", tmp_path, size=2, function="conformance_and_fault")
-        assert_conforms(job, 2)
-        assert_blamed(job, traceback=True)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-    def test_mpirun_ends_the_job_of_a_rank_that_was_killed(self, launcher: str, tmp_path: Path) -> None:
-        job = fail(launcher, "killed", tmp_path)
-        assert re.search(r"process rank 1 with PID" if launcher == "openmpi" else r"PID \d+ RUNNING AT", job.text), job
-        assert re.search(r"signal 9", job.text), job
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("kind", ["late", "frozen"])
-    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-    def test_a_rank_that_does_not_answer(self, launcher: str, kind: str, tmp_path: Path) -> None:
-        assert_said(fail(launcher, kind, tmp_path), CommTimeout, f"nothing came from rank 1 within {TIMEOUT:g} s")
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-    def test_a_rank_that_leaves_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
-        job = fail(launcher, "exits", tmp_path)
-        said = (
-            r"^\[rank 1\] PeerLost: rank 1 has ended, by sys\.exit or with its program, and rank [02] waits for it in exchange 2$"
-        )
-        assert len(re.findall(said, job.text, re.MULTILINE)) == 1, job
-        assert not KNOWN.search(job.text), job
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-    def test_a_rank_that_raises_ends_the_job(self, launcher: str, tmp_path: Path) -> None:
-        assert_blamed(fail(launcher, "raises", tmp_path), traceback=True)
-
-
-def assert_blamed(job: Job, traceback: bool) -> None:
+def assert_blamed(job: Ended, traceback: bool) -> None:
     """Rank 1 said what went wrong, and no other rank came to say that it waited in vain."""
     assert job.text.count("[rank 1] ZeroDivisionError: this one's own fault\n") == 1, job
     assert ("[rank 1] Traceback (most recent call last):\n" in job.text) == traceback, job
     assert not KNOWN.search(job.text), job
 
 
-@pytest.mark.slow
-def test_ranks_that_are_left_alone_know_who_was_killed(tmp_path: Path) -> None:
-    assert_said(fail("openmpi", "killed", tmp_path, "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
+DISAGREES = {
+    "disagrees": "rank 1 of 3 differs from the others",
+    "another version": f"rank 1 runs dilkit 0.1.7, the others {__version__}; install the same version for all ranks",
+}
 
 
-@pytest.mark.slow
-class TestEitherMPI:
-    """What does not depend on the launcher."""
+def said_to_disagree(job: Ended, kind: str) -> list[str]:
+    """The ranks that said so, each once."""
+    what = re.escape(f"PlanMismatch: the plan: {DISAGREES[kind]}")
+    ranks = re.findall(rf"^\[rank (\d)\] {what}$", job.text, re.MULTILINE)
+    assert len(re.findall(f"{what}$", job.text, re.MULTILINE)) == len(ranks) == len(set(ranks)), job
+    return sorted(ranks)
 
-    @pytest.mark.parametrize("kind", ["raises_in_a_thread", "gives_up"])
-    def test_other_ways_to_fail(self, kind: str, tmp_path: Path) -> None:
-        assert_blamed(fail("mpich", kind, tmp_path), traceback=kind != "gives_up")
 
+NOTHING_CAME = f"nothing came from rank 1 within {TIMEOUT:g} s"
+
+
+class TestGloo:
+    @pytest.mark.parametrize("kind", ["killed", *(pytest.param(kind, marks=SLOW) for kind in ("raises", "exits", "gives up"))])
+    def test_a_rank_that_is_gone(self, kind: str) -> None:
+        job = fail("gloo", kind)
+        assert_said(job, PeerLost, r"lost (rank 1|ranks 0, 1|ranks 1, 2):", all_of_them=True)
+        assert ("[rank 1] ZeroDivisionError: this one's own fault" in job.text) == (kind == "raises"), job
+
+    @SLOW
+    @pytest.mark.parametrize("kind", ["frozen", "late"])
+    def test_a_rank_that_does_not_answer(self, kind: str) -> None:
+        assert_said(fail("gloo", kind), CommTimeout, NOTHING_CAME, all_of_them=True)
+
+    @pytest.mark.parametrize("kind", ["disagrees", pytest.param("another version", marks=SLOW)])
+    def test_a_rank_that_disagrees(self, kind: str) -> None:
+        assert said_to_disagree(fail("gloo", kind), kind) == ["0", "1", "2"]
+
+
+class TestMPI:
+    """Two ranks, where three say no more. What does not depend on the launcher is asked of MPICH, which is quicker."""
+
+    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+    def test_ranks_that_conform_and_one_that_raises(self, launcher: str) -> None:
+        job = fail(launcher, "raises", size=2, function=conformance_and_fault)
+        assert job.text.count(" conforms\n") == 2, job
+        assert_blamed(job, traceback=True)
+
+    @SLOW
+    @pytest.mark.parametrize(("launcher", "named"), [("openmpi", "process rank 1 with PID"), ("mpich", r"PID \d+ RUNNING AT")])
+    def test_mpirun_ends_the_job_of_a_rank_that_was_killed(self, launcher: str, named: str) -> None:
+        job = fail(launcher, "killed", size=2)
+        assert re.search(named, job.text), job
+        assert "signal 9" in job.text, job
+
+    @SLOW
+    @pytest.mark.parametrize(("launcher", "kind"), [("openmpi", "late"), ("mpich", "frozen")])
+    def test_a_rank_that_does_not_answer(self, launcher: str, kind: str) -> None:
+        assert_said(fail(launcher, kind), CommTimeout, NOTHING_CAME)
+
+    @SLOW
+    @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+    def test_a_rank_that_leaves_ends_the_job(self, launcher: str) -> None:
+        job = fail(launcher, "exits", size=2)
+        said = "[rank 1] PeerLost: rank 1 has ended, by sys.exit or with its program, and rank 0 waits for it in exchange 2\n"
+        assert job.text.count(said) == 1, job
+        assert not KNOWN.search(job.text), job
+
+    @SLOW
+    @pytest.mark.parametrize("kind", ["raises in a thread", "gives up"])
+    def test_other_ways_to_fail(self, kind: str) -> None:
+        assert_blamed(fail("mpich", kind, size=2), traceback=kind != "gives up")
+
+    @SLOW
     @pytest.mark.parametrize("kind", DISAGREES)
-    def test_a_rank_that_disagrees(self, kind: str, tmp_path: Path) -> None:
-        assert said_to_disagree(fail("mpich", kind, tmp_path), kind)
+    def test_a_rank_that_disagrees(self, kind: str) -> None:
+        assert said_to_disagree(fail("mpich", kind), kind)
+
+    @SLOW
+    def test_ranks_that_are_left_alone_know_who_was_killed(self) -> None:
+        assert_said(fail("openmpi", "killed", "--with-ft", "ulfm"), PeerLost, "MPI cannot reach rank 1: ")
+
+
+NOTHING = "nothing came from rank 1 within 0.5 s"
+ON_THREADS: dict[str, tuple[Fault | Callable[[Comm], object], dict[int, type[CommError]], str]] = {
+    "dropped": (Fault("drop", rank=1, number=2, peer=2), {2: CommTimeout}, NOTHING),
+    "delayed": (Fault("delay", rank=1, number=2, peer=0, seconds=1.0), {0: CommTimeout}, NOTHING),
+    "late": (lambda comm: time.sleep(1.0), {0: CommTimeout, 2: CommTimeout}, NOTHING),
+    "killed": (Fault("kill", rank=1, number=2), {0: PeerLost, 2: PeerLost}, "rank 1 gave up: Killed: .*"),
+    "raises": (raises, {0: PeerLost, 2: PeerLost}, "rank 1 gave up: ZeroDivisionError: this one's own fault"),
+    "exits": (FAULTS["exits"], {0: PeerLost, 2: PeerLost}, "rank 1 gave up: SystemExit: 3"),
+}
 
 
 class TestThreads:
@@ -169,56 +235,29 @@ class TestThreads:
 
         began = time.monotonic()
         with pytest.raises(BaseException, match="rank "):
-            run_threads(3, run, timeout=TIMEOUT / 3, faults=faults)
+            run_threads(3, run, timeout=0.5, faults=faults)
         assert time.monotonic() - began < 2 * TIMEOUT + SLACK
         return raised
 
-    def steps(self, comm: Comm) -> None:
-        for step in ("queries", "keys", "values"):
-            everyone(comm, step)
+    @pytest.mark.parametrize("name", ON_THREADS)
+    def test_a_fault(self, name: str) -> None:
+        what, noticed, text = ON_THREADS[name]
 
-    def assert_names(self, error: BaseException, kind: type[CommError], rank: int, what: str) -> None:
-        assert type(error) is kind
-        assert error.ranks == (rank,)
-        assert error.step == "keys"
-        assert re.fullmatch(rf"(rank \d: )?exchange 2 \(keys\): {what}", str(error))
-
-    def test_dropped(self) -> None:
-        raised = self.errors(self.steps, Fault("drop", rank=1, number=2, peer=2))
-        self.assert_names(raised[2], CommTimeout, 1, "nothing came from rank 1 within 0.5 s")
-
-    def test_delayed(self) -> None:
-        raised = self.errors(self.steps, Fault("delay", rank=1, number=2, peer=0, seconds=2 * TIMEOUT / 3))
-        self.assert_names(raised[0], CommTimeout, 1, "nothing came from rank 1 within 0.5 s")
-
-    def test_killed(self) -> None:
-        raised = self.errors(self.steps, Fault("kill", rank=1, number=2))
-        assert str(raised[1]).endswith("rank 1 was killed at exchange 2 (keys)")
-        for rank in (0, 2):
-            self.assert_names(raised[rank], PeerLost, 1, "rank 1 gave up: Killed: .*")
-
-    @pytest.mark.parametrize(("kind", "why"), [("raises", "ZeroDivisionError: this one's own fault"), ("exits", "SystemExit: 3")])
-    def test_raises_or_leaves(self, kind: str, why: str) -> None:
         def program(comm: Comm) -> None:
             everyone(comm, "queries")
-            if comm.rank == 1:
-                FAULTS[kind](comm)
+            if comm.rank == 1 and not isinstance(what, Fault):
+                what(comm)
             everyone(comm, "keys")
+            everyone(comm, "values")
 
-        raised = self.errors(program)
-        for rank in (0, 2):
-            self.assert_names(raised[rank], PeerLost, 1, f"rank 1 gave up: {why}")
-
-    def test_late(self) -> None:
-        def program(comm: Comm) -> None:
-            everyone(comm, "queries")
-            if comm.rank == 1:
-                time.sleep(2 * TIMEOUT / 3)
-            everyone(comm, "keys")
-
-        raised = self.errors(program)
-        for rank in (0, 2):
-            self.assert_names(raised[rank], CommTimeout, 1, "nothing came from rank 1 within 0.5 s")
+        raised = self.errors(program, *([what] if isinstance(what, Fault) else []))
+        if name == "killed":
+            assert str(raised[1]).endswith("rank 1 was killed at exchange 2 (keys)")
+        for rank, kind in noticed.items():
+            error = raised[rank]
+            assert type(error) is kind
+            assert (error.ranks, error.step) == ((1,), "keys")
+            assert re.fullmatch(rf"(rank \d: )?exchange 2 \(keys\): {text}", str(error))
 
     def test_corrupted(self) -> None:
         """A transport does not check what is in a message; who compares results notices."""
@@ -232,11 +271,6 @@ class TestThreads:
         assert hit[0] != 1.0
         assert hit[1:] == [1.0] * 2
 
-    def test_disagrees(self) -> None:
-        raised = self.errors(lambda comm: comm.agree(b"one" if comm.rank != 1 else b"another", "the plan"))
-        assert {type(error) for error in raised.values()} == {PlanMismatch}
-        assert {error.ranks for error in raised.values() if isinstance(error, CommError)} == {(1,)}
-
     def test_a_transport_that_failed_is_not_used_again(self) -> None:
         def program(comm: Comm) -> None:
             with pytest.raises(CommError):  # the second to give up may find that the first did
@@ -244,7 +278,4 @@ class TestThreads:
             with pytest.raises(CommError, match="keys: this transport failed before and cannot be used again"):
                 everyone(comm, "keys")
 
-        def drop(rank: int) -> Fault:
-            return Fault("drop", rank=rank, number=1)
-
-        run_threads(2, program, timeout=0.2, faults=[drop(0), drop(1)])
+        run_threads(2, program, timeout=0.2, faults=[Fault("drop", rank=rank, number=1) for rank in (0, 1)])

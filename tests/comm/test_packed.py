@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.launch import start
+from helpers.launch import run
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, even_cuts, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
@@ -18,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen, use_backend
-from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
+from dilkit import BlockSparse, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen, use_backend
+from dilkit.comm import Comm, PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.pattern import Branch
@@ -267,9 +266,25 @@ def test_shares_of_what_does_not_fit_are_refused(wrong: dict[str, Any], error: t
             share(**given)  # type: ignore[operator]
 
 
+KINDS = Pattern.of(SlidingWindow(9), GlobalTokens([0, 30]), BlockSparse.local_global(6, 16), Strided(7))
+
+
+def one_cut_over_all_ranks(comm: Comm) -> None:
+    """By segments, and by branches of all kinds that ranks compute in parts."""
+    cu_seqlens, cuts = starts([5, 0, 80, 5]), even_cuts(90, comm.size)
+    whole = [torch.randn(90, 4, 8, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(3)]
+    rows = slice(*cuts[comm.rank : comm.rank + 2])
+    for pattern, is_causal in ((Pattern([8, 24], [1, 3]), True), (KINDS, False)):
+        want = [x.clone().requires_grad_() for x in whole]
+        mine = [x[rows].clone().requires_grad_() for x in whole]
+        out = ring_dilated_attention_varlen(*mine, pattern, comm, cu_seqlens, is_causal=is_causal)
+        right = dilated_attention_varlen(*want, pattern, cu_seqlens, is_causal=is_causal)
+        found = [out, *torch.autograd.grad(out.sin().sum(), mine)]  # type: ignore[union-attr]
+        expected = [right, *torch.autograd.grad(right.sin().sum(), want)]  # type: ignore[union-attr]
+        close(found, [x[rows] for x in expected])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "size"), [("gloo", 3), ("openmpi", 2), ("mpich", 3)])
-def test_over_processes(launcher: str, size: int, tmp_path: Path) -> None:
-    job = start(launcher, size, tmp_path, "rank.py", "packed").finish()
-    assert job.code == 0, job
-    assert job.text.count("has its rows of the packing\n") == size, job
+def test_over_processes(launcher: str, size: int) -> None:
+    run(launcher, size, one_cut_over_all_ranks)

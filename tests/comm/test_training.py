@@ -4,17 +4,81 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import launch, train_rank
+import torch.distributed as dist
+from helpers.launch import run
 from helpers.project import ROOT, succeed
-from helpers.train_rank import STEPS, Network, data, gradients, loss_of
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from dilkit.comm import Comm, PlanMismatch, copy_from_rank, positions, run_threads, shard, sum_over_ranks
+from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
+from dilkit.comm import (
+    Comm,
+    MPIComm,
+    PlanMismatch,
+    RingDilatedAttention,
+    TorchComm,
+    copy_from_rank,
+    positions,
+    run_threads,
+    shard,
+    sum_over_ranks,
+)
+
+PATTERN = Pattern([8, 24, 96], [1, 2, 4])
+SEQ, WIDTH, STEPS = 90, 16, 3
+BUILDING = threading.Lock()
+"""Ranks that are threads share torch's generator."""
+
+
+class Network(nn.Module):
+    """Attention over ranks, or without, between two layers that look at each row by itself."""
+
+    def __init__(self, comm: Comm | None) -> None:
+        super().__init__()
+        inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
+        with BUILDING:
+            torch.manual_seed(0)
+            self.attention = MultiheadDilatedAttention(WIDTH, 4, inner, is_causal=True, rotary=True)
+            self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x + self.attention(x)[0])
+
+
+def data(replica: int = 0) -> tuple[Tensor, Tensor]:
+    """Sequences and targets, whole."""
+    generator = torch.Generator().manual_seed(replica)
+    x, y = torch.randn(2, 2, SEQ, WIDTH, generator=generator)
+    return x, y
+
+
+def loss_of(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, rows: int = SEQ) -> Tensor:
+    """This rank's part of the mean over a whole sequence of `rows` rows."""
+    return (network(x) - y).square().mean() * (x.shape[1] / rows)
+
+
+def gradients(network: nn.Module) -> list[Tensor]:
+    return [p.grad for p in network.parameters()]  # type: ignore[misc]
+
+
+def alone(replicas: int = 1) -> list[Tensor]:
+    """The parameters after some steps on one rank, each on the mean over `replicas` batches."""
+    network = Network(None)
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for replica in range(replicas):
+            (loss_of(network, *data(replica)) / replicas).backward()
+        optimizer.step()
+    return [p.detach() for p in network.parameters()]
 
 
 def steps(comm: Comm, parts: int = 1, kind: str = "plain") -> list[Tensor]:
@@ -42,7 +106,7 @@ CALLS = {
 
 def check(found: list[list[Tensor]]) -> None:
     """Bitwise the same on all ranks, and what one process finds."""
-    for name, *everywhere in zip(Network(None).state_dict(), train_rank.alone(), *found, strict=True):
+    for name, *everywhere in zip(Network(None).state_dict(), alone(), *found, strict=True):
         expected, first, *others = everywhere
         assert all(torch.equal(first, other) for other in others), name
         torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
@@ -76,12 +140,73 @@ def test_the_state_dict_is_that_of_one_rank() -> None:
         Network(None).load_state_dict(found)
 
 
+def check_on_rank(comm: Comm, network: nn.Module, replicas: int) -> None:
+    """The parameters are what one process finds, and the same on all ranks."""
+    for mine, expected in zip(network.parameters(), alone(replicas), strict=True):
+        torch.testing.assert_close(mine.detach(), expected, rtol=1e-4, atol=1e-5)
+    comm.agree(repr([p.double().sum().item() for p in network.parameters()]).encode(), "parameters")
+
+
+def ddp(world: Comm) -> None:
+    """A layout of two dimensions, in both ways."""
+    layout = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("data", "sequence"))
+    comm = TorchComm(layout["sequence"].get_group(), timeout=60.0)
+    replica, fellows = layout["data"].get_local_rank(), layout["data"].get_group()
+    check_on_rank(world, ddp_over_all(comm, replica), world.size // 2)
+    check_on_rank(world, ddp_over_replicas(comm, replica, fellows), world.size // 2)
+
+
+def ddp_over_all(comm: Comm, replica: int) -> Network:
+    """DDP over all ranks averages over replicas and over shards alike: the loss is scaled by the number of shards."""
+    network = Network(comm)
+    wrapped = DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    x, y = (shard(whole, comm) for whole in data(replica))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (loss_of(wrapped, x, y) * comm.size).backward()
+        optimizer.step()
+    return network
+
+
+def ddp_over_replicas(comm: Comm, replica: int, fellows: dist.ProcessGroup) -> Network:
+    """DDP over replicas averages over them; after it, gradients are summed over the shards. A batch comes in two halves."""
+    network = Network(comm)
+    wrapped = DistributedDataParallel(network, process_group=fellows)
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    x, y = (shard(whole, comm) for whole in data(replica))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with wrapped.no_sync():
+            (loss_of(wrapped, x[:1], y[:1]) / 2).backward()
+        (loss_of(wrapped, x[1:], y[1:]) / 2).backward()
+        sum_over_ranks(gradients(network), comm)
+        optimizer.step()
+    return network
+
+
+def split(world: Comm) -> None:
+    """The same with communicators that MPI has split: gradients are summed over all ranks, the loss is a replica's share."""
+    from mpi4py import MPI
+
+    replicas = world.size // 2
+    replica = world.rank // 2
+    comm = MPIComm(MPI.COMM_WORLD.Split(replica, world.rank), timeout=60.0)
+    network = Network(comm)
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    x, y = (shard(whole, comm) for whole in data(replica))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (loss_of(network, x, y) / replicas).backward()
+        sum_over_ranks(gradients(network), world)
+        optimizer.step()
+    check_on_rank(world, network, replicas)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "name", "trainings"), [("gloo", "ddp", 2), ("openmpi", "split", 1)])
-def test_two_replicas_of_two_ranks(tmp_path: Path, launcher: str, name: str, trainings: int) -> None:
-    job = launch.start(launcher, 4, tmp_path, "train_rank.py", name).finish()
-    assert job.code == 0, job
-    assert job.text.count("is right") == 4 * trainings, job
+@pytest.mark.parametrize(("launcher", "training"), [("gloo", ddp), ("openmpi", split)])
+def test_two_replicas_of_two_ranks(launcher: str, training: Callable[[Comm], None]) -> None:
+    run(launcher, 4, training)
 
 
 ALONE = """

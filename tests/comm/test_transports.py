@@ -8,13 +8,13 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.exchanges import conform
-from helpers.launch import LAUNCHERS, alone, assert_conforms, start
+from helpers.exchanges import conform, conformance
+from helpers.launch import LAUNCHERS, run
 from helpers.project import python
 
 import dilkit.comm
@@ -22,8 +22,10 @@ from dilkit import Pattern
 from dilkit.comm import (
     Comm,
     CommError,
+    CommTimeout,
     Fault,
     MPIComm,
+    PeerLost,
     PlanMismatch,
     TorchComm,
     ring_dilated_attention,
@@ -34,7 +36,7 @@ from dilkit.comm import (
 )
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports import staging
-from dilkit.comm.transports.mpi import library
+from dilkit.comm.transports.mpi import library, requests
 from dilkit.comm.transports.mpi.requests import pieces, poll
 
 pytestmark = pytest.mark.surroundings
@@ -65,26 +67,53 @@ SLOW = [(launcher, size) for launcher in LAUNCHERS for size in (2, 3, 4) if (lau
 
 
 @pytest.mark.parametrize(("launcher", "size"), [("gloo", 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)])
-def test_processes_conform(launcher: str, size: int, tmp_path: Path) -> None:
+def test_processes_conform(launcher: str, size: int) -> None:
     """Ranks of MPI by default: in test_faults.py, in the jobs that then fail."""
-    job = start(launcher, size, tmp_path, "rank.py", "conformance").finish()
-    assert job.code == 0, job
-    assert_conforms(job, size)
+    run(launcher, size, conformance)
+
+
+def finalizes(comm: Comm) -> None:
+    """Ends MPI itself, and lives on."""
+    from mpi4py import MPI
+
+    comm.share(b"", "before the end")
+    comm.share = lambda record, step: [record]  # type: ignore[method-assign]  # that of the end of the job
+    MPI.Finalize()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-def test_a_program_may_end_mpi_itself(launcher: str, tmp_path: Path) -> None:
+def test_a_program_may_end_mpi_itself(launcher: str) -> None:
     """Which the thread that calls MPI has to know."""
-    job = start(launcher, 2, tmp_path, "rank.py", "finalizes").finish()
-    assert job.code == 0, job
-    assert job.text.count("has ended MPI\n") == 2, job
+    run(launcher, 2, finalizes)
+
+
+def exchanges_of_one(comm: Comm) -> None:
+    """A job of one rank, and how an exchange of it fails: with itself, and with a rank that is not there."""
+    from mpi4py import MPI
+
+    assert (comm.rank, comm.size, comm.share(b"record")) == (0, 1, [b"record"])
+    own, three, five = comm._comm, torch.zeros(3, dtype=torch.uint8), torch.zeros(5, dtype=torch.uint8)
+    assert own.Get_errhandler() == MPI.ERRORS_RETURN
+    late = requests.MPIExchange(own, 1, "keys")
+    late.post([], [(0, three)])
+    with pytest.raises(CommTimeout, match=r"^exchange 1 \(keys\): nothing came from rank 0 within 0.01 s$") as caught:
+        late.wait(0.01)
+    assert (caught.value.ranks, requests.unfinished_exchanges()) == ((0,), [late])
+    late.post([(0, three + 1)], [])
+    late.wait(20.0)
+    assert three.tolist() == [1, 1, 1]
+    assert not requests.in_progress
+    short = requests.MPIExchange(own, 2, "keys")
+    short.post([(0, three)], [(0, five)])
+    with pytest.raises(PeerLost, match=r"^exchange 2 \(keys\): rank 0 sent 3 bytes where 5 were expected$"):
+        short.wait(20.0)
+    with pytest.raises(PeerLost, match=r"^exchange 3 \(keys\): MPI cannot reach rank 7: ."):
+        requests.MPIExchange(own, 3, "keys").post([(7, three)], [])
 
 
 def test_one_process_without_mpirun_is_a_job_of_one_rank() -> None:
-    job = alone("openmpi", "rank.py", "one_process").finish()
-    assert job.code == 0, job
-    assert "0 1 [b'record']\nfails as it should\n" in job.text, job
+    run("alone", 1, exchanges_of_one)
 
 
 def test_the_list_notices_a_corrupted_message() -> None:
@@ -116,7 +145,7 @@ def test_threads_end_after_ctrl_c() -> None:
     assert all("KeyboardInterrupt" in text or "gave up" in text for text in died)
 
 
-def test_importing_the_transports_loads_neither_mpi_nor_torch(tmp_path: Path) -> None:
+def test_importing_the_transports_loads_neither_mpi_nor_torch(tmp_path: Any) -> None:
     loaded = python("import sys, dilkit.comm; print([m for m in ('torch', 'mpi4py') if m in sys.modules])", tmp_path)
     assert loaded == "[]"
 

@@ -2,14 +2,415 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as checkpoints
 from helpers import launch
+from helpers.project import ROOT
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from dilkit import (
+    Alibi,
+    BlockSparse,
+    DilatedAttention,
+    DilatedCache,
+    MultiheadDilatedAttention,
+    Pattern,
+    PatternError,
+    RelativeTable,
+    SlidingWindow,
+    dilated_attention,
+    order,
+)
+from dilkit.comm import Comm, RingDilatedAttention, TorchComm, shard, sum_over_ranks
+from dilkit.nn import HeadParallel
+from dilkit.nn.in_projection import APART, lay_out
+
+BATCH, SEQ, EMBED, HEADS = 2, 40, 32, 8
+LAYOUTS = torch.rand(HEADS, 5, 5, generator=torch.Generator().manual_seed(3)) < 0.6
+SEGMENTS = [8, 16, 64], [1, 2, 4]
+MODULO, BLOCK, ZEROS = Pattern(*SEGMENTS), Pattern(*SEGMENTS, "block"), Pattern(*SEGMENTS, tail="zeros")
+RANGES = Pattern(*SEGMENTS, heads=[(0, 3), None, (1, 7)])
+BLOCKS = Pattern.of(BlockSparse(LAYOUTS, 8), SlidingWindow(5, heads=(1, 6)))
+FEW = Pattern(*SEGMENTS, heads=[(0, 2), (0, 1), (0, 2)])  # heads of later ranks see nothing
+WINDOW = Pattern.of(SlidingWindow(9))
+ORDERS = [order((5, 8)), order((5, 8), "snake"), order((5, 8), "morton")]
+
+LAYERS: dict[str, tuple[DilatedAttention, dict[str, Any]]] = {
+    "modulo": (DilatedAttention(MODULO), dict(rotary=True, is_causal=True)),
+    "block, grouped": (DilatedAttention(BLOCK), dict(num_kv_heads=4, sink=True)),
+    "ranges": (DilatedAttention(RANGES), dict(layer_norm=True, bias=False)),
+    "blocks by head": (DilatedAttention(BLOCKS), dict(kdim=24, vdim=20, layer_norm=True)),
+    "nothing seen": (DilatedAttention(FEW), dict(sink=True, num_kv_heads=4)),
+    "dropout": (DilatedAttention(MODULO), dict(dropout=0.3, num_kv_heads=4)),
+    "dropout, alike": (DilatedAttention(WINDOW), dict(dropout=0.3)),
+    "orders, alike": (DilatedAttention(WINDOW, orders=ORDERS), {}),
+    "tails": (DilatedAttention(ZEROS), {}),
+}
+"""The inner attention and options of a layer."""
+BARE: dict[str, tuple[Pattern, int, dict[str, Any]]] = {
+    "modulo": (MODULO, HEADS, {}),
+    "block, grouped": (BLOCK, 4, dict(is_causal=True)),
+    "ranges": (RANGES, 4, {}),
+    "blocks by head": (BLOCKS, HEADS, {}),
+    "dropout, alike": (WINDOW, 4, dict(dropout_p=0.3)),
+    "alike": (WINDOW, HEADS, {}),
+}
+"""The pattern of an inner attention, its number of key/value heads, and options of its call."""
+HALVES = "block, grouped", "blocks by head", "modulo"
+"""Those that two ranks try in bfloat16; more ranks try all."""
+PLAN = dict(q=ColwiseParallel(), k=ColwiseParallel(), v=ColwiseParallel(), inner=HeadParallel(), out=RowwiseParallel())
+
+
+class Bare(nn.Module):
+    """Projections of its own around an inner attention."""
+
+    def __init__(self, inner: nn.Module, kv_heads: int, options: dict[str, Any]) -> None:
+        super().__init__()
+        width = kv_heads * EMBED // HEADS
+        self.q, self.v, self.out = nn.Linear(EMBED, EMBED), nn.Linear(EMBED, width), nn.Linear(EMBED, EMBED)
+        self.k = nn.Linear(EMBED, width, bias=False)  # a bias would get a gradient of nothing but rounding
+        self.inner, self.options = inner, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (project(x).unflatten(-1, (-1, EMBED // HEADS)) for project in (self.q, self.k, self.v))
+        attended: Tensor = self.inner(*rows, **self.options)
+        return self.out(attended.flatten(-2))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """A model with `MultiheadDilatedAttention` in it."""
+
+    def __init__(self, inner: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.attn = MultiheadDilatedAttention(EMBED, HEADS, inner, **options)
+
+    def forward(self, *x: Tensor) -> Tensor:
+        out: Tensor = self.attn(*x)[0]
+        return out
+
+
+def whole(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Parameters, or their gradients, each of all ranks."""
+    return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
+
+
+def drawn(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The same module on every rank, with parameters that are not 0."""
+    torch.manual_seed(0)
+    made = make()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return made.to(dtype)
+
+
+def close(found: Tensor, expected: Tensor, what: str) -> None:
+    """Compare by the norm: sums that cancel have no precision of their own."""
+    limit = 1e-5 if expected.dtype == torch.float32 else 3e-2
+    size, apart = (torch.linalg.vector_norm(x.detach().double()).item() for x in (expected, found - expected))
+    assert found.dtype == expected.dtype, f"{what}: {found.dtype}"
+    assert apart <= limit * size, f"{what}: {apart:.3g} apart at a size of {size:.3g}"
+
+
+def trained(model: nn.Module, inputs: list[Tensor]) -> tuple[list[Any], dict[str, Tensor]]:
+    """Logits and gradients of inputs, and of parameters, in the first of two steps that are made."""
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, eps=1.0)  # a small one makes steps of gradients that are rounding
+    first: Any = None
+    for step in range(2):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        torch.manual_seed(step)  # of dropped weights
+        out = model(*leaves)
+        optimizer.zero_grad()
+        (out * torch.rand(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)).sum().backward()
+        first = first or ([out.detach(), *(x.grad for x in leaves)], gradients(model))
+        optimizer.step()
+    return first  # type: ignore[no-any-return]
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Those of the parameters, each of all ranks, by the names of one rank."""
+    found = whole({name: p.grad for name, p in model.named_parameters()})
+    if "attn.k_proj_weight" in found and found["attn.k_proj_weight"].shape[1] == EMBED:
+        lay_out(found, "attn.", True, ())
+    return found
+
+
+def close_gradients(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str) -> None:
+    assert mine.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        close(mine[name], gradient, f"{what}: gradient of {name}")
+
+
+def same(what: str, make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
+    """Hold a module with its heads over ranks to the same on one rank: logits, all gradients, and parameters after two steps."""
+    alone, split = drawn(make, dtype), parallelize_module(drawn(make, dtype), mesh, plan)
+    layer = alone.attn if isinstance(alone, Layer) else None
+    widths = [EMBED] if layer is None or layer.kdim == EMBED else [EMBED, layer.kdim, layer.vdim]
+    inputs = [torch.randn(BATCH, SEQ, width, dtype=dtype) for width in widths]
+    (expected, theirs), (found, mine) = trained(alone, inputs), trained(split, inputs)
+    for x, y in zip(found, expected, strict=True):
+        close(x, y, what)
+    close_gradients(mine, theirs, what)
+    again = make().to(dtype)
+    again.load_state_dict(whole(split.state_dict()))
+    for name, x in alone.state_dict().items():
+        close(again.state_dict()[name], x, f"{what}: {name} after two steps")
+    return split
+
+
+def all_cases(mesh: DeviceMesh, ranks: int) -> None:
+    """Hold every layer and bare attention to one rank: two ranks in float32, and some in bfloat16; more ranks all in both."""
+    for dtype in (torch.float32, torch.bfloat16):
+        chosen = HALVES if ranks == 2 and dtype == torch.bfloat16 else {**LAYERS, **BARE}.keys()
+        for what, (inner, options) in LAYERS.items():
+            if what in chosen:
+                same(f"layer, {what}", lambda i=inner, o=options: Layer(i, **o), {"attn": HeadParallel()}, mesh, dtype)
+            assert inner.pattern.head_shard is None, "other layers may have it"
+        for what, (pattern, kv_heads, options) in BARE.items():
+            if what in chosen:
+                make = lambda p=pattern, k=kv_heads, o=options: Bare(DilatedAttention(p), k, o)  # noqa: E731
+                split = same(f"bare, {what}", make, PLAN, mesh, dtype)
+                assert (split.inner.pattern.head_shard is None) == (what == "alike")
+
+
+X = torch.randn(2, SEQ, EMBED, generator=torch.Generator().manual_seed(5))
+GROUPED: dict[str, Any] = dict(num_kv_heads=4, rotary=True, is_causal=True, sink=True, layer_norm=True)
+
+
+def pair(mesh: DeviceMesh, pattern: Pattern = RANGES, **options: Any) -> tuple[Any, Any]:
+    """A layer, and the same with its heads over ranks."""
+    alone, split = (drawn(lambda: Layer(DilatedAttention(pattern), **options)).attn for _ in range(2))
+    return alone, parallelize_module(split, mesh, HeadParallel())
+
+
+def calls(mesh: DeviceMesh) -> None:
+    """Calls of every other kind: packed, nested, without a batch, masked, under autocast, of DTensors, from a cache; copies."""
+    alone, split = pair(mesh, **GROUPED)
+    starts, ignored = torch.tensor([0, 13, SEQ], dtype=torch.int32), torch.zeros(2, SEQ, dtype=torch.bool)
+    ignored[1, 30:] = True
+    for options in (dict(cu_seqlens=starts), {}):
+        close(split(X[0], **options)[0], alone(X[0], **options)[0], f"rows alone, {options}")
+    close(split(X, key_padding_mask=ignored)[0], alone(X, key_padding_mask=ignored)[0], "masked")
+    nested = torch.nested.nested_tensor([X[0, :13], X[1, :30]], layout=torch.jagged)
+    close(split(nested)[0].values(), alone(nested)[0].values(), "nested")
+    close(copy.deepcopy(split)(X)[0], alone(X)[0], "a copy")
+    with torch.autocast("cpu", torch.bfloat16):
+        close(split(X)[0], alone(X)[0], "autocast")
+    of_rank, leaf = (x.clone().requires_grad_() for x in (X.chunk(mesh.size(), 1)[mesh.get_local_rank()], X))
+    out = split(DTensor.from_local(of_rank, mesh, [Shard(1)]))[0]
+    (expected,) = torch.autograd.grad(alone(leaf)[0].square().sum(), leaf)
+    close(torch.autograd.grad(out.square().sum(), of_rank)[0], expected.chunk(mesh.size(), 1)[mesh.get_local_rank()], "a DTensor")
+    with torch.no_grad():
+        cache = DilatedCache(split.attention.pattern, split.num_kv_heads // mesh.size())
+        steps = [split(X[:, i:j], cache=cache)[0] for i, j in ((0, 30), (30, 31), (31, SEQ))]
+        close(torch.cat(steps, 1), alone(X)[0], "from a cache")
+
+
+def biases(mesh: DeviceMesh) -> None:
+    """A learned bias of the layer or of a call, whose gradient is of the heads of all ranks."""
+    slopes = torch.randn(HEADS, generator=torch.Generator().manual_seed(6))
+
+    def layer() -> Any:
+        inner = DilatedAttention(MODULO, bias=RelativeTable(nn.Parameter(torch.zeros(HEADS, 9))), softcap=2.0)
+        return drawn(lambda: Layer(inner)).attn
+
+    alone, split = layer(), parallelize_module(layer(), mesh, HeadParallel())
+    gradients: list[list[Tensor]] = []
+    for one in (alone, split):
+        given = slopes.clone().requires_grad_()
+        outs = one(X)[0], one(X, score_bias=Alibi(given))[0]
+        sum(out.square().sum() for out in outs).backward()
+        weights = one.attention.bias_weights.grad
+        gradients.append([*outs, given.grad, weights if one is alone else weights.full_tensor()])
+    for got, expected in zip(*gradients[::-1], strict=True):
+        close(got, expected, "a bias and its gradient")
+    saved = split.state_dict()["attention.bias_weights"].full_tensor()
+    close(saved, alone.state_dict()["attention.bias_weights"], "the state dict of a bias")
+
+
+def shared(mesh: DeviceMesh) -> None:
+    """Layers that share a bias and the weights of their projections still do, and an optimizer makes one step of each."""
+    bias = RelativeTable(nn.Parameter(torch.zeros(HEADS, 9)))
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(MODULO, bias=bias)) for _ in range(2))
+            self.two.in_proj_weight, self.two.in_proj_bias = self.one.in_proj_weight, self.one.in_proj_bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.two(x + self.one(x)[0])[0]
+            return out
+
+    alone = drawn(Two)
+    split = parallelize_module(copy.deepcopy(alone), mesh, {"one": HeadParallel(), "two": HeadParallel()})
+    assert split.one.attention.bias_weights is split.two.attention.bias_weights
+    (expected, _), (found, _) = (trained(model, [X]) for model in (alone, split))
+    close(found[0], expected[0], "layers that share weights")
+    steps = [whole(dict(model.named_parameters())) for model in (split, alone)]
+    close(*(named["one.attention.bias_weights"] for named in steps), "a shared bias after two steps")
+    packed = torch.cat([steps[0][f"one.{name}"] for name in APART])
+    close(packed, steps[1]["one.in_proj_weight"], "shared projections after two steps")
+
+
+def dropout_from_now_on(mesh: DeviceMesh) -> None:
+    """A layer that drops no weights when its heads are divided, and does later on."""
+    outs = []
+    for one in pair(mesh, WINDOW):
+        one.dropout = 0.3
+        torch.manual_seed(4)
+        outs.append(one(X)[0])
+    close(outs[1], outs[0], "dropout from now on")
+
+
+def states(mesh: DeviceMesh, folder: Path) -> None:
+    """State dicts of one rank load over ranks and the other way, whole and from a distributed checkpoint."""
+    alone, split = pair(mesh, BLOCK, layer_norm=True)
+    full = get_model_state_dict(split, options=StateDictOptions(full_state_dict=True))
+    again = MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(BLOCK), layer_norm=True)
+    again.load_state_dict(full)
+    assert all(torch.equal(x, alone.state_dict()[name]) for name, x in again.state_dict().items())
+    checkpoints.save(split.state_dict(), checkpoint_id=folder / "split")
+    checkpoints.save(alone.state_dict(), checkpoint_id=folder / "alone")
+    for way in ("one rank's", "all ranks'", "a checkpoint"):
+        torch.manual_seed(9)
+        other: Any = Layer(DilatedAttention(BLOCK), layer_norm=True).attn
+        assert parallelize_module(other, mesh, HeadParallel()) is other
+        if way == "one rank's":
+            other.load_state_dict(alone.state_dict())
+        elif way == "all ranks'":
+            set_model_state_dict(other, full, options=StateDictOptions(full_state_dict=True))
+        else:
+            state = other.state_dict()
+            with pytest.raises(checkpoints.api.CheckpointException, match="Missing key in checkpoint state_dict: k_proj_weight"):
+                checkpoints.load(other.state_dict(), checkpoint_id=folder / "alone")
+            checkpoints.load(state, checkpoint_id=folder / "split")
+            other.load_state_dict(state)
+        close(other(X)[0], alone(X)[0], way)
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "in_proj_weight"'):
+        set_model_state_dict(other, dict(alone.state_dict()), options=StateDictOptions(full_state_dict=True))
+
+
+def refusals(mesh: DeviceMesh) -> None:
+    """What cannot be computed is refused, by name; what is done already is done once."""
+
+    def refused(module: nn.Module, match: str, error: type[Exception] = ValueError, onto: DeviceMesh = mesh) -> None:
+        with pytest.raises(error, match=match):
+            parallelize_module(module, onto, HeadParallel())
+
+    part = DilatedAttention(Pattern([8], [2], head_shard=(1, 9)))
+    refused(MultiheadDilatedAttention(24, 3, DilatedAttention(MODULO)), "num_kv_heads=3 of 3 heads .* the [24] ranks of the mesh")
+    for module in (part, MultiheadDilatedAttention(32, 8, part)):
+        refused(module, r"has head_shard=\(1, 9\), .*without head_shard")
+    for module in (nn.MultiheadAttention(8, 2), MultiheadDilatedAttention(32, 8, nn.Identity())):
+        refused(module, "holds no dilkit.Pattern as its `pattern`; a MultiheadDilatedAttention, ", TypeError)
+    for name, child in (("out_proj", nn.Sequential(nn.Linear(32, 32))), ("inner_norm", nn.RMSNorm(32))):
+        layer = MultiheadDilatedAttention(32, 8, DilatedAttention(MODULO), layer_norm=True)
+        setattr(layer, name, child)
+        refused(layer, f"{name} is a .*divide the layer first, and change it then")
+    layer = MultiheadDilatedAttention(32, 8, DilatedAttention(MODULO))
+    nn.utils.parametrize.register_parametrization(layer, "in_proj_bias", nn.Tanh())
+    refused(layer, "in_proj_bias is no parameter of the layer")
+    served = DilatedAttention(Pattern([8], [2], heads=[(0, 9)]))
+    refused(MultiheadDilatedAttention(32, 8, served), "past the 8 heads", PatternError)
+    flat = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "tp"))
+    refused(DilatedAttention(MODULO), r"device_mesh has 2 dimensions, of shape \(1, [24]\).*device_mesh\[\"tp\"\]", onto=flat)
+    layer, inner = pair(mesh)[1], DilatedAttention(MODULO)
+    for module in (layer, inner, layer, inner):
+        assert parallelize_module(module, mesh, HeadParallel()) is module
+    assert len(inner._forward_pre_hooks) == 1
+    for module in (layer, inner):
+        refused(module, "already; they cannot go over", onto=flat["dp"])
+    rows = torch.zeros(1, 8, HEADS, 4)
+    parallelize_module(served, mesh, HeadParallel())
+    for _ in range(2):  # what failed once is not taken for done
+        with pytest.raises(PatternError, match="past the 8 heads"):
+            served(*[rows[:, :, : HEADS // mesh.size()]] * 3)
+    given = DTensor.from_local(rows, mesh, [Shard(2)])
+    for attend in (inner, lambda *x: dilated_attention(*x, MODULO)):
+        with pytest.raises(TypeError, match=r"^query is a DTensor of shape .*query\.to_local\(\).*dilkit\.nn\.HeadParallel"):
+            attend(given, given, given)
+    ignored = DTensor.from_local(torch.zeros(1, 8, dtype=torch.bool), mesh, [Replicate()])
+    for name, x in (("sink", pair(mesh, sink=True)[1].sinks), ("key_padding_mask", ignored)):
+        with pytest.raises(TypeError, match=f"^{name} is a DTensor"):
+            dilated_attention(rows, rows, rows, MODULO, **{name: x})
+    learned = DilatedAttention(MODULO, bias=Alibi(torch.ones(HEADS, requires_grad=True)))
+    with pytest.raises(ValueError, match="has a bias that is learned"):
+        parallelize_module(learned, mesh, HeadParallel())
+    with pytest.raises(ValueError, match="its heads over ranks"):
+        pair(mesh, BLOCK)[1].to_torchscale_state_dict()
+
+
+def compiled(mesh: DeviceMesh) -> None:
+    alone, split = (drawn(lambda: Layer(DilatedAttention(RANGES), **GROUPED)) for _ in range(2))
+    parallelize_module(split, mesh, {"attn": HeadParallel()})
+    split.compile(backend="aot_eager", fullgraph=True)
+    (expected, theirs), (found, mine) = trained(alone, [X]), trained(split, [X])
+    for x, y in zip(found, expected, strict=True):
+        close(x, y, "compiled")
+    close_gradients(mine, theirs, "compiled")
+    alone, split = (drawn(lambda: Bare(DilatedAttention(RANGES), 4, {})) for _ in range(2))
+    parallelize_module(split, mesh, PLAN)
+    close(split(X), alone(X), "called first")
+    split.compile(backend="aot_eager", fullgraph=True)
+    close(split(X), alone(X), "compiled then")
+
+
+def two_dimensions() -> None:
+    """Heads over two ranks, and over two others the rows of sequences, or sequences under FSDP."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "tp"))
+    rank, comm = mesh["other"].get_local_rank(), TorchComm(mesh["other"].get_group())
+    models: list[tuple[Any, Any]] = [
+        (lambda inner: Layer(inner, **GROUPED), {"attn": HeadParallel()}),
+        (lambda inner: Bare(inner, 4, {}), PLAN),
+    ]
+    for model, plan in models:
+        alone, fsdp = (drawn(lambda m=model: m(DilatedAttention(RANGES))) for _ in range(2))
+        ring = drawn(lambda m=model: m(RingDilatedAttention(RANGES, comm)))
+        parallelize_module(ring, mesh["tp"], plan)
+        fully_shard(parallelize_module(fsdp, mesh["tp"], plan), mesh=mesh["other"])
+        for one, rows in ((alone, X), (ring, shard(X, comm)), (fsdp, X[rank : rank + 1])):
+            one(rows).square().sum().backward()
+        found = gradients(ring)
+        sum_over_ranks([*found.values()], comm)
+        close_gradients(found, gradients(alone), "a ring")
+        close_gradients({name: 2 * x for name, x in gradients(fsdp).items()}, gradients(alone), "FSDP, which averages")
+
+
+def page() -> None:
+    """The program of the page."""
+    text = (ROOT / "docs" / "ranks.md").read_text()
+    (program,) = re.findall(r'^```python title="heads.py"\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
+    exec(compile(program, "heads.py", "exec"), {})
+
+
+def on_rank(comm: Comm, folder: Path) -> None:
+    mesh = init_device_mesh("cpu", (comm.size,), mesh_dim_names=("tp",))
+    all_cases(mesh, comm.size)
+    calls(mesh)
+    biases(mesh)
+    shared(mesh)
+    dropout_from_now_on(mesh)
+    states(mesh, folder)
+    refusals(mesh)
+    if comm.size == 2:
+        page()
+    else:
+        compiled(mesh)
+        two_dimensions()
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_heads_over_ranks_are_those_of_one(ranks: int, tmp_path: Path) -> None:
-    job = launch.start("gloo", ranks, tmp_path, "head_parallel_rank.py", str(tmp_path)).finish()
-    assert job.code == 0, job
-    assert job.text.count("is right") == ranks, job
+    launch.run("gloo", ranks, on_rank, tmp_path)

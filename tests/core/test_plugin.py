@@ -61,7 +61,7 @@ def found(site, tmp_path_factory):
     """What a process finds in which they are installed."""
     program = tmp_path_factory.mktemp("program") / "plugin.py"
     program.write_text(PROGRAM)
-    return json.loads(fork(0, [str(program), str(site)], {}).finish(90.0).text)
+    return json.loads(fork([str(program), str(site)]).finish(90.0).text)
 
 
 def test_the_selector_picks_it(found):

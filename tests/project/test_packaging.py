@@ -138,7 +138,7 @@ layer(torch.randn(1, 32, 8))
 print([name for name in ("torch._dynamo", "torch.distributed.tensor") if name in sys.modules])
 """
     (tmp_path / "first_call.py").write_text(program)
-    assert fork(0, [str(tmp_path / "first_call.py")], {}).finish(90.0).text == "[]\n"
+    assert fork([str(tmp_path / "first_call.py")]).finish(90.0).text == "[]\n"
 
 
 @pytest.mark.parametrize("folder", ["dilkit", "backends", "comm"])

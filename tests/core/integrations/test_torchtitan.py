@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers import launch
+from torch import Tensor
 from torch.testing import assert_close
 
-from dilkit import Pattern, dilated_attention
+from dilkit import Pattern, SlidingWindow, dilated_attention
+from dilkit.comm import Comm
 
 pytest.importorskip("torch.distributed.tensor.parallel", reason="this torch is built without torch.distributed")
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.experimental import local_map
+from torch.distributed.tensor.parallel import parallelize_module
+
 from dilkit.integrations import torchtitan
 from dilkit.integrations.torchtitan import ContextParallelStyle, InnerAttention
 
@@ -51,9 +58,53 @@ def test_what_is_refused(name: str) -> None:
         call()
 
 
+PATTERNS = (
+    Pattern([8, 24], [1, 2]),
+    Pattern.of(SlidingWindow(7), SlidingWindow(3, heads=(0, 2))),
+    Pattern.of(SlidingWindow(5, heads=(0, 2))),
+)
+MASKS = None, SimpleNamespace(cu_seq_q=torch.tensor([0, 7, 40, 44], dtype=torch.int32))
+TOKENS, HEADS, KV_HEADS = 44, 4, 2
+
+
+def inputs() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(TOKENS, heads, 8, generator=generator, requires_grad=True) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+def results(inner: Any, tensors: list[Any], masks: Any) -> list[Tensor]:
+    out = inner(*tensors, attention_masks=masks)
+    out.sin().sum().backward()
+    return [x.full_tensor() if hasattr(x, "full_tensor") else x for x in (out, *(x.grad for x in tensors))]
+
+
+def by_placement(inner: InnerAttention, mesh: DeviceMesh, masks: Any, expected: list[Tensor]) -> None:
+    """DTensors sharded by rows along `cp` and by heads along `tp`."""
+    spread = [distribute_tensor(x.detach(), mesh, [Shard(0), Shard(1)]).requires_grad_() for x in inputs()]
+    for found, whole in zip(results(inner, spread, masks), expected, strict=True):
+        assert_close(found, whole)
+
+
+def by_style(inner: InnerAttention, mesh: DeviceMesh, masks: Any, expected: list[Tensor]) -> None:
+    """DTensors sharded by rows, handed to the module as plain tensors by `local_map`, as torchtitan does."""
+    rows = [Shard(0)]
+    styled = parallelize_module(inner, mesh, ContextParallelStyle())
+    call = local_map(styled, out_placements=rows, in_placements=(rows,) * 3, in_grad_placements=(rows,) * 3, device_mesh=mesh)
+    spread = [distribute_tensor(x.detach(), mesh, rows).requires_grad_() for x in inputs()]
+    for found, whole in zip(results(call, spread, masks), expected, strict=True):
+        assert_close(found, whole)
+
+
+def rows_and_heads(world: Comm, rows: int) -> None:
+    """torchtitan's layout over `rows` ranks of rows, and the others of heads."""
+    mesh = init_device_mesh("cpu", (rows, world.size // rows), mesh_dim_names=("cp", "tp"))
+    for pattern, masks in product(PATTERNS, MASKS):
+        expected = results(InnerAttention(pattern), inputs(), masks)
+        by_placement(InnerAttention(pattern), mesh, masks, expected)
+        by_style(InnerAttention(pattern), mesh["cp"], masks, expected)
+
+
 @pytest.mark.parametrize(("ranks", "rows"), [(2, 1), (2, 2), (4, 2)])
 @pytest.mark.slow
-def test_over_ranks(tmp_path: Path, ranks: int, rows: int) -> None:
-    job = launch.start("gloo", ranks, tmp_path, "torchtitan_rank.py", str(rows)).finish()
-    assert job.code == 0, job
-    assert job.text.count("equals one process") == ranks, job
+def test_over_ranks(ranks: int, rows: int) -> None:
+    launch.run("gloo", ranks, rows_and_heads, rows)

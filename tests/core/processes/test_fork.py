@@ -136,7 +136,7 @@ def test_a_child_that_loads_the_kernel_itself(tmp_path: Path) -> None:
     program = tmp_path / "after.py"
     program.write_text(AFTER)
     # Python 3.12 and newer warn of forks while there are threads: that they do no harm is what is tested.
-    assert fork(0, [str(program)], {}).finish(90.0).text.splitlines()[-1] == "0"
+    assert fork([str(program)]).finish(90.0).text.splitlines()[-1] == "0"
 
 
 def test_many_forks_while_threads_compute() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,3 +15,13 @@ def _as_many_threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A folder with some files of text to train on."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(12):
+        (folder / f"file{i}.txt").write_text("".join(f"line {j} of file {i}: {i * j}\n" for j in range(40)))
+    return str(folder)

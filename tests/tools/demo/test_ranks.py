@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -14,29 +15,40 @@ from typing import Any
 import pytest
 import torch
 from helpers import launch
-from helpers.train_rank import demo_losses, write_text
 
-from dilkit.comm import run_threads
+from dilkit.comm import Comm, run_threads
+from dilkit.comm.launch import ranks
 from dilkit.tools import cli
 from dilkit.tools.console import interrupt
 from dilkit.tools.demo.text.corpus import Corpus
 from dilkit.tools.demo.text.job import TextJob
-from dilkit.tools.demo.text.model import load_model
-from dilkit.tools.demo.text.record import TextFacts
-from dilkit.tools.demo.text.task import TextTask
+from dilkit.tools.demo.text.model import ModelConfig, load_model
+from dilkit.tools.demo.text.record import Budget, TextFacts
+from dilkit.tools.demo.text.task import TextTask, held_out_windows
+from dilkit.tools.demo.trainer import Trainer
 
 THREADS = ("demo", "--comm", "threads", "--world-size", "2", "--context", "256", "--steps", "3", "--threads", "1")
+
+
+CONFIG = ModelConfig(context=1024, width=32, layers=2)
+TEXT = bytes(i * i % 251 for i in range(8000))
+
+
+def demo_losses(comm: Comm) -> dict[str, Any]:
+    """Twenty steps of the demo, on short and on whole windows: all losses, and the parameters."""
+    task = TextTask(TEXT, held_out_windows(TEXT, CONFIG.context)[:2], CONFIG, 0, comm)
+    trainer = Trainer(task, Budget(steps=20))
+    trainer.run(8, lambda: None, lambda: None)
+    losses = [loss for *_, loss in trainer.curve] + [point.held_out for point in trainer.points]
+    parameters = [p.detach().clone() for p in task.model.parameters()]
+    comm.agree(repr([p.double().sum().item() for p in parameters]).encode(), "parameters")
+    return dict(losses=losses, parameters=parameters)
 
 
 @functools.cache
 def one_rank() -> dict[str, Any]:
     """What one rank learns."""
     return run_threads(1, demo_losses)[0]
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    return str(write_text(tmp_path))
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -48,18 +60,11 @@ def test_every_loss_is_that_of_one_rank(world_size: int) -> None:
         assert all(map(torch.equal, rank["parameters"], found[0]["parameters"]))
 
 
-def slow(launcher: str) -> Any:
-    """The launcher, where `make test` has no time for it: another one stands for both there."""
-    return pytest.param(launcher, marks=pytest.mark.slow)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
-def test_every_loss_over_processes_is_that_of_one_rank(tmp_path: Path, launcher: str) -> None:
-    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "demo").finish()
-    assert job.code == 0, job
-    (line,) = [line for line in job.text.splitlines() if line.startswith("[")]
-    torch.testing.assert_close(json.loads(line), one_rank()["losses"], rtol=1e-4, atol=0)
+def test_every_loss_over_processes_is_that_of_one_rank(launcher: str) -> None:
+    found = launch.run(launcher, 2, demo_losses)
+    torch.testing.assert_close(found["losses"], one_rank()["losses"], rtol=1e-4, atol=0)
 
 
 def check_report(out: Path, transport: str) -> None:
@@ -80,21 +85,44 @@ def test_one_rank_prints_and_writes(text: str, tmp_path: Path, capsys: pytest.Ca
     check_report(tmp_path / "out", "ThreadComm")
 
 
+def start_demo(launcher: str, folder: Path, *more: str) -> launch.Job:
+    """`dilkit demo --comm ...` on the text in a folder."""
+    kind = "torch" if launcher == "gloo" else "mpi"
+    paths = ["--text", str(folder / "text"), "--out", str(folder / "out")]
+    options = ["--comm", kind, "--context", "256", "--threads", "1", "--timeout", "20", *paths, *(more or ("--steps", "3"))]
+    return launch.starter(launcher)(kind, 2, ["-m", "dilkit", "demo", *options])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["gloo", slow("openmpi")])
-def test_a_job_of_processes_prints_once(tmp_path: Path, launcher: str) -> None:
-    write_text(tmp_path)
-    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
+@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
+def test_a_job_of_processes_prints_once(text: str, tmp_path: Path, launcher: str) -> None:
+    job = start_demo(launcher, tmp_path).finish()
     assert job.code == 0, job
     assert job.text.count("held out: 7.") == job.text.count("wrote report") == 1, job
     check_report(tmp_path / "out", "TorchComm" if launcher == "gloo" else "MPIComm")
 
 
+def fail_in_the_second_step(comm: Comm, arguments: list[str]) -> None:
+    """`dilkit demo`, in which rank 1 fails: the ranks of the job are those that have been connected."""
+    backward = TextTask.backward
+
+    def fail(self: TextTask, spent: float) -> tuple[float, int]:
+        if self.comm.rank == 1 and spent:
+            raise ZeroDivisionError("this one's own fault")
+        return backward(self, spent)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextTask, "backward", fail)
+        patch.setattr(ranks, "connect", lambda kind, timeout: comm)
+        sys.exit(cli.main(arguments))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["gloo", slow("mpich")])
-def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
-    write_text(tmp_path)
-    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "failing_demo", str(tmp_path)).finish()
+@pytest.mark.parametrize("launcher", ["gloo", "mpich"])
+def test_a_failing_rank_is_shown_once(text: str, tmp_path: Path, launcher: str) -> None:
+    kind = "torch" if launcher == "gloo" else "mpi"
+    options = ["--context", "256", "--threads", "1", "--steps", "3", "--text", text, "--out", str(tmp_path / "out")]
+    job = launch.ended(launcher, 2, fail_in_the_second_step, ["demo", "--comm", kind, *options])
     assert job.code != 0, job
     assert job.text.count("[rank 1] ZeroDivisionError: this one's own fault") == 1, job
     assert job.text.count("Traceback") == 1, job
@@ -103,7 +131,7 @@ def test_a_failing_rank_is_shown_once(tmp_path: Path, launcher: str) -> None:
 
 @pytest.mark.slow
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    job = launch.start("openmpi", 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path)).finish()
+    job = start_demo("openmpi", tmp_path).finish()
     assert job.text.count("dilkit demo: --text: ") == 1, job
     assert "Traceback" not in job.text, job
     assert job.code == 2, job
@@ -152,18 +180,17 @@ def test_ctrl_c_ends_all_ranks_after_the_same_step(
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-def test_ctrl_c_at_mpirun_leaves_a_report(tmp_path: Path, launcher: str) -> None:
-    write_text(tmp_path)
-    job = launch.start(launcher, 2, tmp_path, "train_rank.py", "run_demo", str(tmp_path), "--minutes", "5")
+def test_ctrl_c_at_mpirun_leaves_a_report(text: str, tmp_path: Path, launcher: str) -> None:
+    job = start_demo(launcher, tmp_path, "--minutes", "5")
     report, limit = tmp_path / "out" / "report.json", time.monotonic() + 60
     while not report.exists():
-        assert job.code is None, job
-        assert time.monotonic() < limit, job
+        assert job.code is None, job.text
+        assert time.monotonic() < limit, job.text
         time.sleep(0.05)
-    job.send_signal(signal.SIGINT)
-    job.finish()
-    assert json.loads(report.read_text())["interrupted"] == "training", job
-    assert launcher != "mpich" or job.text.count("INTERRUPTED while training") == 1, job
+    job.processes[0].send_signal(signal.SIGINT)
+    ended = job.finish()
+    assert json.loads(report.read_text())["interrupted"] == "training", ended
+    assert launcher != "mpich" or ended.text.count("INTERRUPTED while training") == 1, ended
 
 
 @pytest.mark.usefixtures("ctrl_c")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 from helpers import launch
 from helpers.project import succeed
-from helpers.train_rank import write_text
 
 from dilkit import environment
 from dilkit.tools import cli
@@ -26,21 +24,6 @@ from dilkit.tools.demo.text.record import Budget, Evaluation
 from dilkit.tools.report import registry
 
 SMALL = ("--context", "128", "--steps", "3", "--threads", "1")
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    return str(write_text(tmp_path))
-
-
-def fork_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From here on the ranks that the demo starts are forked."""
-
-    def start(kind: str, size: int, arguments: Sequence[str], threads: int) -> Any:
-        assert (kind, arguments[:2]) == ("torch", ["-m", processes.PROGRAM])
-        return launch.start("gloo", size, tmp_path, "train_rank.py", "rank_of_demo", arguments[2]).running
-
-    monkeypatch.setattr(processes, "start", start)
 
 
 def check_report(out: Path, layout: Layout) -> None:
@@ -65,7 +48,7 @@ def check_report(out: Path, layout: Layout) -> None:
 def test_ranks_learn_what_one_process_learns(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fork_ranks(monkeypatch, tmp_path)
+    monkeypatch.setattr(processes, "start", launch.starter("gloo"))  # which forks the ranks
     out = tmp_path / "out"
     assert cli.main(["demo", "--ranks", "1x2", "--json", "--text", text, "--out", str(out), *SMALL]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((out / "report.json").read_text())
@@ -74,17 +57,17 @@ def test_ranks_learn_what_one_process_learns(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [Layout(2, 2), Layout(2, 1), Layout(1, 3)], ids=str)
-def test_the_ranks_may_be_those_of_torchrun(tmp_path: Path, size: Layout) -> None:
-    write_text(tmp_path)
-    ended = launch.start("gloo", size.size, tmp_path, "train_rank.py", "ranks_demo", str(tmp_path), str(size)).finish()
+def test_the_ranks_may_be_those_of_torchrun(text: str, tmp_path: Path, size: Layout) -> None:
+    options = ["--text", text, "--out", str(tmp_path / "out"), *SMALL]
+    ended = launch.starter("gloo")("torch", size.size, ["-m", "dilkit", "demo", "--ranks", str(size), *options]).finish()
     assert ended.code == 0, ended
     assert ended.text.count("differ by rounding") == ended.text.count("wrote report") == 1, ended
     check_report(tmp_path / "out", size)
 
 
 @pytest.mark.slow
-def test_processes_are_started(tmp_path: Path) -> None:
-    paths = ["--text", str(write_text(tmp_path)), "--out", str(tmp_path / "out")]
+def test_processes_are_started(text: str, tmp_path: Path) -> None:
+    paths = ["--text", text, "--out", str(tmp_path / "out")]
     succeed(sys.executable, "-m", "dilkit", "demo", "--ranks", "2x2", *SMALL, *paths, cwd=tmp_path)
     check_report(tmp_path / "out", Layout(2, 2))
 

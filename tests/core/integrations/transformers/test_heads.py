@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import launch
-from helpers.language_models import gpt_oss, llama, transformers
+from helpers.language_models import transformers
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -144,18 +142,3 @@ def test_heads_that_differ_by_layer() -> None:
     assert computed(DIFFERS["dilated"], 0, 2, layer).shape == (2, SEQ, 4, 8)
     with pytest.raises(ValueError, match="Layer has 2 of the 4 heads"):
         computed(DIFFERS["dilated"], 0, 1, layer)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_tensor_parallelism(tmp_path: Path, ranks: int) -> None:
-    """transformers' own plan: the weights are DTensors, and say which heads a rank has."""
-    models = tmp_path / "models"
-    llama(num_key_value_heads=4).save_pretrained(models / "llama")
-    gpt_oss(num_key_value_heads=4).save_pretrained(models / "gpt_oss")
-    if ranks == 2:
-        llama().save_pretrained(models / "llama of grouped heads")
-    job = launch.start("gloo", ranks, tmp_path, "tensor_parallel_rank.py", str(models)).finish(240)
-    assert job.code == 0, job
-    assert job.text.count("equals one process") == ranks, job

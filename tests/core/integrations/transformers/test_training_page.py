@@ -156,7 +156,7 @@ def test_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_the_same_under_mpirun(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "train_mpi.py").write_text(PROGRAMS["train_mpi.py"])
-    job = launch.start(launcher, 2, tmp_path, str(tmp_path / "train_mpi.py")).finish()
+    job = launch.starter(launcher)("mpi", 2, [str(tmp_path / "train_mpi.py")]).finish()
     assert job.code == 0, job
     assert losses(job.text) == pytest.approx(alone(tmp_path, "Llama", (3, 2, 101), convert=CONVERT), abs=2e-5)
 
@@ -172,7 +172,7 @@ def test_windows_over_two_ranks_by_each_command(tmp_path: Path, launcher: str) -
     else:
         (job,) = re.findall(r'^\$ mpirun -n 2 python -c "(.*)"$', TRANSFORMERS, re.MULTILINE)
         (tmp_path / "job.py").write_text(job)
-        ended = launch.start(launcher, 2, tmp_path, str(tmp_path / "job.py")).finish()
+        ended = launch.starter(launcher)("mpi", 2, [str(tmp_path / "job.py")]).finish()
         assert ended.code == 0, ended
         text = ended.text
     assert sorted(re.findall(r"rank \d: (\d+) of 101 rows", text)) == ["50", "51"]

@@ -1,24 +1,27 @@
-"""Models of transformers with their heads over ranks: `tensor_parallel_rank.py <launcher> <folder>` on each of some processes."""
+"""Models of transformers with their heads over ranks, by transformers' own plan."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from helpers.rank import connect, say
+from helpers import launch
+from helpers.language_models import gpt_oss, llama, transformers
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM
 
 from dilkit import BlockSparse, Pattern, SlidingWindow
-from dilkit.integrations.transformers import register
-from dilkit.integrations.transformers.attention import attend
+from dilkit.comm import Comm
+
+transformers()
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from dilkit.integrations.transformers import register  # noqa: E402
+from dilkit.integrations.transformers.attention import attend  # noqa: E402
 
 TOKENS = torch.arange(40)[None] % 60 + 3
 HEADS = 4
@@ -74,8 +77,7 @@ def stored_over_ranks(folder: Path, mesh: Any) -> None:
         attend(DIFFER["modulo"], None, layer, held, held, held, None)
 
 
-def main(launcher: str, folder: Path) -> None:
-    world = connect(launcher, 60.0)
+def all_models(world: Comm, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
     for name, pattern in DIFFER.items():
         register(pattern)
@@ -86,9 +88,15 @@ def main(launcher: str, folder: Path) -> None:
     register(DIFFER["block"])
     compare_compiled(folder / "llama")
     stored_over_ranks(folder / "llama", mesh["tp"])
-    say(f"rank {world.rank} equals one process")
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallelism(tmp_path: Path, ranks: int) -> None:
+    """The weights are DTensors, and say which heads a rank has."""
+    llama(num_key_value_heads=4).save_pretrained(tmp_path / "llama")
+    gpt_oss(num_key_value_heads=4).save_pretrained(tmp_path / "gpt_oss")
+    if ranks == 2:
+        llama().save_pretrained(tmp_path / "llama of grouped heads")
+    launch.run("gloo", ranks, all_models, tmp_path, limit=240)
