@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -13,13 +14,16 @@ def on_one_core(request: pytest.FixtureRequest) -> Iterator[None]:
     """This test's threads run on one core, another for each worker, but if it is slow: those run on all.
 
     Ranks of a small problem hand Python's lock to each other at every operator. Over cores that takes twice the CPU time of what
-    they compute.
+    they compute. Torch computes with one thread a rank.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     if not hasattr(os, "sched_setaffinity") or request.node.get_closest_marker("slow"):
         yield
-        return
-    cores = os.sched_getaffinity(0)
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    os.sched_setaffinity(0, {sorted(cores)[worker % len(cores)]})
-    yield
-    os.sched_setaffinity(0, cores)
+    else:
+        cores = os.sched_getaffinity(0)
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        os.sched_setaffinity(0, {sorted(cores)[worker % len(cores)]})
+        yield
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(threads)

@@ -6,52 +6,60 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit.comm import copy_from_rank, run_threads, sum_over_ranks
-from dilkit.comm.transports.threads import ThreadComm
+from dilkit.comm import Comm, PlanMismatch, copy_from_rank, run_threads, sum_over_ranks
 
-SHAPES = [(3, 2), (), (0,), (5,)]
+SHAPES = [(3, 7), (), (0, 4), (11,)]
 
 
 def drawn(rank: int, dtype: torch.dtype) -> list[Tensor]:
     """Tensors of a rank; one of them is not contiguous."""
     draw = torch.Generator().manual_seed(rank)
-    tensors = [torch.randn(shape, generator=draw).to(dtype) for shape in SHAPES]
-    return [*tensors, torch.randn(4, 3, generator=draw).to(dtype).t()]
+    first, *others = (torch.randn(shape, generator=draw).to(dtype) for shape in SHAPES)
+    return [first.t(), *others]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 40])
 def test_sums_are_right_and_the_same_bits_on_every_rank(world_size: int, dtype: torch.dtype) -> None:
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
+    """Added up in the order of ranks, in float32 at least; what is sent does not grow with the ranks."""
+
+    def on_rank(comm: Comm) -> tuple[list[Tensor], int]:
         tensors = drawn(comm.rank, dtype)
         sum_over_ranks(tensors, comm)
-        return tensors
+        return tensors, comm.sent_bytes
 
-    expected = drawn(0, dtype)
-    wide = [x.to(torch.float64 if dtype == torch.float64 else torch.float32) for x in expected]
-    for rank in range(1, world_size):
-        wide = [total + x for total, x in zip(wide, drawn(rank, dtype), strict=True)]
-    for found in run_threads(world_size, on_rank):
-        for x, total in zip(found, wide, strict=True):
-            assert torch.equal(x, total.to(dtype))
+    wide = torch.promote_types(dtype, torch.float32)
+    totals = [torch.zeros_like(x, dtype=wide) for x in drawn(0, dtype)]
+    for rank in range(world_size):
+        totals = [total + x for total, x in zip(totals, drawn(rank, dtype), strict=True)]
+    found = run_threads(world_size, on_rank)
+    for tensors, sent in found:
+        assert all(torch.equal(x, total.to(dtype)) for x, total in zip(tensors, totals, strict=True))
+        assert sent <= 2 * max(33, world_size) * wide.itemsize
+    assert sum(sent for _, sent in found) == 2 * (world_size - 1) * 33 * wide.itemsize
 
 
+def test_what_cannot_be_summed_is_refused_on_all_ranks() -> None:
+    def on_rank(comm: Comm, wrong: object) -> type[BaseException]:
+        good = torch.zeros(4)
+        with pytest.raises((TypeError, PlanMismatch)) as caught:
+            sum_over_ranks([good, wrong] if comm.rank else [good, good], comm)  # type: ignore[list-item]
+        return caught.type
+
+    assert run_threads(2, lambda comm: on_rank(comm, torch.zeros(5))) == [PlanMismatch, PlanMismatch]
+    for wrong in (None, torch.zeros(4, dtype=torch.int64)):
+        assert run_threads(2, lambda comm, wrong=wrong: on_rank(comm, wrong)) == [PlanMismatch, TypeError]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("source", [0, 2])
-def test_copies_are_what_the_source_has(source: int) -> None:
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
-        tensors = [x.requires_grad_() for x in drawn(comm.rank, torch.float32)]
+def test_copies_are_what_the_source_has(source: int, dtype: torch.dtype) -> None:
+    def on_rank(comm: Comm) -> list[Tensor]:
+        tensors = [x.requires_grad_() for x in drawn(comm.rank, dtype)]
         copy_from_rank(tensors, comm, source)
+        with pytest.raises(ValueError, match="source=3 is no rank; ranks are 0 to 2"):
+            copy_from_rank([], comm, 3)
         return tensors
 
     for found in run_threads(3, on_rank):
-        assert all(torch.equal(x, y) and x.requires_grad for x, y in zip(found, drawn(source, torch.float32), strict=True))
-
-
-def test_a_source_that_is_no_rank_and_tensors_that_are_none() -> None:
-    def on_rank(comm: ThreadComm) -> None:
-        with pytest.raises(ValueError, match="source=2 is no rank; ranks are 0 to 1"):
-            copy_from_rank([], comm, 2)
-        with pytest.raises(TypeError, match="tensors holds one that is a NoneType"):
-            sum_over_ranks([None], comm)  # type: ignore[list-item]
-
-    run_threads(2, on_rank)
+        assert all(torch.equal(x, y) and x.requires_grad for x, y in zip(found, drawn(source, dtype), strict=True))

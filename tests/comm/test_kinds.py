@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.ranks import TURNS, assert_counted, assert_right, even_cuts, of_case, uneven_cuts
-from helpers.strategies import Heads, has_tokens, mixes_with_heads
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, uneven_cuts
 from torch import Tensor
 
 from dilkit import (
@@ -30,7 +27,6 @@ from dilkit import (
 )
 from dilkit.comm import (
     Rows,
-    arguments,
     exchange_plan,
     ring_dilated_attention,
     ring_dilated_attention_varlen,
@@ -41,10 +37,7 @@ from dilkit.comm import (
 )
 from dilkit.comm.passes.all_to_all.index_tables import index_tables
 from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes
-from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.transports.threads import ThreadComm
-from dilkit.op.dropout import Dropout
-from dilkit.oracle import oracle_attention
 from dilkit.pattern import BlockLayout
 from dilkit.problem import DTYPES
 from dilkit.testing.problems import OTHER_KINDS, Case
@@ -52,7 +45,6 @@ from dilkit.testing.tensors import make_tensors
 
 pytestmark = pytest.mark.usefixtures("on_one_core")
 
-P, SEED = 0.4, 2**62 + 12345
 CASE = Case(feature="kinds over ranks", variant="window", pattern=Pattern.of(SlidingWindow(7)), seq=61, kv_heads=2)
 LIST = [
     case
@@ -60,15 +52,6 @@ LIST = [
     if not case.lengths and not case.rows and at // len(DTYPES) % len(DTYPES) == at % len(DTYPES)
 ]
 """Each variant in one dtype, the next in the next; packed sequences and last rows have tests of their own."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_a_rank() -> Iterator[None]:
-    """Ranks as threads share the cores already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("case", LIST, ids=[case.name for case in LIST])
@@ -190,41 +173,6 @@ def test_blocks_of_others_are_computed_in_one_call(is_causal: bool) -> None:
             for stack in some:
                 real = slice(None) if stack.real_keys is None else stack.real_keys
                 assert len(torch.unique(stack.keys[real])) == len(stack.keys[real]), rank
-
-
-def loss(out: Tensor, lse: Tensor) -> Tensor:
-    return out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
-
-
-@TURNS
-@settings(max_examples=12, deadline=None)
-@given(mixes_with_heads(), st.integers(4, 30), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 99))
-def test_any_mix_with_dropout_and_gradients_through_lse(
-    turn: int, drawn: tuple[Pattern, Heads], seq: int, world_size: int, fuse_branches: bool, is_causal: bool, seed: int
-) -> None:
-    (pattern, heads), cuts = drawn, uneven_cuts(seq, world_size, seed)
-    assume(is_causal or has_tokens(pattern, seq))
-    draw = torch.Generator().manual_seed(seed)
-    whole = [torch.randn((2, seq, h, 4), generator=draw, dtype=torch.float64) for h in (heads[0], heads[1], heads[1])]
-    options: dict[str, Any] = dict(is_causal=is_causal, fuse_branches=fuse_branches)
-    if any(isinstance(e, TokenExchange) and e.is_scattered for e in exchange_plan(pattern, cuts, *heads, **options).exchanges):
-        options["fuse_branches"] = False
-    options |= dict(dropout_p=P, return_lse=True)
-
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
-        mine = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].clone().requires_grad_() for x in whole]
-        out, lse = ring_dilated_attention(*mine, pattern, comm, **options)
-        return [out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss(out, lse), mine)]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "draw_seed", lambda: torch.tensor(SEED))
-        found = [torch.cat(parts, 1) for parts in zip(*run_threads(world_size, on_rank, timeout=30), strict=True)]
-    leaves = [x.clone().requires_grad_() for x in whole]
-    first = 0 if pattern.head_shard is None else pattern.head_shard[0] * heads[0] // heads[1]
-    out, lse = oracle_attention(*leaves, pattern, is_causal=is_causal, dropout=Dropout(P, SEED, first_head=first))
-    want = [out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss(out, lse), leaves)]
-    for got, right in zip(found, want, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

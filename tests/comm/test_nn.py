@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,15 +21,6 @@ pytestmark = pytest.mark.usefixtures("on_one_core")
 SEQ, EMBED, HEADS, RANKS = 101, 32, 4, 3
 CUTS = uneven_cuts(SEQ, RANKS)
 Step = Callable[[nn.Module, Tensor], Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_a_rank() -> Iterator[None]:
-    """Ranks as threads share the cores already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def module(attention: nn.Module, **options: Any) -> MultiheadDilatedAttention:
@@ -104,23 +95,6 @@ def test_a_masked_sequence() -> None:
     assert_as_on_one_rank(masked)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-def test_compiled() -> None:
-    """On one rank: `torch.compile` is not made for threads. On several: `test_compiled_ranks.py`."""
-    x = torch.randn(2, SEQ, EMBED, dtype=torch.float64)
-
-    def on_rank(comm: ThreadComm) -> None:
-        model = module(RingDilatedAttention(PATTERN, comm), rotary=True)
-        plain = one_step(model, x, torch.ones(()), lambda m, y: m(y)[0])
-        for p in model.parameters():
-            p.grad = None
-        compiled = one_step(model, x, torch.ones(()), lambda m, y: torch.compile(m, fullgraph=True, backend="aot_eager")(y)[0])
-        torch.testing.assert_close(compiled, plain)
-
-    run_threads(1, on_rank)
-
-
 def test_a_copy_of_the_module_uses_the_same_transport() -> None:
     """`nn.TransformerEncoder` copies its layer."""
 
@@ -142,9 +116,6 @@ def test_what_the_module_says_of_itself() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        (dict(pattern=None), TypeError, r"pattern=None is a NoneType; a dilkit.Pattern is needed"),
-        (dict(comm="mpi"), TypeError, r"comm='mpi' is a str; a dilkit.comm.Comm is needed"),
-        (dict(schedule="any"), ValueError, r"schedule='any' is not known"),
         (dict(keep="all"), ValueError, r"keep='all' is not known"),
         (dict(fuse_branches=1), TypeError, r"fuse_branches=1 is a int"),
         (dict(scale="1"), TypeError, r"scale='1' is a str"),

@@ -1,41 +1,83 @@
-"""Sinks, softcaps, dropout and tails of zeros over ranks: those of the whole, with gradients, whatever shards, schedules, orders.
+"""Sinks, softcaps, dropout, tails of zeros and biases over ranks: those of the whole, with gradients, however it is shared out.
 
-A sink and the padding that a row sees are added once, by the rank with the row; weights are dropped by the seed of rank 0.
+A sink and the padding that a row sees are added once, by the rank with the row; weights are dropped by the seed of rank 0. Each
+rank has the coordinates of its own rows. The gradients of sinks, slopes and tables are summed over ranks.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, assert_counted, assert_right, even_cuts, of_case, uneven_cuts
-from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given, settings
+from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, order, ordered_dilated_attention
-from dilkit.comm import PlanMismatch, RingDilatedAttention, arguments, ring_dilated_attention, run_threads
+from dilkit import (
+    Alibi,
+    CoordinateAlibi,
+    DilatedAttention,
+    GridTable,
+    MultiheadDilatedAttention,
+    Pattern,
+    RelativeTable,
+    dilated_attention_varlen,
+    order,
+    ordered_dilated_attention,
+    t5_buckets,
+)
+from dilkit.comm import (
+    PlanMismatch,
+    RingDilatedAttention,
+    arguments,
+    exchange_plan,
+    ring_dilated_attention,
+    ring_dilated_attention_varlen,
+    run_threads,
+)
+from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.op.dropout import Dropout
+from dilkit.op.scores import positions_along
 from dilkit.oracle import oracle_attention
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
 
-pytestmark = pytest.mark.usefixtures("on_one_core")
+pytestmark = [pytest.mark.usefixtures("on_one_core"), pytest.mark.surroundings]
 
 PATTERN = Pattern([8, 24, 97], [1, 3, 5], tail="zeros")
 P, CAP, SEED = 0.4, 0.7, 2**62 + 12345
-OPTIONS: dict[str, dict[str, Any]] = {
-    "tail": {},
-    "sink": dict(sink=True),
-    "dropout": dict(dropout_p=P),
-    "softcap": dict(softcap=CAP),
+Made = Callable[[Any, int, slice], dict[str, Any]]
+
+
+def coordinates(seq: int) -> Tensor:
+    return torch.randn(2, seq, 2, generator=torch.Generator().manual_seed(seq), dtype=torch.float64)
+
+
+BIASES: dict[str, tuple[tuple[int, ...] | None, Made]] = {
+    "alibi": ((), lambda slopes, seq, rows: dict(bias=Alibi(slopes), softcap=CAP)),
+    "coordinates": (
+        (),
+        lambda slopes, seq, rows: dict(bias=CoordinateAlibi(slopes, coordinates(seq)[:, rows], "l1"), softcap=CAP),
+    ),
+    "buckets": ((8,), lambda table, seq, rows: dict(bias=RelativeTable(table, t5_buckets(8, 9)), softcap=CAP)),
+    "grid": ((5, 3), lambda table, seq, rows: dict(bias=GridTable(table, (-(-seq // 4), 4), (1, 2)), softcap=CAP)),
 }
-each_option = pytest.mark.parametrize("option", OPTIONS)
+OPTIONS: dict[str, tuple[tuple[int, ...] | None, Made]] = {
+    "tail": (None, lambda weights, seq, rows: {}),
+    "sink": ((), lambda sink, seq, rows: dict(sink=sink)),
+    "dropout": (None, lambda weights, seq, rows: dict(dropout_p=P)),
+    "softcap": (None, lambda weights, seq, rows: dict(softcap=CAP)),
+    **BIASES,
+}
+"""The shape of a head's weights, where there are any, and the arguments of a call for some rows of a sequence."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,45 +87,51 @@ def _one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dilkit.op.arguments.draw_seed", lambda: torch.tensor(SEED))
 
 
-def tensors(seq: int, heads: Heads, seed: int, option: str) -> list[Tensor]:
-    """Query, key, value, and a sink where the option is one."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [*((2, seq, h, 4) for h in (heads[0], heads[1], heads[1])), *([(heads[0],)] if option == "sink" else [])]
+def tensors(option: str, seq: int, heads: Heads, seed: int = 0) -> list[Tensor]:
+    """Query, key, value, and weights where the option has some."""
+    draw, of_head = torch.Generator().manual_seed(seed), OPTIONS[option][0]
+    shapes = [*((2, seq, h, 4) for h in (heads[0], heads[1], heads[1]))]
+    shapes += [] if of_head is None else [(heads[0], *of_head)]
     return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
 
 
-def results(attend: Callable[..., Any], leaves: Sequence[Tensor], option: str, **options: Any) -> list[Tensor]:
-    """`out`, `lse` `(batch, seq, heads)`, and the gradients of a sum through both."""
+def results(attend: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """`out`, `lse` `(..., seq, heads)`, and the gradients of a sum through both; `attend` is given the leaves."""
     mine = [x.clone().requires_grad_() for x in leaves]
-    asked = dict(sink=mine[3]) if option == "sink" else {}
-    out, lse = attend(*mine[:3], **asked, **options)
+    out, lse = attend(*mine)
     total = out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
-    return [out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(total, mine)]
+    return [out.detach(), lse.detach().transpose(-1, -2), *torch.autograd.grad(total, mine)]
 
 
-def over_ranks(whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], option: str, **options: Any) -> list[Tensor]:
-    """The results of all ranks together; each computes a part of the sink's gradient."""
+def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], **options: Any) -> list[Tensor]:
+    """The results of all ranks together; each computes a part of the gradient of the weights."""
 
     def on_rank(comm: ThreadComm) -> list[Tensor]:
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         part = {name: x[:, rows] if name == "key_padding_mask" else x for name, x in options.items()}
-        asked = OPTIONS[option] if option in ("dropout", "softcap") else {}
 
-        def attend(*qkv: Tensor, **more: Any) -> Any:
-            return ring_dilated_attention(*qkv, pattern, comm, return_lse=True, **asked, **part, **more)
+        def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None) -> Any:
+            asked = OPTIONS[option][1](weights, cuts[-1], rows)
+            return ring_dilated_attention(q, k, v, pattern, comm, return_lse=True, **asked, **part)
 
-        return results(attend, [x[:, rows] if x.dim() == 4 else x for x in whole], option)
+        return results(attend, [*(x[:, rows] for x in whole[:3]), *whole[3:]])
 
-    every = zip(*run_threads(len(cuts) - 1, on_rank, timeout=30), strict=True)
-    return [torch.cat(parts, 1) if parts[0].dim() > 1 else sum(parts, torch.zeros_like(parts[0])) for parts in every]
+    rows, weights = [*zip(*run_threads(len(cuts) - 1, on_rank, timeout=30), strict=True)], whole[3:]
+    summed = [torch.stack(parts).sum(0) for parts in rows[len(rows) - len(weights) :]]
+    return [*(torch.cat(parts, 1) for parts in rows[: len(rows) - len(weights)]), *summed]
 
 
-def on_one(whole: list[Tensor], pattern: Pattern, option: str, first_head: int = 0, **options: Any) -> list[Tensor]:
+def on_one(option: str, whole: list[Tensor], pattern: Pattern, first_head: int = 0, **options: Any) -> list[Tensor]:
     """What the oracle gives."""
-    asked: dict[str, Any] = dict(softcap=CAP) if option == "softcap" else {}
-    if option == "dropout":
-        asked = dict(dropout=Dropout(P, SEED, first_head=first_head))
-    return results(lambda *qkv, **more: oracle_attention(*qkv, pattern, **asked, **options, **more), whole, option)
+    seq = whole[0].shape[1]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None) -> Any:
+        asked = OPTIONS[option][1](weights, seq, slice(0, seq))
+        if option == "dropout":
+            asked = dict(dropout=Dropout(P, SEED, first_head=first_head))
+        return oracle_attention(q, k, v, pattern, **asked, **options)
+
+    return results(attend, whole)
 
 
 def close(computed: list[Tensor], want: list[Tensor]) -> None:
@@ -92,9 +140,16 @@ def close(computed: list[Tensor], want: list[Tensor]) -> None:
 
 
 @TURNS
-@each_option
-@settings(max_examples=8, deadline=None)
-@given(patterns_with_heads(), st.integers(4, 40), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 99))
+@pytest.mark.parametrize("option", OPTIONS)
+@settings(max_examples=9, deadline=None)
+@given(
+    st.one_of(patterns_with_heads(), mixes_with_heads()),
+    st.integers(4, 30),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_any_pattern(
     option: str,
     turn: int,
@@ -106,21 +161,27 @@ def test_any_pattern(
     seed: int,
 ) -> None:
     (pattern, heads), cuts = drawn, uneven_cuts(seq, world_size, seed)
+    assume(is_causal or has_tokens(pattern, seq))
+    plan = exchange_plan(pattern, cuts, *heads, is_causal=is_causal)
+    fuse_branches = fuse_branches and not any(isinstance(e, TokenExchange) and e.is_scattered for e in plan.exchanges)
     first = 0 if pattern.head_shard is None else pattern.head_shard[0] * heads[0] // heads[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "draw_seed", lambda: torch.tensor(SEED))
-        whole = tensors(seq, heads, seed, option)
-        computed = over_ranks(whole, pattern, cuts, option, fuse_branches=fuse_branches, is_causal=is_causal)
-    close(computed, on_one(whole, pattern, option, first, is_causal=is_causal))
+        whole = tensors(option, seq, heads, seed)
+        computed = over_ranks(option, whole, pattern, cuts, fuse_branches=fuse_branches, is_causal=is_causal)
+    close(computed, on_one(option, whole, pattern, first, is_causal=is_causal))
 
 
-@each_option
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("schedule", ["scatter", "gather", "ring"])
-def test_every_schedule(schedule: str, is_causal: bool, option: str) -> None:
-    whole = tensors(61, (6, 3), 0, option)
-    computed = over_ranks(whole, PATTERN, even_cuts(61, 3), option, schedule=schedule, is_causal=is_causal)
-    close(computed, on_one(whole, PATTERN, option, is_causal=is_causal))
+@pytest.mark.parametrize(
+    ("option", "schedule", "is_causal", "masked"),
+    every_pair(OPTIONS, ("scatter", "gather", "ring"), (False, True), (False, True)),
+)
+def test_every_schedule(option: str, schedule: str, is_causal: bool, masked: bool) -> None:
+    whole, options = tensors(option, 61, (6, 3)), dict[str, Any](is_causal=is_causal)
+    if masked:
+        options["key_padding_mask"] = torch.rand(2, 61, generator=torch.Generator().manual_seed(0)) < 0.3
+    computed = over_ranks(option, whole, PATTERN, even_cuts(61, 3), schedule=schedule, **options)
+    close(computed, on_one(option, whole, PATTERN, **options))
 
 
 @pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
@@ -135,35 +196,67 @@ def test_tails_send_what_is_planned(world_size: int, schedule: str) -> None:
         assert_counted(computed, make_tensors(case))
 
 
-@pytest.mark.parametrize("option", ["tail", "sink", "dropout"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_along_token_orders(masked: bool, option: str) -> None:
-    pattern = Pattern([12, 24, 48], [1, 3, 5], heads=[(0, 4), (0, 3), (1, 4)], tail="zeros")  # the last heads see sinks alone
-    orders, whole = [order((6, 8)), order((6, 8), "snake")], tensors(48, (6, 3), 1, option)
-    options: dict[str, Any] = dict(key_padding_mask=torch.arange(48).expand(2, -1) % 3 == 0) if masked else {}
-    asked = dict(dropout_p=P) if option == "dropout" else {}
+@pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
+def test_coordinates_are_counted(schedule: str) -> None:
+    cuts, (q, k, v, slopes) = (0, 13, 40, 61), tensors("coordinates", 61, (6, 3))
+    plan = exchange_plan(PATTERN, cuts, 6, 3, schedule=schedule)
 
-    def attend(*qkv: Tensor, **more: Any) -> Any:
-        return ordered_dilated_attention(*qkv, pattern, orders, return_lse=True, **asked, **options, **more)
-
-    close(over_ranks(whole, pattern, even_cuts(48, 3), option, order=orders, **options), results(attend, whole, option))
-
-
-def test_softcap_of_a_module_along_an_order() -> None:
-    along, whole, cuts = order((6, 8)), tensors(48, (4, 2), 1, "softcap"), even_cuts(48, 3)
-
-    def on_rank(comm: ThreadComm) -> Tensor:
-        rows = slice(*cuts[comm.rank : comm.rank + 2])
-        out = RingDilatedAttention(PATTERN, comm, order=along, softcap=CAP)(*(x[:, rows] for x in whole))
+    def on_rank(comm: ThreadComm) -> None:
+        rows, sizes = slice(*cuts[comm.rank : comm.rank + 2]), dict(head_dim=4, dtype="float64", batch=2, position_dims=2)
+        mine = [x[:, rows].clone().requires_grad_() for x in (q, k, v)]
+        bias = CoordinateAlibi(slopes, coordinates(61)[:, rows])
+        out = ring_dilated_attention(*mine, PATTERN, comm, schedule=schedule, bias=bias)
         assert isinstance(out, Tensor)
-        return out
+        assert comm.sent_bytes == plan.bytes(comm.rank, "forward", **sizes)
+        forward = comm.sent_bytes
+        out.sum().backward()
+        assert comm.sent_bytes - forward == plan.bytes(comm.rank, "backward", **sizes)
 
-    want, _ = oracle_attention(*(along.apply(x) for x in whole), PATTERN, softcap=CAP)
-    close([torch.cat(run_threads(3, on_rank, timeout=30), 1)], [along.restore(want)])
+    run_threads(3, on_rank, timeout=30)
+
+
+@pytest.mark.parametrize(("option", "several", "masked"), every_pair(OPTIONS, (False, True), (False, True)))
+def test_along_token_orders(option: str, several: bool, masked: bool) -> None:
+    """The last heads see sinks alone. Positions are those of rows as given."""
+    pattern = Pattern([12, 24, 48], [1, 3, 5], heads=[(0, 4), (0, 3), (1, 4)], tail="zeros")
+    orders, whole = [order((6, 8)), order((6, 8), "snake")][: 1 + several], tensors(option, 48, (6, 3), 1)
+    options: dict[str, Any] = dict(key_padding_mask=torch.arange(48).expand(2, -1) % 3 == 0) if masked else {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None) -> Any:
+        asked = OPTIONS[option][1](weights, 48, slice(0, 48))
+        return ordered_dilated_attention(q, k, v, pattern, orders, return_lse=True, **asked, **options)
+
+    close(over_ranks(option, whole, pattern, even_cuts(48, 3), order=orders, **options), results(attend, whole))
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_positions_of_packed_sequences_begin_anew(name: str) -> None:
+    lengths, pattern, cuts = (3, 17, 0, 11, 9), Pattern([8, 24], [1, 3]), (0, 13, 14, 40)
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    whole = [x[0] if x.dim() == 4 else x for x in tensors(name, 40, (4, 2), 2)]
+
+    def options(weights: Tensor, rows: slice) -> dict[str, Any]:
+        if name == "coordinates":
+            return dict(bias=CoordinateAlibi(weights, coordinates(40)[0, rows]), return_lse=True)
+        return BIASES[name][1](weights, 20, rows) | dict(return_lse=True)
+
+    def on_rank(comm: ThreadComm) -> list[Tensor]:
+        rows = slice(*cuts[comm.rank : comm.rank + 2])
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Any:
+            return ring_dilated_attention_varlen(q, k, v, pattern, comm, starts, **options(weights, rows))
+
+        return results(attend, [*(x[rows] for x in whole[:3]), whole[3]])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Any:
+        return dilated_attention_varlen(q, k, v, pattern, starts, **options(weights, slice(0, 40)))
+
+    *by_row, weights = zip(*run_threads(3, on_rank, timeout=30), strict=True)
+    close([*(torch.cat(parts) for parts in by_row), torch.stack(weights).sum(0)], results(attend, whole))
 
 
 def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, cuts = tensors(24, (2, 2), 0, "dropout"), even_cuts(24, 3)
+    whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 3)
     ranks: dict[int, list[int]] = {}
 
     def on_rank(comm: ThreadComm) -> Any:
@@ -171,37 +264,75 @@ def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
         return ring_dilated_attention(*(x[:, slice(*cuts[comm.rank : comm.rank + 2])] for x in whole), PATTERN, comm, dropout_p=P)
 
     monkeypatch.setattr(arguments, "draw_seed", lambda: torch.tensor(SEED + 7 * ranks[threading.get_ident()][-1]))
-    close([torch.cat(run_threads(3, on_rank, timeout=30), 1)], on_one(whole, PATTERN, "dropout")[:1])
+    close([torch.cat(run_threads(3, on_rank, timeout=30), 1)], on_one("dropout", whole, PATTERN)[:1])
 
 
-@pytest.mark.parametrize("option", ["sink", "dropout"])
+@pytest.mark.parametrize("option", ["sink", "dropout", "softcap", "buckets"])
 def test_a_module_over_ranks(option: str) -> None:
-    options: dict[str, Any] = dict(sink=True) if option == "sink" else dict(dropout=P)
-    weights = MultiheadDilatedAttention(24, 4, DilatedAttention(PATTERN), **options).double().state_dict()
-    weights |= dict(sinks=torch.arange(4.0)) if option == "sink" else {}
+    """As the same module on one rank, with the gradient of weights of the option, or else of the last projection."""
+    of_layer: dict[str, dict[str, Any]] = dict(sink=dict(sink=True), dropout=dict(dropout=P))
+    x = torch.randn(1, 24, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def made(inner: Callable[..., nn.Module], learned: Tensor) -> Any:
+        of_inner: dict[str, dict[str, Any]] = dict(
+            softcap=dict(softcap=CAP), buckets=dict(bias=RelativeTable(nn.Parameter(learned)))
+        )
+        return MultiheadDilatedAttention(24, 4, inner(**of_inner.get(option, {})), **of_layer.get(option, {})).double()
+
+    def result(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        out, _ = layer(x)
+        learned = {"sink": "sinks", "buckets": "attention.bias_weights"}.get(option, "out_proj.weight")
+        return out.detach(), *torch.autograd.grad(out.square().sum(), layer.get_parameter(learned))
+
+    alone = made(lambda **options: DilatedAttention(PATTERN, **options), torch.randn(4, 9))
+    if option == "sink":
+        alone.sinks.data = torch.arange(4.0).double()
 
     def on_rank(comm: ThreadComm) -> tuple[Tensor, Tensor]:
-        layer = MultiheadDilatedAttention(24, 4, RingDilatedAttention(PATTERN, comm), **options).double()
-        layer.load_state_dict(weights)
-        x = torch.randn(1, 24, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        out, _ = layer(x[:, slice(*even_cuts(24, comm.size)[comm.rank : comm.rank + 2])])
-        (grad,) = torch.autograd.grad(out.square().sum(), layer.sinks if option == "sink" else layer.out_proj.weight)
-        return out.detach(), grad
+        layer = made(lambda **options: RingDilatedAttention(PATTERN, comm, **options), torch.zeros(4, 9))
+        layer.load_state_dict(alone.state_dict())
+        assert option != "buckets" or "bias='RelativeTable'" in repr(layer)
+        return result(layer, x[:, slice(*even_cuts(24, comm.size)[comm.rank : comm.rank + 2])])
 
-    (want, grad), several = run_threads(1, on_rank, timeout=30)[0], run_threads(3, on_rank, timeout=30)
-    close([torch.cat([out for out, _ in several], 1), sum((part for _, part in several), 0 * grad)], [want, grad])
+    want, grad = result(alone, x)
+    outs, parts = zip(*run_threads(3, on_rank, timeout=30), strict=True)
+    close([torch.cat(outs, 1), torch.stack(parts).sum(0)], [want, grad])
 
 
-@pytest.mark.parametrize("option", ["sink", "dropout_p", "softcap"])
-def test_ranks_agree_on_it(option: str) -> None:
-    whole = tensors(16, (4, 4), 0, "sink")
+SLOPES = torch.ones(4)
+REFUSED: dict[str, tuple[str, Callable[[int], Any], str]] = {
+    "a sink of one": ("sink", lambda rank: SLOPES if rank else None, "sink"),
+    "other dropout": ("dropout_p", lambda rank: 0.1 * (1 + rank), "dropout_p"),
+    "a softcap of one": ("softcap", lambda rank: CAP if rank else None, "softcap"),
+    "one without": ("bias", lambda rank: Alibi(SLOPES) if rank else None, "bias"),
+    "other buckets": ("bias", lambda rank: RelativeTable(torch.ones(4, 8), t5_buckets(8 if rank else 6, 9)), "bias"),
+    "learned on one": ("bias", lambda rank: Alibi(SLOPES.clone().requires_grad_(rank == 0)), "requires_grad|bias"),
+    "coordinates of all rows": (
+        "bias",
+        lambda rank: CoordinateAlibi(SLOPES, torch.zeros(16, 2)),
+        r"coordinates .* \(1, 8, 1 to 3\)",
+    ),
+    "other heads": ("bias", lambda rank: Alibi(torch.ones(3)), "3 heads"),
+    "a matrix": ("bias", lambda rank: torch.zeros(16, 16), "never a tensor of all pairs"),
+    "a grid too small": ("bias", lambda rank: GridTable(torch.ones(4, 3, 3), (3, 5)), "15"),
+}
 
-    def on_rank(comm: ThreadComm) -> str:
-        rows = slice(8 * comm.rank, 8 * comm.rank + 8)
-        given: dict[str, Any] = dict(sink=whole[3] if comm.rank else None, dropout_p=0.1 * (1 + comm.rank))
-        given["softcap"] = CAP if comm.rank else None
-        with pytest.raises(PlanMismatch, match=option) as caught:
-            ring_dilated_attention(*(x[:, rows] for x in whole[:3]), PATTERN, comm, **{option: given[option]})
-        return str(caught.value)
 
-    assert all(option in text for text in run_threads(2, on_rank, timeout=30))
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_on_every_rank(name: str) -> None:
+    option, made, text = REFUSED[name]
+    x = torch.randn(1, 8, 4, 4)
+
+    def on_rank(comm: ThreadComm) -> None:
+        with pytest.raises((PlanMismatch, ValueError, TypeError), match=text):
+            ring_dilated_attention(x, x, x, Pattern([8], [1]), comm, **{option: made(comm.rank)})
+
+    run_threads(2, on_rank, timeout=30)
+
+
+def test_positions_beyond_float32_are_refused() -> None:
+    weights = torch.ones(4)
+    assert positions_along(weights, 2**24 - 2, 3)[0, -1].item() == 2**24
+    assert positions_along(weights.double(), 2**24, 3)[0, -1].item() == 2**24 + 2
+    with pytest.raises(ValueError, match=r"positions of the bias reach 16,777,218, but .*query in float64"):
+        positions_along(weights, 2**24, 3)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.ranks import even_cuts, uneven_cuts
+from helpers.ranks import assert_same, even_cuts, on_one, over_ranks, uneven_cuts
 from torch import Tensor
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, TokenOrder, order, ordered_dilated_attention, plan
@@ -25,6 +25,7 @@ from dilkit.comm import (
 )
 from dilkit.comm.reorder import reorder_plan
 from dilkit.comm.transports.threads import ThreadComm
+from dilkit.testing.tensors import Tensors
 
 pytestmark = pytest.mark.usefixtures("on_one_core")
 
@@ -43,62 +44,30 @@ PATTERN = Pattern([12, 24, 49], [1, 3, 5])
 TIMEOUT = 20
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_a_rank() -> Iterator[None]:
-    """Ranks as threads share the cores already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(2, SEQ, heads, DIM, dtype=dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)]
 
 
-def losses(out: Tensor, lse: Tensor, weights: Sequence[Tensor], uses: str) -> Tensor:
-    """A loss of `out`, of `lse` or of both, of what is finite."""
-    parts = dict(out=(out * weights[0]).sum(), lse=(lse.masked_fill(lse == -torch.inf, 0.0) * weights[1]).sum())
-    return sum((parts[name] for name in uses.split("+")), start=torch.zeros(()))
+def check(orders: Any, cuts: tuple[int, ...], masked: bool = False, through_lse: bool = False) -> None:
+    """Hold ranks to one rank along the same orders."""
+    dout, dlse = torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64), torch.randn(2, HEADS, SEQ, dtype=torch.float64)
+    whole = Tensors(*tensors(), torch.rand(2, SEQ) < 0.3 if masked else None, dout, dlse)
+    found = over_ranks(whole, PATTERN, cuts, through_lse=through_lse, order=orders)
+    options: dict[str, Any] = dict(key_padding_mask=whole.mask, return_lse=True)
+    attend = partial(ordered_dilated_attention, pattern=PATTERN, order=orders, **options)
+    assert_same(found.results, on_one(attend, whole, through_lse))
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-@pytest.mark.parametrize(
-    ("name", "uses"), [("one", "out"), ("two", "lse"), ("three", "out+lse"), ("points", "lse"), ("identity", "out")]
-)
-def test_ranks_find_what_one_rank_finds(name: str, masked: bool, uses: str, poisoned: None) -> None:
-    given, mask = tensors(), torch.rand(2, SEQ) < 0.3 if masked else None
-    weights = torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64), torch.randn(2, HEADS, SEQ, dtype=torch.float64)
-    whole = [x.clone().requires_grad_() for x in given]
-    out, lse = ordered_dilated_attention(*whole, PATTERN, ORDERS[name], key_padding_mask=mask, return_lse=True)
-    grads = torch.autograd.grad(losses(out, lse, weights, uses), whole, materialize_grads=True)
-    cuts = uneven_cuts(SEQ, 3)
-
-    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
-        rows = slice(*cuts[comm.rank : comm.rank + 2])
-        own = [x[:, rows].clone().requires_grad_() for x in given]
-        part = None if mask is None else mask[:, rows]
-        out, lse = ring_dilated_attention(*own, PATTERN, comm, order=ORDERS[name], key_padding_mask=part, return_lse=True)
-        loss = losses(out, lse, (weights[0][:, rows], weights[1][:, :, rows]), uses)
-        return out.detach(), lse.detach().transpose(1, 2), *torch.autograd.grad(loss, own, materialize_grads=True)
-
-    every = run_threads(3, on_rank, timeout=TIMEOUT)
-    for found, expected in zip(zip(*every, strict=True), (out, lse.transpose(1, 2), *grads), strict=True):
-        torch.testing.assert_close(torch.cat(found, 1), expected.detach())
+@pytest.mark.parametrize(("name", "through_lse"), [*zip(ORDERS, (False, True, False, True, True), strict=True)])
+def test_ranks_find_what_one_rank_finds(name: str, masked: bool, through_lse: bool, poisoned: None) -> None:
+    check(ORDERS[name], uneven_cuts(SEQ, 3), masked, through_lse)
 
 
 @pytest.mark.parametrize("cuts", [even_cuts(SEQ, 7), (0, SEQ)], ids=["7 ranks", "1 rank"])
 def test_any_number_of_ranks(cuts: tuple[int, ...]) -> None:
-    given = tensors()
     for orders in ORDERS.values():
-
-        def on_rank(comm: ThreadComm, orders: Any = orders) -> Tensor:
-            return ring_dilated_attention(
-                *(x[:, slice(*cuts[comm.rank : comm.rank + 2])] for x in given), PATTERN, comm, order=orders
-            )
-
-        found = torch.cat(run_threads(len(cuts) - 1, on_rank, timeout=TIMEOUT), 1)
-        torch.testing.assert_close(found, ordered_dilated_attention(*given, PATTERN, orders))
+        check(orders, cuts)
 
 
 def test_when_some_ranks_have_lse_in_their_loss_and_others_out() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.launch import run
 from helpers.pairwise import every_pair
-from helpers.ranks import TURNS, even_cuts, uneven_cuts
+from helpers.ranks import TURNS, assert_counted, assert_same, even_cuts, on_one, over_ranks, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from dilkit.comm import Comm, PackedPlan, PlanMismatch, packed_cuts, ring_dilate
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.pattern import Branch
+from dilkit.testing.tensors import Tensors
 
 pytestmark = pytest.mark.usefixtures("on_one_core")
 
@@ -29,61 +30,36 @@ PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 Cuts = tuple[int, ...]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_a_rank() -> Iterator[None]:
-    """Ranks as threads share the cores already."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def starts(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
-def tensors(total: int, heads: Heads = (4, 2)) -> list[Tensor]:
-    """Query, key, value and sink."""
+def tensors(total: int, heads: Heads = (4, 2)) -> Tensors:
     draw = torch.Generator().manual_seed(total)
-    shapes = [*((total, h, 6) for h in (heads[0], heads[1], heads[1])), (heads[0],)]
-    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    shapes = [*((1, total, h, 6) for h in (heads[0], heads[1], heads[1], heads[0])), (1, heads[0], total), (heads[0],)]
+    query, key, value, dout, dlse, sink = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    return Tensors(query, key, value, None, dout, dlse, sink)
 
 
-def loss(out: Tensor, lse: Tensor) -> Tensor:
-    return out.square().sum() + lse.nan_to_num(neginf=0.0).sin().sum()
+def on_one_process(work: Pattern, lengths: Sequence[int], whole: Tensors, through_lse: bool, **options: Any) -> dict[str, Tensor]:
+    def attend(*rows: Tensor, sink: Tensor) -> tuple[Tensor, ...]:
+        given = dict(options, sink=sink, return_lse=True)
+        found = dilated_attention_varlen(*(x[0] for x in rows), work, starts(lengths), **given)
+        return tuple(x[None] for x in found)
+
+    return on_one(attend, whole, through_lse)
 
 
-def over_ranks(whole: list[Tensor], lengths: Sequence[int], pattern: Pattern, cuts: Cuts, **options: Any) -> list[Tensor]:
-    """`out`, `lse` `(total, heads)` and the gradients of query, key, value and sink, of all ranks together; bytes as planned."""
-    *qkv, sink = whole
-    of_plan = {name: options[name] for name in ("is_causal", "schedule") if name in options}
-    plan = PackedPlan(pattern, cuts, tuple(starts(lengths).tolist()), qkv[0].shape[1], qkv[1].shape[1], **of_plan)
+def check(work: Pattern, lengths: Sequence[int], cuts: Cuts, asked: dict[str, Any] = {}, **options: Any) -> None:  # noqa: B006
+    """Hold ranks to one process; `asked` are further options of ranks.
 
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
-        rows = slice(*cuts[comm.rank : comm.rank + 2])
-        mine = [*(x[rows].clone().requires_grad_() for x in qkv), sink.clone().requires_grad_()]
-        given = dict(sink=mine[3], return_lse=True, **options)
-        out, lse = ring_dilated_attention_varlen(*mine[:3], pattern, comm, starts(lengths), **given)
-        sizes: dict[str, Any] = dict(head_dim=6, dtype="float64")
-        assert comm.sent_bytes == plan.bytes(comm.rank, "forward", **sizes)
-        torch.autograd.backward(out.square().sum(), inputs=mine, retain_graph=True)
-        assert comm.sent_bytes == sum(plan.bytes(comm.rank, phase, **sizes) for phase in ("forward", "backward"))
-        return [out.detach(), lse.detach().T, *torch.autograd.grad(loss(out, lse), mine)]
-
-    *rows, sinks = zip(*run_threads(len(cuts) - 1, on_rank, timeout=30), strict=True)
-    return [*(torch.cat(parts) for parts in rows), sum(sinks, torch.zeros_like(sink))]
-
-
-def on_one(attend: Any, whole: list[Tensor]) -> list[Tensor]:
-    """The same of one process."""
-    leaves = [x.clone().requires_grad_() for x in whole]
-    out, lse = attend(*leaves)
-    return [out.detach(), lse.detach().T, *torch.autograd.grad(loss(out, lse), leaves)]
-
-
-def close(found: list[Tensor], want: list[Tensor]) -> None:
-    for got, right in zip(found, want, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-11, atol=1e-11)
+    Odd numbers of ranks have gradients through lse, others send what is planned.
+    """
+    whole, through_lse = tensors(sum(lengths)), len(cuts) % 2 == 0
+    found = over_ranks(whole, work, cuts, lengths=lengths, through_lse=through_lse, **options, **asked)
+    assert_same(found.results, on_one_process(work, lengths, whole, through_lse, **options))
+    if not through_lse:
+        assert_counted(found, whole)
 
 
 PACKINGS: dict[str, tuple[list[int], dict[int, Cuts]]] = {
@@ -98,10 +74,7 @@ PACKINGS: dict[str, tuple[list[int], dict[int, Cuts]]] = {
 @pytest.mark.parametrize(("packing", "size", "schedule"), every_pair(PACKINGS, (1, 2, 3), ("auto", "scatter", "gather", "ring")))
 def test_as_one_process(packing: str, size: int, schedule: str) -> None:
     lengths, cuts = PACKINGS[packing]
-    whole = tensors(sum(lengths))
-    found = over_ranks(whole, lengths, PATTERN, cuts.get(size, (0, sum(lengths))), is_causal=size == 2, schedule=schedule)
-    options: dict[str, Any] = dict(is_causal=size == 2, return_lse=True)
-    close(found, on_one(lambda q, k, v, s: dilated_attention_varlen(q, k, v, PATTERN, starts(lengths), sink=s, **options), whole))
+    check(PATTERN, lengths, cuts.get(size, (0, sum(lengths))), dict(schedule=schedule), is_causal=size == 2)
 
 
 @TURNS
@@ -113,23 +86,16 @@ def test_anything(
     (pattern, heads), lengths = drawn, [*lengths, 4]
     cuts = uneven_cuts(sum(lengths), size, data.draw(st.integers(0, 99), "seed"))
     whole, options = tensors(sum(lengths), heads), dict[str, Any](is_causal=is_causal, softcap=(None, 0.7)[size % 2])
-
-    def oracle(*leaves: Tensor) -> tuple[Tensor, Tensor]:
-        qkv = (x[None] for x in leaves[:3])
-        out, lse = oracle_attention_varlen(*qkv, pattern, lengths, sink=leaves[3], **options)  # type: ignore[arg-type]
-        return out[0], lse[0]
-
-    close(over_ranks(whole, lengths, pattern, cuts, **options), on_one(oracle, whole))
+    found = over_ranks(whole, pattern, cuts, lengths=lengths, through_lse=True, **options)
+    oracle = partial(oracle_attention_varlen, pattern=pattern, lengths=lengths, **options)
+    assert_same(found.results, on_one(oracle, whole, through_lse=True))
 
 
 @pytest.mark.parametrize("pattern", [Pattern.natten((5, 6), 3), Pattern.dilateformer((5, 6), 4, dilations=(1, 3))], ids=str)
 def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> None:
     """Every sequence is a grid of 5 x 6 cells; one of another length is refused by name, whether or not it is cut."""
-    whole = tensors(90)
     for lengths, cuts in (([30, 0, 30, 30], (0, 10, 40, 75, 90)), ([30, 30, 30], (0, 30, 90))):
-        found = over_ranks(whole, lengths, pattern, cuts)
-        one = partial(dilated_attention_varlen, pattern=pattern, cu_seqlens=starts(lengths), return_lse=True)
-        close(found, on_one(lambda *x, one=one: one(*x[:3], sink=x[3]), whole))
+        check(pattern, lengths, cuts)
     with pytest.raises(ValueError, match=r"seq=20: the neighborhood is of a grid of 5 x 6, 30 tokens"):
         PackedPlan(pattern, (0, 30, 80), (0, 30, 60, 80), 4, 2)
 
@@ -139,12 +105,9 @@ def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> 
 @pytest.mark.parametrize("pattern", [(), (SlidingWindow(3),), (Prefix(2), Strided(2))], ids=["alone", "mix", "joint"])
 def test_global_tokens_beyond_a_short_sequence_are_of_no_rank(pattern: tuple[Branch, ...], direction: str, tokens: Any) -> None:
     """The first sequence is cut, has fewer rows than there are global tokens, and the last rank has none of them."""
-    overlap = "once" if len(pattern) == 2 else "count"
-    whole, lengths, work = tensors(8), [3, 5], Pattern.of(GlobalTokens(tokens, direction), *pattern, overlap=overlap)
+    work = Pattern.of(GlobalTokens(tokens, direction), *pattern, overlap="once" if len(pattern) == 2 else "count")
     for is_causal in (False, True):
-        one = partial(dilated_attention_varlen, pattern=work, cu_seqlens=starts(lengths), is_causal=is_causal, return_lse=True)
-        found = over_ranks(whole, lengths, work, (0, 2, 4, 8), is_causal=is_causal)
-        close(found, on_one(lambda *x, one=one: one(*x[:3], sink=x[3]), whole))
+        check(work, [3, 5], (0, 2, 4, 8), is_causal=is_causal)
 
 
 def test_whole_sequences_are_sent_nowhere() -> None:
@@ -177,15 +140,11 @@ def test_cuts_lie_where_sequences_begin_or_segments_do_or_even() -> None:
 
 def test_the_backend_asked_for_computes_all_of_it() -> None:
     lengths, cuts = PACKINGS["one long, short ones around"]
-    whole = tensors(sum(lengths))
     with use_backend("reference"):
-        want = on_one(
-            lambda q, k, v, s: dilated_attention_varlen(q, k, v, PATTERN, starts(lengths), sink=s, return_lse=True), whole
-        )
-    close(over_ranks(whole, lengths, PATTERN, cuts[3], backend="reference"), want)
+        check(PATTERN, lengths, cuts[3], dict(backend="reference"))
 
 
-Q, K, V, _ = tensors(20)
+Q, K, V = (torch.zeros(20, heads, 6) for heads in (4, 2, 2))
 CU = starts([5, 15])
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "starts of another rank's": (dict(cu_seqlens=starts([6, 34])), PlanMismatch, "cu_seqlens"),
@@ -271,17 +230,16 @@ KINDS = Pattern.of(SlidingWindow(9), GlobalTokens([0, 30]), BlockSparse.local_gl
 
 def one_cut_over_all_ranks(comm: Comm) -> None:
     """By segments, and by branches of all kinds that ranks compute in parts."""
-    cu_seqlens, cuts = starts([5, 0, 80, 5]), even_cuts(90, comm.size)
-    whole = [torch.randn(90, 4, 8, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(3)]
-    rows = slice(*cuts[comm.rank : comm.rank + 2])
+    lengths, rows = [5, 0, 80, 5], slice(*even_cuts(90, comm.size)[comm.rank : comm.rank + 2])
+    whole = tensors(90)
     for pattern, is_causal in ((Pattern([8, 24], [1, 3]), True), (KINDS, False)):
-        want = [x.clone().requires_grad_() for x in whole]
-        mine = [x[rows].clone().requires_grad_() for x in whole]
-        out = ring_dilated_attention_varlen(*mine, pattern, comm, cu_seqlens, is_causal=is_causal)
-        right = dilated_attention_varlen(*want, pattern, cu_seqlens, is_causal=is_causal)
-        found = [out, *torch.autograd.grad(out.sin().sum(), mine)]  # type: ignore[union-attr]
-        expected = [right, *torch.autograd.grad(right.sin().sum(), want)]  # type: ignore[union-attr]
-        close(found, [x[rows] for x in expected])
+        expected = on_one_process(pattern, lengths, whole, True, is_causal=is_causal)
+        mine = [x[0, rows].clone().requires_grad_() for x in (whole.query, whole.key, whole.value)]
+        options: dict[str, Any] = dict(is_causal=is_causal, sink=whole.sink, return_lse=True)
+        out, lse = ring_dilated_attention_varlen(*mine, pattern, comm, starts(lengths), **options)
+        grads = torch.autograd.grad([out, lse], mine, [whole.dout[0, rows], whole.dlse[0, :, rows]])
+        for name, x in dict(out=out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))).items():
+            torch.testing.assert_close(x, expected[name][0, rows], rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.slow

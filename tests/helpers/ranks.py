@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -85,7 +85,7 @@ def over_ranks(
             names = ("dq", "dk", "dv", *(f"d{name}" for name in sinks))
             ends, incoming = [out], [dout[:, rows]]
             if through_lse and tensors.dlse is not None:
-                ends, incoming = [out, lse], [dout[:, rows], tensors.dlse[:, :, rows]]
+                ends, incoming = [out, lse], [dout[:, rows], tensors.dlse[:, :, rows].masked_fill(lse == -torch.inf, 0.0)]
             found |= zip(names, torch.autograd.grad(ends, [*shards, *sinks.values()], incoming), strict=True)
         return found, sent, comm.sent_bytes - sent
 
@@ -97,6 +97,25 @@ def over_ranks(
     chosen = {name: options[name] for name in ("is_causal", "schedule", "fuse_branches", "keep") if name in options}
     plan = plan_of(pattern, cuts, lengths, *sizes, **chosen)
     return Found(results, [sent for _, sent, _ in every], [sent for _, _, sent in every], plan)
+
+
+def on_one(attend: Callable[..., Any], tensors: Tensors, through_lse: bool = False) -> dict[str, Tensor]:
+    """The results of `attend(query, key, value)`, which returns `(out, lse)`; it is passed `sink=` where there is one."""
+    leaves = dict(q=tensors.query, k=tensors.key, v=tensors.value) | ({} if tensors.sink is None else dict(sink=tensors.sink))
+    leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+    query, key, value, *sink = leaves.values()
+    out, lse = attend(query, key, value, **(dict(sink=sink[0]) if sink else {}))
+    ends, incoming = [out], [tensors.dout]
+    if through_lse and tensors.dlse is not None:
+        ends, incoming = [out, lse], [tensors.dout, tensors.dlse.masked_fill(lse == -torch.inf, 0.0)]
+    grads = torch.autograd.grad(ends, [*leaves.values()], incoming)
+    return dict(out=out.detach(), lse=lse.detach(), **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)})
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-11) -> None:
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        torch.testing.assert_close(found[name], x, rtol=tolerance, atol=tolerance, msg=f"{name}: {{}}".format)
 
 
 def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, lengths: Sequence[int], **options: Any) -> Any:
