@@ -124,31 +124,27 @@ def own_part(comm: Comm, found: list[Tensor], expected: list[Tensor]) -> list[Te
     return [x - (others - want) for x, others, want in zip(found, total, expected, strict=True)]
 
 
-def essentials(comm: Comm, backend: str = "aot_eager") -> None:
+def essentials(comm: Comm) -> None:
     """The function with every argument, modules within checkpoints, and an argument that does not fit."""
-    check(comm, Functions, backend, 50)
-    check(comm, partial(Network, layers=1), backend, 40)
+    check(comm, Functions, "aot_eager", 50)
+    check(comm, partial(Network, layers=1), "aot_eager", 40)
     refuse(comm, key_padding_mask=torch.zeros(1, 3, dtype=torch.bool))
 
 
-def further(comm: Comm, backend: str = "aot_eager") -> None:
-    """Several layers, further dtypes, and a second length: compiled again, or compiled for any length."""
-    check(comm, Network, backend, 40, 57)
-    check(comm, partial(Network, checkpointed=False, num_kv_heads=2, sink=False), backend, 40, 57, 63, dynamic=True)
-    check(comm, partial(Functions, dtype=torch.bfloat16), backend, 50, dtype=torch.bfloat16)
-    check(comm, partial(Network, dtype=torch.bfloat16), backend, 50, dtype=torch.bfloat16)
+def further(comm: Comm) -> None:
+    """Several layers, bfloat16, and a second length: compiled again, or compiled for any length."""
+    check(comm, Network, "aot_eager", 40, 57)
+    check(comm, partial(Network, checkpointed=False, num_kv_heads=2, sink=False), "aot_eager", 40, 57, 63, dynamic=True)
+    check(comm, partial(Functions, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
+    check(comm, partial(Network, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
 
 
-def essentials_on_inductor(comm: Comm) -> None:
-    import torch._inductor
+def on_inductor(comm: Comm) -> None:
+    """The function for any length, and modules in bfloat16: C++ takes long to compile."""
+    import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # seeds of dropout are drawn as torch draws them
-    essentials(comm, "inductor")
-
-
-def further_on_inductor(comm: Comm) -> None:
-    """A part of it: C++ takes long to compile."""
-    check(comm, partial(Functions, dropout_p=0.0), "inductor", 40, 57, dynamic=True)
+    check(comm, Functions, "inductor", 40, 57, dynamic=True)
     check(comm, partial(Network, layers=1, dtype=torch.bfloat16), "inductor", 50, dtype=torch.bfloat16)
 
 
@@ -186,8 +182,7 @@ NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C
         essentials,
         pytest.param(refused, marks=pytest.mark.slow),
         pytest.param(further, marks=pytest.mark.slow),
-        pytest.param(essentials_on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
-        pytest.param(further_on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
+        pytest.param(on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
     ],
 )
 def test_two_ranks(work: Callable[[Comm], None]) -> None:

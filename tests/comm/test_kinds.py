@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, uneven_cuts
-from torch import Tensor
 
 from dilkit import (
     BlockSparse,
@@ -21,19 +20,14 @@ from dilkit import (
     Pattern,
     SlidingWindow,
     Strided,
-    dilated_attention_varlen,
-    order,
-    ordered_dilated_attention,
 )
 from dilkit.comm import (
     Rows,
     exchange_plan,
     ring_dilated_attention,
-    ring_dilated_attention_varlen,
     run_threads,
     shard,
     shard_cuts,
-    unshard,
 )
 from dilkit.comm.passes.all_to_all.index_tables import index_tables
 from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes
@@ -251,33 +245,6 @@ def test_dropout_of_scattered_tokens_is_refused() -> None:
     run_threads(2, on_rank, timeout=30)
 
 
-def test_packed_sequences_restart_windows() -> None:
-    pattern, lengths = Pattern.of(SlidingWindow(9), DilatedSegment(16, 2)), torch.tensor([0, 5, 5, 50, 61], dtype=torch.int32)
-    whole = [torch.randn(61, 4, 8, dtype=torch.float64) for _ in range(3)]
-
-    def on_rank(comm: ThreadComm) -> Tensor:
-        rows = [shard(x, comm, dim=0) for x in whole]
-        return unshard(ring_dilated_attention_varlen(*rows, pattern, comm, lengths, is_causal=True), comm, dim=0)
-
-    want = dilated_attention_varlen(*whole, pattern, lengths, is_causal=True)
-    for out in run_threads(4, on_rank, timeout=30):
-        torch.testing.assert_close(out, want)
-
-
-def test_every_kind_along_token_orders() -> None:
-    blocks = BlockSparse(RANDOM((4, 7, 7)) < 0.4, 7)
-    pattern = Pattern.of(SlidingWindow(5), DilatedSegment(12, 3), GlobalTokens([0, 30]), blocks, Strided(9))
-    orders = [order((6, 8)), order((6, 8), "snake")]
-    whole = [torch.randn(1, 48, 4, 8, dtype=torch.float64) for _ in range(3)]
-
-    def on_rank(comm: ThreadComm) -> Tensor:
-        return unshard(ring_dilated_attention(*(shard(x, comm) for x in whole), pattern, comm, order=orders), comm)
-
-    want = ordered_dilated_attention(*whole, pattern, orders)
-    for out in run_threads(3, on_rank, timeout=30):
-        torch.testing.assert_close(out, want)
-
-
 def test_each_row_in_one_piece_gives_the_same_bits_for_every_world_size() -> None:
     case = replace(CASE, pattern=Pattern.of(SlidingWindow(7), DilatedSegment(16, 2)), is_causal=True)
     one = of_case(case, (0, case.seq), fuse_branches=False)
@@ -286,16 +253,3 @@ def test_each_row_in_one_piece_gives_the_same_bits_for_every_world_size() -> Non
         found = of_case(case, uneven_cuts(case.seq, world_size), fuse_branches=False)
         for name, x in one.results.items():
             assert torch.equal(found.results[name], x), name
-
-
-@pytest.mark.parametrize(
-    ("pattern", "schedule", "text"),
-    [
-        (Pattern.of(SlidingWindow(4)), "ring", r"schedule='ring' is for branches with segments or strides.*use 'auto'"),
-        (Pattern.natten((4, 4), 3), "gather", r"a branch of kind neighborhood is computed in one piece; use schedule='scatter'"),
-        (Pattern.sparse_transformer(4), "ring", r"with overlap='once' a key counts once"),
-    ],
-)
-def test_schedules_that_cannot_be_are_refused(pattern: Pattern, schedule: str, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        exchange_plan(pattern, (0, 8, 16), 4, schedule=schedule)

@@ -103,6 +103,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "requires gradients, and roll hands none",
     ),
+    "another shift": (lambda comm: roll(ROWS, comm, comm.rank), PlanMismatch, "shift"),
     "no number": (lambda comm: roll(ROWS, comm, 1.5), TypeError, "shift=1.5"),
     "sums of matrices": (lambda comm: sum_by_sequence(ROWS, comm, STARTS), TypeError, r"x is torch.float32 \(1, 4\)"),
     "an order and sequences": (
@@ -120,13 +121,5 @@ def test_what_does_not_fit_is_refused_on_all_ranks(name: str) -> None:
     def on_rank(comm: Comm) -> None:
         with pytest.raises(kind, match=text):
             call(comm)
-
-    run_threads(2, on_rank)
-
-
-def test_ranks_that_shift_differently_are_told() -> None:
-    def on_rank(comm: Comm) -> None:
-        with pytest.raises(PlanMismatch, match="shift"):
-            roll(ROWS, comm, comm.rank)
 
     run_threads(2, on_rank)

@@ -173,14 +173,14 @@ def test_any_pattern(
 
 
 @pytest.mark.parametrize(
-    ("option", "schedule", "is_causal", "masked"),
-    every_pair(OPTIONS, ("scatter", "gather", "ring"), (False, True), (False, True)),
+    ("option", "schedule", "is_causal", "masked", "keep"),
+    every_pair(OPTIONS, ("scatter", "gather", "ring"), (False, True), (False, True), ("rows", "nothing")),
 )
-def test_every_schedule(option: str, schedule: str, is_causal: bool, masked: bool) -> None:
+def test_every_schedule(option: str, schedule: str, is_causal: bool, masked: bool, keep: str) -> None:
     whole, options = tensors(option, 61, (6, 3)), dict[str, Any](is_causal=is_causal)
     if masked:
         options["key_padding_mask"] = torch.rand(2, 61, generator=torch.Generator().manual_seed(0)) < 0.3
-    computed = over_ranks(option, whole, PATTERN, even_cuts(61, 3), schedule=schedule, **options)
+    computed = over_ranks(option, whole, PATTERN, even_cuts(61, 3), schedule=schedule, keep=keep, **options)
     close(computed, on_one(option, whole, PATTERN, **options))
 
 

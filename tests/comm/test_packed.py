@@ -17,7 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import BlockSparse, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen, use_backend
+from dilkit import (
+    BlockSparse,
+    DilatedSegment,
+    GlobalTokens,
+    Pattern,
+    Prefix,
+    SlidingWindow,
+    Strided,
+    dilated_attention_varlen,
+    use_backend,
+)
 from dilkit.comm import Comm, PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention_varlen
@@ -108,6 +118,10 @@ def test_global_tokens_beyond_a_short_sequence_are_of_no_rank(pattern: tuple[Bra
     work = Pattern.of(GlobalTokens(tokens, direction), *pattern, overlap="once" if len(pattern) == 2 else "count")
     for is_causal in (False, True):
         check(work, [3, 5], (0, 2, 4, 8), is_causal=is_causal)
+
+
+def test_windows_begin_anew_in_every_sequence() -> None:
+    check(Pattern.of(SlidingWindow(9), DilatedSegment(16, 2)), [5, 0, 45, 11], even_cuts(61, 4), is_causal=True)
 
 
 def test_whole_sequences_are_sent_nowhere() -> None:

@@ -80,36 +80,25 @@ def uneven(size: int, seed: int = 0) -> list[list[int]]:
 
 
 @checked
-def nobody_sends_anything(comm: Comm) -> None:
-    Traffic([[0] * comm.size] * comm.size).begin(comm)()
-
-
-@checked
-def each_to_itself_only(comm: Comm) -> None:
-    Traffic([[4 * (source == target) for target in range(comm.size)] for source in range(comm.size)]).begin(comm)()
-
-
-@checked
 def uneven_counts_of_every_dtype(comm: Comm) -> None:
     for number, dtype in enumerate(DTYPES):
         Traffic(uneven(comm.size, number), dtype=dtype, seed=number).begin(comm)()
 
 
+PATTERNS: dict[str, Callable[[int, int, int], int]] = {
+    "nobody sends anything": lambda source, target, size: 0,
+    "each to itself": lambda source, target, size: 4 * (source == target),
+    "the first to the last": lambda source, target, size: 5 * (source == 0 and target == size - 1),
+    "around the ring": lambda source, target, size: 2 * (target == (source + 1) % size),
+}
+"""How many rows a source sends to a target."""
+
+
 @checked
-def rows_of_no_width(comm: Comm) -> None:
+def rows_for_some_ranks_or_of_no_width(comm: Comm) -> None:
+    for seed, count in enumerate([*PATTERNS.values(), PATTERNS["around the ring"]]):
+        Traffic([[count(s, t, comm.size) for t in range(comm.size)] for s in range(comm.size)], seed=seed).begin(comm)()
     Traffic(uneven(comm.size), width=0).begin(comm)()
-
-
-@checked
-def one_rank_sends_to_one_other(comm: Comm) -> None:
-    last = comm.size - 1
-    Traffic([[5 * (source == 0 and target == last) for target in range(comm.size)] for source in range(comm.size)]).begin(comm)()
-
-
-@checked
-def around_the_ring(comm: Comm) -> None:
-    for hop in range(2 * comm.size):
-        Traffic([[2 * (t == (s + 1) % comm.size) for t in range(comm.size)] for s in range(comm.size)], seed=hop).begin(comm)()
 
 
 @checked
