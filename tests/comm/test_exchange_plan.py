@@ -333,11 +333,6 @@ def test_segments_within_shards_need_no_bytes() -> None:
     assert not plan.all_bytes("backward", head_dim=8, dtype="float32").any()
 
 
-def test_positions() -> None:
-    plan = exchange_plan(Pattern([4], [1]), (0, 3, 4, 9), 1)
-    assert [list(plan.positions(rank)) for rank in range(3)] == [[0, 1, 2], [3], [4, 5, 6, 7, 8]]
-
-
 def test_a_plan_for_many_ranks_is_made_of_counts_alone() -> None:
     pattern = Pattern([2**12 * 4**i for i in range(9)], [4**i for i in range(9)])
     plan = exchange_plan(pattern, even_cuts(10**9, 128), 32)
@@ -373,10 +368,6 @@ def test_errors_name_the_argument_and_the_way_out(options: dict[str, Any], error
     arguments = {**dict(pattern=Pattern([4, 8], [1, 2]), cuts=(0, 4, 8), heads=4), **options}
     with pytest.raises(error, match=text):
         exchange_plan(**arguments)
-
-
-def test_cuts_may_be_a_list() -> None:
-    assert exchange_plan(Pattern([4], [1]), [0, 2, 4], 1) == exchange_plan(Pattern([4], [1]), (0, 2, 4), 1)
 
 
 def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

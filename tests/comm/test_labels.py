@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.ranks import raised_on_all
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -117,9 +118,4 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_on_all_ranks(name: str) -> None:
     call, kind, text = REFUSED[name]
-
-    def on_rank(comm: Comm) -> None:
-        with pytest.raises(kind, match=text):
-            call(comm)
-
-    run_threads(2, on_rank)
+    raised_on_all(2, call, text, kind)

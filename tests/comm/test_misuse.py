@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import PATTERN, even_cuts
+from helpers.ranks import PATTERN, even_cuts, raised_on_all
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -148,24 +148,19 @@ def test_nonsense_on_one_rank(name: str) -> None:
 
 
 def test_nonsense_under_autocast() -> None:
-    def on_rank(comm: ThreadComm) -> str:
-        arguments = shards(comm)
-        if comm.rank == ODD:
-            arguments["value"] = None
-        with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises((TypeError, PlanMismatch)) as caught:
-            attend(comm, arguments)
-        return str(caught.value)
+    def call(comm: ThreadComm) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            attend(comm, shards(comm) | (dict(value=None) if comm.rank == ODD else {}))
 
-    assert all("value is a NoneType" in text for text in run_threads(RANKS, on_rank, timeout=5))
+    raised_on_all(RANKS, call, "value is a NoneType")
 
 
 def test_one_autocast_of_several_is_a_disagreement() -> None:
-    def on_rank(comm: ThreadComm) -> str:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=comm.rank == ODD), pytest.raises(PlanMismatch) as caught:
+    def call(comm: ThreadComm) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=comm.rank == ODD):
             attend(comm, shards(comm))
-        return str(caught.value)
 
-    assert all("rank 1 has dtype='torch.bfloat16'" in text for text in run_threads(RANKS, on_rank, timeout=5))
+    raised_on_all(RANKS, call, "rank 1 has dtype='torch.bfloat16'", PlanMismatch)
 
 
 def test_ranks_that_make_different_calls() -> None:
@@ -183,23 +178,19 @@ def test_ranks_that_make_different_calls() -> None:
 
 def test_rows_with_gradients_on_one_rank_alone_along_an_order() -> None:
     """The sink has them on all ranks; rows and gradients would wait for each other on their way back."""
-    made = TokenOrder.from_permutation(range(SEQ)[::-1])
+    options: Arguments = dict(order=TokenOrder.from_permutation(range(SEQ)[::-1]), sink=torch.zeros(4, requires_grad=True))
 
-    def on_rank(comm: ThreadComm) -> None:
-        arguments = shards(comm, requires_grad=comm.rank == ODD)
-        with pytest.raises(PlanMismatch, match=f"rank {ODD} has rows_require_grad=True, the others False"):
-            attend(comm, dict(arguments, order=made, sink=torch.zeros(4, requires_grad=True)))
+    def call(comm: ThreadComm) -> None:
+        attend(comm, shards(comm, requires_grad=comm.rank == ODD) | options)
 
-    run_threads(RANKS, on_rank, timeout=5)
+    raised_on_all(RANKS, call, f"rank {ODD} has rows_require_grad=True, the others False", PlanMismatch)
 
 
 def test_no_shards_fit_a_pattern_that_is_refused_by_the_plan() -> None:
-    def on_rank(comm: ThreadComm) -> str:
-        with pytest.raises(ValueError, match="use schedule='scatter'") as caught:
-            attend(comm, dict(shards(comm), schedule="gather", fuse_branches=False))
-        return str(caught.value)
+    def call(comm: ThreadComm) -> None:
+        attend(comm, dict(shards(comm), schedule="gather", fuse_branches=False))
 
-    assert len(set(run_threads(RANKS, on_rank))) == 1
+    assert len({str(error) for error in raised_on_all(RANKS, call, "use schedule='scatter'")}) == 1
 
 
 @pytest.mark.parametrize("odd", [torch.device("meta"), torch.device("cpu")])

@@ -85,16 +85,6 @@ def test_gradients_accumulated_over_several_calls() -> None:
     assert_as_on_one_rank(twice, rotary=True)
 
 
-def test_a_masked_sequence() -> None:
-    mask = torch.rand(2, SEQ) < 0.3
-
-    def masked(model: nn.Module, x: Tensor) -> Tensor:
-        start = next((CUTS[r] for r in range(RANKS) if CUTS[r + 1] - CUTS[r] == x.shape[1]), 0)
-        return model(x, key_padding_mask=mask[:, start : start + x.shape[1]])[0]
-
-    assert_as_on_one_rank(masked)
-
-
 def test_a_copy_of_the_module_uses_the_same_transport() -> None:
     """`nn.TransformerEncoder` copies its layer."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.pairwise import every_pair
-from helpers.ranks import TURNS, assert_counted, assert_right, even_cuts, of_case, uneven_cuts
+from helpers.ranks import TURNS, assert_counted, assert_right, even_cuts, of_case, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -34,7 +34,6 @@ from dilkit import (
     t5_buckets,
 )
 from dilkit.comm import (
-    PlanMismatch,
     RingDilatedAttention,
     arguments,
     exchange_plan,
@@ -321,13 +320,8 @@ REFUSED: dict[str, tuple[str, Callable[[int], Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_on_every_rank(name: str) -> None:
     option, made, text = REFUSED[name]
-    x = torch.randn(1, 8, 4, 4)
-
-    def on_rank(comm: ThreadComm) -> None:
-        with pytest.raises((PlanMismatch, ValueError, TypeError), match=text):
-            ring_dilated_attention(x, x, x, Pattern([8], [1]), comm, **{option: made(comm.rank)})
-
-    run_threads(2, on_rank, timeout=30)
+    x, pattern = torch.randn(1, 8, 4, 4), Pattern([8], [1])
+    raised_on_all(2, lambda comm: ring_dilated_attention(x, x, x, pattern, comm, **{option: made(comm.rank)}), text)
 
 
 def test_positions_beyond_float32_are_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.launch import run
 from helpers.pairwise import every_pair
-from helpers.ranks import TURNS, assert_counted, assert_same, even_cuts, on_one, over_ranks, uneven_cuts
+from helpers.ranks import TURNS, assert_counted, assert_same, even_cuts, on_one, over_ranks, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,11 +189,7 @@ def test_a_mistake_of_one_rank_is_an_error_of_all(wrong: str) -> None:
     ],
 )
 def test_starts_that_do_not_cut_the_rows_of_all_ranks(cu_seqlens: Tensor, text: str) -> None:
-    def on_rank(comm: ThreadComm) -> None:
-        with pytest.raises(ValueError, match=text):
-            ring_dilated_attention_varlen(Q, K, V, PATTERN, comm, cu_seqlens)
-
-    run_threads(2, on_rank, timeout=30)
+    raised_on_all(2, lambda comm: ring_dilated_attention_varlen(Q, K, V, PATTERN, comm, cu_seqlens), text)
 
 
 PLAN: dict[str, Any] = dict(pattern=PATTERN, cuts=(0, 10, 20), starts=(0, 10, 20), heads=4, kv_heads=2)

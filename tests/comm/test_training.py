@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from helpers.launch import run
 from helpers.project import ROOT, succeed
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
 from dilkit.comm import (
     Comm,
+    MPIComm,
     RingDilatedAttention,
     TorchComm,
     run_threads,
@@ -102,54 +102,37 @@ def test_steps_of_an_optimizer_give_equal_weights(world_size: int) -> None:
     check(run_threads(world_size, steps))
 
 
-def check_on_rank(comm: Comm, network: nn.Module, replicas: int) -> None:
-    """The parameters are what one process finds, and the same on all ranks."""
-    for mine, expected in zip(network.parameters(), alone(replicas), strict=True):
+def two_replicas(world: Comm) -> None:
+    """Two ranks share a sequence: DDP averages over replicas, then gradients are summed over shards; with MPI over all ranks."""
+    replica = world.rank // 2
+    if isinstance(world, MPIComm):
+        from mpi4py import MPI
+
+        comm: Comm = MPIComm(MPI.COMM_WORLD.Split(replica, world.rank), timeout=60.0)
+        network = model = Network(comm)
+        summed, share = world, 2
+    else:
+        layout = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+        comm = TorchComm(layout["sequence"].get_group(), timeout=60.0)
+        network = Network(comm)
+        model = DistributedDataParallel(network, process_group=layout["data"].get_group())
+        summed, share = comm, 1
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    x, y = (shard(whole, comm) for whole in data(replica))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (loss_of(model, x, y) / share).backward()
+        sum_over_ranks(gradients(network), summed)
+        optimizer.step()
+    for mine, expected in zip(network.parameters(), alone(replicas=2), strict=True):
         torch.testing.assert_close(mine.detach(), expected, rtol=1e-4, atol=1e-5)
-    comm.agree(repr([p.double().sum().item() for p in network.parameters()]).encode(), "parameters")
-
-
-def ddp(world: Comm) -> None:
-    """A layout of two dimensions, in both ways."""
-    layout = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("data", "sequence"))
-    comm = TorchComm(layout["sequence"].get_group(), timeout=60.0)
-    replica, fellows = layout["data"].get_local_rank(), layout["data"].get_group()
-    check_on_rank(world, ddp_over_all(comm, replica), world.size // 2)
-    check_on_rank(world, ddp_over_replicas(comm, replica, fellows), world.size // 2)
-
-
-def ddp_over_all(comm: Comm, replica: int) -> Network:
-    """DDP over all ranks averages over replicas and over shards alike: the loss is scaled by the number of shards."""
-    network = Network(comm)
-    wrapped = DistributedDataParallel(network)
-    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
-    x, y = (shard(whole, comm) for whole in data(replica))
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        (loss_of(wrapped, x, y) * comm.size).backward()
-        optimizer.step()
-    return network
-
-
-def ddp_over_replicas(comm: Comm, replica: int, fellows: dist.ProcessGroup) -> Network:
-    """DDP over replicas averages over them; after it, gradients are summed over the shards. A batch comes in two halves."""
-    network = Network(comm)
-    wrapped = DistributedDataParallel(network, process_group=fellows)
-    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
-    x, y = (shard(whole, comm) for whole in data(replica))
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        with wrapped.no_sync():
-            (loss_of(wrapped, x[:1], y[:1]) / 2).backward()
-        (loss_of(wrapped, x[1:], y[1:]) / 2).backward()
-        sum_over_ranks(gradients(network), comm)
-        optimizer.step()
-    return network
+    world.agree(repr([p.double().sum().item() for p in network.parameters()]).encode(), "parameters")
 
 
 @pytest.mark.slow
-def test_two_replicas_of_two_ranks() -> None:
-    run("gloo", 4, ddp)
+@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
+def test_two_replicas_of_two_ranks(launcher: str) -> None:
+    run(launcher, 4, two_replicas)
 
 
 ALONE = """

@@ -14,6 +14,7 @@ import gc
 import importlib.util
 import inspect
 import multiprocessing
+import operator
 import os
 import runpy
 import sys
@@ -149,11 +150,7 @@ class _Output:
         self.number = number
 
     def __reduce__(self) -> Any:
-        return _number, (reduction.DupFd(self.number),)
-
-
-def _number(inherited: Any) -> int:
-    return inherited.detach()  # type: ignore[no-any-return]
+        return operator.methodcaller("detach"), (reduction.DupFd(self.number),)
 
 
 def _become(arguments: Sequence[str], environment: dict[str, str], output: int, folder: str) -> None:

@@ -128,6 +128,19 @@ def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, length
     return tuple(x.unsqueeze(0) for x in found)
 
 
+def raised_on_all(
+    world_size: int, call: Callable[[ThreadComm], Any], text: str = "", error: Any = (TypeError, ValueError)
+) -> list[Exception]:
+    """What `call(comm)` raises on each rank."""
+
+    def on_rank(comm: ThreadComm) -> Exception:
+        with pytest.raises(error, match=text) as caught:
+            call(comm)
+        return caught.value
+
+    return run_threads(world_size, on_rank, timeout=20)
+
+
 def plan_of(
     pattern: Pattern, cuts: Sequence[int], lengths: Sequence[int], heads: int, kv_heads: int, **options: Any
 ) -> ExchangePlan | PackedPlan:
