@@ -61,19 +61,6 @@ def with_and_without_causality(of: Iterable[Any]) -> list[Any]:
     return [pytest.param(one, c, id=f"{one}-{c}", marks=[pytest.mark.slow] if (at + c) % 2 else []) for at, one, c in both]
 
 
-WINDOWS = (1, 1), (2, 1), (7, 1), (8, 1), (9, 3), (40, 1), (50, 4), (100, 1)
-
-
-@pytest.mark.parametrize(("window", "is_causal"), with_and_without_causality(WINDOWS))
-def test_windows(window: tuple[int, int], is_causal: bool) -> None:
-    """Of one token, odd, even, dilated, wider than a shard, longer than the sequence."""
-    for world_size in (1, 2, 3, 4):
-        case = replace(CASE, pattern=Pattern.of(SlidingWindow(*window)), is_causal=is_causal, mask="random", variant=str(window))
-        found = of_case(case, uneven_cuts(case.seq, world_size, seed=world_size))
-        assert_right(case, found)
-        assert_counted(found, make_tensors(case))
-
-
 TOKENS = {
     "first": GlobalTokens(3),
     "first on several ranks": GlobalTokens(40),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.pairwise import every_pair
-from helpers.ranks import TURNS, assert_counted, assert_right, even_cuts, of_case, raised_on_all, uneven_cuts
+from helpers.ranks import TURNS, even_cuts, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -46,8 +46,6 @@ from dilkit.comm.transports.threads import ThreadComm
 from dilkit.op.dropout import Dropout
 from dilkit.op.scores import positions_along
 from dilkit.oracle import oracle_attention
-from dilkit.testing.problems import Case
-from dilkit.testing.tensors import make_tensors
 
 pytestmark = [pytest.mark.usefixtures("on_one_core"), pytest.mark.surroundings]
 
@@ -181,18 +179,6 @@ def test_every_schedule(option: str, schedule: str, is_causal: bool, masked: boo
         options["key_padding_mask"] = torch.rand(2, 61, generator=torch.Generator().manual_seed(0)) < 0.3
     computed = over_ranks(option, whole, PATTERN, even_cuts(61, 3), schedule=schedule, keep=keep, **options)
     close(computed, on_one(option, whole, PATTERN, **options))
-
-
-@pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_tails_send_what_is_planned(world_size: int, schedule: str) -> None:
-    pattern = Pattern([8, 24, 97], [1, 3, 5], offset="block", tail="zeros")
-    sizes: dict[str, Any] = dict(seq=61, heads=6, kv_heads=3, dtype="float64", mask="right")
-    case = Case(feature="over ranks", variant="tail", pattern=pattern, **sizes)
-    for cuts in (even_cuts(case.seq, world_size), uneven_cuts(case.seq, world_size)):
-        computed = of_case(case, cuts, schedule=schedule)
-        assert_right(case, computed)
-        assert_counted(computed, make_tensors(case))
 
 
 @pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])

@@ -37,7 +37,7 @@ from dilkit.comm import (
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports import staging
 from dilkit.comm.transports.mpi import library, requests
-from dilkit.comm.transports.mpi.requests import pieces, poll
+from dilkit.comm.transports.mpi.requests import poll
 
 pytestmark = pytest.mark.surroundings
 
@@ -266,12 +266,6 @@ def test_bytes_of_a_gpu_are_staged_through_pinned_memory() -> None:
     assert copy.tolist() == [0, 1, 2, 3, 4]
     staging.copy_back([(0, copy + 1)], [(0, part)])
     assert part.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_long_messages_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dilkit.comm.transports.mpi.requests.PIECE_BYTES", 4)
-    cut = [(peer, piece.tolist()) for peer, piece in pieces([(2, torch.arange(9)), (0, torch.arange(4))])]
-    assert cut == [(2, [0, 1, 2, 3]), (2, [4, 5, 6, 7]), (2, [8]), (0, [0, 1, 2, 3])]
 
 
 class TestPoll:
