@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.live_bytes import LiveBytes
 from helpers.ranks import PATTERN, assert_counted, assert_same, even_cuts, over_ranks, plan_of
-from helpers.thinned import all_but
+from helpers.pairwise import all_but
 from torch import Tensor
 
 from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow

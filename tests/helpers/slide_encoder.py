@@ -14,6 +14,12 @@ from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 
 SMALL: dict[str, Any] = dict(embed_dim=48, depth=2, num_heads=4, in_chans=10, ngrids=20, dilation_rates=(1, 2, 4))
 LENGTHS = (8, 16, 32)
+ARCH, FLASH_ARCH = "gigapath_slide_enc12l768d", "gigapath_slide_enc12l384d"
+NARROW = {
+    ARCH: SlideEncoderConfig(embed_dim=48, num_heads=4, in_chans=1536),
+    FLASH_ARCH: SlideEncoderConfig(embed_dim=32, num_heads=4, in_chans=384),
+}
+"""The architectures as tests have them: of 12 layers and as many channels as published, but narrow."""
 PARTS = (
     *(f"self_attn.{name}_proj" for name in "kvq"),
     *("self_attn.out_proj", "self_attn.inner_attn_ln", "self_attn_layer_norm"),
@@ -43,6 +49,12 @@ def places(n: int, seed: int = 0) -> Tensor:
     cells = torch.randperm(side**2, generator=generator)[:n]
     within = torch.randint(0, 256, (n, 2), generator=generator)
     return (256 * torch.stack((cells // side, cells % side), dim=1) + within)[None]
+
+
+def tiles_and_coords(channels: int, step: int = 256) -> tuple[Tensor, Tensor]:
+    """Tiles `(1, 40, channels)` of a slide, and their pixels, `step` apart."""
+    places = step * torch.cartesian_prod(torch.arange(8), torch.arange(5))
+    return torch.randn(1, 40, channels, generator=torch.Generator().manual_seed(0)), places[None]
 
 
 def manifest(embed_dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int, ...]]:

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.gigapath_package import ARCH, FLASH_ARCH, checkpoints, tiles_and_coords
+from helpers.slide_encoder import ARCH, FLASH_ARCH, tiles_and_coords
 
-from dilkit.integrations.gigapath import SlideEncoder, create_model, load_slide_encoder
+from dilkit.integrations.gigapath import SlideEncoder, create_model
 
-
-@pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    return checkpoints(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("files")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +38,6 @@ def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
     ("settings", "error", "text"),
     [
         (dict(lr=0.1, embed_dim=3), TypeError, "create_model takes no lr, embed_dim; beside the architecture it takes slide_ngr"),
-        (dict(norm_layer=torch.nn.LayerNorm), TypeError, "create_model takes no norm_layer"),
         (dict(slide_ngrids=0), ValueError, "slide_ngrids=0 must be at least 1"),
         (dict(drop_path_rate=1.0), ValueError, r"drop_path_rate=1\.0 must be at least 0 and less than 1"),
         (dict(dropout="much"), TypeError, "dropout='much' is a str"),
@@ -52,31 +48,26 @@ def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
         (dict(segment_length="64, many"), TypeError, "segment_length='64, many' must be numbers such as"),
         (dict(dilated_ratio=2), TypeError, "dilated_ratio=2 must be numbers"),
         (dict(dilated_ratio=[1, 0.5, 4, 8, 16]), TypeError, r"dilated_ratio\[1\]=0\.5 is a float"),
+        (dict(model_arch="vit"), ValueError, "model_arch='vit' is not known; choose from 'gigapath_slide_enc12l768d'"),
+        (dict(in_chans=0), ValueError, "in_chans=0 must be at least 1"),
+        (dict(pretrained=None), TypeError, "pretrained=None is a NoneType; a path, 'hf_hub:NAME' or '' is needed"),
+        (dict(pretrained=Path("none.pth")), FileNotFoundError, r"none\.pth' is not there; give a file, 'hf_hub:NAME', or ''"),
+        (
+            dict(pretrained=FLASH_ARCH),
+            ValueError,
+            r"model_arch='gigapath_slide_enc12l768d': .* \(32, 384\) in it and \(48, 1536\).*_enc12l384d' with in_chans=384$",
+        ),
+        (
+            dict(pretrained=FLASH_ARCH, model_arch=FLASH_ARCH),
+            ValueError,
+            r"\(32, 384\) in it and \(32, 1536\).* model_arch='gigapath_slide_enc12l384d' with in_chans=3",
+        ),
     ],
 )
-def test_refused_settings(settings: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_refused_arguments(files: dict[str, Path], settings: dict[str, Any], error: type[Exception], text: str) -> None:
+    given = dict(pretrained="", model_arch=ARCH, in_chans=1536) | settings
     with pytest.raises(error, match=text):
-        create_model("", ARCH, 1536, **settings)
-
-
-def test_refused_arguments(files: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="model_arch='vit' is not known; choose from 'gigapath_slide_enc12l768d'"):
-        create_model("", "vit", 1536)
-    with pytest.raises(ValueError, match="in_chans=0 must be at least 1"):
-        create_model("", ARCH, 0)
-    with pytest.raises(TypeError, match="pretrained=None is a NoneType; a path, 'hf_hub:NAME' or '' is needed"):
-        create_model(None, ARCH, 1536)
-    with pytest.raises(FileNotFoundError, match=r"none\.pth' is not there; give a file, 'hf_hub:NAME', or '' for random weights"):
-        create_model(tmp_path / "none.pth", ARCH, 1536)
-    fits = (
-        r"does not fit model_arch='gigapath_slide_enc12l768d': .* \(32, 384\) in it and \(48, 1536\).*fits model_arch='gigapath_"
-    )
-    with pytest.raises(ValueError, match=fits + r"slide_enc12l384d' with in_chans=384$"):
-        create_model(files[FLASH_ARCH], ARCH, 1536)
-    with pytest.raises(
-        ValueError, match=r"\(32, 384\) in it and \(32, 1536\).* model_arch='gigapath_slide_enc12l384d' with in_chans=3"
-    ):
-        create_model(files[FLASH_ARCH], FLASH_ARCH, 1536)
+        create_model(**given | dict(pretrained=files.get(given["pretrained"], given["pretrained"])))
 
 
 def test_an_untrained_class_token_is_warned_of_where_it_is_called(files: dict[str, Path]) -> None:
@@ -96,28 +87,6 @@ def test_what_a_checkpoint_stores_holds(files: dict[str, Path], tmp_path: Path) 
     for given in (dict(global_pool=False), dict(max_wsi_size=250000)):
         with pytest.raises(ValueError, match=r"contradicts checkpoint .*stored\.pth"):
             create_model(tmp_path / "stored.pth", ARCH, 1536, **given)
-
-
-def test_weights_go_both_ways(files: dict[str, Path]) -> None:
-    model = create_model(str(files[ARCH]), ARCH, 1536, global_pool=True)
-    assert model.training
-    published = torch.load(files[ARCH])["model"]
-    assert model.state_dict().keys() == published.keys()
-    assert all(torch.equal(weight, published[name]) for name, weight in model.state_dict().items())
-    other = create_model("", ARCH, 1536)
-    other.load_state_dict(published, strict=True)
-    loaded = load_slide_encoder(files[ARCH], global_pool=False)
-    loaded.load_state_dict(other.state_dict(), strict=True)
-
-
-def test_tile_size_is_set_and_the_grid_is_not() -> None:
-    model = create_model("", ARCH, 1536, global_pool=True).eval()
-    lengths = model.config.segment_lengths
-    model.tile_size = torch.tensor(512)
-    assert (model.tile_size, model.config.segment_lengths) == (512, lengths)
-    assert model.slide_ngrids == 1000
-    with pytest.raises(AttributeError):
-        model.slide_ngrids = 500
 
 
 def test_training_mode_is_warned_of_where_nothing_is_trained() -> None:
@@ -146,18 +115,11 @@ def test_half_coordinates_are_those_pixels_or_refused() -> None:
         model(tiles, coords.bfloat16())
 
 
-def test_a_loss_of_one_layer_leaves_those_after_it_without_gradients() -> None:
-    model = create_model("", ARCH, 1536, global_pool=True)
-    model(*tiles_and_coords(1536), all_layer_embed=True)[11].sum().backward()
-    without = [name for name, weight in model.named_parameters() if weight.grad is None]
-    last = [name for name, _ in model.named_parameters() if name.startswith(("encoder.layers.11.", "encoder.layer_norm."))]
-    assert without == last
-    assert len(last) == 22
-
-
-def test_it_is_a_slide_encoder_with_their_call() -> None:
+def test_it_is_a_slide_encoder_with_their_call_and_grid() -> None:
     model = create_model("", ARCH, 1536).eval()
     tiles, coords = tiles_and_coords(1536)
     assert isinstance(model, SlideEncoder)
-    with torch.no_grad():
-        assert len(model(x=tiles, coords=coords, all_layer_embed=True)) == len(model(tiles, coords, True)) == 13
+    assert len(model(x=tiles, coords=coords, all_layer_embed=True)) == len(model(tiles, coords, True)) == 13
+    assert model.slide_ngrids == 1000
+    with pytest.raises(AttributeError):
+        model.slide_ngrids = 500

@@ -1,52 +1,54 @@
-"""What `install` puts in the place of GigaPath's package, when, and how that is undone."""
+"""What `install` puts in the place of GigaPath's package, when, and how that is undone; and scripts that run under it."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from helpers.gigapath_package import ARCH, OWN, checkpoints, without, write_package
+import torch
+from helpers.forks import in_child
+from helpers.slide_encoder import ARCH
 
 from dilkit.integrations.gigapath import SlideEncoder, install
 from dilkit.integrations.gigapath import installation as module_under_test
+from dilkit.integrations.gigapath.__main__ import main
 
 FLASH = "gigapath.torchscale.component.flash_attention"
-PACKAGES = ("gigapath", "flash_attn", "torchscale")
-
-
-def forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
-        del sys.modules[name]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Neither package is installed, and what a test imports is gone after it."""
-    finders = [*sys.meta_path]
-    with without(*PACKAGES):
-        checkpoints(tmp_path, monkeypatch)
-        yield
-        assert sys.meta_path == finders
-        forget()
+OWN = """
+def create_model(pretrained, model_arch, in_chans, local_dir="there", **kwargs):
+    "GigaPath's own."
+    return ["theirs", pretrained, model_arch, in_chans, local_dir, kwargs]
+"""
+pytestmark = pytest.mark.usefixtures("files", "not_installed")
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GigaPath's package is installed, with all that it imports."""
-    write_package(tmp_path)
+    """GigaPath's package is installed, with all that it imports: its encoder, what looks for flash-attn, and another module."""
+    component = tmp_path / "gigapath" / "torchscale" / "component"
+    component.mkdir(parents=True)
+    for package in (component, component.parent, component.parent.parent):
+        (package / "__init__.py").touch()
+    (tmp_path / "gigapath" / "slide_encoder.py").write_text(OWN)
+    (tmp_path / "gigapath" / "pipeline.py").write_text("from .slide_encoder import create_model\n")
+    (component / "flash_attention.py").write_text("flash_attn_func = None\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(module_under_test, "NEEDED", ("torch",))
-    forget()
+    monkeypatch.delitem(sys.modules, "gigapath")
 
 
 def slide_encoder() -> Any:
     return importlib.import_module("gigapath.slide_encoder")
+
+
+def made() -> Any:
+    return slide_encoder().create_model("", ARCH, 1536)
 
 
 def test_a_module_stands_in_where_the_package_is_not_installed() -> None:
@@ -131,11 +133,8 @@ def test_flash_attn_stands_in_where_it_is_asked_for() -> None:
         assert module.__version__ == "2.5.8"
         assert "stand-in by dilkit" in repr(module)
         interface = importlib.import_module("flash_attn.flash_attn_interface")
-        for function in (
-            module.flash_attn_func,
-            interface.flash_attn_varlen_func,
-            importlib.import_module(FLASH).flash_attn_func,
-        ):
+        own = importlib.import_module(FLASH).flash_attn_func
+        for function in (module.flash_attn_func, interface.flash_attn_varlen_func, own):
             with pytest.raises(RuntimeError, match=r"stand-in.* computes nothing: flash-attn is not installed \(pip install"):
                 function(1, causal=True)
         with install(flash_attn="2.5.8"), install():
@@ -152,7 +151,7 @@ def test_flash_attn_stands_in_where_it_is_asked_for() -> None:
 def test_an_installed_flash_attn_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "flash_attn.py").write_text("__version__ = '2.8.3'")
     monkeypatch.syspath_prepend(str(tmp_path))
-    forget()
+    monkeypatch.delitem(sys.modules, "flash_attn")
     with install(flash_attn="2.5.8"):
         assert importlib.import_module("flash_attn").__version__ == "2.8.3"
     assert importlib.import_module("flash_attn").__version__ == "2.8.3"
@@ -160,12 +159,12 @@ def test_an_installed_flash_attn_is_left_alone(tmp_path: Path, monkeypatch: pyte
 
 def test_modules_that_others_have_made_are_left_alone() -> None:
     """They have no `__spec__`, so that Python refuses to look for them."""
-    made = {name: ModuleType(name) for name in ("flash_attn", "gigapath")}
-    sys.modules.update(made)
+    others = {name: ModuleType(name) for name in ("flash_attn", "gigapath")}
+    sys.modules.update(others)
     with install(flash_attn="2.5.8"):
-        assert sys.modules["flash_attn"] is made["flash_attn"]
-        assert isinstance(slide_encoder().create_model("", ARCH, 1536), SlideEncoder)
-    assert sys.modules["gigapath"] is made["gigapath"]
+        assert sys.modules["flash_attn"] is others["flash_attn"]
+        assert isinstance(made(), SlideEncoder)
+    assert sys.modules["gigapath"] is others["gigapath"]
 
 
 @pytest.mark.parametrize("loaded", ["before", "later"])
@@ -190,3 +189,49 @@ def test_refused_arguments(options: dict[str, Any], error: type[Exception], text
         install(**options)
     with pytest.raises(ImportError):
         slide_encoder()
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import beside, flash_attn
+from gigapath.slide_encoder import create_model
+
+model = create_model("", sys.argv[2], 1536)
+model = create_model("", sys.argv[2], 1536)
+facts = dict(name=__name__, file=__file__, argv=sys.argv, flash_attn=flash_attn.__version__)
+facts |= dict(model=type(model).__name__, backend=model.attention.backend)
+Path(__file__).with_suffix(".json").write_text(json.dumps(facts))
+sys.exit(3)
+"""
+
+
+def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "beside.py").touch()
+
+    def run() -> None:
+        torch.set_num_threads(1)  # a forked child has none of the threads that this process has started
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "--flash-attn", "2.5.8", "--backend", "reference", str(script), "--x", ARCH, "--help"])
+        assert ended.value.code == 3
+
+    assert in_child(run) == "done"
+    assert json.loads((tmp_path / "script.json").read_text()) == dict(
+        name="__main__",
+        file=str(script),
+        argv=[str(script), "--x", ARCH, "--help"],
+        flash_attn="2.5.8",
+        model="LongNetViT",
+        backend="reference",
+    )
+
+
+def test_a_script_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    before = [*sys.argv]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "none.py")])
+    assert ended.value.code == 2
+    assert "none.py is not there" in capsys.readouterr().err
+    assert sys.argv == before

@@ -28,7 +28,6 @@ def registered() -> None:
 
 
 def bloom(name: str) -> Any:
-    """Its weights are dropped in training alone."""
     torch.manual_seed(1)
     sizes = dict(hidden_size=8 * HEADS, n_head=HEADS, n_layer=2, vocab_size=64, hidden_dropout=0.0, attention_dropout=0.5)
     ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
@@ -109,15 +108,12 @@ def test_arguments_of_other_versions_of_transformers(make: Any) -> None:
         attended(0, 12, memory=rows)
 
 
-def test_padding_between_tokens_of_mpt_is_refused() -> None:
-    with pytest.raises(ValueError, match="attention_mask of MptAttention has padding between tokens"):
-        mpt("dilkit")(**batch("between"))
-
-
 @each_model
-def test_matrices_of_weights_are_refused(make: Any) -> None:
+def test_what_is_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="output_attentions"):
         make("dilkit")(sequences((12,))[0][None], output_attentions=True)
+    with pytest.raises(ValueError, match="attention_mask of MptAttention has padding between tokens"):
+        mpt("dilkit")(**batch("between"))
 
 
 @each_model

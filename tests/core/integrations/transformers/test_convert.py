@@ -52,6 +52,7 @@ def test_patterns_by_layer_and_a_second_conversion() -> None:
     ("make", "pattern", "error", "words"),
     [
         (llama, [PATTERN], ValueError, "pattern is a list of 1, and the model has 2 attention layers"),
+        (llama, None, ValueError, "there is no pattern: the configuration"),
         (llama, "dense", TypeError, r"a dilkit\.Pattern is needed"),
         (torch.nn.Linear, PATTERN, TypeError, "model is a Linear; a model of transformers is needed"),
     ],

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.language_models import LENGTHS, MODELS, PATTERN, llama, padded, result, sequences, transformers
-from helpers.pairwise import diagonal, every_pair
+from helpers.pairwise import every_pair
 from torch.testing import assert_close
-
-from dilkit import Pattern
 
 package = transformers()
 from dilkit.integrations.transformers import register  # noqa: E402
@@ -41,7 +39,6 @@ def each_model(*axes: Any) -> list[Any]:
 @pytest.fixture(params=CAUSAL)
 def model(request: pytest.FixtureRequest) -> Any:
     register(PATTERN)
-    register(Pattern.dense(), "dilkit_dense")
     return MODELS[request.param](attn_implementation="dilkit")
 
 
@@ -69,11 +66,10 @@ def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) ->
     """Each sequence goes on as it would alone, by every token that was generated."""
     batch = padded(sequences(), "left")
     del batch["position_ids"]
-    beams = WAYS[way].get("num_beams", 1)
     cache = cache_of(kind, model, max(LENGTHS) + STEPS)
     options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, pad_token_id=0, past_key_values=cache)
-    made = model.generate(**batch, **options, **WAYS[way], return_dict_in_generate=True, output_logits=beams == 1)
-    if beams > 1:
+    made = model.generate(**batch, **options, **WAYS[way], return_dict_in_generate=True, output_logits=way != "beams")
+    if way == "beams":
         return check_beams(model, made.sequences)
     logits = torch.stack(made.logits, 1)
     for row, length, found in zip(made.sequences, LENGTHS, logits, strict=True):
@@ -84,24 +80,9 @@ def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) ->
 
 
 def check_beams(model: Any, made: torch.Tensor) -> None:
+    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, pad_token_id=0, **WAYS["beams"])
     for row, part in zip(made, sequences(), strict=True):
-        wanted = model.generate(
-            part[None], max_new_tokens=STEPS, min_new_tokens=STEPS, num_beams=3, do_sample=False, pad_token_id=0
-        )
-        assert torch.equal(row[-STEPS:], wanted[0, -STEPS:])
-
-
-@pytest.mark.parametrize(("kind", "way"), diagonal(KINDS, ["greedy", "beams"]))
-def test_a_dense_pattern_generates_what_sdpa_generates(kind: str, way: str) -> None:
-    register(Pattern.dense(), "dilkit_dense")
-    batch = padded(sequences(), "left")
-    del batch["position_ids"]
-    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, pad_token_id=0, **WAYS[way])
-    found, wanted = (
-        made.generate(**batch, **options, past_key_values=cache_of(kind, made, max(LENGTHS) + STEPS))
-        for made in (llama(attn_implementation=kind) for kind in ("dilkit_dense", "sdpa"))
-    )
-    assert torch.equal(found, wanted)
+        assert torch.equal(row[-STEPS:], model.generate(part[None], **options)[0, -STEPS:])
 
 
 def test_a_prompt_padded_on_the_right_goes_on(model: Any) -> None:

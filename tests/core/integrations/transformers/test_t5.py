@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from dilkit import Alibi, Pattern, t5_buckets
-from dilkit.comm import Comm, run_threads
+from dilkit.comm import run_threads
 
 package = transformers()
 from dilkit.integrations.transformers import context_parallel, dilated_cache, register  # noqa: E402
@@ -94,13 +94,6 @@ class Adapter(torch.nn.Module):
         return self.child(buckets) * self.factor
 
 
-def adapted(name: str) -> Any:
-    model = t5(name, "T5EncoderModel").train()
-    layer = model.encoder.block[0].layer[0].SelfAttention
-    layer.relative_attention_bias = Adapter(layer.relative_attention_bias)
-    return model
-
-
 def checkpointing(model: Any, reentrant: bool) -> Any:
     for block in model.modules():
         if hasattr(block, "gradient_checkpointing"):
@@ -111,7 +104,12 @@ def checkpointing(model: Any, reentrant: bool) -> Any:
 
 def test_a_table_with_an_adapter_in_checkpoints() -> None:
     gradients = []
-    for model in (adapted("eager"), checkpointing(adapted("dilkit"), reentrant=True)):
+    for name in ("eager", "dilkit"):
+        model = t5(name, "T5EncoderModel").train()
+        layer = model.encoder.block[0].layer[0].SelfAttention
+        layer.relative_attention_bias = Adapter(layer.relative_attention_bias)
+        if name == "dilkit":
+            checkpointing(model, reentrant=True)
         model(**batch()).last_hidden_state.square().mean().backward()
         gradients.append(tables(model)[-1].grad)
     assert_close(*gradients, **CLOSE)
@@ -155,36 +153,43 @@ def test_compiled_in_one_graph() -> None:
     assert_close(*both, **CLOSE)
 
 
-def test_padding_between_tokens_is_refused() -> None:
+def between_tokens() -> Any:
     inputs = batch("right")
     inputs["attention_mask"][2, 3] = 0
-    with pytest.raises(ValueError, match="attention_mask of T5Attention has padding between tokens"), torch.no_grad():
-        t5("dilkit", "T5EncoderModel")(**inputs)
+    return t5("dilkit", "T5EncoderModel")(**inputs)
 
 
-def test_a_tensor_that_no_table_explains_is_refused() -> None:
+def of_all_pairs() -> Any:
     layer = t5("dilkit", "T5EncoderModel").encoder.block[0].layer[0].SelfAttention
-    with pytest.raises(
-        ValueError, match=r"position_bias=a tensor \(1, 4, 5, 5\) of T5Attention: a tensor of all pairs is not read"
-    ):
-        layer(torch.randn(1, 5, 32), position_bias=torch.zeros(1, 4, 5, 5))
+    return layer(torch.randn(1, 5, 32), position_bias=torch.zeros(1, 4, 5, 5))
 
 
-def test_dilated_caches_are_refused() -> None:
-    words = r"position_bias of T5Attention with a dilated_cache\(\)"
-    other_words = r"T5Attention is cross-attention, which a dilated_cache\(\) does not compute"
-    caches = {words: (dilated_cache(), package.DynamicCache()), other_words: (package.DynamicCache(), dilated_cache())}
-    for refusal, parts in caches.items():
-        with pytest.raises(ValueError, match=refusal), torch.no_grad():
-            t5("dilkit")(**batch(), **ANSWER, past_key_values=package.EncoderDecoderCache(*parts))
+def cached(own: Any, across: Any) -> Any:
+    caches = package.EncoderDecoderCache(own(), across())
+    return t5("dilkit")(**batch(), **ANSWER, past_key_values=caches)
 
 
-def test_ranks_are_refused() -> None:
-    def on_rank(comm: Comm) -> None:
-        with pytest.raises(ValueError, match="T5EncoderModel takes no position_ids"):
-            context_parallel(t5("dilkit", "T5EncoderModel"), comm, pattern=PATTERN)
+def over_ranks() -> Any:
+    return run_threads(1, lambda comm: context_parallel(t5("dilkit", "T5EncoderModel"), comm, pattern=PATTERN))
 
-    run_threads(2, on_rank)
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "padding between tokens": (between_tokens, "attention_mask of T5Attention has padding between tokens"),
+    "no table": (of_all_pairs, r"position_bias=a tensor \(1, 4, 5, 5\) of T5Attention: a tensor of all pairs is not read"),
+    "a cache": (partial(cached, dilated_cache, package.DynamicCache), r"position_bias of T5Attention with a dilated_cache\(\)"),
+    "a cache of other states": (
+        partial(cached, package.DynamicCache, dilated_cache),
+        r"T5Attention is cross-attention, which a dilated_cache\(\) does not compute",
+    ),
+    "ranks": (over_ranks, "T5EncoderModel takes no position_ids"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    call, words = REFUSED[case]
+    with pytest.raises(ValueError, match=words), torch.no_grad():
+        call()
 
 
 def test_a_table_goes_to_the_device_of_the_layer() -> None:

@@ -1,4 +1,4 @@
-"""A run over a cohort: right embeddings, whatever is packed; what is there is kept, what is not the same is made anew."""
+"""A run over a cohort: right embeddings and maps of attention; what is there is kept, what is not the same is made anew."""
 
 from __future__ import annotations
 
@@ -8,20 +8,52 @@ import signal
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.cohorts import LENGTHS, cohort, embed, right, write_slide
 from helpers.forks import in_child
-from helpers.slide_encoder import small
+from helpers.slide_encoder import slide, small
 
 from dilkit import files
+from dilkit.integrations.gigapath import attention_map
 from dilkit.integrations.gigapath.cohort import run
+from dilkit.integrations.gigapath.cohort.geojson import write_geojson
+from dilkit.integrations.gigapath.cohort.job import Job
 from dilkit.integrations.gigapath.cohort.packs import packs_of, shares_of
 from dilkit.integrations.gigapath.cohort.run import embed_share, finish, plan_cohort
+from dilkit.integrations.gigapath.cohort.settings import ModelRecord, ReadSettings, sha256_of
 
+LENGTHS = (30, 7, 12, 7, 3)
 NAMES = [f"s{i}.pt" for i in range(len(LENGTHS))]
+
+
+def write_slide(path: Path, n: int, seed: int = 0, **said: Any) -> Path:
+    """A file of features."""
+    tiles, coords = slide(n, seed)
+    torch.save({"features": tiles[0], "coords": coords[0], **said}, path)
+    return path
+
+
+def cohort(folder: Path, **changes: Any) -> tuple[list[Path], Job]:
+    """Slides in files, and the job of embedding them; `changes` are of the job."""
+    (folder / "out").mkdir()
+    torch.save({"model": small().state_dict()}, folder / "weights.pth")
+    paths = [write_slide(folder / f"s{i}.pt", n, seed=i) for i, n in enumerate(LENGTHS)]
+    facts = dict(pooling="class token", dtype="float64", tail="zeros", ngrids=20, layers=False)
+    model = ModelRecord("tiny", str(folder / "weights.pth"), sha256_of(folder / "weights.pth"), **facts)
+    return paths, replace(Job(folder / "out", model), **changes)
+
+
+def embed(paths: list[Path], job: Job) -> tuple[list[str], list[str], list[str]]:
+    """Run a job in this process: the outputs that were written, those that were kept, and reasons of refusals."""
+    plan = plan_cohort(paths, job)
+    records, refused = embed_share(small(), plan, job)
+    finish(plan, job, [*plan.refused, *refused])
+    reasons = [one.reason for one in (*plan.refused, *refused)]
+    return sorted(one.output for one in records), sorted(one.output for one in plan.kept), reasons
 
 
 def manifest(job):
@@ -36,12 +68,7 @@ def test_packed_slides_have_the_embeddings_that_they_have_alone(tmp_path):
     assert embed(paths, job) == (NAMES, [], [])
     for i, n in enumerate(LENGTHS):
         embedding = torch.load(job.out / f"s{i}.pt", weights_only=True)["embedding"]
-        assert torch.allclose(embedding, right(n, i), atol=1e-6)
-
-
-def test_the_manifest_says_what_was_made_of_what_with_what(tmp_path):
-    paths, job = cohort(tmp_path)
-    embed(paths, job)
+        assert torch.allclose(embedding, small()(*slide(n, i))[0][0].float(), atol=1e-6)
     content = manifest(job)
     assert content["model"]["sha256"] == job.model.sha256
     assert content["versions"]["torch"] == torch.__version__
@@ -51,12 +78,15 @@ def test_the_manifest_says_what_was_made_of_what_with_what(tmp_path):
     assert [one["file"] for one in content["slides"]] == [str(path) for path in paths]
 
 
-def test_what_is_there_is_kept(tmp_path):
+def test_what_is_there_is_kept_and_what_was_moved_is_the_same(tmp_path):
     paths, job = cohort(tmp_path)
     embed(paths[:3], job)
     assert embed(paths, job) == (NAMES[3:], NAMES[:3], [])
     assert embed(paths, job) == ([], NAMES, [])
     assert len(manifest(job)["slides"]) == 5
+    (tmp_path / "moved").mkdir()
+    moved = [path.rename(tmp_path / "moved" / path.name) for path in paths]
+    assert embed(moved, replace(job, model=replace(job.model, checkpoint="elsewhere.pth"))) == ([], NAMES, [])
 
 
 @pytest.mark.parametrize("change", ["file", "same size", "output", "cut off", "damaged", "coordinates", "coordinates apart"])
@@ -131,14 +161,6 @@ def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
         pass
     with files.locked(tmp_path):
         pass
-
-
-def test_a_checkpoint_and_features_that_were_moved_are_the_same(tmp_path):
-    paths, job = cohort(tmp_path)
-    embed(paths, job)
-    (tmp_path / "moved").mkdir()
-    moved = [path.rename(tmp_path / "moved" / path.name) for path in paths]
-    assert embed(moved, replace(job, model=replace(job.model, checkpoint="elsewhere.pth"))) == ([], NAMES, [])
 
 
 def test_slides_that_will_not_do_are_named_and_the_others_of_their_pack_embedded(tmp_path):
@@ -221,3 +243,58 @@ def test_a_file_that_is_no_manifest_is_not_replaced(tmp_path, content):
     with pytest.raises(ValueError, match=r"manifest\.json (is no manifest|holds a record)"):
         plan_cohort(paths, job)
     assert (job.out / "manifest.json").read_text() == content
+
+
+def test_squares_lie_where_tiles_do_and_hold_their_weights(tmp_path):
+    weights = torch.tensor([0.1, 0.4, 0.1, 0.2])
+    coords = torch.tensor([[0, 0], [256, 0], [0, 256], [512, 1024]])
+    write_geojson(tmp_path / "a.geojson", weights, coords, 256, 2.0)
+    content = json.loads((tmp_path / "a.geojson").read_text())
+    assert content["type"] == "FeatureCollection"
+    last = content["features"][3]
+    assert last["geometry"]["coordinates"] == [[[1024, 2048], [1536, 2048], [1536, 2560], [1024, 2560], [1024, 2048]]]
+    measured = [one["properties"]["measurements"] for one in content["features"]]
+    assert [one["attention"] for one in measured] == pytest.approx(weights.tolist())
+    assert [one["relative"] for one in measured] == pytest.approx([0.5, 2.0, 0.5, 1.0])
+    assert (measured[1]["percentile"], measured[3]["percentile"]) == (75.0, 50.0)
+    assert {one["type"] for one in content["features"]} == {"Feature"}
+
+
+def test_maps_lie_beside_the_embeddings(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    paths, job = cohort(tmp_path, heatmaps=True)
+    embed(paths[:2], job)
+    assert sorted(path.name for path in job.out.iterdir()) == sorted(
+        [f"s{i}.{end}" for i in (0, 1) for end in ("pt", "png", "geojson")] + ["manifest.json"]
+    )
+    shapes = json.loads((job.out / "s0.geojson").read_text())["features"]
+    right = attention_map(small(), *slide(30, 0))[0].float().mean(dim=0)
+    written = [one["properties"]["measurements"]["attention"] for one in shapes]
+    assert written == pytest.approx(right.tolist(), rel=1e-5)
+    assert (job.out / "s0.png").read_bytes().startswith(b"\x89PNG")
+    assert embed(paths[:2], job)[1] == ["s0.pt", "s1.pt"]
+    (job.out / "s1.geojson").unlink()
+    assert embed(paths[:2], job)[:2] == (["s1.pt"], ["s0.pt"])
+    assert (job.out / "s1.geojson").exists()
+
+
+def test_matplotlib_is_asked_for_before_anything_is_computed(tmp_path, monkeypatch):
+    paths, job = cohort(tmp_path, heatmaps=True)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"--heatmap needs matplotlib.*pip install 'dilkit\[plot\]'"):
+        plan_cohort(paths, job)
+
+
+def test_micrometres_need_the_pixels_of_the_scan(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    paths, job = cohort(tmp_path, heatmaps=True)
+    said = dict(unit="um", tile_size_um=256.0, tile_size_px=256)
+    write_slide(paths[0], 30, **said)
+    refused = embed(paths[:1], job)[2]
+    assert "give --microns-per-pixel, as the scan says, or leave out --heatmap" in refused[0]
+    (tmp_path / "scan").mkdir()
+    paths, job = cohort(tmp_path / "scan", heatmaps=True, reading=ReadSettings(microns_per_pixel=0.25))
+    write_slide(paths[0], 30, **said)
+    assert embed(paths[:1], job)[2] == []
+    square = json.loads((job.out / "s0.geojson").read_text())["features"][0]["geometry"]["coordinates"][0]
+    assert square[1][0] - square[0][0] == 1024
