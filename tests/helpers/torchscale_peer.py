@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dilkit.integrations.torchscale.forward import pattern_of
 from dilkit.integrations.torchscale.proving import plain_attention, spare_flash_attention
+from dilkit.oracle import oracle_attention
 
 PUBLISHED = "published.torchscale.component.dilated_attention"
 CHECKOUTS = {
@@ -86,6 +88,15 @@ class DilatedAttention(nn.Module):
             out[:, offset::r, part], found = plain_attention(*(x[:, offset::r, part] for x in padded), is_causal)
             lse[:, offset::r, part] = found.transpose(1, 2)
         return tuple(x[:, :w].reshape(batch, segments * w, *x.shape[2:])[:, :rows] for x in (out, lse))
+
+
+def by_the_oracle(made: Any, x: Tensor, **options: Any) -> Tensor:
+    """The layer with one softmax over all keys, explicit zero keys among them, in place of its attention."""
+    q, k, v = (project(x).unflatten(2, (made.num_heads, -1)) for project in (made.q_proj, made.k_proj, made.v_proj))
+    if made.xpos is not None:
+        q, k = (torch.stack([made.xpos(h, downscale=down) for h in x.unbind(2)], 2) for x, down in ((q, False), (k, True)))
+    out, _ = oracle_attention(q, k, v, pattern_of(made, "zeros"), **options)
+    return made.out_proj(made.inner_attn_ln(out.flatten(2)))  # type: ignore[no-any-return]
 
 
 def unavailable(peer: str) -> str:

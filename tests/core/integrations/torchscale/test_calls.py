@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import CHECKOUTS, PUBLISHED
+from helpers.torchscale_peer import CHECKOUTS, PUBLISHED, by_the_oracle
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dilkit.integrations.torchscale import install
-from dilkit.integrations.torchscale.forward import pattern_of
 from dilkit.integrations.torchscale.masks import MaskMemory
 from dilkit.integrations.torchscale.proving import layer
-from dilkit.oracle import oracle_attention
 
 LENGTHS, RATIOS = [8, 16, 32], [1, 2, 4]
 
@@ -37,14 +34,6 @@ def rows(count: int, batch: int = 2) -> Tensor:
     return torch.randn(batch, count, 32, dtype=torch.float64)
 
 
-def by_the_oracle(made: Any, x: Tensor, **options: Any) -> Tensor:
-    q, k, v = (project(x).unflatten(2, (made.num_heads, -1)) for project in (made.q_proj, made.k_proj, made.v_proj))
-    if made.xpos is not None:
-        q, k = (torch.stack([made.xpos(h, downscale=down) for h in x.unbind(2)], 2) for x, down in ((q, False), (k, True)))
-    out, _ = oracle_attention(q, k, v, pattern_of(made, "zeros"), **options)
-    return made.out_proj(made.inner_attn_ln(out.flatten(2)))
-
-
 def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -59,12 +48,6 @@ def test_masks_are_applied_or_ignored(peer: type[Any], dtype: torch.dtype) -> No
         close(found, by_the_oracle(made, x, key_padding_mask=hidden))
 
 
-def test_a_mask_that_hides_nothing_changes_nothing(peer: type[Any]) -> None:
-    made, x = layer(peer, LENGTHS, RATIOS), rows(43)
-    with install():
-        assert torch.equal(made(x, x, x, key_padding_mask=torch.zeros(2, 43, dtype=torch.bool))[0], made(x, x, x)[0])
-
-
 class Elsewhere(torch.Tensor):
     """A mask on another device, to all appearances. `looks` counts how often somebody waited for its values."""
 
@@ -76,37 +59,23 @@ class Elsewhere(torch.Tensor):
         return self.as_subclass(torch.Tensor).any()
 
 
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+def test_a_mask_is_looked_at_once_where_that_takes_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Elsewhere, "looks", 0)
-    return torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
-
-
-def test_a_mask_elsewhere_is_looked_at_once(elsewhere: Elsewhere) -> None:
-    memory = MaskMemory()
-    assert [memory.hides(elsewhere) for _ in range(12)] == [False] * 12
+    memory, mask = MaskMemory(), torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
+    assert [memory.hides(mask) for _ in range(12)] == [False] * 12
     assert Elsewhere.looks == 1
-    elsewhere[1, 3] = True
-    assert [memory.hides(elsewhere) for _ in range(12)] == [True] * 12
+    mask[1, 3] = True
+    assert [memory.hides(mask) for _ in range(12)] == [True] * 12
     assert Elsewhere.looks == 2
-    assert memory.hides(torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)) is False
+    here = torch.zeros(2, 43, dtype=torch.bool)
+    assert memory.hides(here.as_subclass(Elsewhere)) is False
     assert Elsewhere.looks == 3
-
-
-def test_a_mask_that_cannot_be_remembered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Elsewhere, "looks", 0)
-    with torch.inference_mode():
-        mask = torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)
-        assert MaskMemory().hides(mask) is True
-    assert Elsewhere.looks == 0
-
-
-def test_a_mask_here_is_looked_at_each_time() -> None:
-    """numpy may have written to it, which torch does not notice."""
-    memory, mask = MaskMemory(), torch.zeros(2, 43, dtype=torch.bool)
-    assert memory.hides(mask) is False
-    mask.numpy()[0, 0] = True
-    assert memory.hides(mask) is True
+    with torch.inference_mode():  # one that cannot be remembered counts
+        assert MaskMemory().hides(torch.zeros(2, 43, dtype=torch.bool).as_subclass(Elsewhere)) is True
+    assert Elsewhere.looks == 3
+    assert memory.hides(here) is False
+    here.numpy()[0, 0] = True  # which torch does not notice
+    assert memory.hides(here) is True
 
 
 @pytest.mark.parametrize("xpos", [None, Turn()], ids=["", "xpos"])
@@ -200,15 +169,6 @@ def test_it_compiles_as_one_graph(peer: type[Any], lengths: list[int]) -> None:
             close(compiled(x, x, x, key_padding_mask=hidden)[0], made(x, x, x, key_padding_mask=hidden)[0])
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activations_may_be_checkpointed(peer: type[Any], reentrant: bool) -> None:
-    made, x = layer(peer, LENGTHS, RATIOS), rows(43).requires_grad_()
-    with install():
-        (expected,) = torch.autograd.grad(made(x, x, x)[0].sum(), x)
-        checkpoint(lambda x: made(x, x, x)[0], x, use_reentrant=reentrant).sum().backward()
-    assert torch.equal(x.grad, expected)
-
-
 def test_autocast(peer: type[Any]) -> None:
     made, x = layer(peer, LENGTHS, RATIOS).float(), rows(43).float()
     with install(), torch.autocast("cpu", torch.bfloat16):
@@ -217,47 +177,38 @@ def test_autocast(peer: type[Any]) -> None:
     torch.testing.assert_close(found.double(), by_the_oracle(made.double(), x.double()), rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (dict(attn_mask=torch.zeros(43, 43)), "attn_mask is given, but what sees what is for the segments to say"),
-        (dict(rel_pos=torch.zeros(8, 43, 43)), r"rel_pos is given, a tensor \(8, 43, 43\) of all pairs.*args.rel_pos_buckets=0"),
-        (dict(key_padding_mask=torch.ones(2, 42, dtype=torch.bool)), r"key_padding_mask has shape \(2, 42\)"),
-    ],
-)
-def test_refused_arguments(peer: type[Any], options: dict[str, Any], text: str) -> None:
-    made, x = layer(peer, LENGTHS, RATIOS), rows(43)
+X, SIZES = rows(43), (LENGTHS, RATIOS)
+REFUSED: dict[str, tuple[tuple[Any, Any], dict[str, Any], str]] = {
+    "attn_mask": (
+        SIZES,
+        dict(attn_mask=torch.zeros(43, 43)),
+        "attn_mask is given, but what sees what is for the segments",
+    ),
+    "rel_pos": (SIZES, dict(rel_pos=torch.zeros(8, 43, 43)), r"rel_pos is given, a tensor \(8, 43, 43\).*args.rel_pos_buckets=0"),
+    "mask": (SIZES, dict(key_padding_mask=torch.ones(2, 42, dtype=torch.bool)), r"key_padding_mask has shape \(2, 42\)"),
+    "keys": (SIZES, dict(key=X[:, :42], value=X[:, :42]), "query has 43 rows, key 42 and value 42"),
+    "values": (SIZES, dict(value=X[:, :42]), "query has 43 rows, key 43 and value 42"),
+    "more keys": (SIZES, dict(key=rows(44), value=rows(44)), "query has 43 rows, key 44 and value 44"),
+    "no lengths": ((None, [1]), {}, "args.segment_length=None of DilatedAttention is no list"),
+    "a text": (([8], "[1]"), {}, r"args.dilated_ratio='\[1\]' of DilatedAttention is no list"),
+    "an empty list": (([], [1]), {}, r"args.segment_length=\[\]"),
+    "a large ratio": (([8], [16]), {}, r"dilation_rates\[0\]=16 exceeds segment_lengths\[0\]=8"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(peer: type[Any], case: str) -> None:
+    sizes, options, text = REFUSED[case]
     with install(), pytest.raises(ValueError, match=text):
-        made(x, x, x, **options)
+        layer(peer, *sizes)(**dict(query=X, key=X, value=X) | options)
 
 
 def test_dropout_is_refused_in_training_alone(peer: type[Any]) -> None:
-    made, x = layer(peer, LENGTHS, RATIOS, dropout=0.1), rows(43)
+    made = layer(peer, LENGTHS, RATIOS, dropout=0.1)
     with install():
         with pytest.raises(ValueError, match=r"attention dropout is 0.1: torchscale drops weights of each branch"):
-            made(x, x, x)
-        close(made.eval()(x, x, x)[0], by_the_oracle(made, x))
-
-
-@pytest.mark.parametrize(("keys", "values"), [(42, 42), (43, 42), (44, 44)])
-def test_sequences_of_other_lengths_are_refused(peer: type[Any], keys: int, values: int) -> None:
-    with install(), pytest.raises(ValueError, match=f"query has 43 rows, key {keys} and value {values}"):
-        layer(peer, LENGTHS, RATIOS)(rows(43), rows(keys), rows(values))
-
-
-@pytest.mark.parametrize(
-    ("lengths", "ratios", "text"),
-    [
-        (None, [1], "args.segment_length=None of DilatedAttention is no list"),
-        ([8], "[1]", r"args.dilated_ratio='\[1\]' of DilatedAttention is no list"),
-        ([], [1], r"args.segment_length=\[\]"),
-        ([8], [16], r"dilation_rates\[0\]=16 exceeds segment_lengths\[0\]=8"),
-    ],
-)
-def test_refused_patterns(peer: type[Any], lengths: Any, ratios: Any, text: str) -> None:
-    made, x = layer(peer, lengths, ratios), rows(16)
-    with install(), pytest.raises(ValueError, match=text):
-        made(x, x, x)
+            made(X, X, X)
+        close(made.eval()(X, X, X)[0], by_the_oracle(made, X))
 
 
 @pytest.mark.parametrize(

@@ -64,25 +64,20 @@ def test_loaded_classes_are_patched_and_restored(peer: type[Any]) -> None:
     assert vars(peer)["forward"] is own
 
 
-def test_classes_that_are_loaded_later_are_patched(fork: str) -> None:
-    with install():
-        kind = importlib.import_module(fork).DilatedAttention
-        assert is_patched(kind)
-        assert kind.forward.__doc__ == "torchscale's own."
-    assert not is_patched(kind)
-    with install():
-        assert is_patched(kind)
-
-
-def test_a_module_that_is_loaded_later_is_as_it_would_be(fork: str) -> None:
+def test_a_module_that_is_loaded_later_is_patched_and_else_as_it_would_be(fork: str) -> None:
     with install():
         module = importlib.import_module(fork)
+        assert is_patched(kind := module.DilatedAttention)
+        assert kind.forward.__doc__ == "torchscale's own."
         assert inspect.getsource(module) == SOURCE
         assert module.__spec__ is not None
         assert module.__loader__ is module.__spec__.loader
         assert type(module.__loader__).__name__ == "SourceFileLoader"
         assert is_patched(importlib.reload(module).DilatedAttention)
+    assert not is_patched(kind)
     assert not is_patched(importlib.reload(module).DilatedAttention)
+    with install():
+        assert is_patched(module.DilatedAttention)
 
 
 def test_a_module_that_is_looked_for_only(fork: str) -> None:
@@ -187,31 +182,17 @@ def test_installations_nest_and_the_latest_rules(peer: type[Any], first_out: int
     assert not torch.equal(expected["zeros"], expected["exact"])
 
 
-def test_a_block_that_fails_ends_its_installation(peer: type[Any]) -> None:
-    with pytest.raises(KeyError), install():
-        raise KeyError
-    assert not is_patched(peer)
-
-
 def test_a_later_patch_of_others_stays(peer: type[Any]) -> None:
     """It goes on to work, and calls the class's own forward."""
     made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
     own = made(x, x, x)[0]
-    with install(backend="reference"):
+    with install(backend="no such backend"):
+        with pytest.raises(ValueError, match="no such backend"):
+            made(x, x, x)
         ours = peer.forward
         peer.forward = lambda self, *args: ours(self, *args)
     assert peer.forward is not ours
     assert torch.equal(made(x, x, x)[0], own)
-
-
-def test_state_dicts_and_parameters_are_not_touched(peer: type[Any]) -> None:
-    made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
-    before = {name: value.clone() for name, value in made.state_dict().items()}
-    with install():
-        made(x, x, x)
-        after = made.state_dict()
-    assert [*after] == [*before]
-    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 @pytest.mark.parametrize(
@@ -227,9 +208,3 @@ def test_refused_arguments(peer: type[Any], options: dict[str, Any], error: type
     with pytest.raises(error, match=text):
         install(**options)
     assert not is_patched(peer)
-
-
-def test_the_backend_is_that_which_was_asked_for(peer: type[Any]) -> None:
-    made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
-    with install(backend="no such backend"), pytest.raises(ValueError, match="no such backend"):
-        made(x, x, x)

@@ -1,4 +1,4 @@
-"""dilkit computes what the classes compute that it is installed into, and better gradients."""
+"""dilkit computes what the classes compute that it is installed into and better gradients."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import PEERS
+from helpers.torchscale_peer import PEERS, by_the_oracle
 from torch import Tensor
 
 from dilkit.integrations.torchscale import install
-from dilkit.integrations.torchscale.forward import pattern_of
 from dilkit.integrations.torchscale.proving import layer
-from dilkit.oracle import oracle_attention
 
 EVERY_PEER = pytest.mark.parametrize("peer", PEERS, indirect=True)
 PATTERNS: dict[str, tuple[list[int], list[int], int, int]] = {
@@ -101,13 +99,6 @@ def gradients(made: Any, x: Tensor, call: Any) -> dict[str, Tensor]:
 def off(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
     """How far each gradient is from the exact one, in parts of its length."""
     return {name: float((found[name] - e).norm() / e.norm()) for name, e in exact.items()}
-
-
-def by_the_oracle(made: Any, x: Tensor) -> Tensor:
-    """The layer with one softmax over all keys, explicit zero keys among them, in place of its attention."""
-    q, k, v = (project(x).unflatten(2, (made.num_heads, -1)) for project in (made.q_proj, made.k_proj, made.v_proj))
-    out, _ = oracle_attention(q, k, v, pattern_of(made, "zeros"))
-    return made.out_proj(made.inner_attn_ln(out.flatten(2)))
 
 
 @EVERY_PEER

@@ -31,28 +31,22 @@ def test_there_and_back(peer: type[Any], tail: str) -> None:
     assert all(torch.equal(p, q) for p, q in zip(again.parameters(), made.parameters(), strict=True))
 
 
-def test_copies_share_no_memory(peer: type[Any]) -> None:
-    made = layer(peer, [8], [1])
+def test_copies_share_no_memory_and_have_the_norm_and_dtype_of_the_module(peer: type[Any]) -> None:
+    made = layer(peer, [8], [1], layernorm_eps=0.5)
     ours = MultiheadDilatedAttention.from_torchscale(made)
+    assert ours.inner_norm.eps == 0.5
     state = ours.to_torchscale_state_dict()
     before = {name: value.clone() for name, value in state.items()}
     with torch.no_grad():
         for parameter in (*ours.parameters(), *made.parameters()):
             parameter.zero_()
     assert all(torch.equal(value, before[name]) for name, value in state.items())
-
-
-def test_without_a_norm_and_in_another_dtype(peer: type[Any]) -> None:
-    made = layer(peer, [8], [1]).bfloat16()
+    made = made.bfloat16()
     made.inner_attn_ln = None
     ours = MultiheadDilatedAttention.from_torchscale(made)
     assert ours.inner_norm is None
     assert ours.out_proj.weight.dtype is torch.bfloat16
     made.load_state_dict(ours.to_torchscale_state_dict())
-
-
-def test_the_epsilon_is_the_module_s(peer: type[Any]) -> None:
-    assert MultiheadDilatedAttention.from_torchscale(layer(peer, [8], [1], layernorm_eps=0.5)).inner_norm.eps == 0.5
 
 
 def test_another_module_is_refused() -> None:

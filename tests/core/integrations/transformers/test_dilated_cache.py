@@ -82,18 +82,23 @@ def assistant() -> Any:
 
 def test_what_it_is_not_for_is_refused() -> None:
     register(PATTERN)
-    model = llama(attn_implementation="dilkit")
+    model, sdpa = (llama(attn_implementation=name) for name in ("dilkit", "sdpa"))
     batch, cache = padded(sequences((3, 9)), "left"), dilated_cache()
     del batch["position_ids"]
     with pytest.raises(ValueError, match="attention_mask has padding, but all sequences of a dilated_cache"):
         model.generate(**batch, **OPTIONS, past_key_values=cache)
     model.generate(PROMPT, **OPTIONS, past_key_values=cache)  # it is as it was
+    with torch.no_grad():
+        model(PROMPT, past_key_values=(cache := dilated_cache()))
+        register(PATTERNS["sinks"])
+        with pytest.raises(ValueError, match=r"the cache was filled under Pattern\(\[4, 16\], \[1, 2\]\), and the pattern of"):
+            model(PROMPT[:, :1], past_key_values=cache)
+        with pytest.raises(ValueError, match=r"cu_seq_lens_q with a dilated_cache\(\)"):
+            model(PROMPT, past_key_values=dilated_cache(), cu_seq_lens_q=torch.tensor([0, 5, 22], dtype=torch.int32))
     with pytest.raises(ValueError, match="another attn_implementation than dilkit's"):
-        llama(attn_implementation="sdpa").generate(PROMPT, **OPTIONS, past_key_values=dilated_cache())
+        sdpa.generate(PROMPT, **OPTIONS, past_key_values=dilated_cache())
     with pytest.raises(ValueError, match=r"decode under torch\.no_grad"):
         model(PROMPT, past_key_values=dilated_cache())
-    with pytest.raises(ValueError, match=r"cu_seq_lens_q with a dilated_cache\(\)"), torch.no_grad():
-        model(PROMPT, past_key_values=dilated_cache(), cu_seq_lens_q=torch.tensor([0, 5, 22], dtype=torch.int32))
     with pytest.raises(ValueError, match="rollback=-1 must be at least 0"):
         dilated_cache(-1)
 
@@ -136,13 +141,3 @@ def test_keys_that_several_attention_calls_share(family: str) -> None:
     model = getattr(package, f"{family.removesuffix('Text')}ForCausalLM")(made).eval()
     with torch.no_grad(), pytest.raises(ValueError, match="several attention calls of the model share the keys of one layer"):
         model(PROMPT, past_key_values=dilated_cache())
-
-
-def test_a_cache_that_was_filled_under_another_pattern() -> None:
-    register(PATTERN)
-    model, cache = llama(attn_implementation="dilkit"), dilated_cache()
-    with torch.no_grad():
-        model(PROMPT, past_key_values=cache)
-        register(PATTERNS["sinks"])
-        with pytest.raises(ValueError, match=r"the cache was filled under Pattern\(\[4, 16\], \[1, 2\]\), and the pattern of"):
-            model(PROMPT[:, :1], past_key_values=cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,13 @@ def computed(
     return attend(pattern, mesh, layer or Layer(), q[:, queries], k[:, mine], v[:, mine], None, **options)[0]
 
 
+def of_layer(kv_heads: int) -> Tensor:
+    """Those of a layer with other heads than the model's."""
+    layer = Layer(**HETEROGENEOUS)
+    layer.layer_idx = 0
+    return computed(DIFFERS["dilated"], 0, kv_heads, layer)
+
+
 DIFFERS = {
     "dilated": Pattern([16, 64], [1, 4]),
     "dilated by blocks": Pattern([16, 64], [1, 4], offset="block"),
@@ -64,24 +72,49 @@ DIFFERS = {
 }
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("pattern", DIFFERS)
-def test_a_part_of_the_heads_is_refused_where_the_pattern_differs_by_head(pattern: str, kv_heads: int) -> None:
-    with pytest.raises(ValueError, match=rf"Layer has {2 * kv_heads} of the 8 heads of the model.*head_shard=\(first, total\)"):
-        computed(DIFFERS[pattern], 2, kv_heads)
+SINKS = torch.linspace(-1, 3, HEADS)
+HETEROGENEOUS = dict(is_heterogeneous=True, per_layer_config=[SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)])
+OTHER_SHARD = Pattern([16, 64], [1, 4], offset="block", head_shard=(0, 5))
+A_PART = r"Layer has {} of the 8 heads of the model.*head_shard=\(first, total\)"
+REFUSED: dict[str, tuple[Any, str]] = {
+    **{name: (partial(computed, pattern, 2, 1), A_PART.format(2)) for name, pattern in DIFFERS.items()},
+    **{f"more of {name}": (partial(computed, pattern, 2, 2), A_PART.format(4)) for name, pattern in DIFFERS.items()},
+    "key/value heads": (
+        lambda: attend(DIFFERS["dilated"], None, Layer(), torch.randn(1, HEADS, SEQ, 8), *torch.randn(2, 1, 2, SEQ, 8), None),
+        "Layer has 2 of the 4 key/value heads of the model",
+    ),
+    "a mesh of other heads": (
+        partial(computed, DIFFERS["dilated"], 0, 1, mesh=Mesh(0, 2)),
+        r"Layer has 2 of the 8 heads of the model.*has 2 ranks.*4 / 2; give the mesh",
+    ),
+    "sinks of all heads": (
+        partial(computed, Pattern.of(SlidingWindow(5)), 0, 1, s_aux=SINKS),
+        r"Layer has 2 of the 8 heads.*sinks, s_aux, are those of all",
+    ),
+    "a shard of another model": (
+        partial(computed, OTHER_SHARD, 0, 2),
+        r"is for 5 key/value heads in all, and the model has 4; give head_shard=\(first, 4\)",
+    ),
+    "a part of a layer": (partial(of_layer, 1), "Layer has 2 of the 4 heads"),
+}
 
 
-def test_key_value_heads_alone_may_be_a_part() -> None:
-    q, kv = torch.randn(1, HEADS, SEQ, 8), torch.randn(1, 2, SEQ, 8)
-    with pytest.raises(ValueError, match="Layer has 2 of the 4 key/value heads of the model"):
-        attend(DIFFERS["dilated"], None, Layer(), q, kv, kv, None)
+@pytest.mark.parametrize("case", REFUSED)
+def test_heads_that_nothing_places_are_refused(case: str) -> None:
+    call, words = REFUSED[case]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_heads_that_differ_by_layer() -> None:
+    assert of_layer(2).shape == (2, SEQ, 4, 8)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("offset", ["modulo", "block"])
 def test_a_pattern_that_says_which_heads_they_are_gives_what_all_heads_give(offset: str, first: int) -> None:
-    whole = computed(Pattern([16, 64], [1, 4], offset=offset))
-    part = computed(Pattern([16, 64], [1, 4], offset=offset, head_shard=(first, KV_HEADS)), first, 2)
+    whole = computed(Pattern([16, 64], [1, 4], offset=offset), s_aux=SINKS)
+    part = computed(Pattern([16, 64], [1, 4], offset=offset, head_shard=(first, KV_HEADS)), first, 2, s_aux=SINKS)
     assert_close(part, whole[:, :, 2 * first : 2 * first + 4])
 
 
@@ -89,15 +122,9 @@ def test_a_pattern_that_says_which_heads_they_are_gives_what_all_heads_give(offs
 @pytest.mark.parametrize("pattern", DIFFERS)
 def test_a_mesh_says_which_heads_they_are(pattern: str, ranks: int) -> None:
     """As under DeepSpeed's Ulysses: local heads, the whole sequence, and the sinks of all heads."""
-    sinks, held = torch.linspace(-1, 3, HEADS), KV_HEADS // ranks
-    whole = computed(DIFFERS[pattern], s_aux=sinks)
-    parts = [computed(DIFFERS[pattern], t * held, held, mesh=Mesh(t, ranks), s_aux=sinks) for t in range(ranks)]
+    held, whole = KV_HEADS // ranks, computed(DIFFERS[pattern], s_aux=SINKS)
+    parts = [computed(DIFFERS[pattern], t * held, held, mesh=Mesh(t, ranks), s_aux=SINKS) for t in range(ranks)]
     assert_close(torch.cat(parts, 2), whole)
-
-
-def test_a_mesh_that_shares_out_other_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Layer has 2 of the 8 heads of the model.*has 2 ranks.*4 / 2; give the mesh"):
-        computed(DIFFERS["dilated"], 0, 1, mesh=Mesh(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -108,17 +135,6 @@ def test_what_is_no_mesh_is_refused(mesh: object, kind: type[Exception], text: s
         register(DIFFERS["dilated"], "dilkit_refused", mesh=mesh)
 
 
-def test_sinks_of_all_heads_are_taken_by_a_pattern_that_says_its_heads() -> None:
-    sinks, pattern = torch.linspace(-1, 3, HEADS), Pattern([16, 64], [1, 4], head_shard=(1, KV_HEADS))
-    whole = computed(Pattern([16, 64], [1, 4]), s_aux=sinks)
-    assert_close(computed(pattern, 1, 2, s_aux=sinks), whole[:, :, 2:6])
-
-
-def test_sinks_of_all_heads_are_refused_where_nothing_says_which_are_there() -> None:
-    with pytest.raises(ValueError, match=r"Layer has 2 of the 8 heads.*sinks, s_aux, are those of all"):
-        computed(Pattern.of(SlidingWindow(5)), 0, 1, s_aux=torch.zeros(HEADS))
-
-
 def test_heads_that_no_branch_serves() -> None:
     pattern = Pattern.of(SlidingWindow(4, heads=(0, 4)))
     whole, mine = computed(pattern), computed(pattern, 2, 2, mesh=Mesh(1, 2))
@@ -126,19 +142,6 @@ def test_heads_that_no_branch_serves() -> None:
     assert not mine.any()
 
 
-def test_a_shard_of_another_model_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"is for 5 key/value heads in all, and the model has 4; give head_shard=\(first, 4\)"):
-        computed(Pattern([16, 64], [1, 4], offset="block", head_shard=(0, 5)), 0, 2)
-
-
 def test_a_pattern_that_is_the_same_for_all_heads_takes_any() -> None:
     pattern = Pattern.of(SlidingWindow(5), DilatedSegment(8, 1))
     assert_close(computed(pattern, 1, 2), computed(pattern)[:, :, 2:6])
-
-
-def test_heads_that_differ_by_layer() -> None:
-    layer = Layer(is_heterogeneous=True, per_layer_config=[SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)])
-    layer.layer_idx = 0
-    assert computed(DIFFERS["dilated"], 0, 2, layer).shape == (2, SEQ, 4, 8)
-    with pytest.raises(ValueError, match="Layer has 2 of the 4 heads"):
-        computed(DIFFERS["dilated"], 0, 1, layer)
