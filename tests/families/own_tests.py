@@ -1,9 +1,10 @@
 """Runs transformers' own tests of its models with sdpa, then with dilkit in its place, and sorts what differs.
 
-    python tests/families/own_tests.py CHECKOUT [--only llama,bert] [--jobs 2] [--json] [what pytest takes, such as -k generate]
+    python tests/families/own_tests.py CHECKOUT [--only llama,bert] [--jobs 2] [what pytest takes, such as -k generate]
 
 A row of the table is a family, a column a verdict. Each difference needs a reason in `differences.json`, else the exit code is 1.
-Reasons that no difference used are listed. The package under test is that of the checkout.
+Reasons that no difference used are listed. The package under test is that of the checkout. To pytest this file is a plugin, with
+which models compute dilkit's attention where they would sdpa's, and each outcome goes into a file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -18,28 +20,38 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dilkit
+from dilkit import Pattern
+from dilkit.integrations.transformers import registration
+from dilkit.integrations.transformers.patterns import has_windows
 
 TESTS, REASONS = Path(__file__).resolve().parents[1], Path(__file__).with_name("differences.json")
 FAMILIES = (
     *("bert", "bloom", "clip", "gemma2", "gemma3", "gpt2", "gpt_neox", "llama"),
     *("mistral", "mpt", "opt", "phi", "qwen2", "stablelm", "t5", "vit"),
 )
-ATTENTIONS = ("sdpa", "dilkit")
-OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-o", "log_cli=0", "-p", "families.swap", "--timeout=200")
+SDPA, NAME, WINDOWED = "sdpa", "dilkit", "dilkit_windows"
+OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-o", "log_cli=0", "-p", "families.own_tests", "--timeout=200")
 SECONDS = 3600
 """The limit of one run of a family's tests."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-VERDICTS = {
-    (EQUAL := "equal"): "it passes with both",
-    (UNASKED := "no attention"): "it passes with both, without a call of dilkit",
-    (REFUSED := "refused"): "an error that dilkit raised",
-    (NAMED := "name"): "it fails at the name of the attention",
-    (WRONG := "wrong"): "any other difference, such as of numbers",
-    (FAILS := "not counted"): "it does not pass with sdpa",
-}
+PRECEDENCE = (FAILED, SKIPPED, PASSED)
+"""A test has several reports (setup, call, teardown, subtests): the first of these that one of them has is its outcome."""
+EQUAL, UNASKED, REFUSED, NAMED, WRONG, FAILS = "equal", "no attention", "refused", "name", "wrong", "not counted"
+"""It passes with both; without a call of dilkit; dilkit raised an error; it fails at the name of the attention; any other
+difference, such as of numbers; it does not pass with sdpa."""
 NAME_IN_FAILURE = re.compile(r"""attn_implementation|["']sdpa["']""")
+PACKAGE = Path(dilkit.__file__).parent
+LONGEST = 500
+"""Characters of an exception's message that are kept."""
 
 
 @dataclass
@@ -86,26 +98,22 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="a checkout of transformers, with its src and tests")
     parser.add_argument("--only", default=",".join(FAMILIES), metavar="A,B", help="families, folders of tests/models")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     args, options = parser.parse_known_args()
     families, reasons = args.only.split(","), [Reason(**one) for one in json.loads(REASONS.read_text(encoding="utf-8"))]
     if missing := [name for name in families if not (args.checkout / "tests/models" / name).is_dir()]:
         parser.error(f"{args.checkout} has no tests/models/{missing[0]}; a checkout of transformers is needed")
     with ThreadPoolExecutor(args.jobs) as pool:
-        runs = [
-            pool.submit(run, args.checkout.resolve(), name, attention, options) for name in families for attention in ATTENTIONS
+        jobs = [
+            [pool.submit(run, args.checkout.resolve(), name, attention, options) for attention in (SDPA, NAME)]
+            for name in families
         ]
-        sdpa, dilkit = ([job.result() for job in runs[start::2]] for start in (0, 1))
-    counts = {name: Counter(map(verdict, *paired(*both))) for name, *both in zip(families, sdpa, dilkit, strict=True)}
-    found = [one for both in zip(sdpa, dilkit, strict=True) for one in differences(*both, reasons)]
+        runs = [[job.result() for job in both] for both in jobs]
+    counts = {name: Counter(map(verdict, *paired(*both))) for name, both in zip(families, runs, strict=True)}
+    found = [one for both in runs for one in differences(*both, reasons)]
     used = Counter(one.reason for one in found)
-    unused = [one for one in reasons if one not in used]
-    if args.json:
-        print(json.dumps({"counts": counts, "differences": [*map(asdict, found)], "unused": [*map(asdict, unused)]}, indent=1))
-    else:
-        print("\n".join(table(counts)), *(f"{n:5} {one.verdict}: {one.reason}" for one, n in used.most_common() if one), sep="\n")
-        print(*(f"no reason: {one.verdict}: {one.test}: {one.error}" for one in found if one.reason is None), sep="\n")
-        print(*(f"unused: {one.verdict}: {one.reason}" for one in unused), sep="\n")
+    print("\n".join(table(counts)), *(f"{n:5} {one.verdict}: {one.reason}" for one, n in used.most_common() if one), sep="\n")
+    print(*(f"no reason: {one.verdict}: {one.test}: {one.error}" for one in found if one.reason is None), sep="\n")
+    print(*(f"unused: {one.verdict}: {one.reason}" for one in reasons if one not in used), sep="\n")
     return int(None in used or not all(row[EQUAL] for row in counts.values()))
 
 
@@ -115,18 +123,9 @@ def run(checkout: Path, family: str, attention: str, options: Sequence[str]) -> 
     variables = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(checkout / "src"), os.environ.get("PYTHONPATH", "")])
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *OPTIONS,
-            f"--attention={attention}",
-            f"--outcomes={file.name}",
-            *options,
-            *paths,
-        ]
+        command = [sys.executable, "-m", "pytest", *OPTIONS, f"--attention={attention}", f"--outcomes={file.name}", *options]
         try:
-            subprocess.run(command, cwd=checkout, env=variables, stdout=sys.stderr, check=False, timeout=SECONDS)
+            subprocess.run([*command, *paths], cwd=checkout, env=variables, stdout=sys.stderr, check=False, timeout=SECONDS)
         except subprocess.TimeoutExpired:
             print(f"{family} with {attention}: no end after {SECONDS} s", file=sys.stderr)
         return outcomes_of(Path(file.name))
@@ -157,10 +156,98 @@ def differences(sdpa: Mapping[str, Outcome], dilkit: Mapping[str, Outcome], reas
 
 
 def table(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    total = sum((Counter(row) for row in counts.values()), Counter[str]())
-    yield f"{'':12}" + "".join(f"{name:>14}" for name in VERDICTS)
+    verdicts, total = (EQUAL, UNASKED, REFUSED, NAMED, WRONG, FAILS), sum(map(Counter, counts.values()), Counter[str]())
+    yield f"{'':12}" + "".join(f"{name:>14}" for name in verdicts)
     for name, row in [*counts.items(), ("all", total)]:
-        yield f"{name:12}" + "".join(f"{row.get(name, 0):14}" for name in VERDICTS)
+        yield f"{name:12}" + "".join(f"{row.get(name, 0):14}" for name in verdicts)
+
+
+def pytest_addoption(parser: Any) -> None:
+    group = parser.getgroup("dilkit")
+    group.addoption("--attention", choices=[SDPA, NAME], default=NAME, help="the attention in the place of sdpa")
+    group.addoption("--outcomes", type=Path, default=Path(os.devnull), help="the file that gets a line of JSON for each test")
+
+
+def pytest_configure(config: Any) -> None:
+    file = config.getoption("outcomes").open("w", encoding="utf-8", buffering=1)
+    config.add_cleanup(file.close)
+    if config.getoption("attention") == NAME:
+        swap = swapped()
+        swap.__enter__()
+        config.add_cleanup(lambda: swap.__exit__(None, None, None))
+    config.pluginmanager.register(_Recorder(file))
+
+
+_calls: Counter[str] = Counter()
+
+
+@contextmanager
+def swapped() -> Iterator[None]:
+    """Registers dilkit's attention, dense or by a model's own windows, and decides for it in place of sdpa and of the default."""
+    package, attend = registration.transformers(), registration.attend
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            _calls[NAME] += 1
+        return attend(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registration, "attend", counted)  # also what `is_registered` compares with
+        registration.register(Pattern.dense(), NAME)
+        registration.register(None, WINDOWED)
+        decide = package.PreTrainedModel.get_correct_attn_implementation
+
+        def decided(model: Any, requested: str | None, *args: Any, **kwargs: Any) -> Any:
+            name = decide(model, requested, *args, **kwargs)
+            if requested is not None and name != SDPA:
+                return name
+            return decide(model, WINDOWED if has_windows(model.config) else NAME)
+
+        patch.setattr(package.PreTrainedModel, "get_correct_attn_implementation", decided)
+        yield
+
+
+class _Recorder:
+    """Collects the reports of each test and writes its outcome when it has ended."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.outcome = file, Outcome("")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.outcome = Outcome(nodeid)
+        _calls.clear()
+        _seed()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        outcome = min(self.outcome.outcome, report.outcome, key=PRECEDENCE.index)
+        if outcome == self.outcome.outcome or (outcome == SKIPPED and hasattr(report, "context")):  # other subtests may pass
+            return
+        self.outcome.outcome = outcome
+        self.outcome.error, self.outcome.refused = _error(report.longrepr)
+
+    def pytest_runtest_logfinish(self) -> None:
+        self.outcome.calls = _calls[NAME]
+        print(json.dumps(asdict(self.outcome)), file=self.file)
+
+
+def _seed() -> None:
+    """Draw the same random numbers in both runs, those of transformers' generator for inputs among them."""
+    random.seed(0)
+    torch.manual_seed(0)
+    for name, module in list(sys.modules.items()):
+        if name.endswith("test_modeling_common"):
+            module.global_rng.seed(0)
+
+
+def _error(longrepr: Any) -> tuple[str, bool]:
+    """The messages of a failure's exceptions, with the line that raised the last one; and whether dilkit raised one of them."""
+    chain = getattr(longrepr, "chain", ())
+    crashes = [crash for _, crash, _ in chain if crash is not None]
+    if not crashes:
+        return str(longrepr), False
+    messages = [" ".join(crash.message.split())[:LONGEST] for crash in reversed(crashes)]
+    lines = (line.strip("> ^") for line in reversed(chain[-1][0].reprentries[-1].lines) if not line.startswith("E"))
+    return f"{' <- '.join(messages)} [{next(filter(None, lines))}]", any(PACKAGE in Path(crash.path).parents for crash in crashes)
 
 
 if __name__ == "__main__":

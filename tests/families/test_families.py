@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
-from families.examine import EQUAL, NO_ATTENTION, NOT_LOOKED_UP, REFUSED, WRONG, Examined, classes, examine
-from families.run import examine_all
+from families.run import EQUAL, NO_ATTENTION, NOT_LOOKED_UP, REFUSED, WRONG, Examined, classes, examine, examine_all
 
 FILE = Path(__file__).with_name("examined.json")
 QUICK = {
     ("LlamaForCausalLM", "llama"): EQUAL,
     ("BigBirdPegasusForCausalLM", "bigbird_pegasus"): EQUAL,
     ("BertModel", "bert"): EQUAL,
+    ("DeepseekV3ForCausalLM", "deepseek_v3"): EQUAL,
     ("MambaModel", "mamba"): NO_ATTENTION,
     ("XGLMForCausalLM", "xglm"): NOT_LOOKED_UP,
     ("DeepseekV32ForCausalLM", "deepseek_v32"): REFUSED,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
-from families import swap
-from families.own_tests import ATTENTIONS, Reason, differences, outcomes_of, paired, verdict
+from families import own_tests
+from families.own_tests import Reason, differences, outcomes_of, paired, verdict
 
 STAND_IN = """
 import pytest, torch, unittest
@@ -42,10 +42,10 @@ def test_tests_are_sorted_by_what_dilkit_changes(tmp_path: Path, capsys: pytest.
     (tmp_path / "test_stand_in.py").write_text(STAND_IN)
     (tmp_path / "none.ini").touch()
     runs = []
-    for attention in ATTENTIONS:
+    for attention in ("sdpa", "dilkit"):
         file = tmp_path / f"{attention}.jsonl"
         options = ("-q", "-c", tmp_path / "none.ini", "-p", "no:cacheprovider", "-p", "no:xdist", f"--attention={attention}")
-        pytest.main([*map(str, options), f"--outcomes={file}", str(tmp_path)], plugins=[swap])
+        pytest.main([*map(str, options), f"--outcomes={file}", str(tmp_path)], plugins=[own_tests])
         runs.append(outcomes_of(file))
     for before, after in zip(*paired(*runs), strict=True):
         assert verdict(before, after).replace(" ", "_") == before.test.rpartition("test_")[2].removesuffix("_when_skipped"), after

@@ -102,31 +102,15 @@ def test_positions_that_begin_anew_are_packed_sequences_where_one_process_packs_
     for theirs, total, _ in over_ranks(2, llama_of(PATTERN), batch):
         assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
         assert total == pytest.approx(loss, rel=1e-5)
-    text = "begin anew or jump within a row, but transformers' mask takes the row for one sequence"
-    refused(lambda model, ranks: model(**ranks.shard(batch), use_cache=False), text, make=WINDOWED["gpt_oss"])
-    refused(lambda model, ranks: model(**ranks.shard(batch)), text)
 
 
 def test_positions_that_do_not_begin_at_0_are_said_and_those_of_one_process() -> None:
-    batch = dict(input_ids=torch.stack(sequences((30, 30))), position_ids=torch.arange(5, 35)[None])
-    model = llama_of(PATTERN)
+    batch, model = BATCHES["two sequences"] | dict(position_ids=torch.arange(5, 35)[None]), llama_of(PATTERN)
     with pytest.warns(UserWarning, match="position_ids begin at 5"):
-        logits = model(**batch).logits.detach()
-
-    def on_rank(comm: Comm) -> Tensor:
-        mine = copy.deepcopy(model)
-        ranks = context_parallel(mine, comm)
-        return ranks.unshard(mine(**ranks.shard(batch)).logits)
-
+        logits, *_ = of_one_rank(copy.deepcopy(model), batch)
     with pytest.warns(UserWarning, match="position_ids begin at 5"):
-        found = run_threads(2, on_rank)
+        found, *_ = over_ranks(2, model, batch)
     assert_close(found[0], logits, atol=2e-5, rtol=2e-5)
-
-
-def test_a_batch_without_labels_counts_none() -> None:
-    ranks, batch = ContextParallel(run_alone()), dict(input_ids=torch.ones(1, 8, dtype=torch.long))
-    assert ranks.shard(batch).keys() == {"input_ids", "position_ids"}
-    assert ranks.count(batch) == 0
 
 
 COUNTING = dict(
@@ -218,34 +202,27 @@ def run_alone() -> Comm:
     return comm
 
 
+def of_ids(count: int = 46, **batch: Any) -> dict[str, Any]:
+    return dict(input_ids=torch.ones(1, count), **batch)
+
+
+LEFT = torch.arange(46)[None] > 3
 WRONG: dict[str, tuple[Any, str]] = {
     "no mapping": (torch.ones(1, 8), r"batch is a Tensor; a mapping is needed, such as dict\(input_ids"),
-    "an unknown tensor": (
-        dict(input_ids=torch.ones(1, 8), pixel_values=torch.ones(1)),
-        "batch has 'pixel_values'; what is cut along",
-    ),
+    "an unknown tensor": (of_ids(pixel_values=torch.ones(1)), "batch has 'pixel_values'; what is cut along"),
     "nothing": ({}, "input_ids or inputs_embeds"),
-    "another shape": (
-        dict(input_ids=torch.ones(1, 8), labels=torch.ones(1, 7)),
-        r"labels has shape \(1, 7\), but input_ids is of 1",
-    ),
+    "another shape": (of_ids(8, labels=torch.ones(1, 7)), r"labels has shape \(1, 7\), but input_ids is of 1"),
     "a mask of ones and packed positions": (
-        dict(input_ids=torch.ones(1, 46), position_ids=POSITIONS, attention_mask=torch.ones(1, 46)),
+        of_ids(position_ids=POSITIONS, attention_mask=torch.ones(1, 46)),
         r"position_ids begin anew .* with an attention_mask .* takes the row for one sequence; leave attention_mask out",
     ),
-    "another packing of keys": (
-        dict(input_ids=torch.ones(1, 46), cu_seq_lens_q=CU_SEQLENS, cu_seq_lens_k=CU_SEQLENS[1:]),
+    "other keys": (
+        of_ids(cu_seq_lens_q=CU_SEQLENS, cu_seq_lens_k=CU_SEQLENS[1:]),
         "cu_seq_lens_q, .* and cu_seq_lens_k, .* differ",
     ),
-    "a packing and padding": (
-        dict(input_ids=torch.ones(1, 46), cu_seq_lens_q=CU_SEQLENS, attention_mask=torch.arange(46)[None] > 3),
-        "cu_seq_lens_q and an attention_mask with padding",
-    ),
-    "a mask of pairs": (
-        dict(input_ids=torch.ones(1, 8), attention_mask=torch.ones(1, 8, 8)),
-        r"attention_mask has shape \(1, 8, 8\)",
-    ),
-    "too few tokens": (dict(input_ids=torch.ones(1, 1)), "seq=1 tokens cannot be shared out over world_size=2"),
+    "padding": (of_ids(cu_seq_lens_q=CU_SEQLENS, attention_mask=LEFT), "cu_seq_lens_q and an attention_mask with padding"),
+    "a mask of pairs": (of_ids(8, attention_mask=torch.ones(1, 8, 8)), r"attention_mask has shape \(1, 8, 8\)"),
+    "too few tokens": (of_ids(1), "seq=1 tokens cannot be shared out over world_size=2"),
 }
 
 
@@ -260,71 +237,62 @@ def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name: str) -> None:
     run_threads(2, on_rank)
 
 
-def test_ranks_that_hold_other_batches_are_told() -> None:
-    def on_rank(comm: Comm) -> None:
-        with pytest.raises(PlanMismatch, match=r"batch of ContextParallel\.shard.*input_ids"):
-            ContextParallel(comm).shard(dict(input_ids=torch.full((1, 8), comm.rank)))
-
-    run_threads(2, on_rank)
+def drop(model: Any, ranks: ContextParallel) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    model.train()(**ranks.shard(BATCHES["packed"]))
 
 
-def refused(call: Callable[[Any, Any], object], text: str, make: Callable[[], Any] = llama) -> None:
-    """`call(model, ranks)` raises on all ranks, and none waits for another."""
-    models = [make() for _ in range(2)]
+def generate(model: Any, ranks: ContextParallel) -> None:
+    tokens = dict(input_ids=torch.arange(3, 13)[None], position_ids=torch.arange(10)[None])
+    model.generate(**ranks.shard(tokens), max_new_tokens=3, do_sample=False)
+
+
+def compiling(model: Any, ranks: ContextParallel) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        model(**BATCHES["padding"])
+
+
+def on_other_pattern(model: Any, ranks: ContextParallel) -> None:
+    ranks = context_parallel(model, ranks.comm, pattern=Pattern([4 * (1 + ranks.comm.rank)], [1]))
+    model(**ranks.shard(BATCHES["two sequences"]))
+
+
+PACKED = {name: x for name, x in BATCHES["packed"].items() if not name.startswith("cu_seq")}
+TWO, PADDED = BATCHES["two sequences"], BATCHES["padding"]
+ONE_SEQUENCE = "begin anew or jump within a row, but transformers' mask takes the row for one sequence"
+LEFT_IN = r"attention_mask has padding.*ContextParallel\.shard"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "not cut": (lambda model, ranks: model(TWO["input_ids"]), r"rank 1 has positions 0 to 29.*ContextParallel\.shard"),
+    "padding": (lambda model, ranks: model(**PADDED), LEFT_IN),
+    "padding, compiled": (compiling, LEFT_IN),
+    "packed, with a cache": (lambda model, ranks: model(**ranks.shard(PACKED)), ONE_SEQUENCE),
+    "packed, of a gpt-oss": (lambda model, ranks: model(**ranks.shard(PACKED), use_cache=False), ONE_SEQUENCE),
+    "generation": (generate, "generate with a model that context_parallel was not called on"),
+    "a cache that leaves tokens out": (
+        lambda model, ranks: model(**ranks.shard(TWO), past_key_values=dilated_cache()),
+        r"Attention under context_parallel with a dilated_cache\(\)",
+    ),
+    "dropout of packed sequences": (drop, "dropout of packed sequences over ranks is not computed"),
+    "another pattern": (on_other_pattern, "pattern"),
+    "other batches": (
+        lambda model, ranks: ranks.shard(dict(input_ids=torch.full((1, 8), ranks.comm.rank))),
+        r"batch of ContextParallel\.shard.*input_ids",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_refused_on_all_ranks(name: str) -> None:
+    """And none waits for another."""
+    call, text = REFUSED[name]
+    models = [(WINDOWED["gpt_oss"] if "gpt-oss" in name else llama)() for _ in range(2)]
 
     def on_rank(comm: Comm) -> None:
         model = models[comm.rank]
-        with pytest.raises((ValueError, PlanMismatch), match=text):
+        with pytest.raises(PlanMismatch if "other" in name else ValueError, match=text):
             call(model, context_parallel(model, comm, pattern=PATTERN))
-
-    run_threads(2, on_rank)
-
-
-def test_a_batch_that_was_not_cut_is_refused() -> None:
-    refused(
-        lambda model, ranks: model(BATCHES["two sequences"]["input_ids"]), r"rank 1 has positions 0 to 29.*ContextParallel\.shard"
-    )
-
-
-def test_padding_that_was_not_left_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for compiling in (False, True):
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda now=compiling: now)
-        refused(lambda model, ranks: model(**BATCHES["padding"]), r"attention_mask has padding.*ContextParallel\.shard")
-
-
-def test_generation_is_refused() -> None:
-    tokens = torch.arange(3, 13)[None]
-    positions = torch.arange(10)[None]
-
-    def generate(model: Any, ranks: ContextParallel) -> None:
-        model.generate(**ranks.shard(dict(input_ids=tokens, position_ids=positions)), max_new_tokens=3, do_sample=False)
-
-    refused(generate, "generate with a model that context_parallel was not called on")
-
-
-def test_a_cache_that_leaves_tokens_out_is_refused() -> None:
-    def call(model: Any, ranks: ContextParallel) -> None:
-        model(**ranks.shard(BATCHES["two sequences"]), past_key_values=dilated_cache())
-
-    refused(call, r"LlamaAttention under context_parallel with a dilated_cache\(\)")
-
-
-def test_dropout_of_packed_sequences_is_refused() -> None:
-    def train(model: Any, ranks: ContextParallel) -> None:
-        for layer in model.model.layers:
-            layer.self_attn.attention_dropout = 0.1
-        model.train()(**ranks.shard(BATCHES["packed"]))
-
-    refused(train, "dropout of packed sequences over ranks is not computed")
-
-
-def test_ranks_with_other_patterns_are_told() -> None:
-    models = [llama() for _ in range(2)]
-
-    def on_rank(comm: Comm) -> None:
-        ranks = context_parallel(models[comm.rank], comm, pattern=Pattern([4 * (1 + comm.rank)], [1]))
-        with pytest.raises(PlanMismatch, match="pattern"):
-            models[comm.rank](**ranks.shard(BATCHES["two sequences"]))
 
     run_threads(2, on_rank)
 
@@ -346,9 +314,6 @@ def test_models_in_which_more_than_attention_looks_at_several_rows_are_refused(n
     model = kind(kind.config_class(**SIZES | options))
     with pytest.raises(ValueError, match=text.replace("it", name, 1)):
         context_parallel(model, run_alone())
-
-
-def test_without_a_mesh() -> None:
     with pytest.raises(TypeError, match="mesh=None; a DeviceMesh of one dimension"):
         context_parallel(llama(), None)
 
