@@ -15,6 +15,7 @@ QUICK = {
     ("LlamaForCausalLM", "llama"): EQUAL,
     ("BigBirdPegasusForCausalLM", "bigbird_pegasus"): EQUAL,
     ("BertModel", "bert"): EQUAL,
+    ("BloomForCausalLM", "bloom"): EQUAL,
     ("DeepseekV3ForCausalLM", "deepseek_v3"): EQUAL,
     ("MambaModel", "mamba"): NO_ATTENTION,
     ("XGLMForCausalLM", "xglm"): NOT_LOOKED_UP,

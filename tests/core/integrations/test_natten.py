@@ -1,7 +1,8 @@
-"""The layers of NAT and DiNAT: parity with loops over single cells, borders, small maps, and the names of state dicts."""
+"""The layers of NAT and DiNAT, beside loops over single cells: borders, small maps, names of state dicts. And DilateFormer's."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from dilkit.integrations.dilateformer import MultiDilatelocalAttention
 from dilkit.integrations.natten import NeighborhoodAttention1D, NeighborhoodAttention2D, NeighborhoodAttention3D
 
 
@@ -31,22 +33,41 @@ def by_cells(layer: NeighborhoodAttention2D, x: Tensor) -> Tensor:
     return layer.proj(torch.einsum("bhcn,bcnhd->bchd", scores.softmax(-1), v[:, torch.tensor(seen)]).reshape(x.shape))  # type: ignore[no-any-return]
 
 
+def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
+    """By `nn.Unfold`, which takes zeros from beyond the edges, group by group of the heads' channels."""
+    (batch, height, width, dim), groups, size = x.shape, len(layer.dilation), layer.kernel_size
+    by_group = layer.qkv(x.permute(0, 3, 1, 2)).view(batch, 3, groups, dim // groups, height, width).unbind(2)
+    parts = []
+    for dilation, qkv in zip(layer.dilation, by_group, strict=True):
+        q, k, v = qkv.unbind(1)
+        windows = nn.Unfold(size, dilation, dilation * (size // 2))
+        k, v = (windows(y).unflatten(1, (-1, layer.head_dim, size**2)) for y in (k, v))
+        q = q.flatten(2).unflatten(1, (-1, layer.head_dim))
+        weights = (torch.einsum("bhdn,bhdkn->bhkn", q, k) * layer.scale).softmax(2)
+        parts.append(torch.einsum("bhkn,bhdkn->bnhd", weights, v).flatten(2))
+    return layer.proj(torch.cat(parts, -1)).view(x.shape)  # type: ignore[no-any-return]
+
+
+NAT, DILATE = partial(NeighborhoodAttention2D, 6, 2), partial(MultiDilatelocalAttention, 12)
 LAYERS: dict[str, tuple[Any, tuple[int, int]]] = {
-    "NAT": (dict(kernel_size=3), (4, 5)),
-    "DiNAT": (dict(kernel_size=3, dilation=2), (7, 6)),
-    "sides apart": (dict(kernel_size=(5, 3), dilation=(1, 2), qk_scale=0.3), (5, 7)),
-    "a window as large as the map": (dict(kernel_size=3), (3, 3)),
-    "without biases": (dict(kernel_size=3, rel_pos_bias=False, qkv_bias=False), (4, 4)),
+    "NAT": (partial(NAT, kernel_size=3), (4, 5)),
+    "DiNAT": (partial(NAT, kernel_size=3, dilation=2), (7, 6)),
+    "sides apart": (partial(NAT, kernel_size=(5, 3), dilation=(1, 2), qk_scale=0.3), (5, 7)),
+    "a window as large as the map": (partial(NAT, kernel_size=3), (3, 3)),
+    "without biases": (partial(NAT, kernel_size=3, rel_pos_bias=False, qkv_bias=False), (4, 4)),
+    "DilateFormer": (partial(DILATE, num_heads=6), (5, 4)),
+    "one rate": (partial(DILATE, num_heads=2, qkv_bias=True, qk_scale=0.3, kernel_size=5, dilation=[2]), (3, 6)),
 }
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_each_cell_sees_its_neighbours_with_the_bias_of_their_offset(name: str) -> None:
-    options, shape = LAYERS[name]
-    layer = NeighborhoodAttention2D(6, 2, **options).double()
-    x = torch.randn(2, *shape, 6, dtype=torch.float64, requires_grad=True)
+def test_each_cell_sees_its_neighbours_with_the_bias_of_their_offset_or_zeros_beyond_the_map(name: str) -> None:
+    make, shape = LAYERS[name]
+    layer = make().double()
+    x = torch.randn(2, *shape, layer.qkv.weight.shape[1], dtype=torch.float64, requires_grad=True)
     wanted = [x, *layer.parameters()]
-    found, expected, dout = layer(x), by_cells(layer, x), torch.randn_like(x)
+    plain = by_cells if isinstance(layer, NeighborhoodAttention2D) else unfolded
+    found, expected, dout = layer(x), plain(layer, x), torch.randn_like(x)
     assert_close(found, expected, rtol=1e-12, atol=1e-12)
     both = [torch.autograd.grad(out, wanted, dout) for out in (found, expected)]
     assert_close(*both, rtol=1e-11, atol=1e-11)
@@ -73,50 +94,36 @@ def test_a_line_and_a_volume_are_maps_with_a_side_of_one_cell() -> None:
     assert_close(solid(x[:, None, None])[:, 0, 0], line(x))
 
 
-def test_weights_are_dropped_in_training_alone() -> None:
-    layer, x = NeighborhoodAttention2D(6, 2, 3, attn_drop=0.5), torch.randn(1, 6, 6, 6)
+@pytest.mark.parametrize("make", [partial(NeighborhoodAttention2D, 6, 2, 3), partial(MultiDilatelocalAttention, 6, 3)])
+def test_weights_are_dropped_in_training_alone(make: Any) -> None:
+    layer, x = make(attn_drop=0.5), torch.randn(1, 6, 6, 6)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
 
 
 @pytest.mark.slow
-def test_compiled_it_is_the_same_for_every_size() -> None:
-    layer = NeighborhoodAttention2D(6, 2, 3)
+@pytest.mark.parametrize("make", [partial(NeighborhoodAttention2D, 6, 2, 3), partial(MultiDilatelocalAttention, 6, 3)])
+def test_compiled_it_is_the_same_for_every_size(make: Any) -> None:
+    layer = make()
     compiled = torch.compile(layer, backend="eager")
     for height in (5, 2, 7, 8):
         x = torch.randn(1, height, 6, 6)
         assert_close(compiled(x), layer(x))
 
 
-def of_transformers(layer: NeighborhoodAttention2D) -> dict[str, Tensor]:
-    """The layer's state by the names of `attention` of a DinatLayer."""
-    state, renamed = layer.state_dict(), {}
-    for kind in ("weight", "bias"):
-        for name, part in zip(("query", "key", "value"), state[f"qkv.{kind}"].chunk(3), strict=True):
-            renamed[f"self.{name}.{kind}"] = part
-        renamed[f"output.dense.{kind}"] = state[f"proj.{kind}"]
-    return renamed | {"self.rpb": state["rpb"]}
-
-
-def test_state_dicts_of_transformers_load_within_a_model() -> None:
-    layer, other = NeighborhoodAttention2D(6, 2, 3), NeighborhoodAttention2D(6, 2, 3)
-    model = nn.ModuleDict({"attention": other})
-    model.load_state_dict({f"attention.{name}": value for name, value in of_transformers(layer).items()})
-    x = torch.randn(1, 5, 5, 6)
-    assert torch.equal(other(x), layer(x))
-    with pytest.raises(RuntimeError, match="Missing key"):
-        model.load_state_dict({"attention.self.query.weight": torch.zeros(6, 6)})
-
-
-@pytest.mark.slow
 def test_the_names_are_those_of_transformers_own_layer() -> None:
     dinat = pytest.importorskip("transformers.models.dinat.modeling_dinat", reason="transformers is not installed")
     theirs = dinat.NeighborhoodAttentionModule(dinat.DinatConfig(), 6, 2, kernel_size=3, dilation=2)
     layer = NeighborhoodAttention2D(6, 2, 3, 2)
-    layer.load_state_dict(theirs.state_dict())
+    model = nn.ModuleDict({"attention": layer})
+    model.load_state_dict({f"attention.{name}": value for name, value in theirs.state_dict().items()})
     assert layer.rpb is not None
     assert torch.equal(layer.rpb, theirs.self.rpb)
+    assert torch.equal(layer.qkv.weight, torch.cat([getattr(theirs.self, name).weight for name in ("query", "key", "value")]))
+    assert torch.equal(layer.proj.bias, theirs.output.dense.bias)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({"attention.self.query.weight": torch.zeros(6, 6)})
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -125,6 +132,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "three sides": (lambda: NeighborhoodAttention2D(6, 2, (3, 3, 3)), r"kernel_size=\(3, 3, 3\) has 3 dimensions; 2 are"),
     "a list of tokens": (lambda: NeighborhoodAttention2D(6, 2, 3)(torch.randn(1, 9, 6)), r"x has shape \(1, 9, 6\); \(batch, 2"),
     "another width": (lambda: NeighborhoodAttention2D(6, 2, 3)(torch.randn(1, 3, 3, 8)), r"dim=6\) is needed"),
+    "other heads": (lambda: DILATE(5), "dim=12 is not divisible by num_heads=5"),
+    "groups": (lambda: DILATE(4), r"heads=4 are no equal groups, one for each of dilations=\(1, 2, 3\)"),
+    "an even window of DilateFormer": (
+        lambda: MultiDilatelocalAttention(12, 3, kernel_size=4),
+        r"kernel_size=\(4, 4\): 4 is even",
+    ),
+    "channels first": (lambda: DILATE(3)(torch.randn(1, 12, 4, 4)), r"\(1, 12, 4, 4\); \(batch, height"),
 }
 
 

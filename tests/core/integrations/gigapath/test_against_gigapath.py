@@ -113,11 +113,3 @@ def test_their_own_create_model_gives_an_encoder_that_is_theirs(theirs, tmp_path
     theirs_again = type(model).load_state_dict(model, ours.state_dict())
     assert not theirs_again.missing_keys
     assert not theirs_again.unexpected_keys
-
-
-def test_positions_are_the_rows_of_their_table(theirs):
-    model = theirs((16, 32, 64, 128, 256), False)
-    ours = SlideEncoder(SlideEncoderConfig(**SIZES, ngrids=20))
-    coords = 256 * torch.cartesian_prod(torch.arange(20), torch.arange(20)) + torch.randint(0, 256, (400, 2))
-    found = ours.positions(ours.positions.cells(coords, 256))
-    assert (found - model.pos_embed[0, model.coords_to_pos(coords)]).abs().max() <= 1e-6

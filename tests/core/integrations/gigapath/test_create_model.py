@@ -70,15 +70,6 @@ def test_refused_arguments(files: dict[str, Path], settings: dict[str, Any], err
         create_model(**given | dict(pretrained=files.get(given["pretrained"], given["pretrained"])))
 
 
-def test_an_untrained_class_token_is_warned_of_where_it_is_called(files: dict[str, Path]) -> None:
-    for settings in (dict(), dict(global_pool=False)):
-        with pytest.warns(UserWarning, match="pretraining did not train: global_pool=True takes the mean") as caught:
-            assert not create_model(files[ARCH], ARCH, 1536, **settings).global_pool
-        assert [one.filename for one in caught] == [__file__]
-    create_model("", ARCH, 1536)  # warnings are errors
-    create_model(files[ARCH], ARCH, 1536, global_pool=True)
-
-
 def test_what_a_checkpoint_stores_holds(files: dict[str, Path], tmp_path: Path) -> None:
     content = torch.load(files[ARCH])
     torch.save({**content, "global_pool": True, "segment_lengths": (4, 8, 16, 32, 64)}, tmp_path / "stored.pth")
@@ -101,16 +92,11 @@ def test_training_mode_is_warned_of_where_nothing_is_trained() -> None:
         model.eval()(tiles, coords)
 
 
-def test_half_coordinates_are_those_pixels_or_refused() -> None:
+def test_half_coordinates_that_are_no_pixels_are_refused() -> None:
     model = create_model("", ARCH, 1536, slide_ngrids=300).eval()
     tiles, coords = tiles_and_coords(1536)
-    far = coords + 50000 // 256 * 256  # half precision holds these multiples of 256
-    with torch.no_grad():
-        with pytest.warns(UserWarning, match="coords are torch.float16"):
-            embedding = model(tiles, far.half())[0]
-        assert torch.equal(embedding, model(tiles, far)[0])
-        with pytest.warns(UserWarning, match="are lost"), pytest.raises(ValueError, match="outside the grid of 300 x 300"):
-            model(tiles, (coords + 65536).half())
+    with pytest.warns(UserWarning, match="are lost"), pytest.raises(ValueError, match="outside the grid of 300 x 300"):
+        model(tiles, (coords + 65536).half())
     with pytest.raises(TypeError, match=r"coords is torch\.bfloat16, which does not hold every pixel"):
         model(tiles, coords.bfloat16())
 

@@ -261,15 +261,6 @@ def test_without_gradients_a_layer_holds_few_tensors_as_large_as_its_input():
     assert 4 * x.nbytes < held.peak < 5.5 * x.nbytes
 
 
-def test_bfloat16():
-    model, (tiles, coords) = small(), slide(40)
-    with torch.no_grad():
-        right = model(tiles, coords)[0]
-        found = model.bfloat16()(tiles.bfloat16(), coords)[0]
-    assert found.dtype == torch.bfloat16
-    assert (found.double() - right).abs().max() < 0.3
-
-
 @pytest.mark.parametrize(("default", "device"), [("meta", None), ("cpu", "meta"), ("meta", "cpu")])
 def test_it_can_be_made_on_the_meta_device_or_while_that_is_the_default(default, device):
     """As models are made whose weights are loaded."""

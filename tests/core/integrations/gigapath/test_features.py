@@ -105,6 +105,8 @@ def test_what_a_file_says_of_its_tiles(tmp_path, suffix, said, tile_size, tile_e
         (dict(patch_size_level0="large"), "patch_size_level0=.*large.* is no whole number"),
         (dict(unit="um"), r"coords are in unit='um', and the file does not say.*give microns_per_pixel"),
         (dict(unit="mm"), "coords are in unit='mm'; pixels or micrometres are needed"),
+        (dict(unit="um", tile_size_um=-1.0, tile_size_px=224), "tile_size_um=.* is no number above 0"),
+        (dict(unit="um", tile_size_um=256.0, tile_size_px=0), "tile_size_px=0 must be at least 1"),
         (
             dict(level0_width=9000, level0_height=2304),
             r"coords of tile 4 are \(2048, 2304\), and 1 lie outside the slide of 9000 x 2304 pixels.*x comes first",
@@ -143,9 +145,9 @@ def test_dictionaries_that_do_not_fit_are_named(tmp_path, content, message):
         read_features(tmp_path / "slide.pt")
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".npy", ".h5"])
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".npz", ".h5"])
 def test_a_damaged_file_is_named(tmp_path, suffix):
-    path = written(tmp_path / f"slide{suffix}")
+    path = (compressed if suffix == ".npz" else written)(tmp_path / f"slide{suffix}")
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ValueError, match=rf"slide{suffix} is (no file of tensors|damaged, or no {suffix} file of numbers)"):
         read_features(path)

@@ -58,13 +58,6 @@ def test_numbers_of_tiles_are_no_pixels():
         attention_map(small(), *block(step=1))
 
 
-def test_tiles_that_are_there_twice_are_warned_of():
-    tiles, coords = (x.repeat(1, 2, 1) for x in block())
-    assert [one.partition(";")[0] for one in said(lambda: small()(tiles, coords))] == [
-        "coords: 200 of 200 tiles share a cell of 256 x 256 pixels, 100 cells in all"
-    ]
-
-
 def test_each_slide_of_a_batch_is_looked_at_by_itself():
     """The same cells in two slides are no matter; padding is not looked at."""
     model, (tiles, coords) = small(), (x.repeat(3, 1, 1) for x in block())

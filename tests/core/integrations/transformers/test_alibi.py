@@ -71,14 +71,6 @@ def test_a_padded_batch_and_its_gradients_are_those_of_eager_attention(make: Any
 
 
 @each_model
-@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
-def test_generated_tokens_are_those_of_eager_attention(make: Any, cache: str) -> None:
-    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, cache_implementation=cache, pad_token_id=0)
-    ours, eager = (make(name).generate(**batch("left"), **options) for name in ("dilkit", "eager"))
-    assert torch.equal(ours, eager)
-
-
-@each_model
 def test_a_pattern_and_its_last_rows_from_a_cache(make: Any) -> None:
     model, tokens = make("dilkit_sparse"), sequences((23,))[0][None]
     with torch.no_grad():

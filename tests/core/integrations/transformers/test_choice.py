@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.language_models import PATTERN, SIZES, llama, result, sequences, transformers
-from helpers.project import run
 from torch.testing import assert_close
 
 from dilkit import Pattern
@@ -72,17 +70,6 @@ def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
             model.save_pretrained(tmp_path / folder)
             model = package.AutoModelForCausalLM.from_pretrained(tmp_path / folder).eval()
             assert_close(result(model, input_ids=TOKENS), wanted)
-
-
-@pytest.mark.slow
-def test_without_dilkit_it_is_refused_by_transformers(tmp_path: Path) -> None:
-    model = llama()
-    convert(model, PATTERN)
-    model.save_pretrained(tmp_path)
-    load = f"from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})"
-    done = run(sys.executable, "-c", load, cwd=tmp_path)
-    assert done.returncode, done.stdout
-    assert 'Specified `attn_implementation="dilkit"` is not supported' in done.stderr
 
 
 def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:

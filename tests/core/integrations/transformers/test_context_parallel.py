@@ -155,6 +155,7 @@ def test_windows_of_the_part_for_text() -> None:
 
     def on_rank(comm: Comm) -> Tensor:
         ranks = context_parallel(models[comm.rank], comm)
+        assert ranks.count(batch) == 0
         return ranks.unshard(models[comm.rank](**ranks.shard(batch)).last_hidden_state)
 
     for theirs in run_threads(2, on_rank):

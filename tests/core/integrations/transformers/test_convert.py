@@ -18,7 +18,7 @@ from dilkit.integrations.transformers import convert, register  # noqa: E402
 TOKENS = sequences((40,))[0][None]
 
 
-def test_a_converted_model_computes_the_pattern_with_its_own_weights(tmp_path: Any) -> None:
+def test_a_converted_model_computes_the_pattern_with_its_own_weights() -> None:
     register(PATTERN, "dilkit_by_argument")
     wanted, model = llama(attn_implementation="dilkit_by_argument"), llama()
     report = convert(model, PATTERN)
@@ -27,12 +27,8 @@ def test_a_converted_model_computes_the_pattern_with_its_own_weights(tmp_path: A
         "model.layers.0.self_attn (LlamaAttention): sdpa -> Pattern([4, 16], [1, 2])",
         "model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([4, 16], [1, 2])",
     ]
-    model.save_pretrained(tmp_path)
-    loaded = package.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="dilkit").eval()
     with torch.no_grad():
-        expected = result(wanted, input_ids=TOKENS)
-        assert_close(result(model, input_ids=TOKENS), expected)
-        assert_close(result(loaded, input_ids=TOKENS), expected)
+        assert_close(result(model, input_ids=TOKENS), result(wanted, input_ids=TOKENS))
 
 
 def test_patterns_by_layer_and_a_second_conversion() -> None:

@@ -153,12 +153,6 @@ def test_what_is_no_pattern_or_name_is_refused(arguments: Any) -> None:
         register(*arguments)
 
 
-def test_a_part_of_a_sequence_by_its_positions_is_warned_of() -> None:
-    words = "position_ids begin at 12, but there are no keys of earlier positions"
-    with torch.no_grad(), pytest.warns(UserWarning, match=words):
-        asked(position_ids=PLACES + 12)()
-
-
 def test_unknown_arguments() -> None:
     """Such as those by which layers of MiniMax-M3 choose blocks of keys, and those of later versions of transformers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +31,10 @@ def gradients(model: Any, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
+def one_layer(**options: Any) -> Any:
+    return llama(attn_implementation="dilkit", num_hidden_layers=1, **options)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_checkpoints_of_activations(dropout: float) -> None:
     model, batch = llama(attn_implementation="dilkit", attention_dropout=dropout).train(), padded(sequences(), "left")
@@ -44,23 +49,17 @@ def test_checkpoints_of_activations(dropout: float) -> None:
 
 
 def test_dropout_in_training() -> None:
-    model, tokens = (
-        llama(attn_implementation="dilkit", attention_dropout=0.2, num_hidden_layers=1),
-        torch.stack(sequences((24, 24))),
-    )
+    model, tokens = one_layer(attention_dropout=0.2), torch.stack(sequences((24, 24)))
     with torch.no_grad():
         wanted = result(model, input_ids=tokens)
-        assert_close(wanted, result(llama(attn_implementation="dilkit", num_hidden_layers=1), input_ids=tokens))
+        assert_close(wanted, result(one_layer(), input_ids=tokens))
         found = torch.stack([result(model.train(), input_ids=tokens) for _ in range(80)])
     assert found.std(0).amax() > 1e-2
     assert_close(found[:, :, -1].mean(0), wanted[:, -1], atol=5 * found[:, :, -1].std(0).amax() / 80**0.5, rtol=0)
 
 
 def test_dropout_after_a_cached_prefix() -> None:
-    model, tokens = (
-        llama(attn_implementation="dilkit", attention_dropout=0.2, num_hidden_layers=1).train(),
-        sequences((20,))[0][None],
-    )
+    model, tokens = one_layer(attention_dropout=0.2).train(), sequences((20,))[0][None]
     cache = package.DynamicCache()
     with torch.no_grad():
         torch.manual_seed(5)
@@ -75,15 +74,7 @@ def compiled(model: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "side"),
-    [
-        pytest.param(llama, "left", id="llama-left"),
-        pytest.param(llama, "right", id="llama-right", marks=pytest.mark.slow),
-        pytest.param(bert, "left", id="bert-left", marks=pytest.mark.slow),
-        pytest.param(bert, "right", id="bert-right", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("make", "side"), [(llama, "left"), (bert, "right")])
 def test_compiled_a_padded_sequence_gets_what_it_gets_alone(make: Any, side: str) -> None:
     parts = sequences()
     model, batch = make(attn_implementation="dilkit", num_hidden_layers=1), padded(parts, side)
@@ -109,9 +100,7 @@ def batch_of(kind: str, length: int) -> dict[str, torch.Tensor]:
     """Two sequences: a batch of them, one row with both, or padded on the left."""
     rows = torch.arange(length) % 40 + 3
     if kind == "packed":
-        return dict(
-            input_ids=torch.cat((rows, rows[:9]))[None], position_ids=torch.cat((torch.arange(length), torch.arange(9)))[None]
-        )
+        return packed([rows, rows[:9]])
     batch = dict(input_ids=torch.stack((rows, rows + 5)))
     return batch if kind == "whole" else batch | dict(attention_mask=torch.stack((rows > 7, rows > 0)).long())
 
@@ -121,44 +110,33 @@ def windowed() -> Any:
     return WINDOWED["mistral"](attn_implementation="dilkit_own", num_hidden_layers=1, use_cache=False)
 
 
-def segments() -> Any:
-    return llama(attn_implementation="dilkit", num_hidden_layers=1, use_cache=False)
+segments = partial(one_layer, use_cache=False)
+OTHER_BATCHES = [pytest.param(*x, marks=pytest.mark.slow) for x in ((segments, "whole"), (windowed, "padded"))]
 
 
-each_batch = pytest.mark.parametrize(
-    ("make", "kind"),
-    [(segments, "packed"), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((segments, "whole"), (windowed, "padded")))],
-)
+def counting(graphs: list[Any]) -> Any:
+    """A backend that collects its graphs."""
 
-
-@each_batch
-def test_one_graph_for_all_lengths(make: Any, kind: str) -> None:
-    model, graphs = make(), []
-
-    def count(graph: Any, _: Any) -> Any:
+    def backend(graph: Any, _: Any) -> Any:
         graphs.append(graph)
         return graph
 
-    run = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    return backend
+
+
+@pytest.mark.parametrize(("make", "kind"), [(segments, "packed"), *OTHER_BATCHES])
+def test_one_graph_and_one_exported_program_for_all_lengths(make: Any, kind: str) -> None:
+    model, batch, graphs = make(), batch_of(kind, 24), []
+    sizes = {name: {1: torch.export.Dim("tokens", min=4, max=100)} for name in batch}
+    run = torch.compile(model, fullgraph=True, dynamic=True, backend=counting(graphs))
     with torch.no_grad():
-        for length in (21, 22, 30, 11):
+        exported = torch.export.export(model, (), batch, dynamic_shapes=sizes, strict=False).module()
+        for length in (21, 22, 37, 11):
             batch = batch_of(kind, length)
             tokens = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-            assert_close(result(run, **batch)[tokens], result(model, **batch)[tokens], **CLOSE)
+            for call in (run, exported):
+                assert_close(result(call, **batch)[tokens], result(model, **batch)[tokens], **CLOSE)
     assert len(graphs) == 1
-
-
-@each_batch
-def test_exported_for_all_lengths(make: Any, kind: str) -> None:
-    model, batch, most = make(), batch_of(kind, 24), torch.export.Dim("tokens", min=4, max=100)
-    with torch.no_grad():
-        exported = torch.export.export(
-            model, (), batch, dynamic_shapes={name: {1: most} for name in batch}, strict=False
-        ).module()
-        for length in (23, 37):
-            batch = batch_of(kind, length)
-            tokens = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-            assert_close(result(exported, **batch)[tokens], result(model, **batch)[tokens], **CLOSE)
 
 
 class Packed(torch.nn.Module):
@@ -183,11 +161,7 @@ def test_one_graph_for_all_lengths_that_are_given(counted: Any) -> None:
     layer, graphs, sizes = Packed(), [], {0: torch.export.Dim("sequences", min=1)}
     each = {1: torch.export.Dim("tokens", min=2, max=100)}, sizes, sizes, torch.export.Dim.DYNAMIC if counted is int else None
 
-    def count(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    fixed, run = (torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=count) for dynamic in (False, True))
+    fixed, run = (torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=counting(graphs)) for dynamic in (False, True))
     with torch.no_grad():
         exported = torch.export.export(layer, batch(5, 9), dynamic_shapes=each, strict=False).module()
         given = batch(5, 9)
@@ -205,7 +179,7 @@ def test_one_graph_for_all_lengths_that_are_given(counted: Any) -> None:
 
 @pytest.mark.slow
 def test_compiled_gradients() -> None:
-    model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((24, 24)))
+    model, tokens = one_layer(), torch.stack(sequences((24, 24)))
     wanted = gradients(model, input_ids=tokens)
     found = gradients(compiled(model), input_ids=tokens)
     for name, x in found.items():
@@ -214,7 +188,7 @@ def test_compiled_gradients() -> None:
 
 @pytest.mark.slow
 def test_compiled_steps_against_a_cache_of_fixed_size() -> None:
-    model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((20, 20)))
+    model, tokens = one_layer(), torch.stack(sequences((20, 20)))
     cache = package.StaticCache(config=model.config, max_cache_len=32)
     run, outs = compiled(model), []
     with torch.no_grad():
@@ -225,7 +199,7 @@ def test_compiled_steps_against_a_cache_of_fixed_size() -> None:
 
 
 def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused() -> None:
-    model, tokens = llama(attn_implementation="dilkit", num_hidden_layers=1), torch.stack(sequences((20, 20)))
+    model, tokens = one_layer(), torch.stack(sequences((20, 20)))
     cache = package.StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
         result(model, input_ids=tokens[:, :9], past_key_values=cache)
@@ -233,26 +207,13 @@ def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused() -> None:
             compiled(model)(input_ids=tokens[:, 9:], past_key_values=cache)
 
 
-class Texts(torch.utils.data.Dataset):
-    """Sequences of different lengths, which are to be learnt by heart."""
-
-    def __init__(self) -> None:
-        self.parts = sequences((5, 16, 23, 30))
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
-        return dict(input_ids=self.parts[i], labels=self.parts[i])
-
-
 def test_the_trainer_learns(tmp_path: Any) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed (pip install dilkit[transformers])")
     model = llama(attn_implementation="dilkit")
     options = dict(max_steps=12, per_device_train_batch_size=4, learning_rate=1e-2, use_cpu=True, disable_tqdm=True)
     arguments = package.TrainingArguments(str(tmp_path), **options, logging_steps=1, report_to="none", save_strategy="no")
-    collate = package.DataCollatorWithFlattening()
-    trainer = package.Trainer(model, arguments, train_dataset=Texts(), data_collator=collate)
+    texts: Any = [dict(input_ids=part, labels=part) for part in sequences((5, 16, 23, 30))]  # to be learnt by heart
+    trainer = package.Trainer(model, arguments, train_dataset=texts, data_collator=package.DataCollatorWithFlattening())
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < 0.7 * losses[0]

@@ -90,12 +90,6 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
     }
 
 
-def test_a_frozen_encoder_is_not_in_the_optimizer() -> None:
-    encoder, head = tiny_encoder().requires_grad_(False), torch.nn.Linear(16, 2)
-    groups = optimizer_of(encoder, head, DEPTH, Settings()).param_groups
-    assert [weight for group in groups for weight in group["params"]] == [head.weight, head.bias]
-
-
 def test_a_parameter_that_is_not_known_is_refused() -> None:
     with pytest.raises(ValueError, match=r"name='decoder\.weight' is no parameter of a SlideEncoder"):
         layer_scale("decoder.weight", DEPTH, 0.95)

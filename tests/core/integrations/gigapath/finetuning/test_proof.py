@@ -31,11 +31,11 @@ def test_the_table_has_every_class_in_every_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(600)
 def test_the_encoder_learns_where_tiles_lie_and_their_mean_does_not_say(tmp_path: Path) -> None:
-    """Of one seed: each takes minutes. The module's own command runs others."""
+    """Of fewer slides than the module's own command takes, which runs other seeds too."""
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed (pip install dilkit[finetune])")
-    proof = prove(tmp_path, seed=0)
-    assert proof.patients == 200
+    proof = prove(tmp_path, seed=0, slides=600, epochs=8)
+    assert proof.patients == 60
     assert proof.encoder.value >= 0.95
     assert proof.mean_of_tiles.value <= 0.6
