@@ -44,17 +44,6 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Model:
     return lambda: made(src_tokens=None, token_embeddings=x)["encoder_out"], made
 
 
-def decoder(monkeypatch: pytest.MonkeyPatch) -> Model:
-    """torchscale's LongNet for text."""
-    kind: Any = importlib.import_module("torchscale.model.LongNet").LongNetDecoder
-    config: Any = importlib.import_module("torchscale.architecture.config").DecoderConfig
-    sizes = dict(decoder_embed_dim=32, decoder_attention_heads=4, decoder_ffn_embed_dim=64, decoder_layers=2, vocab_size=50)
-    args = config(**sizes, flash_attention=True, segment_length="[8, 16]", dilated_ratio="[1, 2]", xpos_rel_pos=True)
-    made = kind(args, embed_tokens=torch.nn.Embedding(50, 32))
-    tokens = torch.randint(50, (2, 43))
-    return lambda: made(tokens)[0], made
-
-
 def slide_encoder(monkeypatch: pytest.MonkeyPatch) -> Model:
     """GigaPath's, of a small configuration that it comes with."""
     module: Any = importlib.import_module("gigapath.slide_encoder")
@@ -66,7 +55,6 @@ def slide_encoder(monkeypatch: pytest.MonkeyPatch) -> Model:
 
 MODELS = [
     pytest.param("torchscale", encoder, id="encoder"),
-    pytest.param("torchscale", decoder, id="decoder"),
     pytest.param("gigapath", slide_encoder, id="slide encoder"),
 ]
 

@@ -123,12 +123,3 @@ def test_a_part_of_a_model() -> None:
     report = convert(model.model.language_model, [PATTERN, Pattern.dense()])
     assert [layer.pattern for layer in report.layers] == [PATTERN, Pattern.dense()]
     assert model.config.vision_config._attn_implementation == "sdpa"
-
-
-def test_layers_without_a_number() -> None:
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
-    model = package.ViTModel(package.ViTConfig(**sizes, **PATCHES)).eval()
-    with torch.no_grad():
-        wanted = model(**IMAGES).last_hidden_state
-        assert [layer.kind for layer in convert(model, Pattern.dense()).layers] == ["ViTAttention"]
-        assert_close(model(**IMAGES).last_hidden_state, wanted, atol=2e-5, rtol=2e-5)

@@ -12,16 +12,8 @@ import torch
 from helpers.slide_tables import cohort, tiny_encoder
 from torch import Tensor
 
-from dilkit.integrations.gigapath.finetuning import Settings, finetune
-from dilkit.integrations.gigapath.finetuning.metrics import (
-    auroc,
-    auroc_interval,
-    bootstrap,
-    c_index,
-    c_index_interval,
-    margins,
-    roc,
-)
+from dilkit.integrations.gigapath.finetuning import Settings, finetune, metrics
+from dilkit.integrations.gigapath.finetuning.metrics import auroc, auroc_interval, c_index, c_index_interval
 from dilkit.integrations.gigapath.finetuning.objectives import cox_loss, objective_of
 
 
@@ -47,26 +39,23 @@ def harrell(risks: Tensor, times: Tensor, events: Tensor) -> float:
     return right / pairs
 
 
-@pytest.mark.parametrize("n", [5, 12, 30])
-def test_the_c_index_is_that_of_the_definition(n: int) -> None:
-    assert c_index(*patients(n)) == pytest.approx(harrell(*patients(n)), abs=1e-12)
-
-
-def test_without_a_pair_there_is_no_c_index() -> None:
-    assert c_index(torch.zeros(2), torch.ones(2), torch.tensor([True, True])) is None
-    assert c_index_interval(torch.zeros(2), torch.ones(2), torch.tensor([True, True]), 5, 0) is None
+def test_the_c_index_is_that_of_the_definition_if_there_is_a_pair() -> None:
+    for n in (5, 12, 30):
+        assert c_index(*patients(n)) == pytest.approx(harrell(*patients(n)), abs=1e-12)
+    same = torch.zeros(2), torch.ones(2), torch.tensor([True, True])
+    assert c_index(*same) is c_index_interval(*same, 5, 0) is None
 
 
 def test_intervals_are_of_whole_patients() -> None:
     """The mean over slides, of which one patient has all but two: its interval is as wide as patients differ."""
     x = torch.tensor([0.0, 1.0, *[0.5] * 8])
-    interval = bootstrap(lambda rows: x[rows].mean().item(), ["a", "b", *"c" * 8], resamples=400, seed=0)
+    interval = metrics.bootstrap(lambda rows: x[rows].mean().item(), ["a", "b", *"c" * 8], resamples=400, seed=0)
     assert interval is not None
     assert (interval.value, interval.low, interval.high, interval.resamples) == (0.5, 0.0, 1.0, 400)
 
 
 def test_resamples_that_say_nothing_are_left_out() -> None:
-    interval = bootstrap(lambda rows: None if (rows == 0).all() else 0.25, ["a", "b"], resamples=200, seed=0)
+    interval = metrics.bootstrap(lambda rows: None if (rows == 0).all() else 0.25, ["a", "b"], resamples=200, seed=0)
     assert interval is not None
     assert (interval.low, interval.high) == (0.25, 0.25)
     assert 100 < interval.resamples < 200
@@ -87,9 +76,9 @@ def test_the_interval_of_a_c_index_is_that_of_patients_drawn_again() -> None:
 def test_margins_tell_probabilities_near_1_apart() -> None:
     scores = torch.tensor([[0.0, 50.0], [0.0, 60.0]], dtype=torch.float64)
     assert scores.softmax(dim=1)[0, 1] == scores.softmax(dim=1)[1, 1]
-    assert torch.equal(margins(scores)[:, 1], torch.tensor([50.0, 60.0], dtype=torch.float64))
+    assert torch.equal(metrics.margins(scores)[:, 1], torch.tensor([50.0, 60.0], dtype=torch.float64))
     three = torch.randn(4, 3, dtype=torch.float64)
-    assert torch.allclose(margins(three).sigmoid(), three.softmax(dim=1))
+    assert torch.allclose(metrics.margins(three).sigmoid(), three.softmax(dim=1))
 
 
 def test_auroc_is_a_share_of_pairs() -> None:
@@ -99,7 +88,7 @@ def test_auroc_is_a_share_of_pairs() -> None:
     positive = torch.rand(40, generator=generator) < 0.4
     pairs = scores[positive][:, None] - scores[~positive]
     assert auroc(scores, positive) == pytest.approx(((pairs > 0).double() + 0.5 * (pairs == 0)).mean().item(), abs=1e-6)
-    curve = roc("x", scores, positive)
+    curve = metrics.roc("x", scores, positive)
     assert curve.points[0] == (0.0, 0.0)
     assert curve.points[-1] == (1.0, 1.0)
 
@@ -163,12 +152,6 @@ def test_the_loss_is_that_of_the_definition(distinct: int, share: float) -> None
     events[0] = True
     loss = cox_loss(scores, times, events)
     assert loss.item() == pytest.approx(by_definition(scores.tolist(), times.tolist(), events.tolist()), rel=1e-12)
-
-
-def test_gradients_are_those_of_the_loss() -> None:
-    scores = torch.randn(7, dtype=torch.float64, requires_grad=True)
-    times, events = torch.tensor([1.0, 1, 2, 2, 2, 3, 4]), torch.tensor([True, True, False, True, True, True, False])
-    assert torch.autograd.gradcheck(lambda x: cox_loss(x, times, events), scores)
 
 
 @pytest.mark.parametrize("scores", [torch.tensor([800.0, -800.0, 0.0]), torch.zeros(3)])
