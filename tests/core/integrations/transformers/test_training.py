@@ -11,10 +11,13 @@ from helpers.language_models import PATTERN, WINDOWED, alone, bert, llama, packe
 from torch.testing import assert_close
 
 from dilkit import Pattern
+from dilkit.tools import cli
+from dilkit.tools.report import registry
 
 package = transformers()
 from dilkit.integrations.transformers import register  # noqa: E402
 from dilkit.integrations.transformers.patterns import to_config  # noqa: E402
+from dilkit.tools.demo.llama import job  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 
@@ -217,3 +220,20 @@ def test_the_trainer_learns(tmp_path: Any) -> None:
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_both_trainings_of_the_demo_go_on_from_the_same_weights(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+    """`dilkit demo --llama`, for a few steps."""
+    monkeypatch.setattr(job, "CONTEXT", 64)
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for text in texts:
+        text.write_text(f"{text.name} in little words " * 40)
+    words = ["demo", "--llama", "--steps", "2", "--text", *map(str, texts), "--out", str(tmp_path)]
+    assert cli.main([*words, "--image"]) == 2
+    assert "--image: has no meaning with --llama" in capsys.readouterr().err
+    assert cli.main(words) == 0
+    assert "model.layers.3.self_attn (LlamaAttention): sdpa -> Pattern([128, 1024], [1, 8])" in capsys.readouterr().err
+    before, dilated, full = registry.read(tmp_path / "report.json").trainings
+    assert before.points[-1].held_out == full.points[0].held_out != dilated.points[0].held_out
+    assert full.points[-1].held_out < before.points[0].held_out
+    assert f"{dilated.points[-1].held_out:.3f} after 2 steps more" in registry.sentence_of(tmp_path / "report.json")
