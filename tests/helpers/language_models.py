@@ -29,55 +29,27 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
 
 
-def _of(config: str, model: str, grouped: bool = False, **options: Any) -> Any:
+def _of(family: str, kind: str = "ForCausalLM", grouped: bool = True, **options: Any) -> Any:
     package, heads = transformers(), dict(num_key_value_heads=2) if grouped else {}
     torch.manual_seed(1)
-    made = getattr(package, config)(**(SIZES | heads | options))
-    return getattr(package, model)(made).eval()
+    made = getattr(package, f"{family.removesuffix('Text')}{kind}")
+    return made(getattr(package, f"{family}Config")(**(SIZES | heads | options))).eval()
 
 
-llama = partial(_of, "LlamaConfig", "LlamaForCausalLM", grouped=True)
-qwen2 = partial(_of, "Qwen2Config", "Qwen2ForCausalLM", grouped=True)
-qwen3 = partial(_of, "Qwen3Config", "Qwen3ForCausalLM", grouped=True, head_dim=8)
-bert = partial(_of, "BertConfig", "BertModel", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-gpt_oss = partial(
-    _of,
-    "GptOssConfig",
-    "GptOssForCausalLM",
-    grouped=True,
-    head_dim=8,
-    num_local_experts=2,
-    num_experts_per_tok=1,
-    layer_types=["full_attention"] * 2,
-)
-deepseek = partial(
-    _of,
-    "DeepseekV3Config",
-    "DeepseekV3ForCausalLM",
-    num_key_value_heads=4,
-    q_lora_rank=None,
-    kv_lora_rank=16,
-    qk_rope_head_dim=4,
-    qk_nope_head_dim=4,
-    v_head_dim=4,
-    first_k_dense_replace=2,
-)
+EXPERTS = dict(head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+LATENT = dict(q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=4, first_k_dense_replace=2)
+llama, qwen2, qwen3 = partial(_of, "Llama"), partial(_of, "Qwen2"), partial(_of, "Qwen3", head_dim=8)
+bert = partial(_of, "Bert", "Model", grouped=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+gpt_oss = partial(_of, "GptOss", layer_types=["full_attention"] * 2, **EXPERTS)
+deepseek = partial(_of, "DeepseekV3", grouped=False, num_key_value_heads=4, v_head_dim=4, **LATENT)
 """Its values are narrower than its keys."""
 WINDOW = 6
 ALTERNATING = dict(sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"])
+CAPPED = dict(head_dim=8, attn_logit_softcapping=0.001, query_pre_attn_scalar=1)
 WINDOWED = dict(
-    mistral=partial(_of, "MistralConfig", "MistralForCausalLM", grouped=True, sliding_window=WINDOW),
-    gemma2=partial(
-        _of,
-        "Gemma2Config",
-        "Gemma2ForCausalLM",
-        grouped=True,
-        head_dim=8,
-        attn_logit_softcapping=0.001,
-        query_pre_attn_scalar=1,
-        **ALTERNATING,
-    ),
-    gemma3=partial(_of, "Gemma3TextConfig", "Gemma3ForCausalLM", grouped=True, head_dim=8, **ALTERNATING),
+    mistral=partial(_of, "Mistral", sliding_window=WINDOW),
+    gemma2=partial(_of, "Gemma2", **CAPPED, **ALTERNATING),
+    gemma3=partial(_of, "Gemma3Text", head_dim=8, **ALTERNATING),
     qwen2=partial(qwen2, use_sliding_window=True, **ALTERNATING),
     gpt_oss=partial(gpt_oss, **ALTERNATING),
 )

@@ -179,11 +179,7 @@ def test_autocast(peer: type[Any]) -> None:
 
 X, SIZES = rows(43), (LENGTHS, RATIOS)
 REFUSED: dict[str, tuple[tuple[Any, Any], dict[str, Any], str]] = {
-    "attn_mask": (
-        SIZES,
-        dict(attn_mask=torch.zeros(43, 43)),
-        "attn_mask is given, but what sees what is for the segments",
-    ),
+    "attn_mask": (SIZES, dict(attn_mask=torch.zeros(43, 43)), "attn_mask is given, but what sees what is for the segments"),
     "rel_pos": (SIZES, dict(rel_pos=torch.zeros(8, 43, 43)), r"rel_pos is given, a tensor \(8, 43, 43\).*args.rel_pos_buckets=0"),
     "mask": (SIZES, dict(key_padding_mask=torch.ones(2, 42, dtype=torch.bool)), r"key_padding_mask has shape \(2, 42\)"),
     "keys": (SIZES, dict(key=X[:, :42], value=X[:, :42]), "query has 43 rows, key 42 and value 42"),

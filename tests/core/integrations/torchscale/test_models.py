@@ -53,10 +53,7 @@ def slide_encoder(monkeypatch: pytest.MonkeyPatch) -> Model:
     return lambda: made(tiles, coords)[0], made
 
 
-MODELS = [
-    pytest.param("torchscale", encoder, id="encoder"),
-    pytest.param("gigapath", slide_encoder, id="slide encoder"),
-]
+MODELS = [pytest.param("torchscale", encoder, id="encoder"), pytest.param("gigapath", slide_encoder, id="slide encoder")]
 
 
 @pytest.mark.parametrize(("peer", "make"), MODELS, indirect=["peer"])

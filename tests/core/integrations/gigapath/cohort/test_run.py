@@ -110,9 +110,8 @@ def test_what_is_not_the_same_is_made_anew(tmp_path, change):
     elif change == "cut off":
         os.truncate(job.out / "s1.pt", 100)
     elif change == "damaged":
-        (job.out / "manifest.json").write_text(
-            (job.out / "manifest.json").read_text().replace(f'"bytes": {paths[1].stat().st_size}', '"bytes": 1', 1)
-        )
+        kept = job.out / "manifest.json"
+        kept.write_text(kept.read_text().replace(f'"bytes": {paths[1].stat().st_size}', '"bytes": 1', 1))
     else:
         times = paths[1].stat()
         write_slide(paths[1], LENGTHS[1], seed=1, patch_size_level0=256)

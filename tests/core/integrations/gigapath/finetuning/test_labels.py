@@ -41,10 +41,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
 
 def test_survival_and_what_is_not_read(tmp_path: Path) -> None:
     labels = read_labels(table(tmp_path, "time,slide,event,age", "1.5,a,1,60", "", "0,b,0,70"))
-    assert labels.examples == (
-        Example(2, "a", "a", time=1.5, event=True),
-        Example(4, "b", "b", time=0.0, event=False),
-    )
+    assert labels.examples == (Example(2, "a", "a", time=1.5, event=True), Example(4, "b", "b", time=0.0, event=False))
     assert labels.is_survival
     assert not labels.has_patients
     assert labels.unread == ("age",)
