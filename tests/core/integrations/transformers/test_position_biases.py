@@ -1,4 +1,4 @@
-"""T5's position bias, by the tables of its first layers: what `eager` attention of transformers computes."""
+"""Position biases, of ALiBi in Bloom and MPT and by T5's tables: what `eager` attention of transformers computes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,9 @@ package = transformers()
 from dilkit.integrations.transformers import context_parallel, dilated_cache, register  # noqa: E402
 from dilkit.integrations.transformers.biases.position_bias import PositionBias  # noqa: E402
 from dilkit.integrations.transformers.biases.tables import table_of  # noqa: E402
-
-if not package.T5Model._can_set_attn_implementation():
-    pytest.skip("this transformers' T5 does not look its attention up by name", allow_module_level=True)
+from dilkit.integrations.transformers.token_mask import TokenMask  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
-SIZES = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, dropout_rate=0.0)
-BUCKETS = dict(relative_attention_num_buckets=8, relative_attention_max_distance=12)
-TEXT = dict(decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
-ANSWER = dict(decoder_input_ids=sequences((17,))[0].expand(4, -1))
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +29,133 @@ def registered() -> None:
     register(PATTERN, "dilkit_sparse")
 
 
+def batch(side: str = "left") -> dict[str, Tensor]:
+    """Padded on the left, on the right, or in the midst of two sequences; without positions."""
+    made = padded(sequences(), "right" if side == "between" else side)
+    if side == "between":
+        made["attention_mask"][1:3, 3:5] = 0
+    del made["position_ids"]
+    return made
+
+
+HEADS = 3
+"""No power of two: some slopes are between those of one."""
+
+
+def bloom(name: str) -> Any:
+    torch.manual_seed(1)
+    sizes = dict(hidden_size=8 * HEADS, n_head=HEADS, n_layer=2, vocab_size=64, hidden_dropout=0.0, attention_dropout=0.5)
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
+    return package.BloomForCausalLM(package.BloomConfig(**sizes, **ends, attn_implementation=name)).eval()
+
+
+def mpt(name: str) -> Any:
+    torch.manual_seed(1)
+    sizes = dict(d_model=8 * HEADS, n_heads=HEADS, n_layers=2, expansion_ratio=2, max_seq_len=64, vocab_size=64)
+    attention = dict(clip_qkv=0.5, softmax_scale=0.7)
+    config = package.MptConfig(**sizes, attn_config=attention, initializer_range=0.3, attn_implementation=name)
+    model = package.MptForCausalLM(config).eval()
+    for block in model.transformer.blocks:
+        block.attn.attn_dropout_p = 0.5  # of which its configuration takes whole numbers alone
+    return model
+
+
+MODELS = dict(bloom=bloom, mpt=mpt)
+each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+@pytest.mark.parametrize(("make", "side"), [(bloom, "left"), (bloom, "between"), (mpt, "left"), (mpt, "right")])
+def test_a_padded_batch_and_its_gradients_are_those_of_eager_attention(make: Any, side: str) -> None:
+    inputs, tokens = batch(side), batch(side)["attention_mask"].bool()
+    models = [make(name) for name in ("dilkit", "eager")]
+    logits = [model(**inputs).logits[tokens] for model in models]
+    assert_close(*logits, **CLOSE)
+    for x in logits:
+        x.square().mean().backward()
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert_close(ours.grad, theirs.grad, **CLOSE)
+
+
+@each_model
+def test_a_pattern_and_its_last_rows_from_a_cache(make: Any) -> None:
+    model, tokens = make("dilkit_sparse"), sequences((23,))[0][None]
+    with torch.no_grad():
+        whole = model(tokens).logits
+        cache = model(tokens[:, :9], use_cache=True).past_key_values
+        assert_close(model(tokens[:, 9:], past_key_values=cache).logits, whole[:, 9:], **CLOSE)
+    assert not torch.allclose(whole, make("dilkit")(tokens).logits, **CLOSE)
+
+
+@each_model
+def test_arguments_of_other_versions_of_transformers(make: Any) -> None:
+    """A KV cache counts under any of its names; an unknown argument is refused."""
+    layer = next(x for x in make("dilkit").modules() if type(x).__name__.endswith("Attention"))
+    first, rows = (dict(residual=0, alibi=None) if make is bloom else dict(position_bias=None)), torch.randn(1, 12, 8 * HEADS)
+
+    def attended(start: int, stop: int, **options: Any) -> Tensor:
+        mask = TokenMask(True, stop - start, stop)
+        return layer(rows[:, start:stop], **first, attention_mask=mask, use_cache=True, **options)[0]
+
+    with torch.no_grad():
+        whole = attended(0, 12)
+        for name in ("cache", "layer_past", "past_key_values"):
+            cache = package.DynamicCache()
+            parts = [attended(start, start + 6, **{name: cache}) for start in (0, 6)]
+            assert_close(torch.cat(parts, dim=1), whole, **CLOSE)
+    with pytest.raises(TypeError, match=r"\w+Attention.forward got memory, which dilkit does not know"):
+        attended(0, 12, memory=rows)
+
+
+@each_model
+def test_what_alibi_refuses(make: Any) -> None:
+    with pytest.raises(ValueError, match="output_attentions"):
+        make("dilkit")(sequences((12,))[0][None], output_attentions=True)
+    with pytest.raises(ValueError, match="attention_mask of MptAttention has padding between tokens"):
+        mpt("dilkit")(**batch("between"))
+
+
+@each_model
+def test_blocks_make_checkpoints_of_activations(make: Any) -> None:
+    """transformers makes them only in the `forward` that it gave the class of the block."""
+    tokens, made = sequences((12,))[0][None], []
+    for name in ("dilkit", "eager"):
+        model = make(name).train()
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        for block in model.modules():
+            if compute := getattr(block, "_gradient_checkpointing_func", None):
+                block._gradient_checkpointing_func = lambda *args, x=name, call=compute: made.append(x) or call(*args)
+        model(tokens).logits.sum().backward()
+    assert made == ["dilkit"] * 2 + ["eager"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # of torch, at Bloom's own activation
+@each_model
+@torch.no_grad()
+def test_one_graph(make: Any) -> None:
+    tokens, model = sequences((12,))[0][None], make("dilkit")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(tokens, use_cache=False).logits, model(tokens).logits, **CLOSE)
+
+
+@each_model
+def test_models_of_eager_attention_stay_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = sequences((12,))[0][None]
+    before = make("eager")(tokens).logits
+    make("dilkit")
+    monkeypatch.setattr("dilkit.integrations.transformers.biases.alibi._attended", None)
+    assert torch.equal(make("eager")(tokens).logits, before)
+
+
+SIZES = dict(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, dropout_rate=0.0)
+BUCKETS = dict(relative_attention_num_buckets=8, relative_attention_max_distance=12)
+TEXT = dict(decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
+ANSWER = dict(decoder_input_ids=sequences((17,))[0].expand(4, -1))
+
+
 def t5(name: str, kind: str = "T5ForConditionalGeneration") -> Any:
+    if not package.T5Model._can_set_attn_implementation():
+        pytest.skip("this transformers' T5 does not look its attention up by name")
     torch.manual_seed(1)
     model = getattr(package, kind)(package.T5Config(**SIZES, **BUCKETS, **TEXT, attn_implementation=name)).eval()
     for table in tables(model):
@@ -45,12 +165,6 @@ def t5(name: str, kind: str = "T5ForConditionalGeneration") -> Any:
 
 def tables(model: Any) -> list[Tensor]:
     return [x for path, x in model.named_parameters() if "relative_attention_bias" in path]
-
-
-def batch(side: str = "left") -> dict[str, Tensor]:
-    made = padded(sequences(), side)
-    del made["position_ids"]  # T5 has none
-    return made
 
 
 def counted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, position_bias: Tensor, **options: Any) -> Any:
@@ -132,12 +246,6 @@ def test_compiled_in_one_graph() -> None:
     assert_close(*both, **CLOSE)
 
 
-def between_tokens() -> Any:
-    inputs = batch("right")
-    inputs["attention_mask"][2, 3] = 0
-    return t5("dilkit", "T5EncoderModel")(**inputs)
-
-
 def of_all_pairs() -> Any:
     layer = t5("dilkit", "T5EncoderModel").encoder.block[0].layer[0].SelfAttention
     return layer(torch.randn(1, 5, 32), position_bias=torch.zeros(1, 4, 5, 5))
@@ -153,7 +261,10 @@ def over_ranks() -> Any:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "padding between tokens": (between_tokens, "attention_mask of T5Attention has padding between tokens"),
+    "padding between tokens": (
+        lambda: t5("dilkit", "T5EncoderModel")(**batch("between")),
+        "attention_mask of T5Attention has padding between tokens",
+    ),
     "no table": (of_all_pairs, r"position_bias=a tensor \(1, 4, 5, 5\) of T5Attention: a tensor of all pairs is not read"),
     "a cache": (partial(cached, dilated_cache, package.DynamicCache), r"position_bias of T5Attention with a dilated_cache\(\)"),
     "a cache of other states": (
@@ -165,7 +276,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str) -> None:
+def test_what_t5_refuses(case: str) -> None:
     call, words = REFUSED[case]
     with pytest.raises(ValueError, match=words), torch.no_grad():
         call()
