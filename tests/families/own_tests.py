@@ -81,14 +81,8 @@ class Reason:
         return verdict == self.verdict and bool(re.search(self.tests, outcome.test) and re.search(self.error, outcome.error))
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A test that passes with sdpa alone."""
-
-    verdict: str
-    test: str
-    error: str
-    reason: Reason | None
+Difference = tuple[str, Outcome, Reason | None]
+"""A test that passes with sdpa alone: the verdict, the outcome with dilkit, and why."""
 
 
 def main() -> int:
@@ -110,9 +104,9 @@ def main() -> int:
         runs = [[job.result() for job in both] for both in jobs]
     counts = {name: Counter(map(verdict, *paired(*both))) for name, both in zip(families, runs, strict=True)}
     found = [one for both in runs for one in differences(*both, reasons)]
-    used = Counter(one.reason for one in found)
+    used = Counter(reason for *_, reason in found)
     print("\n".join(table(counts)), *(f"{n:5} {one.verdict}: {one.reason}" for one, n in used.most_common() if one), sep="\n")
-    print(*(f"no reason: {one.verdict}: {one.test}: {one.error}" for one in found if one.reason is None), sep="\n")
+    print(*(f"no reason: {kind}: {one.test}: {one.error}" for kind, one, reason in found if reason is None), sep="\n")
     print(*(f"unused: {one.verdict}: {one.reason}" for one in reasons if one not in used), sep="\n")
     return int(None in used or not all(row[EQUAL] for row in counts.values()))
 
@@ -151,8 +145,7 @@ def verdict(sdpa: Outcome, dilkit: Outcome) -> str:
 def differences(sdpa: Mapping[str, Outcome], dilkit: Mapping[str, Outcome], reasons: Sequence[Reason]) -> Iterator[Difference]:
     for before, outcome in zip(*paired(sdpa, dilkit), strict=True):
         if (kind := verdict(before, outcome)) in (REFUSED, NAMED, WRONG):
-            reason = next((one for one in reasons if one.explains(kind, outcome)), None)
-            yield Difference(kind, outcome.test, outcome.error, reason)
+            yield kind, outcome, next((one for one in reasons if one.explains(kind, outcome)), None)
 
 
 def table(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:

@@ -87,8 +87,8 @@ def test_tests_are_sorted_by_what_dilkit_changes(tmp_path: Path, capsys: pytest.
     for before, after in zip(*paired(*runs), strict=True):
         assert verdict(before, after).replace(" ", "_") == before.test.rpartition("test_")[2].removesuffix("_when_skipped"), after
     reasons = [Reason("refused", "attention_mask of LlamaAttention", "masks of pairs"), Reason("wrong", "1 == 0", "not this one")]
-    found = {one.verdict: one for one in differences(*runs, reasons)}
-    assert {kind: one.reason for kind, one in found.items()} == {"refused": reasons[0], "name": None, "wrong": None}
-    assert "assert 0 == 1" in found["wrong"].error
-    del runs[1][found["name"].test]  # as if the run had ended before
-    assert {one.verdict for one in differences(*runs, reasons)} == {"refused", "wrong"}
+    found = {kind: (one, reason) for kind, one, reason in differences(*runs, reasons)}
+    assert {kind: reason for kind, (_, reason) in found.items()} == {"refused": reasons[0], "name": None, "wrong": None}
+    assert "assert 0 == 1" in found["wrong"][0].error
+    del runs[1][found["name"][0].test]  # as if the run had ended before
+    assert {kind for kind, *_ in differences(*runs, reasons)} == {"refused", "wrong"}

@@ -114,9 +114,8 @@ class Pool(PagedAttentionCache):  # type: ignore[misc]
     def batch(self) -> dict[str, Any]:
         ends, keys = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 5], [0, 8, 11]))
         index = [torch.arange(11) + 4]
-        return dict(
-            cache=self, cu_seq_lens_q=ends, cu_seq_lens_k={Allocator.layer_type: keys}, read_index=index, write_index=index
-        )
+        of_keys = {Allocator.layer_type: keys}
+        return dict(cache=self, cu_seq_lens_q=ends, cu_seq_lens_k=of_keys, read_index=index, write_index=index)
 
 
 def test_malformed_batches_are_refused_and_nothing_is_written() -> None:
