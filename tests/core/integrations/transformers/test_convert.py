@@ -189,6 +189,7 @@ def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | dict(dilkit=json.loads(PATTERN.to_json()))))
     assert load(tmp_path).config._attn_implementation == "dilkit"
+    assert load(tmp_path, attn_implementation="dilkit_loaded").config._attn_implementation == "dilkit_loaded"
     with pytest.warns(UserWarning, match=r"the configuration of this \w+ has a pattern.*Give attn_implementation='dilkit'"):
         package.AutoModelForCausalLM.from_pretrained(tmp_path)
     with warnings.catch_warnings():
