@@ -56,6 +56,7 @@ def test_a_module_stands_in_where_the_package_is_not_installed() -> None:
         package = importlib.import_module("gigapath")
         assert package.slide_encoder is slide_encoder()
         assert "stand-in by dilkit" in repr(slide_encoder())
+        assert issubclass(slide_encoder().LongNetViT, SlideEncoder)
         assert importlib.import_module(FLASH).flash_attn_func is None
         create_model = slide_encoder().create_model
         assert isinstance(create_model("", ARCH, 1536), SlideEncoder)
