@@ -51,6 +51,8 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterat
 
 
 SMALL = dict(sizes=SIZES["gpu"], device="cpu")
+
+
 def run(out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]:
     return small_suites.run("gpu", out, "--repeats", "1", *arguments, **SMALL | fields)
 

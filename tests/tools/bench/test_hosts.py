@@ -83,7 +83,7 @@ def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(network.shutil, "which", lambda tool: tool)
     monkeypatch.setattr(network.os, "geteuid", lambda: 1000, raising=False)
     monkeypatch.setattr(network.sys, "platform", "linux")
-    with pytest.raises(ValueError, match="--suite hosts: .*run it as root"), HostsSuite().prepared():
+    with pytest.raises(ValueError, match=r"--suite hosts: .*run it as root"), HostsSuite().prepared():
         pass
 
 

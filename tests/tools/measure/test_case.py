@@ -8,67 +8,119 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.measuring import SMALL, reference, wrong_by
+from helpers.pairwise import every_pair
 
 from dilkit import Pattern, Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.commands import bench
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner, _work, with_speed
 from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.site import pages as docs
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
+IN_FP64 = replace(SMALL, dtype="float64", batch=2)
+DTYPES = "float64", "float32", "bfloat16"
+LENGTHS = ([16, 32, 64], [1, 2, 4]), ([32], [4]), ([64], [1])
+ROWS = every_pair(["reference", "gather", "dense", "longnet"], DTYPES, [False, True], ["modulo", "block"], LENGTHS)
 
 
-@pytest.mark.parametrize("name", ["reference", "gather", "dense"])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_implementations_pass_their_checks(name, dtype, is_causal) -> None:
-    problem = replace(SMALL, dtype=dtype, is_causal=is_causal)
-    checks = correctness.check(BASELINES.get(name, reference()), problem, Tensors.random(problem))
-    assert [check.what for check in checks] == ["out", "dq", "dk", "dv", "out rows", "dq rows"]
+@pytest.mark.parametrize(("name", "dtype", "is_causal", "offset", "lengths"), [row for row in ROWS if not row.marks])
+def test_implementations_compute_what_they_say(name, dtype, is_causal, offset, lengths) -> None:
+    problem = replace(SMALL, pattern=Pattern(*lengths, offset=offset), batch=2, dtype=dtype, is_causal=is_causal)
+    implementation = BASELINES.get(name, reference())
+    assert implementation.refusals(problem) == ()
+    checks = correctness.check(implementation, problem, Tensors.random(problem))
+    assert {check.what for check in checks} == {"out", "dq", "dk", "dv", "out rows", "dq rows"}
     assert [check for check in checks if not check.passed] == []
 
 
 @pytest.mark.parametrize("error", [1e-4, math.nan])
-def test_wrong_values_are_found_at_both_lengths(error) -> None:
-    checks = correctness.check(wrong_by(error), SMALL, Tensors.random(SMALL))
+@pytest.mark.parametrize("seq", [64, 256])
+def test_wrong_values_are_found_at_both_lengths(error, seq) -> None:
+    problem = replace(SMALL, seq=seq)
+    checks = correctness.check(wrong_by(error), problem, Tensors.random(problem))
     assert [check.what for check in checks if not check.passed] == ["out", "out rows"]
 
 
-@pytest.mark.parametrize("offset", ["modulo", "block"])
-@pytest.mark.parametrize("pattern", [([16, 32, 64], [1, 2, 4]), ([32], [4]), ([64], [1])])
-def test_gather_computes_the_pattern_with_exact_gradients(pattern, offset) -> None:
-    problem = replace(SMALL, pattern=Pattern(*pattern, offset=offset), batch=2, dtype="float64")
-    assert BASELINES["gather"].refusals(problem) == ()
-    assert [check for check in correctness.check_whole(BASELINES["gather"], problem) if not check.passed] == []
-
-
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("name", "change", "reason"),
     [
-        (dict(seq=65), "seq 65: must be a multiple"),
-        (dict(pattern=Pattern([32], [3])), "dilation rate 3"),
-        (dict(kv_heads=2), "grouped heads"),
-        (dict(key_padding_mask=True), "key_padding_mask"),
-        (dict(pattern=Pattern([32], [1], overlap="once")), "once"),
-        (dict(pattern=Pattern([32], [1], heads=[(0, 2)])), "head ranges"),
+        ("gather", dict(seq=65), "seq 65: must be a multiple"),
+        ("gather", dict(pattern=Pattern([32], [3])), "dilation rate 3"),
+        ("gather", dict(kv_heads=2), "grouped heads"),
+        ("gather", dict(key_padding_mask=True), "key_padding_mask"),
+        ("gather", dict(pattern=Pattern([32], [1], overlap="once")), "once"),
+        ("gather", dict(pattern=Pattern([32], [1], heads=[(0, 2)])), "head ranges"),
+        ("longnet", dict(kv_heads=2), "grouped heads"),
+        ("longnet", dict(pattern=Pattern([16], [1], overlap="once")), "overlap 'once'"),
+        ("longnet", dict(pattern=Pattern([16], [1], heads=[(0, 2)])), "head ranges"),
+        ("dense", dict(is_causal=True, key_padding_mask=True), "torch takes one of them"),
+        ("flex", dict(key_padding_mask=True), "key_padding_mask"),
+        ("flex", dict(), "backward: FlexAttention has none on the CPU"),
+        ("flex", dict(), "dtype float64"),
+        ("flex", dict(dtype="float32"), "no-such-compiler"),
     ],
 )
-def test_gather_refuses_what_it_cannot_do(change, reason) -> None:
-    assert any(reason in refusal for refusal in BASELINES["gather"].refusals(replace(SMALL, **change)))
+def test_what_a_baseline_cannot_do_is_refused(name, change, reason, monkeypatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert any(reason in refusal for refusal in BASELINES[name].refusals(replace(IN_FP64, **change)))
 
 
-def test_dense_counts_its_own_flops() -> None:
-    assert BASELINES["dense"].flops(SMALL) == 3.5 * Pattern.dense().flops(64, 4, 8)
-    assert reference().flops(SMALL) == 3.5 * SMALL.flops()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(is_causal=True, kv_heads=2, seq=300, pattern=Pattern([64, 200, 300], [1, 2, 4])),
+        dict(pattern=Pattern([32], [4]), heads=2, kv_heads=2, dtype="bfloat16"),
+    ],
+    ids=["all at once", "rows that see nothing"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_flex_computes_the_pattern(change, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # so that it compiles
+    problem = replace(SMALL, **{**dict(batch=2, requires_grad=False), **change})
+    peer = BASELINES["flex"]
+    if why := "; ".join(peer.refusals(problem)):
+        pytest.skip(why)
+    findings = correctness.check(peer, problem, Tensors.random(problem))
+    assert [f for f in findings if not f.passed] == []
 
 
-def test_every_implementation_has_an_entry_that_says_what_became_of_it() -> None:
+def test_who_computes_another_function_is_marked_with_its_error() -> None:
+    longnet = BASELINES["longnet"]
+    problem = replace(IN_FP64, pattern=Pattern([16, 32], [1, 4]))
+    assert not longnet.differs(replace(problem, requires_grad=False))
+    found = correctness.difference(longnet, problem, Tensors.random(problem))
+    assert found is not None
+    assert found.out_relative < 1e-12
+    assert found.dquery_relative > 1e-3, "its gradients alone differ"
+    entries = CaseRunner([BASELINES["gather"], BASELINES["dense"]], repeats=1).run(problem).entries
+    assert entries["gather"].differs is None
+    found = entries["dense"].differs
+    assert found is not None
+    assert found.computes == "the attention of every token to every token"
+    assert found.out_max_abs > 0.1
+    assert found.dquery_relative > 0.1
+
+
+def test_the_page_and_the_command_name_every_peer(pytestconfig) -> None:
+    rows = docs.peer_table(pytestconfig.rootpath).splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == list(bench.PEERS) == list(BASELINES)
+    assert all(peer.computes in row for peer, row in zip(BASELINES.values(), rows, strict=True))
+
+
+def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypatch) -> None:
     def broken(inputs: Tensors, problem: Problem) -> torch.Tensor:
         raise RuntimeError("out of order")
 
+    def unable(*_) -> int:
+        raise memory.MeasureError("no such counter")
+
+    monkeypatch.setattr(memory, "peak_memory", unable)
     implementations = [
         reference(),
         wrong_by(1.0),
@@ -80,35 +132,27 @@ def test_every_implementation_has_an_entry_that_says_what_became_of_it() -> None
     assert {name: entry.verdict for name, entry in entries.items()} == verdicts
     assert entries["broken"].reasons == ("RuntimeError: out of order",)
     assert "allowed" in entries["wrong"].reasons[0]
-    assert len(entries["reference"].seconds) == 2
-    assert all(check.passed for check in entries["reference"].check)
+    right = entries["reference"]
+    assert len(right.seconds) == 2
+    assert all(check.passed for check in right.check)
+    assert (right.peak_bytes, right.kb_per_token, right.memory_note) == (None, None, "no such counter")
 
 
 def test_a_call_that_would_take_too_long_is_left_out_and_says_so() -> None:
     entry = CaseRunner([reference()], repeats=1, budget=1e-9).run(SMALL).entries["reference"]
     assert entry.verdict == "skipped"
     assert "--budget" in entry.reasons[0]
-
-
-def test_the_next_length_is_expected_from_the_last_one() -> None:
     dense = BASELINES["dense"]
     runner = CaseRunner([dense], last={"dense": (_work(dense, replace(SMALL, seq=64)), 0.5)})
     assert runner._expected_seconds(dense, replace(SMALL, seq=256)) == pytest.approx(8.0)
     assert runner._expected_seconds(dense, replace(SMALL, seq=64, batch=3 * SMALL.batch)) == pytest.approx(1.5)
 
 
-def test_memory_that_cannot_be_measured_is_none_and_says_why(monkeypatch) -> None:
-    def unable(*_) -> int:
-        raise memory.MeasureError("no such counter")
-
-    monkeypatch.setattr(memory, "peak_memory", unable)
-    entry = CaseRunner([reference()], repeats=1).run(SMALL).entries["reference"]
-    assert (entry.peak_bytes, entry.kb_per_token, entry.memory_note) == (None, None, "no such counter")
-
-
-def test_figures_follow_from_the_median() -> None:
+def test_figures_follow_from_the_median_and_from_the_flops_that_are_done() -> None:
     found = with_speed(Entry(), Samples.of((1e-3, 2e-3, 3e-3)), flops=3e9, tokens=64, matmul_gflops=3000.0)
     assert (found.gflops, found.matmul_fraction, found.tokens_per_s) == pytest.approx((1500.0, 0.5, 32000.0))
+    assert BASELINES["dense"].flops(SMALL) == 3.5 * Pattern.dense().flops(64, 4, 8)
+    assert reference().flops(SMALL) == 3.5 * SMALL.flops()
 
 
 @pytest.mark.parametrize(

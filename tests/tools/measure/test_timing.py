@@ -1,7 +1,16 @@
-"""Timing in interleaved rounds."""
+"""Timing in interleaved rounds, beside what the machine can do at most."""
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from dilkit import Pattern, Problem
+from dilkit.backends.native import _native
+from dilkit.backends.native import backend as native
+from dilkit.comm import run_threads
+from dilkit.tools.measure import ceilings
+from dilkit.tools.measure.rank_speed import rank_speed
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Samples
 
@@ -14,14 +23,7 @@ def test_rounds_are_interleaved_and_every_sample_is_kept() -> None:
     assert samples["a"].calls_per_sample == 1
 
 
-def test_short_functions_are_called_often_within_a_sample() -> None:
-    calls = []
-    samples = time_interleaved({"a": lambda: calls.append(1)}, repeats=2, warmup=0, min_time=0.002)["a"]
-    assert samples.calls_per_sample > 1
-    assert len(calls) >= 2 * samples.calls_per_sample
-
-
-def test_a_sample_is_the_time_of_one_call() -> None:
+def test_short_functions_are_called_often_and_a_sample_is_the_time_of_one_call() -> None:
     samples = time_interleaved({"a": lambda: None}, repeats=2, min_time=1.0, clock=lambda function, calls: 0.25 * calls)["a"]
     assert samples.calls_per_sample > 1
     assert samples.samples_s == (0.25, 0.25)
@@ -32,3 +34,39 @@ def test_median_and_quartiles() -> None:
     assert (samples.q1_s, samples.median_s, samples.q3_s) == (2.0, 3.0, 4.0)
     assert samples.samples_s == (5.0, 1.0, 2.0, 4.0, 3.0)
     assert Samples.of((7.0,)).q1_s == 7.0
+
+
+@pytest.mark.usefixtures("tiny_yardsticks")
+class TestCeilings:
+    def test_ceilings_are_amounts_over_medians(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = ceilings.Ceilings("float32")
+        rates = found.rates({name: Samples.of((0.5, 0.25, 1.0)) for name in found.calls})
+        assert (rates["matmul"].size, rates["matmul"].dtype, rates["matmul"].gflops) == (64, "float32", 2e-9 * 64**3 / 0.5)
+        assert rates["copy"].gb_per_s == pytest.approx(1e-9 * 2 * (1 << 20) / 0.5)
+        assert rates["copy"].samples_s == (0.5, 0.25, 1.0)
+        assert ceilings.whole_copy("cpu")().sum() == 1 << 20
+        monkeypatch.setattr(ceilings, "_MATMUL_BUDGET", 0.0)
+        assert ceilings.square_matmul(size=2048)[0] == 256, "it would take too long"
+
+    def test_multiply_adds_are_done_on_every_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def count(isa: str, rounds: int) -> int:
+            called.append(isa)
+            return rounds
+
+        called: list[str] = []
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        monkeypatch.setattr(_native, "multiply_add", count)
+        found = ceilings.Ceilings("float32")
+        assert called == [native.instruction_set()], "once, to know its FLOPs"
+        found.calls["ceiling fma"]()
+        assert len(called) == 1 + 3
+        rates = found.rates({name: Samples.of((0.5,)) for name in found.calls})
+        assert rates["fma"].gflops == pytest.approx(1e-9 * 3 * ceilings.ROUNDS / 0.5)
+
+
+def test_speeds_measured_between_ranks_are_of_all_ranks() -> None:
+    problem = Problem(pattern=Pattern([16, 64], [1, 4]), seq=256, heads=2, head_dim=8)
+    first, second = run_threads(2, lambda comm: rank_speed(comm, problem, repeats=1))
+    assert first == second
+    assert min(first.bandwidth, first.flops, first.latency) > 0
+    assert first.backward >= 1

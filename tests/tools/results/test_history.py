@@ -32,8 +32,6 @@ def test_a_version_has_what_no_version_before_it_measured(tmp_path: Path, monkey
     assert [one.version for one in history.read_versions(Path("docs/results/history"))] == ["0.9.0", "0.10.0"]
     row = next(line for line in pages.history(tmp_path).splitlines() if "a warm order" in line)
     assert row.count(" us ") == 2
-    pages.draw(tmp_path, tmp_path / "history.png")
-    assert (tmp_path / "history.png").stat().st_size
 
 
 def test_a_figure_is_the_worst_of_its_values() -> None:
@@ -52,10 +50,3 @@ def test_a_file_that_is_no_versions_is_refused_by_name(wrong: dict[str, Any], tm
     path = write(tmp_path / "0.2.0.json", data | wrong)
     with pytest.raises(history.ResultError, match=path.name):
         history.read_versions(tmp_path)
-
-
-def test_each_machine_of_a_file_has_a_run_of_its_own() -> None:
-    result = pages.registry.read(FOLDER / "cpu.json")
-    runs = list(history.runs_of(result))
-    assert len({run.machine for run in runs}) == len(runs) == 1 + len(result.beside)
-    assert runs[0].machine == "AMD EPYC, avx2, 4 cores"
