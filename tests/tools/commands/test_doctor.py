@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from helpers.command_line import in_subprocess, json_output, output
 from helpers.fakes import registered
 from helpers.project import ROOT
 
-from dilkit import Device
+from dilkit import Device, registry
 from dilkit.backends.reference import Reference
 from dilkit.comm.launch import processes
-from dilkit.environment import BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, TUNED, VARIABLES
+from dilkit.environment import CUDA_CACHE, TUNED, VARIABLES
 from dilkit.registry import Broken
 from dilkit.selection import tuned
 from dilkit.tools.commands.doctor import backends as computing
@@ -23,7 +23,7 @@ from dilkit.tools.commands.doctor.installation import extension_names
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No variables of dilkit, an empty folder for files, and nothing kept of what was read from it."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
@@ -45,66 +45,91 @@ def test_nothing_is_wrong_here(capsys: pytest.CaptureFixture[str], without_ranks
     assert all(states.values())
     assert [states["backends"][name] for name in ("native", "sdpa", "reference")] == ["works"] * 3
     assert set(states["compiled modules"].values()) == {"works"}
-
-
-@pytest.mark.slow
-def test_ranks_meet_here() -> None:
-    found = [(finding.name, finding.state) for finding in computing.ranks()]
-    assert {("threads", "works"), ("torch", "works")} <= {*found}
-    assert (("mpi", "works") in found) == bool(processes.mpi_version())
-
-
-def test_every_extension_is_looked_at() -> None:
     sources = {path.stem for top in ("dilkit", "backends", "comm") for path in (ROOT / top).rglob("*.pyx")}
     assert {name.rpartition(".")[2] for name in extension_names()} == sources
 
 
-def wrong_line(capsys: pytest.CaptureFixture[str], name: str) -> str:
-    """What the command, which must exit with 1, prints of the one thing that is wrong."""
+def broken_backend(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    broken = Broken("theirs", "their_package:Theirs", "ImportError: no libtheirs.so")
+    monkeypatch.setattr(registry, "_declared", registry.backends() | dict(theirs=broken))
+
+
+def variable(name: str, value: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    return lambda monkeypatch, folder: monkeypatch.setenv(name, value)
+
+
+def no_folder_of_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "file").write_text("no folder")
+    monkeypatch.setenv(CUDA_CACHE.name, str(folder / "file" / "cuda"))
+
+
+def shared_folder_of_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    if os.name != "posix":
+        pytest.skip("modes are those of POSIX")
+    (folder / "shared").mkdir()
+    (folder / "shared").chmod(0o777)
+    monkeypatch.setenv(CUDA_CACHE.name, str(folder / "shared"))
+
+
+def damaged_orders(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "tuned.json").write_text('{"schema": 1, "entries": [{}]}')
+    monkeypatch.setenv(TUNED.name, str(folder / "tuned.json"))
+
+
+MALFORMED = "way out: correct it, or unset it: "
+WRONG: list[tuple[Callable[[pytest.MonkeyPatch, Path], None], str, tuple[str, ...]]] = [
+    (broken_backend, "theirs", ("their_package:Theirs: ImportError: no libtheirs.so way out: reinstall or remove the package",)),
+    (variable("DILKIT_BACKEND", "abacus"), "DILKIT_BACKEND", ("Error: DILKIT_BACKEND='abacus'", MALFORMED)),
+    (variable("DILKIT_CACHE_BYTES", "lots"), "DILKIT_CACHE_BYTES", ("Error: DILKIT_CACHE_BYTES='lots'", MALFORMED)),
+    (variable("DILKIT_CPU_ISA", "mmx"), "DILKIT_CPU_ISA", ("Error: DILKIT_CPU_ISA='mmx'", MALFORMED)),
+    (
+        no_folder_of_kernels,
+        "compiled kernels",
+        ("cannot be written (NotADirectoryError", "way out: set DILKIT_CUDA_CACHE to a folder that only you can write"),
+    ),
+    (
+        shared_folder_of_kernels,
+        "compiled kernels",
+        ("can be written by others (mode 777), so no kernel is read", "way out: run chmod go-w on it, or set DILKIT_CUDA_CACHE"),
+    ),
+    (
+        damaged_orders,
+        "measured orders",
+        ("tuned.json is ignored: entry 0: ", "way out: measure anew with `dilkit tune`, or remove it with `dilkit tune --clear`"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("breaks", "name", "said"), WRONG, ids=[f"{name} {at}" for at, (_, name, _) in enumerate(WRONG)])
+def test_what_is_wrong_is_said_with_a_way_out(
+    breaks: Callable[[pytest.MonkeyPatch, Path], None],
+    name: str,
+    said: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    without_ranks: None,
+) -> None:
+    breaks(monkeypatch, tmp_path)
     text = output(capsys, "doctor", code=1)
     assert max(map(len, text.splitlines())) <= 100
-    assert "1 WRONG" in text.splitlines()[-1]
     _, _, after = " ".join(text.split()).partition(f" {name} WRONG ")
-    return after
+    assert all(words in after for words in said), text
+
+
+class Doubles(Reference):
+    name = "doubles"
+
+    def forward(self, *inputs: Any) -> Any:
+        out, lse = super().forward(*inputs)
+        return out * 2, lse
 
 
 def test_a_foreign_backend_that_computes_wrong_numbers(capsys: pytest.CaptureFixture[str], without_ranks: None) -> None:
-    class Doubles(Reference):
-        name = "doubles"
-
-        def forward(self, *inputs: Any) -> Any:
-            out, lse = super().forward(*inputs)
-            return out * 2, lse
-
     with registered(Doubles(name="doubles")):
-        line = wrong_line(capsys, "doubles")
-    assert line.startswith("out: the error is")
-    assert "way out: do without it: DILKIT_BACKEND=native,sdpa," in line
-
-
-def test_a_backend_that_cannot_be_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, without_ranks: None
-) -> None:
-    from dilkit import registry
-
-    loaded = registry.backends()
-    broken = Broken("theirs", "their_package:Theirs", "ImportError: no libtheirs.so")
-    monkeypatch.setattr(registry, "_declared", {**loaded, "theirs": broken})
-    line = wrong_line(capsys, "theirs")
-    assert line.startswith("their_package:Theirs: ImportError: no libtheirs.so way out: reinstall or remove the package")
-
-
-BAD_VALUES = {BACKEND: "abacus", CACHE_BYTES: "lots", CPU_ISA: "mmx"}
-
-
-@pytest.mark.parametrize("variable", BAD_VALUES, ids=lambda variable: variable.name)
-def test_a_malformed_variable(
-    variable: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, without_ranks: None
-) -> None:
-    monkeypatch.setenv(variable.name, BAD_VALUES[variable])
-    text = " ".join(output(capsys, "doctor", code=1).split())
-    assert re.search(rf"{variable.name} WRONG \w+Error: {variable.name}='{BAD_VALUES[variable]}'", text)
-    assert "way out: correct it, or unset it: " in text
+        text = " ".join(output(capsys, "doctor", code=1).split())
+    assert "doubles WRONG out: the error is" in text
+    assert "way out: do without it: DILKIT_BACKEND=native,sdpa," in text
 
 
 def test_a_variable_that_dilkit_does_not_read(
@@ -113,38 +138,6 @@ def test_a_variable_that_dilkit_does_not_read(
     monkeypatch.setenv("DILKIT_BACKENDS", "native")
     with pytest.warns(UserWarning, match=r"DILKIT_BACKENDS is set.*did you mean DILKIT_BACKEND\?"):
         assert "did you mean DILKIT_BACKEND?" in output(capsys, "doctor")
-
-
-def test_a_folder_of_kernels_that_cannot_be_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, without_ranks: None, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv(CUDA_CACHE.name, str(tmp_path / "file" / "cuda"))
-    line = wrong_line(capsys, "compiled kernels")
-    assert "cannot be written (NotADirectoryError" in line
-    assert "way out: set DILKIT_CUDA_CACHE to a folder that only you can write" in line
-
-
-@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
-def test_a_folder_of_kernels_that_others_may_write(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, without_ranks: None, tmp_path: Path
-) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o777)
-    monkeypatch.setenv(CUDA_CACHE.name, str(tmp_path / "shared"))
-    line = wrong_line(capsys, "compiled kernels")
-    assert "can be written by others (mode 777), so no kernel is read from there" in line
-    assert "way out: run chmod go-w on it, or set DILKIT_CUDA_CACHE" in line
-
-
-def test_a_damaged_file_of_orders(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, without_ranks: None, tmp_path: Path
-) -> None:
-    (tmp_path / "tuned.json").write_text('{"schema": 1, "entries": [{}]}')
-    monkeypatch.setenv(TUNED.name, str(tmp_path / "tuned.json"))
-    line = wrong_line(capsys, "measured orders")
-    assert "tuned.json is ignored: entry 0: " in line
-    assert "way out: measure anew with `dilkit tune`, or remove it with `dilkit tune --clear`" in line
 
 
 def test_a_broken_torch(tmp_path: Path) -> None:
@@ -158,20 +151,25 @@ def test_a_broken_torch(tmp_path: Path) -> None:
     assert "backends this part WRONG ImportError: libtorch_cpu.so" in said
 
 
-def launcher(folder: Path, name: str, script: str) -> Path:
-    """A program that stands in for `mpirun`."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
+@pytest.mark.slow
+def test_ranks_meet_here() -> None:
+    found = [(finding.name, finding.state) for finding in computing.ranks()]
+    assert {("threads", "works"), ("torch", "works")} <= {*found}
+    assert (("mpi", "works") in found) == bool(processes.mpi_version())
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the launchers are scripts for a POSIX shell")
 def test_launchers_of_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = launcher(tmp_path, "good", "echo '2 Their MPI 1'; echo '2 Their MPI 1'")
-    alone = launcher(tmp_path, "alone", "echo '1 Their MPI 1'; echo '1 Their MPI 1'")
-    hangs = launcher(tmp_path, "hangs", 'test "$1" = --version || sleep 60')
+    scripts = {
+        "good": "echo '2 Their MPI 1'; echo '2 Their MPI 1'",
+        "alone": "echo '1 Their MPI 1'; echo '1 Their MPI 1'",
+        "hangs": 'test "$1" = --version || sleep 60',
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    good, alone, hangs = (tmp_path / name for name in scripts)
     monkeypatch.setattr(computing, "LIMIT", 1.0)
     assert [(f.state, f.way_out) for f in computing._over_mpi([good, alone])] == [("works", ""), ("absent", f"use {good}")]
     (one,) = computing._over_mpi([alone])
@@ -179,13 +177,6 @@ def test_launchers_of_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (one,) = computing._over_mpi([hangs])
     assert one.state == "WRONG"
     assert "took more than 1 s" in one.found
-
-
-def test_launchers_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "mpi_launchers", lambda: [])
-    monkeypatch.setattr(computing, "missing_modules", lambda *_: ())
-    monkeypatch.setattr(computing, "_two_ranks", lambda *_: computing.works("ranks", "2 ranks add up"))
-    assert [(f.state, f.found) for f in computing.ranks()][-1] == ("absent", "there is no mpirun")
 
 
 def test_the_compiler_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_draw_gives_the_count_matrix(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--causal", "--heads", "5"], ["--kept"], ["--segments", "2,3,4,5,6,7,8,9,10,11", "--rates", ",".join("1" * 10)]],
+    [["--causal", "--heads", "5"], ["--kept"], ["--segments", "2,3,4,5,6,7,8,9,10,11", "--rates", ",".join("1" * 10)]],
 )
 def test_draw_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]) -> None:
     pytest.importorskip("matplotlib")

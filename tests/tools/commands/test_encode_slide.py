@@ -165,17 +165,18 @@ def test_embeddings_replace_nothing_but_embeddings(files: Path, capsys: pytest.C
     assert main(arguments(files)) == 1
     assert "a.pt is there, and is no embedding to be replaced; choose another --out" in capsys.readouterr().err
     assert set(torch.load(files / "out" / "a.pt", weights_only=True)) == {"features", "coords"}
-    assert main(arguments(files, "--out", str(files / "other"))) == main(arguments(files, "--out", str(files / "other"))) == 0
+    assert main(arguments(files, "--out", str(files / "slides"))) == 2
+    assert "slides is the folder of the features themselves; name another, such as" in capsys.readouterr().err
+    write(files / "a.pt", 3)
+    command = arguments(files)
+    assert main([command[0], str(files / "a.pt"), *command[1:]]) == 2
+    assert "several files would be written as a.pt" in capsys.readouterr().err
+    assert [path.name for path in sorted((files / "slides").iterdir())] == ["a.pt", "b.pt"]
 
 
-def test_a_checkpoint_that_does_not_fit_ends_it(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"model": {"norm.weight": torch.zeros(7)}}, files / "weights.pth")
-    assert main(arguments(files)) == 2
-    assert "1 of another shape: norm.weight (7,) instead of (48,)" in capsys.readouterr().err
-    assert not any((files / "out").iterdir())
-
-
-def test_nothing_half_written_is_left(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_does_not_go_through_leaves_nothing(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(content: object, file: Any) -> None:
         file.write(b"half")
         raise KeyboardInterrupt
@@ -183,22 +184,15 @@ def test_nothing_half_written_is_left(files: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", interrupted)
         assert main(arguments(files)) == 130
+    torch.save({"model": {"norm.weight": torch.zeros(7)}}, files / "weights.pth")
+    capsys.readouterr()
+    assert main(arguments(files)) == 2
+    assert "1 of another shape: norm.weight (7,) instead of (48,)" in capsys.readouterr().err
     assert not any((files / "out").iterdir())
 
 
-def test_embeddings_that_would_replace_one_another_or_their_features(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(files, "--out", str(files / "slides"))) == 2
-    assert "--out: " in (said := capsys.readouterr().err)
-    assert "slides is the folder of the features themselves; name another, such as" in said
-    assert [path.name for path in sorted((files / "slides").iterdir())] == ["a.pt", "b.pt"]
-    write(files / "a.pt", 3)
-    command = arguments(files)
-    assert main([command[0], str(files / "a.pt"), *command[1:]]) == 2
-    assert "several files would be written as a.pt" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
-@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
 def test_closed_standard_streams_are_no_matter(files: Path, closed: tuple[int, ...]) -> None:
     def run() -> None:
         torch.set_num_threads(1)
@@ -221,7 +215,3 @@ def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.Captur
     assert [(one["tiles"], one["kept"]) for one in json.loads(capsys.readouterr().out)["slides"]] == [(30, False), (7, False)]
     again = json_output(capsys, *arguments(files))
     assert [one["kept"] for one in again["slides"]] == [True, True]
-
-
-def test_the_help_names_the_architectures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert all(arch in output(capsys, "encode-slide", "--help") for arch in ARCHITECTURES)

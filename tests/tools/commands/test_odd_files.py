@@ -21,10 +21,8 @@ pytestmark = pytest.mark.surroundings
 CPU, SLIDES = (shlex.quote(str(FOLDER / f"{name}.json")) for name in ("cpu", "slides"))
 COMMANDS = {
     "report": "report {odd}",
-    "compare": f"compare {{odd}} {CPU}",
-    "compare as new": f"compare {CPU} {{odd}}",
-    "text": "demo --text {odd} --out {out}",
-    "text beside": f"demo --text {CPU} {{odd}} --out {{out}}",
+    "compare": f"compare {CPU} {{odd}}",
+    "text": f"demo --text {CPU} {{odd}} --out {{out}}",
     "picture": "demo --image {odd} --out {out}",
     "model": "demo --sample x --checkpoint {odd}",
     "pattern": "info --pattern {odd}",

@@ -47,9 +47,7 @@ def test_json_holds_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        "",
         "--shape 1000x1 --segments 7 --rates 1,2,3,4,5,6,7,8,9",
-        "--shape 300",
         "--shape 8x16x16 --segments 512 --window 3 --extra-tokens 1 --curve tile",
         "--shape 12x20 --tile 3x5 --curve snake --window 3x5 --segments 60,100000 --rates 100",
     ],
@@ -65,27 +63,17 @@ def test_the_report_fits_in_100_columns_and_a_picture_is_drawn(
     assert (tmp_path / "order.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_sampled_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sampled_is_said_and_a_picture_needs_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "drawn at random" not in output(capsys, *SMALL, "--window", "3", "--block", "16")
     monkeypatch.setattr(locality, "WORK", 1)
     text = output(capsys, *SMALL, "--window", "3", "--block", "16")
     assert "hilbert: distances come from 1 segments drawn at random" in text
     assert "row-major: blocks come from 1 blocks of queries drawn at random" in text
-    monkeypatch.undo()
-    assert "drawn at random" not in output(capsys, *SMALL, "--window", "3", "--block", "16")
-
-
-def test_a_picture_of_one_order_and_an_extra_token(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "order.svg"
-    found = json_output(capsys, *SMALL, "--curve", "row-major", "--extra-tokens", "1", "--png", str(path))
-    assert found["png"] == str(path)
-    assert b"<svg" in path.read_bytes()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main([*SMALL, "--png", str(path)]) == 2
+    assert main([*SMALL, "--png", str(tmp_path / "order.svg")]) == 2
     assert "pip install 'dilkit[plot]'" in capsys.readouterr().err
-    assert "hilbert" in output(capsys, *SMALL)
 
 
 def test_sides_as_people_write_them() -> None:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.command_line import json_output, output
+from helpers.command_line import in_subprocess, json_output, output
 
 from dilkit import Pattern
 from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
 from dilkit.comm.passes.all_to_all.index_tables import Choice, index_tables
 from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.forecast import Speed
 from dilkit.comm.transports.base import Comm
+from dilkit.device import probe
 from dilkit.tools import cli
+from dilkit.tools.commands.plan.speeds import SpeedsResult
 from dilkit.tools.console.quantities import bandwidth, flops, whole_number
+from dilkit.tools.results.file import new_result, write_result
 
 MIB = 2**20
-MANY_BRANCHES = f"--heads 2 --world-size 1100 --segments 8{',8' * 999} --rates 1{',1' * 999}"
-
 CONFIGURATIONS = {
     "unaligned": "--seq 97 --segments 8,24,97 --rates 1,3,5 --heads 4 --dim 8 --dtype fp32 --world-size 3",
     "causal, grouped heads": "--seq 96 --segments 16,48,96 --rates 1,2,4 --heads 6 --kv-heads 2 --dim 4 --dtype fp64 "
@@ -115,40 +118,30 @@ def test_times_are_those_of_the_formula(capsys: pytest.CaptureFixture[str]) -> N
     assert seconds["communication"] == pytest.approx(sending / 1e6)
     assert seconds["sequential"] == pytest.approx(seconds["compute"] + seconds["communication"])
     assert seconds["overlapped"] == pytest.approx(seconds["sequential"])  # nothing is local: all of it waits for rows
+    hidden = planned(capsys, "--seq 1M --causal --heads 8 --dim 64 --schedule scatter")["schedules"]["scatter"]["seconds"]
+    assert hidden["compute"] < hidden["overlapped"] < hidden["sequential"]
 
 
-def test_local_work_hides_what_travels(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--seq 1M --causal --heads 8 --dim 64 --schedule scatter")["schedules"]["scatter"]["seconds"]
-    assert found["compute"] < found["overlapped"] < found["sequential"]
-
-
-@pytest.mark.parametrize("options", ["", "--seq 1e9 --world-size 1024 --kv-heads 8 --causal", *CONFIGURATIONS.values()])
+@pytest.mark.parametrize(
+    "options",
+    ["--seq 1e9 --world-size 1024 --kv-heads 8 --causal", CONFIGURATIONS["masked"], CONFIGURATIONS["keys that count once"]],
+)
 def test_the_report_fits_in_100_columns(capsys: pytest.CaptureFixture[str], options: str) -> None:
     text = output(capsys, "plan", *options.split())
     assert "sent forward, max" in text
     assert max(map(len, text.splitlines())) <= 100
+    assert ("gather is refused: schedule='gather'" in text) == ("once" in options)
 
 
-@pytest.mark.parametrize("options", ["--heads 1e6", "--world-size 1e6 --seq 1e9", MANY_BRANCHES])
-def test_a_plan_that_would_not_end_is_refused(capsys: pytest.CaptureFixture[str], options: str) -> None:
-    assert cli.main(["plan", *options.split()]) == 2
-    assert re.search(
-        r"dilkit plan: --world-size [\d,]+ with .* branches is too large a plan; .*2,097,152", capsys.readouterr().err
-    )
-
-
-def test_query_heads_make_no_plan_too_large(capsys: pytest.CaptureFixture[str]) -> None:
-    """256 ranks times as many heads are twice the most entries, if query heads were counted."""
+def test_a_plan_that_would_not_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Query heads make none too large: 256 ranks times as many are twice the most entries."""
+    many_branches = f"--heads 2 --world-size 1100 --segments 8{',8' * 999} --rates 1{',1' * 999}"
+    for options in ("--heads 1e6", "--world-size 1e6 --seq 1e9", many_branches):
+        assert cli.main(["plan", *options.split()]) == 2
+        assert re.search(r"--world-size [\d,]+ with .* branches is too large a plan; .*2,097,152", capsys.readouterr().err)
     job = "--world-size 256 --segments 4096 --rates 1 --kv-heads 1"
     few, many = (planned(capsys, f"{job} --heads {heads}")["schedules"]["auto"]["flops"] for heads in (4, 2**14))
     assert many["max"] == few["max"] * 2**12
-
-
-def test_what_a_schedule_refuses_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    report = planned(capsys, CONFIGURATIONS["keys that count once"])
-    assert list(report["schedules"]) == ["auto", "balanced", "scatter"]
-    assert list(report["refused"]) == ["gather", "ring"]
-    assert "gather is refused: schedule='gather'" in output(capsys, "plan", *CONFIGURATIONS["keys that count once"].split())
 
 
 def test_a_simulation_is_of_the_links_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,9 +156,17 @@ def test_a_simulation_is_of_the_links_that_are_given(capsys: pytest.CaptureFixtu
         assert re.search("; add --|there are none", capsys.readouterr().err)
 
 
-def test_numbers_beyond_64_bits(capsys: pytest.CaptureFixture[str]) -> None:
-    report = planned(capsys, "--seq 1e9 --segments dense --heads 32 --dim 128 --world-size 2")
-    assert report["schedules"]["gather"]["flops"]["max"] == 4 * 128 * 16 * 10**18
+def test_measured_speeds_are_taken_from_their_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speed, file = Speed(bandwidth=2e9, flops=3e12, latency=0.5, backward=4.0), tmp_path / "speeds.json"
+    write_result(new_result(SpeedsResult, probe("cpu"), problem="", ranks=2, speed=speed), file)
+    report = planned(capsys, f"--seq 64 --segments 64 --rates 1 --world-size 2 --speeds {file}")
+    assert {name: report[name] for name in vars(speed)} == vars(speed)
+    for options, said in (
+        (f"--speeds {file} --flops 1T", "--flops: does not go with --speeds"),
+        ("--calibrate s.json", "mpirun"),
+    ):
+        assert cli.main(["plan", *options.split()]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_numbers_as_people_write_them() -> None:
@@ -180,9 +181,7 @@ def test_numbers_as_people_write_them() -> None:
     assert {text: flops(text) for text in rates} == rates
 
 
-def test_a_plan_needs_no_torch(tmp_path: Any) -> None:
-    from helpers.command_line import in_subprocess
-
+def test_a_plan_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch is not to be imported')")
     done = in_subprocess("-m", "dilkit", "plan", "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import json_output
+from helpers.command_line import json_output, output
 from helpers.fakes import Fake, registered
 
 from dilkit import Device, Limits, Pattern, Problem
@@ -68,10 +67,7 @@ def run(*arguments: str) -> int:
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    assert run(*arguments, "--json") == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (found["schema"], found["command"]) == (1, "tune")
-    return found
+    return json_output(capsys, "tune", *SHAPE, *arguments, code=code)
 
 
 def names(found: dict[str, Any]) -> list[str]:
@@ -106,20 +102,34 @@ def test_it_really_measures(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert list(kept.seconds) == [(row["backend"], row["seconds"]) for row in measured["order"]]
 
 
-def test_it_prints_a_table(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, times: dict[str, float]
+class Wrong(Reference):
+    name = "wrong"
+
+    def forward(self, *inputs: Any) -> Any:
+        out, lse = super().forward(*inputs)
+        return out + 1, lse
+
+
+def test_what_is_wrong_or_refused_is_not_in_the_order_and_a_table_says_so(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times |= dict(sdpa=1e-9)
-    monkeypatch.setattr(tune_report, "backend_names", lambda: ("reference",))
-    with registered(Fake("unable", 0, Limits(dtypes=frozenset()))):
-        assert run("--seq", "32", "--passes", "training") == 0
-    printed = capsys.readouterr()
-    assert "1 x 32 tokens, 4 heads x 8, float32, requires_grad, Pattern([16, 32], [1, 2])\n" in printed.out
-    assert "unmeasured, it would have been native" in printed.out
-    assert "unable refused dtype float32: computes" in " ".join(printed.out.split())
-    assert f"the automatic choice goes by {file}" in printed.out
-    assert "DILKIT_BACKEND=reference is set, and wins over what was measured" in printed.out
-    assert max(map(len, printed.out.splitlines())) <= 100 or len(str(file)) > 60
+    unable = Fake("unable", 0, Limits(dtypes=frozenset()))
+    with registered(Wrong(name="wrong")), registered(unable):
+        assert run("--seq", "32", "--backend", "unable") == 1
+        assert "no backend was measured" in capsys.readouterr().out
+        assert not file.exists()
+        found = report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native,wrong", code=1)
+        monkeypatch.setattr(tune_report, "backend_names", lambda: ("reference",))
+        assert run("--seq", "32", "--passes", "training", "--backend", "sdpa,unable") == 0
+    (measured,) = found["problems"]
+    assert names(measured) == ["native"]
+    (left,) = measured["left_out"]
+    assert (left["backend"], left["verdict"], bool(left["reasons"])) == ("wrong", "wrong", True)
+    printed = capsys.readouterr().out
+    assert "1 x 32 tokens, 4 heads x 8, float32, requires_grad, Pattern([16, 32], [1, 2])\n" in printed
+    assert "unable refused dtype float32: computes" in " ".join(printed.split())
+    assert f"the automatic choice goes by {file}" in printed
+    assert "DILKIT_BACKEND=reference is set, and wins over what was measured" in printed
 
 
 def test_further_runs_add_to_the_file_and_replace_what_they_measure_again(
@@ -153,30 +163,6 @@ def test_entries_of_other_setups_are_kept_and_a_file_that_cannot_be_read_is_writ
     assert len(tuned_file.load(file)) == 1
 
 
-class Wrong(Reference):
-    name = "wrong"
-
-    def forward(self, *inputs: Any) -> Any:
-        out, lse = super().forward(*inputs)
-        return out + 1, lse
-
-
-def test_a_wrong_backend_is_not_in_the_order(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with registered(Wrong(name="wrong")):
-        found = report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native,wrong", code=1)
-    (measured,) = found["problems"]
-    assert names(measured) == ["native"]
-    (left,) = measured["left_out"]
-    assert (left["backend"], left["verdict"], bool(left["reasons"])) == ("wrong", "wrong", True)
-
-
-def test_nothing_measured_is_an_exit_code_and_no_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with registered(Fake("unable", 0, Limits(dtypes=frozenset()))):
-        assert run("--seq", "32", "--backend", "unable") == 1
-    assert "no backend was measured" in capsys.readouterr().out
-    assert not file.exists()
-
-
 def test_interruption_keeps_what_was_measured(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,8 +177,6 @@ def test_interruption_keeps_what_was_measured(
     found = report(capsys, "--seqs", "32,64", "--passes", "forward", "--backend", "native", code=130)
     assert found["interrupted"] is True
     assert len(tuned_file.load(file)) == 1
-    assert run("--seqs", "64,128", "--backend", "native") == 130
-    assert "interrupted; what was measured before is kept" in capsys.readouterr().out
 
 
 def test_what_was_measured_is_shown_and_removed(
@@ -205,8 +189,7 @@ def test_what_was_measured_is_shown_and_removed(
     file.parent.mkdir()
     file.write_text(tuned_file.to_text(entries))
     monkeypatch.setattr(CaseRunner, "run", None)
-    assert cli.main(["tune", "--show"]) == 0
-    text = capsys.readouterr().out
+    text = output(capsys, "tune", "--show")
     assert f"{file}: 2 orders" in text
     assert f"\n{here}\n" in text
     assert f"\n{old} (does not hold here)\n" in text
@@ -216,15 +199,11 @@ def test_what_was_measured_is_shown_and_removed(
     assert shown[0]["seconds"] == dict(seconds)
     assert json_output(capsys, "tune", "--clear") == dict(schema=1, command="tune", file=str(file), removed=True)
     assert not file.exists()
-    assert cli.main(["tune", "--clear"]) == 0
-    assert f"there is no file {file}" in capsys.readouterr().out
-    assert cli.main(["tune", "--show"]) == 0
-    assert f"{file}: no orders" in capsys.readouterr().out
+    assert f"there is no file {file}" in output(capsys, "tune", "--clear")
+    assert f"{file}: no orders" in output(capsys, "tune", "--show")
     file.write_text("[]")
     assert cli.main(["tune", "--show"]) == 2
     assert f"{file}: no object with schema 1" in capsys.readouterr().err
-    assert cli.main(["tune", "--clear"]) == 0
-    assert not file.exists()
 
 
 def test_there_must_be_a_file_to_write_and_one_process(

@@ -36,10 +36,9 @@ def test_a_model_is_what_was_saved_and_can_be_trained_on(saved: Path) -> None:
     model.bits_per_byte(torch.zeros(1, 9, dtype=torch.uint8)).backward()
 
 
-@pytest.mark.parametrize("step", [997, pytest.param(31, marks=pytest.mark.slow)])
-def test_a_flipped_byte_is_refused_or_changes_nothing(saved: Path, step: int, tmp_path: Path) -> None:
+def test_a_flipped_byte_is_refused_or_changes_nothing(saved: Path, tmp_path: Path) -> None:
     content, weights = saved.read_bytes(), load_model(saved).state_dict()
-    places = [*range(0, len(content), step), *range(60), *range(len(content) - 60, len(content))]
+    places = [*range(0, len(content), 997), *range(60), *range(len(content) - 60, len(content))]
     for place in places:
         damaged = bytearray(content)
         damaged[place] ^= 1 + place % 255
@@ -57,27 +56,11 @@ def test_a_truncated_model_is_refused(saved: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        dict(width=10**9),
-        dict(layers=10**9),
-        dict(layers=2),
-        dict(heads=0),
-        dict(heads=3),
-        dict(context=-1),
-        dict(context="x"),
-        dict(depth=3),
-    ],
+    [dict(width=10**9), dict(layers=10**9), dict(layers=2), dict(heads=3), dict(context=-1), dict(context="x"), dict(depth=3)],
     ids=str,
 )
 def test_sizes_that_are_not_those_of_the_weights_are_refused(saved: Path, change: dict[str, Any], tmp_path: Path) -> None:
     content = torch.load(saved, weights_only=True)
     torch.save(content | dict(config=content["config"] | change), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"model\.pt' holds no model"):
-        load_model(tmp_path / "model.pt")
-
-
-@pytest.mark.parametrize("content", [3, {}, dict(config=3, weights=3), dict(config={}, weights={}), [1]], ids=str)
-def test_other_contents_are_refused(content: Any, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt' holds no model"):
         load_model(tmp_path / "model.pt")

@@ -17,7 +17,7 @@ import torch
 from dilkit.tools import cli
 from dilkit.tools.demo.text import generation, scaling, task
 from dilkit.tools.demo.text.corpus import load_text
-from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model, save_model
+from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model
 from dilkit.tools.demo.text.record import Budget
 from dilkit.tools.demo.text.sample import sample_bytes
 from dilkit.tools.demo.trainer import Trainer
@@ -78,6 +78,7 @@ def test_all_results_are_written(run: tuple[Path, str], trained: Path) -> None:
     markdown = (trained / "report.md").read_text()
     assert f"{before:.2f} -\\> {after:.2f} bits per byte" in markdown
     assert (trained / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert load_model(trained / "model.pt").config.context == CONTEXT
 
 
 def test_short_windows_are_said_and_the_model_is_where_it_is_wanted(
@@ -112,13 +113,13 @@ def test_interruption_before_the_first_step_keeps_an_earlier_model(
 
 def test_same_seed_gives_the_same_course(corpus: Path) -> None:
     def losses(seed: int) -> list[float]:
-        text = load_text([str(corpus)], CONTEXT)
         config = ModelConfig(context=CONTEXT, width=32, layers=1)
         learnt = task.TextTask(text.train, task.held_out_windows(text.held_out, CONTEXT), config, seed, task.Alone())
         trainer = Trainer(learnt, Budget(steps=2))
         trainer.run(2, lambda: None, lambda: None)
         return [loss for *_, loss in trainer.curve] + [point.held_out for point in trainer.points]
 
+    text = load_text([str(corpus)], CONTEXT)
     assert losses(1) == losses(1) != losses(2)
 
 
@@ -130,6 +131,8 @@ def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
         assert Path(name).read_bytes() in text.held_out
         assert Path(name).read_bytes() not in text.train
     assert text == load_text([str(corpus)], CONTEXT)
+    windows = task.held_out_windows(bytes(range(200)), 64)
+    assert [int(window[0]) for window in windows] == [0, 67, 135], "they do not overlap"
 
 
 def test_of_the_library_what_is_installed_and_its_tests_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +145,8 @@ def test_of_the_library_what_is_installed_and_its_tests_are_left_out(tmp_path: P
     assert held == [True, True, False, False]
 
 
-def test_windows_do_not_overlap() -> None:
-    windows = task.held_out_windows(bytes(range(200)), 64)
-    assert windows.shape == (3, 65)
-    assert [int(window[0]) for window in windows] == [0, 67, 135]
-
-
-@pytest.mark.parametrize("when", [pytest.param("training", marks=pytest.mark.slow), "measuring"])
+@pytest.mark.parametrize("when", ["training", "measuring"])
+@pytest.mark.usefixtures("without_pictures")
 def test_interrupted_run_reports_what_there_is(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
@@ -166,19 +164,9 @@ def test_interrupted_run_reports_what_there_is(
     assert report["interrupted"] == when
     assert report["training"]["steps"] == (2 if when == "training" else 3)
     assert len(report["scaling"]["rows"]) == (0 if when == "training" else 1)
-    markdown = (tmp_path / "report.md").read_text()
-    assert f"INTERRUPTED while {when}" in markdown
-    assert ("attention alone was not measured" in markdown) == (when == "training")
+    assert f"INTERRUPTED while {when}" in (tmp_path / "report.md").read_text()
     assert f"INTERRUPTED while {when}" in capsys.readouterr().out
-    assert (tmp_path / "report.png").exists()
     load_model(tmp_path / "model.pt")
-
-
-def test_no_longer_sequence_is_measured_after_long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "LONGEST", 0.0)
-    sweep = scaling.LengthSweep(ModelConfig(context=CONTEXT).problem(), [64, 128])
-    sweep.run()
-    assert [row.tokens for row in sweep.rows] == [64]
 
 
 def test_sampling_continues_the_prompt(trained: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -220,15 +208,6 @@ def test_the_model_never_sees_what_comes_later() -> None:
     assert not torch.equal(before[:, 150:], after[:, 150:])
 
 
-def test_checkpoint_brings_the_model_back(tmp_path: Path) -> None:
-    model = ByteTransformer(ModelConfig(context=64, width=16, layers=1))
-    save_model(model, tmp_path / "m.pt")
-    loaded = load_model(tmp_path / "m.pt")
-    assert loaded.config == model.config
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value)
-
-
 class Evil:
     """Running code while it is loaded."""
 
@@ -236,30 +215,27 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
-def bad_checkpoint(kind: str, path: Path) -> None:
-    good: dict[str, Any] = dict(config=dict(context=64), weights={})
-    if kind == "text":
-        path.write_text("not a checkpoint")
-    elif kind == "foreign":
-        torch.save({"state_dict": {}}, path)
-    elif kind == "code":
-        torch.save({**good, "config": Evil()}, path)
-    elif kind == "weights":
-        torch.save(good, path)
+FOREIGN: dict[str, Any] = {
+    "text": "not a checkpoint",
+    "a state": dict(state_dict={}),
+    "code": dict(config=Evil(), weights={}),
+    "weights": dict(config=dict(context=64), weights={}),
+    "a number": 3,
+    "numbers": dict(config=3, weights=3),
+}
 
 
-@pytest.mark.parametrize("kind", ["text", "foreign", "code", "weights", "missing"])
-def test_bad_checkpoint_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_checkpoint_is_refused(
+    content: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bad_checkpoint(kind, tmp_path / "m.pt")
+    Path("m.pt").write_text(content) if isinstance(content, str) else torch.save(content, "m.pt")
     assert cli.main(["demo", "--sample", "x", "--checkpoint", "m.pt"]) == 2
     error = capsys.readouterr().err
-    what = "does not exist" if kind == "missing" else "holds no model of this `dilkit demo`"
-    assert f"--checkpoint: 'm.pt' {what}" in error
+    assert "--checkpoint: 'm.pt' holds no model of this `dilkit demo`" in error
     assert error.count("\n") == 1
-    assert not (tmp_path / "evil").exists()
+    assert not Path("evil").exists()
 
 
 @pytest.mark.parametrize(
@@ -271,14 +247,10 @@ def test_bad_checkpoint_is_refused(
         (["--text", "nothing"], "--text: nothing, 0 different files with text, leaves 0 bytes to learn from"),
         (["--text", "a.txt", "--context", "64"], "--text: a.txt, 1 different files with text, leaves 0 bytes to learn from"),
         (["--text", "a.txt", "b.txt"], "more than one context of 8,192 bytes is needed"),
-        (["--minutes", "0"], "--minutes: '0' is not a number above 0"),
-        (["--minutes", "nan"], "--minutes: 'nan' is not a number above 0"),
         (["--steps", "0"], "--steps: '0' is not a whole number of 1 or more"),
         (["--steps", "1", "--minutes", "1"], "not allowed with"),
-        (["--context", "63"], "--context: '63' is not a whole number of 64 or more"),
         (["--bytes", "10"], "--bytes: has no meaning in training on text"),
         (["--sample", "x", "--minutes", "1"], "--minutes: has no meaning with --sample"),
-        (["--sample", "x", "--temperature", "-1"], "--temperature: -1.0 is not a number of 0 or more"),
         (["--save", "nothing"], "--save: 'nothing' is a folder; name a file"),
         (["--save", "a.txt/model.pt"], "--save: folder 'a.txt' cannot be made"),
         (["--sample", "x"], "--checkpoint: 'dilkit-demo/model.pt' does not exist"),

@@ -1,6 +1,6 @@
 """Commands that write files, ended by a signal at random moments, and what is left of their files then.
 
-    python tests/helpers/killing.py VERB SIGNAL MOMENTS      # as: "bench --overhead" SIGKILL 20
+    python tests/tools/commands/killing.py VERB SIGNAL MOMENTS      # as: "demo --image" SIGKILL 20
 
 prints one JSON object a moment, and one of a last run over what the others have left, which nothing ends. Children are forked
 from a process that has imported torch already, so that moments are spent on the work of the command and not on its start.
@@ -29,15 +29,12 @@ VERBS = {
     "demo": "demo --steps 4 --context 64 --text {text} --out {out} --save {out}/model.pt",
     "demo --image": "demo --image --steps 2 --out {out}",
     "bench": "bench " + SMALL + " --out {out}",
-    "bench --overhead": "bench --overhead --seq 16 --repeats 3 --out {out}",
     "bench --suite orders": "bench --suite orders --quick --out {out}",
     "tune": "tune " + SMALL,
     "report": "report {results}/cpu.json --html {out}/page.html --md {out}/page.md",
-    "order": "order --shape 16x16 --png {out}/order.png",
     "draw": "draw --seq 32 --heads 2 --segments 8,16 --rates 1,2 --out {out}/draw.svg",
-    "plan": "plan --json",
 }
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
 def killed(verb: str, number: int, moments: int) -> Iterator[dict[str, Any]]:
@@ -94,7 +91,16 @@ def _ended(main: Callable[[list[str]], int], arguments: list[str], home: Path, m
     """The exit code and stderr of a forked child that runs `main`, with signal `number` at `moment`; 0 is no signal."""
     child = os.fork()
     if not child:
-        _run(main, arguments, home)
+        code = 70
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for stream, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+            code = main(arguments)
+        except BaseException as error:
+            os.write(2, f"Traceback of {type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(code)
     deadline = time.monotonic() + moment
     while time.monotonic() < deadline:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -109,19 +115,6 @@ def _ended(main: Callable[[list[str]], int], arguments: list[str], home: Path, m
             return os.waitpid(child, 0)[1] * 0 + 999, "hangs"
         time.sleep(0.005)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (home / "stderr").read_text()
-
-
-def _run(main: Callable[[list[str]], int], arguments: list[str], home: Path) -> None:
-    code = 70
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for stream, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-        code = main(arguments)
-    except BaseException as error:
-        os.write(2, f"Traceback of {type(error).__name__}: {error}".encode())
-    finally:
-        os._exit(code)
 
 
 def left(folder: Path) -> dict[str, list[str]]:
