@@ -25,10 +25,10 @@ import newcomer
 import reach
 
 SHARES = 4
-KERNEL = r"backends/native/.*\.(c|h|pyx)|tests/sanitize/(run|driver|steps)|tests/helpers/kernel_driver"
+KERNEL = r"backends/native/.*\.(c|h|pyx)|tests/sanitize/(run|driver|steps|problems)"
 OF_C = {
     "run": KERNEL,
-    "orders": r"dilkit/orders/.*\.(c|h|pyx)|tests/sanitize/orders|tests/helpers/sanitized",
+    "orders": r"dilkit/orders/.*\.(c|h|pyx)|tests/sanitize/(orders|extensions)",
     "aarch64": KERNEL + "|tests/sanitize/aarch64",
 }
 """The scripts of `tests/sanitize`, with the files that each is about."""

@@ -129,13 +129,14 @@ def saved(hooks: str) -> Iterator[None]:
 
 
 def attend(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None
+    call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor | None = None, bias: Any = None
 ) -> tuple[Tensor, Tensor | None]:
-    """`(out, lse)` by the way that the call takes; a module gives no `lse`."""
+    """`(out, lse)` by the way that the call takes; a module gives no `lse`. Scores are changed in the way "function" alone."""
     case, options = call.case, dict(is_causal=call.case.is_causal, key_padding_mask=mask, sink=sink)
     direct: Any = dict(options, scale=case.scale, backend=call.backend, return_lse=True)
 
     def function(*qkv: Tensor, **other: Any) -> Any:
+        other |= dict(bias=bias, softcap=case.softcap or None) if call.way == "function" else {}
         if case.lengths:
             return attend_packed(case, qkv, {**direct, **other})
         return dilated_attention(*qkv, case.pattern, **{**direct, **other})
@@ -198,7 +199,7 @@ def computed(call: Call, tensors: Tensors) -> Results:
     """All results of a call, forward and backward."""
     inputs = leaves(call, tensors)
     with saved(call.hooks):
-        outputs = attend(call, *inputs[:3], tensors.mask, *inputs[3:])
+        outputs = attend(call, *inputs[:3], tensors.mask, *inputs[3:], bias=tensors.bias)
     return results(call, tensors, outputs, inputs)
 
 

@@ -55,11 +55,11 @@ class Machine(RuleBasedStateMachine):
     def clear(self) -> None:
         self.do("clear")
 
-    @rule(call=draw.calls())
+    @rule(call=draw.calls(may_score=True))
     def call(self, call: draw.Data) -> None:
         self.do("call", call=call)
 
-    @rule(call=draw.calls(longest=300, ways=("function", "operator")))
+    @rule(call=draw.calls(longest=400, ways=("function", "operator"), may_score=True))
     def long_call(self, call: draw.Data) -> None:
         self.do("call", call=call)
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.journal import CORPUS, keep
 from helpers.project import ROOT
-from helpers.sanitized import MISSING, build, environment, links
+from sanitize.extensions import MISSING, build, environment, links
 
 MOST_DEATHS = 10
 """After so many dead processes there is no point in another."""

@@ -67,8 +67,9 @@ def calls(
     other_kinds: int = 1,
     dropout: tuple[float, ...] = (0.0,),
     may_pack: bool = False,
+    may_score: bool = False,
 ) -> Data:
-    """A call of any backend, in any layout, by one of `ways`."""
+    """A call of any backend, in any layout, by one of `ways`; `may_score`: with a bias, or with scores that are capped."""
     case = draw(cases(longest, other_kinds))
     if case.mask == "none" and (may_pack or ways == RARELY_COMPILED) and draw(st.booleans()):
         length = st.just(case.seq) if on_a_grid(case.pattern) else st.integers(0, 3) | st.integers(0, 40)
@@ -78,6 +79,8 @@ def calls(
         case = replace(case, dropout_p=draw(st.sampled_from(dropout)))
     layout = st.sampled_from(SAME_VALUES if case.values == "ignored NaN" else tuple(LAYOUTS))
     way = draw(st.sampled_from(ways))
+    if may_score and way == "function" and case.values == "normal" and draw(st.booleans()):
+        case = replace(case, bias=draw(st.sampled_from(["none", *BIAS_FORMS])), softcap=draw(st.sampled_from([0.0, 0.7, 5.0])))
     backend = draw(st.sampled_from(able(case)))
     promised = backend == "native" or not (case.values == "huge" or (case.scale or 0) > 1)  # what gradients of large scores are
     wants = st.sampled_from([(True,) * 3, (True,) * 3]) | st.tuples(*[st.booleans()] * 3)

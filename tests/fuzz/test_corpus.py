@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fuzz import run, session
+from fuzz import session
 from fuzz.calls import Call
 from fuzz.checks import Wrong
-from fuzz.journal import CORPUS, Journal, read, write
+from fuzz.journal import CORPUS, read
 from fuzz.rounding import within_rounding
 from fuzz.world import STEPS
 
@@ -72,54 +71,6 @@ def test_a_planted_fault_is_found(
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises(Wrong):
         session.perform([step])
-
-
-def test_steps_that_a_failure_does_not_need_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "cache_info", lambda: plan.CacheInfo(0, 0, 1, 10, 100))
-    journal, last = tmp_path / "journal", dict(do="clear")
-    write(journal, [dict(do="set_to", name="threads", value="2"), dict(do="call", call=CALL), last])
-    session.shorten(journal)
-    assert read(journal) == [last]
-
-
-def test_a_world_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DILKIT_CPU_ISA", "generic")
-    before = torch.get_num_threads()
-    settings = [("threads", "5"), ("DILKIT_CPU_ISA", ""), ("DILKIT_CACHE_BYTES", "0")]
-    session.perform([dict(do="set_to", name=name, value=value) for name, value in settings])
-    assert torch.get_num_threads() == before
-    assert dilkit.environment.cpu_isa(("avx2", "generic")) == "generic"
-    assert dilkit.environment.cache_bytes() > 0
-
-
-def test_a_session_counts_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "RUNS", 1)
-    assert session.fuzz(0.001, 7, tmp_path / "journal", tmp_path / "counts", tmp_path) == 0
-    counted = json.loads((tmp_path / "counts").read_text())
-    assert counted["next"] - 7 == counted["counts"]["runs"] >= 1
-    assert counted["failures"] == []
-
-
-def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for a session: it writes a step down and dies, by a signal, by a sanitizer, and by a signal after its end."""
-    seeds = []
-
-    def dies(home: Path, variables: dict[str, str], *options: str) -> int:
-        given = dict(zip(options[::2], options[1::2], strict=True))
-        seeds.append(int(given["--seed"]))
-        Journal(Path(given["--journal"])).write(dict(do="clear"))
-        ended = dict(next=seeds[-1] + 1, counts=dict(runs=1), failures=[], ended=True)
-        if len(seeds) >= 3:
-            Path(given["--counts"]).write_text(json.dumps(ended))
-        return [-11, 1, -6, 0][len(seeds) - 1]
-
-    monkeypatch.setattr(run, "start", dies)
-    monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
-    report = run.sessions(tmp_path, {}, tmp_path, minutes=1, seed=3)
-    assert seeds == [3, 4, 5, 7]
-    assert len(report["failures"]) == 3
-    assert "ended with -11 at seed 3" in report["failures"][0]
-    assert [read(path) for path in (tmp_path / "corpus").iterdir()] == [[dict(do="clear")]]
 
 
 @pytest.mark.parametrize("dtype_name", DTYPES)

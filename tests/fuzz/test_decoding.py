@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fuzz.calls import Call
-from fuzz.checks import Wrong
 from fuzz.steps.decoding import Action
 from fuzz.world import World
 from helpers.pairwise import diagonal
 
-from dilkit import BlockSparse, DilatedCache, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
-from dilkit.decoding.paged.sequence import SequenceRows
-from dilkit.op.scores import Scores
+from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.problem import DTYPES, STORED
 from dilkit.testing.bias_forms import BIAS_FORMS
 from dilkit.testing.problems import Case
@@ -60,27 +56,3 @@ def decode(pattern: Pattern, seed: int, actions: list[Action] | None = None, **g
 @pytest.mark.parametrize(("name", "bias"), diagonal(PATTERNS, ["none", *BIAS_FORMS]))
 def test_steps_are_rows_of_the_whole(name: str, bias: str) -> None:
     assert decode(PATTERNS[name], len(name), bias=bias) > 5
-
-
-def from_the_beginning(scores: Scores, rows: Any) -> Scores:
-    return OF_ROWS(scores, slice(0, rows.stop - rows.start) if isinstance(rows, slice) else rows - rows.min())
-
-
-OF_ROWS = Scores.of_rows
-FAULTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
-    "a bias that begins anew": (Scores, "of_rows", from_the_beginning, "grid"),
-    "rows that are given back too soon": (SequenceRows, "_first_again", lambda sequence, row: row, "none"),
-    "a crop that is forgotten": (DilatedCache, "crop", lambda cache, length: None, "none"),
-}
-
-
-@pytest.mark.parametrize(("owner", "name", "fault", "bias"), FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_found(
-    owner: Any, name: str, fault: Callable[..., Any], bias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    actions = [("rows", 0, 8), ("rows", 0, 4), ("back", 0, 3), ("rows", 0, 3), ("rows", 0, 4)]
-    plain: dict[str, Any] = dict(bias=bias, actions=actions, dtype="float64", softcap=0.0)
-    decode(PATTERNS["nested"], 0, **plain)
-    monkeypatch.setattr(owner, name, fault)
-    with pytest.raises((Wrong, ValueError)):
-        decode(PATTERNS["nested"], 0, **plain)

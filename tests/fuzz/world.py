@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from fuzz.steps import decoding, malformed, modules, orders, passes, ranks, settings, single, together
+from fuzz.steps import decoding, malformed, modules, orders, passes, ranks, single
 
 from dilkit import plan
 
@@ -28,7 +28,7 @@ def _defined_in(module: ModuleType) -> dict[str, Callable[..., None]]:
 
 STEPS = {
     name: step
-    for module in (settings, single, together, passes, malformed, orders, ranks, modules, decoding)
+    for module in (single, passes, malformed, orders, ranks, modules, decoding)
     for name, step in _defined_in(module).items()
 }
 

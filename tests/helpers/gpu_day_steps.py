@@ -13,39 +13,39 @@ from dilkit.tools.gpu_day.step import Context, Item, Step, judged, noted
 
 
 def noting(context: Context, log: str) -> Iterator[Item]:
-    """It adds a line to the file `log`."""
+    """Add a line to the file `log`."""
     with Path(log).open("a") as file:
         file.write("ran\n")
     yield noted("wrong so far", str(context.wrong))
 
 
 def hangs(context: Context) -> Iterator[Item]:
-    """It finds one thing, and then waits for what never comes."""
+    """Find one thing, then wait for what never comes."""
     yield noted("before", "found")
     faulthandler.dump_traceback_later(0.2)  # whose place is asked for at the deadline: this is when it has come here for sure
     time.sleep(600)
 
 
 def fails(context: Context) -> Iterator[Item]:
-    """It raises."""
+    """Find one thing, then raise."""
     yield noted("before", "found")
     raise ZeroDivisionError("no such thing")
 
 
 def finds(context: Context) -> Iterator[Item]:
-    """A backend is wrong in a dtype."""
+    """Find that a backend is wrong in a dtype."""
     yield judged("some case", "off by one", "native", "float32")
 
 
 def until_it_hangs(job: Job, end: float) -> bool:
-    """In the place of `Job._wait`: a deadline that comes when a step has said where it hangs, however slow the machine is."""
+    """Stand in for `Job._wait`: the deadline comes when a step has said where it hangs, however slow the machine is."""
     while job.code is None and "in hangs" not in job.text:
         time.sleep(0.05)
     return job.code is not None
 
 
 def plan(log: Path) -> tuple[Step, ...]:
-    """Each of them, and a step of a later stage."""
+    """Return each of them, and a step of a later stage."""
     step = Step("correctness", "", "", 60, "helpers.gpu_day_steps:noting", (str(log),))
     return (
         replace(step, name="hangs", seconds=2.5, run="helpers.gpu_day_steps:hangs", options=(), backend="numba_cuda"),

@@ -21,26 +21,8 @@ else:
 ROOT = Path(__file__).parents[2]
 ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 """The top-level folders, each with the name that it is installed under."""
-BUILT = (
-    "*.so",
-    "_*.c",
-    "__pycache__",
-    "*.egg-info",
-    ".git",
-    ".venv",
-    ".*_cache",
-    ".hypothesis",
-)
-BUILT_AT_THE_TOP = (
-    "build",
-    "dist",
-    "dilkit-demo",
-    "dilkit-demo-image",
-    "dilkit-demo-llama",
-    "dilkit-demo-ranks",
-    "dilkit-bench",
-    "site",
-)
+BUILT = "*.so", "_*.c", "__pycache__", "*.egg-info", ".git", ".venv", ".*_cache", ".hypothesis"
+BUILT_AT_THE_TOP = "build", "dist", "dilkit-demo*", "dilkit-bench", "site"
 """Folders inside the packages may have these names too."""
 
 

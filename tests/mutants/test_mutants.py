@@ -9,7 +9,6 @@ from helpers.project import ROOT
 from mutants.compiled import MUTANTS
 from mutants.faults import Fault, _places, drawn
 from mutants.mutant import Mutant
-from mutants.run import KILLED, LIVES, Outcome, missing, table, verdict
 
 SOURCE = '''\
 class Runs:
@@ -30,14 +29,6 @@ def test_a_mutant_fits(mutant: Mutant) -> None:
     for test in mutant.tests.split():
         file, *names = test.split("::")
         assert all(re.search(rf"^def {name}\b", (ROOT / file).read_text(), re.MULTILINE) for name in names), test
-
-
-def test_a_mutant_that_fits_no_more_is_told() -> None:
-    mutant = Mutant("nothing", "file.c", "a = 1", "a = 2", "tests")
-    assert mutant.applied("a = 1\nb = 1\n") == "a = 2\nb = 1\n"
-    for text in ("a = 3\n", "a = 1\na = 1\n"):
-        with pytest.raises(ValueError, match=r"file.c holds 'a = 1' [02] times"):
-            mutant.applied(text)
 
 
 def test_faults_of_python_are_in_the_code_of_functions() -> None:
@@ -68,12 +59,3 @@ def test_drawn_faults_are_the_same_for_a_seed() -> None:
     for fault in faults:
         assert (ROOT / fault.tests).is_dir()
         compile(fault.applied_in(ROOT), fault.file, "exec")
-
-
-def test_only_a_test_that_failed_has_noticed() -> None:
-    assert [verdict(code) for code in (1, 2, -11)] == [KILLED] * 3
-    assert [verdict(code) for code in (0, 3, 4, 5)] == [LIVES] * 4
-    shown = table([Outcome(MUTANTS[0], KILLED, 1.25), Outcome(MUTANTS[1], LIVES, 2.0, "why")])
-    assert f"LIVES: {MUTANTS[1]}: why" in shown
-    assert shown.endswith("1 killed, 1 LIVES")
-    assert missing("") == ""

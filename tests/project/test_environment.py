@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.project import ROOT, metadata, run, succeed
+from helpers.project import ROOT, run, succeed
 
 pytestmark = pytest.mark.surroundings
 
 SCRIPTS = ROOT / ".ci" / "environment"
 MACHINE = str(SCRIPTS / "machine.py")
 TARGETS = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
-CUDA = ["numpy", "nvidia-cublas==13.1; platform_system == 'Linux'"]
-
-
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
 
 
 @pytest.fixture
@@ -50,73 +40,13 @@ def test_a_virtual_environment_with_torch_is_used_as_it_is(virtual: Path) -> Non
     assert f'"{virtual}" .ci/environment/install.py demo' in planned
     assert f'"{virtual}" -m dilkit demo' in planned
     assert ".venv" not in planned
+    assert ".venv/bin/python -m dilkit demo" in succeed("make", "--dry-run", "--always-make", "demo", cwd=ROOT), (
+        "any other makes one"
+    )
     os.utime(virtual.parents[1] / "pyvenv.cfg", (1, 1))
     assert succeed(str(virtual), MACHINE, "--reused", cwd=ROOT).strip() != noted, (
         "an environment that was made anew is another one"
     )
-
-
-def test_any_other_interpreter_makes_an_environment(virtual: Path) -> None:
-    (torch,) = virtual.parents[1].glob("lib/python*/site-packages/torch.py")
-    torch.unlink()
-    assert succeed(str(virtual), MACHINE, "--reused", cwd=ROOT).strip() == ""
-    planned = succeed("make", "--dry-run", "--always-make", "demo", f"PYTHON={virtual}", cwd=ROOT)
-    assert f'"{virtual}" -m venv .venv' in planned
-    assert ".venv/bin/python -m dilkit demo" in planned
-
-
-@pytest.mark.usefixtures("scripts")
-@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils:UserWarning")  # pip imports it, under Python 3.10
-def test_stages_take_what_pyproject_says() -> None:
-    import install
-
-    project = metadata()["project"]
-    demo = install.requirements("demo")
-    assert {*project["dependencies"], *project["optional-dependencies"]["plot"], *metadata()["build-system"]["requires"]} == {
-        *demo
-    }
-    assert install.requirements("test") == project["optional-dependencies"]["test"]
-    assert not [name for name in demo if re.match("cupy|nvidia|mypy|mkdocs|mpi4py|pytest", name)]
-
-
-class Commands:
-    """Stands in for `subprocess`: pip's report says what its torch needs, and uv ends as it is told."""
-
-    def __init__(self, needs: list[str], uv: int) -> None:
-        self.needs, self.uv, self.seen = needs, uv, []
-
-    def run(self, command: tuple[str, ...], **options: Any) -> subprocess.CompletedProcess[str]:
-        self.seen.append(Path(command[0]).name)
-        report = json.dumps({"install": [{"metadata": {"requires_dist": self.needs}}]})
-        return subprocess.CompletedProcess(command, self.uv if command[0] == "uv" else 0, report, "")
-
-
-@pytest.fixture
-def prefer(scripts: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Which programs are started to choose a torch."""
-    import torch_build
-
-    def started(needs: list[str], uv: int = 0, gpu: bool = False) -> list[str]:
-        commands = Commands(needs, uv)
-        monkeypatch.setattr(torch_build, "subprocess", commands)
-        monkeypatch.setattr(torch_build, "has_gpu", lambda: gpu)
-        monkeypatch.setattr(torch_build.importlib.util, "find_spec", lambda name: None)
-        monkeypatch.setattr(torch_build.shutil, "which", lambda name: name)
-        monkeypatch.setattr(torch_build.sys, "platform", "linux")
-        torch_build.prefer_cpu("torch>=2.6", ("--constraint", "constraints.txt"))
-        return commands.seen
-
-    return started
-
-
-def test_torch_for_cpus_is_preferred_where_there_is_no_gpu(prefer: Callable[..., list[str]], capsys: Any) -> None:
-    python = Path(sys.executable).name
-    assert prefer(CUDA) == [python, "uv"]
-    assert prefer(["numpy", "cuda-python; extra == 'x'"]) == [python], "pip's build is one for CPUs"
-    assert prefer(CUDA, gpu=True) == []
-    assert capsys.readouterr().out == ""
-    assert prefer(CUDA, uv=2) == [python, "uv"]
-    assert "not to be had" in capsys.readouterr().out
 
 
 @pytest.mark.slow

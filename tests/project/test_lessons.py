@@ -24,12 +24,6 @@ def test_a_lesson_runs_and_draws_its_picture(page, tmp_path):
     assert all((ROOT / lessons.PICTURES / name).exists() for name in shown)
 
 
-def test_lessons_are_listed_and_say_where_to_go_next():
-    listed = re.findall(r"\]\((\w+)\.md\)", (ROOT / lessons.LESSONS / "index.md").read_text())
-    assert sorted(listed) == [page.stem for page in PAGES]
-    assert all("\n## Where next\n" in page.read_text() for page in PAGES)
-
-
 def test_a_lesson_is_a_notebook():
     pytest.importorskip("jupytext", reason="jupytext is not installed (pip install dilkit[docs])")
     for page in PAGES:

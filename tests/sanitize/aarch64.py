@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.kernel_driver import build, write_problems
+from sanitize.problems import build, write_problems
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", EMULATOR: "qemu-user"}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.sanitized import MISSING, build, environment, links
+from sanitize.extensions import MISSING, build, environment, links
 
 
 def main() -> int:

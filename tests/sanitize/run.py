@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.kernel_driver import build, write_problems
+from sanitize.problems import build, write_problems
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 WIDE = {name: ["-Wno-psabi"] for name in ("avx512", "avx512bf16", "amx")}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 import pytest
-from helpers.yardsticks import shrink
+from helpers.measuring import shrink
 
 from dilkit.threads import torch_threads
 

@@ -1,14 +1,16 @@
-"""One call at a time, forward and backward."""
+"""Calls, forward and backward, one at a time or several at once, and the settings that they run under."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from fuzz.calls import Call, computed, tensors_of
-from fuzz.checks import require, require_right, require_same
+from fuzz.checks import in_threads, require, require_right, require_same
 
 from dilkit import dilated_attention, plan
 from dilkit.testing.poison import poisoned_memory
@@ -42,3 +44,28 @@ def empty(world: Any, call: dict[str, Any], batch: bool) -> None:
     out = dilated_attention(*qkv, one.case.pattern, backend=one.backend)
     out.sum().backward()
     require(out.shape == qkv[0].shape and all(x.grad is not None and x.grad.shape == x.shape for x in qkv), "shapes differ")
+
+
+def together(world: Any, calls: list[dict[str, Any]], clears: int) -> None:
+    """Each call in a thread of its own, while another thread clears the cache."""
+    each = [Call.from_data(call) for call in calls]
+    given = [tensors_of(one) for one in each]
+    jobs: list[Callable[[], Any]] = [lambda one=one, x=x: computed(one, x) for one, x in zip(each, given, strict=True)]
+    found = in_threads([*jobs, lambda: [plan.cache_clear() for _ in range(clears)]])
+    for one, tensors, result in zip(each, given, found, strict=False):
+        require_right(one, tensors, result)
+
+
+def set_to(world: Any, name: str, value: str) -> None:
+    """An environment variable, or the number of threads of torch."""
+    if name == "threads":
+        torch.set_num_threads(int(value))
+    else:
+        os.environ[name] = value
+
+
+def clear(world: Any) -> None:
+    """Empty the pattern cache."""
+    plan.cache_clear()
+    info = plan.cache_info()
+    require(info.entries == info.bytes == 0, f"the cache is not empty: {info}")

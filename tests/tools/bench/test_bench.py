@@ -88,11 +88,6 @@ class TestWithoutPictures:
         assert kept.interrupted
         assert "interrupted" in capsys.readouterr().out
 
-    def test_the_environment_names_the_backends(self, tmp_path, capsys, monkeypatch) -> None:
-        monkeypatch.setenv("DILKIT_BACKEND", "reference")
-        assert bench(tmp_path, "--seq", "32", "--json") == 0
-        assert [one["name"] for one in json.loads(capsys.readouterr().out)["contestants"]] == ["reference"]
-
     @pytest.mark.parametrize("option", [[], ["--overhead"]], ids=["lengths", "overhead"])
     def test_a_folder_that_cannot_be_made_is_said_before_measuring(self, option, tmp_path, capsys, monkeypatch) -> None:
         monkeypatch.setattr(CaseRunner, "run", None)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dilkit.device import probe
 from dilkit.tools.bench.costs import flash
 from dilkit.tools.bench.costs.bounds import Bound, bound_of
 from dilkit.tools.bench.costs.cards import CARDS
-from dilkit.tools.bench.costs.document import document, seconds
-from dilkit.tools.bench.costs.record import CostsResult, KernelCost, Whole
+from dilkit.tools.bench.costs.document import seconds
+from dilkit.tools.bench.costs.record import KernelCost
 from dilkit.tools.bench.gpu.cases import CONFIGURATIONS
-from dilkit.tools.results.file import new_result
 
 A100 = next(card for card in CARDS if card.name == "A100")
 ISSUED = 2**24, 2**24, 2**23, 0, 10, 20, 10**6, 10**6, 2**27, 0, 1, 2, 3, 10**9
@@ -33,11 +31,3 @@ def test_flash_attention_does_the_nominal_flops() -> None:
         products = sum(bound.tensor for bound in flash.forward(asked, 64, A100)) * A100.tensor
         assert products == pytest.approx(asked.problem(64).flops())
         assert sum(bound.tensor for bound in flash.backward(asked, 64, A100)) * A100.tensor == pytest.approx(2.5 * products)
-
-
-def test_the_document_has_a_row_for_each_pass() -> None:
-    whole = Whole(problem="p", name="mma_forward", tiles=9, run=2, count="fma", whole=200, from_few=201)
-    result = new_result(CostsResult, probe("cpu"), nvrtc="12.9", rows=(COST.row(),), wholes=(whole,))
-    assert KernelCost.read(COST.row()) == COST
-    ours, *_ = document(result).tables[0].rows
-    assert (ours[4], ours[7]) == ("cupy_raw", "0.643 memory")

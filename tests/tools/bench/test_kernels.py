@@ -6,11 +6,9 @@ import pytest
 from helpers.project import ROOT
 
 from dilkit.backends.cuda.compile import compiler_version
-from dilkit.device import probe
 from dilkit.tools.bench.kernels.cases import builds, compiled
-from dilkit.tools.bench.kernels.document import document, sentence
 from dilkit.tools.bench.kernels.record import KernelsResult
-from dilkit.tools.results.file import new_result, read_result
+from dilkit.tools.results.file import read_result
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
@@ -26,11 +24,3 @@ def test_the_table_in_the_docs_is_of_these_kernels(every: bool) -> None:
         if not every and build.names != ("row_dots",):
             continue
         assert all(kernel in kept for kernel in compiled(build)), "write the table anew with: make kernels"
-
-
-def test_the_document_shows_registers_and_says_what_spills() -> None:
-    start = "float16 64 plain ab12 128 2 128 0 25600"
-    rows = (f"name sm_75 {start} 99 0 0", f"name sm_80 {start} 255 8 16")
-    result = new_result(KernelsResult, probe("cpu"), nvrtc="12.9", quick=False, rows=rows)
-    assert "2 CUDA kernels for 2 architectures, compiled by NVRTC 12.9: 1 SPILL registers" in sentence(result)
-    assert document(result).tables[0].rows == (("name", "float16", "64", "128", "128", "2", "25 KiB", "99", "255"),)

@@ -12,17 +12,16 @@ import pytest
 from dilkit.comm import Comm
 from dilkit.comm.launch import processes, task
 from dilkit.comm.launch.processes import JobError
-from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
-from dilkit.tools.bench.ranks import faults, targets
+from dilkit.tools.bench.ranks import faults
 from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.cases import SMALL
-from dilkit.tools.bench.ranks.record import Fault, Memory, RanksResult
+from dilkit.tools.bench.ranks.record import Fault, RanksResult
 from dilkit.tools.bench.ranks.suite import RanksSuite
 from dilkit.tools.bench.ranks.tasks import count_bytes
 from dilkit.tools.console import rank_arguments as ranks
-from dilkit.tools.results.file import new_result, read_result
+from dilkit.tools.results.file import read_result
 
 TINY = ("--seqs", "64,128", "--segments", "32,128", "--rates", "1,4", "--heads", "4", "--dim", "8", "--repeats", "1", "--train")
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -122,17 +121,6 @@ class TestBench:
         assert entry["verdict"] == "wrong"
         assert "the plan says [1, 1]" in entry["reasons"][0]
 
-    @pytest.mark.slow
-    def test_under_mpirun(self, tmp_path) -> None:
-        if not processes.mpi_version():
-            pytest.skip("mpirun and mpi4py are not installed, or do not belong together")
-        command = ["-m", "dilkit", "bench", "--comm", "mpi", "--schedules", "auto", *TINY, "--out", str(tmp_path)]
-        ended = processes.launch("mpi", 2, command, limit=120.0)
-        assert ended.code == 0, ended.text
-        assert ended.text.count("forward + backward, 1 x tokens") == 1, ended.text
-        result = json.loads((tmp_path / "bench.json").read_text())
-        assert (result["ranks"]["comm"], result["ranks"]["world_size"]) == ("mpi", 2)
-
 
 class TestSuite:
     @pytest.mark.slow
@@ -148,14 +136,6 @@ class TestSuite:
         assert verdicts["faults: seconds to an error beyond the timeout"] == "met"
         assert verdicts["faults whose error does not name rank and step"] == "met"
         assert verdicts["peak memory per rank, p=1 over p=2"] == "not measured"
-
-    def test_a_failed_measurement_is_no_figure_and_an_error(self) -> None:
-        peaks = ((8, 1, 90), (16, 1, 200), (16, 2, 100))
-        memory = tuple(Memory(config="long", seq=seq, ranks=size, peak_bytes=(peak,)) for seq, size, peak in peaks)
-        shrinks = next(target for target in targets.TARGETS if target.name == "peak memory per rank, p=1 over p=2")
-        failed = new_result(RanksResult, probe("cpu"), suite="ring", repeats=1, memory=(*memory, Memory(failed="late")))
-        assert shrinks.judge(failed).verdict == "not measured"
-        assert RanksSuite(processes=()).wrong(failed)
 
     @pytest.mark.slow
     def test_processes_count_bytes_and_a_job_that_fails_says_why(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,16 +15,22 @@ from helpers.result_files import FOLDER, content
 from helpers.small_suites import entries, run
 
 from dilkit import DilatedCache, Pattern, SlidingWindow, dilated_attention
+from dilkit.tools import cli
 from dilkit.tools.bench import suites
+from dilkit.tools.bench.cpu import machines
+from dilkit.tools.bench.cpu.document import document
+from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.patterns import suite as patterns
-from dilkit.tools.bench.patterns import ways, window
+from dilkit.tools.bench.patterns import ways
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.serving import decoding, llama
 from dilkit.tools.bench.serving.record import ServingResult
 from dilkit.tools.bench.slides import suite as slides
+from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.report import registry
 from dilkit.tools.results.decode import encode
+from dilkit.tools.results.file import read_result, write_result
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks", "without_pictures")
 
@@ -125,12 +131,50 @@ def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
     assert {entry.time for entry in entries(result) if entry.verdict == "wrong"} == ({None} if lost else set())
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seq", "length"), [(1024, 1), (1024, 129), (1024, 2000), (1000, 300)])
-def test_the_blocks_given_to_flex_attention_are_those_of_the_window(seq: int, length: int, causal: bool) -> None:
-    some, whole = window._blocks(seq, length, causal)
-    missing = -seq % window.BLOCK
-    count = torch.nn.functional.pad(Pattern.of(SlidingWindow(length)).count(seq, 1, is_causal=causal), (0, missing, 0, missing))
-    cells = count.unflatten(1, (-1, window.BLOCK)).unflatten(3, (-1, window.BLOCK))
-    assert torch.equal(some[0], cells.amax((2, 4)) > 0)
-    assert torch.equal(whole[0], cells.amin((2, 4)) > 0)
+EPYC, CPU = "AMD EPYC, avx2", ("bench", "--suite", "cpu")
+
+
+def epyc() -> CpuResult:
+    """The published result of another machine, which an older version measured."""
+    published = read_result(FOLDER / "cpu.json", CpuResult)
+    return replace(published.machines()[EPYC], beside=())
+
+
+def test_machines_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    old, new = epyc(), replace(epyc(), isa="avx512", torch_isa="avx512", date="2026-12-01", inner_loops=())
+    paths = [tmp_path / f"{name}.json" for name in ("old", "new", "both")]
+    for path, result in zip(paths, (old, new, replace(new, beside=(replace(old, date="2026-12-02"),))), strict=True):
+        write_result(result, path)
+    assert cli.main([*CPU, "--out", str(tmp_path), "--merge", *map(str, paths)]) == 0
+    found = read_result(tmp_path / "suite.json", CpuResult)
+    assert replace(new, isa="amx").machine == "AMD EPYC, avx512 + amx", "bf16 alone runs the other"
+    assert [(name, one.date) for name, one in found.machines().items()] == [(EPYC, "2026-12-02"), ("AMD EPYC, avx512", new.date)]
+    table = document(found).tables[0]
+    assert table.header == ("figure", "must", "aim", EPYC, "AMD EPYC, avx512")
+    cells = {row[0]: row[3:] for row in table.rows}
+    assert cells["dense forward / peak, head_dim 64"] == ("0.675: short", "not measured")
+    assert len({one.what for one in found.measurements()}) == len(list(found.measurements()))
+    assert cli.main([*CPU, "--out", str(tmp_path), "--merge", str(paths[0]), "--repeats", "1"]) == 2
+    assert "--repeats: does not go with --merge" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"--merge: measured with --quick .*: AMD EPYC, avx512"):
+        machines.merged([old, replace(new, quick=32)])
+    with pytest.raises(ValueError, match="--merge: --suite ring"):
+        suites.suite("ring")().merged(())
+
+
+@pytest.mark.parametrize(
+    ("values", "lower", "verdict"),
+    [
+        ({"64": 2.0, "128": 1.0}, False, "short"),
+        ({"64": 2.0, "128": 1.5}, False, "met"),
+        ({"64": 2.0, "128": 3.0}, False, "aim met"),
+        ({"64": 1.6, "128": 1.9}, True, "short"),
+        ({"64": 1.2, "128": 1.5}, True, "met"),
+        ({}, False, "not measured"),
+    ],
+)
+def test_the_worst_value_decides(values: dict[str, float], lower: bool, verdict: str) -> None:
+    target = Target("figure", 1.5, 1.0 if lower else 2.0, read=lambda _: values, lower=lower)
+    assert target.judge(None).verdict == verdict
+    missing = replace(target, missing=lambda _: "no such unit")
+    assert missing.judge(None).verdict == "not measurable here: no such unit"

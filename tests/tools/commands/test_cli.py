@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from helpers.command_line import in_subprocess, json_output, output
-from helpers.fakes import family, registered
+from helpers.fakes import Picky, family, registered
 
+from dilkit import Device, explain
 from dilkit.environment import TUNED
-from dilkit.problem import DTYPES
-from dilkit.selection.preference_table import TABLE
 from dilkit.tools.cli import COMMANDS, main
+from dilkit.tools.commands.info.kinds import ASKED, OF_WHOLE_SEQUENCES, by_kind, kind_cells
 from dilkit.tools.demo.ranks.layout import MOST_STARTED
 
 pytestmark = pytest.mark.surroundings
@@ -73,22 +73,10 @@ def test_interruption_of_a_destructor_is_not_lost(
     assert capsys.readouterr().err == "dilkit: interrupted\n"
 
 
-@pytest.mark.parametrize("command", ["verify", "demo"])
-def test_interruption_ends_a_command_even_if_torch_would_swallow_it(tmp_path: Path, command: str) -> None:
-    swallowed = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    print('went on')\nexcept BaseException:\n    pass\n"
-    (tmp_path / "torch.py").write_text(f"import os, signal\n{swallowed}")
-    out = ["--out", str(tmp_path / "out")] if command == "demo" else []
-    # A job in the background of a script inherits that Ctrl-C is ignored; here it must not be.
-    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from dilkit.tools.cli import main; "
-    done = in_subprocess("-c", f"{start}sys.exit(main(sys.argv[1:]))", command, *out, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dilkit: interrupted\n")
-
-
 BAD = {  # beside those of tests/helpers/malformed/commands.py
     "encode": "; did you mean encode-slide?",
     "inof": "; did you mean info?",
     "info --head 3": "unrecognized arguments: --head 3; did you mean --heads?",
-    "info --backend nativ": "; did you mean native?",
     "info --dtype flaot16": "; did you mean float16?",
     "encode-slide none.h5 --checkpoint x.pth --out o": "'none.h5' does not exist; give files of tile features (.pt,",
     "info --device sm_61": "`dilkit info --assume sm_61`",
@@ -97,29 +85,23 @@ BAD = {  # beside those of tests/helpers/malformed/commands.py
     "info --preset gigapath --segments 8": "--segments, --rates: ",
     "bench --suite ring --full": "--full: does not go with --suite ring",
     "bench --backend reference,": "--backend: 'reference,' has an empty",
-    "bench --suite ring --comm threads --world-size 2": "--comm: does not go with --suite ring",
     "bench --schedules ring": "--schedules: goes with --comm alone",
     "bench --comm threads --world-size 2 --schedules star": "--schedules: 'star' is not known",
     "bench --comm threads --world-size 2 --baseline dense": "--baseline: does not go with --comm",
-    "bench --overhead --baseline dense": "--baseline: does not go with --overhead",
     "bench --overhead --seqs 8,16": "one backend at one length",
     "demo --sample x --comm threads": "--comm: has no meaning with --sample",
     "demo --ranks 0x2": "--ranks: '0x2' is not DATAxSEQUENCE, two whole numbers of 1 or more, as 2x2",
     "demo --ranks 1x65 --context 64": "--ranks: 1x65 cuts a context of 64 bytes over 65 ranks",
     f"demo --ranks 1x{MOST_STARTED + 1}": f"is {MOST_STARTED + 1} processes, and at most {MOST_STARTED} are started",
     "demo --ranks 1x2 --image": "--image: has no meaning with --ranks",
-    "demo --ranks 1x2 --comm torch": "--comm: has no meaning with --ranks",
     "draw --heads 100": "--heads: 100 is more than a picture can show; at most 64",
     "draw --out x.jpg": "--out: 'x.jpg' must end in .png, .svg, .pdf",
     "draw --out no/such/folder/x.png": "--out: the folder 'no/such/folder' does not exist",
     "plan --bandwidth 50": "--bandwidth: '50' has no unit; write bytes or bits a second, as 50GB/s or 50Gbit/s",
     "plan --flops 400": "--flops: '400' has no unit; write operations a second, as 400T or 400e12",
     "plan --overlap once --schedule ring": "schedule='ring' sums up what each branch finds",
-    "order --shape 0x4": "--shape: '0x4': '0' is not a whole number of 1 or more",
-    "order --tile 4x4x4": "tile=(4, 4, 4)",
     "order --window 3x3x3": "window=(3, 3, 3) has 3 sides; the grid has 2",
     "order --shape 4x2000 --png x.png": "--shape: a side of 2,000 is more than a picture can show; at most 1,024",
-    "tune --show --seqs 5,6": "--seqs: does not go with --show, which is about all orders of the file",
 }
 
 
@@ -140,17 +122,18 @@ def test_a_bad_argument_is_one_line_naming_it(
 
 
 @pytest.mark.smoke
-def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixture[str], picky: str) -> None:
-    judged = json_output(capsys, "info", "--backend", picky, code=1)["problem"]
-    assert judged["picked"] is None
-    [reasons] = [b["reasons"] for b in judged["backends"] if b["name"] == picky]
-    assert reasons == ["dtype float32: computes float16", "head_dim 64: at most 16"]
-    text = output(capsys, "info", "--all", "--assume", "sm_61", "--dtype", "fp16", "--train", "--causal", "--mask")
-    assert "float16, is_causal, key_padding_mask, requires_grad" in text
-    assert "sm_61" in text
-    assert "picked" in text
-    assert "head_dim 64: at most 16" in text
-    assert max(map(len, text.splitlines())) <= 100
+def test_info_names_the_pick_and_fits_in_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with registered(Picky()) as picky:
+        judged = json_output(capsys, "info", "--backend", picky, code=1)["problem"]
+        assert judged["picked"] is None
+        [reasons] = [b["reasons"] for b in judged["backends"] if b["name"] == picky]
+        assert reasons == ["dtype float32: computes float16", "head_dim 64: at most 16"]
+        text = output(capsys, "info", "--all", "--assume", "sm_61", "--dtype", "fp16", "--train", "--causal", "--mask")
+        assert "float16, is_causal, key_padding_mask, requires_grad" in text
+        assert "sm_61" in text
+        assert "picked" in text
+        assert "head_dim 64: at most 16" in text
+        assert max(map(len, text.splitlines())) <= 100
 
 
 def test_info_says_what_to_install_for_a_gpu_that_torch_has_no_code_for(
@@ -186,19 +169,6 @@ def test_info_picks_for_a_preset_in_the_dtype_that_suits_the_device(
     assert "1 x 16,384 tokens, 8 heads x 48, bfloat16, Pattern([1024, 5792, " in text, "what is given wins"
 
 
-def test_info_all_judges_every_known_device_for_every_dtype(capsys: pytest.CaptureFixture[str]) -> None:
-    report = json_output(capsys, "info", "--all", "--device", "cpu")
-    matrix, orders = report["matrix"], report["orders"]
-    assert sum("assumed" in row["device"] for row in matrix) == 10 * 4
-    assert [(row["label"][:3], row["dtype"]) for row in matrix[:4]] == [("cpu", dtype) for dtype in DTYPES]
-    assert all(row["picked"] and row["why"] for row in matrix)
-    assert [row["number"] for row in orders] == list(range(1, len(TABLE) + 1))
-    for row in matrix:
-        decided = orders[row["row"] - 1]
-        assert decided["device"] == row["label"].split()[0].replace("sm", "cuda").partition("_")[0]
-        assert decided["why"] in row["why"]
-
-
 def test_info_all_shows_the_table_and_why_where_that_does_not_decide(capsys: pytest.CaptureFixture[str]) -> None:
     raw = family(cupy=False)["cupy_raw"]
     raw.name, raw.requires = "raw", ("cupy_that_is_not_there",)  # type: ignore[misc]
@@ -215,17 +185,13 @@ def test_info_all_shows_the_table_and_why_where_that_does_not_decide(capsys: pyt
     assert "reference a" in text
 
 
-def test_info_shows_a_malformed_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as needed:
-        needed.setenv("DILKIT_BACKEND", "abacus")
-        text = output(capsys, "info", code=2)
-    assert "cannot be judged: ValueError: DILKIT_BACKEND='abacus' is not a known backend" in text
-    assert "DILKIT_BACKEND      MALFORMED: ValueError: DILKIT_BACKEND='abacus'" in text
-    monkeypatch.setenv("DILKIT_CACHE_BYTES", "lots")  # which the problem does not need
-    report = json_output(capsys, "info", code=2)
-    assert report["problem"]["picked"]
-    [error] = [v["error"] for v in report["environment"] if v["error"]]
-    assert "DILKIT_CACHE_BYTES='lots' must be a whole number of bytes" in error
+def test_info_kinds_says_who_computes_each_kind_on_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    own = kind_cells(Device.assume("cpu"), "float32", lambda problem: explain(problem))
+    cells = json_output(capsys, "info", "--kinds", "--device", "cpu")["kinds"]
+    assert [(cell["kind"], cell["asked"], cell["picked"]) for cell in cells] == [(c.kind, c.asked, c.picked) for c in own]
+    of_call = by_kind(own)["blocks of each call"]
+    assert of_call == {asked: "-" if asked in OF_WHOLE_SEQUENCES else "native" for asked in ASKED}
+    assert "left to the definition, which is slow: " in output(capsys, "info", "--kinds", "--assume", "sm_61")
 
 
 def test_info_works_where_torch_is_broken_and_others_say_so(tmp_path: Path) -> None:
@@ -244,6 +210,10 @@ def test_info_works_where_torch_is_broken_and_others_say_so(tmp_path: Path) -> N
 
 @pytest.mark.smoke
 def test_torch_is_imported_only_when_needed() -> None:
-    used = ["import dilkit", "dilkit.Pattern, dilkit.list_backends()", "from dilkit.tools.cli import main; main(['--help'])"]
+    used = [
+        "import dilkit; dilkit.Pattern([8], [2])",
+        "dilkit.list_backends()",
+        "from dilkit.tools.cli import main; main(['--help'])",
+    ]
     code = "; ".join(["import sys", *(f"{one}; print('torch' in sys.modules, file=sys.stderr)" for one in used)])
     assert in_subprocess("-c", code).stderr == "False\n" * 3

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import in_subprocess, json_output, output
+from helpers.command_line import json_output, output
 from helpers.fakes import registered
 from helpers.project import ROOT
 
-from dilkit import Device, registry
+from dilkit import registry
 from dilkit.backends.reference import Reference
 from dilkit.comm.launch import processes
 from dilkit.environment import CUDA_CACHE, TUNED, VARIABLES
@@ -132,58 +132,8 @@ def test_a_foreign_backend_that_computes_wrong_numbers(capsys: pytest.CaptureFix
     assert "way out: do without it: DILKIT_BACKEND=native,sdpa," in text
 
 
-def test_a_variable_that_dilkit_does_not_read(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, without_ranks: None
-) -> None:
-    monkeypatch.setenv("DILKIT_BACKENDS", "native")
-    with pytest.warns(UserWarning, match=r"DILKIT_BACKENDS is set.*did you mean DILKIT_BACKEND\?"):
-        assert "did you mean DILKIT_BACKEND?" in output(capsys, "doctor")
-
-
-def test_a_broken_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')\n")
-    done = in_subprocess("-m", "dilkit", "doctor", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1
-    assert not done.stderr
-    said = " ".join(done.stdout.split())
-    assert "torch WRONG ImportError: libtorch_cpu.so" in said
-    assert "way out: pip install --force-reinstall torch" in said
-    assert "backends this part WRONG ImportError: libtorch_cpu.so" in said
-
-
 @pytest.mark.slow
 def test_ranks_meet_here() -> None:
     found = [(finding.name, finding.state) for finding in computing.ranks()]
     assert {("threads", "works"), ("torch", "works")} <= {*found}
     assert (("mpi", "works") in found) == bool(processes.mpi_version())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="the launchers are scripts for a POSIX shell")
-def test_launchers_of_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = {
-        "good": "echo '2 Their MPI 1'; echo '2 Their MPI 1'",
-        "alone": "echo '1 Their MPI 1'; echo '1 Their MPI 1'",
-        "hangs": 'test "$1" = --version || sleep 60',
-    }
-    for name, script in scripts.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    good, alone, hangs = (tmp_path / name for name in scripts)
-    monkeypatch.setattr(computing, "LIMIT", 1.0)
-    assert [(f.state, f.way_out) for f in computing._over_mpi([good, alone])] == [("works", ""), ("absent", f"use {good}")]
-    (one,) = computing._over_mpi([alone])
-    assert (one.state, "force-reinstall" in one.way_out) == ("WRONG", True)
-    (one,) = computing._over_mpi([hangs])
-    assert one.state == "WRONG"
-    assert "took more than 1 s" in one.found
-
-
-def test_the_compiler_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cupy", reason="CuPy loads the compiler")
-    monkeypatch.setattr(computing, "torch_note", lambda device: None)
-    assert computing.compiler(Device.assume("sm_80")).state == "works"
-    refused = computing.compiler(Device("cuda", "one of the future", (99, 0)))
-    assert refused.state == "WRONG"
-    assert "no kernel" in refused.found
-    assert refused.way_out

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.command_line import json_output, output
-from helpers.forks import in_child
+from helpers.command_line import json_output
 from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 
 from dilkit.comm import run_threads
@@ -104,22 +101,6 @@ def embedding(files: Path, name: str) -> torch.Tensor:
     return found
 
 
-def test_the_tile_size_is_the_file_s_or_the_option_s(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the same tiles at the same places in other pixels, the embedding is the same."""
-    tiles, coords = slide(30)
-    torch.save({"features": tiles[0], "coords": 2 * coords[0], "patch_size_level0": 512}, files / "slides" / "a.pt")
-    report = json_output(capsys, *arguments(files))
-    assert [(one["tile_size"], one["tile_size_from"]) for one in report["slides"]] == [(512, "file"), (256, "default")]
-    with torch.no_grad():
-        right = small()(tiles, coords)[0][0].float()
-    assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
-    torch.save({"features": tiles[0], "coords": 2 * coords[0]}, files / "slides" / "a.pt")
-    printed = output(capsys, *arguments(files, "--tile-size", "512", "--ngrids", "40"))
-    assert "wrote 2 embeddings" in printed
-    assert "; 2 with tiles of 512 pixels (--tile-size)" in printed
-    assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("said", "options", "text"),
     [
@@ -141,22 +122,6 @@ def test_what_a_file_leaves_open_or_says_otherwise_is_refused(
     assert not any((files / "out").glob("*.pt"))
     ways_out = ["--tile-size", "512", "--tile-encoder", "uni", "--dtype", "fp64"]
     assert main(arguments(files, *ways_out)) == (1 if said.get("unit") else 0)
-
-
-def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiles, coords = (torch.cat(2 * [x[0]]) for x in slide(10))
-    torch.save({"features": tiles, "coords": coords}, files / "slides" / "b.pt")
-    (files / "slides" / "c.hdf5").write_bytes(b"")
-    (files / "slides" / "._a.h5").write_bytes(b"of macOS")
-    report = json_output(capsys, *[one for one in arguments(files) if one != "--no-global-pool"])
-    assert report["pooling"] == "class token"
-    assert [Path(path).name for path in report["not_read"]] == ["c.hdf5"]
-    assert [len(one["warnings"]) for one in report["slides"]] == [0, 1]
-    assert main([one for one in arguments(files) if one != "--no-global-pool"]) == 0
-    pooling, unread, twice = capsys.readouterr().err.splitlines()
-    assert "pooled, which GigaPath's pretraining did not train; --global-pool takes the mean" in pooling
-    assert "c.hdf5 is no file of features, and is not read" in unread
-    assert "b.pt: coords: 20 of 20 tiles share a cell" in twice
 
 
 def test_embeddings_replace_nothing_but_embeddings(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,21 +154,6 @@ def test_a_command_that_does_not_go_through_leaves_nothing(
     assert main(arguments(files)) == 2
     assert "1 of another shape: norm.weight (7,) instead of (48,)" in capsys.readouterr().err
     assert not any((files / "out").iterdir())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
-@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
-def test_closed_standard_streams_are_no_matter(files: Path, closed: tuple[int, ...]) -> None:
-    def run() -> None:
-        torch.set_num_threads(1)
-        for number in closed:
-            os.close(number)
-            setattr(sys, ("stdin", "stdout", "stderr")[number], None)
-        assert main(arguments(files)) == 0
-        assert all(os.get_inheritable(number) for number in closed)  # not closed, nor one of the files that were read
-
-    assert in_child(run) == "done"
-    assert [path.name for path in sorted((files / "out").iterdir())] == ["a.pt", "b.pt", "manifest.json"]
 
 
 def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,37 +1,86 @@
-"""A command that is ended at any moment leaves whole files or none. `killing.py` does it with more commands and moments."""
+"""A command that is ended at any moment leaves whole files or none."""
 
 from __future__ import annotations
 
-import json
+import os
+import random
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from helpers.command_line import in_subprocess
+from helpers.result_files import FOLDER
+from PIL import Image
 
-MOMENTS = 1
-CODES = {"SIGKILL": -signal.SIGKILL, "SIGTERM": 143, "SIGINT": 130}
+from dilkit.environment import TUNED
+from dilkit.selection import tuned_file
+from dilkit.tools.demo.text.model import load_model
+from dilkit.tools.report import registry
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="a command is forked from a process that has loaded torch"),
-]
+SMALL = "--seq 64 --heads 2 --dim 8 --segments 16,64 --rates 1,2 --repeats 2 --backend native,reference"
+COMMANDS = {
+    "demo": ("demo --steps 4 --context 64 --text {text} --out {out} --save {out}/model.pt", signal.SIGKILL),
+    "bench": ("bench --suite orders --quick --out {out}", signal.SIGTERM),
+    "tune": (f"tune {SMALL}", signal.SIGINT),
+    "report": (f"report {FOLDER}/cpu.json --html {{out}}/page.html --md {{out}}/page.md", signal.SIGKILL),
+}
+CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
+START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from dilkit.tools.cli import main; "
 
 
-@pytest.mark.parametrize(
-    ("verb", "name"), [("demo", "SIGKILL"), ("bench --suite orders", "SIGTERM"), ("tune", "SIGINT"), ("report", "SIGKILL")]
-)
-def test_a_command_that_is_ended_leaves_whole_files_or_none(verb: str, name: str) -> None:
-    pytest.importorskip("matplotlib", reason="pictures are among the files")
-    script = str(Path(__file__).with_name("killing.py"))
-    done = in_subprocess(script, verb, name, str(MOMENTS), OMP_NUM_THREADS="1")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == MOMENTS + 1, done.stderr
-    last = found.pop()
-    assert (last["code"], last["broken"], last["temporary"]) == (0, [], []), last
-    for one in found:
-        assert not one["broken"], one
-        assert not one["temporary"] or name == "SIGKILL", one
-        assert one["code"] in (CODES[name], 0, 1), one  # 0 and 1: it had ended by itself
-        assert "Traceback" not in one["said"], one
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize(("command", "number"), COMMANDS.values(), ids=COMMANDS)
+def test_a_command_that_is_ended_leaves_whole_files_or_none(command: str, number: signal.Signals, tmp_path: Path) -> None:
+    """The first run is ended by nothing and says how long one takes; the last one goes on from what the others have left."""
+    out = tmp_path / "out"
+    for folder in (out, tmp_path / "text"):
+        folder.mkdir()
+    for letter in "abcdefgh":
+        (tmp_path / "text" / letter).write_text(f"{letter} is a letter of the alphabet. " * 40)
+    arguments = command.format(out=out, text=tmp_path / "text").split()
+    environment = {**os.environ, TUNED.name: str(out / "tuned.json"), "OMP_NUM_THREADS": "1"}
+
+    def run(moment: float) -> tuple[int, str]:
+        program = [sys.executable, "-c", f"{START}sys.exit(main(sys.argv[1:]))", *arguments]
+        with subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                return process.wait(moment), ""
+            except subprocess.TimeoutExpired:
+                process.send_signal(number)
+            said = process.communicate(timeout=120)[1]
+            return process.returncode, said
+
+    started = time.monotonic()
+    assert run(240.0)[0] == 0
+    lasts = time.monotonic() - started
+    draw = random.Random(command)
+    for share in (draw.uniform(0.5, 0.9), draw.uniform(0.9, 1.0)):
+        code, said = run(lasts * share)
+        assert code in (CODES[number], 0, 1), said  # 0 and 1: it had ended by itself
+        assert "Traceback" not in said
+        strays = [path for path in out.iterdir() if path.name.startswith(".")]
+        assert not strays or number == signal.SIGKILL
+        for path in out.iterdir():
+            if path not in strays:
+                read(path)
+    assert run(240.0)[0] == 0
+
+
+def read(path: Path) -> None:
+    """Read a file as what it is; raises for one that is not whole."""
+    if path.name == "tuned.json":
+        tuned_file.load(path)
+    elif path.suffix == ".json":
+        registry.sections_of([path])
+    elif path.suffix == ".pt":
+        load_model(path)
+    elif path.suffix == ".png":
+        with Image.open(path) as opened:
+            opened.load()
+    else:
+        text = path.read_text().rstrip()
+        assert text.endswith("</html>") if path.suffix == ".html" else text, path

@@ -13,7 +13,6 @@ import pytest
 from helpers.forks import in_child
 from helpers.result_files import FOLDER
 
-from dilkit.integrations.gigapath.cohort.settings import sha256_of
 from dilkit.tools import cli
 
 pytestmark = pytest.mark.surroundings
@@ -53,13 +52,6 @@ def test_what_is_no_file_is_refused_in_one_line(
     said = capsys.readouterr().err
     assert str(odd) in said
     assert len(said.splitlines()) == 1
-
-
-def test_a_checkpoint_that_never_ends_is_not_hashed(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for odd in ("/dev/zero", tmp_path / "pipe"):
-        with pytest.raises(OSError, match="no regular file"):
-            sha256_of(Path(odd))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of the size of files stands in for a full disk")

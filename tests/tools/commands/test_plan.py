@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.command_line import in_subprocess, json_output, output
+from helpers.command_line import json_output
 
 from dilkit import Pattern
 from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
@@ -94,6 +93,17 @@ def test_numbers_are_those_of_a_run(capsys: pytest.CaptureFixture[str], options:
         assert by_rank["kept_bytes"] == (by_rank["exchange_bytes"] if keep == "rows" else [0] * p["world_size"])
 
 
+def test_times_are_those_of_the_formula_and_local_work_hides_what_travels(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--seq 4096 --segments 4096 --rates 1 --heads 4 --dim 8 --dtype fp32 --world-size 4 --schedule gather"
+    found = planned(capsys, f"{options} --bandwidth 1MB/s --flops 1G")["schedules"]["gather"]
+    seconds, sent = found["seconds"], sum(max(found["by_rank"][f"{phase}_bytes"]) for phase in PHASES)
+    assert seconds["compute"] == pytest.approx(3.5 * 4 * 8 * 4 * 1024 * 4096 / 1e9)
+    assert seconds["communication"] == pytest.approx(sent / 1e6)  # each receives as much as it sends
+    assert seconds["overlapped"] == pytest.approx(seconds["sequential"])  # nothing is local: all of it waits for rows
+    hidden = planned(capsys, "--seq 1M --causal --heads 8 --dim 64 --schedule scatter")["schedules"]["scatter"]["seconds"]
+    assert hidden["compute"] < hidden["overlapped"] < hidden["sequential"]
+
+
 def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
     """A million tokens on eight ranks: one branch is sharded, over four ranks, with 512 rows a head of 128 bytes on each."""
     report = planned(capsys, "--seq 1M --world-size 8 --heads 8 --dim 64 --causal")
@@ -107,30 +117,6 @@ def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["baselines"]["full_ring"]["forward_bytes"] == 1792 * MIB
     assert report["baselines"]["segment_all_gather"]["forward_bytes"] == 3 * MIB
     assert report["choice"].startswith("auto: 4 local, 1 scatter: ")
-
-
-def test_times_are_those_of_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--seq 4096 --segments 4096 --rates 1 --heads 4 --dim 8 --dtype fp32 --world-size 4 --schedule gather"
-    found = planned(capsys, f"{options} --bandwidth 1MB/s --flops 1G")
-    seconds, by_rank = found["schedules"]["gather"]["seconds"], found["schedules"]["gather"]["by_rank"]
-    sending = sum(max(by_rank[f"{phase}_bytes"]) for phase in PHASES)  # each receives as much as it sends
-    assert seconds["compute"] == pytest.approx(3.5 * 4 * 8 * 4 * 1024 * 4096 / 1e9)
-    assert seconds["communication"] == pytest.approx(sending / 1e6)
-    assert seconds["sequential"] == pytest.approx(seconds["compute"] + seconds["communication"])
-    assert seconds["overlapped"] == pytest.approx(seconds["sequential"])  # nothing is local: all of it waits for rows
-    hidden = planned(capsys, "--seq 1M --causal --heads 8 --dim 64 --schedule scatter")["schedules"]["scatter"]["seconds"]
-    assert hidden["compute"] < hidden["overlapped"] < hidden["sequential"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    ["--seq 1e9 --world-size 1024 --kv-heads 8 --causal", CONFIGURATIONS["masked"], CONFIGURATIONS["keys that count once"]],
-)
-def test_the_report_fits_in_100_columns(capsys: pytest.CaptureFixture[str], options: str) -> None:
-    text = output(capsys, "plan", *options.split())
-    assert "sent forward, max" in text
-    assert max(map(len, text.splitlines())) <= 100
-    assert ("gather is refused: schedule='gather'" in text) == ("once" in options)
 
 
 def test_a_plan_that_would_not_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,10 +165,3 @@ def test_numbers_as_people_write_them() -> None:
     assert {text: bandwidth(text) for text in speeds} == speeds
     rates = {"400T": 4e14, "9.7e12": 9.7e12, "1.2P": 1.2e15, "989 TFLOP/s": 989e12}
     assert {text: flops(text) for text in rates} == rates
-
-
-def test_a_plan_needs_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('torch is not to be imported')")
-    done = in_subprocess("-m", "dilkit", "plan", "--json", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["command"] == "plan"

@@ -204,22 +204,3 @@ def test_what_was_measured_is_shown_and_removed(
     file.write_text("[]")
     assert cli.main(["tune", "--show"]) == 2
     assert f"{file}: no object with schema 1" in capsys.readouterr().err
-
-
-def test_there_must_be_a_file_to_write_and_one_process(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def complaint() -> str:
-        assert run("--seq", "32") == 2
-        return capsys.readouterr().err
-
-    file.parent.mkdir()
-    file.touch()
-    monkeypatch.setenv(TUNED.name, str(file / "below" / "tuned.json"))
-    assert "DILKIT_TUNED: folder" in complaint()
-    monkeypatch.setenv(TUNED.name, "none")
-    assert "DILKIT_TUNED='none': no file to keep orders in" in complaint()
-    monkeypatch.setenv(TUNED.name, str(file))
-    for name, value in dict(RANK="0", WORLD_SIZE="4", LOCAL_RANK="0", LOCAL_WORLD_SIZE="4").items():
-        monkeypatch.setenv(name, value)
-    assert "torchrun started 4 processes" in complaint()

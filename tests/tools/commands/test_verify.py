@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import json_output, output
-from helpers.fakes import registered
+from helpers.fakes import Picky, registered
 
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
@@ -43,15 +43,16 @@ def test_verify_counts_passes_and_shows_worst_errors(
     assert list(json_output(capsys, "verify")["backends"]) == ["reference"]
 
 
-def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], few_problems: int, picky: str) -> None:
-    report = json_output(capsys, "verify", "--backend", f"reference,{picky}", code=1)
-    judged = report["backends"][picky]
-    assert judged["counts"]["refused"] == few_problems // 2
-    assert judged["counts"]["failed"] == len(judged["failures"]) > 0
-    assert list(judged["refusals"]) == ["dtype float32: computes float16"]
-    text = output(capsys, "verify", "--backend", picky, code=1)
-    assert "FAIL picky, causal-nested-float16: out: the error is" in text
-    assert "NOT every result is right" in text
+def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
+    with registered(Picky()) as picky:
+        report = json_output(capsys, "verify", "--backend", f"reference,{picky}", code=1)
+        judged = report["backends"][picky]
+        assert judged["counts"]["refused"] == few_problems // 2
+        assert judged["counts"]["failed"] == len(judged["failures"]) > 0
+        assert list(judged["refusals"]) == ["dtype float32: computes float16"]
+        text = output(capsys, "verify", "--backend", picky, code=1)
+        assert "FAIL picky, causal-nested-float16: out: the error is" in text
+        assert "NOT every result is right" in text
 
 
 def test_verify_shows_each_place_that_raises_once(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from dilkit import Pattern, environment
+from dilkit import Pattern
 from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.demo.image import document as demo_image
 from dilkit.tools.demo.image import model
 from dilkit.tools.demo.image.model import ImageConfig, PatchTransformer
-from dilkit.tools.demo.image.photo import MASKS, SIDE, Crops, load_photograph
+from dilkit.tools.demo.image.photo import MASKS, SIDE, Crops
 from dilkit.tools.demo.image.record import ORDERS, ImageDemoResult, ImageModel, OrderTraining
 from dilkit.tools.demo.image.task import FillIn
 from dilkit.tools.demo.text.record import Budget, Choice, Evaluation
@@ -120,13 +119,6 @@ def test_the_strip_is_never_trained_on_and_crops_come_from_both_sides_as_far_as_
     assert all(round((crop.max() - crop.min()).item()) == 15 for crop in found)
 
 
-def test_guess() -> None:
-    """Three patches in a grid of 2 x 2 are known: (0, 0) is 0, (0, 1) is 1, (1, 0) is 5; (1, 1) is 4."""
-    crops = Crops(a_photo(), ImageConfig(grid=2, patch=16, hidden=0.25))
-    crops.held_out, crops.hidden = torch.tensor([[[0.0], [1.0], [5.0], [4.0]]]), torch.tensor([[False, False, False, True]])
-    assert crops.guess() == pytest.approx((4 - (0 / 4 + 1 + 5) / (2 + 1 / 4)) ** 2)
-
-
 def result_of(losses: Sequence[tuple[float, float]]) -> ImageDemoResult:
     """Trainings that ended with these losses, by seed and order; NaN stands for one that was interrupted."""
     same: Any = dict(budget=Budget(steps=1), tokens=1, seconds=1.0, train_curve=())
@@ -159,41 +151,6 @@ def test_outcome(losses: list[tuple[float, float]], said: str) -> None:
     assert said in demo_image.outcome(result_of(losses))
 
 
-@pytest.mark.parametrize("steps_before", [0, 10])
-def test_interrupted_run_reports_what_there_is(
-    picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps_before: int
-) -> None:
-    original, done = Trainer.step, []
-
-    def interrupt(self: Trainer) -> None:
-        if len(done) == steps_before:
-            raise KeyboardInterrupt
-        done.append(1)
-        original(self)
-
-    monkeypatch.setattr(Trainer, "step", interrupt)
-    assert demo(picture, tmp_path) == 130
-    found = registry.read(tmp_path / "report.json")
-    assert isinstance(found, ImageDemoResult)
-    assert found.interrupted == "training"
-    assert [one.finished for one in found.trainings] == ([False] if steps_before == 0 else [True, True, False])
-    assert "INTERRUPTED while training" in (tmp_path / "report.md").read_text()
-    assert ("No seed was trained to its end" in capsys.readouterr().out) == (steps_before == 0)
-    assert (tmp_path / "reconstruction.png").exists() == (steps_before > 0)
-
-
-@pytest.mark.parametrize("mode", ["1", "P", "LA", "CMYK", "RGBA"])
-def test_pictures_of_other_kinds(tmp_path: Path, mode: str) -> None:
-    """All are read, and have light and dark as the picture has."""
-    path = tmp_path / ("picture.tif" if mode == "CMYK" else "picture.png")
-    Image.fromarray(np.broadcast_to(np.arange(60) * 4, (60, 60)).astype(np.uint8)).convert(mode).save(path)
-    pixels = load_photograph(str(path), 64)
-    assert pixels.shape == (64, 64, 3)
-    assert pixels[:, :10].mean() < 0.1
-    assert pixels[:, 20:40].mean() == pytest.approx(0.46, abs=0.1)
-    assert pixels[:, 54:].mean() > 0.8
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -220,13 +177,3 @@ def test_bad_input_is_named(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_what_is_there_beside_is_looked_at_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(environment, "launch", lambda: environment.Launch("torchrun", 0, 2, 0, 2))
-        assert cli.main(["demo", "--image"]) == 2
-    assert "torchrun started 2 processes" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    assert cli.main(["demo", "--image"]) == 2
-    assert "--image: needs matplotlib and Pillow (pip install 'dilkit[plot]')" in capsys.readouterr().err

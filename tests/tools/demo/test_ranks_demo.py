@@ -18,8 +18,6 @@ from dilkit.tools import cli
 from dilkit.tools.demo.ranks import comparison, job, processes
 from dilkit.tools.demo.ranks.layout import Layout
 from dilkit.tools.demo.ranks.record import RanksDemoResult, RanksTraining
-from dilkit.tools.demo.ranks.traffic import planned
-from dilkit.tools.demo.text.model import ModelConfig
 from dilkit.tools.demo.text.record import Budget, Evaluation
 from dilkit.tools.report import registry
 
@@ -120,13 +118,3 @@ def test_differences_beyond_rounding_end_the_command_with_1(
     monkeypatch.setattr(job.RanksJob, "work", work)
     assert cli.main(["demo", "--ranks", "1x2", "--text", text, "--out", str(tmp_path / "out"), *SMALL]) == job.DIFFERS
     assert "differ by MORE THAN ROUNDING" in capsys.readouterr().out
-
-
-def test_what_the_busiest_rank_sends_adds_up() -> None:
-    sent = planned(ModelConfig(context=4096, layers=2), Layout(2, 4))
-    assert sum(branch.total for branch in sent.branches) == max(sent.planned) == sent.planned[sent.rank]
-    assert [branch.route for branch in sent.branches[:2]] == ["local", "local"]
-    assert [branch.total for branch in sent.branches[:2]] == [0, 0]
-    rows, heads, head_dim, float32, layers = 1024, 4, 40, 4, 2
-    assert sent.full_ring.forward == layers * 3 * rows * heads * 2 * head_dim * float32
-    assert planned(ModelConfig(context=4096), Layout(4, 1)).planned == (0,)

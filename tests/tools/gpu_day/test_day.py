@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
 from helpers.gpu_day_steps import plan, until_it_hangs
-from helpers.gpu_days import choice, day
 from helpers.project import ROOT
 
-from dilkit import Device, Pattern, Problem
-from dilkit.backends.cuda import compile as cuda_compile
+from dilkit import Pattern, Problem
 from dilkit.comm.launch import processes
 from dilkit.device import probe
-from dilkit.environment import CUDA_CACHE, TUNED
+from dilkit.environment import TUNED
 from dilkit.selection import tuned
 from dilkit.selector import explain, select
-from dilkit.testing.conformance import check
 from dilkit.tools import cli
 from dilkit.tools.gpu_day import backends, stage, state
 from dilkit.tools.gpu_day import plan as planned
-from dilkit.tools.gpu_day.correctness import checking, launches, sanitizer
 from dilkit.tools.gpu_day.document import document
-from dilkit.tools.gpu_day.preferences import counters, sweep
-from dilkit.tools.gpu_day.record import GpuDayResult
+from dilkit.tools.gpu_day.preferences import sweep
+from dilkit.tools.gpu_day.record import Choice, Finding, Found, GpuDayResult, StepRecord
 from dilkit.tools.gpu_day.speed import suite
 from dilkit.tools.gpu_day.step import Context
+from dilkit.tools.results.record import Samples
 
 CPU = Context("cpu")
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)
@@ -73,6 +69,21 @@ def test_a_stage_keeps_to_its_time_and_leaves_the_rest_to_the_next_run(log: Path
     assert ("correctness", "hangs") in run(log, seconds=0).left
 
 
+def choice(problem: Problem, **seconds: float) -> Choice:
+    """A problem of the sweep as measured here, with other times."""
+    found = sweep.measured(problem, Context("cpu", rehearse=True))
+    times = {name: replace(found.entries[name], time=Samples.of([taken])) for name, taken in seconds.items()}
+    return replace(found, entries=found.entries | times)
+
+
+def day(*choices: Choice, **fields: Any) -> GpuDayResult:
+    """A day of one step."""
+    found = Found(choices=choices, findings=(Finding(what="x", verdict="noted"),))
+    record = StepRecord(stage="preferences", name="sweep 1", what="", inputs="", ended="done", seconds=1.0, found=found)
+    facts = dict(rehearsal=False, setup=tuned.setup_of(probe("cpu")), plan=(("preferences", "sweep 1"), ("preferences", "tiles")))
+    return state.new_result(GpuDayResult, probe("cpu"), steps=(record,), **facts | fields)
+
+
 def test_a_wrong_row_is_found_and_tune_makes_the_choice_go_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_yardsticks: None
 ) -> None:
@@ -81,8 +92,6 @@ def test_a_wrong_row_is_found_and_tune_makes_the_choice_go_by_it(
     result = day(found, masked)
     tables = {table.title.partition(":")[0]: table.rows for table in document(result).tables}
     assert tables["Rows of the preference table"] == (("cpu, any dtype", "native", "2", "3.00", "WRONG in 1: sdpa"),)
-    assert tables["The sweep"][0][1:4] == ("native", "sdpa", "3.00")
-    assert "left, for which there was no time: tiles" in document(result).notes[-1]
     monkeypatch.setenv(TUNED.name, str(tmp_path / "tuned.json"))
     tuned.read_again()
     with pytest.warns(UserWarning, match="there is no such file"):
@@ -103,86 +112,21 @@ def test_what_is_wrong_is_not_in_the_sweep(tiny_yardsticks: None) -> None:
     (found,) = suite.part(replace(CPU, wrong=(("cupy_raw", ""),)), "bfloat16", "longest")
     assert (found.verdict, found.found) == ("absent", "cupy_raw, which computes it, is wrong in bfloat16")
     assert len(sweep.problems(probe("cpu"))) == 128
-    assert [len({(step.stage, step.name) for step in steps}) - len(steps) for steps in map(planned.plan, (False, True))] == [0, 0]
-
-
-def test_each_kernel_of_torch_is_verified_once() -> None:
     with backends.every_one(CPU) as names:
         assert "sdpa:cpu-flash" in names["torch"]
         assert len(set(names["torch"])) == len(names["torch"])
-
-
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.main(["gpu-day", "--out", str(tmp_path)]) == 2
-    assert "torch sees 0 CUDA devices; --rehearse shows on the CPU" in capsys.readouterr().err
+    assert [len({(step.stage, step.name) for step in steps}) - len(steps) for steps in map(planned.plan, (False, True))] == [0, 0]
 
 
 @pytest.mark.slow
-def test_carried_kernels_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
-    monkeypatch.setenv(CUDA_CACHE.name, str(tmp_path / "cubins"))
-    one = next(kernel for kernel in launches.needed((9, 0)) if kernel.name == "row_dots")
-    assert launches.compile_all([one], (9, 0)) == []
-    monkeypatch.setattr(cuda_compile, "compiled", None)
-    assert len(cuda_compile.code_of(one, (9, 0))) > 1000
-
-
-@pytest.mark.slow
-def test_cases_are_checked_in_processes_of_their_own_until_their_time_is_over() -> None:
-    some = sanitizer.small_cases()[:3]
-    found = {
-        result.case: result for result in checking.checked(("native", "cupy_raw"), some, CPU, 600) if result.backend == "native"
-    }
-    assert set(found) == set(some)
-    for case, result in found.items():
-        here = check("native", case)
-        assert (result.verdict, result.reasons) == (here.verdict, here.reasons)
-        assert result.ratios == pytest.approx(here.ratios, rel=1e-9), "other numbers of threads change the oracle's last bit"
-    assert not list(checking.checked(("native",), some, CPU, 0))
-
-
-def test_the_sanitizer_and_the_profiler_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / sanitizer.PROGRAM
-    monkeypatch.setattr(backends, "ours", lambda context: ["cupy_raw"])
-    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:/bin")
-    program, unusable = "computed 16 of 16 cases rightly", "Error: Device not supported"
-    for text, result, verdict in (
-        ("Invalid __global__ read", program, "wrong"),
-        ("ERROR SUMMARY: 0 errors", program, "right"),
-        (unusable, "computed 0 of 16 cases rightly", "absent"),
-        (unusable, "", "absent"),
-    ):
-        tool.write_text(f"#!/bin/sh\necho '{result}'\necho '========= {text}'\nexit 1\n")
-        tool.chmod(0o700)
-        (found,) = sanitizer.sanitized(Context("cuda:0"), "memcheck")
-        assert (found.verdict, found.backend) == (verdict, ""), "what it says is no reason to time nothing"
-        assert text in found.found
-    rows = [
-        "ID,Kernel Name,Metric Name,Metric Unit,Metric Value",
-        "0,f(X),Duration,us,12.5",
-        "0,f(X),Other,,1",
-        "1,f(X),Duration,us,9",
-    ]
-    lines = ['"' + row.replace(",", '","') + '"' for row in rows]
-    assert counters.read(["==PROF== connected", *lines]) == {"f": {"Duration": "12.5 us"}}
-
-
-def test_occupancy_is_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device("cuda", "a GPU", (8, 6))
-    monkeypatch.setattr(launches, "device_named", lambda name: device)
-    monkeypatch.setattr(backends, "able", lambda context: ["cupy_raw"])
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: type("", (), dict(multi_processor_count=10)))
-    monkeypatch.setattr(launches.CupyLauncher, "resident", lambda self, kernel, where: 10 * (kernel.blocks - (kernel.blocks > 3)))
-    first, *others, summary = launches.loaded(Context("cuda:0"))
-    assert "promises 4 blocks, the driver 3" in first.found
-    assert f"{1 + len(others)} fewer" in summary.found
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_rehearsal_goes_through_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rehearsal_goes_through_a_step_of_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others of a kind differ by backend, dtype or part of the sweep."""
+    kinds = tuple({step.run: step for step in reversed(planned.plan(True))}.values())
+    for module in (stage, planned):
+        monkeypatch.setattr(module, "plan", lambda rehearse: kinds[::-1])
     assert cli.main(["gpu-day", "--rehearse", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert f"0 of {len(planned.plan(True))} steps are left" in said.out, said.err
+    assert f"0 of {len(kinds)} steps are left" in said.out, said.err
     assert (tmp_path / "gpu-day.png").read_bytes().startswith(b"\x89PNG")

@@ -9,17 +9,18 @@ import pytest
 import torch
 from helpers.measuring import SMALL, reference, wrong_by
 from helpers.pairwise import every_pair
+from helpers.slide_encoder import LENGTHS as SEGMENTS
+from helpers.slide_encoder import embeddings, slide, small
 
 from dilkit import Pattern, Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.commands import bench
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner, _work, with_speed
+from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.results.record import Entry, Samples
-from dilkit.tools.site import pages as docs
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 IN_FP64 = replace(SMALL, dtype="float64", batch=2)
@@ -70,26 +71,6 @@ def test_what_a_baseline_cannot_do_is_refused(name, change, reason, monkeypatch)
     assert any(reason in refusal for refusal in BASELINES[name].refusals(replace(IN_FP64, **change)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(is_causal=True, kv_heads=2, seq=300, pattern=Pattern([64, 200, 300], [1, 2, 4])),
-        dict(pattern=Pattern([32], [4]), heads=2, kv_heads=2, dtype="bfloat16"),
-    ],
-    ids=["all at once", "rows that see nothing"],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_flex_computes_the_pattern(change, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # so that it compiles
-    problem = replace(SMALL, **{**dict(batch=2, requires_grad=False), **change})
-    peer = BASELINES["flex"]
-    if why := "; ".join(peer.refusals(problem)):
-        pytest.skip(why)
-    findings = correctness.check(peer, problem, Tensors.random(problem))
-    assert [f for f in findings if not f.passed] == []
-
-
 def test_who_computes_another_function_is_marked_with_its_error() -> None:
     longnet = BASELINES["longnet"]
     problem = replace(IN_FP64, pattern=Pattern([16, 32], [1, 4]))
@@ -105,12 +86,6 @@ def test_who_computes_another_function_is_marked_with_its_error() -> None:
     assert found.computes == "the attention of every token to every token"
     assert found.out_max_abs > 0.1
     assert found.dquery_relative > 0.1
-
-
-def test_the_page_and_the_command_name_every_peer(pytestconfig) -> None:
-    rows = docs.peer_table(pytestconfig.rootpath).splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == list(bench.PEERS) == list(BASELINES)
-    assert all(peer.computes in row for peer, row in zip(BASELINES.values(), rows, strict=True))
 
 
 def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypatch) -> None:
@@ -166,3 +141,11 @@ def test_figures_follow_from_the_median_and_from_the_flops_that_are_done() -> No
 )
 def test_an_error_in_a_line_says_what_it_was(text, line) -> None:
     assert error_line(ValueError(text)) == line
+
+
+@pytest.mark.parametrize("lengths", [SEGMENTS, (5, 13, 30)], ids=["multiples of the rates", "others"])
+@pytest.mark.parametrize("n", [2, 31, 45, 70])
+def test_the_published_procedure_is_that_of_the_paper(n: int, lengths: tuple[int, ...]) -> None:
+    model, (tiles, coords) = small(segment_lengths=lengths), slide(n)
+    *_, exact = embeddings(model.state_dict(), model.config, tiles[0], coords[0])
+    assert (published_embedding(model, tiles, coords)[0] - exact).abs().max() <= 1e-12

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from dilkit import Pattern, Problem
-from dilkit.backends.native import _native
-from dilkit.backends.native import backend as native
 from dilkit.comm import run_threads
 from dilkit.tools.measure import ceilings
 from dilkit.tools.measure.rank_speed import rank_speed
@@ -47,21 +44,6 @@ class TestCeilings:
         assert ceilings.whole_copy("cpu")().sum() == 1 << 20
         monkeypatch.setattr(ceilings, "_MATMUL_BUDGET", 0.0)
         assert ceilings.square_matmul(size=2048)[0] == 256, "it would take too long"
-
-    def test_multiply_adds_are_done_on_every_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def count(isa: str, rounds: int) -> int:
-            called.append(isa)
-            return rounds
-
-        called: list[str] = []
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-        monkeypatch.setattr(_native, "multiply_add", count)
-        found = ceilings.Ceilings("float32")
-        assert called == [native.instruction_set()], "once, to know its FLOPs"
-        found.calls["ceiling fma"]()
-        assert len(called) == 1 + 3
-        rates = found.rates({name: Samples.of((0.5,)) for name in found.calls})
-        assert rates["fma"].gflops == pytest.approx(1e-9 * 3 * ceilings.ROUNDS / 0.5)
 
 
 def test_speeds_measured_between_ranks_are_of_all_ranks() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
 from pathlib import Path
@@ -11,8 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from helpers.pairwise import diagonal
-from helpers.result_files import COMMITTED, FOLDER, content, write
+from helpers.result_files import COMMITTED, FOLDER, content
 
 from dilkit.tools import cli
 from dilkit.tools.report import html, markdown, registry
@@ -78,15 +76,6 @@ def test_speed_ups_are_ratios_of_medians_with_their_interval() -> None:
     assert cell.startswith(f"{expected:.2f}x (")
 
 
-@pytest.mark.parametrize("name", ["cpu", "ring"])
-def test_an_interrupted_suite_says_so(name: str, tmp_path: Path) -> None:
-    found = content(name)
-    found |= {key: [] for key, value in found.items() if isinstance(value, list) and key != "processes"}
-    document = section(write(tmp_path / "r.json", found | dict(interrupted=True))).document
-    assert any("INTERRUPTED" in line for line in document.headline)
-    assert document.plots == ()
-
-
 # Pictures
 
 
@@ -135,24 +124,6 @@ def test_hostile_texts_stay_texts() -> None:
     assert "\\[a\\](b)" in read
 
 
-def test_without_matplotlib_the_tables_remain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    real = builtins.__import__
-
-    def absent(name: str, *args: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError("No module named 'matplotlib'")
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    paths = [str(tmp_path / name) for name in ("r.html", "r.md")]
-    assert cli.main(["report", str(CPU), "--html", paths[0], "--md", paths[1]]) == 0
-    assert "dilkit[plot]" in capsys.readouterr().err
-    for path in map(Path, paths):
-        assert "No plots" in path.read_text()
-        assert "one million tokens" in path.read_text()
-    assert "<svg" not in Path(paths[0]).read_text()
-
-
 # The command
 
 
@@ -172,9 +143,3 @@ def test_markdown_has_its_pictures_beside_it(tmp_path: Path) -> None:
     page = (tmp_path / "a (b).md").read_text()
     assert "](a%20%28b%29-1.svg)" in page
     ElementTree.fromstring((tmp_path / "a (b)-1.svg").read_text())
-
-
-@pytest.mark.parametrize("option", ["--html", "--md"])
-def test_a_folder_is_no_file_to_write(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(CPU), option, str(tmp_path)]) == 2
-    assert capsys.readouterr().err.strip() == f"dilkit report: {option}: {tmp_path} is a folder; name the file to write in it"

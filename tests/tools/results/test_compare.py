@@ -63,14 +63,6 @@ def test_every_list_of_samples_is_found_once(path: Path) -> None:
 # Verdicts
 
 
-@pytest.mark.parametrize(
-    ("interval", "verdict"),
-    [((1.06, 1.2), SLOWER), ((1.04, 1.2), SAME), ((0.8, 0.94), FASTER), ((0.8, 0.96), SAME), ((1.05, 1.2), SAME)],
-)
-def test_a_change_counts_when_all_of_its_interval_is_beyond_the_margin(interval: tuple[float, float], verdict: str) -> None:
-    assert comparison.judge(interval, 0.05) == verdict
-
-
 def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on_nothing() -> None:
     old = {what: Measurement(what, tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
     new = {"same": old["same"], "slow": Measurement("slow", tuple(noisy(1.5))), "fast": Measurement("fast", tuple(noisy(0.25)))}
@@ -97,27 +89,11 @@ def test_a_regression_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [(row[0], "slower" in row, "faster" in row) for row in rows] == [("0.500", False, True), ("1.200", True, False)]
     assert run(tmp_path, old, new, "--margin", "0.5") == 0
     assert run(tmp_path, new, old) == 1
-
-
-def test_other_devices_and_implementations_are_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old, new = cpu(both=noisy(1.0), gone=[1.0]), cpu(both=noisy(1.0))
-    new["environment"] = new["environment"] | dict(device_name="another", threads=64)
-    assert run(tmp_path, old, new) == 0
-    printed = capsys.readouterr().out
-    assert "device_name differs: AMD EPYC -> another" in printed
-    assert "torch differs" not in printed
-    assert "gone" in printed.partition("only in old:")[2]
-    assert run(tmp_path, content("cpu"), content("cpu")["beside"][1]) == 0, "the machine that the new run is of is taken"
-    assert "differs" not in (printed := capsys.readouterr().out)
-    assert "only in" not in printed
-
-
-def test_json_holds_every_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, cpu(a=noisy(1.0), b=noisy(1.0)), cpu(a=noisy(2.0), b=noisy(1.0)), "--json") == 1
+    capsys.readouterr()
+    assert run(tmp_path, old, new, "--json") == 1
     printed = json.loads(capsys.readouterr().out)
     assert (printed["schema"], printed["command"], printed["regressions"]) == (1, "compare", 1)
-    assert [c["verdict"] for c in printed["changes"] if c["what"].endswith((": a", ": b"))] == [SLOWER, SAME]
-    assert printed["changes"][0]["ratio"] == pytest.approx(2.0)
+    assert [c["verdict"] for c in printed["changes"] if c["what"].endswith((": mine", ": other"))] == [FASTER, SLOWER]
 
 
 @pytest.mark.parametrize(
@@ -137,12 +113,6 @@ def test_what_cannot_be_compared_is_exit_code_2(old: Any, new: Any, complaint: s
     said = capsys.readouterr().err
     assert complaint in said
     assert len(said.splitlines()) == 1
-
-
-def test_a_margin_is_a_share(capsys: pytest.CaptureFixture[str]) -> None:
-    for margin in ("-1", "x", "nan", "inf", "11"):
-        assert cli.main(["compare", str(CPU), str(CPU), f"--margin={margin}"]) == 2
-        assert "is not a share from 0 to 10" in capsys.readouterr().err
 
 
 def test_a_suite_is_compared_with_an_earlier_run(

@@ -194,13 +194,3 @@ FUZZ = settings(max_examples=80, deadline=None, derandomize=True, suppress_healt
 @given(found=mutants())
 def test_a_mutant_is_rendered_or_refused_in_a_line(found: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     check(write(tmp_path_factory.getbasetemp() / "mutant.json", found))
-
-
-@settings(FUZZ, max_examples=50)
-@given(raw=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_refused_in_a_line(raw: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / "bytes.json"
-    path.write_bytes(raw)
-    with pytest.raises(ResultError) as raised:
-        registry.sections_of([path])
-    assert str(raised.value).isprintable()

@@ -1,4 +1,4 @@
-"""Figures by version: what a version's file holds, and which results are of an earlier one."""
+"""Figures by version: what a version's file holds, and which results are of an earlier one; files written in one step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from helpers.result_files import FOLDER, content, write
 
 from dilkit.tools.results import history
+from dilkit.tools.results.file import write_text
 from dilkit.tools.site import history as pages
 
 
@@ -50,3 +51,12 @@ def test_a_file_that_is_no_versions_is_refused_by_name(wrong: dict[str, Any], tm
     path = write(tmp_path / "0.2.0.json", data | wrong)
     with pytest.raises(history.ResultError, match=path.name):
         history.read_versions(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "bench.json"
+    write_text(path, "whole")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half a file \ud800")
+    assert path.read_text() == "whole"
+    assert list(path.parent.iterdir()) == [path]
