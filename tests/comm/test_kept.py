@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.live_bytes import LiveBytes
-from helpers.ranks import PATTERN, assert_counted, assert_same, even_cuts, over_ranks, plan_of
 from helpers.pairwise import all_but
+from helpers.ranks import PATTERN, assert_counted, assert_same, even_cuts, over_ranks, plan_of
 from torch import Tensor
 
 from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow
