@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fuzz import session
+from fuzz import run, session
 from fuzz.calls import Call
 from fuzz.checks import Wrong
-from fuzz.journal import CORPUS, read
+from fuzz.journal import CORPUS, Journal, read
 from fuzz.rounding import within_rounding
 from fuzz.world import STEPS
 
@@ -87,3 +88,25 @@ def test_rounding_explains_roundings_only(dtype_name: str, kv_heads: int, mask: 
         wrong = x + 1000 * torch.finfo(dtype).eps * x[x.isfinite()].abs().max()
         assert not within_rounding(problem, tensors, {name: wrong}, exact)
         assert not within_rounding(problem, tensors, {name: torch.full_like(x, torch.nan)}, exact)
+
+
+def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for a session: it writes a step down and dies, by a signal, by a sanitizer, and by a signal after its end."""
+    seeds = []
+
+    def dies(home: Path, variables: dict[str, str], *options: str) -> int:
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        seeds.append(int(given["--seed"]))
+        Journal(Path(given["--journal"])).write(dict(do="clear"))
+        ended = dict(next=seeds[-1] + 1, counts=dict(runs=1), failures=[], ended=True)
+        if len(seeds) >= 3:
+            Path(given["--counts"]).write_text(json.dumps(ended))
+        return [-11, 1, -6, 0][len(seeds) - 1]
+
+    monkeypatch.setattr(run, "start", dies)
+    monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
+    report = run.sessions(tmp_path, {}, tmp_path, minutes=1, seed=3)
+    assert seeds == [3, 4, 5, 7]
+    assert len(report["failures"]) == 3
+    assert "ended with -11 at seed 3" in report["failures"][0]
+    assert [read(path) for path in (tmp_path / "corpus").iterdir()] == [[dict(do="clear")]]

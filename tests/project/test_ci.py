@@ -1,12 +1,49 @@
-"""CI: the tests that it chooses for a change."""
+"""CI: what it hides from a newcomer, and the tests that it chooses."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+from helpers import shares
 from helpers.project import ROOT
+from matrix.variations import variations
+
+
+@pytest.fixture
+def newcomer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    import newcomer
+
+    return newcomer
+
+
+def test_what_a_newcomer_may_lack_is_hidden(newcomer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VIRTUAL_ENV", "DILKIT_CPU_ISA", "PYTEST_ADDOPTS"):
+        monkeypatch.setenv(name, "x")
+    (tmp_path / "made").mkdir()
+    found = newcomer.surroundings(tmp_path / "made")
+    assert not {"VIRTUAL_ENV", "DILKIT_CPU_ISA", "PYTEST_ADDOPTS"} & {*found}
+    assert not [*Path(found["HOME"]).iterdir(), *Path(found["TMPDIR"]).iterdir()]
+    assert not [name for name in newcomer.CXX if shutil.which(name, path=found["PATH"])]
+    compiler = shutil.which("gcc", path=found["PATH"])
+    if compiler is None:
+        pytest.skip("there is no gcc")
+    for flag, complains in (("-mavx512f", True), ("-mamx-tile", True), ("-O1", False)):
+        done = subprocess.run([compiler, flag, "-E", "-"], input="int x;", capture_output=True, text=True, check=False)
+        assert (f"unrecognized command-line option '{flag}'" in done.stderr) == complains
+
+
+def test_its_rows_are_in_the_matrix(newcomer: ModuleType) -> None:
+    names = {variation.name for variation in variations()}
+    running = {"Python {}.{}".format(*sys.version_info)}
+    assert {*newcomer.ROWS} <= names | running
+
 
 FILES = {
     "comm/__init__.py": "if TYPE_CHECKING:\n    from dilkit.comm.ring import attend as attend\n",
@@ -47,3 +84,26 @@ def test_a_change_chooses_the_tests_that_depend_on_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(reach, "PART", 5)
     assert chosen("dilkit/pattern.py") == {"started.py", "pattern.py"}, "these are in its folder"
     assert chosen("docs/page.md", "dilkit/pattern.py") == {"docs.py"}, "the last change comes first"
+
+
+@pytest.fixture
+def items() -> list[Any]:
+    """Of ten files, each with as many tests as its number."""
+    nodes = (f"tests/test_{k}.py::test[{at}]" for k in range(10) for at in range(k))
+    return [SimpleNamespace(nodeid=node, fixturenames=(), get_closest_marker=lambda name: None) for node in nodes]
+
+
+def test_four_shares_have_each_test_once(items: list[Any]) -> None:
+    found = [shares.of_share(items, number, 4) for number in (1, 2, 3, 4)]
+    assert sorted(node for share in found for node in share) == sorted(item.nodeid for item in items)
+    assert all(len(share) > 6 for share in found)
+
+
+def test_quick_tests_that_did_not_pass_run_again(items: list[Any]) -> None:
+    cache = SimpleNamespace(get=lambda key, default: {"passed": [item.nodeid for item in items[3:]]})
+    options = {"--share": None, "--also": None, "--not-passed": True}
+    config = SimpleNamespace(cache=cache, getoption=options.get, hook=SimpleNamespace(pytest_deselected=lambda items: None))
+    items[0].get_closest_marker = {"slow": True}.get
+    expected = items[1:3]
+    shares.pytest_collection_modifyitems(config, items)
+    assert items == expected

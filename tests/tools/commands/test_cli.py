@@ -73,7 +73,7 @@ def test_interruption_of_a_destructor_is_not_lost(
     assert capsys.readouterr().err == "dilkit: interrupted\n"
 
 
-BAD = {  # beside those of tests/helpers/malformed/commands.py
+BAD = {  # beside those of tests/core/malformed/commands.py
     "encode": "; did you mean encode-slide?",
     "inof": "; did you mean info?",
     "info --head 3": "unrecognized arguments: --head 3; did you mean --heads?",

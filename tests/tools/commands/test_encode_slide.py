@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.command_line import json_output
+from helpers.command_line import json_output, output
+from helpers.forks import in_child
 from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 
 from dilkit.comm import run_threads
@@ -165,3 +168,50 @@ def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.Captur
     assert [(one["tiles"], one["kept"]) for one in json.loads(capsys.readouterr().out)["slides"]] == [(30, False), (7, False)]
     again = json_output(capsys, *arguments(files))
     assert [one["kept"] for one in again["slides"]] == [True, True]
+
+
+def test_the_tile_size_is_the_file_s_or_the_option_s(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same tiles at the same places in other pixels, the embedding is the same."""
+    tiles, coords = slide(30)
+    torch.save({"features": tiles[0], "coords": 2 * coords[0], "patch_size_level0": 512}, files / "slides" / "a.pt")
+    report = json_output(capsys, *arguments(files))
+    assert [(one["tile_size"], one["tile_size_from"]) for one in report["slides"]] == [(512, "file"), (256, "default")]
+    with torch.no_grad():
+        right = small()(tiles, coords)[0][0].float()
+    assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
+    torch.save({"features": tiles[0], "coords": 2 * coords[0]}, files / "slides" / "a.pt")
+    printed = output(capsys, *arguments(files, "--tile-size", "512", "--ngrids", "40"))
+    assert "wrote 2 embeddings" in printed
+    assert "; 2 with tiles of 512 pixels (--tile-size)" in printed
+    assert torch.allclose(embedding(files, "a"), right, atol=1e-6)
+
+
+def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiles, coords = (torch.cat(2 * [x[0]]) for x in slide(10))
+    torch.save({"features": tiles, "coords": coords}, files / "slides" / "b.pt")
+    (files / "slides" / "c.hdf5").write_bytes(b"")
+    (files / "slides" / "._a.h5").write_bytes(b"of macOS")
+    report = json_output(capsys, *[one for one in arguments(files) if one != "--no-global-pool"])
+    assert report["pooling"] == "class token"
+    assert [Path(path).name for path in report["not_read"]] == ["c.hdf5"]
+    assert [len(one["warnings"]) for one in report["slides"]] == [0, 1]
+    assert main([one for one in arguments(files) if one != "--no-global-pool"]) == 0
+    pooling, unread, twice = capsys.readouterr().err.splitlines()
+    assert "pooled, which GigaPath's pretraining did not train; --global-pool takes the mean" in pooling
+    assert "c.hdf5 is no file of features, and is not read" in unread
+    assert "b.pt: coords: 20 of 20 tiles share a cell" in twice
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_no_matter(files: Path, closed: tuple[int, ...]) -> None:
+    def run() -> None:
+        torch.set_num_threads(1)
+        for number in closed:
+            os.close(number)
+            setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+        assert main(arguments(files)) == 0
+        assert all(os.get_inheritable(number) for number in closed)  # not closed, nor one of the files that were read
+
+    assert in_child(run) == "done"
+    assert [path.name for path in sorted((files / "out").iterdir())] == ["a.pt", "b.pt", "manifest.json"]

@@ -184,7 +184,7 @@ def test_a_foreign_checkpoint_is_refused(
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [  # beside those of tests/helpers/malformed/commands.py
+    [  # beside those of tests/core/malformed/commands.py
         (["--text", "missing.txt"], "--text: 'missing.txt' cannot be read"),
         (["--text", "empty.txt"], "--text: 'empty.txt' is no text"),
         (["--text", "binary"], "--text: 'binary' is no text"),

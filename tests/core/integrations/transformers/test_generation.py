@@ -12,7 +12,7 @@ from helpers.pairwise import every_pair
 from torch.testing import assert_close
 
 package = transformers()
-from dilkit.integrations.transformers import register  # noqa: E402
+from dilkit.integrations.transformers import convert, register  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 STEPS = 20
@@ -125,3 +125,13 @@ def test_gradients_after_a_cached_prefix() -> None:
     result(model, input_ids=tokens).square().sum().backward()
     for name, x in model.named_parameters():
         assert_close(found[name], x.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_gpt_2_with_a_static_cache() -> None:
+    """It flattens masks of fewer than four dimensions, also the one that `generate` has made."""
+    sizes = dict(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2)
+    model, batch = package.GPT2LMHeadModel(package.GPT2Config(**sizes)).eval(), padded(sequences(), "left")
+    convert(model, PATTERN)
+    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    static, dynamic = (model.generate(**batch, **options, cache_implementation=kind) for kind in ("static", None))
+    assert torch.equal(static, dynamic)
