@@ -1,6 +1,6 @@
 """Runs transformers' own tests of its models with sdpa, then with dilkit in its place, and sorts what differs.
 
-    python tests/families/own_tests.py CHECKOUT [--only llama,bert] [--jobs 2] [what pytest takes, such as -k generate]
+    python tests/families/own_tests.py CHECKOUT [--only llama,bert] [--jobs 2] [--json] [what pytest takes, such as -k generate]
 
 A row of the table is a family, a column a verdict. Each difference needs a reason in `differences.json`, else the exit code is 1.
 Reasons that no difference used are listed. The package under test is that of the checkout. To pytest this file is a plugin, with
@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="a checkout of transformers, with its src and tests")
     parser.add_argument("--only", default=",".join(FAMILIES), metavar="A,B", help="families, folders of tests/models")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     args, options = parser.parse_known_args()
     families, reasons = args.only.split(","), [Reason(**one) for one in json.loads(REASONS.read_text(encoding="utf-8"))]
     if missing := [name for name in families if not (args.checkout / "tests/models" / name).is_dir()]:
@@ -105,10 +106,15 @@ def main() -> int:
     counts = {name: Counter(map(verdict, *paired(*both))) for name, both in zip(families, runs, strict=True)}
     found = [one for both in runs for one in differences(*both, reasons)]
     used = Counter(reason for *_, reason in found)
+    failed = int(None in used or not all(row[EQUAL] for row in counts.values()))
+    if args.json:
+        named = [{"verdict": kind, **asdict(one), "reason": reason and reason.reason} for kind, one, reason in found]
+        print(json.dumps({"counts": counts, "differences": named}, indent=1))
+        return failed
     print("\n".join(table(counts)), *(f"{n:5} {one.verdict}: {one.reason}" for one, n in used.most_common() if one), sep="\n")
     print(*(f"no reason: {kind}: {one.test}: {one.error}" for kind, one, reason in found if reason is None), sep="\n")
     print(*(f"unused: {one.verdict}: {one.reason}" for one in reasons if one not in used), sep="\n")
-    return int(None in used or not all(row[EQUAL] for row in counts.values()))
+    return failed
 
 
 def run(checkout: Path, family: str, attention: str, options: Sequence[str]) -> dict[str, Outcome]:
