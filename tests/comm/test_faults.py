@@ -80,6 +80,12 @@ FAULTS: dict[str, Callable[[Comm], object]] = {
 }
 
 
+def say(line: str) -> None:
+    """Print a line in one piece: ranks write to the same place."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def fault(world: Comm, kind: str) -> None:
     """All goes well once; then rank 1 fails before it takes part in the step "keys"."""
     comm = type(world)(timeout=TIMEOUT if kind in ("frozen", "late") else LONG_TIMEOUT)  # type: ignore[call-arg]
@@ -92,14 +98,14 @@ def fault(world: Comm, kind: str) -> None:
     try:
         everyone(comm, "keys")
     except CommError as error:
-        print(f"rank {comm.rank} knows after {time.monotonic() - began:.2f} s: {type(error).__name__}: {error}", flush=True)
+        say(f"rank {comm.rank} knows after {time.monotonic() - began:.2f} s: {type(error).__name__}: {error}")
         raise
 
 
 def conformance_and_fault(comm: Comm, kind: str) -> None:
     """Both in one job: to start the ranks of `mpirun` takes most of its time."""
     conformance(comm)
-    print(f"rank {comm.rank} conforms", flush=True)
+    say(f"rank {comm.rank} conforms")
     fault(comm, kind)
 
 

@@ -22,7 +22,7 @@ from dilkit.tools.gpu_day import backends, stage, state
 from dilkit.tools.gpu_day import plan as planned
 from dilkit.tools.gpu_day.document import document
 from dilkit.tools.gpu_day.preferences import sweep
-from dilkit.tools.gpu_day.record import Choice, Finding, Found, GpuDayResult, StepRecord
+from dilkit.tools.gpu_day.record import STAGES, Choice, Finding, Found, GpuDayResult, StepRecord
 from dilkit.tools.gpu_day.speed import suite
 from dilkit.tools.gpu_day.step import Context
 from dilkit.tools.results.record import Samples
@@ -119,6 +119,7 @@ def test_what_is_wrong_is_not_in_the_sweep(tiny_yardsticks: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_rehearsal_goes_through_a_step_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +127,8 @@ def test_a_rehearsal_goes_through_a_step_of_each_kind(
     kinds = tuple({step.run: step for step in reversed(planned.plan(True))}.values())
     for module in (stage, planned):
         monkeypatch.setattr(module, "plan", lambda rehearse: kinds[::-1])
-    assert cli.main(["gpu-day", "--rehearse", "--out", str(tmp_path)]) == 0
+    for name in STAGES:
+        assert cli.main(["gpu-day", "--rehearse", "--stage", name, "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert f"0 of {len(kinds)} steps are left" in said.out, said.err
     assert (tmp_path / "gpu-day.png").read_bytes().startswith(b"\x89PNG")
