@@ -75,14 +75,14 @@ class Job:
 
     def finish(self, limit: float) -> Ended:
         """Wait for the end. After `limit` seconds, or `GRACE` after a rank failed, all processes are killed."""
-        try:
-            late = not self._wait(self.began + limit)
-            code = LATE if late else self._end_processes()
-        finally:  # of a wait that is interrupted, nothing stays either
-            self._end_processes()
-            ended = time.monotonic()
-            left_behind = self._kill_left_behind()
         with self.output:
+            try:
+                late = not self._wait(self.began + limit)
+                code = LATE if late else self._end_processes()
+            finally:  # of a wait that is interrupted, nothing stays either
+                self._end_processes()
+                ended = time.monotonic()
+                left_behind = self._kill_left_behind()
             return Ended(code, self.text, ended - self.began, ended, left_behind)
 
     def marked_processes(self) -> dict[int, str]:

@@ -7,9 +7,12 @@ The problems are the conformance list, and longer ones of many tiles and blocks,
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -172,6 +175,10 @@ def build(program: Path, compiler: str, flags: Sequence[str], codes: Mapping[str
     common = [compiler, "-std=gnu11", *WARNINGS, *flags, "-pthread", f"-I{KERNELS}"]
     common += [f"-DHAVE_{code.upper()}" for code in codes if code != "generic"]
     objects = [program.with_name(f"{code}.o") for code in codes]
-    for target, (code, own) in zip(objects, codes.items(), strict=True):
-        subprocess.run([*common, *own, "-c", KERNELS / f"{code}.c", "-o", target], check=True)
+    commands = [
+        [*common, *own, "-c", KERNELS / f"{code}.c", "-o", target]
+        for target, (code, own) in zip(objects, codes.items(), strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(partial(subprocess.run, check=True), commands))
     subprocess.run([*common, KERNELS / "work_queue.c", DRIVER, *objects, "-o", program, "-lm", "-ldl"], check=True)
