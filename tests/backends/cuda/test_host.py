@@ -61,8 +61,6 @@ def test_a_right_kernel_gives_the_same_in_any_order(order: str, workers: int, ch
         (0, r"thread 32: .* waits in synchronize \(.*trials.cu:\d+\), thread 40 in synchronize \(.*trials.cu:\d+\)"),
         (1, "thread 32: .* waits in synchronize .*, thread 40 has finished"),
         (2, r"thread (0|64|96): .* waits in synchronize_warp \(.*, thread (7|71|103) in synchronize \("),
-        (3, "thread 0: .* waits in shuffle .*, thread 3 has finished"),
-        (4, "thread 32: .* waits in synchronize .*, thread 0 has finished"),
         (5, "thread (0|64|96): .* waits in ballot .*, thread (1|65|97) in shuffle"),
     ],
 )
@@ -77,16 +75,12 @@ def test_threads_that_diverge(what: int, said: str, order: str) -> None:
     [
         (0, r"out of bounds: 4 bytes at byte 4000 of in, which has 4000 \(.*trials.cu:{line}\)"),
         (2, "out of bounds: 4 bytes at byte 3072 of out, which has 3072"),
-        (3, "misaligned: .* is no multiple of 4"),
         (4, "misaligned: .* is no multiple of 16"),
         (7, "out of bounds: 16 bytes at byte 4000 of in"),
-        (8, "misaligned: .* in shared memory is no multiple of 16"),
-        (9, "out of bounds: 16 bytes at .* are not in shared memory"),
         (10, "out of bounds: 4 bytes at byte 4 of counter"),
         (12, "finished with 1 copies that it never waited for"),
         (13, "byte 512 of dynamic shared memory was written: there are 512"),
         (14, "written, though it is only to be read: byte 0 of in"),
-        (16, "out of bounds: 16 bytes at byte 4000 of in"),
     ],
 )
 def test_memory_that_is_not_the_kernels(what: int, said: str) -> None:
@@ -99,10 +93,8 @@ def test_memory_that_is_not_the_kernels(what: int, said: str) -> None:
     [
         (13, r"it writes 1 bytes at byte 512 of dynamic shared memory, which has 512 \(trials.cu:\d+\)"),
         (20, r"thread 77: index 177 is out of bounds of 'float \[128\]' \(.*trials.cu:{line}\)"),
-        (21, r"thread 3: index 10 is out of bounds of 'float \[10\]'"),
         (22, "thread 64: out of bounds: it reads 4 bytes at byte 512 of dynamic shared memory, which has 512"),
         (23, "out of bounds: 4 bytes at byte 4000 of in, which has 4000 .read or written without LOAD or STORE"),
-        (24, "thread 0: out of bounds: it reads 4 bytes at byte 512 of first, which has 512"),
         (26, r"thread 0: overflow: 26 \* 100000000 is no 'int' \(.*trials.cu:{line}\)"),
     ],
 )
@@ -112,7 +104,7 @@ def test_memory_that_is_not_of_one_array(what: int, said: str) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("what", range(14))
+@pytest.mark.parametrize("what", range(10))
 def test_races(what: int, order: str) -> None:
     if what % 2 == 0:
         run("racing", what, order=order, checked=True)
@@ -161,13 +153,6 @@ def test_blocks_share_a_counter() -> None:
     assert (run("counting", workers=3) == np.arange(1000)).all()
 
 
-def test_after_an_error_the_next_launch_is_as_good_as_new() -> None:
-    for what in (0, 7, 12):
-        with pytest.raises(KernelError):
-            run("outside", what, workers=1)
-        assert (run("right", workers=1) == 499500).all()
-
-
 def test_without_a_switch_of_its_own_for_the_processor() -> None:
     assert (run("right", more=("HOST_UCONTEXT",)) == 499500).all()
     assert (run("counting", more=("HOST_UCONTEXT",), order="random") == np.arange(1000)).all()
@@ -175,16 +160,8 @@ def test_without_a_switch_of_its_own_for_the_processor() -> None:
         run("diverging", 1, more=("HOST_UCONTEXT",))
 
 
-@pytest.mark.parametrize(
-    ("error", "threads", "shared", "said"),
-    [
-        (KernelError, THREADS, 229 * 1024, "234496 bytes of dynamic shared memory: there are at most 233472"),
-        (RuntimeError, -1, 0, r"trials\.cu"),
-    ],
-    ids=["more shared memory than any GPU has", "an error of the compiler"],
-)
-def test_what_cannot_be_launched_is_refused(error: type[Exception], threads: int, shared: int, said: str) -> None:
-    macros = dict(THREADS=threads, BLOCKS=1, STORAGE=0)
-    kernel = SimpleNamespace(source=SHIM / "trials.cu", name="right", macros=macros, shared_bytes=shared)
-    with pytest.raises(error, match=said):
+def test_more_shared_memory_than_any_gpu_has_is_refused() -> None:
+    kernel = SimpleNamespace(source=SHIM / "trials.cu", name="right", macros=dict(THREADS=32, BLOCKS=1, STORAGE=0))
+    kernel.shared_bytes = 229 * 1024
+    with pytest.raises(KernelError, match="234496 bytes of dynamic shared memory: there are at most 233472"):
         HostLauncher().launch(kernel, 1, np.zeros((), ARGUMENTS), memory={})

@@ -44,14 +44,6 @@ KERNEL(diverging) {
         else
             synchronize();
         break;
-    case 3:
-        if (t != 3)
-            shuffle_xor(1.0f, 1);
-        break;
-    case 4:
-        for (int i = 0; i < (t < 32 ? 3 : 4); i++)
-            synchronize();
-        break;
     case 5:
         if (t % 2)
             shuffle_xor(1.0f, 1);
@@ -62,32 +54,24 @@ KERNEL(diverging) {
 }
 
 KERNEL(outside) {
-    SHARED float first[THREADS], matrix[4][10];
-    SHARED float last[5];
+    SHARED float first[THREADS];
     DYNAMIC_SHARED(memory);
     int t = thread_index();
     float x = 0;
-    first[t] = last[t % 5] = 0;
-    float *moved = first;
+    first[t] = 0;
     synchronize();
     switch (args.what) {
     case 0: x = LOAD(args.in + 1000); break;
     case 2: STORE(args.out + block_count() * THREADS, x); break;
-    case 3: x = LOAD((float *)((char *)args.in + 2)); break;
     case 4: x = load_floats(args.in + 997).x; break;
     case 7: copy_async(first + 4, args.in + 1000); break;
-    case 8: copy_async(first + 1, args.in); break;
-    case 9: copy_async(args.out, args.in); break;
     case 10: atomic_add(args.counter + 1, 1); break;
     case 12: copy_async(first, args.in); break;
     case 13: memory[512] = 1; break;
     case 14: STORE(args.in + t, x); break;
-    case 16: copy_async_or_zero(first, args.in + 1000, 0); break;
     case 20: x = first[t + (t == 77) * 100]; break;
-    case 21: matrix[1][9 + (t == 3)] = 1; break;
     case 22: x = ((float *)memory)[2 * t]; break;
     case 23: x = args.in[1000 + t]; break;
-    case 24: x = moved[t * 2 + THREADS]; break;
     case 26: x = (float)(args.what * 100000000); break;
     }
     synchronize();
@@ -111,30 +95,21 @@ KERNEL(racing) {
         a[t] = x;
     if (what == 4 || what == 5) {
         b[t] = 3;
-        synchronize_warp();
-        x += b[what == 4 ? t ^ 1 : t ^ 32];
-    }
-    if (what == 6 || what == 7) {
-        b[t] = 3;
-        if (what == 6)
+        if (what == 4)
             synchronize_warp();
         x += b[t ^ 1];
     }
-    if (what == 8 || what == 9) {
+    if (what == 6 || what == 7) {
         copy_async(c + t, args.in + 4 * t);
         copy_async_commit();
         copy_async_wait(0);
-        if (what == 8)
+        if (what == 6)
             synchronize();
         x += ((float *)c)[t];
     }
-    if (what == 10 || what == 11) {
-        if (t == THREADS - 6 || what == 11)
-            a[5] = 2;
-    }
-    if (t < 32 && (what == 12 || what == 13)) {
+    if (t < 32 && (what == 8 || what == 9)) {
         x += b[5];
-        if (what == 12)
+        if (what == 8)
             synchronize_warp();
         else
             x += shuffle(x, 0); /* threads wait for each other, but memory is in no order */
