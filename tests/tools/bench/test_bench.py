@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.measuring import SMALL, wrong_by
+from helpers.measuring import wrong_by
 
 from dilkit import Problem
 from dilkit.tools import cli
 from dilkit.tools.bench.one_pattern.document import document
 from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, scaling
-from dilkit.tools.bench.overhead import cases as overhead
 from dilkit.tools.bench.overhead.record import Calls, OverheadResult
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseRunner
@@ -104,12 +103,6 @@ class TestWithoutPictures:
         assert "forward, gradients recorded  " in capsys.readouterr().out
 
 
-def test_overhead_calls_the_same_computation_both_ways() -> None:
-    _, pairs = overhead.call_pairs(SMALL, "reference")
-    forward, recorded, both = pairs.values()
-    torch.testing.assert_close(forward[0](), forward[1]()[0])
-    assert not forward[0]().requires_grad
-    assert recorded[0]().requires_grad
-    torch.testing.assert_close(both[0](), both[1]())
+def test_overhead_is_the_median_difference_within_a_round() -> None:
     found = Calls.of(Samples.of((5.0, 105.0, 7.0)), Samples.of((4.0, 103.0, 4.0)))
-    assert (found.overhead_s, found.overhead_of_fastest_s) == (2.0, 1.0), "the median difference within a round"
+    assert (found.overhead_s, found.overhead_of_fastest_s) == (2.0, 1.0)

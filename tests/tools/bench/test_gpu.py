@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import small_suites
-from helpers.on_host import TENSOR_CORES, OnHost
 from helpers.small_suites import SIZES
 
 from dilkit import register_backend, unregister_backend
@@ -107,15 +106,3 @@ def test_both_ends_of_the_longest_sequence_are_checked_and_half_of_it_is_tried_w
     monkeypatch.setattr(suite, "long_inputs", inputs_that_do_not_fit)
     assert quick().long().verdict == "failed"
     assert tried == [512, 256]
-
-
-@pytest.mark.kernels
-def test_the_suite_measures_the_kernels_themselves(tmp_path: Path) -> None:
-    """From the command to the `.cu` files and back, all but the GPU."""
-    own = OnHost(TENSOR_CORES)
-    own.name = "cupy_raw"  # type: ignore[misc]
-    register_backend(own, replace=True)
-    code, result = run(tmp_path)
-    assert code == 0
-    assert {case.entries["cupy_raw"].verdict for case in result.cases} == {"measured"}
-    assert result.long[0].verdict == "measured"

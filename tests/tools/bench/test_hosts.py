@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from dilkit.comm import Comm, run_threads
-from dilkit.comm.launch import task
 from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
@@ -54,48 +53,21 @@ def namespaces() -> set[str]:
     return {path.name for path in network.NAMESPACES.glob("dilkit-*")} if network.NAMESPACES.exists() else set()
 
 
-@pytest.fixture
-def where_hosts_can_be() -> None:
+@pytest.mark.slow
+def test_the_suite_measures_every_way_on_a_link_and_leaves_nothing() -> None:
+    """One job of ranks, and one with a fault: the others of the suite differ by speeds and launchers."""
     if why := network.why_not():
         pytest.skip(why)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("where_hosts_can_be")
-@pytest.mark.parametrize("launcher", ["mpi", "torch"])
-def test_ranks_run_on_hosts_and_send_over_their_links(launcher: str) -> None:
-    if launcher not in network.launchers():
-        pytest.skip("mpirun is not here, or not Open MPI's")
     ended = subprocess.Popen(["true"])
     ended.wait()
     subprocess.run(["ip", "netns", "add", f"dilkit-{ended.pid}-1"], check=True)  # as a process that was killed leaves it
-    with network.hosts(2) as net:
-        assert f"dilkit-{ended.pid}-1" not in namespaces()
-        net.shape(1.0)
-        assert task.run(launcher, 2, on_wire, start=net.start) >= 2**20
-    assert not namespaces()
-
-
-def on_wire(comm: Comm) -> int:
-    """Bytes of this host's interface while it sends a MiB to the other."""
-    import torch
-
-    before, counts = network.sent_bytes(), [0, 0]
-    counts[1 - comm.rank] = 1024
-    comm.exchange(torch.ones(1024, 1024, dtype=torch.uint8), counts, counts).wait()
-    comm.share(b"", "sent")
-    return network.sent_bytes() - before
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("where_hosts_can_be")
-def test_the_suite_measures_every_way_on_a_link() -> None:
-    """One job of ranks, and one with a fault: the others of the suite differ by speeds and launchers."""
     problem = replace(SMALL, dtype="bfloat16")
     suite = HostsSuite(sizes=HostsSizes(problem=problem, checked=SMALL), repeats=1)
     with suite.prepared() as facts:
+        assert f"dilkit-{ended.pid}-1" not in namespaces()
         measured, cut = (next(s.measure() for s in suite.steps() if s.goes_to == kind) for kind in ("links", "faults"))
     result = new_result(HostsResult, probe("cpu"), suite="hosts", repeats=1, links=(measured,), faults=(cut,), **facts)
+    assert not namespaces()
     assert not suite.wrong(result)
     assert cut.seconds
     assert {*measured.entries} == {"auto", "scatter", "gather", "ring", *PEERS}

@@ -82,20 +82,10 @@ def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_a
         assert "hilbertsfc" not in case.entries
     figures = {figure.name: figure for figure in result.figures}
     over = [figures[f"time of {name} over dilkit's, the least of all rows"] for name in PACKAGES]
-    assert len(over[0].values) == len(shared)
-    assert (over[1].values, over[1].verdict) == ({}, "not measured")
+    assert [len(figure.values) for figure in over[:2]] == [len(shared), 0]
     assert over[2].verdict.startswith("not measurable here: not installed: Python 9.9 or newer")
     assert all(figure.values for figure in result.figures if figure not in over)
     assert "hilbertcurve wrong, not ranked: not so: they are a step of one cell apart" in printed
-
-
-def test_a_wrong_order_of_ours_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dilkit, "encoder", Rows.encoder)
-    code, result = run(tmp_path)
-    assert code == 1
-    encoded = [case.entries["dilkit"] for case in result.points if case.what == "encode"]
-    assert all(entry.verdict == "wrong" and entry.time is None for entry in encoded)
-    assert {figure.name: figure.verdict for figure in result.figures}["encode, random 2-D points"] == "not measured"
 
 
 @pytest.mark.parametrize(
@@ -104,11 +94,9 @@ def test_a_wrong_order_of_ours_is_a_failure(tmp_path: Path, monkeypatch: pytest.
         (checks.visits(np.array([0, 1, 3, 2]), (2, 2)), [True, True]),
         (checks.visits(np.array([0, 1, 2, 3]), (2, 2)), [True, False]),
         (checks.visits(np.array([0, 1, 0, 2]), (2, 2)), [False, True]),
-        (checks.visits(np.array([0, 1]), (2, 2)), [True, True]),  # a part of the curve
         (checks.visits(np.array([0, 2, 1]), (3, 1)), [True, True]),  # an odd side
         (checks.sorting(np.array([1, 2, 0]), np.array([5, 3, 4])), [True, True]),
         (checks.sorting(np.array([1, 0, 2]), np.array([5, 3, 4])), [True, False]),
-        (checks.sorting(np.array([1, 1, 2]), np.array([5, 3, 4])), [False, False]),
     ],
 )
 def test_checks_of_curves_and_of_sorting_can_fail(findings: list[Finding], passed: list[bool]) -> None:

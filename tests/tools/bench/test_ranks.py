@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dilkit.comm import Comm
-from dilkit.comm.launch import processes, task
-from dilkit.comm.launch.processes import JobError
+from dilkit.comm.launch import processes
 from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
 from dilkit.tools.bench.ranks import faults
 from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.bench.ranks.cases import SMALL
 from dilkit.tools.bench.ranks.record import Fault, RanksResult
 from dilkit.tools.bench.ranks.suite import RanksSuite
-from dilkit.tools.bench.ranks.tasks import count_bytes
 from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.results.file import read_result
 
@@ -136,15 +132,6 @@ class TestSuite:
         assert verdicts["faults: seconds to an error beyond the timeout"] == "met"
         assert verdicts["faults whose error does not name rank and step"] == "met"
         assert verdicts["peak memory per rank, p=1 over p=2"] == "not measured"
-
-    @pytest.mark.slow
-    def test_processes_count_bytes_and_a_job_that_fails_says_why(self) -> None:
-        (call,) = task.run("torch", 2, partial(count_bytes, problems=SMALL[:1], schedules=("auto",))).calls
-        assert call.sent_bytes == call.planned_bytes
-        assert sum(call.sent_bytes) > 0
-        complaint = r"(?s)2 ranks of torch: the job ended with 1:.*\[rank [01]\] ValueError: .*star"
-        with pytest.raises(JobError, match=complaint):
-            task.run("torch", 2, partial(count_bytes, problems=SMALL[:1], schedules=("star",)), limit=60.0)
 
     def test_what_a_job_of_faults_said_is_read(self) -> None:
         words = "CommTimeout: exchange 4 (arguments of ring_dilated_attention): nothing from rank 1"

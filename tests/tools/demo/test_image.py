@@ -140,12 +140,11 @@ def result_of(losses: Sequence[tuple[float, float]]) -> ImageDemoResult:
     [
         ([(0.5, 0.3), (0.6, 0.3), (0.5, 0.4)], "0.2000 in the median, stands out from the spread over seeds, 0.1000"),
         ([(0.3, 0.5), (0.3, 0.6), (0.4, 0.5)], "row-major 0.3000, hilbert 0.5000. The difference, 0.2000 in the median, stands"),
-        ([(0.5, 0.3), (0.8, 0.6), (0.5, 0.3)], "does not stand out from the spread over seeds, 0.3000"),
         ([(0.5, 0.3), (0.5, 0.51), (0.5, 0.3)], "does not stand out from the spread over seeds, 0.2100"),
         ([(0.5, 0.1), (0.5, float("nan"))], "1 seed: hilbert 0.1000, row-major 0.5000."),
         ([(0.5, float("nan"))], "No seed was trained to its end"),
     ],
-    ids=["hilbert", "row-major", "spread", "sign", "one-seed", "none"],
+    ids=["hilbert", "row-major", "spread", "one-seed", "none"],
 )
 def test_outcome(losses: list[tuple[float, float]], said: str) -> None:
     assert said in demo_image.outcome(result_of(losses))
@@ -155,20 +154,17 @@ def test_outcome(losses: list[tuple[float, float]], said: str) -> None:
     ("arguments", "said"),
     [
         (["--image", "missing.png"], "--image: 'missing.png' is no picture that Pillow can read: FileNotFoundError: "),
-        (["--image", "folder"], "--image: 'folder' is no picture that Pillow can read: IsADirectoryError: "),
         (["--image", "text.png"], "--image: 'text.png' is no picture that Pillow can read: UnidentifiedImageError: "),
         (["--image", "half.png"], "--image: 'half.png' is no picture that Pillow can read: "),
         (["--image", "grey.png"], "--image: the picture is all of one colour beside its middle"),
         (["--image", "--text", "a"], "--text: has no meaning with --image"),
         (["--image", "--seeds", "2"], "--seeds: '2' is not a whole number of 3 or more"),
-        (["--image", "--out", "text.png"], "--out: folder 'text.png' cannot be made"),
     ],
 )
 def test_bad_input_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("folder").mkdir()
     Path("text.png").write_text("no picture")
     Image.new("RGB", (60, 30)).save("grey.png")
     Image.effect_noise((90, 90), 50).save("half.png")

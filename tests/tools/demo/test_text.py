@@ -59,10 +59,8 @@ def trained(run: tuple[Path, str]) -> Path:
 def test_all_results_are_written(run: tuple[Path, str], trained: Path) -> None:
     report = json.loads((trained / "report.json").read_text())
     assert json.loads(run[1]) == report
-    assert report["schema"] == 1
-    assert report["interrupted"] is None
+    assert (report["schema"], report["interrupted"], report["model"]["context"]) == (1, None, CONTEXT)
     assert report["backend"]["picked"]
-    assert report["model"]["context"] == CONTEXT
     training = report["training"]
     assert (training["steps"], training["tokens"]) == (3, 3 * CONTEXT)
     before, after = (training["points"][i]["held_out"] for i in (0, -1))
@@ -139,17 +137,6 @@ def test_what_is_sampled_is_what_computing_every_row_again_gives() -> None:
     caches = model.caches()
     found = [model(torch.tensor([text[i : i + 1]]), caches) for i in range(len(text))]
     torch.testing.assert_close(torch.cat(found, 1), model(torch.tensor([text])))
-
-
-def test_the_model_never_sees_what_comes_later() -> None:
-    model = ByteTransformer(ModelConfig(context=CONTEXT, width=32, layers=2)).eval()
-    text = torch.randint(256, (1, 200))
-    changed = text.clone()
-    changed[:, 150:] = (changed[:, 150:] + 1) % 256
-    with torch.no_grad():
-        before, after = model(text), model(changed)
-    torch.testing.assert_close(before[:, :150], after[:, :150], rtol=0, atol=0)
-    assert not torch.equal(before[:, 150:], after[:, 150:])
 
 
 class Evil:
@@ -242,18 +229,14 @@ def test_a_model_is_what_was_saved_and_can_be_trained_on(model_file: Path) -> No
     model.bits_per_byte(torch.zeros(1, 9, dtype=torch.uint8)).backward()
 
 
-def test_a_flipped_byte_is_refused_or_changes_nothing(model_file: Path, tmp_path: Path) -> None:
+def test_a_damaged_model_is_refused_or_the_very_one(model_file: Path, tmp_path: Path) -> None:
+    """A flipped byte may change nothing; a file that ends too early is always refused."""
     content, weights = model_file.read_bytes(), load_model(model_file).state_dict()
-    places = [*range(0, len(content), 997), *range(60), *range(len(content) - 60, len(content))]
-    for place in places:
+    for place in (*range(0, len(content), 997), *range(60), *range(len(content) - 60, len(content))):
         damaged = bytearray(content)
         damaged[place] ^= 1 + place % 255
         (tmp_path / "model.pt").write_bytes(damaged)
         assert same(tmp_path / "model.pt", weights), f"byte {place} of {len(content)}"
-
-
-def test_a_truncated_model_is_refused(model_file: Path, tmp_path: Path) -> None:
-    content = model_file.read_bytes()
     for length in (*range(0, len(content), 1999), len(content) - 1):
         (tmp_path / "model.pt").write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"model\.pt' holds no model"):
@@ -262,7 +245,7 @@ def test_a_truncated_model_is_refused(model_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [dict(width=10**9), dict(layers=10**9), dict(layers=2), dict(heads=3), dict(context=-1), dict(context="x"), dict(depth=3)],
+    [dict(width=10**9), dict(layers=2), dict(heads=3), dict(context=-1), dict(context="x"), dict(depth=3)],
     ids=str,
 )
 def test_sizes_that_are_not_those_of_the_weights_are_refused(model_file: Path, change: dict[str, Any], tmp_path: Path) -> None:

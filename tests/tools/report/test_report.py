@@ -30,9 +30,6 @@ def section(path: Path) -> Section:
     return found
 
 
-# Intervals
-
-
 def test_intervals_hold_what_they_are_of_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
     medians = [median_interval(rng.normal(1.0, 0.1, 25)) for _ in range(100)]
@@ -41,15 +38,6 @@ def test_intervals_hold_what_they_are_of_about_as_often_as_they_say() -> None:
         assert 0.90 <= sum(low <= expected <= high for low, high in intervals) / 100 <= 0.995
     samples = [1.0, 1.2, 0.9, 1.1, 1.05]
     assert ratio_interval(samples, samples) == ratio_interval(samples, samples)
-
-
-def test_few_samples_claim_nothing_beyond_themselves() -> None:
-    assert median_interval([2.0]) == (2.0, 2.0)
-    assert median_interval([2.0, 1.0]) == (1.0, 2.0)
-    assert ratio_interval([4.0, 2.0], [1.0, 2.0]) == (1.0, 4.0)
-
-
-# Documents
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
@@ -76,13 +64,10 @@ def test_speed_ups_are_ratios_of_medians_with_their_interval() -> None:
     assert cell.startswith(f"{expected:.2f}x (")
 
 
-# Pictures
+HOSTILE = ("$\\frac{$", "<script>alert(1)</script>", "]]>--><!--")
 
 
-HOSTILE = ("$\\frac{$", "<script>alert(1)</script>", "x" * 5000, "_hidden", "", "]]>--><!--")
-
-
-@pytest.mark.parametrize(("name", "kind"), list(zip(HOSTILE, 2 * ["lines", "points", "bars"], strict=True)))
+@pytest.mark.parametrize(("name", "kind"), list(zip(HOSTILE, ["lines", "points", "bars"], strict=True)))
 def test_hostile_names_are_drawn_as_they_are_in_pictures_that_share_no_ids(name: str, kind: Any) -> None:
     x: list[Any] = [name, name + "2"] if kind == "bars" else [1, 2]
     series = tuple(Series(f"{name}{i}", (plain(x[0], 1.0), Point(x[1], 2.0, 1.5, 3.0))) for i in range(2))
@@ -96,13 +81,12 @@ def test_hostile_names_are_drawn_as_they_are_in_pictures_that_share_no_ids(name:
     assert set(re.findall(r'(?:url\(#|href="#)([^")]*)', second)) <= ids[1]
 
 
-# The page
-
-
 def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
     paths = [FOLDER / "kernels.json", FOLDER / "overhead.json"]
-    assert cli.main(["report", *map(str, paths), "--html", str(tmp_path / "r.html")]) == 0
+    assert cli.main(["report", *map(str, paths), "--html", str(tmp_path / "r.html"), "--md", str(tmp_path / "a (b).md")]) == 0
     page = (tmp_path / "r.html").read_text()
+    assert "](a%20%28b%29-1.svg)" in (tmp_path / "a (b).md").read_text()
+    ElementTree.fromstring((tmp_path / "a (b)-1.svg").read_text())
     links = re.findall(r'\b(?:href|src|xlink:href)="([^"]*)"', page)
     assert "<script" not in page
     assert page.count("<svg") == page.count("</svg>") == sum(len(one.document.plots) for one in registry.sections_of(paths))
@@ -124,9 +108,6 @@ def test_hostile_texts_stay_texts() -> None:
     assert "\\[a\\](b)" in read
 
 
-# The command
-
-
 def test_json_holds_the_same_tables_and_plots(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", str(CPU)]) == 0
     assert re.search(r"one million tokens: memory in all +at most 16 GiB +at most 16 GiB +8\.03 GiB", capsys.readouterr().out)
@@ -136,10 +117,3 @@ def test_json_holds_the_same_tables_and_plots(capsys: pytest.CaptureFixture[str]
     (found,) = (one["document"] for one in printed["sections"])
     assert [table["title"] for table in found["tables"]] == [table.title for table in document.tables]
     assert len(found["plots"]) == len(document.plots)
-
-
-def test_markdown_has_its_pictures_beside_it(tmp_path: Path) -> None:
-    assert cli.main(["report", str(FOLDER / "overhead.json"), "--md", str(tmp_path / "a (b).md")]) == 0
-    page = (tmp_path / "a (b).md").read_text()
-    assert "](a%20%28b%29-1.svg)" in page
-    ElementTree.fromstring((tmp_path / "a (b)-1.svg").read_text())

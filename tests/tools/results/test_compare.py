@@ -45,8 +45,6 @@ def noisy(median: float, count: int = 9, spread: float = 0.02) -> Samples:
     return [float(x) for x in median * np.linspace(1 - spread, 1 + spread, count)]
 
 
-# Measurements
-
 UNTIMED = ("costs", "kernels", "ptx", "demo-llama", "demo-ranks")
 """Results without samples of times."""
 
@@ -58,9 +56,6 @@ def test_every_list_of_samples_is_found_once(path: Path) -> None:
         result.pop("suite", None)  # its steps hold the parts
     text, found = json.dumps(result), compare.load(path).found
     assert len(found) == sum(text.count(f'"{name}":') for name in ("samples_s", "samples", "cached", "recomputed"))
-
-
-# Verdicts
 
 
 def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on_nothing() -> None:
@@ -77,9 +72,6 @@ def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on
     found = compared(old, new)
     assert {c.what: c.verdict for c in found.changes} == {"two": FEW, "matmul": YARDSTICK}
     assert found.regressions == ()
-
-
-# The command
 
 
 def test_a_regression_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
