@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,9 +18,8 @@ from dilkit.backends.cuda.report import usages
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for
 from dilkit.bias.form import BiasForm
 from dilkit.device import Capability
-from dilkit.tools.bench.kernels import cases, document, record, sources
+from dilkit.tools.bench.kernels import record, sources
 from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints, step_builds
-from dilkit.tools.results.file import read_result
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
@@ -89,47 +87,6 @@ def test_a_digest_is_of_the_code_of_a_file_and_of_what_that_includes(tmp_path: P
         assert len({first, *others}) == 4
     finally:
         sources._digest_of_file.cache_clear()
-
-
-class Compiler:
-    """In the place of NVRTC: notes what it is asked for, and is stopped when it has compiled so many builds."""
-
-    def __init__(self, stops: int = -1) -> None:
-        self.stops, self.asked = stops, list[Build]()
-
-    def __call__(self, asked: list[Build], jobs: int) -> Iterator[record.KernelUse]:
-        for build in asked:
-            if len(self.asked) == self.stops:
-                raise KeyboardInterrupt
-            self.asked.append(build)
-            yield from (record.KernelUse(*key[:5], build.source, 128, 2, key[5], 0, 0, 99, 0, 0) for key in build.keys)
-
-
-def test_what_is_known_is_compiled_again_where_its_source_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "kernels.json"
-
-    def compiled_by(compiler: Compiler, *arguments: str) -> record.KernelsResult:
-        monkeypatch.setattr(cases, "_compiled", compiler)
-        assert cases.main(["--quick", "--out", str(file), *arguments]) == 0
-        return read_result(file, record.KernelsResult)
-
-    begun = compiled_by(Compiler(stops=3))
-    assert (len(begun.rows), begun.older) == (3, 0)
-    every = compiled_by(rest := Compiler())
-    quick = builds(head_dims=[64], forms=["plain"]) + step_builds(head_dims=[64])
-    assert len(every.rows) == len(rest.asked) + 3 == len(quick)
-    assert compiled_by(nothing := Compiler()).rows == every.rows
-    assert nothing.asked == []
-
-    changed = sources._digest_of_file
-    monkeypatch.setattr(sources, "_digest_of_file", lambda name: changed(name) + "x" * (name == "row_dots.cu"))
-    some = compiled_by(only := Compiler(), "--only", "sm_80")
-    assert {(build.kernel.source, build.capability) for build in only.asked} == {("row_dots.cu", (8, 0))}
-    said = f"NVRTC {some.nvrtc}, {some.older} of them from sources that have changed since: none spills"
-    assert said in document.sentence(some)
-    assert some.older == sum(kernel.name == "row_dots" and kernel.architecture != "sm_80" for kernel in some.kernels()) > 0
-    monkeypatch.setattr(cases.cuda_compile, "compiler_version", lambda: (99, 0))
-    assert len(compiled_by(Compiler(stops=1)).rows) == 1, "of another compiler nothing is known"
 
 
 PLANE = BiasForm(dims=2, metric="max", placed=True, learned=True)

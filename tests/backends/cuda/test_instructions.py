@@ -1,4 +1,4 @@
-"""Each instruction that the host shim emulates, by a plain definition; elements of matrices lie where CUTLASS has them."""
+"""Conversions, products and copies of the host shim, by a plain definition; elements of matrices lie where CUTLASS has them."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int =
     return results[0]
 
 
-def each(words: NDArray[np.uint32], what: int, amount: int = 0) -> NDArray[np.uint32]:
+def each(words: NDArray[np.uint32], what: int) -> NDArray[np.uint32]:
     """`words`, each of another thread, through the kernel `words`."""
     blocks = -(-len(words) // 64)
     given = np.concatenate([words, np.zeros(blocks * 64 - len(words), np.uint32)])
-    return run("words", given, blocks * 64, what, amount, 64, blocks)[: len(words)]
+    return run("words", given, blocks * 64, what, threads=64, blocks=blocks)[: len(words)]
 
 
 @pytest.mark.parametrize(("what", "dtype"), [(0, torch.float16), (1, torch.bfloat16)])
@@ -65,45 +65,6 @@ def test_floats_are_rounded_to_nearest_even_and_none_becomes_a_number(what: int,
     np.testing.assert_array_equal(packed & 0xFFFF, want)
     np.testing.assert_array_equal(packed >> 16, want ^ 0x8000)
     assert (each(np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], np.uint32), what) == 0x7FFF).all()
-
-
-def test_powers_of_two() -> None:
-    x = np.array([-np.inf, -200, -1.5, 0, 0.25, 127, np.inf, np.nan], np.float32)
-    np.testing.assert_allclose(each(x.view(np.uint32), 6).view(np.float32), np.exp2(x), rtol=3e-7)
-
-
-SHUFFLES = {
-    7: lambda lane, amount: lane * amount % 32,
-    8: lambda lane, amount: lane ^ amount,
-    9: lambda lane, amount: np.where(lane >= amount, lane - amount, lane),
-    10: lambda lane, amount: np.where(lane + amount < 32, lane + amount, lane),
-    11: lambda lane, amount: (lane // 2 + amount) % 32,
-    12: lambda lane, amount: lane ^ amount,
-}
-
-
-@pytest.mark.parametrize("what", SHUFFLES)
-def test_shuffles(what: int) -> None:
-    given = GENERATOR.integers(0, 2**32, 256, np.uint32)
-    for amount in (0, 1, 3, 16, 31):
-        lanes = SHUFFLES[what](np.arange(32), amount)
-        np.testing.assert_array_equal(each(given, what, amount), given.reshape(-1, 32)[:, lanes].reshape(-1))
-
-
-OF_WARPS = {
-    13: lambda warp: sum(int(word & 1) << lane for lane, word in enumerate(warp)),
-    14: lambda warp: warp.view(np.int32).min().view(np.uint32),
-    15: lambda warp: warp.view(np.int32).max().view(np.uint32),
-    16: lambda warp: (warp & 0xFFFFFF).sum(dtype=np.uint32),
-    17: lambda warp: [int(word).bit_count() for word in warp],
-}
-
-
-@pytest.mark.parametrize("what", OF_WARPS, ids=["ballot", "least", "most", "sum", "bits of each word"])
-def test_what_a_warp_finds_together(what: int) -> None:
-    given = GENERATOR.integers(0, 2**32, (4, 32), np.uint32)
-    want = [np.broadcast_to(OF_WARPS[what](warp), 32) for warp in given]
-    np.testing.assert_array_equal(each(given.reshape(-1), what).reshape(4, 32), want)
 
 
 def lanes_of(name: str) -> NDArray[np.int64]:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.cuda_fakes import RecordingLauncher
-from helpers.project import ROOT
 
 from dilkit import Pattern
 from dilkit.backends.cuda.arguments import ARGUMENTS
@@ -23,11 +22,8 @@ from dilkit.backends.cuda.launch import CupyLauncher, Stream
 from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once
 from dilkit.backends.cuda.table import CudaKernel, kernel_for
 from dilkit.backends.tiles import counters
-from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
-from dilkit.tools.bench.kernels.record import KernelsResult, KernelUse
-from dilkit.tools.results.file import read_result
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 KERNEL = CudaKernel("file.cu", "kernel", threads=96, blocks=2, tile_rows=64)
@@ -202,30 +198,6 @@ def test_the_launcher_asks_for_the_counter_of_the_current_stream(cupy: FakeCupy,
 
 
 KIB = 1024
-LIMITS = {"sm_75": (1024, 64, 0), "sm_80": (2048, 164, KIB), "sm_90": (2048, 228, KIB), "sm_100": (2048, 228, KIB)}
-LIMITS |= dict.fromkeys(("sm_86", "sm_89", "sm_120"), (1536, 100, KIB))
-"""Of a multiprocessor: threads, and KiB of shared memory; and bytes of that which each block takes for itself."""
-REGISTERS, UNIT, WARPS_AT_ONCE = 65536, 256, 4
-"""Of a multiprocessor; what a warp gets a multiple of; what warps are counted in, for there are four parts."""
-
-
-def occupancy(kernel: KernelUse) -> int:
-    """Blocks of a multiprocessor, by CUDA's rules, from what the compiler reports."""
-    threads, kib, own = LIMITS[kernel.architecture]
-    warps = kernel.threads // 32
-    of_registers = REGISTERS // (-(-kernel.registers * 32 // UNIT) * UNIT) // WARPS_AT_ONCE * WARPS_AT_ONCE // warps
-    return min(threads // kernel.threads, of_registers, kib * KIB // max(kernel.shared + kernel.dynamic + own, 1))
-
-
-def test_as_many_blocks_run_as_the_table_says_by_the_reports_in_the_docs() -> None:
-    """Of tall tiles, which neither threads nor shared memory are short for."""
-    reported = read_result(ROOT / "docs/results/kernels.json", KernelsResult).kernels()
-    tall = [kernel for kernel in reported if kernel.tile_rows == MOST_ROWS]
-    assert {kernel.architecture for kernel in tall} == {*LIMITS}
-    for kernel in tall:
-        threads, kib, _ = LIMITS[kernel.architecture]
-        known = CudaKernel("", kernel.name, kernel.threads, kernel.blocks, kernel.tile_rows, shared_bytes=kernel.dynamic)
-        assert blocks_at_once(known, Multiprocessors(1, threads, kib * KIB)) == kernel.blocks <= occupancy(kernel), kernel
 
 
 def test_threads_and_shared_memory_limit_as_well() -> None:
