@@ -1,6 +1,5 @@
 """The pages say what the code does: their Python runs, their generated parts are current, their commands are understood."""
 
-import json
 import re
 import shlex
 import shutil
@@ -8,7 +7,6 @@ import sys
 from functools import cache
 
 import pytest
-from helpers.measuring import shrink
 from helpers.pairwise import all_but
 from helpers.project import ROOT
 
@@ -16,10 +14,8 @@ import dilkit
 import dilkit.comm
 import dilkit.nn
 from dilkit.environment import VARIABLES
-from dilkit.threads import torch_threads
 from dilkit.tools import cli
 from dilkit.tools.bench import suites
-from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import registry
 from dilkit.tools.results.file import ResultError
 from dilkit.tools.site import figures
@@ -79,22 +75,6 @@ def test_what_no_page_can_be_made_of_is_refused(tmp_path, monkeypatch):
         docs.GENERATORS["api"](ROOT)
 
 
-def test_figures_come_from_result_files(tmp_path, monkeypatch):
-    shrink(monkeypatch)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # of pictures nothing is quoted
-    assert figures.summary(tmp_path) == figures.measurements(tmp_path) == figures.NOTHING
-    problem = "bench --seq 64 --heads 2 --dim 8 --segments 16,32 --backend reference --repeats 2 --out"
-    with torch_threads(1):
-        assert cli.main([*problem.split(), str(tmp_path)]) == 0
-    bench = json.loads((tmp_path / "bench.json").read_text())
-    time = in_seconds(bench["lengths"][0]["entries"]["reference"]["time"]["median_s"])
-    short, whole = figures.summary(tmp_path), figures.measurements(tmp_path)
-    assert all("Pattern([16, 32], [1, 2])" in text.replace("\\", "") for text in (short, whole))
-    assert f"64 tokens: reference {time} and " in short
-    assert re.search(rf"\| *64 *\| *reference *\| *{re.escape(time)} *\|", whole)
-    assert "[bench.json](results/bench.json)" in whole
-
-
 @pytest.mark.parametrize("name", sorted(suites.SUITES.keys() - {"seeds"}))  # whose words are of published figures
 def test_figures_in_words_are_figures_of_their_suite(name):
     suite = suites.suite(name)
@@ -104,6 +84,7 @@ def test_figures_in_words_are_figures_of_their_suite(name):
 
 @pytest.mark.parametrize("text", ["[]", '{"kind": "other"}', '{"kind": "bench"', '{"kind": "bench"}'])
 def test_other_files_are_refused_among_the_results(tmp_path, text):
+    assert figures.summary(tmp_path) == figures.measurements(tmp_path) == figures.NOTHING
     (tmp_path / "stray.json").write_text(text)
     with pytest.raises(ResultError, match=r"stray\.json"):
         figures.summary(tmp_path)

@@ -47,12 +47,3 @@ def test_a_virtual_environment_with_torch_is_used_as_it_is(virtual: Path) -> Non
     assert succeed(str(virtual), MACHINE, "--reused", cwd=ROOT).strip() != noted, (
         "an environment that was made anew is another one"
     )
-
-
-@pytest.mark.slow
-def test_in_ci_a_test_that_lacks_a_package_is_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("import pytest\npytest.importorskip('no_such', reason='no_such is not installed')")
-    options = ("-q", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))
-    done = run(sys.executable, "-m", "pytest", "--nothing-missing", *options, cwd=tmp_path, python_path=ROOT / "tests")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "skipped, with --nothing-missing: " in done.stdout

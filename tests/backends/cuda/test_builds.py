@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from dilkit.backends.cuda.report import usages
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for
 from dilkit.bias.form import BiasForm
 from dilkit.device import Capability
-from dilkit.tools.bench.kernels import record, sources
+from dilkit.tools.bench.kernels import record
 from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints, step_builds
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
@@ -69,24 +68,6 @@ def test_every_kernel_is_compiled_for_every_kind_of_gpu_that_it_is_for() -> None
     for form in ("packed", "dropout", "packed-dropout"):
         asked = {tuple(build.kernel.macros.get(name, 0) for name in ("PACKED", "DROPOUT")) for build in builds(forms=[form])}
         assert asked == {(int("packed" in form), int("dropout" in form))}
-
-
-def test_a_digest_is_of_the_code_of_a_file_and_of_what_that_includes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SOURCES", tmp_path)
-
-    def digest(file: str, header: str, *options: str) -> str:
-        (tmp_path / "a.cu").write_text(f'#include "b.cuh"\n{file}')
-        (tmp_path / "b.cuh").write_text(header)
-        sources._digest_of_file.cache_clear()
-        return sources.digest("a.cu", options)
-
-    try:
-        first = digest("int x; /* before */", "int y;", "-DROWS=64")
-        assert digest("/* after\n */ int\n x;", "int y; /* new */", "-DROWS=64") == first
-        others = digest("int z;", "int y;", "-DROWS=64"), digest("int x;", "int z;", "-DROWS=64"), digest("int x;", "int y;")
-        assert len({first, *others}) == 4
-    finally:
-        sources._digest_of_file.cache_clear()
 
 
 PLANE = BiasForm(dims=2, metric="max", placed=True, learned=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import launch
 
 from dilkit.comm import Comm, run_threads
 from dilkit.tools import cli
@@ -71,23 +70,6 @@ def test_one_rank_prints_and_writes(text: str, tmp_path: Path, capsys: pytest.Ca
         assert said.out.count(once) == 1, said.out
     assert said.err.count("wrote report") == 1
     check_report(tmp_path / "out", "ThreadComm")
-
-
-def start_demo(launcher: str, folder: Path, *more: str) -> launch.Job:
-    """`dilkit demo --comm ...` on the text in a folder."""
-    kind = "torch" if launcher == "gloo" else "mpi"
-    paths = ["--text", str(folder / "text"), "--out", str(folder / "out")]
-    options = ["--comm", kind, "--context", "256", "--threads", "1", "--timeout", "20", *paths, *(more or ("--steps", "3"))]
-    return launch.starter(launcher)(kind, 2, ["-m", "dilkit", "demo", *options])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["gloo", "openmpi"])
-def test_a_job_of_processes_prints_once(text: str, tmp_path: Path, launcher: str) -> None:
-    job = start_demo(launcher, tmp_path).finish()
-    assert job.code == 0, job
-    assert job.text.count("held out: 7.") == job.text.count("wrote report") == 1, job
-    check_report(tmp_path / "out", "TorchComm" if launcher == "gloo" else "MPIComm")
 
 
 @pytest.mark.usefixtures("ctrl_c")

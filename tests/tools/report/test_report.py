@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from helpers.result_files import COMMITTED, FOLDER, content
+from helpers.result_files import COMMITTED, FOLDER
 
 from dilkit.tools import cli
 from dilkit.tools.report import html, markdown, registry
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Section, Series, Table
-from dilkit.tools.report.points import plain, speed_up
+from dilkit.tools.report.points import plain
 from dilkit.tools.results.statistics import median_interval, ratio_interval
 
 picture = pytest.importorskip("dilkit.tools.report.picture")
@@ -50,18 +50,6 @@ def test_every_committed_result_has_a_document(path: Path) -> None:
         assert {len(row) for row in table.rows} == {len(table.header)}
     for plot in document.plots:
         assert all(p.low <= p.y <= p.high for series in plot.series for p in series.points), plot.title
-
-
-def test_speed_ups_are_ratios_of_medians_with_their_interval() -> None:
-    (case,) = (
-        c for c in content("cpu")["cases"] if (c["config"], c["head_dim"], c["is_causal"], c["backward"]) == ("A", 64, 0, 0)
-    )
-    slow, fast = (case["entries"][name]["time"]["samples_s"] for name in ("gather", "native"))
-    expected = float(np.median(slow) / np.median(fast))
-    assert speed_up("", slow, fast).y == pytest.approx(expected)
-    table = next(table for table in section(CPU).document.tables if table.title == "Speed-up of native")
-    (cell,) = (row[2] for row in table.rows if row[:2] == ("A, d=64", "gather"))
-    assert cell.startswith(f"{expected:.2f}x (")
 
 
 HOSTILE = ("$\\frac{$", "<script>alert(1)</script>", "]]>--><!--")

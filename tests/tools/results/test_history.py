@@ -35,16 +35,6 @@ def test_a_version_has_what_no_version_before_it_measured(tmp_path: Path, monkey
     assert row.count(" us ") == 2
 
 
-def test_a_figure_is_the_worst_of_its_values() -> None:
-    (version,) = (one for one in history.read_versions(FOLDER / "history") if one.version == "0.2.0")
-    (run,) = (run for run in version.runs if run.suite == "orders")
-    past = {figure.name: figure.value for figure in run.figures}
-    values = {figure["name"]: figure["values"].values() for figure in content("orders")["figures"]}
-    assert past["a warm order(...), from the cache"] == max(values["a warm order(...), from the cache"])
-    least = "time of hilbertsfc over dilkit's, the least of all rows"
-    assert past[least] == min(values[least])
-
-
 @pytest.mark.parametrize("wrong", [dict(version="0.2.1"), dict(kind="suite"), dict(runs=[{}]), dict(version="\x1b[1m")])
 def test_a_file_that_is_no_versions_is_refused_by_name(wrong: dict[str, Any], tmp_path: Path) -> None:
     data = json.loads((FOLDER / "history" / "0.2.0.json").read_text())
