@@ -53,14 +53,13 @@ def terminable() -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def _insistent(terminated: threading.Event) -> Iterator[None]:
     """Within the block, an interruption that Python has to ignore where it was raised is raised again a moment later."""
-    usual = sys.unraisablehook
-    timers: list[threading.Timer] = []
+    usual, over = sys.unraisablehook, threading.Event()
 
     def again(ignored: sys.UnraisableHookArgs) -> None:
         if issubclass(ignored.exc_type, KeyboardInterrupt):
-            timers.append(timer := threading.Timer(0.01, _interrupt, [terminated.is_set()]))
-            timer.daemon = True
-            timer.start()
+            leaving = threading.Event()
+            threading.Thread(target=_interrupt, args=(terminated.is_set(), leaving, over), daemon=True).start()
+            leaving.set()  # what is raised before that, in here, is ignored for good
         else:
             usual(ignored)
 
@@ -69,12 +68,14 @@ def _insistent(terminated: threading.Event) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = usual
-        for timer in timers:
-            timer.cancel()
+        over.set()
 
 
-def _interrupt(terminated: bool) -> None:
-    """Send the main thread the signal once more, also while it sleeps."""
+def _interrupt(terminated: bool, leaving: threading.Event, over: threading.Event) -> None:
+    """Send the main thread the signal once more, also while it sleeps: a moment after `leaving`, unless it is `over` by then."""
+    leaving.wait()
+    if over.wait(0.01):
+        return
     number, main = signal.SIGTERM if terminated else signal.SIGINT, threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
         signal.pthread_kill(main, number)
