@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
 from torch import Tensor
@@ -12,6 +15,7 @@ from dilkit import Pattern
 from dilkit.backends.sdpa.accumulators import merge_lse
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.grids import FORMS
+from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.oracle import oracle_attention
@@ -51,6 +55,19 @@ def agrees_with_the_oracle(
     torch.testing.assert_close((out, lse), (want.detach(), want_lse.detach()), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(found, torch.autograd.grad(want, leaves, dout), rtol=1e-10, atol=1e-12)
     return True
+
+
+def problems_of(grid: ProblemGrid) -> Iterator[tuple[int, int, Any, Any, Any]]:
+    """Yield query head, key/value head, queries, keys, and seen pairs of every problem of a grid."""
+    kept = np.ones((grid.rows, grid.keys), dtype=bool)
+    kept = {"all": kept, "earlier": np.tril(kept), "later": np.triu(kept)}[grid.seen]
+    for index in product(*(range(axis.size) for axis in grid.axes)):
+        row, head, kv_head = (
+            getattr(grid, field) + sum(i * getattr(axis, field) for i, axis in zip(index, grid.axes, strict=True))
+            for field in ("row", "head", "kv_head")
+        )
+        rows, keys = (first + np.arange(n) * grid.row_step for first, n in ((row, grid.rows), (row + grid.key_shift, grid.keys)))
+        yield head, kv_head, rows, keys, kept
 
 
 class TorchRows:

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points, version
 
 import pytest
 from helpers.launch import fork
-from helpers.project import ROOT, ROOTS, metadata, packages, python
+from helpers.project import ROOT, ROOTS, metadata, packages
 
 import dilkit
 
@@ -162,12 +162,3 @@ def test_what_a_bare_machine_lacks_is_said_before_anything_is_installed(monkeypa
     assert all(word in missing() for word in ("ensurepip", "python3-venv", "Python.h", "python3-dev", "no-such-compiler gcc"))
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     assert "Python >= 3.10 (this is 3.9" in missing()
-
-
-def test_neither_importing_dilkit_nor_loading_every_backend_imports_torch(tmp_path):
-    loaded = "sorted({m.split('.')[0] for m in sys.modules})"
-    code = f"import sys, dilkit; dilkit.Pattern([8], [2]); print({loaded}); dilkit.list_backends(); print({loaded})"
-    imported, listed = python(code, tmp_path).splitlines()
-    assert "'torch'" not in imported
-    assert "'numpy'" not in imported
-    assert "'torch'" not in listed

@@ -26,6 +26,7 @@ from dilkit.backends.tiles.schedule import MAX_SEQ, schedule
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Device
 from dilkit.inputs import Inputs
+from dilkit.testing.tensors import Tensors
 
 pytestmark = pytest.mark.surroundings
 
@@ -36,13 +37,6 @@ PASCAL = (6, 1)
 def pose(**fields: Any) -> Problem:
     """A problem of two groups for tiles of 64 rows."""
     return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=16, batch=2), **fields})
-
-
-def tensors(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = getattr(torch, problem.dtype)
-    heads = problem.heads, problem.kv_heads, problem.kv_heads
-    q, k, v = (torch.zeros(problem.batch, problem.seq, n, problem.head_dim, dtype=dtype) for n in heads)
-    return q, k, v
 
 
 def ran(launcher: RecordingLauncher) -> list[tuple[str, bool]]:
@@ -61,7 +55,7 @@ def backend(launcher: RecordingLauncher) -> CupyRaw:
 
 def test_the_kernels_of_gradients_get_lse_contiguous(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(requires_grad=True)
-    q, k, v = tensors(problem)
+    q, k, v = Tensors.random(problem).qkv
     lse = torch.zeros(2, 500, 4).transpose(1, 2)
     backend.backward(q, Inputs(q, k, v), q, lse, problem)
     groups = [(name, first) for name in ("fp32_dquery", "fp32_dkeyvalue") for first in (True, False)]
@@ -85,7 +79,7 @@ def test_the_kernels_of_gradients_get_lse_contiguous(launcher: RecordingLauncher
 def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows: int) -> None:
     launcher = RecordingLauncher(resident)
     problem = pose(seq=512, dtype="bfloat16", **options)
-    CupyRaw(launcher, (9, 0)).forward(Inputs(*tensors(problem)), problem)
+    CupyRaw(launcher, (9, 0)).forward(Inputs(*Tensors.random(problem).qkv), problem)
     assert {launch.kernel.tile_rows for launch in launcher.launches} == {rows}
     assert {launch.kernel.name for launch in launcher.launches} == {"mma_forward"}
 
@@ -94,7 +88,7 @@ def test_tall_tiles_where_they_suit(resident: int, options: dict[str, Any], rows
 def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -> None:
     launcher = RecordingLauncher(resident)
     problem = pose()
-    CupyRaw(launcher, PASCAL).forward(Inputs(*tensors(problem)), problem)
+    CupyRaw(launcher, PASCAL).forward(Inputs(*Tensors.random(problem).qkv), problem)
     for launch in launcher.launches:
         items = len(launch.tiles) * problem.batch
         assert launch.blocks == min(items, resident)
@@ -104,7 +98,7 @@ def test_resident_blocks_take_the_tiles_in_turns(resident: int, counted: bool) -
 def test_a_group_without_tiles_is_not_launched(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
     assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
-    backend.forward(Inputs(*tensors(problem)), problem)
+    backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
     assert ran(launcher) == [("fp32_forward", True)]
 
 
@@ -130,14 +124,14 @@ def test_wide_loads_only_where_every_row_allows_them(
     launcher: RecordingLauncher, backend: CupyRaw, change: Any, head_dim: int, vector: int
 ) -> None:
     problem = pose(head_dim=head_dim)
-    q, k, v = tensors(problem)
+    q, k, v = Tensors.random(problem).qkv
     backend.forward(Inputs(q, k, change(v)), problem)
     assert {launch.kernel.macros["VECTOR"] for launch in launcher.launches} == {vector}
 
 
 def test_strides_that_are_never_taken_do_not_count(launcher: RecordingLauncher, backend: CupyRaw) -> None:
     problem = pose(batch=1)
-    q, k, v = tensors(problem)
+    q, k, v = Tensors.random(problem).qkv
     backend.forward(Inputs(q.as_strided(q.shape, (7, *q.stride()[1:])), k, v), problem)
     assert launcher.launches[0].kernel.macros["VECTOR"] == 1
 
@@ -152,7 +146,7 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
     problem = pose()
     plan.cache_clear()
     for _ in range(2):
-        backend.forward(Inputs(*tensors(problem)), problem)
+        backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
     assert plan.cache_info().misses == 3, "the forms, the schedule, and its copy on the device"
     first, second = launcher.launches[0].arguments, launcher.launches[2].arguments
     assert first["tiles"] == second["tiles"]
@@ -161,7 +155,7 @@ def test_tables_are_copied_once(backend: CupyRaw, launcher: RecordingLauncher, m
 def test_forward_alone_copies_no_tiles_of_keys(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = pose()
     plan.cache_clear()
-    backend.forward(Inputs(*tensors(problem)), problem)
+    backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
     monkeypatch.setattr("dilkit.backends.tiles.kept.capturing", lambda device: True)
     found = device_schedule(problem, 64, QUERIES, torch.device("cpu"))
     groups = schedule(problem, 64).groups
@@ -173,11 +167,11 @@ def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLaunch
     monkeypatch.setattr("dilkit.backends.tiles.kept.capturing", lambda device: captures)
     plan.cache_clear()
     with pytest.raises(RuntimeError, match=r"while a CUDA graph is captured: make the same call once before"):
-        backend.forward(Inputs(*tensors(problem)), problem)
+        backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
     captures = False
-    backend.forward(Inputs(*tensors(problem)), problem)
+    backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
     captures = True
-    backend.forward(Inputs(*tensors(problem)), problem)
+    backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
     plan.cache_clear()
     captured = launcher.launches[-1]
     torch.zeros(10**6)
@@ -191,7 +185,7 @@ def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypa
     """Whether all tiles are resident, or counted; after the first call there is no schedule to make."""
     problem, made = pose(requires_grad=True), []
     backend.launcher = RecordingLauncher(resident)
-    q, k, v = tensors(problem)
+    q, k, v = Tensors.random(problem).qkv
     out, lse = backend.forward(Inputs(q, k, v), problem)
     backend.backward(q, Inputs(q, k, v), out, lse, problem)
     makers = [(torch, name) for name in ("empty", "empty_like", "zeros", "from_numpy")]
@@ -209,7 +203,7 @@ def test_too_many_tiles_are_refused(backend: CupyRaw, monkeypatch: pytest.Monkey
     problem = pose()
     monkeypatch.setattr(cupy_raw, "MOST_ITEMS", 10)
     with pytest.raises(ValueError, match=r"tiles over the batch, at most 10; use a smaller batch"):
-        backend.forward(Inputs(*tensors(problem)), problem)
+        backend.forward(Inputs(*Tensors.random(problem).qkv), problem)
 
 
 SCATTERED = GlobalTokens(random.Random(0).sample(range(500), 220))

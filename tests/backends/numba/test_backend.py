@@ -23,6 +23,7 @@ from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
 
 GROUPS = Pattern([256, 512, 512], [1, 4, 64])
 
@@ -45,12 +46,6 @@ def pose(**fields: Any) -> Problem:
     return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=64, batch=2), **fields})
 
 
-def tensors(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    dtype, heads = getattr(torch, problem.dtype), (problem.heads, problem.kv_heads, problem.kv_heads)
-    q, k, v = (torch.zeros(problem.batch, problem.seq, n, problem.head_dim, dtype=dtype) for n in heads)
-    return q, k, v
-
-
 def numbers(records: Any) -> list[list[int]]:
     """Tiles or branches of a schedule as a kernel is given them."""
     found: list[list[int]] = records.view(np.int32).reshape(-1, 4).tolist()
@@ -60,7 +55,7 @@ def numbers(records: Any) -> list[list[int]]:
 @pytest.mark.parametrize("masked", [False, True])
 def test_forward_launches_each_group_once(masked: bool) -> None:
     recorder, problem = Recorder(), pose(is_causal=True, key_padding_mask=masked, scale=0.25)
-    q, k, v = tensors(problem)
+    q, k, v = Tensors.random(problem).qkv
     ignored = torch.ones(2, 500, dtype=torch.bool) if masked else None
     out, lse = NumbaCuda(recorder).forward(Inputs(q, k, v, key_padding_mask=ignored), problem)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (2, 4, 500), torch.float32)
@@ -80,13 +75,13 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
 
 def test_a_pattern_that_counts_once_is_launched_so() -> None:
     recorder, problem = Recorder(), pose(pattern=Pattern([256, 512], [1, 4], overlap="once"))
-    NumbaCuda(recorder).forward(Inputs(*tensors(problem)), problem)
+    NumbaCuda(recorder).forward(Inputs(*Tensors.random(problem).qkv), problem)
     assert [launch.arguments[1].once for launch in recorder.launches] == [1]
 
 
 def test_backward_writes_delta_then_the_gradients() -> None:
     recorder, problem = Recorder(), pose(requires_grad=True, dtype="float16")
-    q, k, v = tensors(problem)
+    q, k, v = Tensors.random(problem).qkv
     lse = torch.zeros(2, 500, 4).transpose(1, 2)
     results = NumbaCuda(recorder).backward(q, Inputs(q, k, v), q, lse, problem)
     assert [x.shape for x in results] == [q.shape, k.shape, v.shape]
@@ -113,7 +108,7 @@ def test_a_group_without_tiles_is_not_launched() -> None:
     recorder = Recorder()
     problem = pose(pattern=Pattern([64, 512], [1, 64], heads=[None, (3, 4)]), seq=3, kv_heads=4)
     assert [len(group.query_tiles) > 0 for group in schedule(problem, 64).groups] == [True, False]
-    NumbaCuda(recorder).forward(Inputs(*tensors(problem)), problem)
+    NumbaCuda(recorder).forward(Inputs(*Tensors.random(problem).qkv), problem)
     assert len(recorder.launches) == 1
 
 
@@ -121,7 +116,7 @@ def test_more_blocks_than_a_launch_has_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(numba_cuda, "MAX_BLOCKS", 10)
     problem = pose()
     with pytest.raises(ValueError, match="blocks for forward, at most 10; use a smaller batch"):
-        NumbaCuda(Recorder()).forward(Inputs(*tensors(problem)), problem)
+        NumbaCuda(Recorder()).forward(Inputs(*Tensors.random(problem).qkv), problem)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from helpers.live_bytes import LiveBytes
 from helpers.odd_kinds import Reach
-from helpers.sdpa import agrees_with_the_oracle, problem, tensors, views_of_heads
+from helpers.sdpa import agrees_with_the_oracle, problem, problems_of, tensors, views_of_heads
 from helpers.strategies import Heads
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -26,24 +25,10 @@ from dilkit import (
 )
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.grids import form_grids
-from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.backends.sdpa.refused import overlap_refusals
 from dilkit.backends.sdpa.strided_calls import ROWS_REVERSED, TensorStrides, strided_calls
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
-
-
-def seen_by(grid: ProblemGrid) -> Any:
-    """(query head, key/value head, queries, keys, which of the pairs are seen) of every problem of a grid."""
-    kept = np.ones((grid.rows, grid.keys), dtype=bool)
-    kept = {"all": kept, "earlier": np.tril(kept), "later": np.triu(kept)}[grid.seen]
-    for index in product(*(range(axis.size) for axis in grid.axes)):
-        row, head, kv_head = (
-            getattr(grid, field) + sum(i * getattr(axis, field) for i, axis in zip(index, grid.axes, strict=True))
-            for field in ("row", "head", "kv_head")
-        )
-        rows, keys = (first + np.arange(n) * grid.row_step for first, n in ((row, grid.rows), (row + grid.key_shift, grid.keys)))
-        yield head, kv_head, rows, keys, kept
 
 
 @given(views_of_heads, st.integers(1, 40), st.booleans())
@@ -58,7 +43,7 @@ def test_tiles_add_up_to_the_count_and_no_pair_is_masked_out(drawn: tuple[Patter
     for grids in form_grids(pattern, seq, heads, kv_heads, is_causal):
         for grid in grids:
             pairs += grid.pairs
-            for head, kv_head, rows, keys, kept in seen_by(grid):
+            for head, kv_head, rows, keys, kept in problems_of(grid):
                 assert kv_head == head // (heads // kv_heads)
                 assert min(rows[0], keys[0]) >= 0
                 count[head, rows[:, None], keys] += kept

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
+from helpers.sdpa import problems_of
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import Pattern
 from dilkit.backends.sdpa.grids import form_grids
-from dilkit.backends.sdpa.grids.problem_grid import ProblemGrid
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS, StridedCall, TensorStrides, strided_calls
-
-
-def small_problems(grid: ProblemGrid) -> Iterator[tuple[int, range]]:
-    """`(query head, rows)` of every small problem of a grid."""
-    for index in product(*(range(axis.size) for axis in grid.axes)):
-        row, head = (
-            getattr(grid, field) + sum(i * getattr(axis, field) for i, axis in zip(index, grid.axes, strict=True))
-            for field in ("row", "head")
-        )
-        yield head, range(row, row + grid.rows * grid.row_step, grid.row_step)
 
 
 def calls(pattern: Pattern, seq: int, heads: Heads, batch: int = 1) -> tuple[StridedCall, ...]:
@@ -41,7 +28,7 @@ def test_calls_cover_the_grids(chosen: tuple[Pattern, Heads], seq: int, batch: i
     rows = torch.arange(batch * seq * heads[0]).view(batch, seq, heads[0], 1)
     expected = np.zeros(rows.numel(), dtype=int)
     for grid in (grid for branch in form_grids(pattern, seq, *heads) for grid in branch):
-        for head, kept in small_problems(grid):
+        for head, _, kept, *_ in problems_of(grid):
             for b in range(batch):
                 expected[rows[b, kept, head, 0]] += 1
     found = np.zeros_like(expected)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from helpers.project import ROOT, succeed
-from torch import Tensor
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, backend, explain
 from dilkit.backends.triton.backend import TritonTiles
@@ -19,6 +16,7 @@ from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 
@@ -42,15 +40,10 @@ def pose(**fields: Any) -> Problem:
     return Problem(**{**dict(pattern=Pattern([256, 512], [1, 64])), **sizes, **fields})
 
 
-def tensors(problem: Problem) -> list[Tensor]:
-    heads = problem.heads, problem.kv_heads, problem.kv_heads
-    return [torch.zeros(problem.batch, problem.seq, n, problem.head_dim, dtype=getattr(torch, problem.dtype)) for n in heads]
-
-
 def test_each_group_is_one_launch_and_later_ones_continue() -> None:
     pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
     recorder, problem = Recorder(), pose(dtype="bfloat16")
-    q, k, v = tensors(problem)
+    q, k, v = Tensors.random(problem).qkv
     made = TritonTiles(recorder)
     out, lse = made.forward(Inputs(q, k, v, key_padding_mask=torch.zeros(2, 500, dtype=torch.bool)), problem)
     assert (out.shape, lse.shape) == (q.shape, (2, 4, 500))
@@ -72,7 +65,7 @@ def test_gradients_of_weights_are_summed_over_tiles_of_their_head() -> None:
     pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
     form, recorder = BiasForm(sizes=(3,), learned=True), Recorder()
     problem = pose(bias=form)
-    (q, k, v), weights = tensors(problem), torch.zeros(4, 3)
+    (q, k, v), weights = Tensors.random(problem).qkv, torch.zeros(4, 3)
     inputs = Inputs(q, k, v, bias=LoweredBias(form, weights))
     dbias = TritonTiles(recorder).backward(q, inputs, q, torch.zeros(2, 4, 500), problem)[3]
     assert torch.equal(dbias, weights)
@@ -91,7 +84,7 @@ def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> N
     pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
     recorder = Recorder()
     problem = pose(pattern=Pattern.of(GlobalTokens(3), SlidingWindow(9, 2), DilatedSegment(64, 2), SlidingWindow(1000)))
-    TritonTiles(recorder).forward(Inputs(*tensors(problem)), problem)
+    TritonTiles(recorder).forward(Inputs(*Tensors.random(problem).qkv), problem)
     constants = [given[-1] for given in recorder.launches]
     assert [x["FIRST"] for x in constants] == [True, False, False, False]
     assert [x["BOUNDED"] for x in constants] == [False, False, True, False]
@@ -132,11 +125,6 @@ def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     assert [str(x) for x in TritonTiles().refusals(problem)] == ["module triton: not installed (pip install triton)"]
     decided = next(x for x in explain(problem, "triton").decisions if x.name == "triton")
     assert decided.verdict == "refused"
-
-
-def test_nothing_imports_triton_or_numba_before_a_launch() -> None:
-    code = "import sys, dilkit; print(dilkit.list_backends()); assert not {'triton', 'numba'} & {*sys.modules}"
-    assert "'triton'" in succeed(sys.executable, "-c", code, cwd=ROOT)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -15,11 +15,7 @@ from helpers.result_files import FOLDER, content
 from helpers.small_suites import entries, run
 
 from dilkit import DilatedCache, Pattern, SlidingWindow, dilated_attention
-from dilkit.tools import cli
 from dilkit.tools.bench import suites
-from dilkit.tools.bench.cpu import machines
-from dilkit.tools.bench.cpu.document import document
-from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.bench.patterns import suite as patterns
 from dilkit.tools.bench.patterns import ways
 from dilkit.tools.bench.published import judge
@@ -29,7 +25,6 @@ from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.report import registry
 from dilkit.tools.results.decode import encode
-from dilkit.tools.results.file import read_result, write_result
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks", "without_pictures")
 
@@ -115,33 +110,6 @@ def test_what_is_wrong_is_not_timed_and_decides_on_the_exit_code(
     unmeasured = [i for i, one in enumerate(result.figures) if one.verdict == "not measured" and MISSING not in one.name]
     assert unmeasured == lost
     assert {entry.time for entry in entries(result) if entry.verdict == "wrong"} == ({None} if lost else set())
-
-
-EPYC, CPU = "AMD EPYC, avx2", ("bench", "--suite", "cpu")
-
-
-def epyc() -> CpuResult:
-    """The published result of another machine, which an older version measured."""
-    published = read_result(FOLDER / "cpu.json", CpuResult)
-    return replace(published.machines()[EPYC], beside=())
-
-
-def test_machines_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    old, new = epyc(), replace(epyc(), isa="avx512", torch_isa="avx512", date="2026-12-01", inner_loops=())
-    paths = [tmp_path / f"{name}.json" for name in ("old", "new", "both")]
-    for path, result in zip(paths, (old, new, replace(new, beside=(replace(old, date="2026-12-02"),))), strict=True):
-        write_result(result, path)
-    assert cli.main([*CPU, "--out", str(tmp_path), "--merge", *map(str, paths)]) == 0
-    found = read_result(tmp_path / "suite.json", CpuResult)
-    assert [(name, one.date) for name, one in found.machines().items()] == [(EPYC, "2026-12-02"), ("AMD EPYC, avx512", new.date)]
-    table = document(found).tables[0]
-    assert table.header == ("figure", "must", "aim", EPYC, "AMD EPYC, avx512")
-    cells = {row[0]: row[3:] for row in table.rows}
-    assert cells["dense forward / peak, head_dim 64"] == ("0.675: short", "not measured")
-    assert cli.main([*CPU, "--out", str(tmp_path), "--merge", str(paths[0]), "--repeats", "1"]) == 2
-    assert "--repeats: does not go with --merge" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"--merge: measured with --quick .*: AMD EPYC, avx512"):
-        machines.merged([old, replace(new, quick=32)])
 
 
 @pytest.mark.parametrize(
