@@ -48,12 +48,17 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_code_is_compiled_once(folder: Path, compilations: list[Any]) -> None:
+def test_code_is_compiled_once_and_again_where_its_file_is_damaged(folder: Path, compilations: list[Any]) -> None:
     code = cuda_compile.code_of(KERNEL, CAPABILITY)
     assert code[:4] == b"\x7fELF"
     assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
     assert len(compilations) == 1
-    assert [path.suffix for path in folder.iterdir()] == [".cubin"]
+    (place,) = folder.iterdir()
+    good = place.read_bytes()
+    place.write_bytes(good[:-1])
+    assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
+    assert len(compilations) == 2, "a damaged file is compiled anew"
+    assert place.read_bytes() == good
 
 
 @pytest.mark.parametrize(
@@ -94,21 +99,10 @@ def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.Monkey
 
     cuda_compile.code_of(KERNEL, CAPABILITY)
     (major, minor), newer = cuda_compile.compiler_version(), Newer()
-    assert re.fullmatch(rf"{major}\.{minor}\.\d+ \S+", cuda_compile.compiler_build())
     monkeypatch.setattr(cuda_compile.nvrtc, "load", lambda: newer)
     assert cuda_compile.compiler_build().startswith(f"{major}.{minor}.99 ")
     cuda_compile.code_of(KERNEL, CAPABILITY)
     assert len(list(folder.iterdir())) == 2
-
-
-def test_a_damaged_file_is_compiled_anew(folder: Path, compilations: list[Any]) -> None:
-    code = cuda_compile.code_of(KERNEL, CAPABILITY)
-    (place,) = folder.iterdir()
-    good = place.read_bytes()
-    place.write_bytes(good[:-1])
-    assert cuda_compile.code_of(KERNEL, CAPABILITY) == code
-    assert len(compilations) == 2
-    assert place.read_bytes() == good
 
 
 def test_no_damaged_code_is_read(tmp_path: Path) -> None:

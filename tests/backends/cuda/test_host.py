@@ -103,14 +103,6 @@ def test_races(what: int, order: str) -> None:
         run("racing", what, order=order, checked=True)
 
 
-def test_a_race_shows_in_the_orders() -> None:
-    found = [
-        run("racing", 1, order=order, seed=seed) for order, seed in [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
-    ]
-    assert not any(np.array_equal(a, b, equal_nan=True) for i, a in enumerate(found) for b in found[:i])
-    assert np.array_equal(run("racing", 1, order="random", seed=1), found[2], equal_nan=True)
-
-
 @pytest.mark.parametrize("what", [0, 1])
 def test_shared_memory_is_no_number_at_the_start_of_every_block(what: int) -> None:
     assert np.isnan(run("unwritten", what, workers=1)).all()

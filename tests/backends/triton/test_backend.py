@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.triton_fakes import Recorder
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, backend, explain
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.biases import add_sums
-from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, padded, sizes_for
+from dilkit.backends.triton.sizes import HEAD_DIMS, padded, sizes_for
 from dilkit.bias.form import BiasForm, LoweredBias
 from dilkit.device import Device
 from dilkit.inputs import Inputs
@@ -19,19 +20,6 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
-
-
-class Recorder:
-    """A launcher on the CPU that runs nothing."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[str, Sizes, int, tuple[Any, ...], dict[str, Any]]] = []
-
-    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
-        return sizes_for(role, problem.dtype, problem.head_dim, (9, 0), low)
-
-    def launch(self, *given: Any) -> None:
-        self.launches.append(given)
 
 
 def pose(**fields: Any) -> Problem:

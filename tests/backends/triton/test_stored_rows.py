@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.steps import StepCase, in_pages, make_step
+from helpers.triton_fakes import Recorder
 
 from dilkit import Device, Pattern, Problem
 from dilkit.backends.tiles import counters
@@ -23,25 +24,6 @@ from dilkit.backends.triton.sizes import HEAD_DIMS, RESIDENT_WARPS, Sizes, step_
 from dilkit.bias.form import BiasForm
 from dilkit.decoding.placed import place
 from dilkit.decoding.step import Span
-
-
-class Recorder:
-    """A launcher on the CPU that runs nothing."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[str, Sizes, int, tuple[Any, ...], dict[str, Any]]] = []
-
-    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
-        return step_sizes(problem)
-
-    def resident(self, sizes: Sizes, device: torch.device) -> int:
-        return 64
-
-    def counter(self, device: torch.device) -> int:
-        return 2**40
-
-    def launch(self, *given: Any) -> None:
-        self.launches.append(given)
 
 
 def pose(**fields: Any) -> Problem:

@@ -47,17 +47,8 @@ class Rows(Right):
         return Task(lambda: np.unravel_index(codes, (1 << bits,) * ndim), tuple)
 
 
-class Absent(Right):
-    """A package that is not there."""
-
-    name, needs = "hilbertsfc", "Python 9.9 or newer"
-
-    def version(self) -> None:
-        return None
-
-
 def run(out: Path, *arguments: str) -> tuple[int, OrdersResult]:
-    return small_suites.run("orders", out, *arguments, sizes=TINY, packages=(Right(), Rows(), Absent()))
+    return small_suites.run("orders", out, *arguments, sizes=TINY, packages=(Right(), Rows()))
 
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -79,11 +70,9 @@ def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_a
     verdicts = {"numpy-hilbert-curve": "measured", "hilbertcurve": "wrong"}
     for case in shared:
         assert {name: case.entries[name].verdict for name in verdicts} == verdicts
-        assert "hilbertsfc" not in case.entries
     figures = {figure.name: figure for figure in result.figures}
     over = [figures[f"time of {name} over dilkit's, the least of all rows"] for name in PACKAGES]
     assert [len(figure.values) for figure in over[:2]] == [len(shared), 0]
-    assert over[2].verdict.startswith("not measurable here: not installed: Python 9.9 or newer")
     assert all(figure.values for figure in result.figures if figure not in over)
     assert "hilbertcurve wrong, not ranked: not so: they are a step of one cell apart" in printed
 

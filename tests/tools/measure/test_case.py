@@ -78,9 +78,7 @@ def test_who_computes_another_function_is_marked_with_its_error() -> None:
     assert entries["gather"].differs is None
     found = entries["dense"].differs
     assert found is not None
-    assert found.computes == "the attention of every token to every token"
-    assert found.out_max_abs > 0.1
-    assert found.dquery_relative > 0.1
+    assert min(found.out_max_abs, found.dquery_relative) > 0.1
 
 
 def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypatch) -> None:

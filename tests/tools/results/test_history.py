@@ -1,4 +1,4 @@
-"""Figures by version: what a version's file holds, and which results are of an earlier one; files written in one step."""
+"""Files of figures by version, and files written in one step."""
 
 from __future__ import annotations
 
@@ -7,32 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.result_files import FOLDER, content, write
+from helpers.result_files import FOLDER, write
 
 from dilkit.tools.results import history
 from dilkit.tools.results.file import write_text
-from dilkit.tools.site import history as pages
-
-
-def checkout(folder: Path, **changes: Any) -> Path:
-    """A folder with one result of the suite `orders`."""
-    (folder / "docs/results/history").mkdir(parents=True, exist_ok=True)
-    write(folder / "docs/results/orders.json", content("orders") | changes)
-    return folder
-
-
-def test_a_version_has_what_no_version_before_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(checkout(tmp_path))
-    for version in ("0.9.0", "0.10.0"):
-        assert pages.main([version]) == 0
-    (first,) = history.read_versions(Path("docs/results/history"))
-    assert (first.version, [run.suite for run in first.runs]) == ("0.9.0", ["orders"])
-    checkout(tmp_path, date="2027-01-01T00:00:00+00:00")
-    assert "| 0.9.0 | next |" in pages.history(tmp_path)
-    pages.main(["0.10.0"])
-    assert [one.version for one in history.read_versions(Path("docs/results/history"))] == ["0.9.0", "0.10.0"]
-    row = next(line for line in pages.history(tmp_path).splitlines() if "a warm order" in line)
-    assert row.count(" us ") == 2
 
 
 @pytest.mark.parametrize("wrong", [dict(version="0.2.1"), dict(kind="suite"), dict(runs=[{}]), dict(version="\x1b[1m")])

@@ -1,0 +1,29 @@
+"""A stand-in for the launcher of kernels in Triton; Triton itself is not needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dilkit.backends.triton.sizes import Sizes, sizes_for, step_sizes
+from dilkit.problem import Problem
+
+
+class Recorder:
+    """A launcher on the CPU that runs nothing."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[str, Sizes, int, tuple[Any, ...], dict[str, Any]]] = []
+
+    def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
+        return step_sizes(problem) if role == "stored" else sizes_for(role, problem.dtype, problem.head_dim, (9, 0), low)
+
+    def resident(self, sizes: Sizes, device: torch.device) -> int:
+        return 64
+
+    def counter(self, device: torch.device) -> int:
+        return 2**40
+
+    def launch(self, *given: Any) -> None:
+        self.launches.append(given)
