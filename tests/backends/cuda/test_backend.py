@@ -35,7 +35,6 @@ PASCAL = (6, 1)
 
 
 def pose(**fields: Any) -> Problem:
-    """A problem of two groups for tiles of 64 rows."""
     return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=16, batch=2), **fields})
 
 

@@ -94,7 +94,6 @@ SCORES = (
     ids=str,
 )
 def test_no_kernel_spills(dtype: str, capability: Capability, form: BiasForm | None, head_dims: tuple[int, ...]) -> None:
-    """With a softcap and a bias, tall or low, plain or packed with dropout."""
     changed = form and replace(form, learned=True)
     kernels = {
         kernel_for(role, dtype, head_dim, capability, True, rows, flag, flag, scores.macros(role, True, changed)): None

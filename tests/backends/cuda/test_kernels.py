@@ -206,7 +206,6 @@ KNOWN: dict[str, dict[str, tuple[int, str]]] = {
 
 
 def excused(place: str, turns: float) -> str | None:
-    """The part of `KNOWN` that a place and its turns fall under."""
     name, number = re.findall(r"([\w.]+):(\d+)", place)[0]
     line = (KERNELS / name).read_text().splitlines()[int(number) - 1]
     return next((text for text, (most, _) in KNOWN.get(name, {}).items() if text in line and turns <= most), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import re
 import site
 import sys
 from collections.abc import Iterator, Sequence
@@ -122,13 +123,8 @@ def test_a_kernel_compiles_and_fits(process: ProcessPoolExecutor, build: Build) 
     assert [complaint for kernel in found for complaint in complaints(kernel)] == []
 
 
-def test_it_says_which_it_is(process: ProcessPoolExecutor) -> None:
-    major, minor = process.submit(compiler_version).result()
-    assert major == 13
-    assert process.submit(compiler_build).result().startswith(f"{major}.{minor}.")
-
-
-def test_gpus_that_it_no_longer_knows_are_refused_with_the_way_out(process: ProcessPoolExecutor) -> None:
+def test_it_says_which_it_is_and_refuses_gpus_that_it_no_longer_knows(process: ProcessPoolExecutor) -> None:
+    assert re.match(r"13\.\d", process.submit(compiler_build).result())
     with pytest.raises(RuntimeError, match=r"NVRTC 13\.\d compiles for sm_75.*runs on sm_61: .*'dilkit\[cuda12\]'"):
         process.submit(options_of, kernel_for("forward", "float32", 64, (6, 1)), (6, 1)).result()
 

@@ -53,7 +53,6 @@ def test_the_kernel_of_steps(check: Check) -> None:
 
 @pytest.mark.parametrize("stored", ["float32", pytest.param("int8", marks=slow)])
 def test_the_same_bits_in_any_order(stored: str) -> None:
-    """Blocks take turns, and threads run in other orders."""
     case = StepCase(stored=stored, most=3000, spans=4, batch=1)
     step = make_step(case)
     ways = ((1, "forward"), (2, "reverse"), (2, "random"))

@@ -42,7 +42,6 @@ def inputs(seq: int = 1030, heads: int = 4, dim: int = 32, dtype: str = "float32
 
 
 def everything(dtype: str, is_causal: bool, pattern: Pattern = PATTERN) -> list[torch.Tensor]:
-    """out, lse and the gradients of a problem large enough for several threads."""
     q, k, v = (x.requires_grad_() for x in inputs(dtype=dtype, batch=2))
     out, lse = dilated_attention(q, k, v, pattern, is_causal=is_causal, backend="native", return_lse=True)
     return [out.detach(), lse.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))]

@@ -24,7 +24,6 @@ def normal(*shape: int) -> Tensor:
 
 
 def results(bias: Bias, seq: int = 600, backend: str = "native", **options: float) -> list[Tensor]:
-    """The result, and the gradients of query and weights."""
     torch.manual_seed(1)
     q, k, v = (normal(1, seq, 2, 16).requires_grad_() for _ in range(3))
     weights = bias.weights.detach().requires_grad_()

@@ -42,7 +42,6 @@ class Recorder:
 
 
 def pose(**fields: Any) -> Problem:
-    """A problem of two groups for tiles of 64 rows."""
     return Problem(**{**dict(pattern=GROUPS, seq=500, heads=4, kv_heads=2, head_dim=64, batch=2), **fields})
 
 

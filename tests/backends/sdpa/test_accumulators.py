@@ -48,8 +48,6 @@ def test_no_more_calls_than_without_and_a_launch_for_each(batch: int, kv_heads: 
 
 
 def noting(calls: list[str]) -> SdpaKernel:
-    """The CPU kernel, which writes down when it is called."""
-
     def noted(name: str) -> Any:
         def run(*arguments: Any) -> Any:
             calls.append(name)

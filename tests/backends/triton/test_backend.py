@@ -23,7 +23,6 @@ CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 
 
 def pose(**fields: Any) -> Problem:
-    """A problem of two groups of one branch each."""
     sizes = dict(seq=500, heads=4, kv_heads=2, head_dim=64, batch=2)
     return Problem(**{**dict(pattern=Pattern([256, 512], [1, 64])), **sizes, **fields})
 

@@ -68,7 +68,6 @@ def test_strips_show_the_count_of_every_kind(pattern: Pattern, seq: int, rows: i
 
 
 def test_strips_show_the_count_of_runs() -> None:
-    """Of many parts, and of more runs than a relation has."""
     layout = np.random.default_rng(0).random((4, 150, 150)) < 0.5
     layout[:, :, ::2], layout[:, 5, 1::2] = False, False
     layout[:, 5, ::2] = True

@@ -78,8 +78,6 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Toy(PublishedSuite):
-    """Five measurements that take no time; the third raises `error`."""
-
     processes: tuple[str, ...] = ()
     error: BaseException | None = None
 

@@ -34,7 +34,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A picture of 70 x 40 pixels with slopes, edges and some noise."""
     path = tmp_path_factory.mktemp("picture") / "picture.png"
     rows, columns = np.mgrid[:40, :70]
     pixels = np.stack([4 * columns % 256, 6 * rows % 256, 200 * (rows // 8 + columns // 8) % 256], -1)

@@ -29,7 +29,6 @@ TEXT = bytes(i * i % 251 for i in range(8000))
 
 
 def demo_losses(comm: Comm) -> dict[str, Any]:
-    """Twenty steps of the demo, on short and on whole windows: all losses, and the parameters."""
     task = TextTask(TEXT, held_out_windows(TEXT, CONFIG.context)[:2], CONFIG, 0, comm)
     trainer = Trainer(task, Budget(steps=20))
     trainer.run(8, lambda: None, lambda: None)

@@ -18,14 +18,13 @@ from dilkit.tools import cli
 from dilkit.tools.demo.ranks import comparison, job, processes
 from dilkit.tools.demo.ranks.layout import Layout
 from dilkit.tools.demo.ranks.record import RanksDemoResult, RanksTraining
-from dilkit.tools.demo.text.record import Budget, Evaluation
 from dilkit.tools.report import registry
 
 SMALL = ("--context", "128", "--steps", "3", "--threads", "1")
 
 
-def check_report(out: Path, layout: Layout) -> None:
-    """All is there, both trainings agree, and what was sent is what was planned."""
+def check_report(out: Path, layout: Layout) -> RanksTraining:
+    """Both trainings agree, and what was sent is what was planned; the training of one process."""
     found = registry.read(out / "report.json")
     assert isinstance(found, RanksDemoResult)
     assert (found.interrupted, found.layout, found.ranks.world_size) == (None, layout, layout.size)
@@ -41,16 +40,42 @@ def check_report(out: Path, layout: Layout) -> None:
     assert "differ by rounding" in registry.sentence_of(out / "report.json")
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "comparison: full KV ring" in (out / "report.md").read_text()
+    assert found.alone is not None
+    return found.alone
 
 
-def test_ranks_learn_what_one_process_learns(
+def differences(training: RanksTraining, change: dict[str, Any], weight: float = 1.0) -> dict[str, bool]:
+    """True for what differs by rounding from a training with this change, and its parameter this factor."""
+    weights = {"weight": torch.linspace(-1, 1, 9)}
+    changed = {"weight": weights["weight"] * weight}
+    found = comparison.differences(training, dataclasses.replace(training, **change), weights, changed)
+    return {one.quantity.split()[0]: one.is_rounding for one in found}
+
+
+def test_ranks_learn_what_one_process_learns_or_the_command_ends_with_1(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(processes, "start", launch.starter("gloo"))  # which forks the ranks
     out = tmp_path / "out"
-    assert cli.main(["demo", "--ranks", "1x2", "--json", "--text", text, "--out", str(out), *SMALL]) == 0
+    command = ["demo", "--ranks", "1x2", "--json", "--text", text, "--out", str(out), *SMALL]
+    assert cli.main(command) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((out / "report.json").read_text())
-    check_report(out, Layout(1, 2))
+    training = check_report(out, Layout(1, 2))
+    assert differences(training, {}) == dict(loss=True, norm=True, parameters=True)
+    assert differences(training, {}, 1.0003) == dict(loss=True, norm=True, parameters=False)
+    norms = (*training.norms[:-1], 1.0001 * training.norms[-1])
+    assert differences(training, dict(norms=norms)) == dict(loss=True, norm=False, parameters=True)
+    first, (seconds, tokens, loss), last = training.train_curve
+    for wrong in (0.99999 * loss, float("nan")):
+        curve = first, (seconds, tokens, wrong), last
+        assert differences(training, dict(train_curve=curve)) == dict(loss=False, norm=True, parameters=True)
+
+    def work(self: job.RanksJob) -> None:
+        self.differences = comparison.differences(training, training, {"weight": torch.ones(2)}, {"weight": torch.ones(2) * 1.01})
+
+    monkeypatch.setattr(job.RanksJob, "work", work)
+    assert cli.main([one for one in command if one != "--json"]) == job.DIFFERS
+    assert "differ by MORE THAN ROUNDING" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -72,47 +97,3 @@ def test_ranks_of_another_job_are_refused(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(environment, "launch", lambda: environment.Launch("torchrun", 0, 2, 0, 2))
     assert cli.main(["demo", "--ranks", "2x2"]) == 2
     assert "2x2 is 4 ranks, but torchrun started 2; run torchrun --nproc-per-node 4" in capsys.readouterr().err
-
-
-TRAINING = RanksTraining(
-    budget=Budget(steps=20),
-    steps=20,
-    tokens=20 * 128,
-    seconds=20.0,
-    points=(Evaluation(0.0, 0, None, 8.0), Evaluation(20.0, 20 * 128, 7.0, 6.0)),
-    train_curve=tuple((float(step), 128 * step, 8.0 - step / 10) for step in range(20)),
-    norms=tuple(2.0 + step / 10 for step in range(20)),
-    threads=1,
-)
-
-
-def found_differences(change: dict[str, Any], weight: float = 1.0) -> dict[str, bool]:
-    """Whether each quantity is rounding where the training on ranks has this change, and its parameter this factor."""
-    weights = {"weight": torch.linspace(-1, 1, 9)}
-    changed = {"weight": weights["weight"] * weight}
-    found = comparison.differences(TRAINING, dataclasses.replace(TRAINING, **change), weights, changed)
-    return {one.quantity.split()[0]: one.is_rounding for one in found}
-
-
-def test_differences_beyond_rounding_are_told() -> None:
-    curve = [*TRAINING.train_curve]
-    assert found_differences({}) == dict(loss=True, norm=True, parameters=True)
-    assert found_differences({}, 1.0003) == dict(loss=True, norm=True, parameters=False)
-    norms = (*TRAINING.norms[:-1], 1.0001 * TRAINING.norms[-1])
-    assert found_differences(dict(norms=norms)) == dict(loss=True, norm=False, parameters=True)
-    seconds, tokens, loss = curve[7]
-    for wrong in (0.99999 * loss, float("nan")):
-        curve[7] = seconds, tokens, wrong
-        assert found_differences(dict(train_curve=tuple(curve))) == dict(loss=False, norm=True, parameters=True)
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_differences_beyond_rounding_end_the_command_with_1(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def work(self: job.RanksJob) -> None:
-        self.differences = comparison.differences(TRAINING, TRAINING, {"weight": torch.ones(2)}, {"weight": torch.ones(2) * 1.01})
-
-    monkeypatch.setattr(job.RanksJob, "work", work)
-    assert cli.main(["demo", "--ranks", "1x2", "--text", text, "--out", str(tmp_path / "out"), *SMALL]) == job.DIFFERS
-    assert "differ by MORE THAN ROUNDING" in capsys.readouterr().out

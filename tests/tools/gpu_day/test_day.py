@@ -60,7 +60,6 @@ def test_a_hung_step_costs_itself_alone_and_a_second_run_repeats_nothing(log: Pa
 
 
 def choice(problem: Problem, **seconds: float) -> Choice:
-    """A problem of the sweep as measured here, with other times."""
     found = sweep.measured(problem, Context("cpu", rehearse=True))
     times = {name: replace(found.entries[name], time=Samples.of([taken])) for name, taken in seconds.items()}
     return replace(found, entries=found.entries | times)

@@ -169,7 +169,6 @@ def mutated(found: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def render(path: Path) -> None:
-    """All that reports and pages do with a file, but pictures."""
     sections = registry.sections_of([path])
     assert "<b>" not in html.page(sections, None)
     assert terminal.text(sections)
