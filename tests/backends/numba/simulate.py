@@ -2,8 +2,8 @@
 
     python tests/backends/numba/simulate.py [--share I/N] [--all] [--keys]
 
-By default a case of each feature, the one with the fewest operations, made smaller still; with --all, every case, and one
-for each size of tile that GPUs have; with --keys no kernel, but what the tiles of some patterns list as keys.
+By default a case of each feature, the one with the fewest operations, made smaller still; with --all, every case; with --keys
+no kernel, but what the tiles of some patterns list as keys. Tiles of the sizes that GPUs have run on the machine of `tests/ptx`.
 Exit code 1 if one fails. The simulator has to be chosen before numba is imported, hence a process of its own.
 """
 
@@ -14,7 +14,6 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -35,7 +34,6 @@ from dilkit import Pattern, register_backend  # noqa: E402
 from dilkit.backends.numba.arguments import Tiling  # noqa: E402
 from dilkit.backends.numba.backend import NumbaCuda  # noqa: E402
 from dilkit.backends.numba.kernels import compiled  # noqa: E402
-from dilkit.backends.numba.tilings import TABLE, tiling_for  # noqa: E402
 from dilkit.backends.numba.visible import MAX_RUNS, VisibleRuns, branches_of_head, list_visible, visible_position  # noqa: E402
 from dilkit.backends.tiles.schedule import MAX_BRANCHES, schedule  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
@@ -44,7 +42,6 @@ from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
 SHORT_WAIT = 1e-4
 """Seconds."""
 
-AS_ON_GPUS = "tiling"
 SIZES: dict[str, Any] = dict(feature="branches together", head_dim=8, batch=1)
 TOGETHER = (
     Case(variant="nested", pattern=Pattern([24, 48], [1, 2]), seq=48, heads=2, **SIZES),
@@ -62,11 +59,7 @@ LISTED = (
 class SimulatorLauncher:
     """The kernels with tiles that suit a simulator: eight threads, and several tiles even in short sequences."""
 
-    as_on_gpus = False
-
     def tiling(self, role: str, head_dim: int) -> Tiling:
-        if self.as_on_gpus:
-            return tiling_for(role, head_dim)
         return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, columns=4, down=4, across=2)
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
@@ -99,27 +92,16 @@ def main() -> int:
         return int(not all(map(lists_the_count, LISTED)))
     number, shares = map(int, args.share.split("/"))
     hasten()
-    launcher = SimulatorLauncher()
-    register_backend(Simulated(launcher))
-    able = [*wide(), *TOGETHER, *(case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes)]
+    register_backend(Simulated(SimulatorLauncher()))
+    able = [*TOGETHER, *(case for case in PROBLEMS if case.dtype in Simulated.limits.dtypes)]
     cases = able if args.all else [*smallest(8), *TOGETHER]
-    chosen, failed = cases[number - 1 :: shares], list[str]()
-    for case in chosen:
-        launcher.as_on_gpus = case.feature == AS_ON_GPUS
-        if not passes(Simulated.name, case):
-            failed.append(case.name)
+    chosen = cases[number - 1 :: shares]
+    failed = [case.name for case in chosen if not passes(Simulated.name, case)]
     if number == 1:
         for dtype in Simulated.limits.dtypes:
             huge_scores.check(Simulated.name, dtype, seq=FEW_ROWS)
     print(f"{len(chosen)} cases, failed: {' '.join(failed) or 'none'}")
     return bool(failed or not chosen)
-
-
-def wide() -> Iterator[Case]:
-    """A case for each tiling that GPUs have: more rows and keys than one tile has."""
-    for size in sorted({tiling.head_dim for row in TABLE.values() for tiling in row}):
-        sizes = dict(seq=75, heads=1, batch=1, head_dim=size - 1)
-        yield Case(feature=AS_ON_GPUS, variant=str(size), pattern=Pattern([75, 75], [1, 2]), is_causal=True, **sizes)
 
 
 def lists_the_count(pattern: Pattern) -> bool:

@@ -30,23 +30,20 @@ from dilkit import GlobalTokens, Pattern, SlidingWindow, register_backend  # noq
 from dilkit.backend import Refusal  # noqa: E402
 from dilkit.backends.triton.backend import TritonTiles  # noqa: E402
 from dilkit.backends.triton.launch import kernel  # noqa: E402
-from dilkit.backends.triton.sizes import HEAD_DIMS, Sizes, sizes_for  # noqa: E402
+from dilkit.backends.triton.sizes import Sizes  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
 from dilkit.testing.conformance import repeats_that_differ  # noqa: E402
 from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, SCORES, Case  # noqa: E402
 
-AS_ON_GPUS = "sizes"
 OTHERS = ("dilated window causal", "global tokens", "window and global", "window and sinks", "blocks by heads causal", "prefix")
 """Of the cases of other kinds, those that are not left for --all."""
 
 
 class InterpretingLauncher:
-    """The kernels with tiles that suit short sequences. Features named `AS_ON_GPUS` have the sizes that GPUs have."""
-
-    as_on_gpus = False
+    """The kernels with tiles that suit short sequences; those of GPUs run on the machine of `tests/ptx`."""
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
-        return sizes_for(role, problem.dtype, problem.head_dim, (8, 0), low) if self.as_on_gpus else Sizes(16, 16, 4, 1)
+        return Sizes(16, 16, 4, 1)
 
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         kernel(role)[(programs,)](*arguments, **constants)
@@ -66,14 +63,10 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every case, which takes long")
     args = parser.parse_args()
     number, shares = map(int, args.share.split("/"))
-    launcher = InterpretingLauncher()
-    register_backend(Interpreted(launcher))
+    register_backend(Interpreted(InterpretingLauncher()))
     cases = [*together(), *(every() if args.all else smallest(64)), *other_kinds(args.all)]
-    chosen, failed = cases[number - 1 :: shares], list[str]()
-    for case in chosen:
-        launcher.as_on_gpus = case.feature == AS_ON_GPUS
-        if not passes(Interpreted.name, case):
-            failed.append(case.name)
+    chosen = cases[number - 1 :: shares]
+    failed = [case.name for case in chosen if not passes(Interpreted.name, case)]
     if number == 1:
         for dtype in DTYPES:
             huge_scores.check(Interpreted.name, dtype, seq=2 * FEW_ROWS)
@@ -90,11 +83,7 @@ def together() -> Iterator[Case]:
 
 
 def every() -> Iterator[Case]:
-    """The whole list, and more rows and columns than one tile has for each head_dim of the kernels."""
-    for size in HEAD_DIMS:
-        for dtype in DTYPES:
-            fields: dict[str, Any] = dict(seq=150, heads=1, batch=1, head_dim=size - 1, dtype=dtype)
-            yield Case(feature=AS_ON_GPUS, variant=str(size), pattern=Pattern([150, 150], [1, 2]), is_causal=True, **fields)
+    """The whole list."""
     yield from (case for case in PROBLEMS if case.dtype in DTYPES)
     yield from (case for case in SCORES if case.dtype in DTYPES and not case.rows and not refusals(case))
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +102,3 @@ def test_what_cannot_be_compared_is_exit_code_2(old: Any, new: Any, complaint: s
     said = capsys.readouterr().err
     assert complaint in said
     assert len(said.splitlines()) == 1
-
-
-def test_a_suite_is_compared_with_an_earlier_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measured(suite: object, args: Namespace, changed: object) -> int:
-        shutil.copy(FOLDER / "orders.json", args.out / "suite.json")
-        return 0
-
-    monkeypatch.setattr("dilkit.tools.bench.run.run", measured)
-    command = ["bench", "--suite", "orders", "--out", str(tmp_path), "--against"]
-    assert cli.main([*command, str(FOLDER / "orders.json")]) == 0
-    assert re.search(r"\d+ measurements in both: 0 slower, 0 faster", capsys.readouterr().out)
-    assert cli.main([*command, str(FOLDER / "seeds.json")]) == 2
-    assert "a result of kind 'suite-seeds'; one of 'suite-orders' is needed" in capsys.readouterr().err
