@@ -186,14 +186,10 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         cuda_compile.code_of(KERNEL, CAPABILITY)
 
 
-def test_the_report_is_read(folder: Path) -> None:
-    _, log = cuda_compile.compiled("small.cu", cuda_compile.options_of(KERNEL, CAPABILITY))
-    used = cuda_report.usages(log)["small"]
+def test_the_report_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = cuda_report.usages(cuda_compile.compiled("small.cu", cuda_compile.options_of(KERNEL, CAPABILITY))[1])["small"]
     assert (used.architecture, used.shared, used.spills, used.stack) == ("sm_80", 256, 0, 0)
     assert 1 < used.registers < 64
-
-
-def test_spills_and_stack_are_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "float a[200]; for (int i = 0; i < 200; i++) a[i] = x[i]; for (int i = 0; i < 200; i++) x[i] = a[(i * 7) % 200];"
     text = f'extern "C" __global__ void __launch_bounds__(1024, 2) large(float *x) {{ {body} x[0] = a[(int)x[3]]; }}'
     monkeypatch.setattr(cuda_compile, "_texts", lambda: {"small.cu": text})

@@ -124,7 +124,7 @@ def test_no_compiler_moves_what_lanes_do_together() -> None:
         for storage in (0, 1, 2)
     ],
 )
-def test_cuda_has_every_instruction_that_the_shim_has(number: int, storage: int) -> None:
+def test_cuda_has_these_instructions_too(number: int, storage: int) -> None:
     pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     texts = {path.name: path.read_text() for path in (SHIM / "instructions.cu", *KERNELS.glob("*.cuh"))}
     macros = (f"-D{name}" for name in ("THREADS=64", "BLOCKS=1", f"STORAGE={storage}"))

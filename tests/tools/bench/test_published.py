@@ -14,7 +14,6 @@ import pytest
 import torch
 from helpers.measuring import shrink
 
-from dilkit import Pattern, Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import run
@@ -22,7 +21,6 @@ from dilkit.tools.bench.published import longest as search
 from dilkit.tools.bench.published.cases import PublishedSizes
 from dilkit.tools.bench.published.claims import HELD, claims, group
 from dilkit.tools.bench.published.document import document
-from dilkit.tools.bench.published.implementations import implementation
 from dilkit.tools.bench.published.record import PublishedCase, PublishedResult, Setting
 from dilkit.tools.bench.published.suite import PublishedSuite
 from dilkit.tools.bench.suite import Step
@@ -131,11 +129,3 @@ def test_the_longest_that_fits_is_found(limit: int, longest: int) -> None:
     assert search.bisect(lambda seq: tried.append(seq) or seq <= limit, 10, lambda seq: False) == (longest, False)
     assert len(tried) == len(set(tried)) <= 16
     assert search.bisect(lambda seq: True, 10, lambda seq: seq > 100) == (80, True), "calls take too long"
-
-
-def test_memory_decides_on_the_longest_sequence() -> None:
-    problem = Problem(pattern=Pattern([8], [1]), seq=8, heads=1, head_dim=8)
-    found = search.longest(implementation("auto", 1), problem, limit=5 * 32 * 100, grain=4, budget=60.0)
-    assert found.seq == 100  # of 32 bytes a token: query, key, value, a stand-in for the gradient, and the result
-    assert found.stopped is None
-    assert {trial.bytes for trial in found.tried if trial.seq == 100} == {5 * 32 * 100}

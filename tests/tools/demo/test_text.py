@@ -151,7 +151,6 @@ FOREIGN: dict[str, Any] = {
     "a state": dict(state_dict={}),
     "code": dict(config=Evil(), weights={}),
     "weights": dict(config=dict(context=64), weights={}),
-    "a number": 3,
     "numbers": dict(config=3, weights=3),
 }
 

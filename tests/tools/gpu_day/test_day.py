@@ -17,8 +17,8 @@ from dilkit.environment import TUNED
 from dilkit.selection import tuned
 from dilkit.selector import explain, select
 from dilkit.tools import cli
-from dilkit.tools.gpu_day import backends, stage, state
 from dilkit.tools.gpu_day import plan as planned
+from dilkit.tools.gpu_day import stage, state
 from dilkit.tools.gpu_day.document import document
 from dilkit.tools.gpu_day.preferences import sweep
 from dilkit.tools.gpu_day.record import STAGES, Choice, Finding, Found, GpuDayResult, StepRecord
@@ -100,10 +100,6 @@ def test_what_is_wrong_is_not_in_the_sweep(tiny_yardsticks: None) -> None:
     assert sorted(sweep.measured(PROBLEM, wrong).entries) == ["sdpa"]
     (found,) = suite.part(replace(CPU, wrong=(("cupy_raw", ""),)), "bfloat16", "longest")
     assert (found.verdict, found.found) == ("absent", "cupy_raw, which computes it, is wrong in bfloat16")
-    assert len(sweep.problems(probe("cpu"))) == 128
-    with backends.every_one(CPU) as names:
-        assert "sdpa:cpu-flash" in names["torch"]
-        assert len(set(names["torch"])) == len(names["torch"])
 
 
 @pytest.mark.slow
@@ -111,7 +107,6 @@ def test_what_is_wrong_is_not_in_the_sweep(tiny_yardsticks: None) -> None:
 def test_a_rehearsal_goes_through_a_step_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others of a kind differ by backend, dtype or part of the sweep."""
     kinds = tuple({step.run: step for step in reversed(planned.plan(True))}.values())
     for module in (stage, planned):
         monkeypatch.setattr(module, "plan", lambda rehearse: kinds[::-1])

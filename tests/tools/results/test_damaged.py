@@ -149,7 +149,7 @@ JUNK = (
 
 
 def mutated(found: dict[str, Any], draw: random.Random) -> dict[str, Any]:
-    """A result in which something, more often deep down than not, is replaced, left out, added or renamed."""
+    """Replace, leave out, add or rename something in a result, most often deep down."""
     value: Any = found
     while True:
         key = draw.choice(list(value) if isinstance(value, dict) else range(len(value)))

@@ -1,4 +1,4 @@
-/* Each instruction of the shim by itself, on words that every thread reads from `in` and writes to `out`. */
+/* Conversions, products and copies of the shim, on words that every thread reads from `in` and writes to `out`. */
 #include "intrinsics.cuh"
 
 typedef struct {
@@ -25,7 +25,7 @@ DEVICE unsigned as_bits(float value) {
 
 /* A word of each thread to a word. */
 KERNEL(words) {
-    int place = block_index() * THREADS + thread_index(), lane = thread_index() % 32;
+    int place = block_index() * THREADS + thread_index();
     unsigned word = LOAD(args.in + place), out = 0;
     float value = as_float(word);
     switch (args.what) {
@@ -35,18 +35,6 @@ KERNEL(words) {
     case 3: out = float_to_bfloat(value); break;
     case 4: out = pack_halves(value, -value); break;
     case 5: out = pack_bfloats(value, -value); break;
-    case 6: out = as_bits(exp2_fast(value)); break;
-    case 7: out = as_bits(shuffle(value, lane * args.amount)); break;
-    case 8: out = as_bits(shuffle_xor(value, args.amount)); break;
-    case 9: out = as_bits(shuffle_up(value, args.amount)); break;
-    case 10: out = as_bits(shuffle_down(value, args.amount)); break;
-    case 11: out = shuffle_word(word, lane / 2 + args.amount); break;
-    case 12: out = shuffle_word_xor(word, args.amount); break;
-    case 13: out = ballot(word & 1); break;
-    case 14: out = (unsigned)warp_min((int)word); break;
-    case 15: out = (unsigned)warp_max((int)word); break;
-    case 16: out = (unsigned)warp_sum((int)(word & 0xffffff)); break;
-    case 17: out = (unsigned)bit_count(word); break;
     }
     STORE(args.out + place, out);
 }
