@@ -177,7 +177,6 @@ def render(path: Path) -> None:
 
 
 def check(path: Path) -> None:
-    """Whatever is wrong with the file is a `ResultError` of one line."""
     for use in (render, compare.load):
         complaint = f"{path}: "
         try:
