@@ -1,4 +1,8 @@
-"""Kinds of branches whose forms have numbers that no kind of dilkit's gives them: what computes forms must go by all of these."""
+"""Kinds of branches that are not dilkit's.
+
+The forms of those that register themselves have numbers that no kind of dilkit's gives them: what computes forms must go by all
+of these. `Colours` and `Echo` wait for entry points: the first defines what it sees, the second its form as well.
+"""
 
 from __future__ import annotations
 
@@ -109,6 +113,46 @@ class Gap(dilkit.Branch):
     def _whole(self) -> dilkit.Branch:
         whole = dict(window=dilkit.SlidingWindow(6), segments=dilkit.DilatedSegment(8, 2), tokens=dilkit.GlobalTokens([2, 9]))
         return whole[self.of].of_heads(self.heads)
+
+
+@dataclass(frozen=True)
+class Colours(dilkit.Branch):
+    """Cells of `cell` tokens take turns in `2 + h` colours, h the query head, and tokens see those of their colour."""
+
+    kind: ClassVar[str] = "colours"
+
+    cell: int
+    heads: tuple[int, int] | None = None
+
+    @property
+    def differs_by_head(self) -> bool:
+        return True
+
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        served = self.served(heads)
+        colours = rows.new_tensor(heads.in_model[served.start : served.stop])[:, None] + 2
+        of_rows, of_keys = (x // self.cell % colours for x in (rows, keys))
+        return of_rows[:, :, None] == of_keys[:, None]
+
+
+@dataclass(frozen=True)
+class Echo(dilkit.Branch):
+    """Every token sees those that are exactly `distance` away."""
+
+    kind: ClassVar[str] = "echo"
+
+    distance: int
+    heads: tuple[int, int] | None = None
+
+    def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
+        return ((rows[:, None] - keys).abs() == self.distance)[None]
+
+    def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
+        far = self.distance
+        return [Band(heads=self.range_served(heads), back=far, ahead=far, begin=far)]
+
+    def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
+        return len(self.served(heads)) * max(seq - self.distance, 0) * (1 if is_causal else 2)
 
 
 def _within(x: Tensor, interval: tuple[int, int]) -> Tensor:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,14 +31,13 @@ from dilkit.testing.problems import Case
 from dilkit.tools.cli import main
 from dilkit.tools.commands.doctor.installation import installed
 
-HELPER = Path(__file__).parent / "own_kinds.py"
 ENTRIES = """[dilkit.kinds]
-colours = own_kinds_package:Colours
-echo = own_kinds_package:Echo
+colours = helpers.odd_kinds:Colours
+echo = helpers.odd_kinds:Echo
 page = page_package:Page
 absent_kind = no_such_module:Kind
 leaving_kind = leaving_package:Leaving
-misnamed_kind = own_kinds_package:Echo
+misnamed_kind = helpers.odd_kinds:Echo
 """
 PAGE = """
 from dataclasses import dataclass
@@ -60,9 +57,8 @@ class Page(dilkit.Branch):
 
 @pytest.fixture(scope="module", autouse=True)
 def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An installation of the package: its module, and its entry points."""
+    """An installation of a package: its modules, and its entry points."""
     folder = tmp_path_factory.mktemp("site")
-    shutil.copy(HELPER, folder / "own_kinds_package.py")
     (folder / "page_package.py").write_text(PAGE)
     (folder / "leaving_package.py").write_text("import sys\nsys.exit('leaving')\n")
     facts = folder / "own_kinds_package-1.0.dist-info"

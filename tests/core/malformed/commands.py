@@ -7,30 +7,14 @@ import shlex
 from core.malformed.case import Case, CommandError, attend, command, made, refused, under
 from helpers.result_files import FOLDER
 
-from dilkit.environment import cache_bytes, cpu_isa, cuda_cache, tuned_file
-
 CPU, KERNELS = (shlex.quote(str(FOLDER / name)) for name in ("cpu.json", "kernels.json"))
-NOBODY = "~nobody9/x"
-
-
-def isa() -> str:
-    return cpu_isa(("avx2", "generic"))
-
-
-ENVIRONMENT = {
-    "no names": Case(under(attend(), DILKIT_BACKEND=","), ValueError, "DILKIT_BACKEND=','", "empty name"),
-    "an unknown name": Case(under(attend(), DILKIT_BACKEND="NaN"), ValueError, "DILKIT_BACKEND='NaN'", "known: "),
-    "bytes below zero": Case(under(cache_bytes, DILKIT_CACHE_BYTES="-1"), ValueError, "DILKIT_CACHE_BYTES='-1'", "0 or more"),
-    "an instruction set": Case(under(isa, DILKIT_CPU_ISA="sse9"), ValueError, "DILKIT_CPU_ISA='sse9'", "avx2, generic"),
-    "a home of nobody": Case(under(tuned_file, DILKIT_TUNED=NOBODY), ValueError, f"DILKIT_TUNED='{NOBODY}'", "whole path"),
-    "a cache of nobody": Case(under(cuda_cache, DILKIT_CUDA_CACHE=NOBODY), ValueError, "DILKIT_CUDA_CACHE=", "whole path"),
-    "a command with an unknown name": refused("verify", "DILKIT_BACKEND='no'", "known: ", DILKIT_BACKEND="no"),
-    "a command with bytes in letters": refused("verify --backend reference", "DILKIT_CACHE_BYTES='x'", DILKIT_CACHE_BYTES="x"),
-}
-
 _WINDOW = '{"branches":[{"kind":"sliding_window","window":4}]}'
 
 COMMANDS = {
+    "no names of backends": Case(under(attend(), DILKIT_BACKEND=","), ValueError, "DILKIT_BACKEND=','", "empty name"),
+    "an unknown backend": Case(under(attend(), DILKIT_BACKEND="NaN"), ValueError, "DILKIT_BACKEND='NaN'", "known: "),
+    "a command with an unknown backend": refused("verify", "DILKIT_BACKEND='no'", "known: ", DILKIT_BACKEND="no"),
+    "a command with bytes in letters": refused("verify --backend reference", "DILKIT_CACHE_BYTES='x'", DILKIT_CACHE_BYTES="x"),
     "no such command": Case(made(command, "infos"), CommandError, "dilkit: ", "infos", "info", "verify"),
     "no such option": refused("info --colour", "--colour"),
     "no such GPU": refused("info --assume gtx", "--assume", "'gtx'", "sm_61"),
@@ -48,7 +32,6 @@ COMMANDS = {
     "two devices": refused("info --device cpu --assume sm_61", "--assume", "--device"),
     "an old GPU": refused("info --assume sm_30", "--assume", "3.0", "5.2"),
     "a GPU that is not here": refused("verify --device cuda:99", "--device", "'cuda:99'", "not there"),
-    "seq of a fraction": refused("info --seq 1.5", "--seq", "'1.5'", "1 or more"),
     "rates beside a pattern": refused("draw --pattern 'Pattern([4], [1])' --rates 2", "--rates", "--pattern"),
     "segments beside a pattern": refused(f"draw --pattern '{_WINDOW}' --segments 4", "not allowed with argument", "--pattern"),
     "a pattern nowhere": refused("draw --pattern nowhere.json", "--pattern", "'nowhere.json'", "JSON"),

@@ -11,17 +11,11 @@ import numpy as np
 import torch
 from core.malformed.case import Case, P, Q, made
 
-from dilkit import PatternError, comm, order
+from dilkit import comm, order
 from dilkit.comm import ExchangePlan, Fault, RingDilatedAttention, Rows, exchange_plan, run_threads, shard_cuts
 
 ONES, SHARED = [torch.ones(2)], torch.ones(1).expand(3)
 ONE = P, (0, 4), 4, 4
-TOKENS = {
-    "tokens.npy": np.arange(6),
-    "objects.npy": np.array([1, None]),
-    "one.npy": np.array(3),
-    "texts.npy": np.array(["a", "b"]),
-}
 
 
 def on_rank(name: str, *args: Any, **options: Any) -> Callable[[], Any]:
@@ -47,13 +41,11 @@ def module(**options: Any) -> Callable[[], Any]:
 
 
 def load(name: Any, dtype: Any = None, **options: Any) -> Callable[[], Any]:
-    """`load_shard` of a file in a folder with some; of `name` itself if it is no text."""
+    """`load_shard` of a file in a folder with two; of `name` itself if it is no text."""
 
     def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            for file, tokens in TOKENS.items():
-                np.save(Path(folder, file), tokens)
-            Path(folder, "empty.npy").touch()
+            np.save(Path(folder, "tokens.npy"), np.arange(6))
             Path(folder, "odd.bin").write_bytes(b"123")
             path = Path(folder, name) if isinstance(name, str) else name
             run_threads(1, lambda one: comm.load_shard(path, one, dtype=dtype, **options), timeout=5)
@@ -65,29 +57,19 @@ PLANS = {
     "cuts of too few tokens": Case(lambda: shard_cuts(2, 3), ValueError, "seq=2", "world_size=3", "one token"),
     "cuts of a text": Case(lambda: shard_cuts("8", 2), TypeError, "seq='8'", "integer"),
     "cuts for too many ranks": Case(lambda: shard_cuts(10**12, 10**12), ValueError, "world_size=", "at most 1,048,576"),
-    "cuts for a list": Case(lambda: shard_cuts(8, 2, [4]), TypeError, "pattern=[4]", "dilkit.Pattern"),
-    "cuts are a number": Case(plan(P, 8, 4, 4), TypeError, "cuts=8", "int", "shard_cuts"),
-    "a plan of heads without end": Case(lambda: exchange_plan(P, (0, 4, 8), 10**9), PatternError, "heads=1000000000", "at most"),
     "cuts are None": Case(lambda: exchange_plan(P, None, 4), TypeError, "cuts=None", "shard_cuts"),
-    "cuts of an empty shard": Case(plan(P, (0, 4, 4, 8), 4, 4), ValueError, "cuts=(0, 4, 4, 8)", "grow"),
-    "cuts from 1 on": Case(plan(P, [1, 4, 8], 4, 4), ValueError, "cuts=(1, 4, 8)", "start at 0"),
     "cuts of a fraction": Case(plan(P, (0, 4.0, 8), 4, 4), TypeError, "cuts[1]=4.0", "integer"),
     "no heads": Case(plan(P, (0, 4), 0, 4), ValueError, "heads=0", "at least 1"),
-    "kv_heads": Case(plan(P, (0, 4), 4, 3), PatternError, "kv_heads=3", "divide heads=4"),
-    "unknown schedule": Case(plan(*ONE, schedule="ulysses"), ValueError, "schedule='ulysses'", "'scatter'"),
     "unknown to keep": Case(plan(*ONE, keep="all"), ValueError, "keep='all'", "'nothing'"),
     "causality is a number": Case(plan(*ONE, is_causal=1), TypeError, "is_causal=1", "True or False"),
     "too many tokens": Case(plan(P, (0, 2**61), 4, 4), ValueError, "seq=", "64 bits"),
-    "unfused ring": Case(plan(*ONE, schedule="ring", fuse_branches=False), ValueError, "schedule='ring'", "fuse_branches=False"),
     "pattern of a plan": Case(plan([4], (0, 4), 4, 4), TypeError, "pattern=[4]", "dilkit.Pattern"),
     "work of the last rank as -1": Case(asked("work", -1), ValueError, "rank=-1", "0 to 1"),
     "work of a text": Case(asked("work", "0"), TypeError, "rank='0'", "integer"),
-    "bytes of no rank": Case(asked("bytes", 7, "forward", head_dim=8, dtype="float32"), ValueError, "rank=7", "0 to 1"),
     "bytes of no phase": Case(asked("bytes", 0, "both", head_dim=8, dtype="float32"), ValueError, "phase='both'", "'backward'"),
     "bytes of no dtype": Case(asked("bytes", 0, "forward", head_dim=8, dtype="int8"), ValueError, "dtype='int8'", "'float16'"),
     "positions of no rank": Case(asked("positions", 2), ValueError, "rank=2", "0 to 1"),
     "rows of no width": Case(lambda: Rows(0, "float32"), ValueError, "head_dim=0", "at least 1"),
-    "rows of a dtype of torch": Case(lambda: Rows(8, torch.float32), ValueError, "dtype=torch.float32", "'float32'"),
     "rows of no batch": Case(lambda: Rows(8, "float32", 0), ValueError, "batch=0", "at least 1"),
     "rows of a mask": Case(lambda: Rows(8, "float32", 1, "yes"), TypeError, "key_padding_mask='yes'", "True or False"),
 }
@@ -99,40 +81,28 @@ SHARDS = {
     "along a name": Case(on_rank("shard", Q, dim="seq"), TypeError, "dim='seq'", "integer"),
     "along a list": Case(on_rank("shard", Q, [4]), TypeError, "pattern=[4]", "dilkit.Pattern"),
     "in the order of a name": Case(on_rank("shard", Q, order="hilbert"), TypeError, "order='hilbert'", "TokenOrder"),
-    "in another order": Case(on_rank("shard", Q, order=order((4, 4))), ValueError, "6 tokens", "order is of 16"),
     "together along no dimension": Case(on_rank("unshard", Q, dim=9), ValueError, "dim=9", "(2, 6, 4, 8)"),
-    "together of a list": Case(on_rank("unshard", [1]), TypeError, "x is a list", "torch.Tensor"),
     "together, sparse": Case(on_rank("unshard", Q.to_sparse()), TypeError, "x has layout", "sparse", "to_dense"),
     "together without ranks": Case(lambda: comm.unshard(Q, None), TypeError, "comm=None", "dilkit.comm.Comm"),
     "together in the order of a name": Case(on_rank("unshard", Q, order="x"), TypeError, "order='x'", "TokenOrder"),
     "together in another order": Case(on_rank("unshard", Q, order=order((4, 4))), ValueError, "6 tokens", "order is of 16"),
     "of no file": Case(load(None), TypeError, "path=None", "a path"),
     "of a file that is not there": Case(load("none.npy"), OSError, "none.npy", "No such file"),
-    "of an empty file": Case(load("empty.npy"), ValueError, "empty.npy", "cannot be read as .npy"),
-    "of objects": Case(load("objects.npy"), ValueError, "objects.npy", "cannot be read as .npy"),
-    "of one number": Case(load("one.npy"), ValueError, "one.npy", "shape ()", "(seq, ...)"),
-    "of texts": Case(load("texts.npy"), ValueError, "texts.npy", "<U1", "numbers"),
     "of a file without a dtype": Case(load("odd.bin"), ValueError, "odd.bin", "dtype='uint16'"),
     "of a file of half a number": Case(load("odd.bin", "uint16"), ValueError, "odd.bin", "uint16", "multiple"),
     "of an unknown dtype": Case(load("odd.bin", "float99"), TypeError, "dtype='float99'", "'uint16'"),
     "of a dtype too many": Case(load("tokens.npy", "int64"), ValueError, "dtype='int64'", "raw files"),
     "of a file in no order": Case(load("tokens.npy", order="x"), TypeError, "order='x'", "TokenOrder"),
-    "positions of a text": Case(on_rank("positions", "3"), TypeError, "rows='3'", "integer"),
-    "positions below 0": Case(on_rank("positions", -1), ValueError, "rows=-1", "at least 0"),
     "positions of too many": Case(on_rank("positions", 2**70), ValueError, "rows=", "at most 2**62"),
     "positions elsewhere": Case(on_rank("positions", 3, device="tpu"), ValueError, "device='tpu'", "cuda"),
     "positions without ranks": Case(lambda: comm.positions(3, None), TypeError, "comm=None", "dilkit.comm.Comm"),
-    "positions in another order": Case(on_rank("positions", 3, order=order((4, 4))), ValueError, "3 tokens", "order is of 16"),
 }
 
 RANKS = {
     "sums of a tensor": Case(on_rank("sum_over_ranks", ONES[0]), TypeError, "tensors is a Tensor", "list"),
-    "sums of no gradient": Case(on_rank("sum_over_ranks", [None]), TypeError, "tensors", "NoneType", "no gradient came"),
-    "sums of integers": Case(on_rank("sum_over_ranks", [torch.ones(2).int()]), TypeError, "tensors", "int32", "floating-point"),
     "sums, sparse": Case(on_rank("sum_over_ranks", [torch.ones(2).to_sparse()]), TypeError, "tensors", "sparse", "plain"),
     "sums into one number": Case(on_rank("sum_over_ranks", [SHARED]), ValueError, "tensors", "(3,)", "contiguous()"),
     "sums without ranks": Case(lambda: comm.sum_over_ranks(ONES, None), TypeError, "comm=None", "dilkit.comm.Comm"),
-    "copies from no rank": Case(on_rank("copy_from_rank", ONES, source=1), ValueError, "source=1", "0 to 0"),
     "copies from a text": Case(on_rank("copy_from_rank", ONES, source="0"), TypeError, "source='0'", "integer"),
     "copies of a state_dict": Case(on_rank("copy_from_rank", {"weight": ONES[0]}), TypeError, "tensors", "str"),
     "copies without ranks": Case(lambda: comm.copy_from_rank(ONES, None), TypeError, "comm=None", "dilkit.comm.Comm"),
@@ -141,7 +111,6 @@ RANKS = {
     "module without ranks": Case(lambda: RingDilatedAttention(P, None), TypeError, "comm=None", "dilkit.comm.Comm"),
     "module of a schedule": Case(module(schedule="fast"), ValueError, "schedule='fast'", "'ring'"),
     "module of a number": Case(module(backend=3), TypeError, "backend=3", "int", "name"),
-    "communicator of a name": Case(lambda: comm.TorchComm("gloo"), TypeError, "group='gloo'", "str", "process group"),
 }
 
 FAULTS = {
@@ -150,7 +119,6 @@ FAULTS = {
     "no function": Case(threads(2, None), TypeError, "function=None", "function of a Comm"),
     "timeout of 0": Case(threads(1, print, timeout=0), ValueError, "timeout=0", "greater than 0"),
     "timeout of a text": Case(threads(1, print, timeout="5"), TypeError, "timeout='5'", "number"),
-    "faults of a number": Case(threads(1, print, faults=3), TypeError, "faults=3", "Fault"),
     "faults of a name": Case(threads(1, print, faults=["kill"]), TypeError, "faults=['kill']", "Fault"),
     "unknown kind": Case(lambda: Fault("explode", 0, 1), ValueError, "kind='explode'", "'kill'"),
     "rank below 0": Case(lambda: Fault("kill", -1, 1), ValueError, "rank=-1", "at least 0"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from core.malformed.attention import CALLS, EXTRAS, MODULES
 from core.malformed.case import Case
-from core.malformed.commands import COMMANDS, ENVIRONMENT
+from core.malformed.commands import COMMANDS
 from core.malformed.forms import FORMS
 from core.malformed.kinds import BLOCKS, KINDS
 from core.malformed.orders import CODES, CURVES, LOCALITY, ORDERS, POINTS
@@ -36,7 +36,6 @@ TABLES = dict(
     shards=SHARDS,
     ranks=RANKS,
     faults=FAULTS,
-    environment=ENVIRONMENT,
     command=COMMANDS,
 )
 
