@@ -13,20 +13,8 @@ import pytest
 import torch
 from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, raised_on_all, uneven_cuts
 
-from dilkit import (
-    BlockSparse,
-    DilatedSegment,
-    GlobalTokens,
-    Pattern,
-    SlidingWindow,
-    Strided,
-)
-from dilkit.comm import (
-    Rows,
-    exchange_plan,
-    ring_dilated_attention,
-    shard_cuts,
-)
+from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
+from dilkit.comm import Rows, exchange_plan, ring_dilated_attention, shard_cuts
 from dilkit.comm.passes.all_to_all.index_tables import index_tables
 from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes
 from dilkit.pattern import BlockLayout

@@ -1,9 +1,10 @@
-"""`RingDilatedAttention` within modules, checkpoints and compiled code: what the same module finds on the whole sequence."""
+"""`RingDilatedAttention` within modules and checkpoints: what the same module finds on the whole sequence."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from helpers.ranks import PATTERN, uneven_cuts
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dilkit import DilatedAttention, MultiheadDilatedAttention
+from dilkit import DilatedAttention, MultiheadDilatedAttention, order
 from dilkit.comm import RingDilatedAttention, run_threads
 from dilkit.comm.transports.threads import ThreadComm
 
@@ -20,14 +21,8 @@ pytestmark = pytest.mark.usefixtures("on_one_core")
 
 SEQ, EMBED, HEADS, RANKS = 101, 32, 4, 3
 CUTS = uneven_cuts(SEQ, RANKS)
+HILBERT = order((6, 8), extra_tokens=1)
 Step = Callable[[nn.Module, Tensor], Tensor]
-
-
-def module(attention: nn.Module, **options: Any) -> MultiheadDilatedAttention:
-    """The same parameters at every call."""
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        return MultiheadDilatedAttention(EMBED, HEADS, attention, dtype=torch.float64, **options)
 
 
 def one_step(model: nn.Module, x: Tensor, weight: Tensor, step: Step) -> list[Tensor]:
@@ -38,69 +33,51 @@ def one_step(model: nn.Module, x: Tensor, weight: Tensor, step: Step) -> list[Te
     return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
 
 
-def assert_as_on_one_rank(step: Step, ring: dict[str, Any] = {}, **options: Any) -> None:  # noqa: B006
-    """Assert that shards put together, and parameter gradients added up over ranks, are those of one rank."""
+def once(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x)[0]
+
+
+def twice(model: nn.Module, x: Tensor) -> Tensor:
+    """Gradients of two calls add up."""
+    model(x)[0].square().sum().backward()
+    return model(x.square())[0]
+
+
+def checkpointed(model: nn.Module, x: Tensor, use_reentrant: bool = False) -> Tensor:
+    """The backward pass runs the forward pass again, with all that it sends."""
+    return checkpoint(partial(once, model), x, use_reentrant=use_reentrant)  # type: ignore[no-any-return]
+
+
+STEPS: dict[str, tuple[Step, dict[str, Any], dict[str, Any]]] = {
+    "auto": (once, {}, {}),
+    "scatter": (once, dict(schedule="scatter"), dict(rotary=True)),
+    "gather": (once, dict(schedule="gather"), dict(rotary=True, num_kv_heads=2, is_causal=True, layer_norm=True)),
+    "ring": (once, dict(schedule="ring"), dict(num_kv_heads=2, is_causal=True)),
+    "one by one": (once, dict(fuse_branches=False, backend="reference"), dict(rotary=True)),
+    "checkpointed": (checkpointed, {}, dict(rotary=True)),
+    "checkpointed, reentrant": (partial(checkpointed, use_reentrant=True), {}, dict(rotary=True)),
+    "accumulated": (twice, {}, dict(rotary=True)),
+}
+"""A step, the options of the attention over ranks, and those of the module around it."""
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_multihead_attention_over_ranks_is_that_of_one_rank(name: str) -> None:
+    step, ring, options = STEPS[name]
     x, weight = torch.randn(2, 2, SEQ, EMBED, dtype=torch.float64)
-    expected = one_step(module(DilatedAttention(PATTERN), **options), x, weight, step)
+    made = MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(PATTERN), dtype=torch.float64, **options)
+    expected = one_step(copy.deepcopy(made), x, weight, step)
 
     def on_rank(comm: ThreadComm) -> list[Tensor]:
-        rows = slice(*CUTS[comm.rank : comm.rank + 2])
-        return one_step(models[comm.rank](comm), x[:, rows], weight[:, rows], step)
+        rows, mine = slice(*CUTS[comm.rank : comm.rank + 2]), copy.deepcopy(made)
+        mine.attention = RingDilatedAttention(PATTERN, comm, **ring)
+        return one_step(mine, x[:, rows], weight[:, rows], step)
 
-    made = module(DilatedAttention(PATTERN), **options)  # threads share one random generator: copies, not draws
-    models = [lambda comm: _with_attention(copy.deepcopy(made), RingDilatedAttention(PATTERN, comm, **ring))] * RANKS
     every = run_threads(RANKS, on_rank, timeout=20)
     for i in (0, 1):
         torch.testing.assert_close(torch.cat([found[i] for found in every], dim=1), expected[i])
     for i in range(2, len(expected)):
         torch.testing.assert_close(sum(found[i] for found in every), expected[i])
-
-
-def _with_attention(model: MultiheadDilatedAttention, attention: nn.Module) -> MultiheadDilatedAttention:
-    model.attention = attention
-    return model
-
-
-@pytest.mark.parametrize("schedule", ["auto", "scatter", "gather", "ring"])
-@pytest.mark.parametrize("options", [{}, dict(rotary=True), dict(rotary=True, num_kv_heads=2, is_causal=True, layer_norm=True)])
-def test_multihead_attention_over_ranks_is_that_of_one_rank(schedule: str, options: dict[str, Any]) -> None:
-    assert_as_on_one_rank(lambda model, x: model(x)[0], dict(schedule=schedule), **options)
-
-
-def test_branches_one_by_one_and_scale_and_backend_are_passed_on() -> None:
-    assert_as_on_one_rank(lambda model, x: model(x)[0], dict(fuse_branches=False, backend="reference"), rotary=True)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointed(use_reentrant: bool) -> None:
-    """The backward pass runs the forward pass again, with all that it sends."""
-    assert_as_on_one_rank(lambda model, x: checkpoint(lambda y: model(y)[0], x, use_reentrant=use_reentrant), rotary=True)
-
-
-def test_gradients_accumulated_over_several_calls() -> None:
-    def twice(model: nn.Module, x: Tensor) -> Tensor:
-        model(x)[0].square().sum().backward()
-        return model(x.square())[0]
-
-    assert_as_on_one_rank(twice, rotary=True)
-
-
-def test_a_copy_of_the_module_uses_the_same_transport() -> None:
-    """`nn.TransformerEncoder` copies its layer."""
-
-    def on_rank(comm: ThreadComm) -> bool:
-        return copy.deepcopy(RingDilatedAttention(PATTERN, comm)).comm is comm
-
-    assert all(run_threads(2, on_rank))
-
-
-def test_what_the_module_says_of_itself() -> None:
-    def on_rank(comm: ThreadComm) -> str:
-        return repr(RingDilatedAttention(PATTERN, comm, schedule="ring"))
-
-    assert "rank 1 of 2, schedule='ring'" in run_threads(2, on_rank)[1]
-    (text,) = run_threads(1, lambda comm: repr(RingDilatedAttention(PATTERN, comm, keep="nothing")))
-    assert "schedule='auto', keep='nothing'" in text
 
 
 @pytest.mark.parametrize(
@@ -109,11 +86,14 @@ def test_what_the_module_says_of_itself() -> None:
         (dict(keep="all"), ValueError, r"keep='all' is not known"),
         (dict(fuse_branches=1), TypeError, r"fuse_branches=1 is a int"),
         (dict(scale="1"), TypeError, r"scale='1' is a str"),
+        (dict(order=HILBERT, orders=[HILBERT]), ValueError, "both given"),
     ],
 )
-def test_arguments_that_are_none_are_refused(options: dict[str, Any], error: type[Exception], text: str) -> None:
-    def on_rank(comm: ThreadComm) -> None:
+def test_the_module_shows_and_checks_its_arguments(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    def on_rank(comm: ThreadComm) -> str:
         with pytest.raises(error, match=text):
             RingDilatedAttention(**{**dict(pattern=PATTERN, comm=comm), **options})
+        return repr(RingDilatedAttention(PATTERN, comm, order=HILBERT, schedule="ring", keep="nothing"))
 
-    run_threads(1, on_rank)
+    shown = "order=order((6, 8), 'hilbert', extra_tokens=1), rank 1 of 2, schedule='ring', keep='nothing'"
+    assert shown in run_threads(2, on_rank)[1]

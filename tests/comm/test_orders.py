@@ -245,17 +245,6 @@ def test_orders_that_differ_or_do_not_fit_raise_on_all(name: str) -> None:
     assert isinstance(errors[0], PlanMismatch) == is_of_one_rank
 
 
-def test_the_module_shows_and_checks_its_orders() -> None:
-    def on_rank(comm: ThreadComm) -> None:
-        assert "order=order((6, 8), 'hilbert', extra_tokens=1), rank 0 of 1" in str(
-            RingDilatedAttention(PATTERN, comm, order=HILBERT)
-        )
-        with pytest.raises(ValueError, match="both given"):
-            RingDilatedAttention(PATTERN, comm, order=HILBERT, orders=[SNAKE])
-
-    run_threads(1, on_rank, timeout=TIMEOUT)
-
-
 @pytest.mark.parametrize("made", [HILBERT, POINTS], ids=["grid", "points"])
 def test_tokens_put_in_order_before_they_are_shared_out(made: TokenOrder, tmp_path: Any) -> None:
     """The cheaper way: attention over ranks as ever, with nothing to move."""

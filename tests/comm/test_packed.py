@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.launch import run
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, assert_counted, assert_same, even_cuts, on_one, over_ranks, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
@@ -17,18 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dilkit import (
-    BlockSparse,
-    DilatedSegment,
-    GlobalTokens,
-    Pattern,
-    Prefix,
-    SlidingWindow,
-    Strided,
-    dilated_attention_varlen,
-    use_backend,
-)
-from dilkit.comm import Comm, PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
+from dilkit import DilatedSegment, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen
+from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.pattern import Branch
@@ -152,14 +141,7 @@ def test_cuts_lie_where_sequences_begin_or_segments_do_or_even() -> None:
     assert packed_cuts([100], 1) == (0, 100)
 
 
-def test_the_backend_asked_for_computes_all_of_it() -> None:
-    lengths, cuts = PACKINGS["one long, short ones around"]
-    with use_backend("reference"):
-        check(PATTERN, lengths, cuts[3], dict(backend="reference"))
-
-
 Q, K, V = (torch.zeros(20, heads, 6) for heads in (4, 2, 2))
-CU = starts([5, 15])
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "starts of another rank's": (dict(cu_seqlens=starts([6, 34])), PlanMismatch, "cu_seqlens"),
     "a batch": (dict(query=Q[None]), ValueError, r"query has shape \(1, 20, 4, 6\); \(total, heads, head_dim\)"),
@@ -233,26 +215,3 @@ def test_shares_of_what_does_not_fit_are_refused(wrong: dict[str, Any], error: t
     for share in (packed_cuts, lambda **given: share_sequences(**given, heads=4)):
         with pytest.raises(error, match=text):
             share(**given)  # type: ignore[operator]
-
-
-KINDS = Pattern.of(SlidingWindow(9), GlobalTokens([0, 30]), BlockSparse.local_global(6, 16), Strided(7))
-
-
-def one_cut_over_all_ranks(comm: Comm) -> None:
-    """By segments, and by branches of all kinds that ranks compute in parts."""
-    lengths, rows = [5, 0, 80, 5], slice(*even_cuts(90, comm.size)[comm.rank : comm.rank + 2])
-    whole = tensors(90)
-    for pattern, is_causal in ((Pattern([8, 24], [1, 3]), True), (KINDS, False)):
-        expected = on_one_process(pattern, lengths, whole, True, is_causal=is_causal)
-        mine = [x[0, rows].clone().requires_grad_() for x in (whole.query, whole.key, whole.value)]
-        options: dict[str, Any] = dict(is_causal=is_causal, sink=whole.sink, return_lse=True)
-        out, lse = ring_dilated_attention_varlen(*mine, pattern, comm, starts(lengths), **options)
-        grads = torch.autograd.grad([out, lse], mine, [whole.dout[0, rows], whole.dlse[0, :, rows]])
-        for name, x in dict(out=out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))).items():
-            torch.testing.assert_close(x, expected[name][0, rows], rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "size"), [("gloo", 3), ("openmpi", 2), ("mpich", 3)])
-def test_over_processes(launcher: str, size: int) -> None:
-    run(launcher, size, one_cut_over_all_ranks)

@@ -17,15 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern
-from dilkit.comm import (
-    Comm,
-    MPIComm,
-    RingDilatedAttention,
-    TorchComm,
-    run_threads,
-    shard,
-    sum_over_ranks,
-)
+from dilkit.comm import Comm, MPIComm, RingDilatedAttention, TorchComm, run_threads, shard, sum_over_ranks
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
 SEQ, WIDTH, STEPS = 90, 16, 3

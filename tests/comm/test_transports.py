@@ -283,12 +283,11 @@ class TestPoll:
         monkeypatch.setattr("dilkit.comm.transports.mpi.requests.time", fake_time)
         monkeypatch.setattr("dilkit.comm.transports.mpi.requests.os", types.SimpleNamespace(sched_yield=lambda: pass_time(0)))
 
-    def test_true_as_soon_as_nothing_is_left(self) -> None:
+    def test_it_looks_until_nothing_is_left_or_the_time_is_over(self) -> None:
         left = iter([2, 1, 0])
         assert poll(lambda: next(left), 1.0)
         assert self.naps == [0, 0]
-
-    def test_false_when_the_time_is_over(self) -> None:
+        self.now = 0.0
         assert not poll(lambda: 1, 0.5)
         assert 0.5 <= self.now < 0.502
 

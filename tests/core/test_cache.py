@@ -47,15 +47,6 @@ def test_a_hit_returns_the_object_that_was_made_and_does_not_make_again():
     assert cache.info() == (1, 1, 1, 100 + ENTRY_BYTES, 2 * (100 + ENTRY_BYTES))
 
 
-def test_the_least_recently_used_value_leaves_first():
-    cache = cache_of(3)
-    for key in "abc":
-        cache.get(key, lambda: Blob(100))
-    cache.get("a", lambda: pytest.fail("a should be held"))
-    cache.get("d", lambda: Blob(100))
-    assert keys_of(cache, "abcd") == ["a", "c", "d"]
-
-
 def test_what_make_raises_passes_through_and_nothing_is_kept():
     cache = cache_of(1)
     with pytest.raises(KeyError, match="nothing there"):

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from dilkit import (
     Alibi,
@@ -388,6 +389,37 @@ def two_dimensions() -> None:
         close_gradients({name: 2 * x for name, x in gradients(fsdp).items()}, gradients(alone), "FSDP, which averages")
 
 
+def data_parallel(mesh: DeviceMesh, folder: Path) -> None:
+    """Sequences over ranks, under DDP, and under FSDP with each child by itself: the gradients of one rank, and a checkpoint."""
+
+    def model() -> Any:
+        inner = DilatedAttention(MODULO, bias=Alibi(nn.Parameter(torch.ones(HEADS))))
+        return drawn(lambda: Layer(inner, rotary=True, is_causal=True))
+
+    def sharded() -> Any:
+        made = model()
+        for module in (made.attn.attention, made.attn.out_proj, made.attn, made):  # children first
+            fully_shard(module, mesh=mesh)
+        return made
+
+    alone, ddp, fsdp = model(), DistributedDataParallel(model()), sharded()
+    x = torch.randn(mesh.size(), SEQ, EMBED)
+    alone(x).square().mean().backward()
+    for one in (ddp, fsdp):
+        one(x[mesh.get_local_rank()][None]).square().mean().backward()
+    close_gradients(gradients(ddp.module), gradients(alone), "DDP")
+    close_gradients(gradients(fsdp), gradients(alone), "FSDP")
+    checkpoints.save(fsdp.state_dict(), checkpoint_id=folder / "fsdp")
+    again = sharded()
+    state = again.state_dict()
+    for x in state.values():
+        nn.init.zeros_(x)
+    checkpoints.load(state, checkpoint_id=folder / "fsdp")
+    again.load_state_dict(state)
+    saved = whole(fsdp.state_dict())
+    assert all(torch.equal(x, saved[name]) for name, x in whole(again.state_dict()).items())
+
+
 def page() -> None:
     """The program of the page."""
     text = (ROOT / "docs" / "ranks.md").read_text()
@@ -408,6 +440,7 @@ def on_rank(comm: Comm, folder: Path) -> None:
         page()
     else:
         compiled(mesh)
+        data_parallel(mesh, folder)
         two_dimensions()
 
 

@@ -28,23 +28,17 @@ CALLS = {
 }
 NAMED = {
     ("dilated_attention", "attn_mask"): "the pattern says which token sees which",
-    ("dilated_attention", "causal"): "write is_causal=",
     ("dilated_attention", "softmax_scale"): "write scale=",
     ("dilated_attention", "window_size"): "Pattern.of(SlidingWindow(...))",
     ("dilated_attention", "alibi_slopes"): "write bias=dilkit.Alibi(slopes)",
-    ("dilated_attention", "block_mask"): "the pattern says which token sees which",
     ("dilated_attention", "score_mod"): "bias= and softcap= alone",
     ("dilated_attention", "cu_seqlens"): "dilkit.dilated_attention_varlen",
     ("dilated_attention_varlen", "cu_seqlens_q"): "write cu_seqlens=",
-    ("dilated_attention_with_kvcache", "causal"): "always causal",
-    ("ordered_dilated_attention", "dropout"): "write dropout_p=",
     ("ring_dilated_attention", "group"): "TorchComm(group)",
     ("ring_dilated_attention_varlen", "dropout_p"): "nothing is dropped",
     ("DilatedCache.attend", "is_causal"): "always causal",
     ("DilatedAttention", "causal"): "say it in each call, is_causal=",
-    ("DilatedAttention.forward", "softcap"): "DilatedAttention(pattern, softcap=...)",
     ("MultiheadDilatedAttention", "alibi_slopes"): "attention=DilatedAttention(pattern, bias=dilkit.Alibi(slopes))",
-    ("MultiheadDilatedAttention", "backend"): "attention=DilatedAttention(pattern, ...)",
     ("dilated_attention", "is_casual"): "did you mean is_causal?",
     ("dilated_attention", "colour"): "it has query, key, value, pattern, is_causal",
 }

@@ -24,13 +24,10 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "a window": SlidingWindow,
     "heads": lambda value: SlidingWindow(4, heads=(0, value)),
     "one head of a shard": lambda value: Pattern([4], [1], head_shard=(0, -value)),
-    "a grid": lambda value: Pattern.natten((value, 3), 3),
-    "a position": lambda value: GlobalTokens([value]),
     "an offset": lambda value: Pattern([4], [1], offset=[value] * 9),
     "a field of JSON": lambda value: Pattern.from_json(
         json.dumps({"segment_lengths": [1], "dilation_rates": [1], "x" * 5000: 1})
     ),
-    "a problem": lambda value: Problem(pattern=Pattern.dense(), seq=value, heads=1, head_dim=8),
     "no pattern": lambda value: Problem(pattern=[value] * 9, seq=8, heads=1, head_dim=8),
     "a device": lambda value: Device("cpu", "x", features=[value] * 9),
     "a backend": lambda value: explain(Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=8), ["x" * 5000]),

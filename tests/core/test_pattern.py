@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dilkit import DilatedSegment, Pattern, PatternError, Problem
+from dilkit import DilatedSegment, Pattern, Problem
 from dilkit.pattern import WHOLE_SEQUENCE
 
 
@@ -58,11 +58,6 @@ def test_head_split_deals_out_every_head_once(heads: int, ranges: tuple[tuple[in
     assert pattern.offset == "block"
     for head in range(heads):
         assert sum(branch.serves(head) for branch in pattern.branches) == 1
-
-
-def test_a_shard_of_heads_must_hold_the_heads() -> None:
-    with pytest.raises(PatternError, match=r"head_shard=\(3, 4\) leaves 1 key/value heads, but there are 2"):
-        Pattern([4], [1], head_shard=(3, 4)).count(8, 4, kv_heads=2)
 
 
 def test_branches_are_told_in_words() -> None:

@@ -59,7 +59,6 @@ MUTANTS = (
         "dilkit/_cache.pyx",
         "self.bytes -= entry.size",
         "self.bytes -= 2 * entry.size",
-        "tests/core/test_cache.py::test_the_least_recently_used_value_leaves_first "
         "tests/core/test_cache.py::test_agrees_with_a_model_for_any_sequence_of_calls",
     ),
     Mutant(

@@ -220,7 +220,7 @@ def test_under_autocast_weights_keep_their_digits() -> None:
 
 
 Q, K, V = torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4), torch.zeros(1, 6, 2, 4)
-TWO, PLANE = torch.ones(2), torch.zeros(6, 2)
+TWO = torch.ones(2)
 FAR, FAR_GRID = torch.full((6, 2), 2.0**24 + 1, dtype=torch.float64), GridTable(torch.ones(2, 3), (2**24 + 2,))
 
 
@@ -259,6 +259,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: t5_buckets(32, 8), ValueError, "max_distance=8"),
     (lambda: calls(bias=CoordinateAlibi(TWO, torch.zeros(2, 6, 2))), ValueError, r"shape \(2, 6, 2\); \(1, 6, 1 to 3\)"),
     (lambda: calls(bias=GridTable(torch.ones(2, 3, 3), (2, 2))), ValueError, "grid of 4 tokens; at least the 6 of query"),
+    (lambda: packed(bias=GridTable(torch.ones(2, 3, 3), (1, 3))), ValueError, "grid of 3 tokens; at least the 4 of query"),
     (lambda: calls(softcap=0), ValueError, "softcap=0 must be more than 0"),
     (lambda: calls(softcap=math.inf), ValueError, "softcap"),
     (lambda: calls(softcap=2.0, backend="sdpa"), ValueError, "softcap 2: caps no scores"),
@@ -281,13 +282,3 @@ def test_a_packed_sequence_longer_than_the_grid_is_refused_by_a_graph_too() -> N
     )
     with pytest.raises(RuntimeError, match="more rows than the 4 of the bias"):
         attend(starts)
-
-
-def test_a_packed_sequence_longer_than_the_grid_is_refused() -> None:
-    bias = GridTable(torch.ones(2, 3, 3), (2, 2))
-    starts = torch.tensor([0, 4, 6], dtype=torch.int32)
-    dilated_attention_varlen(Q[0], K[0], V[0], Pattern.dense(), starts, bias=bias)
-    with pytest.raises(ValueError, match="grid of 4 tokens; at least the 5 of query"):
-        dilated_attention_varlen(
-            Q[0], K[0], V[0], Pattern.dense(), starts - torch.tensor([0, -1, 0], dtype=torch.int32), bias=bias
-        )

@@ -110,15 +110,9 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "caches of two shapes": (dict(v_cache=torch.zeros(2, 9, 2, 6).double()), ValueError, r"v_cache has shape \(2, 9, 2, 6\)"),
     "another head_dim": (dict(query=QUERY[..., :5].contiguous()), ValueError, r"k_cache has shape \(2, 8, 2, 6\)"),
     "a sink of other heads": (dict(sink=torch.zeros(2)), ValueError, r"sink has shape \(2,\); \(heads,\) = \(4,\)"),
-    "a gradient of the sink": (dict(sink=torch.zeros(4, requires_grad=True)), ValueError, "requires a gradient"),
     "a gradient": (dict(query=QUERY.clone().requires_grad_()), ValueError, "requires a gradient"),
     "a backend that cannot": (dict(backend="plain"), ValueError, "kv_cache yes: not supported"),
     "another grid": (dict(pattern=Pattern.natten((2, 3), 1)), ValueError, "seq=5: the neighborhood is of a grid of 2 x 3"),
-    "fewer blocks": (
-        dict(pattern=Pattern.of(BlockSparse.local_global(2, 3))),
-        ValueError,
-        "seq=7: layout has 2 blocks of 3 tokens",
-    ),
     "no pattern": (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
 }
 

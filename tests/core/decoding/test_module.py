@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, order
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern
 
 PATTERN = Pattern([8, 24], [1, 3])
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -50,32 +50,6 @@ def test_positions_may_be_given() -> None:
     torch.testing.assert_close(torch.cat(found, 1), layer(x, positions=positions)[0])
 
 
-OTHER = DilatedCache(Pattern([8], [1]), 4)
-MASK = torch.zeros(1, 3, dtype=torch.bool)
-WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "no cache": (None, dict(cache={}), TypeError, "cache={} is a dict; a dilkit.DilatedCache is needed"),
-    "another pattern": (None, dict(cache=OTHER), ValueError, r"cache is of Pattern\(\[8\], \[1\]\), but the inner attention has"),
-    "an order": (DilatedAttention(PATTERN, order=order((3,))), {}, ValueError, r"DilatedAttention\(pattern\) is needed"),
-    "another module": (torch.nn.Identity(), {}, ValueError, "the inner attention is Identity"),
-    "not causal": (None, dict(is_causal=False), ValueError, "decoding is causal"),
-    "a mask": (None, dict(key_padding_mask=MASK), ValueError, "key_padding_mask is given with cache"),
-}
-
-
-@pytest.mark.parametrize(("inner", "arguments", "error", "message"), WRONG.values(), ids=WRONG)
-@torch.no_grad()
-def test_what_a_cache_cannot_do(inner: Any, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    layer, cache = module(inner), DilatedCache(PATTERN, 4)
-    with pytest.raises(error, match=message):
-        layer(torch.zeros(1, 3, 16, dtype=torch.float64), **{"cache": cache, **arguments})
-    assert cache.seen == 0
-
-
-def test_gradients_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"decode under torch\.no_grad\(\)"):
-        module()(torch.zeros(1, 3, 16, dtype=torch.float64), cache=DilatedCache(PATTERN, 4))
-
-
 @torch.no_grad()
 def test_a_cache_of_another_layer_is_refused() -> None:
     """Both would add their rows to it."""
@@ -107,22 +81,3 @@ def test_packed_is_one_by_one(options: dict[str, Any]) -> None:
 
     alone = torch.cat([layer(x)[0] for x in X.split(LENGTHS)])
     torch.testing.assert_close(differentiated(layer(X, cu_seqlens=CU, max_seqlen=30)[0]), differentiated(alone))
-
-
-GRID = DilatedAttention(PATTERN, order=order((4, 11), "morton"))
-WRONG_PACKED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a batch": (None, dict(query=X[None]), r"query has shape \(1, 44, 16\); with cu_seqlens \(total, 16\)"),
-    "a mask": (None, dict(key_padding_mask=torch.zeros(44, dtype=torch.bool)), "key_padding_mask is given with cu_seqlens"),
-    "a cache": (None, dict(cache=DilatedCache(PATTERN, 4), is_causal=True), "cache is given with cu_seqlens"),
-    "an order": (GRID, {}, "cu_seqlens is given, but the inner attention is"),
-    "a length without starts": (None, dict(cu_seqlens=None, max_seqlen=30), "max_seqlen=30 is given without cu_seqlens"),
-    "other rows": (None, dict(cu_seqlens=CU[:-1]), "cu_seqlens ends with 14"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG_PACKED)
-def test_what_does_not_fit_packed_rows_is_named(wrong: str) -> None:
-    inner, changed, text = WRONG_PACKED[wrong]
-    for rotary in (False, True):
-        with pytest.raises(ValueError, match=text):
-            module(inner, is_causal=False, rotary=rotary)(**{**dict(query=X, cu_seqlens=CU), **changed})

@@ -35,6 +35,7 @@ from dilkit import (
     Strided,
 )
 from dilkit.decoding.kept import kept_count
+from dilkit.oracle import oracle_attention
 from dilkit.pattern import Branch
 from dilkit.pattern.checks import WHOLE_SEQUENCE
 from dilkit.problem import DTYPES, STORED
@@ -170,7 +171,8 @@ def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, 
     pattern, segments = pattern.with_branches(*kept), [branch for branch in kept if isinstance(branch, DilatedSegment)]
     rollback = min([rollback, *(branch.segment_length for branch in segments)])
     cache, rows, needed = DilatedCache(pattern, kv_heads, rollback=rollback), tensors(kv_heads, heads, seen), 0
-    decoded(cache, rows, [seen] if seen % 2 else range(1, seen + 1))  # at once, and one by one
+    found = decoded(cache, rows, [seen] if seen % 2 else range(1, seen + 1))  # at once, and one by one
+    torch.testing.assert_close(found, oracle_attention(*rows, pattern, is_causal=True)[0])
     for branch in kept:
         count = pattern.with_branches(branch, overlap="count").count(seen + 50, heads, kv_heads=kv_heads, is_causal=True)
         later = count[:, max(0, seen - rollback) :, :seen].any(1)

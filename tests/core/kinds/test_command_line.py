@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import json_output, output
-from helpers.measuring import shrink
 from helpers.pairwise import diagonal
 
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, explain
@@ -28,14 +27,6 @@ def test_a_pattern_is_drawn(as_file: bool, tmp_path: Path, capsys: pytest.Captur
     facts = json.loads(capsys.readouterr().out)
     assert facts["pattern"] == json.loads(PATTERN.to_json())
     assert facts["count"] == PATTERN.count(7, 1, is_causal=True).tolist()
-
-
-def test_info_says_who_computes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["info", "--device", "cpu", "--seq", "512", "--pattern", PATTERN.to_json()])
-    picked = explain(Problem(pattern=PATTERN, seq=512, heads=8, head_dim=64)).picked
-    said = capsys.readouterr().out
-    assert str(PATTERN) in said
-    assert any(line.split()[:2] == [picked, "picked"] for line in said.splitlines())
 
 
 WRITTEN = {
@@ -100,25 +91,6 @@ def test_plan_counts_pairs_and_says_who_computes_it(text: str, is_causal: bool, 
     trace = explain(problem)
     assert (found["picked"], found["why"]) == (trace.picked, trace.why)
     assert f"{trace.picked} computes it" in output(capsys, *given)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "text", [pytest.param("SlidingWindow(9), GlobalTokens(2)", marks=pytest.mark.slow), "natten((6, 16), 3)"]
-)
-def test_bench_measures_every_kind(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ["bench", "--seq", "96", "--heads", "2", "--dim", "8", "--repeats", "1", "--backend", "reference,native"]
-    shrink(monkeypatch)
-    options += ["--baseline", "dense,gather", "--pattern", text, "--out", str(tmp_path)]
-    found = json.loads(output(capsys, *options, "--json"))
-    (case,) = found["lengths"]
-    verdicts = {name: entry["verdict"] for name, entry in case["entries"].items()}
-    assert verdicts == dict(reference="measured", native="measured", dense="measured", gather="refused")
-    assert found["problem"]["pattern"]["branches"] == json.loads(written_pattern(text).to_json())["branches"]
-    assert json.loads((tmp_path / "bench.json").read_text())["problem"] == found["problem"]
-    assert str(written_pattern(text)) in (tmp_path / "bench.md").read_text()
 
 
 def test_a_grid_has_a_length_of_its_own(

@@ -146,6 +146,13 @@ MODULES = {
     "a length without starts": Case(inner(max_seqlen=6), ValueError, "max_seqlen=6 is given without cu_seqlens"),
     "a cache along an order": Case(made(ALONG, Q, Q, Q, cache=CACHE, is_causal=True), ValueError, "along token orders"),
     "packed rows along an order": Case(made(ALONG, *[Q[0]] * 3, cu_seqlens=STARTS), ValueError, "along token orders"),
+    "no cache of a layer": Case(layer_on(ROWS, cache={}), TypeError, "cache={} is a dict", "dilkit.DilatedCache"),
+    "a cache for another module": Case(made(OTHER, ROWS, cache=CACHE), ValueError, "cache is given", "attention is Identity"),
+    "a cache, and gradients": Case(layer_on(ROWS, cache=CACHE, is_causal=True), ValueError, "decode under torch.no_grad()"),
+    "packed rows for another module": Case(made(OTHER, ROWS[0], cu_seqlens=STARTS), ValueError, "attention is Identity"),
+    "packed rows of a batch": Case(layer_on(ROWS, cu_seqlens=STARTS), ValueError, "with cu_seqlens (total, 32) is needed"),
+    "packed rows of others": Case(made(TURNING, ROWS[0], cu_seqlens=STARTS[:-1]), ValueError, "cu_seqlens ends with 4"),
+    "a length without starts, of a layer": Case(layer_on(ROWS, max_seqlen=6), ValueError, "max_seqlen=6 is given without"),
     "positions of floats": Case(made(TURNING, ROWS, positions=torch.zeros(6)), TypeError, "positions", "float32", "integers"),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -77,13 +76,6 @@ def test_bad_tails_are_refused() -> None:
         Pattern([8], [2], overlap="once", tail="zeros")
     with pytest.raises(TypeError):
         Pattern([8], [2], "modulo", "count", None, None, "zeros")
-
-
-def test_older_json_has_an_exact_tail() -> None:
-    fields = json.loads(Pattern([8], [2]).to_json())
-    del fields["tail"]
-    assert Pattern.from_json(json.dumps(fields)) == Pattern([8], [2])
-    assert Pattern([8], [2]).tail == "exact"
 
 
 def test_tails_are_told_in_words() -> None:

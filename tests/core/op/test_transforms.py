@@ -18,33 +18,25 @@ TORCH_WARNS = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWa
 LOW = pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
 
 
-@LOW
-def test_autocast_computes_in_its_dtype(low: torch.dtype) -> None:
-    inputs = tensors()
+@pytest.mark.parametrize(
+    ("dtype", "low", "computed"),
+    [
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float16, torch.float16),
+        (torch.float64, torch.bfloat16, torch.float64),
+    ],
+    ids=str,
+)
+def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, computed: torch.dtype) -> None:
+    """But fp64 is left alone. Gradients are of the dtype of the inputs."""
+    inputs = tensors(dtype=dtype)
     with torch.autocast("cpu", dtype=low):
-        out, lse = attend(*inputs, return_lse=True)
-    expected, expected_lse = attend(*(x.to(low) for x in inputs), return_lse=True)
-    assert (out.dtype, lse.dtype) == (low, torch.float32)
-    assert torch.equal(out, expected)
-    assert torch.equal(lse, expected_lse)
-
-
-@LOW
-def test_autocast_gives_gradients_in_the_dtype_of_the_inputs(low: torch.dtype) -> None:
-    inputs = tensors()
-    with torch.autocast("cpu", dtype=low):
-        got = gradients(attend, inputs)
-    assert {x.dtype for x in got} == {torch.float32}
-    torch.testing.assert_close(got, gradients(lambda *x: attend(*(y.to(low) for y in x)), inputs))
-
-
-def test_fp64_stays_fp64_under_autocast() -> None:
-    inputs = tensors(dtype=torch.float64)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attend(*inputs)
-        mixed = attend(inputs[0], inputs[1].float(), inputs[2].float())
-    assert torch.equal(out, attend(*inputs))
-    assert mixed.dtype == torch.float64
+        found, got = attend(*inputs, return_lse=True), gradients(attend, inputs)
+    expected = attend(*(x.to(computed) for x in inputs), return_lse=True)
+    assert found[0].dtype == computed
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert {x.dtype for x in got} == {dtype}
+    torch.testing.assert_close(got, gradients(lambda *x: attend(*(y.to(computed) for y in x)), inputs))
 
 
 @LOW
@@ -52,6 +44,7 @@ def test_mixed_dtypes_meet_under_autocast_only(low: torch.dtype) -> None:
     query, key, value = tensors()
     with torch.autocast("cpu", dtype=low):
         assert attend(query, key.bfloat16(), value.half()).dtype == low
+        assert attend(query.double(), key, value).dtype == torch.float64
     with pytest.raises(ValueError, match=r"key is torch.bfloat16 .* query torch.float32"):
         attend(query, key.bfloat16(), value)
 

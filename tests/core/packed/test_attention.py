@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,16 +104,9 @@ def test_thousands_of_sequences_take_one_call_of_the_kernel(monkeypatch: pytest.
     from dilkit.backends.native import _native
 
     calls: list[int] = []
-
-    class Counting:
-        EncodedProblem, instruction_sets = _native.EncodedProblem, _native.instruction_sets
-
-        @staticmethod
-        def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-            calls.append(1)
-            return _native.forward(*arguments)
-
-    monkeypatch.setattr("dilkit.backends.native.backend._kernel", lambda: Counting)
+    counting = SimpleNamespace(EncodedProblem=_native.EncodedProblem, instruction_sets=_native.instruction_sets)
+    counting.forward = lambda *arguments: calls.append(1) or _native.forward(*arguments)
+    monkeypatch.setattr("dilkit.backends.native.backend._kernel", lambda: counting)
     lengths = [i % 5 for i in range(5000)]
     qkv = [x.detach() for x in tensors(sum(lengths), dtype=torch.float32)]
     out = dilated_attention_varlen(*qkv, PATTERN, starts(lengths), backend="native")
@@ -196,7 +190,6 @@ GONE.untyped_storage().resize_(0)
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a list": (dict(cu_seqlens=[0, 20]), TypeError, "cu_seqlens is a list"),
     "int64": (dict(cu_seqlens=CU.long()), TypeError, "cu_seqlens is torch.int64"),
-    "floats": (dict(cu_seqlens=CU.float()), TypeError, "cu_seqlens is torch.float32"),
     "no plain layout": (dict(cu_seqlens=CU.to_sparse()), TypeError, "cu_seqlens is torch.int32, torch.sparse_coo"),
     "two dimensions": (dict(cu_seqlens=CU[None]), ValueError, r"cu_seqlens has shape \(1, 3\)"),
     "no number": (dict(cu_seqlens=CU[:0]), ValueError, r"cu_seqlens has shape \(0,\)"),
@@ -205,23 +198,14 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a late begin": (dict(cu_seqlens=CU + 1), ValueError, "cu_seqlens begins with 1; 0 is needed"),
     "an early end": (dict(cu_seqlens=CU[:2]), ValueError, "cu_seqlens ends with 5; .* needed, 20"),
     "a late end": (dict(cu_seqlens=starts([5, 16])), ValueError, "cu_seqlens ends with 21; .* needed, 20"),
-    "a begin below 0": (dict(cu_seqlens=starts([-5, 25]) - 5), ValueError, "cu_seqlens begins with -5; 0 is needed"),
-    "no sequence for the rows": (dict(cu_seqlens=CU[:1]), ValueError, "cu_seqlens ends with 0; .* needed, 20"),
     "a decrease": (dict(cu_seqlens=starts([15, -3, 8])), ValueError, "cu_seqlens decreases at index 2, from 15 to 12"),
     "too small a hint": (dict(max_seqlen=14), ValueError, "max_seqlen=14, but cu_seqlens has a sequence of 15 rows"),
     "a negative hint": (dict(max_seqlen=-1), ValueError, "max_seqlen=-1 must be at least 0"),
-    "half a row as a hint": (dict(max_seqlen=15.0), TypeError, "max_seqlen=15.0 is a float"),
     "a truth as a hint": (dict(max_seqlen=True), TypeError, "max_seqlen=True is a bool"),
-    "no number as a hint": (dict(max_seqlen="15"), TypeError, "max_seqlen='15' is a str"),
     "four dimensions": (dict(query=Q[None]), ValueError, r"query has shape \(1, 20, 4, 6\); \(total, heads, head_dim\)"),
     "no tensor": (dict(key=3), TypeError, "key is a int"),
     "two dimensions of rows": (dict(value=V[:, 0]), ValueError, r"value has shape \(20, 6\); \(total, heads, head_dim\)"),
-    "another dtype": (dict(key=K.float()), ValueError, "key is torch.float32 on cpu but query torch.float64"),
-    "rows of another device": (dict(value=V.to("meta")), ValueError, "value is torch.float64 on meta but query"),
-    "heads that do not divide": (dict(query=Q[:, :3]), ValueError, "key has 2 heads, which does not divide the 3 heads"),
-    "a sink of other heads": (dict(sink=torch.zeros(2)), ValueError, r"sink has shape \(2,\); \(heads,\) = \(4,\)"),
     "no pattern": (dict(pattern=[8]), TypeError, "a dilkit.Pattern is needed"),
-    "other rows": (dict(key=K[:-1], value=V[:-1]), ValueError, "key has seq 19 and query 20"),
     "a backend that does not take them": (dict(backend="plain"), ValueError, "varlen yes: not supported"),
 }
 

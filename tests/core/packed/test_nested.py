@@ -109,7 +109,6 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no tensor": (dict(value=[1.0]), TypeError, "value is a plain list beside a nested one"),
     "three dimensions": (dict(query=jagged(Q[:, 0])), ValueError, r"query has 3 dimensions; a jagged tensor \(batch, j, heads"),
     "a mask": (dict(key_padding_mask=torch.zeros(4, 30, dtype=torch.bool)), ValueError, "key_padding_mask is given with nested"),
-    "heads": (dict(key=jagged(rows(3)), value=jagged(rows(3))), ValueError, "key has 3 heads, which does not divide the 4"),
 }
 
 
@@ -134,7 +133,6 @@ WRONG_ROWS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a cache": (dict(cache=DilatedCache(PATTERN, 4), is_causal=True), ValueError, "cache is given with cu_seqlens"),
     "a plain key": (dict(key=X), TypeError, "key is a plain Tensor beside a nested one"),
     "heads apart": (dict(query=J.float()), ValueError, r"query has 4 dimensions; a jagged tensor \(batch, j, embed_dim\)"),
-    "weights": (dict(need_weights=True), ValueError, "need_weights=True is not supported"),
 }
 
 

@@ -125,7 +125,6 @@ def test_branches_of_different_heads_share_no_keys() -> None:
         ("sm_52", "there is no float16 arithmetic on this GPU"),
         ("sm_60", "also sum in float16"),
         ("sm_61", "float32 arithmetic: the float16 units of this GPU run at 1/64 of the float32 rate"),
-        ("sm_62", "also sum in float16"),
         ("sm_70", "tensor cores of 7.0"),
         ("sm_75", "no flash attention below 8.0"),
         ("sm_80", "cupy_raw scores shared keys once, on slower products"),
