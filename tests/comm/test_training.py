@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from dilkit.comm import Comm, MPIComm, RingDilatedAttention, TorchComm, run_thre
 
 PATTERN = Pattern([8, 24, 96], [1, 2, 4])
 SEQ, WIDTH, STEPS = 90, 16, 3
-BUILDING = threading.Lock()
-"""Ranks that are threads share torch's generator."""
 
 
 class Network(nn.Module):
@@ -31,10 +28,11 @@ class Network(nn.Module):
     def __init__(self, comm: Comm | None) -> None:
         super().__init__()
         inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
-        with BUILDING:
-            torch.manual_seed(0)
-            self.attention = MultiheadDilatedAttention(WIDTH, 4, inner, is_causal=True, rotary=True)
-            self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.attention = MultiheadDilatedAttention(WIDTH, 4, inner, is_causal=True, rotary=True)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        draw = torch.Generator().manual_seed(0)  # ranks that are threads share that of torch
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.2, generator=draw)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mlp(x + self.attention(x)[0])

@@ -28,7 +28,6 @@ CALLS = {
 }
 NAMED = {
     ("dilated_attention", "attn_mask"): "the pattern says which token sees which",
-    ("dilated_attention", "softmax_scale"): "write scale=",
     ("dilated_attention", "window_size"): "Pattern.of(SlidingWindow(...))",
     ("dilated_attention", "alibi_slopes"): "write bias=dilkit.Alibi(slopes)",
     ("dilated_attention", "score_mod"): "bias= and softcap= alone",

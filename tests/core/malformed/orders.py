@@ -148,6 +148,7 @@ CODES = {
 
 CURVES = {
     "a short array": Case(made(_curves.hilbert, empty(63), 2, 3), ValueError, "out has 63 elements", "each of the 64 cells"),
+    "a long array": Case(made(_curves.hilbert_rank, np.empty(65, np.int64), 3, 2), ValueError, "out has 65 elements"),
     "four axes": Case(made(_curves.hilbert, empty(16), 4, 1), ValueError, "ndim=4 must be 2 or 3"),
     "negative bits": Case(made(_curves.hilbert, empty(1), 2, -1), ValueError, "bits=-1 from 0 to 31"),
     "no cells": Case(made(_curves.morton, empty(0), (0, 4)), ValueError, "shape=(0, 4) must be one to three sides of at least 1"),
