@@ -18,6 +18,12 @@ from setuptools.errors import CompileError
 
 ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 """The top-level folders, each with the name that it is installed under."""
+IN_CHECKOUTS_ONLY = (
+    *(f"tools/bench/{suite}/" for suite in ("costs", "cpu", "gpu", "hosts", "kernels", "orders", "patterns", "published", "ptx")),
+    *(f"tools/bench/{suite}/" for suite in ("ranks", "scores", "serving", "slides")),
+    *("tools/demo/image/", "tools/demo/llama/", "tools/demo/ranks/", "tools/gpu_day/", "tools/site/"),
+)
+"""Folders that no wheel has: suites of measurements, demos beside the first, the GPU day, what writes the pages."""
 C_FOLDERS = {
     "backends/native/_native.pyx": "backends/native/kernels",
     "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",
@@ -40,11 +46,12 @@ takes 0.09 instead of 0.05 microseconds, a small order 0.66 instead of 0.53."""
 
 
 def packages():
-    """Every package by its installed name, with its folder."""
+    """Every package that is installed by its name there, with its folder."""
     found = {}
     for name, folder in ROOTS.items():
         for path in sorted(Path(folder).rglob("__init__.py")):
-            found[".".join([name, *path.parent.parts[1:]])] = path.parent.as_posix()
+            if not f"{path.parent.as_posix()}/".startswith(IN_CHECKOUTS_ONLY):
+                found[".".join([name, *path.parent.parts[1:]])] = path.parent.as_posix()
     return found
 
 

@@ -1,6 +1,6 @@
 """The `dilkit` command. Standard library only: a command's module is imported when that command runs or its help is shown.
 
-A command is a module in `dilkit.tools.commands` with `HELP`, `add_arguments(parser)` and `run(args) -> int`. `--json` is added
+A command is a module with `HELP`, `add_arguments(parser)` and `run(args) -> int`. `--json` is added
 here, to every command. What a command raises becomes one line on stderr and an exit code; where the command was started several
 times at once, by mpirun or torchrun, the first process prints it for all.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import time
@@ -24,22 +25,22 @@ from dilkit.tools.console.nearest import with_nearest
 from dilkit.tools.console.streams import open_streams
 
 COMMANDS = {
-    "info": "info.command",
-    "doctor": "doctor.command",
-    "plan": "plan.command",
-    "order": "order.command",
-    "verify": "verify",
-    "bench": "bench",
-    "report": "report",
-    "compare": "compare",
-    "tune": "tune.command",
-    "gpu-day": "gpu_day",
-    "draw": "draw",
-    "demo": "demo",
-    "encode-slide": "encode_slide.command",
-    "finetune-slide": "finetune_slide",
+    "info": "commands.info.command",
+    "doctor": "commands.doctor.command",
+    "plan": "commands.plan.command",
+    "order": "commands.order.command",
+    "verify": "commands.verify",
+    "bench": "commands.bench",
+    "report": "commands.report",
+    "compare": "commands.compare",
+    "tune": "commands.tune.command",
+    "gpu-day": "gpu_day.command",
+    "draw": "commands.draw",
+    "demo": "commands.demo",
+    "encode-slide": "commands.encode_slide.command",
+    "finetune-slide": "commands.finetune_slide",
 }
-"""Each command with its module in `dilkit.tools.commands`."""
+"""Each command with its module in `dilkit.tools`."""
 GRACE = 5.0
 """Seconds that the other ranks leave the first one to say what is wrong; launchers end them as soon as it has."""
 DONE, NO, BAD_INPUT = 0, 1, 2
@@ -88,7 +89,7 @@ def _main(argv: list[str]) -> int:
 
 def command(name: str) -> ModuleType:
     """The module of a command."""
-    return importlib.import_module(f"dilkit.tools.commands.{COMMANDS[name]}")
+    return importlib.import_module(f"dilkit.tools.{COMMANDS[name]}")
 
 
 def parser_of(name: str) -> Parser:
@@ -106,7 +107,7 @@ def _run(name: str, argv: list[str]) -> int:
     try:
         parser, run = parser_of(name), command(name).run
     except Exception as error:
-        return _fail(prog, f"this command cannot be loaded: {type(error).__name__}: {error}", BAD_INPUT)
+        return _fail(prog, _why_not_loaded(error, "this command cannot be loaded"), BAD_INPUT)
     try:
         args = parser.parse_args(argv)
         if preset := getattr(args, "preset", None):
@@ -121,7 +122,7 @@ def _run(name: str, argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO
     except ImportError as error:
-        return _fail(prog, f"a part of the installation cannot be used: {type(error).__name__}: {error}", BAD_INPUT)
+        return _fail(prog, _why_not_loaded(error, "a part of the installation cannot be used"), BAD_INPUT)
     except OSError as error:
         return _fail(prog, str(error) if error.filename is None else f"{str(error.filename)!r} {why_not(error)}", BAD_INPUT)
     except (ValueError, TypeError) as error:
@@ -158,7 +159,15 @@ def _first_line(name: str) -> str:
     try:
         return str(command(name).HELP).splitlines()[0]
     except Exception as error:
-        return f"(cannot be loaded: {type(error).__name__}: {error})"
+        return f"({_why_not_loaded(error, 'cannot be loaded')})"
+
+
+def _why_not_loaded(error: Exception, what: str) -> str:
+    """Say what is wrong, and the way out where only a checkout has what is missing."""
+    absent = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if absent.startswith("dilkit.tools.") and not importlib.util.find_spec("dilkit.tools.site"):
+        return f"needs a checkout: {absent} is not installed; `pip install -e .` in a clone of the repository has it"
+    return f"{what}: {type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

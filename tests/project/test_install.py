@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers.project import ROOT, build_script, checkout, extension_suffix, metadata, packages, succeed
+from helpers.project import ROOT, build_script, checkout, extension_suffix, metadata, run, succeed
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +82,16 @@ def test_the_wheel_needs_no_library_that_linux_lacks(wheel):
 @pytest.mark.slow
 def test_the_wheel_has_everything_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {"dilkit/py.typed", "dilkit/tools/report/page.html", "dilkit/tools/bench/published/claims.json"}
-    for package, folder in packages().items():
+    wanted = {"dilkit/py.typed", "dilkit/tools/report/page.html"}
+    for package, folder in build_script()["packages"]().items():
         place = package.replace(".", "/")
         wanted |= {f"{place}/{path.name}" for path in (ROOT / folder).glob("*.py")}
         wanted |= {f"{place}/{path.stem}{extension_suffix()}" for path in (ROOT / folder).glob("*.pyx")}
     wanted |= {f"dilkit/backends/cuda/kernels/{path.name}" for path in (ROOT / "backends/cuda/kernels").glob("*.cu*")}
     assert "dilkit/backends/cuda/kernels/dilated.cuh" in wanted
     assert wanted <= names
-    assert not [name for name in names if name.startswith(("tests", "docs", "backends", "tools", "comm"))]
+    places = ("tests", "docs", "backends", "tools", "comm", "dilkit/tools/bench/cpu", "dilkit/tools/gpu_day", "dilkit/tools/site")
+    assert not [name for name in names if name.startswith(places)]
 
 
 @pytest.mark.slow
@@ -107,3 +108,8 @@ def test_the_commands_work_in_a_new_environment_without_a_compiler(environment, 
     declared = set(metadata()["project"]["entry-points"]["dilkit.backends"])
     assert declared <= {row["name"] for row in info["problem"]["backends"]}
     assert json.loads(succeed(command, "verify", "--backend", "native", "--json", **home))["right"]
+    assert "gpu-day" in succeed(command, "--help", **home)
+    for arguments in ("gpu-day", "bench --suite cpu", "demo --ranks 1x2", f"report {ROOT}/docs/results/cpu.json"):
+        done = run(command, *arguments.split(), **home)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "needs a checkout: dilkit.tools." in done.stderr

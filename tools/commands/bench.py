@@ -97,7 +97,7 @@ def run(args: Namespace) -> int:
     1 also when a backend that --backend names was measured at no length, or when nothing was.
     """
     from dilkit.tools.bench import run as suite_run
-    from dilkit.tools.bench.ranks import bench as over_ranks
+    from dilkit.tools.bench.one_pattern import over_ranks
 
     if args.suite:
         load_torch()

@@ -9,7 +9,6 @@ from typing import Any
 from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import make_folder, positive, whole
 from dilkit.tools.console.interrupt import load_torch
-from dilkit.tools.demo.ranks.layout import are_launched, check_context, layout
 
 HELP = """\
 train a small byte-level language model of dilated attention, and measure it
@@ -80,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parallel = parser.add_argument_group("data x sequence parallelism")
     parallel.add_argument(
         "--ranks",
-        type=layout,
+        type=_layout,
         metavar="DATAxSEQUENCE",
         help="train on so many replicas, each of so many ranks that share its sequences, as 2x2, and in one process",
     )
@@ -136,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _train_on_ranks(args: argparse.Namespace) -> int:
     """What `run` does with --ranks."""
+    from dilkit.tools.demo.ranks.layout import are_launched, check_context
+
     check_context(args.ranks, args.context)
     are_launched(args.ranks)  # raises where a launcher has started others
     make_folder("--out", args.out)
@@ -143,6 +144,12 @@ def _train_on_ranks(args: argparse.Namespace) -> int:
     from dilkit.tools.demo.ranks.job import train_and_compare
 
     return train_and_compare(args)
+
+
+def _layout(text: str) -> Any:
+    from dilkit.tools.demo.ranks.layout import layout
+
+    return layout(text)
 
 
 def _set_mode(args: argparse.Namespace, mode: str) -> None:

@@ -4,55 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dilkit.checks import visible
-from dilkit.tools.bench.costs import document as costs
-from dilkit.tools.bench.costs.record import CostsResult
-from dilkit.tools.bench.cpu import document as cpu
-from dilkit.tools.bench.cpu.record import CpuResult
-from dilkit.tools.bench.gpu import document as gpu
-from dilkit.tools.bench.gpu.record import GpuResult
-from dilkit.tools.bench.hosts import document as hosts
-from dilkit.tools.bench.hosts.record import HostsResult
-from dilkit.tools.bench.kernels import document as kernels
-from dilkit.tools.bench.kernels.record import KernelsResult
-from dilkit.tools.bench.one_pattern import document as one_pattern
-from dilkit.tools.bench.one_pattern.record import BenchResult
-from dilkit.tools.bench.orders import document as orders
-from dilkit.tools.bench.orders.record import OrdersResult
-from dilkit.tools.bench.overhead import document as overhead
-from dilkit.tools.bench.overhead.record import OverheadResult
-from dilkit.tools.bench.patterns import document as patterns
-from dilkit.tools.bench.patterns.record import PatternsResult
-from dilkit.tools.bench.ptx import document as ptx
-from dilkit.tools.bench.ptx.record import PTXResult
-from dilkit.tools.bench.published import document as published
-from dilkit.tools.bench.published.record import PublishedResult
-from dilkit.tools.bench.ranks import document as ranks
-from dilkit.tools.bench.ranks.record import RanksResult
-from dilkit.tools.bench.scores import document as scores
-from dilkit.tools.bench.scores.record import ScoresResult
-from dilkit.tools.bench.serving import document as serving
-from dilkit.tools.bench.serving.record import ServingResult
-from dilkit.tools.bench.slides import document as slides
-from dilkit.tools.bench.slides.record import SlidesResult
-from dilkit.tools.demo.image import document as image_demo
-from dilkit.tools.demo.image.record import ImageDemoResult
-from dilkit.tools.demo.llama import document as llama_demo
-from dilkit.tools.demo.llama.record import LlamaDemoResult
-from dilkit.tools.demo.ranks import document as ranks_demo
-from dilkit.tools.demo.ranks.record import RanksDemoResult
-from dilkit.tools.demo.text import document as text_demo
-from dilkit.tools.demo.text.record import DemoResult
-from dilkit.tools.finetuning import document as finetuning
-from dilkit.tools.finetuning.record import FinetuneResult
-from dilkit.tools.gpu_day import document as gpu_day
-from dilkit.tools.gpu_day.record import GpuDayResult
 from dilkit.tools.report.document import Document, Section
 from dilkit.tools.results.file import ResultError, read_json, read_result
 from dilkit.tools.results.record import Result
+
+KINDS = {
+    "suite-seeds": "bench.published:PublishedResult",
+    "suite": "bench.cpu:CpuResult",
+    "suite-gpu": "bench.gpu:GpuResult",
+    "gpu-day": "gpu_day:GpuDayResult",
+    "suite-ring": "bench.ranks:RanksResult",
+    "suite-hosts": "bench.hosts:HostsResult",
+    "suite-orders": "bench.orders:OrdersResult",
+    "suite-slides": "bench.slides:SlidesResult",
+    "suite-serving": "bench.serving:ServingResult",
+    "suite-patterns": "bench.patterns:PatternsResult",
+    "suite-scores": "bench.scores:ScoresResult",
+    "bench": "bench.one_pattern:BenchResult",
+    "overhead": "bench.overhead:OverheadResult",
+    "demo": "demo.text:DemoResult",
+    "demo-image": "demo.image:ImageDemoResult",
+    "demo-llama": "demo.llama:LlamaDemoResult",
+    "demo-ranks": "demo.ranks:RanksDemoResult",
+    "kernels": "bench.kernels:KernelsResult",
+    "ptx": "bench.ptx:PTXResult",
+    "costs": "bench.costs:CostsResult",
+    "finetune-slide": "finetuning:FinetuneResult",
+}
+"""The package below `dilkit.tools` and the class of each, in the order in which docs/measurements.md lists them."""
 
 
 @dataclass(frozen=True)
@@ -63,33 +48,12 @@ class Kind:
     words: Any
 
 
-KINDS = {
-    record.KIND: Kind(record, words)
-    for record, words in (
-        (PublishedResult, published),
-        (CpuResult, cpu),
-        (GpuResult, gpu),
-        (GpuDayResult, gpu_day),
-        (RanksResult, ranks),
-        (HostsResult, hosts),
-        (OrdersResult, orders),
-        (SlidesResult, slides),
-        (ServingResult, serving),
-        (PatternsResult, patterns),
-        (ScoresResult, scores),
-        (BenchResult, one_pattern),
-        (OverheadResult, overhead),
-        (DemoResult, text_demo),
-        (ImageDemoResult, image_demo),
-        (LlamaDemoResult, llama_demo),
-        (RanksDemoResult, ranks_demo),
-        (KernelsResult, kernels),
-        (PTXResult, ptx),
-        (CostsResult, costs),
-        (FinetuneResult, finetuning),
-    )
-}
-"""By name, in the order in which docs/measurements.md lists them."""
+@cache
+def kind(name: str) -> Kind:
+    """Load a kind of result. Raises ModuleNotFoundError for one that only a checkout has."""
+    package, _, record = KINDS[name].partition(":")
+    records, words = (import_module(f"dilkit.tools.{package}.{module}") for module in ("record", "document"))
+    return Kind(getattr(records, record), words)
 
 
 def read(path: Path) -> Result:
@@ -97,7 +61,7 @@ def read(path: Path) -> Result:
     name = read_json(path)["kind"]
     if name not in KINDS:
         raise ResultError(path, f"a result of kind {name[:40]!r}; known are {', '.join(KINDS)}")
-    return read_result(path, KINDS[name].record)
+    return read_result(path, kind(name).record)
 
 
 def document_of(path: Path) -> Document:
@@ -114,7 +78,7 @@ def sentence_of(path: Path) -> str:
 def _words(path: Path, what: str) -> Any:
     result = read(path)
     try:
-        return getattr(KINDS[result.kind].words, what)(result)
+        return getattr(kind(result.kind).words, what)(result)
     except (ValueError, ArithmeticError, LookupError) as error:
         raise ResultError(path, f"holds values that no measurement has ({error}); run the command again") from None
 

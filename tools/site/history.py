@@ -109,7 +109,7 @@ def _versions(results: Path) -> list[Version]:
 
 def _lines(versions: Sequence[Version]) -> Iterator[Line]:
     """The main figures of each suite, those that its sentence on docs/measurements.md is made of, on each machine."""
-    main_ones = {name for kind in registry.KINDS.values() for name in getattr(kind.words, "SENTENCES", ())}
+    main_ones = {name for kind in map(registry.kind, registry.KINDS) for name in getattr(kind.words, "SENTENCES", ())}
     values: dict[tuple[str, str, str], dict[str, float]] = {}
     figures: dict[tuple[str, str, str], PastFigure] = {}
     for version in versions:

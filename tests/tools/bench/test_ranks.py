@@ -13,10 +13,10 @@ from dilkit.comm.launch import processes
 from dilkit.tools import cli
 from dilkit.tools.bench import run as suite_run
 from dilkit.tools.bench.ranks import faults
-from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.record import Fault, RanksResult
 from dilkit.tools.bench.ranks.suite import RanksSuite
 from dilkit.tools.console import rank_arguments as ranks
+from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.file import read_result
 
 TINY = ("--seqs", "64,128", "--segments", "32,128", "--rates", "1,4", "--heads", "4", "--dim", "8", "--repeats", "1", "--train")

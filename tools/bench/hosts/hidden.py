@@ -22,8 +22,8 @@ import torch
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.transports.base import Pending
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure.rank_times import seconds_of
+from dilkit.tools.measure.ranks_call import RanksCall
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm

@@ -25,7 +25,7 @@ from dilkit.problem import DTYPE_BYTES
 from dilkit.testing.accuracy import Results
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.hosts.blocks import WIDE, ShardAttention
-from dilkit.tools.bench.ranks.call import RanksCall
+from dilkit.tools.measure.ranks_call import RanksCall
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from dilkit.tools.bench.hosts.hidden import hidden_share
 from dilkit.tools.bench.hosts.network import sent_bytes
 from dilkit.tools.bench.hosts.peers import PEERS
 from dilkit.tools.bench.hosts.record import Links
-from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure.rank_speed import rank_speed
 from dilkit.tools.measure.rank_times import time_in_turns
+from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.record import Entry, Exchange
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dilkit.tools.bench.one_pattern.ranks_runner import memory_note
 from dilkit.tools.bench.published.longest import called
 from dilkit.tools.bench.published.record import Job, PublishedCase, Setting
-from dilkit.tools.bench.ranks.call import RanksCall
-from dilkit.tools.bench.ranks.runner import memory_note
 from dilkit.tools.bench.ranks.tasks import beside_one_rank, peaks_of
+from dilkit.tools.measure.ranks_call import RanksCall
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm

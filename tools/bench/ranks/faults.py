@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from dilkit.comm.launch.processes import Ended
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.bench.ranks.record import Fault
+from dilkit.tools.measure.ranks_call import RanksCall
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm

@@ -15,10 +15,10 @@ from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.ranks import faults, targets, tasks
 from dilkit.tools.bench.ranks import record as records
-from dilkit.tools.bench.ranks.call import plan_of
 from dilkit.tools.bench.ranks.cases import RanksSizes
 from dilkit.tools.bench.ranks.record import RanksResult
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
+from dilkit.tools.measure.ranks_call import plan_of
 
 SCHEDULES = ("auto", "scatter", "gather", "ring")
 SECONDS_PER_FLOP = 1 / 100e9

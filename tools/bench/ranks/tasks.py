@@ -16,9 +16,9 @@ from dilkit.testing.accuracy import Check, Results, expected
 from dilkit.testing.memory import check_peak_memory, peak_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.ranks import record as records
-from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
+from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.record import Entry
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import print_json
-from dilkit.tools.gpu_day.record import GpuDayResult
 from dilkit.tools.results.file import read_result, write_text
 
 HELP = """\
@@ -161,6 +160,8 @@ def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
 
 def _take(args: Namespace, path: Path) -> int:
     """The orders of a sweep."""
+    from dilkit.tools.gpu_day.record import GpuDayResult
+
     day = read_result(args.take, GpuDayResult)
     if day.rehearsal:
         raise ValueError(f"--take: {args.take} is of a rehearsal, which measures no device; give that of a GPU")

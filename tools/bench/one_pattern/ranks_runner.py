@@ -12,10 +12,10 @@ from dilkit.problem import Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.one_pattern.record import BenchCase
-from dilkit.tools.bench.ranks.call import RanksCall
 from dilkit.tools.measure import ceilings
 from dilkit.tools.measure.case import output_bytes, over_budget, with_speed
 from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
+from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.record import Entry, Exchange, MatmulRate
 
 if TYPE_CHECKING:

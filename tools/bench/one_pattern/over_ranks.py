@@ -47,7 +47,7 @@ def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int],
 def _measure(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> list[BenchCase]:
     from tqdm import tqdm
 
-    from dilkit.tools.bench.ranks.runner import RanksRunner
+    from dilkit.tools.bench.one_pattern.ranks_runner import RanksRunner
 
     with tqdm(lengths, unit="length", disable=True if comm.rank else None) as bar:
         how = dict(backend=args.backend, repeats=repeats, budget=args.budget or BUDGET, alone=args.comm != "threads")
