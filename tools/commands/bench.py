@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--suite",
         choices=tuple(suites.SUITES),
-        help="a fixed set of measurements with targets; takes long, up to half an hour on the CPU",
+        help="a fixed set of measurements with targets, in a checkout; takes up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
     words = "suite gpu: only the steps whose names have all of these words, as in bfloat16,backward; --backend goes with it"
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--merge", type=Path, nargs="+", metavar="FILE", help="suites cpu, gpu: measure nothing, show these results as one"
     )
-    words = "after the suite, what got slower or faster than in this file of an earlier run, as `dilkit compare` says it"
+    words = "then print what got slower or faster than in this file of an earlier run, as `dilkit compare` does"
     group.add_argument("--against", type=Path, metavar="FILE", help=words)
     job.add_arguments(parser)
     parser.add_argument_group("ranks").add_argument(
@@ -96,45 +96,49 @@ def run(args: Namespace) -> int:
 
     1 also when a backend that --backend names was measured at no length, or when nothing was.
     """
-    from dilkit.tools.bench import run as suite_run
-    from dilkit.tools.bench.one_pattern import over_ranks
-
+    kind, file = "bench", "bench.json"
     if args.suite:
         load_torch()
-        if args.against:
-            _check_earlier(args)
-        command = suite_run.merge if args.merge else suite_run.run
-        code = command(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
-        return code if code == INTERRUPTED or not args.against else max(code, _against(args, suite_run.FILE))
-    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge", "against")
+        kind, file = suites.suite(args.suite).RECORD.KIND, "suite.json"
+    if args.against:
+        _check_earlier(args, kind, file)
+    code = _suite(args) if args.suite else _one_pattern(args)
+    if code == INTERRUPTED or not args.against:
+        return code
+    return max(code, compare.run(Namespace(old=args.against, new=args.out / file, margin=compare.MARGIN, all=False, json=False)))
+
+
+def _check_earlier(args: Namespace, kind: str, file: str) -> None:
+    """Raise `ResultError` or ValueError, before anything is measured, for a file that nothing can be compared with."""
+    if (earlier := compare.load(args.against).kind) != kind:
+        raise ValueError(f"--against {args.against}: a result of kind {earlier!r}; one of {kind!r} is needed")
+    if args.json:
+        raise ValueError(f"--against: does not go with --json; run dilkit compare --json {args.against} {args.out / file}")
+
+
+def _suite(args: Namespace) -> int:
+    from dilkit.tools.bench import run as suite_run
+
+    command = suite_run.merge if args.merge else suite_run.run
+    return command(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
+
+
+def _one_pattern(args: Namespace) -> int:
+    from dilkit.tools.bench.one_pattern import over_ranks
+
+    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))
     problem = arguments.problem_of(Namespace(**{**vars(args), "seq": lengths[-1]}), device_named(args.device))
     if args.comm:
-        _leave_out(args, "does not go with --comm, which compares schedules of exchange", "baseline", "overhead")
+        _leave_out(args, "does not go with --comm, which compares schedules of exchange", "baseline", "overhead", "against")
         args.schedules = args.schedules or SCHEDULES
         return over_ranks.run(args, problem, lengths, args.repeats or REPEATS)
     if args.schedules:
         raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")
     job.check(args)
     return _overhead(args, problem) if args.overhead else _lengths(args, problem, lengths)
-
-
-def _check_earlier(args: Namespace) -> None:
-    """Raise `ResultError` or ValueError, before anything is measured, for a file that the suite cannot be compared with."""
-    kind, needed = compare.load(args.against).kind, suites.suite(args.suite)().RECORD.KIND
-    if kind != needed:
-        raise ValueError(f"--against {args.against}: a result of kind {kind!r}; one of {needed!r} is needed")
-    if args.json:
-        raise ValueError(
-            f"--against: does not go with --json; run dilkit compare --json {args.against} {args.out / 'suite.json'}"
-        )
-
-
-def _against(args: Namespace, name: str) -> int:
-    """Compare what was measured with the earlier file; 1 where something got slower beyond noise."""
-    return compare.run(Namespace(old=args.against, new=args.out / name, margin=compare.MARGIN, all=False, json=False))
 
 
 def _leave_out(args: Namespace, why: str, *names: str) -> None:
@@ -146,7 +150,12 @@ def _leave_out(args: Namespace, why: str, *names: str) -> None:
 
 def _overhead(args: Namespace, problem: Problem) -> int:
     _leave_out(
-        args, "does not go with --overhead, which compares one backend with itself both ways", "baseline", "train", "budget"
+        args,
+        "does not go with --overhead, which compares one backend with itself both ways",
+        "baseline",
+        "train",
+        "budget",
+        "against",
     )
     if (args.backend is not None and len(args.backend) != 1) or (args.seqs is not None and len(args.seqs) != 1):
         names, lengths = ",".join(args.backend or ("all",)), ",".join(map(str, args.seqs or (problem.seq,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,15 @@ def test_what_cannot_be_compared_is_exit_code_2(old: Any, new: Any, complaint: s
     said = capsys.readouterr().err
     assert complaint in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_pattern_is_compared_with_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = "--seqs 32,64 --segments 16 --rates 1 --heads 2 --dim 8 --repeats 3 --backend reference"
+    command = ["bench", *call.split(), "--out"]
+    assert cli.main([*command, str(tmp_path / "before")]) == 0
+    code = cli.main([*command, str(tmp_path / "after"), "--against", str(tmp_path / "before/bench.json")])
+    shown = re.search(r"measurements in both: (\d+) slower", capsys.readouterr().out)
+    assert shown
+    assert code == int(shown[1] != "0")
+    assert cli.main([*command, str(tmp_path / "after"), "--against", str(FOLDER / "seeds.json")]) == 2
+    assert "a result of kind 'suite-seeds'; one of 'bench' is needed" in capsys.readouterr().err
