@@ -32,9 +32,7 @@ CHECKOUTS = {
 
 
 class DilatedAttention(nn.Module):
-    """The published procedure. `detached`: whether branches are weighed without gradients, as published."""
-
-    detached = True
+    """The published procedure: branches are weighed without gradients."""
 
     def __init__(
         self, args: Any, embed_dim: int, num_heads: int, dropout: float = 0.0, subln: bool = False, **kind: bool
@@ -63,8 +61,7 @@ class DilatedAttention(nn.Module):
         pairs = list(zip(self.args.segment_length, self.args.dilated_ratio, strict=False))
         branches = [self.branch(q, k, v, min(w, q.shape[1]), r, is_causal) for w, r in pairs]
         lses = torch.stack([lse for _, lse in branches])
-        weights = lses.masked_fill((lses == -math.inf).all(0), 0.0).softmax(0)
-        weights = weights.detach() if self.detached else weights
+        weights = lses.masked_fill((lses == -math.inf).all(0), 0.0).softmax(0).detach()
         out = sum((w[..., None].to(q.dtype) * out for w, (out, _) in zip(weights, branches, strict=True)), torch.zeros_like(q))
         out = out.flatten(2)
         return self.out_proj(out if self.inner_attn_ln is None else self.inner_attn_ln(out)), None
@@ -73,16 +70,10 @@ class DilatedAttention(nn.Module):
         """Out and lse, `(batch, rows, heads)`, of one branch; out = 0 and lse = -inf of rows that are dropped."""
         batch, rows, heads, _ = q.shape
         segments, group = math.ceil(rows / w), math.ceil(heads / r)
-        padded = [
-            F.pad(
-                F.pad(x, (0, 0, 0, 0, 0, segments * w - rows)).reshape(batch * segments, w, *x.shape[2:]), (0, 0, 0, 0, 0, -w % r)
-            )
-            for x in (q, k, v)
-        ]
-        out, lse = (
-            torch.zeros_like(padded[0]),
-            torch.full(padded[0].shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32)),
-        )
+        cut = (F.pad(x, (0, 0, 0, 0, 0, segments * w - rows)).reshape(batch * segments, w, *x.shape[2:]) for x in (q, k, v))
+        padded = [F.pad(x, (0, 0, 0, 0, 0, -w % r)) for x in cut]
+        out, of_lse = torch.zeros_like(padded[0]), torch.promote_types(q.dtype, torch.float32)
+        lse = torch.full(padded[0].shape[:3], -math.inf, dtype=of_lse)
         for offset, first in enumerate(range(0, heads, group)):
             part = slice(first, first + group)
             out[:, offset::r, part], found = plain_attention(*(x[:, offset::r, part] for x in padded), is_causal)

@@ -1,9 +1,10 @@
-"""The slide encoder: equal to the procedure written out, alone or in a batch; and what its class token looks at."""
+"""The slide encoder: equal to the procedure written out, its attention maps, and coordinates that lie as no tiles do."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from helpers.slide_encoder import LENGTHS, SMALL, embeddings, slide, small
 
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig, attention_map
 from dilkit.integrations.gigapath.config import segment_lengths_of
+from dilkit.integrations.gigapath.spacing import commonest_step, settled_tile_size
 from dilkit.oracle import oracle_attention
 
 TILES = (1, 2, 7, 15, 31, 32, 40, 45, 70)
@@ -76,7 +78,7 @@ def sized(tile_size, *slides):
         return small(tile_size=tile_size)(*slides)[0]
 
 
-def test_the_tile_size_can_be_set_later():
+def test_the_tile_size_and_pooling_can_be_set_later():
     model, slides = small(), slide(40)
     wide = (slides[0], 2 * slides[1])  # tiles of 512 pixels, each in a cell of its own
     with torch.no_grad():
@@ -85,7 +87,8 @@ def test_the_tile_size_can_be_set_later():
         for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert one.tile_size == one.config.tile_size == 512
             assert torch.allclose(one(*wide)[0], sized(256, *slides), rtol=0, atol=1e-12)
-        assert model.tile_size == 512
+        model.tile_size, model.global_pool = 256, True
+        assert torch.equal(model(*slides)[0], small(global_pool=True)(*slides)[0])
 
 
 @pytest.mark.slow
@@ -101,29 +104,6 @@ def test_the_tile_size_of_a_compiled_encoder_can_be_set_later():
     assert model.tile_size == 256
 
 
-def test_pooling_can_be_set_later():
-    model, slides = small(), slide(40)
-    model.global_pool = True
-    with torch.no_grad():
-        assert torch.equal(model(*slides)[0], small(global_pool=True)(*slides)[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("tile_size", 0, ValueError),
-        ("tile_size", 256.0, TypeError),
-        ("tile_size", True, TypeError),
-        ("global_pool", 1, TypeError),
-    ],
-)
-def test_what_is_set_later_is_checked_as_before(name, value, error):
-    model = small()
-    with pytest.raises(error, match=name):
-        setattr(model, name, value)
-    assert model.config == small().config
-
-
 def placed(*place):
     """Coordinates of which those of the second tile are these."""
     coords = torch.zeros(1, 5, 2, dtype=torch.float64)
@@ -134,9 +114,8 @@ def placed(*place):
 OUTSIDE = r"tile 1 of 5 is at .* and 1 lie outside the grid of 20 x 20 .* 0 to 5119 is needed"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+REFUSED = {
+    ValueError: [
         *((placed(*place), OUTSIDE) for place in ((-1, 0), (0, -0.5), (5120, 0), (0, 1e30), (float("nan"), 0))),
         (dict(coords=torch.zeros(1, 5, 2, device="meta")), r"coords is on meta but the model on cpu; .*\.to\('cpu'\)"),
         (dict(tiles=torch.zeros(5, 10)), r"tiles has shape \(5, 10\); \(batch, n, in_chans=10\)"),
@@ -144,20 +123,14 @@ OUTSIDE = r"tile 1 of 5 is at .* and 1 lie outside the grid of 20 x 20 .* 0 to 5
         (dict(coords=torch.zeros(1, 4, 2)), r"coords has shape \(1, 4, 2\); .* \(1, 5, 2\)"),
         (dict(key_padding_mask=torch.zeros(1, 5)), "key_padding_mask is torch.float32"),
         (dict(key_padding_mask=torch.zeros(1, 6, dtype=torch.bool)), r"torch.bool \(1, 6\)"),
-        (dict(key_padding_mask=torch.ones(1, 5, dtype=torch.bool)), "slide 0 of 1 has no tiles"),
-        (dict(key_padding_mask=torch.ones(1, 5, dtype=torch.bool)), "True where there is no tile: ~mask if yours"),
+        (
+            dict(key_padding_mask=torch.ones(1, 5).bool()),
+            "slide 0 of 1 has no tiles.*True where there is no tile: ~mask if yours",
+        ),
         (dict(tiles=torch.zeros(1, 0, 10), coords=torch.zeros(1, 0, 2)), "slide 0 of 1 has no tiles; leave it out$"),
         (dict(tiles=torch.zeros(0, 5, 10), coords=torch.zeros(0, 5, 2)), "tiles has no slides"),
     ],
-)
-def test_tensors_that_do_not_fit_are_named(change, message):
-    with pytest.raises(ValueError, match=message):
-        small().float()(**dict(tiles=torch.zeros(1, 5, 10), coords=torch.zeros(1, 5, 2)) | change)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+    TypeError: [
         (dict(tiles=[[0.0]]), "tiles is a list; a torch.Tensor is needed"),
         (dict(coords=None), "coords is a NoneType"),
         (dict(key_padding_mask=3), "key_padding_mask is a int"),
@@ -171,9 +144,12 @@ def test_tensors_that_do_not_fit_are_named(change, message):
             for dtype in (torch.float16, torch.bfloat16, torch.bool, torch.complex64)
         ),
     ],
-)
-def test_tensors_of_other_kinds_are_named(change, message):
-    with pytest.raises(TypeError, match=message):
+}
+
+
+@pytest.mark.parametrize(("error", "change", "message"), [(error, *row) for error, rows in REFUSED.items() for row in rows])
+def test_tensors_that_do_not_fit_are_named(error, change, message):
+    with pytest.raises(error, match=message):
         small().float()(**dict(tiles=torch.zeros(1, 5, 10), coords=torch.zeros(1, 5, 2)) | change)
 
 
@@ -208,14 +184,22 @@ def test_under_autocast_rows_are_summed_in_the_dtype_of_the_model(global_pool):
         ("ngrids", 1.5, TypeError),
         ("dropout", 1.0, ValueError),
         ("drop_path", -0.1, ValueError),
-        ("global_pool", 1, TypeError),
         ("tail", "some", ValueError),
         ("segment_lengths", (8, 16), ValueError),
+        ("global_pool", 1, TypeError),
+        ("tile_size", 0, ValueError),
+        ("tile_size", 256.0, TypeError),
+        ("tile_size", True, TypeError),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_named(field, value, error):
+def test_a_configuration_that_does_not_fit_is_named_and_what_is_set_later_too(field, value, error):
     with pytest.raises(error, match=field):
         SlideEncoderConfig(**dict(SMALL, segment_lengths=LENGTHS) | {field: value})
+    if field in ("global_pool", "tile_size"):
+        model = small()
+        with pytest.raises(error, match=field):
+            setattr(model, field, value)
+        assert model.config == small().config
 
 
 def test_a_configuration_does_not_change_with_what_it_was_made_of():
@@ -309,3 +293,82 @@ def test_a_model_in_training_is_refused(part):
 def test_a_layer_that_is_not_there(layer):
     with pytest.raises(IndexError, match=f"layer={layer} is not there: the model has 2 layers, 0 to 1"):
         attention_map(small(), *slide(5), layer)
+
+
+def block(columns=10, rows=10, step=256):
+    """Tiles side by side, `(1, n, in_chans)` and `(1, n, 2)`, in no order."""
+    coords = step * torch.cartesian_prod(torch.arange(columns), torch.arange(rows))
+    n, generator = len(coords), torch.Generator().manual_seed(0)
+    tiles = torch.randn(1, n, SMALL["in_chans"], dtype=torch.float64, generator=generator)
+    return tiles, coords[torch.randperm(n, generator=generator)][None]
+
+
+def said(call):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    assert all(one.filename == __file__ for one in found), "it points at the call of the model"
+    return [str(one.message) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (256, None),
+        (512, "coords: most neighbours are 512 pixels apart and tile_size is 256; set tile_size=512"),
+        (300, "coords: most neighbours are 300 pixels apart"),
+        (128, "coords: 100 of 100 tiles share a cell of 256 x 256 pixels, 25 cells in all; unless tiles overlap"),
+        (224, "coords: 64 of 100 tiles share a cell of 256 x 256 pixels, 64 cells in all"),
+    ],
+)
+def test_tiles_of_another_size_are_warned_of(step, text):
+    model = small()
+    found = said(lambda: model(*block(step=step)))
+    assert found == [] if text is None else [one for one in found if one.startswith(text)] == found != []
+    model.tile_size = step
+    assert said(lambda: model(*block(step=step))) == []
+
+
+def test_numbers_of_tiles_are_no_pixels():
+    with pytest.raises(ValueError, match="most neighbours are 1 apart: coords are numbers of tiles, and pixels are needed"):
+        settled_tile_size(None, None, block(step=1)[1][0])
+    with pytest.raises(ValueError, match=r"100 of 100 tiles share a cell .* 1 cells in all, where at most 16 .* set tile_size"):
+        small()(*block(step=1))
+    with pytest.raises(ValueError, match="coords may be tile numbers"):
+        attention_map(small(), *block(step=1))
+
+
+def test_each_slide_of_a_batch_is_looked_at_by_itself():
+    """The same cells in two slides are no matter; padding is not looked at."""
+    model, (tiles, coords) = small(), (x.repeat(3, 1, 1) for x in block())
+    mask = torch.zeros(3, 100, dtype=torch.bool)
+    mask[2, 30:] = True
+    coords[2, 30:] = 0
+    assert said(lambda: model(tiles, coords, mask)) == []
+    assert [one.partition(":")[0] for one in said(lambda: model(tiles, coords))] == ["coords of slide 2"]
+    coords[1] *= 2
+    assert [one.partition(":")[0] for one in said(lambda: model(tiles, coords, mask))] == ["coords of slide 1"]
+
+
+def test_a_few_that_overlap_and_slides_of_a_few_tiles_are_no_matter():
+    tiles, coords = block()
+    coords[0, :2] = coords[0, 2:4] + 5
+    assert said(lambda: small()(tiles, coords)) == []
+    assert said(lambda: small()(*block(columns=4, rows=2, step=512))) == []
+    assert said(lambda: small()(*slide(300))) == []
+
+
+@pytest.mark.parametrize(
+    ("coords", "step"),
+    [
+        (block(step=512)[1][0], 512),
+        (block(step=512)[1][0, :40], 512),  # a random part of the slide
+        (block(step=512)[1][0].double() + 0.2, 512),
+        (block(columns=1, rows=100)[1][0], None),  # a column has no neighbours in a row
+        (torch.zeros(50, 2), None),
+        (slide(300)[1][0], None),
+        (torch.zeros(1, 2), None),
+    ],
+)
+def test_the_commonest_step(coords, step):
+    assert commonest_step(coords) == step

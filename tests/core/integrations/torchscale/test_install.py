@@ -149,18 +149,15 @@ def test_a_module_that_fails_to_load_is_not_in_the_way(fork: str, tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["torchscale.component.other", "torchscale.dilated_attention", "other.component.dilated_attention"]
 )
-def test_other_modules_are_left_alone(name: str, peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_modules_are_left_alone_and_one_without_the_class(
+    name: str, peer: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType(name)
     module.DilatedAttention = type("DilatedAttention", (peer,), {"forward": lambda self, x: x})
     monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delattr(sys.modules[PUBLISHED], "DilatedAttention")
     with install():
         assert not is_patched(module.DilatedAttention)
-
-
-def test_a_module_without_the_class_is_left_alone(peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules[PUBLISHED]
-    monkeypatch.delattr(module, "DilatedAttention")
-    with install():
         assert not is_patched(peer)
 
 

@@ -1,17 +1,22 @@
-"""dilkit computes what the classes compute that it is installed into, or with their weights."""
+"""dilkit computes what the classes compute that it is installed into, with their weights, and over ranks (`seq_parallel`)."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from helpers.torchscale_peer import PEERS, by_the_oracle
+import torch.distributed as dist
+from helpers import launch
+from helpers.torchscale_peer import PEERS, PUBLISHED, by_the_oracle, loaded
 from torch import Tensor, nn
 
 from dilkit import Alibi, DilatedAttention, MultiheadDilatedAttention, Pattern, order
+from dilkit.comm import Comm
 from dilkit.integrations.torchscale import install
 from dilkit.integrations.torchscale.proving import layer
 
@@ -49,9 +54,10 @@ def difference(a: Tensor, b: Tensor) -> float:
 @CASES
 @pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
 def test_fp64(peer: type[Any], case: tuple[list[int], list[int], int, int], is_causal: bool) -> None:
+    """Query, key and value differ."""
     lengths, ratios, heads, rows = case
-    x = torch.randn(2, rows, 8 * heads, dtype=torch.float64)
-    own, found = both(layer(peer, lengths, ratios, heads), x, x, x, is_causal=is_causal)
+    inputs = torch.randn(3, 2, rows, 8 * heads, dtype=torch.float64).unbind()
+    own, found = both(layer(peer, lengths, ratios, heads), *inputs, is_causal=is_causal)
     assert difference(own, found) <= 1e-12
 
 
@@ -59,12 +65,6 @@ def test_more_ratios_than_lengths(peer: type[Any]) -> None:
     """Cut as `zip` cuts them. Forks of torchscale have such configurations; torchscale's own class fails in an assertion."""
     x = torch.randn(2, 33, 32, dtype=torch.float64)
     assert difference(*both(layer(peer, [10, 20], [1, 2, 3, 4]), x, x, x)) <= 1e-12
-
-
-@EVERY_PEER
-def test_query_key_and_value_may_differ(peer: type[Any]) -> None:
-    inputs = torch.randn(3, 2, 43, 32, dtype=torch.float64).unbind()
-    assert difference(*both(layer(peer, [8, 16], [1, 2]), *inputs)) <= 1e-12
 
 
 @EVERY_PEER
@@ -228,3 +228,36 @@ def test_adapters_and_hooks_are_refused(peer: type[Any]) -> None:
     made.out_proj.register_forward_hook(lambda *call: None)
     with pytest.raises(ValueError, match=r"module has out_proj \(a Linear: .*hooks to be removed"):
         MultiheadDilatedAttention.from_torchscale(made)
+
+
+def patched(comm: Comm, peer: str) -> None:
+    """Each rank's rows of a batch of two sequences, forward and backward, against the whole."""
+    with loaded(peer) as kind:
+        if peer == "published":
+            utils = sys.modules[PUBLISHED.replace("dilated_attention", "utils")] = ModuleType("utils")
+            utils.get_data_parallel_group = lambda: dist.group.WORLD
+        torch.manual_seed(0)
+        made = layer(kind, [8, 16, 64], [1, 2, 4], seq_parallel=True)
+        whole, mask = torch.randn(2, 54, 32, dtype=torch.float64, requires_grad=True), torch.zeros(2, 54, dtype=torch.bool)
+        mask[0, 5:9] = True  # of one rank alone
+        mine = whole.detach().chunk(comm.size, 1)[comm.rank].requires_grad_()
+        ways = ("zeros", False, None), ("exact", False, None), ("zeros", True, None), ("zeros", False, mask)
+        for tail, is_causal, hidden in ways:
+            options = dict(is_causal=is_causal, key_padding_mask=hidden)
+            made.args.seq_parallel = False
+            with install(tail=tail):
+                expected, _ = made(whole, whole, whole, **options)
+            made.args.seq_parallel = True
+            part = None if hidden is None else mask.chunk(comm.size, 1)[comm.rank]
+            with install(tail=tail):
+                found, _ = made(mine, mine, mine, **{**options, "key_padding_mask": part})
+            torch.testing.assert_close(found, expected.chunk(comm.size, 1)[comm.rank], rtol=0, atol=1e-12)
+            (gradient,) = torch.autograd.grad(expected.square().sum(), whole)
+            (part_of_it,) = torch.autograd.grad(found.square().sum(), mine)
+            torch.testing.assert_close(part_of_it, gradient.chunk(comm.size, 1)[comm.rank], rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", PEERS)
+def test_two_ranks_compute_the_whole(peer: str) -> None:
+    launch.run("gloo", 2, patched, peer)

@@ -1,0 +1,133 @@
+"""Whole models of torchscale and GigaPath, unmodified, from checkouts that DILKIT_TORCHSCALE and DILKIT_GIGAPATH name.
+
+Their attention calls flash-attn, in whose place a plain softmax stands here. They need einops and fairscale; timm and
+huggingface_hub, of which they use a list of names, a function of training and a download, are stand-ins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from helpers.slide_encoder import embeddings, places
+from helpers.torchscale_peer import loaded, unavailable
+
+from dilkit.integrations import gigapath, torchscale
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of fairscale
+SIZES = dict(embed_dim=64, depth=2, in_chans=24)
+LENGTHS = (16, 32, 64, 128, 256)
+STAND_INS = "timm", "timm.models", "timm.models.layers", "timm.models.registry", "huggingface_hub"
+
+
+@pytest.fixture
+def peer(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The checkout of this name can be imported from; afterwards nothing of it is loaded."""
+    if why := unavailable(request.param):
+        pytest.skip(why)
+    pytest.importorskip("fairscale", reason="fairscale, which torchscale imports, is not installed, nor with dilkit[peers]")
+    before, path = {*sys.modules}, [*sys.path]
+    for name in STAND_INS:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["timm.models.layers"].drop_path = lambda x, rate, training: x  # in eval mode
+    sys.modules["timm.models.registry"].register_model = lambda function: function
+    with loaded(request.param) as kind:
+        package = sys.modules[kind.__module__.partition(".")[0]]
+        monkeypatch.syspath_prepend(str(Path(package.__path__[0]).parent))
+        yield
+    sys.path[:] = path
+    for name in [name for name in {*sys.modules} - before if "torchscale" in name or name.startswith("gigapath")]:
+        del sys.modules[name]
+
+
+def with_flash(function: Any) -> None:
+    """Give `function` to the attention in the place of flash-attn's."""
+    for name, module in [*sys.modules.items()]:
+        if name.endswith("torchscale.component.multihead_attention"):
+            module.flash_attn_func = function
+
+
+@pytest.mark.parametrize("peer", ["torchscale"], indirect=True)
+def test_longnet_runs_without_flash_attn_and_as_it_does_with_it(peer: None) -> None:
+    """It makes a mask that is all False."""
+    kind: Any = importlib.import_module("torchscale.model.LongNet").LongNetEncoder
+    config: Any = importlib.import_module("torchscale.architecture.config").EncoderConfig
+    sizes = dict(encoder_embed_dim=32, encoder_attention_heads=4, encoder_ffn_embed_dim=64, encoder_layers=2, vocab_size=-1)
+    made = kind(config(**sizes, flash_attention=True, segment_length="[8, 16]", dilated_ratio="[1, 2]")).double().eval()
+    inputs = dict(src_tokens=None, token_embeddings=torch.randn(2, 43, 32, dtype=torch.float64))
+    own = made(**inputs)["encoder_out"]
+    with_flash(None)
+    with pytest.raises(AssertionError):
+        made(**inputs)
+    with torchscale.install():
+        torch.testing.assert_close(made(**inputs)["encoder_out"], own, rtol=0, atol=1e-12)
+
+
+def plain_softmax(
+    q: Any, k: Any, v: Any, dropout: float = 0.0, bias: Any = None, scale: Any = None, is_causal: bool = False
+) -> Any:
+    """Return what flash-attn computes: the result, and the logarithm of the softmax's denominator."""
+    scores = torch.einsum("blhd,bmhd->bhlm", q * q.shape[-1] ** -0.5, k)
+    return torch.einsum("bhlm,bmhd->blhd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+def their_encoder(lengths: tuple[int, ...], global_pool: bool) -> Any:
+    code: Any = importlib.import_module("gigapath.slide_encoder")
+    known = sys.modules["torchscale.model.LongNetConfig"]
+    known.LongNet_2_layers_64_dim = dict(known.LongNet_12_layers_256_dim, encoder_layers=2, encoder_embed_dim=64)
+    known.LongNet_2_layers_64_dim["encoder_ffn_embed_dim"] = 256
+    with torchscale.install():  # numpy 2 writes np.int64(1024) into the configuration
+        norm = lambda dim: torch.nn.LayerNorm(dim, eps=1e-6)  # noqa: E731  as its architectures have it
+        model = code.LongNetViT(**SIZES, slide_ngrids=20, global_pool=global_pool, norm_layer=norm).double().eval()
+    model.encoder.args.segment_length = list(lengths)
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    with_flash(plain_softmax)
+    return model
+
+
+def computed(model: Any, *slide: torch.Tensor) -> list[torch.Tensor]:
+    """All layers, and the last; theirs rounds its activations to single precision unless `float` has no effect."""
+    is_ours = isinstance(model, gigapath.SlideEncoder)
+    with torch.no_grad(), mock.patch.object(torch.Tensor, "float", torch.Tensor.float if is_ours else lambda x: x):
+        return [*model(*slide, all_layer_embed=True), *model(*slide)]
+
+
+@pytest.mark.parametrize("peer", ["gigapath"], indirect=True)
+@pytest.mark.parametrize("global_pool", [False, True])
+@pytest.mark.parametrize("lengths", [LENGTHS, (16, 32, 48, 64, 80)])
+@pytest.mark.parametrize("n", [1, 7, 15, 31, 40, 41, 62, 63, 130])
+def test_every_layer_is_gigapaths(peer: None, n: int, lengths: tuple[int, ...], global_pool: bool) -> None:
+    model = their_encoder(lengths, global_pool)
+    config = gigapath.SlideEncoderConfig(**SIZES, ngrids=20, segment_lengths=lengths, global_pool=global_pool)
+    ours = gigapath.SlideEncoder(config, dtype=torch.float64).eval()
+    assert ours.state_dict().keys() == model.state_dict().keys()
+    ours.load_state_dict(model.state_dict())
+    slide = torch.randn(1, n, 24, dtype=torch.float64), places(n)
+    procedure = embeddings(model.state_dict(), config, *(x[0] for x in slide))
+    for one, same, other in zip(computed(ours, *slide), procedure, computed(model, *slide), strict=True):
+        assert (one - other).abs().max() <= 1e-12
+        assert (same - other[0]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("peer", ["gigapath"], indirect=True)
+def test_gigapaths_create_model_gives_an_encoder_that_is_theirs(peer: None, tmp_path: Path, monkeypatch: Any) -> None:
+    model, code = their_encoder(LENGTHS, True), sys.modules["gigapath.slide_encoder"]
+    torch.save({"model": model.state_dict()}, tmp_path / "slide_encoder.pth")
+    monkeypatch.setitem(gigapath.ARCHITECTURES, "tiny", gigapath.SlideEncoderConfig(**SIZES))
+    with gigapath.install():
+        ours = code.create_model(
+            str(tmp_path / "slide_encoder.pth"), "tiny", 24, slide_ngrids=20, global_pool=True, segment_length=LENGTHS
+        )
+    slide = torch.randn(1, 62, 24, dtype=torch.float64), 2 * places(62)
+    ours.double().eval().tile_size = model.tile_size = 512
+    both = zip(computed(ours, *slide), computed(model, *slide), strict=True)
+    assert all((one - other).abs().max() <= 1e-6 for one, other in both)  # weights were in float32
+    type(model).load_state_dict(model, ours.state_dict())
