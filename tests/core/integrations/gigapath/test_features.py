@@ -18,39 +18,40 @@ from dilkit.integrations.gigapath.features import features_in, others_in, read_f
 TILES, COORDS = torch.randn(5, 8), torch.arange(10).view(5, 2) * 256
 
 
-def written(path, tiles=TILES, coords=COORDS, name="features"):
-    """The file, with this content."""
-    if path.suffix == ".pt":
-        torch.save({name: tiles, "coords": coords}, path)
-    elif path.suffix == ".npy":
-        np.save(path, tiles.numpy())
-        np.save(path.with_name(f"{path.stem}.coords.npy"), coords.numpy())
-    else:
-        h5py = pytest.importorskip("h5py", reason="h5py is not installed")
-        with h5py.File(path, "w") as file:
-            file[name], file["coords"] = tiles.numpy(), coords.numpy()
+def h5_file(path, said, **arrays):
+    """An HDF5 file; `said` are attributes of it, or of a dataset where they are a dictionary."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+        for name, value in said.items():
+            (file[name].attrs.update(value) if isinstance(value, dict) else file.attrs.update({name: value}))
     return path
 
 
-def saying(path, said):
-    """The file, with these attributes or entries."""
+def written(path, tiles=TILES, coords=COORDS, name="features", **said):
+    """A file with this content, and `said` among its attributes or entries."""
     if path.suffix == ".pt":
-        torch.save({"features": TILES, "coords": COORDS, **said}, path)
-        return path
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
-    with h5py.File(written(path), "r+") as file:
-        whose = {"encoder": file["features"], "extractor": file, "unit": file}
-        for name, value in said.items():
-            whose.get(name, file["coords"]).attrs[name] = value
+        torch.save({name: tiles, "coords": coords, **said}, path)
+    elif path.suffix == ".npy":
+        np.save(path, tiles.numpy())
+        np.save(path.with_name(f"{path.stem}.coords.npy"), coords.numpy())
+    elif path.suffix == ".npz":
+        np.savez_compressed(path, features=tiles.numpy(), coords=coords.numpy())
+    else:
+        of_file = {key: said.pop(key) for key in ("extractor", "unit") if key in said}
+        of_features = {key: said.pop(key) for key in ("encoder",) if key in said}
+        h5_file(path, of_file | {name: of_features, "coords": said}, **{name: tiles.numpy(), "coords": coords.numpy()})
     return path
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".npy", ".h5"])
-@pytest.mark.parametrize(("leading", "name"), [(False, "features"), (True, "tile_embeds")])
-def test_each_kind_is_read(tmp_path, suffix, leading, name):
-    tiles, coords = (TILES[None], COORDS[None]) if leading else (TILES, COORDS)
-    found = read_features(written(tmp_path / f"slide{suffix}", tiles, coords, name))
-    assert all(map(torch.equal, found, (TILES, COORDS)))
+@pytest.mark.parametrize("name", ["features", "tile_embeds"])
+def test_each_kind_is_read(tmp_path, suffix, name):
+    for tiles, coords in ((TILES, COORDS), (TILES[None], COORDS[None])):
+        found = read_features(written(tmp_path / f"slide{suffix}", tiles, coords, name))
+        assert all(map(torch.equal, found, (TILES, COORDS)))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_content_that_does_not_fit_is_named(tmp_path, suffix, tiles, coords, mes
 )
 @pytest.mark.parametrize("suffix", [".pt", ".h5"])
 def test_what_a_file_says_of_its_tiles(tmp_path, suffix, said, tile_size, tile_encoder):
-    assert read_features(saying(tmp_path / f"slide{suffix}", said))[2:] == (tile_size, tile_encoder)
+    assert read_features(written(tmp_path / f"slide{suffix}", **said))[2:] == (tile_size, tile_encoder)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_what_a_file_says_of_its_tiles(tmp_path, suffix, said, tile_size, tile_e
 @pytest.mark.parametrize("suffix", [".pt", ".h5"])
 def test_what_does_not_fit_what_a_file_says_is_refused(tmp_path, suffix, said, message):
     with pytest.raises(ValueError, match=rf"slide{suffix}: {message}"):
-        read_features(saying(tmp_path / f"slide{suffix}", said))
+        read_features(written(tmp_path / f"slide{suffix}", **said))
 
 
 def test_numbers_in_the_other_byte_order(tmp_path):
@@ -142,30 +143,25 @@ def test_dictionaries_that_do_not_fit_are_named(tmp_path, content, message):
 
 @pytest.mark.parametrize("suffix", [".pt", ".npy", ".npz", ".h5"])
 def test_a_damaged_file_is_named(tmp_path, suffix):
-    path = (compressed if suffix == ".npz" else written)(tmp_path / f"slide{suffix}")
+    path = written(tmp_path / f"slide{suffix}")
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ValueError, match=rf"slide{suffix} is (no file of tensors|damaged, or no {suffix} file of numbers)"):
         read_features(path)
 
 
-def claiming(path, tiles):
+def claiming(path):
     """An .h5 file that claims tiles that it does not store."""
     h5py = pytest.importorskip("h5py", reason="h5py is not installed")
     with h5py.File(path, "w") as file:
         for name, width in (("features", 8), ("coords", 2)):
-            file.create_dataset(name, (tiles, width), "f4", chunks=(1000, width))
+            file.create_dataset(name, (10**12, width), "f4", chunks=(1000, width))
 
 
 DAMAGE = {
-    "MemoryError": ("slide.h5", lambda path: claiming(path, 10**12)),
+    "MemoryError": ("slide.h5", claiming),
     "isfinite of fp8": ("slide.pt", lambda path: written(path, TILES.to(torch.float8_e4m3fn))),
     "isfinite of sparse": ("slide.pt", lambda path: written(path, TILES.to_sparse())),
 }
-
-
-def compressed(path):
-    np.savez_compressed(path, features=TILES.numpy(), coords=COORDS.numpy())
-    return path
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -239,18 +235,6 @@ N = 30
 
 def cells():
     return slide(N)[1][0] // 256
-
-
-def h5_file(path, said, **arrays):
-    """An HDF5 file; `said` are attributes of it, or of a dataset where they are a dictionary."""
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
-    path.parent.mkdir(exist_ok=True)
-    with h5py.File(path, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-        for name, value in said.items():
-            (file[name].attrs.update(value) if isinstance(value, dict) else file.attrs.update({name: value}))
-    return path
 
 
 def trident(folder, tiles):
@@ -327,21 +311,15 @@ def test_a_slide_of_each_producer_has_the_same_embedding(tmp_path, producer):
     assert producer is not stamp_v2 or header.microns == pytest.approx(256 / 509)
 
 
-@pytest.mark.parametrize(
-    ("tile_encoder", "message"),
-    [
-        (None, r"a\.h5 holds features of prov_gigapath, resnet50; name one by tile_encoder"),
-        ("uni", r"a\.h5 holds features of prov_gigapath, resnet50; and 0 of them fit 'uni'; name one"),
-    ],
-)
-def test_features_of_several_tile_encoders_are_to_be_chosen_from(tmp_path, tile_encoder, message):
+def test_features_of_several_tile_encoders_are_to_be_chosen_from(tmp_path):
     path, _ = atlas_patch(tmp_path, slide(N)[0][0].numpy())
-    with pytest.raises(ValueError, match=message):
-        read_features(path, tile_encoder=tile_encoder)
+    for given, words in ((None, "name one by tile_encoder"), ("uni", "and 0 of them fit 'uni'; name one")):
+        with pytest.raises(ValueError, match=rf"a\.h5 holds features of prov_gigapath, resnet50; {words}"):
+            read_features(path, tile_encoder=given)
     assert read_header(path, tile_encoder="resnet50").in_chans == 7
 
 
-def test_a_file_that_another_program_writes_is_locked(tmp_path, monkeypatch):
+def test_a_file_that_another_program_writes_is_locked(tmp_path):
     h5py = pytest.importorskip("h5py", reason="h5py is not installed")
     path, _ = trident(tmp_path, slide(N)[0][0].numpy())
     with h5py.File(path, "r+", locking=True), pytest.raises(ValueError, match=r"a\.h5 is locked by another program: start again"):
@@ -349,16 +327,14 @@ def test_a_file_that_another_program_writes_is_locked(tmp_path, monkeypatch):
 
 
 def test_a_header_leaves_the_features_alone(tmp_path):
-    """Features that are not finite are no matter to it; they are to who reads them."""
-    features = np.full((4, 3), np.nan, dtype="f4")
-    coords = np.zeros((4, 2), dtype="i4")
-    np.savez(tmp_path / "a.npz", features=features, coords=coords, patch_size_level0=TILE)
-    np.save(tmp_path / "b.npy", features)
-    np.save(tmp_path / "b.coords.npy", coords)
-    torch.save({"features": torch.from_numpy(features)[None], "coords": torch.from_numpy(coords)}, tmp_path / "c.pt")
+    """Features that are not finite are no matter to it."""
+    features = np.full((5, 3), np.nan, dtype="f4")
+    np.savez(tmp_path / "a.npz", features=features, coords=COORDS.numpy(), patch_size_level0=TILE)
+    written(tmp_path / "b.npy", torch.from_numpy(features))
+    written(tmp_path / "c.pt", torch.from_numpy(features)[None])
     for name, size in (("a.npz", TILE), ("b.npy", None), ("c.pt", None)):
         header = read_header(tmp_path / name)
-        assert (header.tiles, header.in_chans, header.tile_size) == (4, 3, size)
+        assert (header.tiles, header.in_chans, header.tile_size) == (5, 3, size)
         with pytest.raises(ValueError, match="features of tile 0 are not finite"):
             read_features(tmp_path / name)
 
@@ -370,17 +346,14 @@ def test_files_of_coordinates_are_no_slides(tmp_path):
     assert [path.name for path in others_in([tmp_path])] == ["tiles"]
 
 
-def test_a_folder_without_coordinates_of_the_slide_is_named(tmp_path):
+def test_coordinates_of_no_slide_or_of_another_are_refused(tmp_path):
     path, options = clam(tmp_path, slide(N)[0][0].numpy())
     with pytest.raises(ValueError, match=r"a\.pt: the folder .* has no coordinates of it: a\.h5, or"):
         read_features(path, coords=tmp_path)
     assert read_header(path, **options).tiles == N
     with pytest.raises(ValueError, match=r"--coords: '.*none' is no folder"):
         ReadSettings(coords=tmp_path / "none")
-
-
-def test_coordinates_of_other_tiles_are_refused(tmp_path):
-    path, options = clam_h5(tmp_path, slide(N)[0][0].numpy())
+    path = h5_file(tmp_path / "a.h5", {}, features=slide(N)[0][0].numpy(), coords=(cells() * TILE).int().numpy())
     h5_file(options["coords"] / "a.h5", {}, coords=cells().numpy() * 256)
     with pytest.raises(ValueError, match="its coords are not those of the file with its coordinates"):
         read_header(path, **options)

@@ -1,24 +1,28 @@
-"""Training: gradients are those of one batch, a resumed run is the same run, and the encoder learns where tiles lie."""
+"""Training: what it begins with, how fast it learns, gradients of one batch, resumed runs, and that it learns where tiles lie."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.slide_tables import cohort, table, tiny_encoder, write_slide
+from helpers.slide_tables import WIDTH, cohort, table, tiny_encoder, write_slide
 
-from dilkit.integrations.gigapath import load_slide_encoder
+from dilkit.integrations.gigapath import ARCHITECTURES, load_slide_encoder
+from dilkit.integrations.gigapath.checkpoint import read_checkpoint
 from dilkit.integrations.gigapath.finetuning import Finetuning, Settings, finetune, look_through, read_labels, split_examples
 from dilkit.integrations.gigapath.finetuning import training as training_module
 from dilkit.integrations.gigapath.finetuning.accumulation import accumulate
+from dilkit.integrations.gigapath.finetuning.encoders import check_tile_encoder, config_for, first_encoder
 from dilkit.integrations.gigapath.finetuning.made_up import BLOCK, made_up_slide, write_made_up
 from dilkit.integrations.gigapath.finetuning.model import SlideModel
 from dilkit.integrations.gigapath.finetuning.objectives import objective_of
 from dilkit.integrations.gigapath.finetuning.proof import prove
-from dilkit.integrations.gigapath.finetuning.slides import slide_reader
+from dilkit.integrations.gigapath.finetuning.rates import layer_scale, optimizer_of, rate_at, set_rate
+from dilkit.integrations.gigapath.finetuning.slides import SlideFile, slide_reader
 
 SETTINGS = Settings(epochs=3, accumulate=4, base_rate=0.3, resamples=20)
 DROPPING: dict[str, Any] = dict(dropout=0.2, drop_path=0.2)
@@ -216,18 +220,14 @@ def test_the_record_says_what_is_doubtful(tmp_path: Path) -> None:
     assert [one.val for one in record.curve] == [None, None, None]
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_as_many_tiles_are_marked_in_either_class(together: bool) -> None:
+def test_as_many_tiles_are_marked_in_either_class_and_every_split_has_both(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
+    for together in 20 * [False, True]:
         tiles, coords = made_up_slide(together, generator)
         marked = coords[tiles[:, 0] > 1.5]
         reach = (marked.max(dim=0).values - marked.min(dim=0).values) // 256 + 1
         assert len(marked) == BLOCK**2
         assert (reach.tolist() == [BLOCK, BLOCK]) == together
-
-
-def test_the_table_has_every_class_in_every_split(tmp_path: Path) -> None:
     labels = read_labels(write_made_up(tmp_path, 40))
     splits = split_examples(labels)
     assert [len(one) for one in (splits.train, splits.val, splits.test)] == [28, 4, 8]
@@ -243,3 +243,96 @@ def test_the_encoder_learns_where_tiles_lie_and_their_mean_does_not_say(tmp_path
     assert proof.patients == 60
     assert proof.encoder.value >= 0.95
     assert proof.mean_of_tiles.value <= 0.6
+
+
+SIZES = dict(embed_dim=16, depth=2, num_heads=2)
+SLIDES = (SlideFile(Path("a.pt"), 5, 256, WIDTH, "uni_v2"),)
+
+
+def test_weights_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "tiny", tiny_encoder().config)
+    torch.save({"model": tiny_encoder().state_dict()}, tmp_path / "weights.pth")
+    found = read_checkpoint(tmp_path / "weights.pth")
+    config = config_for(SLIDES, "tiny", found, dropout=0.5, depth=None)
+    encoder = first_encoder(config, found)
+    assert (encoder.config.dropout, encoder.config.global_pool, encoder.activation_checkpointing) == (0.5, True, True)
+    assert all(torch.equal(weight, encoder.state_dict()[name]) for name, weight in tiny_encoder().state_dict().items())
+    with pytest.raises(ValueError, match=r"depth=3: .*weights\.pth is of 'tiny', which has other sizes; leave them out"):
+        config_for(SLIDES, "tiny", found, depth=3)
+
+
+def test_random_weights_depend_on_the_seed_and_take_the_tiles_that_there_are() -> None:
+    config = config_for(SLIDES, **SIZES)
+    assert (config.in_chans, config.global_pool) == (WIDTH, True)
+    first, same, other = (first_encoder(config, seed=seed).cls_token for seed in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_features_of_another_tile_encoder_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"features are of 'uni_v2', as a\.pt says, not of 'gigapath'"):
+        check_tile_encoder(SLIDES, "gigapath")
+    check_tile_encoder(SLIDES, "UNI")
+
+
+def test_tiles_whose_size_nobody_says(tmp_path: Path) -> None:
+    """They are 256 pixels wide if they lie so."""
+    labels = read_labels(table(tmp_path, "slide,time,event", "a,1,1"))
+    write_slide(tmp_path / "a.pt", 25)
+    assert look_through(labels, tmp_path)[0].tile_size == 256
+    content = torch.load(tmp_path / "a.pt")
+    torch.save({**content, "coords": 2 * content["coords"]}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"line 2: .*512 pixels apart, and neither the file nor tile_size says"):
+        look_through(labels, tmp_path)
+    assert look_through(labels, tmp_path, tile_size=512)[0].tile_size == 512
+
+
+def test_each_layer_learns_more_slowly_than_the_next() -> None:
+    encoder, head = tiny_encoder(depth=2), torch.nn.Linear(16, 2)
+    optimizer = optimizer_of(encoder, head, 2, Settings(layer_decay=0.5, weight_decay=0.1))
+    set_rate(optimizer, 8.0)
+    with pytest.raises(ValueError, match=r"name='decoder\.weight' is no parameter of a SlideEncoder"):
+        layer_scale("decoder.weight", 2, 0.95)
+    names = {id(weight): name for name, weight in encoder.named_parameters()}
+    rates, decays = {}, {}
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            name = names.get(id(weight), "head.weight" if weight is head.weight else "head.bias")
+            rates[name], decays[name] = group["lr"], group["weight_decay"]
+    assert rates.keys() == {*names.values(), "head.weight", "head.bias"}
+    for name, rate in rates.items():
+        first = name.startswith(("cls_token", "patch_embed"))
+        expected = 1.0 if first else 2.0 if ".layers.0." in name else 4.0 if ".layers.1." in name else 8.0
+        assert rate == expected, name
+    assert {name for name, decay in decays.items() if decay == 0} == {
+        name for name, weight in [*encoder.named_parameters(), ("head.bias", head.bias)] if weight.dim() == 1
+    }
+
+
+def test_the_rate_of_each_step() -> None:
+    """As GigaPath's: rising from 0 over the warm-up, then half a cosine down to the least rate."""
+    settings = Settings(epochs=5, warmup_epochs=1.0, base_rate=2e-3, accumulate=32, least_rate=1e-6)
+    assert settings.peak_rate == 2e-3 * 32 / 256
+    for epoch in (0.0, 0.25, 1.0, 1.5, 3.0, 5.0):
+        share = epoch if epoch < 1 else 0.5 * (1 + math.cos(math.pi * (epoch - 1) / 4))
+        expected = settings.peak_rate * share if epoch < 1 else 1e-6 + (settings.peak_rate - 1e-6) * share
+        assert rate_at(epoch, settings) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        (dict(epochs=0), ValueError, "epochs=0 must be at least 1"),
+        (dict(accumulate=2.5), TypeError, "accumulate=2.5 is a float"),
+        (dict(epochs=1), ValueError, r"warmup_epochs=1.0 must be less than epochs=1.*set warmup_epochs=0.2"),
+        (dict(layer_decay=0.0), ValueError, "layer_decay=0.0 must be more than 0"),
+        (dict(layer_decay=1.1), ValueError, "layer_decay=1.1 must be more than 0 and at most 1"),
+        (dict(base_rate=0.0), ValueError, "base_rate=0.0 must be finite and greater than 0"),
+        (dict(least_rate=1.0), ValueError, r"least_rate=1.0 is more than the highest rate.*= 0.00025; raise base_rate"),
+        (dict(weight_decay=-1.0), ValueError, "weight_decay=-1.0 must be at least 0"),
+        (dict(freeze=1), TypeError, "freeze=1 is a int"),
+    ],
+)
+def test_settings_that_do_not_fit(changes: dict[str, Any], error: type[Exception], complaint: str) -> None:
+    with pytest.raises(error, match=complaint):
+        Settings(**changes)
