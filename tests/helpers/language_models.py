@@ -63,9 +63,11 @@ def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
 
 
 def padded(parts: list[Tensor], side: str) -> dict[str, Tensor]:
-    """The sequences as one batch, with its mask."""
-    ids = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_side=side)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(x) for x in parts], batch_first=True, padding_side=side)
+    """The sequences as one batch, with its mask: padded on the left, on the right, or also in the midst of the longest two."""
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left" if side == "left" else "right")
+    ids, mask = pad(parts), pad([torch.ones_like(x) for x in parts])
+    if side == "between":
+        mask[1:3, 3:5] = 0
     places = (mask.cumsum(1) - 1).clamp(min=0)
     return dict(input_ids=ids, attention_mask=mask, position_ids=places)
 

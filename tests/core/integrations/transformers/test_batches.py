@@ -1,54 +1,50 @@
-"""A sequence in a batch gets what it gets alone: padded on the left or right, packed, with a sink."""
+"""A sequence gets in a batch what it gets alone: padded or packed, whole or token by token from the caches of transformers."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from helpers.language_models import LENGTHS, MODELS, PATTERN, alone, llama, packed, padded, result, sequences, transformers
+from helpers.pairwise import every_pair
+from torch import Tensor
 from torch.testing import assert_close
 
 from dilkit import Pattern
 
-transformers()
-from dilkit.integrations.transformers import register  # noqa: E402
+package = transformers()
+from dilkit.integrations.transformers import convert, register  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 
 
 @pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> Any:
+def any_model(request: pytest.FixtureRequest) -> Any:
     register(PATTERN)
     with torch.no_grad():
         yield MODELS[request.param](attn_implementation="dilkit")
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_sequence_gets_what_it_gets_alone(model: Any, side: str) -> None:
-    parts = sequences()
-    batch = padded(parts, side)
-    out = result(model, **batch)
-    for found, tokens, wanted in zip(out, batch["attention_mask"].bool(), alone(model, parts), strict=True):
-        assert_close(found[tokens], wanted, **CLOSE)
-
-
-def test_padding_between_tokens(model: Any) -> None:
-    tokens = torch.rand(4, 30) < 0.6
-    ids = torch.randint(3, 64, tokens.shape)
-    places = (tokens.cumsum(1) - 1).clamp(min=0)
-    out = result(model, input_ids=ids, attention_mask=tokens.long(), position_ids=places)
-    for found, own, wanted in zip(out, tokens, alone(model, [x[y] for x, y in zip(ids, tokens, strict=True)]), strict=True):
+@pytest.mark.parametrize("side", ["left", "right", "between"])
+def test_a_padded_sequence_gets_what_it_gets_alone(any_model: Any, side: str) -> None:
+    batch = padded(sequences(), side)
+    tokens = batch["attention_mask"].bool()
+    parts = [ids[own] for ids, own in zip(batch["input_ids"], tokens, strict=True)]
+    for found, own, wanted in zip(result(any_model, **batch), tokens, alone(any_model, parts), strict=True):
         assert_close(found[own], wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("bert", "gpt_oss")])
-def test_packed_by_positions(name: str) -> None:
+def test_packed_by_positions_in_a_batch_of_two(name: str) -> None:
     register(PATTERN)
-    model, parts = MODELS[name](attn_implementation="dilkit"), sequences()
+    model, parts = MODELS[name](attn_implementation="dilkit"), sequences((7, 16, 11, 5, 7))
+    first, second = packed(parts[:2]), packed(parts[2:])
     with torch.no_grad():
-        out = result(model, **packed(parts), use_cache=False)
-        assert_close(out[0], torch.cat(alone(model, parts)), **CLOSE)
+        both = {name: torch.cat((first[name], second[name])) for name in first}
+        out = result(model, **both, use_cache=False)
+        assert_close(out.flatten(0, 1), torch.cat(alone(model, parts)), **CLOSE)
 
 
 ONE_SEQUENCE = {
@@ -84,34 +80,26 @@ def test_compiled_a_cache_keeps_a_row_whole() -> None:
             assert_close(found, result(eager, **batch, use_cache=cached), **CLOSE)
 
 
-def test_packed_by_positions_in_a_batch_of_two() -> None:
-    register(PATTERN)
-    model, parts = llama(attn_implementation="dilkit"), sequences((7, 16, 11, 12))
-    first, second = packed(parts[:2]), packed(parts[2:])
-    with torch.no_grad():
-        both = {name: torch.cat((first[name], second[name])) for name in first}
-        out = result(model, **both, use_cache=False)
-        assert_close(out.flatten(0, 1), torch.cat(alone(model, parts)), **CLOSE)
-
-
-def test_packed_by_cu_seqlens(model: Any) -> None:
+def test_packed_by_cu_seqlens(any_model: Any) -> None:
     parts = sequences()
     ends = torch.tensor([0, *LENGTHS]).cumsum(0, dtype=torch.int32)
     where = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=max(LENGTHS), max_length_k=max(LENGTHS))
-    out = result(model, **packed(parts), **where, use_cache=False)
-    assert_close(out[0], torch.cat(alone(model, parts)), **CLOSE)
+    out = result(any_model, **packed(parts), **where, use_cache=False)
+    assert_close(out[0], torch.cat(alone(any_model, parts)), **CLOSE)
 
 
-def test_gradients_of_a_padded_batch_are_those_of_its_sequences() -> None:
+def test_gradients_of_a_padded_batch_and_after_a_cached_prefix_are_those_of_its_sequences() -> None:
     register(PATTERN)
-    model, parts = llama(attn_implementation="dilkit"), sequences()
-    batch = padded(parts, "left")
-    result(model, **batch)[batch["attention_mask"].bool()].square().sum().backward()
-    found = {name: x.grad.clone() for name, x in model.named_parameters()}
-    model.zero_grad()
-    sum(out.square().sum() for out in alone(model, parts)).backward()
-    for name, x in model.named_parameters():
-        assert_close(found[name], x.grad, atol=1e-4, rtol=1e-4)
+    model, parts, cache = llama(attn_implementation="dilkit"), sequences(), package.DynamicCache()
+    batch, tokens = padded(parts, "left"), parts[2][None]
+
+    def gradients(*outs: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(sum(out.square().sum() for out in outs), [*model.parameters()])
+
+    found = gradients(result(model, **batch)[batch["attention_mask"].bool()])
+    assert_close(found, gradients(*alone(model, parts)), atol=1e-4, rtol=1e-4)
+    found = gradients(*(result(model, input_ids=part, past_key_values=cache) for part in tokens.split([9, 14], 1)))
+    assert_close(found, gradients(result(model, input_ids=tokens)), atol=1e-4, rtol=1e-4)
 
 
 def test_the_configuration_names_patterns_by_layer(tmp_path: Any) -> None:
@@ -128,3 +116,111 @@ def test_the_configuration_names_patterns_by_layer(tmp_path: Any) -> None:
         wanted = result(llama(attn_implementation="dilkit_by_argument"), input_ids=tokens)
         assert_close(result(model, input_ids=tokens), wanted)
         assert_close(result(loaded, input_ids=tokens), wanted)
+
+
+STEPS = 20
+WAYS = {
+    "greedy": dict(do_sample=False),
+    "sampled": dict(do_sample=True, temperature=1.5),
+    "beams": dict(do_sample=False, num_beams=3),
+}
+
+
+QUICK = ("llama", "gpt_oss")
+"""With grouped heads, and with sinks; the others are marked slow."""
+CAUSAL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS if name != "bert"]
+OTHERS = [name for name in MODELS if name not in ("bert", *QUICK)]
+KINDS = ("dynamic", "static")
+
+
+def each_model(*axes: Any) -> list[Any]:
+    """Every pair with the quick models by default, and all of the product with the others marked slow."""
+    slow = [pytest.param(*row, marks=pytest.mark.slow) for row in product(OTHERS, *axes)]
+    return [*every_pair(QUICK, *axes), *slow]
+
+
+@pytest.fixture(params=CAUSAL)
+def model(request: pytest.FixtureRequest) -> Any:
+    register(PATTERN)
+    return MODELS[request.param](attn_implementation="dilkit")
+
+
+def cache_of(kind: str, model: Any, capacity: int) -> Any:
+    return package.DynamicCache() if kind == "dynamic" else package.StaticCache(config=model.config, max_cache_len=capacity)
+
+
+CHUNKS = ((7, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 14, 1), (5, 6, 5))
+
+
+@pytest.mark.parametrize(("model", "kind", "chunks"), each_model(KINDS, CHUNKS), ids=str, indirect=["model"])
+def test_chunks_against_a_cache(model: Any, kind: str, chunks: tuple[int, ...]) -> None:
+    tokens = torch.stack(sequences((sum(chunks),)) * 2)
+    cache, outs, start = cache_of(kind, model, 32), [], 0
+    with torch.no_grad():
+        for rows in chunks:
+            own = dict(input_ids=tokens[:, start : start + rows], position_ids=torch.arange(start, start + rows)[None])
+            outs.append(result(model, **own, past_key_values=cache))
+            start += rows
+        assert_close(torch.cat(outs, 1), result(model, input_ids=tokens), **CLOSE)
+
+
+@pytest.mark.parametrize(("model", "kind", "way"), each_model(KINDS, WAYS), indirect=["model"])
+def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) -> None:
+    """Each sequence goes on as it would alone, by every token that was generated."""
+    batch = padded(sequences(), "left")
+    del batch["position_ids"]
+    cache = cache_of(kind, model, max(LENGTHS) + STEPS)
+    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, pad_token_id=0, past_key_values=cache)
+    made = model.generate(**batch, **options, **WAYS[way], return_dict_in_generate=True, output_logits=way != "beams")
+    if way == "beams":
+        return check_beams(model, made.sequences)
+    logits = torch.stack(made.logits, 1)
+    for row, length, found in zip(made.sequences, LENGTHS, logits, strict=True):
+        with torch.no_grad():
+            whole = result(model, input_ids=row[None, max(LENGTHS) - length :])[0]
+        assert_close(found, whole[length - 1 : -1], **CLOSE)
+    return None
+
+
+def check_beams(model: Any, made: torch.Tensor) -> None:
+    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, pad_token_id=0, **WAYS["beams"])
+    for row, part in zip(made, sequences(), strict=True):
+        assert torch.equal(row[-STEPS:], model.generate(part[None], **options)[0, -STEPS:])
+
+
+def test_a_prompt_padded_on_the_right_goes_on(model: Any) -> None:
+    """The padding then lies between the tokens of a sequence."""
+    parts = sequences((5, 12))
+    batch, cache = padded(parts, "right"), package.DynamicCache()
+    new = torch.tensor([[7], [8]])
+    with torch.no_grad():
+        result(model, **batch, past_key_values=cache)
+        mask = torch.cat((batch["attention_mask"], torch.ones(2, 1, dtype=torch.int64)), 1)
+        out = result(model, input_ids=new, attention_mask=mask, position_ids=torch.tensor([[5], [12]]), past_key_values=cache)
+        for found, part, token in zip(out, parts, new, strict=True):
+            assert_close(found[0], result(model, input_ids=torch.cat((part, token))[None])[0, -1], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_prompt_in_chunks_with_padding_on_the_left(model: Any, kind: str) -> None:
+    """A chunk may hold padding, and one sequence none of its tokens yet."""
+    parts = sequences((3, 20))
+    batch = padded(parts, "left")
+    cache, outs = cache_of(kind, model, 32), []
+    with torch.no_grad():
+        for start, stop in ((0, 8), (8, 18), (18, 20)):
+            own = {name: batch[name][:, start:stop] for name in ("input_ids", "position_ids")}
+            outs.append(result(model, **own, attention_mask=batch["attention_mask"][:, :stop], past_key_values=cache))
+        out = torch.cat(outs, 1)
+        for found, part in zip(out, parts, strict=True):
+            assert_close(found[-len(part) :], result(model, input_ids=part[None])[0], **CLOSE)
+
+
+def test_gpt_2_with_a_static_cache() -> None:
+    """It flattens masks of fewer than four dimensions, also the one that `generate` has made."""
+    sizes = dict(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2)
+    model, batch = package.GPT2LMHeadModel(package.GPT2Config(**sizes)).eval(), padded(sequences(), "left")
+    convert(model, PATTERN)
+    options = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    static, dynamic = (model.generate(**batch, **options, cache_implementation=kind) for kind in ("static", None))
+    assert torch.equal(static, dynamic)

@@ -1,21 +1,28 @@
-"""Heads have places: a part of a model's heads has to say which they are, where the pattern differs by head."""
+"""A part of a model's heads says which they are where the pattern differs by head: by itself, a mesh, or transformers' plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import transformers
+from helpers import launch
+from helpers.language_models import gpt_oss, llama, transformers
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from dilkit import BlockSparse, DilatedSegment, Pattern, SlidingWindow
+from dilkit.comm import Comm
 
 transformers()
+from transformers import AutoModelForCausalLM  # noqa: E402
+
 from dilkit.integrations.transformers import register  # noqa: E402
 from dilkit.integrations.transformers.attention import attend  # noqa: E402
 
@@ -68,6 +75,7 @@ DIFFERS = {
     "dilated": Pattern([16, 64], [1, 4]),
     "dilated by blocks": Pattern([16, 64], [1, 4], offset="block"),
     "a range": Pattern.of(SlidingWindow(4), SlidingWindow(9, heads=(0, 2))),
+    "heads that no branch serves": Pattern.of(SlidingWindow(9, heads=(0, 2))),
     "layouts": Pattern.of(BlockSparse.bigbird(5, 8, random_blocks=1, heads=HEADS)),
 }
 
@@ -135,13 +143,71 @@ def test_what_is_no_mesh_is_refused(mesh: object, kind: type[Exception], text: s
         register(DIFFERS["dilated"], "dilkit_refused", mesh=mesh)
 
 
-def test_heads_that_no_branch_serves() -> None:
-    pattern = Pattern.of(SlidingWindow(4, heads=(0, 4)))
-    whole, mine = computed(pattern), computed(pattern, 2, 2, mesh=Mesh(1, 2))
-    assert_close(mine, whole[:, :, 4:])
-    assert not mine.any()
-
-
 def test_a_pattern_that_is_the_same_for_all_heads_takes_any() -> None:
     pattern = Pattern.of(SlidingWindow(5), DilatedSegment(8, 1))
     assert_close(computed(pattern, 1, 2), computed(pattern)[:, :, 2:6])
+
+
+TOKENS = torch.arange(SEQ)[None] % 60 + 3
+DTYPES = ((torch.float32, 2e-5), (torch.bfloat16, 4e-2))
+
+
+def trained(folder: Path, name: str, dtype: torch.dtype, **how: Any) -> dict[str, Tensor]:
+    """Logits and all gradients of a loss, whole."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name, dtype=dtype, **how)
+    logits = model(TOKENS).logits
+    logits.float().square().mean().backward()
+    found = dict(logits=logits, **{name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    return {name: x.full_tensor() if hasattr(x, "full_tensor") else x for name, x in found.items()}
+
+
+def compare(folder: Path, pattern: str, dtype: torch.dtype, close: float) -> None:
+    """Attention that finds its heads by itself, and one that is told them, against one process."""
+    alone = trained(folder, "dilkit", dtype)
+    for implementation in ("dilkit", "dilkit_mesh"):
+        split = trained(folder, implementation, dtype, tp_plan="auto")
+        assert split.keys() == alone.keys()
+        for key, expected in alone.items():
+            where = f"{folder.name}, {pattern}, {key}: "
+            assert_close(split[key], expected, atol=close, rtol=close, msg=where.__add__)
+
+
+def compare_compiled(folder: Path) -> None:
+    """One graph, in which the heads' places are constants."""
+    split = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit", tp_plan="auto")
+    compiled = torch.compile(split, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(TOKENS, use_cache=False).logits, split(TOKENS).logits)
+
+
+def stored_over_ranks(folder: Path, mesh: Any) -> None:
+    """A part of the heads, and projections that FSDP cuts over as many ranks: which heads these are is not known."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit")
+    layer = model.model.layers[0].self_attn
+    for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
+        fully_shard(projection, mesh=mesh)
+    q, k = (torch.randn(1, heads // mesh.size(), SEQ, 4) for heads in (HEADS, KV_HEADS))
+    with pytest.raises(ValueError, match="which of them these are is not known"):
+        attend(DIFFERS["dilated"], None, layer, q, k, k, None)
+
+
+def all_models(world: Comm, folder: Path) -> None:
+    mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
+    for name, pattern in DIFFERS.items():
+        register(pattern)
+        register(pattern, "dilkit_mesh", mesh=mesh["tp"])
+        for model in sorted(folder.iterdir()):
+            for dtype, close in DTYPES:
+                compare(model, name, dtype, close)
+    register(DIFFERS["dilated by blocks"])
+    compare_compiled(folder / "Llama")
+    stored_over_ranks(folder / "Llama", mesh["tp"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallelism(tmp_path: Path, ranks: int) -> None:
+    """The weights are DTensors, and say which heads a rank has."""
+    for make in (llama, gpt_oss):
+        make(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS).save_pretrained(tmp_path / make.args[0])
+    launch.run("gloo", ranks, all_models, tmp_path, limit=240)

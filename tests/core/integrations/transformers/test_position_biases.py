@@ -30,10 +30,8 @@ def registered() -> None:
 
 
 def batch(side: str = "left") -> dict[str, Tensor]:
-    """Padded on the left, on the right, or in the midst of two sequences; without positions."""
-    made = padded(sequences(), "right" if side == "between" else side)
-    if side == "between":
-        made["attention_mask"][1:3, 3:5] = 0
+    """Padded on a side, or in the midst of two sequences; without positions."""
+    made = padded(sequences(), side)
     del made["position_ids"]
     return made
 
