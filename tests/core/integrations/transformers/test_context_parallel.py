@@ -135,9 +135,11 @@ def test_positions_that_a_model_counts_are_those_of_the_whole_batch(name: str) -
 
 
 def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
-    model, batch = llama(), BATCHES["two sequences"]
-    logits, loss, _ = of_one_rank(copy.deepcopy(model), batch)
+    """Also of labels that a batch says the number of, by which one process divides."""
     for options in (dict(schedule=None), dict(schedule="ring"), dict(keep="nothing")):
+        items = torch.tensor(77) if options.get("keep") else 77
+        model, batch = llama(), dict(BATCHES["two sequences"], num_items_in_batch=items)
+        logits, loss, _ = of_one_rank(copy.deepcopy(model), batch)
         for theirs, total, _ in over_ranks(2, model, batch, **options):
             assert_close(theirs, logits, atol=2e-5, rtol=2e-5)
             assert total == pytest.approx(loss, rel=1e-5)
@@ -178,15 +180,6 @@ def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> Non
     sums = [(model(**batch).loss.item(), whole_batch(batch).labelled) for step in steps for batch in step]
     expected = sum(loss * count for loss, count in sums) / sum(count for _, count in sums)
     assert run_threads(2, on_rank) == pytest.approx([expected] * 2, rel=1e-5)
-
-
-@pytest.mark.parametrize("items", [77, torch.tensor(77)], ids=["a number", "a tensor"])
-def test_labels_that_a_batch_says_the_number_of(items: Any) -> None:
-    """As one process does, which divides by it."""
-    model, batch = llama(), dict(BATCHES["two sequences"], num_items_in_batch=items)
-    _, loss, _ = of_one_rank(copy.deepcopy(model), batch)
-    for _, total, _ in over_ranks(2, model, batch):
-        assert total == pytest.approx(loss, rel=1e-5)
 
 
 def test_the_example_of_the_page_holds_on_two_threads() -> None:

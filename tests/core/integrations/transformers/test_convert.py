@@ -1,9 +1,11 @@
-"""`convert` says by layer what changed, and leaves what it refuses as it was; a converted model is loaded as it was saved."""
+"""`convert` lists the layers it changed, or leaves a model as it was; classes of newer versions of transformers prove themselves."""
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,22 @@ from helpers.language_models import PATTERN, SIZES, bert, llama, result, sequenc
 from torch.testing import assert_close
 
 from dilkit import Pattern
+from dilkit.integrations import newer
+from dilkit.selection import proof
 
 package = transformers()
 from dilkit.integrations.transformers import convert, load, register  # noqa: E402
+from dilkit.integrations.transformers.biases import alibi  # noqa: E402
+from dilkit.integrations.transformers.proof import proving, trials  # noqa: E402
 
 TOKENS = sequences((40,))[0][None]
 
 
 def test_a_converted_model_computes_the_pattern_with_its_own_weights() -> None:
     register(PATTERN, "dilkit_by_argument")
-    wanted, model = llama(attn_implementation="dilkit_by_argument"), llama()
+    other, model = llama(attn_implementation="dilkit_by_argument"), llama()
+    with torch.no_grad():
+        wanted, dense = (result(one, input_ids=TOKENS) for one in (other, model))
     report = convert(model, PATTERN)
     assert str(report).splitlines() == [
         "2 attention layers",
@@ -31,7 +39,10 @@ def test_a_converted_model_computes_the_pattern_with_its_own_weights() -> None:
         "model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([4, 16], [1, 2])",
     ]
     with torch.no_grad():
-        assert_close(result(model, input_ids=TOKENS), result(wanted, input_ids=TOKENS))
+        assert_close(result(model, input_ids=TOKENS), wanted)
+        convert(model, Pattern.dense())
+        assert_close(result(model, input_ids=TOKENS), dense, atol=2e-5, rtol=2e-5)
+        assert_close(result(other, input_ids=TOKENS), wanted, atol=0, rtol=0)
 
 
 def test_patterns_by_layer_and_a_second_conversion() -> None:
@@ -99,7 +110,7 @@ IMAGES = dict(pixel_values=torch.randn(1, 3, 16, 16, generator=torch.Generator()
 BESIDE_TOKENS = dict(IMAGES, input_ids=torch.cat([torch.full((1, 16), 63), TOKENS.clamp(max=62)], dim=1))
 
 
-def test_the_layers_for_images_are_listed_and_have_the_pattern() -> None:
+def test_the_layers_for_images_have_the_pattern_unless_a_part_alone_is_converted() -> None:
     register(PATTERN)
     model = llava()
     with torch.no_grad():
@@ -109,6 +120,10 @@ def test_the_layers_for_images_are_listed_and_have_the_pattern() -> None:
         assert_close(result(model, **BESIDE_TOKENS), wanted, atol=2e-5, rtol=2e-5)
     with pytest.raises(ValueError, match=r"pattern is a list, and .*\(CLIPAttention\) has no number"):
         convert(model, [PATTERN] * 2)
+    model = llava()
+    report = convert(model.model.language_model, [PATTERN, Pattern.dense()])
+    assert [layer.pattern for layer in report.layers] == [PATTERN, Pattern.dense()]
+    assert model.config.vision_config._attn_implementation == "sdpa"
 
 
 def test_beside_windows_the_layers_for_images_stay_as_they_are() -> None:
@@ -119,13 +134,6 @@ def test_beside_windows_the_layers_for_images_stay_as_they_are() -> None:
         assert_close(result(model, **BESIDE_TOKENS), wanted, atol=2e-5, rtol=2e-5)
     names = [part._attn_implementation for part in (model.config.text_config, model.config.vision_config)]
     assert names == ["dilkit_own", "sdpa"]
-
-
-def test_a_part_of_a_model() -> None:
-    model = llava()
-    report = convert(model.model.language_model, [PATTERN, Pattern.dense()])
-    assert [layer.pattern for layer in report.layers] == [PATTERN, Pattern.dense()]
-    assert model.config.vision_config._attn_implementation == "sdpa"
 
 
 NEVER_ASK = ("XGLM", "GPTNeoXJapanese", "RoFormer", "TrOCR", "Falcon")
@@ -171,15 +179,19 @@ def test_the_mask_decides_what_is_causal() -> None:
         assert_close(ours, eager, atol=2e-5, rtol=2e-5)
 
 
-def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dilkit", "dilkit_saved"])
+def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path: Path, name: str) -> None:
     model = llama()
-    convert(model, PATTERN)
+    convert(model, PATTERN, name)
     with torch.no_grad():
         wanted = result(model, input_ids=TOKENS)
         for folder in ("first", "second"):
             model.save_pretrained(tmp_path / folder)
             model = package.AutoModelForCausalLM.from_pretrained(tmp_path / folder).eval()
             assert_close(result(model, input_ids=TOKENS), wanted)
+        again = load(tmp_path / "first", dtype=torch.float64)
+        assert (again.config._attn_implementation, again.dtype) == (name, torch.float64)
+        assert_close(result(again.eval(), input_ids=TOKENS), wanted.double(), atol=1e-5, rtol=1e-5)
 
 
 def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
@@ -198,32 +210,12 @@ def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
         package.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")  # asked for
 
 
-def test_converting_one_model_leaves_others_as_they_are() -> None:
-    register(PATTERN)
-    first, second = llama(attn_implementation="dilkit"), llama()
-    with torch.no_grad():
-        before = result(first, input_ids=TOKENS)
-        convert(second, Pattern.dense())
-        assert_close(result(first, input_ids=TOKENS), before, atol=0, rtol=0)
-        assert_close(result(second, input_ids=TOKENS), result(llama(), input_ids=TOKENS), atol=2e-5, rtol=2e-5)
-
-
 def test_a_model_with_windows_is_not_converted_to_the_pattern_of_others() -> None:
     register(PATTERN)
     mistral: Any = package.MistralForCausalLM(package.MistralConfig(**SIZES, sliding_window=6, num_key_value_heads=2))
     with pytest.raises(ValueError, match="name='dilkit' is registered with"):
         convert(mistral)
     assert len(convert(mistral, name="dilkit_by_window").layers) == 2
-
-
-@pytest.mark.parametrize("name", ["dilkit", "dilkit_saved"])
-def test_load_takes_the_attention_that_a_model_was_saved_with(tmp_path: Path, name: str) -> None:
-    model = llama()
-    convert(model, PATTERN, name)
-    model.save_pretrained(tmp_path)
-    again = load(tmp_path, dtype=torch.float64)
-    assert (again.config._attn_implementation, again.dtype) == (name, torch.float64)
-    assert_close(again.eval()(TOKENS).logits, model(TOKENS).logits.double(), atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
@@ -235,3 +227,92 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     with pytest.raises(ValueError, match=r"is of \['NoSuchModel'\], which transformers .* does not have"):
         load(tmp_path)
+
+
+LLAMA = "transformers.models.llama.modeling_llama:LlamaForCausalLM"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The classes that were compared, here instead of in a process of their own; every version is newer than those tested."""
+    names: list[str] = []
+
+    def outcome(command: list[str]) -> str:
+        names.append(command[-1])
+        with redirect_stdout(io.StringIO()) as out:
+            try:
+                proving.main(command[-1])
+            except Exception as error:
+                return f"its proof crashed: {error}"
+        return out.getvalue().strip()
+
+    monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "proofs"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setitem(newer.NEWEST_TESTED, "transformers", "5.0.0")
+    monkeypatch.setattr(proof, "_proofs", {})
+    monkeypatch.setattr(proof, "outcome", outcome)
+    return names
+
+
+def test_a_class_that_is_right_is_compared_once_for_all_processes(asked: list[str]) -> None:
+    convert(llama(), PATTERN)
+    proof._proofs.clear()
+    register(PATTERN)
+    llama(attn_implementation="dilkit")  # with the model within it, of a class of its own
+    kind: Any = type("Mine", (package.LlamaForCausalLM,), {"__module__": "no_such_module"})
+    convert(kind(package.LlamaConfig(**SIZES)), PATTERN)
+    assert asked == [LLAMA]
+    assert {x.verdict for x in proof.recorded()} == {"passed"}
+
+
+def test_a_class_that_drops_its_cache_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MPT did where it got another name: no error, and other logits, though not always other tokens."""
+    register(PATTERN)
+    monkeypatch.setattr(alibi, "_with_cached", lambda layer, key, value, **options: (key, value))
+    config = package.MptConfig(d_model=32, n_heads=4, n_layers=1, vocab_size=64, attn_implementation="dilkit")
+    words = r":MptForCausalLM of transformers .* generation by cached steps is off by .*5\.0\.0"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=words):
+            package.MptForCausalLM(config)
+        proof._proofs.clear()
+    assert len(asked) == 1
+
+
+def test_a_class_that_takes_padding_for_tokens_is_refused_and_left_as_it_was(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dilkit.integrations.transformers.masks._tokens", lambda *args: None)
+    model = llama()
+    with pytest.raises(ValueError, match=r"padding on the left is off by .*DILKIT_GPU_PROOF=off"):
+        convert(model, PATTERN)
+    assert (model.config._attn_implementation, getattr(model.config, "dilkit", None)) == ("sdpa", None)
+    monkeypatch.setenv("DILKIT_GPU_PROOF", "off")
+    convert(model, PATTERN)
+    assert asked == [LLAMA]
+
+
+def test_a_class_that_cannot_be_made_small_is_warned_of_once(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "LARGEST", 10)
+    words = r"not all of .*:Llama\w+ could be compared .* it cannot be made small: .* parameters"
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=words):
+            convert(llama(), PATTERN)
+        convert(llama(), PATTERN)
+        proof._proofs.clear()
+    assert asked == [LLAMA, LLAMA.replace("ForCausalLM", "Model")]
+
+
+def test_a_version_that_is_tested_costs_a_comparison_of_versions(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(newer.NEWEST_TESTED, "transformers", package.__version__)
+    monkeypatch.setattr(newer, "full_name", None)
+    monkeypatch.setattr("dilkit.environment.gpu_proof", None)
+    convert(llama(), PATTERN)
+    assert asked == []
+
+
+@pytest.mark.slow
+def test_the_whole_way_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "proofs"))
+    monkeypatch.setitem(newer.NEWEST_TESTED, "transformers", "5.0.0")
+    convert(llama(), PATTERN)
+    assert {x.verdict: x.facts[0] for x in proof.recorded()} == {"passed": LLAMA.replace("ForCausalLM", "Model")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, padded, sequences, transformers
+from helpers.language_models import PATTERN, padded, result, sequences, transformers
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -126,16 +126,6 @@ def test_blocks_make_checkpoints_of_activations(make: Any) -> None:
     assert made == ["dilkit"] * 2 + ["eager"] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # of torch, at Bloom's own activation
-@each_model
-@torch.no_grad()
-def test_one_graph(make: Any) -> None:
-    tokens, model = sequences((12,))[0][None], make("dilkit")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(tokens, use_cache=False).logits, model(tokens).logits, **CLOSE)
-
-
 @each_model
 def test_models_of_eager_attention_stay_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = sequences((12,))[0][None]
@@ -236,12 +226,13 @@ def test_no_tensor_of_all_pairs_is_made_and_buckets_are_those_of_t5_buckets(monk
 
 
 @pytest.mark.slow
-def test_compiled_in_one_graph() -> None:
-    model = t5("dilkit", "T5EncoderModel")
-    compiled, tokens = torch.compile(model, backend="eager", fullgraph=True), batch()["attention_mask"].bool()
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # of torch, at Bloom's own activation
+@pytest.mark.parametrize("make", [bloom, mpt, partial(t5, kind="T5EncoderModel")], ids=["bloom", "mpt", "t5"])
+def test_compiled_in_one_graph(make: Any) -> None:
+    model, options = make("dilkit"), dict(use_cache=False) if make in (bloom, mpt) else {}
+    compiled, tokens = torch.compile(model, backend="aot_eager", fullgraph=True), batch()["attention_mask"].bool()
     with torch.no_grad():
-        both = [kind(**batch()).last_hidden_state[tokens] for kind in (compiled, model)]
-    assert_close(*both, **CLOSE)
+        assert_close(*(result(kind, **batch(), **options)[tokens] for kind in (compiled, model)), **CLOSE)
 
 
 def of_all_pairs() -> Any:

@@ -147,11 +147,17 @@ def test_trainer(tmp_path: Path) -> None:
     assert run("trainer.py", tmp_path, TRAINED).count("equal") == 2
 
 
-def test_the_same_under_mpirun(tmp_path: Path) -> None:
-    (tmp_path / "train_mpi.py").write_text(PROGRAMS["train_mpi.py"])
-    job = launch.starter("openmpi")("mpi", 2, [str(tmp_path / "train_mpi.py")]).finish()
+def of_mpirun(folder: Path, program: str) -> str:
+    """The output of a program on two ranks."""
+    (folder / "job.py").write_text(program)
+    job = launch.starter("openmpi")("mpi", 2, [str(folder / "job.py")]).finish()
     assert job.code == 0, job
-    assert losses(job.text) == pytest.approx(alone("Llama", (3, 2, 101), Pattern([16, 64], [1, 4])), abs=2e-5)
+    return job.text
+
+
+def test_the_same_under_mpirun(tmp_path: Path) -> None:
+    expected = alone("Llama", (3, 2, 101), Pattern([16, 64], [1, 4]))
+    assert losses(of_mpirun(tmp_path, PROGRAMS["train_mpi.py"])) == pytest.approx(expected, abs=2e-5)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "openmpi"])
@@ -162,9 +168,6 @@ def test_windows_over_two_ranks_by_each_command(tmp_path: Path, launcher: str) -
         assert "$ torchrun --nproc-per-node 2 windows.py\n" in TRANSFORMERS
         text = succeed(sys.executable, *TORCHRUN, "windows.py", cwd=tmp_path, OMP_NUM_THREADS="1")
     else:
-        (job,) = re.findall(r'^\$ mpirun -n 2 python -c "(.*)"$', TRANSFORMERS, re.MULTILINE)
-        (tmp_path / "job.py").write_text(job)
-        ended = launch.starter("openmpi")("mpi", 2, [str(tmp_path / "job.py")]).finish()
-        assert ended.code == 0, ended
-        text = ended.text
+        (program,) = re.findall(r'^\$ mpirun -n 2 python -c "(.*)"$', TRANSFORMERS, re.MULTILINE)
+        text = of_mpirun(tmp_path, program)
     assert sorted(re.findall(r"rank \d: (\d+) of 101 rows", text)) == ["50", "51"]
