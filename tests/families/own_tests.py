@@ -2,9 +2,9 @@
 
     python tests/families/own_tests.py CHECKOUT [--only llama,bert] [--jobs 2] [--json] [what pytest takes, such as -k generate]
 
-A row of the table is a family, a column a verdict. Each difference needs a reason in `differences.json`, else the exit code is 1.
-Reasons that no difference used are listed. The package under test is that of the checkout. To pytest this file is a plugin, with
-which models compute dilkit's attention where they would sdpa's, and each outcome goes into a file.
+The table has a row for each family and a column for each verdict. A difference without a reason in `differences.json` makes the
+exit code 1. The package under test is that of the checkout. To pytest this file is a plugin: models compute dilkit's attention
+where they would sdpa's, and each outcome goes into a file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -42,24 +42,17 @@ SDPA, NAME, WINDOWED = "sdpa", "dilkit", "dilkit_windows"
 OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-o", "log_cli=0", "-p", "families.own_tests", "--timeout=200")
 SECONDS = 3600
 """The limit of one run of a family's tests."""
-PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-PRECEDENCE = (FAILED, SKIPPED, PASSED)
-"""A test has several reports (setup, call, teardown, subtests): the first of these that one of them has is its outcome."""
-EQUAL, UNASKED, REFUSED, NAMED, WRONG, FAILS = "equal", "no attention", "refused", "name", "wrong", "not counted"
+PASSED, SKIPPED, FAILED = WORSE = "passed", "skipped", "failed"
+EQUAL, UNASKED, REFUSED, NAMED, WRONG, FAILS = VERDICTS = "equal", "no attention", "refused", "name", "wrong", "not counted"
 """It passes with both; without a call of dilkit; dilkit raised an error; it fails at the name of the attention; any other
 difference, such as of numbers; it does not pass with sdpa."""
 NAME_IN_FAILURE = re.compile(r"""attn_implementation|["']sdpa["']""")
 PACKAGE = Path(dilkit.__file__).parent
-LONGEST = 500
-"""Characters of an exception's message that are kept."""
 
 
 @dataclass
 class Outcome:
-    """The outcome of one test. `calls`: of dilkit's attention. `error`: the exceptions of the first failure, the last one first.
-
-    `refused`: True if one of the exceptions was raised in a file of dilkit.
-    """
+    """One test. `calls`: of dilkit's attention. `error`: exceptions of its failure; `refused`: a file of dilkit raised one."""
 
     test: str
     outcome: str = PASSED
@@ -70,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why tests differ. `tests`, `error`: regular expressions that match within a test's name and its error."""
+    """Why tests differ. `tests` and `error` match within a test's name and its error."""
 
     verdict: str
     error: str
@@ -81,14 +74,9 @@ class Reason:
         return verdict == self.verdict and bool(re.search(self.tests, outcome.test) and re.search(self.error, outcome.error))
 
 
-Difference = tuple[str, Outcome, Reason | None]
-"""A test that passes with sdpa alone: the verdict, the outcome with dilkit, and why."""
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain, allow_abbrev=False)
     parser.add_argument("checkout", type=Path, help="a checkout of transformers, with its src and tests")
     parser.add_argument("--only", default=",".join(FAMILIES), metavar="A,B", help="families, folders of tests/models")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
@@ -98,13 +86,11 @@ def main() -> int:
     if missing := [name for name in families if not (args.checkout / "tests/models" / name).is_dir()]:
         parser.error(f"{args.checkout} has no tests/models/{missing[0]}; a checkout of transformers is needed")
     with ThreadPoolExecutor(args.jobs) as pool:
-        jobs = [
-            [pool.submit(run, args.checkout.resolve(), name, attention, options) for attention in (SDPA, NAME)]
-            for name in families
-        ]
-        runs = [[job.result() for job in both] for both in jobs]
-    counts = {name: Counter(map(verdict, *paired(*both))) for name, both in zip(families, runs, strict=True)}
-    found = [one for both in runs for one in differences(*both, reasons)]
+        calls = [(args.checkout.resolve(), name, attention, options) for name in families for attention in (SDPA, NAME)]
+        runs = [*pool.map(run, *zip(*calls, strict=True))]
+    both = {name: list(compared(*runs[2 * i : 2 * i + 2])) for i, name in enumerate(families)}
+    counts = {name: Counter(kind for kind, _ in tests) for name, tests in both.items()}
+    found = [one for tests in both.values() for one in differences(tests, reasons)]
     used = Counter(reason for *_, reason in found)
     failed = int(None in used or not all(row[EQUAL] for row in counts.values()))
     if args.json:
@@ -117,8 +103,8 @@ def main() -> int:
     return failed
 
 
-def run(checkout: Path, family: str, attention: str, options: Sequence[str]) -> dict[str, Outcome]:
-    """The outcomes of a family's tests with an attention. Those that a crash or the time limit has cut off are missing."""
+def run(checkout: Path, family: str, attention: str, options: list[str]) -> dict[str, Outcome]:
+    """Return the outcomes of a family's tests, without those that a crash or the time limit has cut off."""
     paths = sorted(map(str, (checkout / "tests/models" / family).glob("test_modeling_*.py")))
     variables = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(checkout / "src"), os.environ.get("PYTHONPATH", "")])
@@ -135,9 +121,11 @@ def outcomes_of(file: Path) -> dict[str, Outcome]:
     return {one.test: one for one in (Outcome(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines())}
 
 
-def paired(sdpa: Mapping[str, Outcome], dilkit: Mapping[str, Outcome]) -> tuple[list[Outcome], list[Outcome]]:
-    """The outcomes of the same tests; of one that dilkit's run has not come to, one that says so."""
-    return [*sdpa.values()], [dilkit.get(test, Outcome(test, "missing", error="the run ended before it")) for test in sdpa]
+def compared(sdpa: Mapping[str, Outcome], dilkit: Mapping[str, Outcome]) -> Iterator[tuple[str, Outcome]]:
+    """Yield the verdict of each test, and its outcome with dilkit."""
+    for test, before in sdpa.items():
+        outcome = dilkit.get(test, Outcome(test, "missing", error="the run ended before it"))
+        yield verdict(before, outcome), outcome
 
 
 def verdict(sdpa: Outcome, dilkit: Outcome) -> str:
@@ -148,17 +136,16 @@ def verdict(sdpa: Outcome, dilkit: Outcome) -> str:
     return REFUSED if dilkit.refused else NAMED if NAME_IN_FAILURE.search(dilkit.error) else WRONG
 
 
-def differences(sdpa: Mapping[str, Outcome], dilkit: Mapping[str, Outcome], reasons: Sequence[Reason]) -> Iterator[Difference]:
-    for before, outcome in zip(*paired(sdpa, dilkit), strict=True):
-        if (kind := verdict(before, outcome)) in (REFUSED, NAMED, WRONG):
+def differences(tests: list[tuple[str, Outcome]], reasons: list[Reason]) -> Iterator[tuple[str, Outcome, Reason | None]]:
+    for kind, outcome in tests:
+        if kind in (REFUSED, NAMED, WRONG):
             yield kind, outcome, next((one for one in reasons if one.explains(kind, outcome)), None)
 
 
 def table(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    verdicts, total = (EQUAL, UNASKED, REFUSED, NAMED, WRONG, FAILS), sum(map(Counter, counts.values()), Counter[str]())
-    yield f"{'':12}" + "".join(f"{name:>14}" for name in verdicts)
-    for name, row in [*counts.items(), ("all", total)]:
-        yield f"{name:12}" + "".join(f"{row.get(name, 0):14}" for name in verdicts)
+    yield f"{'':12}" + "".join(f"{kind:>14}" for kind in VERDICTS)
+    for name, row in [*counts.items(), ("all", sum(map(Counter, counts.values()), Counter[str]()))]:
+        yield f"{name:12}" + "".join(f"{row.get(kind, 0):14}" for kind in VERDICTS)
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -182,7 +169,7 @@ _calls: Counter[str] = Counter()
 
 @contextmanager
 def swapped() -> Iterator[None]:
-    """Registers dilkit's attention, dense or by a model's own windows, and decides for it in place of sdpa and of the default."""
+    """Register dilkit's attention, dense or by a model's own windows, and choose it in place of sdpa and of the default."""
     package, attend = registration.transformers(), registration.attend
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -207,7 +194,7 @@ def swapped() -> Iterator[None]:
 
 
 class _Recorder:
-    """Collects the reports of each test and writes its outcome when it has ended."""
+    """Collects the reports of each test (setup, call, teardown, subtests), the worst of which is its outcome."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.outcome = file, Outcome("")
@@ -215,10 +202,14 @@ class _Recorder:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.outcome = Outcome(nodeid)
         _calls.clear()
-        _seed()
+        random.seed(0)  # the same in both runs, and of transformers' generator for inputs too
+        torch.manual_seed(0)
+        for name, module in list(sys.modules.items()):
+            if name.endswith("test_modeling_common"):
+                module.global_rng.seed(0)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        outcome = min(self.outcome.outcome, report.outcome, key=PRECEDENCE.index)
+        outcome = max(self.outcome.outcome, report.outcome, key=WORSE.index)
         if outcome == self.outcome.outcome or (outcome == SKIPPED and hasattr(report, "context")):  # other subtests may pass
             return
         self.outcome.outcome = outcome
@@ -229,22 +220,13 @@ class _Recorder:
         print(json.dumps(asdict(self.outcome)), file=self.file)
 
 
-def _seed() -> None:
-    """Draw the same random numbers in both runs, those of transformers' generator for inputs among them."""
-    random.seed(0)
-    torch.manual_seed(0)
-    for name, module in list(sys.modules.items()):
-        if name.endswith("test_modeling_common"):
-            module.global_rng.seed(0)
-
-
 def _error(longrepr: Any) -> tuple[str, bool]:
-    """The messages of a failure's exceptions, with the line that raised the last one; and whether dilkit raised one of them."""
+    """Return the messages of a failure's exceptions, with the line that raised the last one, and whether dilkit raised one."""
     chain = getattr(longrepr, "chain", ())
     crashes = [crash for _, crash, _ in chain if crash is not None]
     if not crashes:
         return str(longrepr), False
-    messages = [" ".join(crash.message.split())[:LONGEST] for crash in reversed(crashes)]
+    messages = [" ".join(crash.message.split())[:500] for crash in reversed(crashes)]
     lines = (line.strip("> ^") for line in reversed(chain[-1][0].reprentries[-1].lines) if not line.startswith("E"))
     return f"{' <- '.join(messages)} [{next(filter(None, lines))}]", any(PACKAGE in Path(crash.path).parents for crash in crashes)
 

@@ -44,10 +44,9 @@ MEMORY = 6 * 2**30
 
 @dataclass(frozen=True)
 class Examined:
-    """One class of models. `family`: what transformers calls it, its `model_type`.
+    """One class of models. `family`: its `model_type`. `checks`: what equals eager attention.
 
-    `checks`: what equals eager attention. `every_layer_asks`: whether no token moves another where each sees itself alone; None
-    where that is not known.
+    `every_layer_asks`: True if no token moves another where each sees itself alone; None where that is not known.
     """
 
     model: str
@@ -75,7 +74,7 @@ def main() -> int:
 
 
 def examine_all(chosen: list[tuple[str, str]]) -> Iterator[Examined]:
-    """Each class in turn, in processes that are ended before they have grown large."""
+    """Try each class in turn, in processes that are ended before they have grown large."""
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=40) as pool:
         yield from pool.imap(_quietly, chosen)
 
@@ -89,7 +88,7 @@ def _quietly(name_and_family: tuple[str, str]) -> Examined:
 
 
 def report(examined: list[Examined]) -> str:
-    """All that was found, and the versions that it holds for, as JSON: a line for each class."""
+    """Return all results and the versions that they hold for as JSON: a line for each class."""
     import transformers
 
     versions = json.dumps({"torch": torch.__version__, "transformers": transformers.__version__})
@@ -117,7 +116,7 @@ def examine(name: str, family: str) -> Examined:
 
 
 def _is_refused(kind: Any, config_kind: Any) -> bool:
-    """Whether it is refused before its sizes matter."""
+    """True if it is refused before its sizes matter."""
     config = config_of(config_kind, {})
     config._attn_implementation = DENSE
     try:
@@ -142,10 +141,7 @@ def _verdict(name: str, family: str, tiny: Tiny) -> Examined:
 
 
 def _every_layer_asks(tiny: Tiny) -> bool | None:
-    """Whether a token moves no other's row where each sees itself alone: a layer that did not ask would see it.
-
-    Not known of an encoder with a decoder, whose cross-attention sees all.
-    """
+    """True if a token moves no other's row where each sees itself alone; None where cross-attention sees all."""
     if "input_ids" not in tiny.inputs or "decoder_input_ids" in tiny.inputs:
         return None
     model = tiny.other("dilkit_alone")
@@ -160,7 +156,7 @@ def _every_layer_asks(tiny: Tiny) -> bool | None:
 
 
 class TooLate(BaseException):
-    """Ends what takes any other exception for an answer."""
+    """Not an Exception, which some classes catch."""
 
 
 @contextmanager
@@ -179,7 +175,7 @@ def _limit(seconds: int) -> Iterator[None]:
 
 @cache
 def classes() -> tuple[tuple[str, str], ...]:
-    """All classes of base models and of causal language models that transformers has, each with its family."""
+    """Return all base models and causal language models of transformers, each with its family."""
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
 from families import own_tests
-from families.own_tests import Reason, differences, outcomes_of, paired, verdict
+from families.own_tests import Reason, compared, differences, outcomes_of
 from families.run import EQUAL, NO_ATTENTION, NOT_LOOKED_UP, REFUSED, WRONG, Examined, classes, examine, examine_all
 
 FILE = Path(__file__).with_name("examined.json")
@@ -75,7 +75,7 @@ class Tests(unittest.TestCase):
 """
 
 
-def test_tests_are_sorted_by_what_dilkit_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_are_sorted_by_what_dilkit_changes(tmp_path: Path) -> None:
     (tmp_path / "test_stand_in.py").write_text(STAND_IN)
     (tmp_path / "none.ini").touch()
     runs = []
@@ -84,11 +84,11 @@ def test_tests_are_sorted_by_what_dilkit_changes(tmp_path: Path, capsys: pytest.
         options = ("-q", "-c", tmp_path / "none.ini", "-p", "no:cacheprovider", "-p", "no:xdist", f"--attention={attention}")
         pytest.main([*map(str, options), f"--outcomes={file}", str(tmp_path)], plugins=[own_tests])
         runs.append(outcomes_of(file))
-    for before, after in zip(*paired(*runs), strict=True):
-        assert verdict(before, after).replace(" ", "_") == before.test.rpartition("test_")[2].removesuffix("_when_skipped"), after
+    for kind, outcome in compared(*runs):
+        assert kind.replace(" ", "_") == outcome.test.rpartition("test_")[2].removesuffix("_when_skipped"), outcome
     reasons = [Reason("refused", "attention_mask of LlamaAttention", "masks of pairs"), Reason("wrong", "1 == 0", "not this one")]
-    found = {kind: (one, reason) for kind, one, reason in differences(*runs, reasons)}
+    found = {kind: (one, reason) for kind, one, reason in differences([*compared(*runs)], reasons)}
     assert {kind: reason for kind, (_, reason) in found.items()} == {"refused": reasons[0], "name": None, "wrong": None}
     assert "assert 0 == 1" in found["wrong"][0].error
     del runs[1][found["name"][0].test]  # as if the run had ended before
-    assert {kind for kind, *_ in differences(*runs, reasons)} == {"refused", "wrong"}
+    assert {kind for kind, *_ in differences([*compared(*runs)], reasons)} == {"refused", "wrong"}

@@ -14,9 +14,12 @@ from helpers.language_models import transformers
 from helpers.project import ROOT, succeed
 
 from dilkit import Pattern
+from dilkit.comm import Comm
 
 package = transformers()
-from dilkit.integrations.transformers import convert  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+
+from dilkit.integrations.transformers import context_parallel, convert  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -86,37 +89,22 @@ def test_batches_accumulate_in_half_precision_with_layers_computed_again(tmp_pat
     assert run("accumulate.py", tmp_path, ACCUMULATED).count("equal") == 2
 
 
-COMPILED = """
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from transformers import LlamaConfig, LlamaForCausalLM
-from dilkit import Pattern
-from dilkit.integrations.transformers import context_parallel
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256))
-mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
-ranks = context_parallel(model, mesh["cp"], pattern=Pattern([16, 64], [1, 4]))
-tokens = torch.randint(256, (1, 101), generator=torch.Generator().manual_seed(1))
-batch = dict(**ranks.shard(dict(input_ids=tokens, labels=tokens)), use_cache=False)
-results = []
-for call in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
-    model.zero_grad()
-    out = call(**batch)
-    out.loss.backward()
-    results.append([out.logits.detach(), *(p.grad.clone() for p in model.parameters())])
-for eager, compiled in zip(*results, strict=True):
-    torch.testing.assert_close(compiled, eager)
-print("equal")
-"""
+def on_ranks(comm: Comm) -> None:
+    torch.manual_seed(0)
+    model = package.LlamaForCausalLM(package.LlamaConfig(**SIZES, vocab_size=256))
+    ranks = context_parallel(model, init_device_mesh("cpu", (comm.size,)), pattern=Pattern([16, 64], [1, 4]))
+    tokens = torch.randint(256, (1, 101), generator=torch.Generator().manual_seed(1))
+    batch, results = dict(**ranks.shard(dict(input_ids=tokens, labels=tokens)), use_cache=False), []
+    for call in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        model.zero_grad()
+        out = call(**batch)
+        out.loss.backward()
+        results.append([out.logits.detach(), *(p.grad.clone() for p in model.parameters())])
+    torch.testing.assert_close(*results)
 
 
-def test_a_compiled_model_is_one_graph(tmp_path: Path) -> None:
-    (tmp_path / "compiled.py").write_text(COMPILED)
-    assert succeed(sys.executable, *TORCHRUN, "compiled.py", cwd=tmp_path, OMP_NUM_THREADS="1").count("equal") == 2
+def test_a_compiled_model_is_one_graph() -> None:
+    launch.run("gloo", 2, on_ranks)
 
 
 TRAINED = """
@@ -125,7 +113,7 @@ from dilkit.integrations.transformers import convert
 dist.destroy_process_group()
 import os
 for name in list(os.environ):
-    if name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") or name.startswith("TORCHELASTIC"):
+    if name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") or name.startswith(("MASTER_", "TORCHELASTIC")):
         del os.environ[name]
 from accelerate.state import AcceleratorState, PartialState
 AcceleratorState._reset_state(reset_partial_state=True)
