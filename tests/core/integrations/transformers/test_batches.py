@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import LENGTHS, MODELS, PATTERN, alone, llama, packed, padded, result, sequences, transformers
+from helpers.language_models import (
+    LENGTHS,
+    MODELS,
+    PATTERN,
+    WINDOWED,
+    alone,
+    llama,
+    packed,
+    padded,
+    result,
+    sequences,
+    transformers,
+)
 from helpers.pairwise import every_pair
 from torch import Tensor
 from torch.testing import assert_close
@@ -20,14 +32,19 @@ from dilkit.integrations.transformers import convert, register  # noqa: E402
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 
 
-@pytest.fixture(params=MODELS)
+EVERY = MODELS | {f"{name} with windows": make for name, make in WINDOWED.items()}
+"""The latter compute their own windows: test_windows.py compares whole sequences with eager attention."""
+SIDES = [row for row in product(EVERY, ["left", "right", "between"]) if "windows" not in row[0] or row[1] != "between"]
+
+
+@pytest.fixture(params=EVERY)
 def any_model(request: pytest.FixtureRequest) -> Any:
-    register(PATTERN)
+    register(None if "windows" in request.param else PATTERN)
     with torch.no_grad():
-        yield MODELS[request.param](attn_implementation="dilkit")
+        yield EVERY[request.param](attn_implementation="dilkit")
 
 
-@pytest.mark.parametrize("side", ["left", "right", "between"])
+@pytest.mark.parametrize(("any_model", "side"), SIDES, indirect=["any_model"])
 def test_a_padded_sequence_gets_what_it_gets_alone(any_model: Any, side: str) -> None:
     batch = padded(sequences(), side)
     tokens = batch["attention_mask"].bool()
@@ -36,15 +53,12 @@ def test_a_padded_sequence_gets_what_it_gets_alone(any_model: Any, side: str) ->
         assert_close(found[own], wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("bert", "gpt_oss")])
-def test_packed_by_positions_in_a_batch_of_two(name: str) -> None:
-    register(PATTERN)
-    model, parts = MODELS[name](attn_implementation="dilkit"), sequences((7, 16, 11, 5, 7))
+@pytest.mark.parametrize("any_model", [x for x in EVERY if "bert" not in x and "gpt_oss" not in x], indirect=True)
+def test_packed_by_positions_in_a_batch_of_two(any_model: Any) -> None:
+    parts = sequences((7, 16, 11, 5, 7))
     first, second = packed(parts[:2]), packed(parts[2:])
-    with torch.no_grad():
-        both = {name: torch.cat((first[name], second[name])) for name in first}
-        out = result(model, **both, use_cache=False)
-        assert_close(out.flatten(0, 1), torch.cat(alone(model, parts)), **CLOSE)
+    out = result(any_model, **{name: torch.cat((first[name], second[name])) for name in first}, use_cache=False)
+    assert_close(out.flatten(0, 1), torch.cat(alone(any_model, parts)), **CLOSE)
 
 
 ONE_SEQUENCE = {
@@ -126,11 +140,15 @@ WAYS = {
 }
 
 
-QUICK = ("llama", "gpt_oss")
-"""With grouped heads, and with sinks; the others are marked slow."""
+QUICK = ("llama", "gpt_oss", "mistral with windows", "gemma3 with windows")
+"""With grouped heads, with sinks, with windows in all layers or in every other one; the others are marked slow."""
 CAUSAL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS if name != "bert"]
-OTHERS = [name for name in MODELS if name not in ("bert", *QUICK)]
-KINDS = ("dynamic", "static")
+OTHERS = [name for name in EVERY if name not in ("bert", *QUICK)]
+KINDS = {
+    "of all tokens": lambda model, capacity: package.DynamicCache(),
+    "of the model": lambda model, capacity: package.DynamicCache(config=model.config),  # windows alone, in layers that have one
+    "of fixed size": lambda model, capacity: package.StaticCache(config=model.config, max_cache_len=capacity),
+}
 
 
 def each_model(*axes: Any) -> list[Any]:
@@ -141,12 +159,8 @@ def each_model(*axes: Any) -> list[Any]:
 
 @pytest.fixture(params=CAUSAL)
 def model(request: pytest.FixtureRequest) -> Any:
-    register(PATTERN)
-    return MODELS[request.param](attn_implementation="dilkit")
-
-
-def cache_of(kind: str, model: Any, capacity: int) -> Any:
-    return package.DynamicCache() if kind == "dynamic" else package.StaticCache(config=model.config, max_cache_len=capacity)
+    register(None if "windows" in request.param else PATTERN)
+    return EVERY[request.param](attn_implementation="dilkit")
 
 
 CHUNKS = ((7, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 14, 1), (5, 6, 5))
@@ -155,7 +169,7 @@ CHUNKS = ((7, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 14, 1), (5, 6, 5))
 @pytest.mark.parametrize(("model", "kind", "chunks"), each_model(KINDS, CHUNKS), ids=str, indirect=["model"])
 def test_chunks_against_a_cache(model: Any, kind: str, chunks: tuple[int, ...]) -> None:
     tokens = torch.stack(sequences((sum(chunks),)) * 2)
-    cache, outs, start = cache_of(kind, model, 32), [], 0
+    cache, outs, start = KINDS[kind](model, 32), [], 0
     with torch.no_grad():
         for rows in chunks:
             own = dict(input_ids=tokens[:, start : start + rows], position_ids=torch.arange(start, start + rows)[None])
@@ -169,7 +183,7 @@ def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) ->
     """Each sequence goes on as it would alone, by every token that was generated."""
     batch = padded(sequences(), "left")
     del batch["position_ids"]
-    cache = cache_of(kind, model, max(LENGTHS) + STEPS)
+    cache = KINDS[kind](model, max(LENGTHS) + STEPS)
     options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, pad_token_id=0, past_key_values=cache)
     made = model.generate(**batch, **options, **WAYS[way], return_dict_in_generate=True, output_logits=way != "beams")
     if way == "beams":
@@ -201,12 +215,12 @@ def test_a_prompt_padded_on_the_right_goes_on(model: Any) -> None:
             assert_close(found[0], result(model, input_ids=torch.cat((part, token))[None])[0, -1], **CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["of all tokens", "of fixed size"])
 def test_a_prompt_in_chunks_with_padding_on_the_left(model: Any, kind: str) -> None:
     """A chunk may hold padding, and one sequence none of its tokens yet."""
     parts = sequences((3, 20))
     batch = padded(parts, "left")
-    cache, outs = cache_of(kind, model, 32), []
+    cache, outs = KINDS[kind](model, 32), []
     with torch.no_grad():
         for start, stop in ((0, 8), (8, 18), (18, 20)):
             own = {name: batch[name][:, start:stop] for name in ("input_ids", "position_ids")}

@@ -1,4 +1,4 @@
-"""Models with sliding windows, in all layers or in some: what `eager` attention of transformers computes, with every cache."""
+"""Models with sliding windows, in all layers or in some: what `eager` attention of transformers computes, or refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.language_models import PATTERN, SIZES, WINDOW, WINDOWED, alone, packed, padded, result, sequences, transformers
+from helpers.language_models import PATTERN, SIZES, WINDOW, WINDOWED, result, sequences, transformers
 from torch.testing import assert_close
 
 from dilkit import GlobalTokens, Pattern, SlidingWindow
@@ -19,9 +19,7 @@ from dilkit.integrations.transformers import context_parallel, convert, register
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 STEPS = 12
 QUICK = ("mistral", "gemma3")
-"""With windows in all layers, and in every other one; the others are marked slow where much is computed."""
-each_model = pytest.mark.parametrize("name", WINDOWED)
-most_models = pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in WINDOWED])
+"""With windows in all layers, and in every other one."""
 TOKENS = sequences((30,))[0][None]
 
 
@@ -34,16 +32,6 @@ def pair(name: str, **options: Any) -> tuple[Any, Any]:
     """A model computed by dilkit, and the same by `eager` attention."""
     ours, eager = (WINDOWED[name](attn_implementation=kind, **options) for kind in ("dilkit", "eager"))
     return ours, eager
-
-
-@each_model
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch_gets_what_eager_attention_gives(name: str, side: str) -> None:
-    batch = padded(sequences(), side)
-    tokens = batch["attention_mask"].bool()
-    with torch.no_grad():
-        found, wanted = (result(model, **batch) for model in pair(name))
-    assert_close(found[tokens], wanted[tokens], **CLOSE)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -65,47 +53,6 @@ def test_padding_between_tokens_is_refused_where_a_window_would_count_it(name: s
         convert(ours, Pattern.mistral(WINDOW))  # counts tokens
         found = result(ours, input_ids=TOKENS, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
         assert_close(found[:, tokens], result(ours, input_ids=TOKENS[:, tokens]), **CLOSE)
-
-
-@most_models
-def test_packed_sequences_get_what_eager_attention_gives_each_of_them(name: str) -> None:
-    ours, eager = pair(name)
-    parts = sequences()
-    ends = torch.tensor([0, *map(len, parts)]).cumsum(0, dtype=torch.int32)
-    where = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends) if name == "gpt_oss" else {}  # which keeps positions from its mask
-    with torch.no_grad():
-        out = result(ours, **packed(parts), **where, use_cache=False)
-        assert_close(out[0], torch.cat(alone(eager, parts)), **CLOSE)
-
-
-CACHES = {
-    "of the model": lambda model: package.DynamicCache(config=model.config),  # windows alone, in layers that have one
-    "of all tokens": lambda model: package.DynamicCache(),
-    "of fixed size": lambda model: package.StaticCache(config=model.config, max_cache_len=64),
-}
-
-
-@most_models
-@pytest.mark.parametrize("cache", CACHES)
-def test_generation_gives_the_tokens_of_eager_attention(name: str, cache: str) -> None:
-    batch = padded(sequences(), "left")
-    del batch["position_ids"]
-    options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
-    ours, eager = pair(name)
-    found = ours.generate(**batch, **options, past_key_values=CACHES[cache](ours))
-    assert torch.equal(found, eager.generate(**batch, **options, past_key_values=CACHES[cache](eager)))
-
-
-@pytest.mark.parametrize("name", QUICK)
-@pytest.mark.parametrize("cache", CACHES)
-def test_chunks_of_a_prompt(name: str, cache: str) -> None:
-    ours, eager = pair(name)
-    kept, outs = CACHES[cache](ours), []
-    with torch.no_grad():
-        for start, stop in ((0, 3), (3, 9), (9, 10), (10, 22), (22, 30)):
-            where = torch.arange(start, stop)[None]
-            outs.append(result(ours, input_ids=TOKENS[:, start:stop], position_ids=where, past_key_values=kept))
-        assert_close(torch.cat(outs, 1), result(eager, input_ids=TOKENS), **CLOSE)
 
 
 def test_a_pattern_that_is_given_wins() -> None:
@@ -136,7 +83,7 @@ def test_a_pattern_that_sees_what_a_cache_has_left_out_is_refused(pattern: Patte
     assert_close(torch.stack(made.logits, 1), whole[:, TOKENS.shape[1] - 1 : -1], **CLOSE)
 
 
-@each_model
+@pytest.mark.parametrize("name", WINDOWED)
 def test_convert_without_a_pattern_computes_what_the_model_did(name: str) -> None:
     model = WINDOWED[name](attn_implementation="eager")
     with torch.no_grad():
