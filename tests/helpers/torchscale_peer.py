@@ -87,7 +87,7 @@ def by_the_oracle(made: Any, x: Tensor, **options: Any) -> Tensor:
     if made.xpos is not None:
         q, k = (torch.stack([made.xpos(h, downscale=down) for h in x.unbind(2)], 2) for x, down in ((q, False), (k, True)))
     out, _ = oracle_attention(q, k, v, pattern_of(made, "zeros"), **options)
-    return made.out_proj(made.inner_attn_ln(out.flatten(2)))  # type: ignore[no-any-return]
+    return made.out_proj(made.inner_attn_ln(out.flatten(2)))
 
 
 def unavailable(peer: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def by_cells(layer: NeighborhoodAttention2D, x: Tensor) -> Tensor:
     scores = torch.einsum("bchd,bcnhd->bhcn", q, k[:, torch.tensor(seen)]) * layer.scale
     if layer.rpb is not None:
         scores = scores + layer.rpb.flatten(1)[:, torch.tensor(entries)]
-    return layer.proj(torch.einsum("bhcn,bcnhd->bchd", scores.softmax(-1), v[:, torch.tensor(seen)]).reshape(x.shape))  # type: ignore[no-any-return]
+    return layer.proj(torch.einsum("bhcn,bcnhd->bchd", scores.softmax(-1), v[:, torch.tensor(seen)]).reshape(x.shape))
 
 
 def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
         q = q.flatten(2).unflatten(1, (-1, layer.head_dim))
         weights = (torch.einsum("bhdn,bhdkn->bhkn", q, k) * layer.scale).softmax(2)
         parts.append(torch.einsum("bhkn,bhdkn->bnhd", weights, v).flatten(2))
-    return layer.proj(torch.cat(parts, -1)).view(x.shape)  # type: ignore[no-any-return]
+    return layer.proj(torch.cat(parts, -1)).view(x.shape)
 
 
 LAYERS: dict[str, tuple[Any, tuple[int, int]]] = {
@@ -139,7 +140,7 @@ class PlainAttention(nn.Module):
             both = (seen[:, :, None] & seen[:, None]) | torch.eye(x.shape[1], dtype=torch.bool)
             scores = scores.masked_fill(~both[:, None], -torch.inf)
         out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).flatten(2)
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+        return self.proj_drop(self.proj(out))
 
 
 def matrix(coordinates: Tensor) -> Tensor:
@@ -307,21 +308,12 @@ def test_heads_in_groups_with_a_branch_each(is_causal: bool) -> None:
     torch.testing.assert_close(out / out.sum(dim=1, keepdim=True) / 3, right / 3, rtol=1e-9, atol=1e-9)
 
 
-class Layer(nn.Module):
-    """One branch: the first of every `dilation_rate` tokens of a segment attend to each other, as one head."""
-
-    segment_size, dilation_rate = 16, 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj_q, self.proj_k, self.proj_v = (nn.Linear(32, 32, dtype=torch.float64) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.unflatten(1, (-1, self.segment_size))[:, :, :: self.dilation_rate]
-        return F.scaled_dot_product_attention(self.proj_q(x), self.proj_k(x), self.proj_v(x)).flatten(1, 2)
-
-
 def test_one_branch_of_one_head() -> None:
-    layer, x = Layer(), torch.randn(2, 64, 32, dtype=torch.float64)
+    """The first of every 2 tokens of a segment of 16 attend to each other, as one head."""
+    projections = {f"proj_{name}": nn.Linear(32, 32, dtype=torch.float64) for name in "qkv"}
+    layer = SimpleNamespace(segment_size=16, dilation_rate=2, **projections)
+    x = torch.randn(2, 64, 32, dtype=torch.float64)
+    rows = x.unflatten(1, (-1, 16))[:, :, ::2]
+    right = F.scaled_dot_product_attention(layer.proj_q(rows), layer.proj_k(rows), layer.proj_v(rows)).flatten(1, 2)
     names = dict(layer=layer, x=x, Pattern=Pattern, dilated_attention=dilated_attention)
-    torch.testing.assert_close(on_the_page("py", "layer.proj_q", **names)["out"], layer(x), rtol=1e-12, atol=1e-12)
+    assert_close(on_the_page("py", "layer.proj_q", **names)["out"], right, rtol=1e-12, atol=1e-12)

@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a mask that is a tensor": (lambda: InnerAttention(PATTERN)(Q, K, V, block_mask=Q), ValueError, "block_mask: what sees what"),
     "no metadata": (lambda: InnerAttention(PATTERN)(Q, K, V, attention_masks=Q), TypeError, "attention_masks is a Tensor"),
     "a batch": (lambda: InnerAttention(PATTERN)(Q[None], K[None], V[None]), ValueError, r"q has shape \(1, 44, 4, 8\)"),
-    "no pattern": (lambda: InnerAttention(3), TypeError, "pattern=3 is a int"),  # type: ignore[arg-type]
+    "no pattern": (lambda: InnerAttention(3), TypeError, "pattern=3 is a int"),
     "another module": (lambda: ContextParallelStyle()._apply(torch.nn.Linear(1, 1), None), TypeError, "module is a Linear"),
 }
 

@@ -222,7 +222,7 @@ def test_what_torchscale_cannot_hold_is_refused(attention: nn.Module, options: d
 def test_adapters_and_hooks_are_refused(peer: type[Any]) -> None:
     made = layer(peer, [8], [1])
     ours = MultiheadDilatedAttention.from_torchscale(made)
-    ours.out_proj = nn.Sequential(ours.out_proj)  # type: ignore[assignment]
+    ours.out_proj = nn.Sequential(ours.out_proj)
     with pytest.raises(ValueError, match="this module has an adapter or quantized weights in out_proj: torchscale"):
         ours.to_torchscale_state_dict()
     made.out_proj.register_forward_hook(lambda *call: None)

@@ -104,7 +104,7 @@ class Allocator:
         self.written += 1
 
 
-class Pool(PagedAttentionCache):  # type: ignore[misc]
+class Pool(PagedAttentionCache):
     """One sequence of 6 tokens in a pool, after which 2 come, and a new one of 3."""
 
     def __init__(self, config: Any) -> None:

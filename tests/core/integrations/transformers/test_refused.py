@@ -156,7 +156,7 @@ def test_what_is_no_pattern_or_name_is_refused(arguments: Any) -> None:
 def test_unknown_arguments() -> None:
     """Such as those by which layers of MiniMax-M3 choose blocks of keys, and those of later versions of transformers."""
 
-    class Choosing(type(llama().model.layers[0].self_attn)):  # type: ignore[misc]
+    class Choosing(type(llama().model.layers[0].self_attn)):
         def forward(self, q: Any, chosen: Any, **options: Any) -> Any:
             attention_interface = partial(attend, PATTERN, None)
             return attention_interface(self, q, q, q, None, scaling=1.0, chosen=chosen, **options)[0]

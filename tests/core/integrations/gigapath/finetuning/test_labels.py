@@ -92,7 +92,7 @@ def test_all_complaints_are_counted_and_what_is_no_text_is_said(tmp_path: Path) 
 
 @pytest.mark.parametrize("module", [metrics, rates])
 def test_examples_of_functions_that_are_not_public(module: object) -> None:
-    result = doctest.testmod(module)  # type: ignore[arg-type]
+    result = doctest.testmod(module)
     assert result.attempted
     assert not result.failed
 

@@ -17,6 +17,7 @@ from dilkit.integrations.gigapath.finetuning import Finetuning, Settings, finetu
 from dilkit.integrations.gigapath.finetuning import training as training_module
 from dilkit.integrations.gigapath.finetuning.accumulation import accumulate
 from dilkit.integrations.gigapath.finetuning.encoders import check_tile_encoder, config_for, first_encoder
+from dilkit.integrations.gigapath.finetuning.labels import Labels
 from dilkit.integrations.gigapath.finetuning.made_up import BLOCK, made_up_slide, write_made_up
 from dilkit.integrations.gigapath.finetuning.model import SlideModel
 from dilkit.integrations.gigapath.finetuning.objectives import objective_of
@@ -26,6 +27,12 @@ from dilkit.integrations.gigapath.finetuning.slides import SlideFile, slide_read
 
 SETTINGS = Settings(epochs=3, accumulate=4, base_rate=0.3, resamples=20)
 DROPPING: dict[str, Any] = dict(dropout=0.2, drop_path=0.2)
+Slides = tuple[Labels, tuple[SlideFile, ...]]
+
+
+@pytest.fixture
+def slides(tmp_path: Path) -> Slides:
+    return cohort(tmp_path / "slides", survival=True)
 
 
 @pytest.mark.parametrize("survival", [False, True])
@@ -72,7 +79,7 @@ def test_both_passes_drop_the_same(tmp_path: Path) -> None:
     assert accumulate(model, group, objective, seed=4) != pytest.approx(after)
 
 
-def interrupted(labels: Any, files: Any, out: Path, settings: Settings, steps: int) -> Finetuning:
+def interrupted(slides: Slides, out: Path, settings: Settings, steps: int) -> Finetuning:
     """The record of a run that ended after so many steps, and went on in what stands for another process."""
 
     def stop(step: int, *_: object) -> None:
@@ -80,23 +87,22 @@ def interrupted(labels: Any, files: Any, out: Path, settings: Settings, steps: i
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finetune(labels, files, tiny_encoder(**DROPPING), out, settings, progress=stop)
+        finetune(*slides, tiny_encoder(**DROPPING), out, settings, progress=stop)
     torch.randn(7)  # a process that goes on has other random numbers behind it
-    return finetune(labels, files, tiny_encoder(**DROPPING), out, settings, resume=True)
+    return finetune(*slides, tiny_encoder(**DROPPING), out, settings, resume=True)
 
 
 @pytest.mark.parametrize("freeze", [False, True])
 @pytest.mark.parametrize(("steps", "save_seconds"), [pytest.param(3, 600.0, marks=pytest.mark.slow), (2, 0.0)])
 def test_a_resumed_run_is_the_uninterrupted_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: bool, steps: int, save_seconds: float
+    slides: Slides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: bool, steps: int, save_seconds: float
 ) -> None:
     """Bit by bit: from the end of the epoch before, and from within an epoch, where that was saved."""
     monkeypatch.setattr(training_module, "SAVE_SECONDS", save_seconds)
-    labels, files = cohort(tmp_path / "slides", survival=True)
     settings = replace(SETTINGS, freeze=freeze)
-    whole = finetune(labels, files, tiny_encoder(**DROPPING), tmp_path / "whole", settings)
-    again = interrupted(labels, files, tmp_path / "parts", settings, steps)
-    other = finetune(labels, files, tiny_encoder(**DROPPING), tmp_path / "other", replace(settings, epochs=2, seed=1))
+    whole = finetune(*slides, tiny_encoder(**DROPPING), tmp_path / "whole", settings)
+    again = interrupted(slides, tmp_path / "parts", settings, steps)
+    other = finetune(*slides, tiny_encoder(**DROPPING), tmp_path / "other", replace(settings, epochs=2, seed=1))
     assert len(whole.losses) == 6
     assert whole.losses[0] != other.losses[0]
     assert replace(again, seconds=whole.seconds) == whole
@@ -105,26 +111,24 @@ def test_a_resumed_run_is_the_uninterrupted_run(
         assert all(torch.equal(weight, second[part][name]) for name, weight in first[part].items())
 
 
-def test_a_frozen_encoder_does_not_change(tmp_path: Path) -> None:
+def test_a_frozen_encoder_does_not_change(slides: Slides, tmp_path: Path) -> None:
     """Nor is a slide read twice for it."""
-    labels, files = cohort(tmp_path / "slides", survival=True)
     encoder = tiny_encoder(**DROPPING)
     before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
-    record = finetune(labels, files, encoder, tmp_path / "out", replace(SETTINGS, freeze=True))
+    record = finetune(*slides, encoder, tmp_path / "out", replace(SETTINGS, freeze=True))
     assert all(torch.equal(weight, before[name]) for name, weight in encoder.state_dict().items())
     assert record.encoder.trained_parameters == 17
     assert len({*record.losses}) == 6
-    trained = finetune(labels, files, encoder, tmp_path / "other", SETTINGS)
+    trained = finetune(*slides, encoder, tmp_path / "other", SETTINGS)
     assert trained.encoder.trained_parameters == trained.encoder.parameters == 17 + sum(w.numel() for w in before.values())
     changed = {name for name, weight in encoder.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == before.keys()
 
 
-def test_the_trained_encoder_is_read_again_with_its_settings(tmp_path: Path) -> None:
+def test_the_trained_encoder_is_read_again_with_its_settings(slides: Slides, tmp_path: Path) -> None:
     """A call takes the settings that `model.pt` stores, and those that contradict it are refused."""
-    labels, files = cohort(tmp_path / "slides", survival=True)
     encoder = tiny_encoder(global_pool=True, tail="exact", num_heads=1)
-    finetune(labels, files, encoder, tmp_path / "out", SETTINGS)
+    finetune(*slides, encoder, tmp_path / "out", SETTINGS)
     model = tmp_path / "out" / "model.pt"
     read = load_slide_encoder(model)
     assert read.config == replace(encoder.config, tile_size=256)
@@ -182,10 +186,9 @@ def test_steps_without_an_event_are_passed_over(tmp_path: Path) -> None:
     assert {step // 3 for step in with_event} == {0, 1, 2}
 
 
-def test_a_loss_that_is_not_finite_ends_it(tmp_path: Path) -> None:
-    labels, files = cohort(tmp_path / "slides", survival=True)
+def test_a_loss_that_is_not_finite_ends_it(slides: Slides, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the loss of step \d is nan; lower base_rate=1e\+30"):
-        finetune(labels, files, tiny_encoder(), tmp_path / "out", replace(SETTINGS, base_rate=1e30, epochs=6))
+        finetune(*slides, tiny_encoder(), tmp_path / "out", replace(SETTINGS, base_rate=1e30, epochs=6))
 
 
 @pytest.mark.parametrize(
