@@ -97,7 +97,6 @@ def report(examined: list[Examined]) -> str:
 
 
 def examine(name: str, family: str) -> Examined:
-    """Try the class `name` of transformers."""
     import transformers
 
     from_family = transformers.models.auto.configuration_auto.CONFIG_MAPPING

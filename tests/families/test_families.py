@@ -33,7 +33,6 @@ def test_some_classes(model: tuple[str, str]) -> None:
 
 
 def test_every_class_was_tried_and_none_is_wrong() -> None:
-    """The file that the table of docs/transformers.md is made of."""
     examined = [Examined(**one) for one in json.loads(FILE.read_text())["classes"]]
     assert len(examined) > 700
     assert not [one for one in examined if one.verdict == WRONG]

@@ -73,7 +73,6 @@ def padded(parts: list[Tensor], side: str) -> dict[str, Tensor]:
 
 
 def packed(parts: list[Tensor]) -> dict[str, Tensor]:
-    """The sequences one after the other, as one element of a batch."""
     ids = torch.cat(parts)[None]
     return dict(input_ids=ids, position_ids=torch.cat([torch.arange(len(x)) for x in parts])[None])
 

@@ -38,7 +38,6 @@ def small(**changes: Any) -> SlideEncoder:
 
 
 def slide(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Tiles `(1, n, in_chans)` and coordinates `(1, n, 2)` of a slide."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(1, n, SMALL["in_chans"], dtype=torch.float64, generator=generator), places(n, seed)
 
@@ -58,7 +57,6 @@ def tiles_and_coords(channels: int, step: int = 256) -> tuple[Tensor, Tensor]:
 
 
 def manifest(embed_dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in a published checkpoint."""
     shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, embed_dim), "patch_embed.proj.weight": (embed_dim, in_chans)}
     for name in (
         "patch_embed.proj.bias",
@@ -109,7 +107,6 @@ def position(x: int, y: int, config: SlideEncoderConfig) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, config: SlideEncoderConfig) -> Tensor:
-    """Dilated attention of one slide, rows `(L, embed_dim)`: each branch's softmax, mixed by the softmax's denominators."""
     dim = config.embed_dim // config.num_heads
     heads = [one_head(*(x[:, h * dim : (h + 1) * dim] for x in (q, k, v)), h, config) for h in range(config.num_heads)]
     return torch.cat(heads, dim=1)

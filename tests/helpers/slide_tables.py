@@ -18,14 +18,12 @@ SPLITS = ("train", "train", "val", "test")
 
 
 def table(folder: Path, header: str, *lines: str) -> Path:
-    """A file of labels."""
     path = folder / "labels.csv"
     path.write_text("\n".join((header, *lines)) + "\n")
     return path
 
 
 def write_slide(path: Path, tiles: int, width: int = WIDTH, **said: Any) -> None:
-    """A file of tile features, which depend on its name and on nothing else."""
     generator = torch.Generator().manual_seed(sum(path.stem.encode()))
     coords = 256 * torch.stack((torch.arange(tiles) % 5, torch.arange(tiles) // 5), dim=1)
     torch.save({"features": torch.randn(tiles, width, generator=generator), "coords": coords, **said}, path)
@@ -44,7 +42,6 @@ def cohort(folder: Path, slides: int = 12, survival: bool = False) -> tuple[Labe
 
 
 def tiny_encoder(seed: int = 0, lengths: Sequence[int] = (4, 8), **changes: Any) -> SlideEncoder:
-    """An encoder of two layers for those slides."""
     sizes: dict[str, Any] = dict(embed_dim=16, depth=2, num_heads=2, in_chans=WIDTH, ngrids=8, dilation_rates=(1, 2))
     options = {name: changes.pop(name) for name in ("activation_checkpointing", "dtype") if name in changes}
     torch.manual_seed(seed)

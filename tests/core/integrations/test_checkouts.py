@@ -48,7 +48,6 @@ def peer(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def with_flash(function: Any) -> None:
-    """Give `function` to the attention in the place of flash-attn's."""
     for name, module in [*sys.modules.items()]:
         if name.endswith("torchscale.component.multihead_attention"):
             module.flash_attn_func = function
@@ -56,7 +55,6 @@ def with_flash(function: Any) -> None:
 
 @pytest.mark.parametrize("peer", ["torchscale"], indirect=True)
 def test_longnet_runs_without_flash_attn_and_as_it_does_with_it(peer: None) -> None:
-    """It makes a mask that is all False."""
     kind: Any = importlib.import_module("torchscale.model.LongNet").LongNetEncoder
     config: Any = importlib.import_module("torchscale.architecture.config").EncoderConfig
     sizes = dict(encoder_embed_dim=32, encoder_attention_heads=4, encoder_ffn_embed_dim=64, encoder_layers=2, vocab_size=-1)

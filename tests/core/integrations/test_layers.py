@@ -167,7 +167,6 @@ class PlainEncoder(nn.Module):
         return matrix((cells if bg_mask is None else cells[bg_mask.flatten()])[None])
 
     def forward_features(self, grid: Tensor, bg_mask: Tensor) -> Tensor:
-        """Of `(batch, w, h, dim)` and `(batch, w, h)`; of one slide without the tokens of its background."""
         batch, w, h, dim = grid.shape
         bias = self.get_alibi(w, h, bg_mask) if batch == 1 else self.get_alibi(w, h)
         bias = bias.repeat(batch, 1, 1, 1).type(grid.dtype)
@@ -235,7 +234,6 @@ def test_compiled_it_is_the_same_for_every_size(layer: nn.Module, inputs: Any) -
 
 
 def tiles_of(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A call with coordinates of this shape."""
     return lambda: TitanAttention(12, 3)(torch.randn(2, 5, 12), torch.zeros(shape, dtype=dtype), **options)
 
 
@@ -290,7 +288,6 @@ def on_the_page(language: str, word: str, **names: Any) -> dict[str, Any]:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Of `(batch, rows, heads, head_dim)`."""
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=is_causal).transpose(1, 2)
 
 

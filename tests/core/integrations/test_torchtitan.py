@@ -79,7 +79,6 @@ def results(inner: Any, tensors: list[Any], masks: Any) -> list[Tensor]:
 
 
 def by_placement(inner: InnerAttention, mesh: DeviceMesh, masks: Any, expected: list[Tensor]) -> None:
-    """DTensors sharded by rows along `cp` and by heads along `tp`."""
     spread = [distribute_tensor(x.detach(), mesh, [Shard(0), Shard(1)]).requires_grad_() for x in inputs()]
     for found, whole in zip(results(inner, spread, masks), expected, strict=True):
         assert_close(found, whole)
@@ -96,7 +95,6 @@ def by_style(inner: InnerAttention, mesh: DeviceMesh, masks: Any, expected: list
 
 
 def rows_and_heads(world: Comm, rows: int) -> None:
-    """torchtitan's layout over `rows` ranks of rows, and the others of heads."""
     mesh = init_device_mesh("cpu", (rows, world.size // rows), mesh_dim_names=("cp", "tp"))
     for pattern, masks in product(PATTERNS, MASKS):
         expected = results(InnerAttention(pattern), inputs(), masks)

@@ -24,7 +24,6 @@ NAME = "hf_hub:prov-gigapath/prov-gigapath"
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """The name of a small architecture, which is known while the test runs."""
     monkeypatch.setitem(ARCHITECTURES, "tiny", SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS))
     return "tiny"
 
@@ -144,7 +143,6 @@ def test_a_missing_file_a_folder_and_an_unknown_architecture(tiny, tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A module in the place of huggingface_hub."""
     module = ModuleType("huggingface_hub")
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     return module

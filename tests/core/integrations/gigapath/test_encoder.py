@@ -73,7 +73,6 @@ def test_coordinates_of_any_dtype(dtype):
 
 
 def sized(tile_size, *slides):
-    """The embeddings of slides by an encoder that was made with this size."""
     with torch.no_grad():
         return small(tile_size=tile_size)(*slides)[0]
 
@@ -105,7 +104,6 @@ def test_the_tile_size_of_a_compiled_encoder_can_be_set_later():
 
 
 def placed(*place):
-    """Coordinates of which those of the second tile are these."""
     coords = torch.zeros(1, 5, 2, dtype=torch.float64)
     coords[0, 1] = torch.tensor(place)
     return dict(coords=coords)
@@ -248,7 +246,6 @@ def test_without_gradients_a_layer_holds_few_tensors_as_large_as_its_input():
 
 @pytest.mark.parametrize(("default", "device"), [("meta", None), ("cpu", "meta"), ("meta", "cpu")])
 def test_it_can_be_made_on_the_meta_device_or_while_that_is_the_default(default, device):
-    """As models are made whose weights are loaded."""
     model = small()
     with torch.device(default):
         made = SlideEncoder(model.config, device=device, dtype=torch.float64)
@@ -339,7 +336,6 @@ def test_numbers_of_tiles_are_no_pixels():
 
 
 def test_each_slide_of_a_batch_is_looked_at_by_itself():
-    """The same cells in two slides are no matter; padding is not looked at."""
     model, (tiles, coords) = small(), (x.repeat(3, 1, 1) for x in block())
     mask = torch.zeros(3, 100, dtype=torch.bool)
     mask[2, 30:] = True

@@ -150,7 +150,6 @@ def test_a_damaged_file_is_named(tmp_path, suffix):
 
 
 def claiming(path):
-    """An .h5 file that claims tiles that it does not store."""
     h5py = pytest.importorskip("h5py", reason="h5py is not installed")
     with h5py.File(path, "w") as file:
         for name, width in (("features", 8), ("coords", 2)):
@@ -327,7 +326,6 @@ def test_a_file_that_another_program_writes_is_locked(tmp_path):
 
 
 def test_a_header_leaves_the_features_alone(tmp_path):
-    """Features that are not finite are no matter to it."""
     features = np.full((5, 3), np.nan, dtype="f4")
     np.savez(tmp_path / "a.npz", features=features, coords=COORDS.numpy(), patch_size_level0=TILE)
     written(tmp_path / "b.npy", torch.from_numpy(features))

@@ -284,7 +284,6 @@ def test_the_function_of_an_installed_package_is_replaced_and_put_back(installed
 
 
 def test_a_module_stands_in_where_the_package_cannot_be_imported(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its other modules are those of the package, which comes back if it was imported before."""
     monkeypatch.setattr(module_under_test, "NEEDED", ("torch", "no_such_package"))
     package = importlib.import_module("gigapath")
     with install():

@@ -27,7 +27,6 @@ def on_ranks(size, model, work, change=lambda mine, rank: None):
 
 
 def trained(model, comm, *call, **options):
-    """Embeddings, and the gradients of all parameters, summed over ranks; each number has a weight of its own in the loss."""
     model.zero_grad()
     found = model(*call, **options)
     sum(((i + 1) * x.cos() * torch.arange(x.numel())).sum() for i, x in enumerate(found)).backward()

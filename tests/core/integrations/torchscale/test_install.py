@@ -92,7 +92,6 @@ def test_a_module_that_is_looked_for_only(fork: str) -> None:
 
 
 def test_segment_lengths_that_numpy_2_writes_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the module as it is: loaded before or later, and without numpy again at the end."""
     folder = tmp_path / "my_torchscale" / "architecture"
     folder.mkdir(parents=True)
     (folder / "config.py").write_text("def lengths(text):\n    return eval(text)\n")
@@ -163,7 +162,6 @@ def test_other_modules_are_left_alone_and_one_without_the_class(
 
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_installations_nest_and_the_latest_rules(peer: type[Any], first_out: int) -> None:
-    """In whatever order they end."""
     own, names = vars(peer)["forward"], ["first", "second"]
     made, x = layer(peer, [8, 16], [1, 4]), torch.randn(1, 13, 32, dtype=torch.float64)
     handles = [install(backend=name) for name in names]
@@ -177,7 +175,6 @@ def test_installations_nest_and_the_latest_rules(peer: type[Any], first_out: int
 
 
 def test_a_later_patch_of_others_stays(peer: type[Any]) -> None:
-    """It goes on to work, and calls the class's own forward."""
     made, x = layer(peer, [8], [1]), torch.randn(1, 16, 32, dtype=torch.float64)
     own = made(x, x, x)[0]
     with install(backend="reference"):

@@ -37,7 +37,6 @@ CASES = pytest.mark.parametrize("case", PATTERNS.values(), ids=PATTERNS)
 
 
 def both(made: Any, *inputs: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """The result of the class itself, and dilkit's."""
     own, none = made(*inputs, **options)
     with install():
         found, nothing = made(*inputs, **options)
@@ -54,7 +53,6 @@ def difference(a: Tensor, b: Tensor) -> float:
 @CASES
 @pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
 def test_fp64(peer: type[Any], case: tuple[list[int], list[int], int, int], is_causal: bool) -> None:
-    """Query, key and value differ."""
     lengths, ratios, heads, rows = case
     inputs = torch.randn(3, 2, rows, 8 * heads, dtype=torch.float64).unbind()
     own, found = both(layer(peer, lengths, ratios, heads), *inputs, is_causal=is_causal)
@@ -231,7 +229,6 @@ def test_adapters_and_hooks_are_refused(peer: type[Any]) -> None:
 
 
 def patched(comm: Comm, peer: str) -> None:
-    """Each rank's rows of a batch of two sequences, forward and backward, against the whole."""
     with loaded(peer) as kind:
         if peer == "published":
             utils = sys.modules[PUBLISHED.replace("dilated_attention", "utils")] = ModuleType("utils")

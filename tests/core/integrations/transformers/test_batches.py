@@ -152,7 +152,6 @@ KINDS = {
 
 
 def each_model(*axes: Any) -> list[Any]:
-    """Every pair with the quick models by default, and all of the product with the others marked slow."""
     slow = [pytest.param(*row, marks=pytest.mark.slow) for row in product(OTHERS, *axes)]
     return [*every_pair(QUICK, *axes), *slow]
 
@@ -180,7 +179,6 @@ def test_chunks_against_a_cache(model: Any, kind: str, chunks: tuple[int, ...]) 
 
 @pytest.mark.parametrize(("model", "kind", "way"), each_model(KINDS, WAYS), indirect=["model"])
 def test_generation_from_a_left_padded_batch(model: Any, kind: str, way: str) -> None:
-    """Each sequence goes on as it would alone, by every token that was generated."""
     batch = padded(sequences(), "left")
     del batch["position_ids"]
     cache = KINDS[kind](model, max(LENGTHS) + STEPS)
@@ -203,7 +201,6 @@ def check_beams(model: Any, made: torch.Tensor) -> None:
 
 
 def test_a_prompt_padded_on_the_right_goes_on(model: Any) -> None:
-    """The padding then lies between the tokens of a sequence."""
     parts = sequences((5, 12))
     batch, cache = padded(parts, "right"), package.DynamicCache()
     new = torch.tensor([[7], [8]])

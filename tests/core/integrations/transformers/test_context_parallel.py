@@ -56,7 +56,6 @@ def llama_of(pattern: Pattern) -> Any:
 
 
 def of_one_rank(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, float, dict[str, Tensor]]:
-    """Logits, loss and gradients."""
     out = model(**batch, use_cache=False)
     out.loss.backward()
     return out.logits.detach(), out.loss.item(), {name: p.grad for name, p in model.named_parameters()}
@@ -146,7 +145,6 @@ def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
 
 
 def test_windows_of_the_part_for_text() -> None:
-    """Beside layers for images, which have none and stay as they are."""
     sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
     text = dict(sizes, num_key_value_heads=2, head_dim=8, vocab_size=64, sliding_window=6, layer_types=["sliding_attention"])
     places = dict(mm_tokens_per_image=4, image_token_index=63, boi_token_index=61, eoi_token_index=62)
@@ -183,7 +181,6 @@ def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> Non
 
 
 def test_the_example_of_the_page_holds_on_two_threads() -> None:
-    """It compares logits and gradients with those of one rank by itself."""
     example = next(iter(re.findall(r'^```python title="windows.py"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)))
     names: dict[str, Any] = {"__name__": "windows"}
     exec(compile(example, "windows.py", "exec"), names)
@@ -191,7 +188,6 @@ def test_the_example_of_the_page_holds_on_two_threads() -> None:
 
 
 def run_alone() -> Comm:
-    """A process group of one rank."""
     (comm,) = run_threads(1, lambda comm: comm)
     return comm
 

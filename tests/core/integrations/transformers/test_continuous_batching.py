@@ -44,7 +44,6 @@ def prompts() -> list[Tensor]:
 
 
 def generated(model: Any, parts: list[Tensor]) -> list[Any]:
-    """What `generate_batch` returns of each, from pages of four tokens."""
     greedy = package.GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     pool = package.ContinuousBatchingConfig(num_blocks=48, page_size=4, max_batch_tokens=16, return_logprobs=True)
     tokens = [part.tolist() for part in parts]
@@ -53,7 +52,6 @@ def generated(model: Any, parts: list[Tensor]) -> list[Any]:
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES])
 def test_each_prompt_goes_on_as_it_would_alone(case: str) -> None:
-    """By every token, and by its logits less their log-sum-exp."""
     make, pattern = CASES[case]
     register(pattern)
     model, parts = make(attn_implementation="dilkit"), prompts()

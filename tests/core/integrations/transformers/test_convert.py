@@ -145,7 +145,6 @@ def test_models_that_do_not_look_their_attention_up(family: str) -> None:
 
 
 def test_a_class_without_source_is_taken_at_its_word() -> None:
-    """One of a notebook, say; `_can_set_attn_implementation` is False of it."""
     unknown = {"__module__": "no_such_module", "_can_set_attn_implementation_cached_value": None}
     kind = type("Mine", (package.LlamaForCausalLM,), unknown)
     register(PATTERN)
@@ -154,7 +153,6 @@ def test_a_class_without_source_is_taken_at_its_word() -> None:
 
 
 def test_one_that_uses_its_mask_by_itself_computes_nothing() -> None:
-    """Also where a version of transformers does not ask for what the check at the beginning goes by."""
     register(Pattern.dense())
     model = package.GPTNeoXJapaneseForCausalLM(package.GPTNeoXJapaneseConfig(**SIZES)).eval()
     model.config._attn_implementation = "dilkit"
@@ -186,7 +184,6 @@ def test_a_converted_model_is_loaded_as_it_was_saved(tmp_path: Path, name: str) 
 
 
 def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
-    """Configurations of earlier versions say the pattern alone."""
     register()
     llama().save_pretrained(tmp_path)
     file = tmp_path / "config.json"

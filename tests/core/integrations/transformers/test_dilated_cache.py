@@ -52,7 +52,6 @@ def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern: str, way: str)
 
 @pytest.mark.parametrize("pattern", [pytest.param(name, marks=() if name == "mixed" else pytest.mark.slow) for name in PATTERNS])
 def test_drafts_of_an_assistant_are_taken_back(pattern: str) -> None:
-    """It proposes some tokens that the model would choose, and some that it would not."""
     register(PATTERNS[pattern])
     model, rows = llama(attn_implementation="dilkit"), []
     wanted = model.generate(PROMPT[:1], **OPTIONS)

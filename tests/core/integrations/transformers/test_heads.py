@@ -65,7 +65,6 @@ def computed(
 
 
 def of_layer(kv_heads: int) -> Tensor:
-    """Those of a layer with other heads than the model's."""
     layer = Layer(**HETEROGENEOUS)
     layer.layer_idx = 0
     return computed(DIFFERS["dilated"], 0, kv_heads, layer)
@@ -153,7 +152,6 @@ DTYPES = ((torch.float32, 2e-5), (torch.bfloat16, 4e-2))
 
 
 def trained(folder: Path, name: str, dtype: torch.dtype, **how: Any) -> dict[str, Tensor]:
-    """Logits and all gradients of a loss, whole."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name, dtype=dtype, **how)
     logits = model(TOKENS).logits
     logits.float().square().mean().backward()
@@ -162,7 +160,6 @@ def trained(folder: Path, name: str, dtype: torch.dtype, **how: Any) -> dict[str
 
 
 def compare(folder: Path, pattern: str, dtype: torch.dtype, close: float) -> None:
-    """Attention that finds its heads by itself, and one that is told them, against one process."""
     alone = trained(folder, "dilkit", dtype)
     for implementation in ("dilkit", "dilkit_mesh"):
         split = trained(folder, implementation, dtype, tp_plan="auto")
@@ -173,7 +170,6 @@ def compare(folder: Path, pattern: str, dtype: torch.dtype, close: float) -> Non
 
 
 def compare_compiled(folder: Path) -> None:
-    """One graph, in which the heads' places are constants."""
     split = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit", tp_plan="auto")
     compiled = torch.compile(split, backend="aot_eager", fullgraph=True)
     assert_close(compiled(TOKENS, use_cache=False).logits, split(TOKENS).logits)
@@ -207,7 +203,6 @@ def all_models(world: Comm, folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallelism(tmp_path: Path, ranks: int) -> None:
-    """The weights are DTensors, and say which heads a rank has."""
     for make in (llama, gpt_oss):
         make(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS).save_pretrained(tmp_path / make.args[0])
     launch.run("gloo", ranks, all_models, tmp_path, limit=240)

@@ -86,7 +86,6 @@ def test_a_pattern_and_its_last_rows_from_a_cache(make: Any) -> None:
 
 @each_model
 def test_arguments_of_other_versions_of_transformers(make: Any) -> None:
-    """A KV cache counts under any of its names; an unknown argument is refused."""
     layer = next(x for x in make("dilkit").modules() if type(x).__name__.endswith("Attention"))
     first, rows = (dict(residual=0, alibi=None) if make is bloom else dict(position_bias=None)), torch.randn(1, 12, 8 * HEADS)
 

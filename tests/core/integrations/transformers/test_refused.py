@@ -45,8 +45,6 @@ def packed_as(of_keys: torch.Tensor) -> Any:
 
 
 def configured(make: Any = llama, **config: Any) -> Any:
-    """A call of a model that is to say its pattern."""
-
     def call() -> None:
         register(None, "dilkit_by_config")
         result(make(attn_implementation="dilkit_by_config", **config), input_ids=TOKENS)
@@ -55,8 +53,6 @@ def configured(make: Any = llama, **config: Any) -> Any:
 
 
 def cached(kind: str = "DynamicCache", rows: int = 12, grad: bool = False, **inputs: Any) -> Any:
-    """A call of the last rows after the prompt is in a cache."""
-
     def call() -> None:
         model = llama(attn_implementation="dilkit")
         sizes = dict(config=model.config, max_cache_len=32) if kind == "StaticCache" else {}

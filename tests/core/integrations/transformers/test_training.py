@@ -102,7 +102,6 @@ def test_compiled_and_packed_with_the_pattern_of_the_configuration() -> None:
 
 
 def batch_of(kind: str, length: int) -> dict[str, torch.Tensor]:
-    """Two sequences: a batch of them, one row with both, or padded on the left."""
     rows = torch.arange(length) % 40 + 3
     if kind == "packed":
         return packed([rows, rows[:9]])
@@ -120,8 +119,6 @@ OTHER_BATCHES = [pytest.param(*x, marks=pytest.mark.slow) for x in ((segments, "
 
 
 def counting(graphs: list[Any]) -> Any:
-    """A backend that collects its graphs."""
-
     def backend(graph: Any, _: Any) -> Any:
         graphs.append(graph)
         return graph
@@ -204,7 +201,6 @@ def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused() -> None:
 
 
 def test_both_trainings_of_the_demo_go_on_from_the_same_weights(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    """`dilkit demo --llama`, for a few steps."""
     monkeypatch.setattr(job, "CONTEXT", 64)
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for text in texts:

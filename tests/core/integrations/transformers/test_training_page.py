@@ -136,7 +136,6 @@ def test_trainer(tmp_path: Path) -> None:
 
 
 def of_mpirun(folder: Path, program: str) -> str:
-    """The output of a program on two ranks."""
     (folder / "job.py").write_text(program)
     job = launch.starter("openmpi")("mpi", 2, [str(folder / "job.py")]).finish()
     assert job.code == 0, job
@@ -150,7 +149,6 @@ def test_the_same_under_mpirun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "openmpi"])
 def test_windows_over_two_ranks_by_each_command(tmp_path: Path, launcher: str) -> None:
-    """The program compares by itself."""
     (tmp_path / "windows.py").write_text(PROGRAMS["windows.py"])
     if launcher == "torchrun":
         assert "$ torchrun --nproc-per-node 2 windows.py\n" in TRANSFORMERS

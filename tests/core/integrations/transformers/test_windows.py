@@ -29,7 +29,6 @@ def registered() -> None:
 
 
 def pair(name: str, **options: Any) -> tuple[Any, Any]:
-    """A model computed by dilkit, and the same by `eager` attention."""
     ours, eager = (WINDOWED[name](attn_implementation=kind, **options) for kind in ("dilkit", "eager"))
     return ours, eager
 

@@ -31,7 +31,6 @@ NAMES = [f"s{i}.pt" for i in range(len(LENGTHS))]
 
 
 def write_slide(path: Path, n: int, seed: int = 0, **said: Any) -> Path:
-    """A file of features."""
     tiles, coords = slide(n, seed)
     torch.save({"features": tiles[0], "coords": coords[0], **said}, path)
     return path
@@ -177,7 +176,6 @@ def test_slides_that_will_not_do_are_named_and_the_others_of_their_pack_embedded
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_is_killed_loses_nothing(tmp_path, monkeypatch, ranks):
-    """Killed in the middle: each output is whole and has its record, and the next run embeds the others alone."""
     paths, job = cohort(tmp_path)
     monkeypatch.setattr(run, "packs_of", lambda slides: packs_of(slides, 1))
     plan = plan_cohort(paths, job, ranks)

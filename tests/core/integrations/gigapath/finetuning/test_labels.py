@@ -22,7 +22,6 @@ ROWS = st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=2, max_size=12, unique_
 
 @given(ROWS)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]) -> None:
-    """Of any texts, quoted as CSV quotes them."""
     path = tmp_path_factory.mktemp("labels") / "labels.csv"
     lines = (",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [("slide", "patient", "label"), *rows])
     path.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
@@ -98,7 +97,6 @@ def test_examples_of_functions_that_are_not_public(module: object) -> None:
 
 
 def labels_of(patients: list[tuple[int, str]]) -> Labels:
-    """A slide for each (patient, label)."""
     examples = tuple(Example(i + 2, f"s{i}", f"p{who}", label=label) for i, (who, label) in enumerate(patients))
     return Labels("labels.csv", examples, tuple(sorted({label for _, label in patients})), has_patients=True, has_splits=False)
 

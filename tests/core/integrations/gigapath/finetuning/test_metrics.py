@@ -30,7 +30,6 @@ def patients(n: int, distinct: int = 6) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def harrell(risks: Tensor, times: Tensor, events: Tensor) -> float:
-    """By its definition, pair by pair."""
     right, pairs = 0.0, 0
     for i, j in product(range(len(risks)), repeat=2):
         if events[i] and (times[i] < times[j] or (times[i] == times[j] and not events[j])):

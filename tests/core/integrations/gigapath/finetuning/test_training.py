@@ -38,7 +38,6 @@ def slides(tmp_path: Path) -> Slides:
 @pytest.mark.parametrize("survival", [False, True])
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_gradients_are_those_of_one_batch(tmp_path: Path, survival: bool, activation_checkpointing: bool) -> None:
-    """Of slides of different lengths, padded into one batch."""
     labels, files = cohort(tmp_path, survival=survival)
     options: dict[str, Any] = dict(dropout=0.0, drop_path=0.0, dtype=torch.float64)
     encoder = tiny_encoder(activation_checkpointing=activation_checkpointing, **options)
@@ -112,7 +111,6 @@ def test_a_resumed_run_is_the_uninterrupted_run(
 
 
 def test_a_frozen_encoder_does_not_change(slides: Slides, tmp_path: Path) -> None:
-    """Nor is a slide read twice for it."""
     encoder = tiny_encoder(**DROPPING)
     before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
     record = finetune(*slides, encoder, tmp_path / "out", replace(SETTINGS, freeze=True))
@@ -126,7 +124,6 @@ def test_a_frozen_encoder_does_not_change(slides: Slides, tmp_path: Path) -> Non
 
 
 def test_the_trained_encoder_is_read_again_with_its_settings(slides: Slides, tmp_path: Path) -> None:
-    """A call takes the settings that `model.pt` stores, and those that contradict it are refused."""
     encoder = tiny_encoder(global_pool=True, tail="exact", num_heads=1)
     finetune(*slides, encoder, tmp_path / "out", SETTINGS)
     model = tmp_path / "out" / "model.pt"
@@ -240,7 +237,6 @@ def test_as_many_tiles_are_marked_in_either_class_and_every_split_has_both(tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_encoder_learns_where_tiles_lie_and_their_mean_does_not_say(tmp_path: Path) -> None:
-    """Of fewer slides than the module's own command takes, which runs other seeds too."""
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed (pip install dilkit[finetune])")
     proof = prove(tmp_path, seed=0, slides=600, epochs=8)
     assert proof.patients == 60
@@ -279,7 +275,6 @@ def test_features_of_another_tile_encoder_are_refused() -> None:
 
 
 def test_tiles_whose_size_nobody_says(tmp_path: Path) -> None:
-    """They are 256 pixels wide if they lie so."""
     labels = read_labels(table(tmp_path, "slide,time,event", "a,1,1"))
     write_slide(tmp_path / "a.pt", 25)
     assert look_through(labels, tmp_path)[0].tile_size == 256
