@@ -20,12 +20,6 @@ NARROW = {
     FLASH_ARCH: SlideEncoderConfig(embed_dim=32, num_heads=4, in_chans=384),
 }
 """The architectures as tests have them: of 12 layers and as many channels as published, but narrow."""
-PARTS = (
-    *(f"self_attn.{name}_proj" for name in "kvq"),
-    *("self_attn.out_proj", "self_attn.inner_attn_ln", "self_attn_layer_norm"),
-    *("ffn.fc1", "ffn.fc2", "ffn.ffn_layernorm", "final_layer_norm"),
-)
-"""What has a weight and a bias in a layer of a published checkpoint."""
 
 
 def small(**changes: Any) -> SlideEncoder:
@@ -56,20 +50,15 @@ def tiles_and_coords(channels: int, step: int = 256) -> tuple[Tensor, Tensor]:
     return torch.randn(1, 40, channels, generator=torch.Generator().manual_seed(0)), places[None]
 
 
-def manifest(embed_dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, embed_dim), "patch_embed.proj.weight": (embed_dim, in_chans)}
-    for name in (
-        "patch_embed.proj.bias",
-        *(f"{norm}.{part}" for norm in ("encoder.layer_norm", "norm") for part in ("weight", "bias")),
-    ):
-        shapes[name] = (embed_dim,)
-    wide = {"ffn.fc1": (4 * embed_dim, embed_dim), "ffn.fc2": (embed_dim, 4 * embed_dim), "ffn.ffn_layernorm": (4 * embed_dim,)}
-    for layer in range(depth):
-        for part in PARTS:
-            square = (embed_dim, embed_dim) if part.endswith("_proj") else (embed_dim,)
-            shape = wide.get(part, square)
-            shapes |= {f"encoder.layers.{layer}.{part}.weight": shape, f"encoder.layers.{layer}.{part}.bias": shape[:1]}
-    return shapes
+def manifest(dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes in a published checkpoint."""
+    parts = {f"self_attn.{name}_proj": (dim, dim) for name in ("k", "v", "q", "out")}
+    parts |= dict.fromkeys(("self_attn.inner_attn_ln", "self_attn_layer_norm", "final_layer_norm"), (dim,))
+    parts |= {"ffn.fc1": (4 * dim, dim), "ffn.fc2": (dim, 4 * dim), "ffn.ffn_layernorm": (4 * dim,)}
+    parts = {f"encoder.layers.{layer}.{name}": shape for layer in range(depth) for name, shape in parts.items()}
+    parts |= {"patch_embed.proj": (dim, in_chans), "encoder.layer_norm": (dim,), "norm": (dim,)}
+    shapes = {f"{name}.weight": shape for name, shape in parts.items()}
+    return {"cls_token": (1, 1, dim)} | shapes | {f"{name}.bias": shape[:1] for name, shape in parts.items()}
 
 
 def embeddings(weights: Mapping[str, Tensor], config: SlideEncoderConfig, tiles: Tensor, coords: Tensor) -> list[Tensor]:

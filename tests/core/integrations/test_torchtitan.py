@@ -17,7 +17,7 @@ from dilkit import Pattern, SlidingWindow, dilated_attention
 from dilkit.comm import Comm
 
 pytest.importorskip("torch.distributed.tensor.parallel", reason="this torch is built without torch.distributed")
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import parallelize_module
@@ -26,7 +26,14 @@ from dilkit.integrations import torchtitan
 from dilkit.integrations.torchtitan import ContextParallelStyle, InnerAttention
 
 PATTERN = Pattern([8, 24], [1, 2])
-Q, K, V = torch.randn(44, 4, 8), torch.randn(44, 2, 8), torch.randn(44, 2, 8)
+
+
+def inputs() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(44, heads, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)]
+
+
+Q, K, V = (x.detach() for x in inputs())
 
 
 def test_the_examples_do_what_they_say() -> None:
@@ -59,17 +66,11 @@ def test_what_is_refused(name: str) -> None:
 
 
 PATTERNS = (
-    Pattern([8, 24], [1, 2]),
+    PATTERN,
     Pattern.of(SlidingWindow(7), SlidingWindow(3, heads=(0, 2))),
     Pattern.of(SlidingWindow(5, heads=(0, 2))),
 )
 MASKS = None, SimpleNamespace(cu_seq_q=torch.tensor([0, 7, 40, 44], dtype=torch.int32))
-TOKENS, HEADS, KV_HEADS = 44, 4, 2
-
-
-def inputs() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(TOKENS, heads, 8, generator=generator, requires_grad=True) for heads in (HEADS, KV_HEADS, KV_HEADS)]
 
 
 def results(inner: Any, tensors: list[Any], masks: Any) -> list[Tensor]:
@@ -78,28 +79,22 @@ def results(inner: Any, tensors: list[Any], masks: Any) -> list[Tensor]:
     return [x.full_tensor() if hasattr(x, "full_tensor") else x for x in (out, *(x.grad for x in tensors))]
 
 
-def by_placement(inner: InnerAttention, mesh: DeviceMesh, masks: Any, expected: list[Tensor]) -> None:
-    spread = [distribute_tensor(x.detach(), mesh, [Shard(0), Shard(1)]).requires_grad_() for x in inputs()]
-    for found, whole in zip(results(inner, spread, masks), expected, strict=True):
-        assert_close(found, whole)
-
-
-def by_style(inner: InnerAttention, mesh: DeviceMesh, masks: Any, expected: list[Tensor]) -> None:
-    """DTensors sharded by rows, handed to the module as plain tensors by `local_map`, as torchtitan does."""
-    rows = [Shard(0)]
-    styled = parallelize_module(inner, mesh, ContextParallelStyle())
-    call = local_map(styled, out_placements=rows, in_placements=(rows,) * 3, in_grad_placements=(rows,) * 3, device_mesh=mesh)
-    spread = [distribute_tensor(x.detach(), mesh, rows).requires_grad_() for x in inputs()]
-    for found, whole in zip(results(call, spread, masks), expected, strict=True):
-        assert_close(found, whole)
-
-
 def rows_and_heads(world: Comm, rows: int) -> None:
-    mesh = init_device_mesh("cpu", (rows, world.size // rows), mesh_dim_names=("cp", "tp"))
+    """torchtitan's layout over `rows` ranks of rows along `cp`, and the others of heads along `tp`.
+
+    Once as DTensors sharded by both; once by rows, handed to the module as plain tensors by `local_map`, as torchtitan does.
+    """
+    mesh, of_rows = init_device_mesh("cpu", (rows, world.size // rows), mesh_dim_names=("cp", "tp")), [Shard(0)]
     for pattern, masks in product(PATTERNS, MASKS):
         expected = results(InnerAttention(pattern), inputs(), masks)
-        by_placement(InnerAttention(pattern), mesh, masks, expected)
-        by_style(InnerAttention(pattern), mesh["cp"], masks, expected)
+        styled = parallelize_module(InnerAttention(pattern), mesh["cp"], ContextParallelStyle())
+        local = dict(
+            out_placements=of_rows, in_placements=(of_rows,) * 3, in_grad_placements=(of_rows,) * 3, device_mesh=mesh["cp"]
+        )
+        ways = (InnerAttention(pattern), mesh, [Shard(0), Shard(1)]), (local_map(styled, **local), mesh["cp"], of_rows)
+        for inner, own, placements in ways:
+            spread = [distribute_tensor(x.detach(), own, placements).requires_grad_() for x in inputs()]
+            assert_close(results(inner, spread, masks), expected)
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(2, 1), (2, 2), (4, 2)])

@@ -98,15 +98,11 @@ def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
         (dict(in_chans=0), ValueError, "in_chans=0 must be at least 1"),
         (dict(pretrained=None), TypeError, "pretrained=None is a NoneType; a path, 'hf_hub:NAME' or '' is needed"),
         (dict(pretrained=Path("none.pth")), FileNotFoundError, r"none\.pth' is not there; give a file, 'hf_hub:NAME', or ''"),
-        (
-            dict(pretrained=FLASH_ARCH),
-            ValueError,
-            r"model_arch='gigapath_slide_enc12l768d': .* \(32, 384\) in it and \(48, 1536\).*_enc12l384d' with in_chans=384$",
-        ),
+        (dict(pretrained=FLASH_ARCH), ValueError, r"\(32, 384\) in it and \(48, 1536\).*_enc12l384d' with in_chans=384$"),
         (
             dict(pretrained=FLASH_ARCH, model_arch=FLASH_ARCH),
             ValueError,
-            r"\(32, 384\) in it and \(32, 1536\).* model_arch='gigapath_slide_enc12l384d' with in_chans=3",
+            r"it and \(32, 1536\).* model_arch='gigapath_slide_enc12l384d' w",
         ),
     ],
 )
@@ -320,9 +316,7 @@ def test_flash_attn_stands_in_where_it_is_asked_for() -> None:
                 function(1, causal=True)
         with install(flash_attn="2.5.8"), install():
             assert importlib.import_module("flash_attn") is module
-        with pytest.raises(
-            ValueError, match=r"flash_attn='2\.8\.3', but flash_attn='2\.5\.8' is installed; uninstall that first"
-        ):
+        with pytest.raises(ValueError, match=r"flash_attn='2\.8\.3', but flash_attn='2\.5\.8' is installed; uninstall"):
             install(flash_attn="2.8.3")
     assert repr(handle) == "<dilkit for gigapath: backend=None, flash_attn='2.5.8', not installed>"
     with pytest.raises(ImportError):
@@ -358,15 +352,15 @@ def test_the_package_is_given_a_function_where_flash_attn_stands_in(installed: N
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("options", "text"),
     [
-        (dict(backend=3), TypeError, "backend=3 is a int"),
-        (dict(flash_attn=2.5), TypeError, r"flash_attn=2\.5 must be the text of a version, such as '2\.5\.8', or None"),
-        (dict(flash_attn=""), TypeError, "flash_attn='' must be"),
+        (dict(backend=3), "backend=3 is a int"),
+        (dict(flash_attn=2.5), r"flash_attn=2\.5 must be the text of a version, such as '2\.5\.8', or None"),
+        (dict(flash_attn=""), "flash_attn='' must be"),
     ],
 )
-def test_refused_arguments(options: dict[str, Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_arguments_of_install_that_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         install(**options)
     with pytest.raises(ImportError):
         slide_encoder()

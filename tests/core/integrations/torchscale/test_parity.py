@@ -185,9 +185,8 @@ def test_another_module_is_refused() -> None:
 def test_what_the_module_cannot_hold_is_refused(peer: type[Any]) -> None:
     made = layer(peer, [8], [1], dropout=0.5)
     made.xpos, made.q_proj = nn.Identity(), nn.Identity()
-    with pytest.raises(
-        ValueError, match=r"module has xpos_rel_pos \(xPos\), attention_dropout .*, q_proj \(a Identity.*multiway"
-    ):
+    words = r"module has xpos_rel_pos \(xPos\), attention_dropout .*, q_proj \(a Identity.*multiway"
+    with pytest.raises(ValueError, match=words):
         MultiheadDilatedAttention.from_torchscale(made)
     with pytest.raises(ValueError, match=r"attention_dropout .*module\.dropout = 0"):  # train() would have none
         MultiheadDilatedAttention.from_torchscale(layer(peer, [8], [1], dropout=0.5).eval())

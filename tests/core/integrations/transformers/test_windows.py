@@ -70,13 +70,11 @@ def test_a_pattern_that_sees_what_a_cache_has_left_out_is_refused(pattern: Patte
     register(pattern)
     ours, _ = pair("mistral")
     options = dict(max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
-    with pytest.raises(
-        ValueError, match=r"the cache keeps the last 5 tokens .* \(past_key_values=DynamicCache\(\)\), or windows of up to 6"
-    ):
+    words = r"the cache keeps the last 5 tokens .* \(past_key_values=DynamicCache\(\)\), or windows of up to 6"
+    with pytest.raises(ValueError, match=words):
         ours.generate(TOKENS, **options)
-    made = ours.generate(
-        TOKENS, **options, past_key_values=package.DynamicCache(), return_dict_in_generate=True, output_logits=True
-    )
+    options |= dict(past_key_values=package.DynamicCache(), return_dict_in_generate=True, output_logits=True)
+    made = ours.generate(TOKENS, **options)
     with torch.no_grad():
         whole = result(ours, input_ids=made.sequences)
     assert_close(torch.stack(made.logits, 1), whole[:, TOKENS.shape[1] - 1 : -1], **CLOSE)
