@@ -68,7 +68,7 @@ LAYERS: dict[str, tuple[Any, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_each_cell_sees_its_neighbours_with_the_bias_of_their_offset_or_zeros_beyond_the_map(name: str) -> None:
+def test_each_cell_sees_its_neighbours_with_their_biases(name: str) -> None:
     make, shape = LAYERS[name]
     layer = make().double()
     x = torch.randn(2, *shape, layer.qkv.weight.shape[1], dtype=torch.float64, requires_grad=True)

@@ -148,7 +148,7 @@ def hub(monkeypatch):
     return module
 
 
-def test_the_published_file_is_downloaded_and_read_or_the_error_says_what_else_to_do(tiny, tmp_path, hub):
+def test_the_published_file_is_downloaded(tiny, tmp_path, hub):
     asked = []
 
     def download(repository, filename, local_dir):

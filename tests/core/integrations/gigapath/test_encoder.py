@@ -190,7 +190,7 @@ def test_under_autocast_rows_are_summed_in_the_dtype_of_the_model(global_pool):
         ("tile_size", True, TypeError),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_named_and_what_is_set_later_too(field, value, error):
+def test_a_configuration_that_does_not_fit_is_named(field, value, error):
     with pytest.raises(error, match=field):
         SlideEncoderConfig(**dict(SMALL, segment_lengths=LENGTHS) | {field: value})
     if field in ("global_pool", "tile_size"):
@@ -234,7 +234,7 @@ def test_a_layer_in_pieces_is_the_whole(monkeypatch):
         assert torch.allclose(layer(x, lengths, model.attention), whole, rtol=0, atol=1e-13)
 
 
-def test_without_gradients_a_layer_holds_few_tensors_as_large_as_its_input():
+def test_without_gradients_a_layer_holds_few_tensors():
     """Its result, queries, keys, values and what they give: above all no hidden rows, which are four times as wide."""
     config = SlideEncoderConfig(embed_dim=128, depth=1, num_heads=4, segment_lengths=(64,), dilation_rates=(1,))
     model = SlideEncoder(config).eval()
@@ -245,7 +245,7 @@ def test_without_gradients_a_layer_holds_few_tensors_as_large_as_its_input():
 
 
 @pytest.mark.parametrize(("default", "device"), [("meta", None), ("cpu", "meta"), ("meta", "cpu")])
-def test_it_can_be_made_on_the_meta_device_or_while_that_is_the_default(default, device):
+def test_it_can_be_made_on_the_meta_device(default, device):
     model = small()
     with torch.device(default):
         made = SlideEncoder(model.config, device=device, dtype=torch.float64)

@@ -164,7 +164,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_whatever_a_library_raises_over_a_file_is_an_error_that_names_it(tmp_path, damage):
+def test_errors_of_libraries_name_the_file(tmp_path, damage):
     name, write = DAMAGE[damage]
     write(tmp_path / name)
     with pytest.raises(ValueError, match=rf"^{tmp_path / name}[: ]") as caught:
@@ -173,7 +173,7 @@ def test_whatever_a_library_raises_over_a_file_is_an_error_that_names_it(tmp_pat
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a pipe stands in for a file over which HDF5 hangs")
-def test_a_file_over_which_hdf5_hangs_ends_nothing_but_its_own_reading(tmp_path, monkeypatch):
+def test_a_file_over_which_hdf5_hangs(tmp_path, monkeypatch):
     whole = written(tmp_path / "whole.h5")
     read_features(whole)
     os.mkfifo(tmp_path / "hung.h5")

@@ -191,7 +191,7 @@ def texts(call: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.parametrize("name", CALLERS)
-def test_a_package_gets_the_embeddings_of_the_encoder_that_it_asks_for(files: dict[str, Path], name: str) -> None:
+def test_each_package_gets_its_embeddings(files: dict[str, Path], name: str) -> None:
     caller, settings = CALLERS[name], CALLERS[name].settings
     pool, channels = settings.get("global_pool", False), NARROW[caller.arch].in_chans
     with install():

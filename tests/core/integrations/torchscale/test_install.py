@@ -64,7 +64,7 @@ def test_loaded_classes_are_patched_and_restored(peer: type[Any]) -> None:
     assert vars(peer)["forward"] is own
 
 
-def test_a_module_that_is_loaded_later_is_patched_and_else_as_it_would_be(fork: str) -> None:
+def test_a_module_that_is_loaded_later_is_patched(fork: str) -> None:
     with install():
         module = importlib.import_module(fork)
         assert is_patched(kind := module.DilatedAttention)
@@ -148,9 +148,7 @@ def test_a_module_that_fails_to_load_is_not_in_the_way(fork: str, tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["torchscale.component.other", "torchscale.dilated_attention", "other.component.dilated_attention"]
 )
-def test_other_modules_are_left_alone_and_one_without_the_class(
-    name: str, peer: type[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_modules_are_left_alone(name: str, peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(name)
     module.DilatedAttention = type("DilatedAttention", (peer,), {"forward": lambda self, x: x})
     monkeypatch.setitem(sys.modules, name, module)

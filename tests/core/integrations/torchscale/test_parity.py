@@ -159,7 +159,7 @@ def test_there_and_back(peer: type[Any], tail: str) -> None:
     assert all(torch.equal(p, q) for p, q in zip(again.parameters(), made.parameters(), strict=True))
 
 
-def test_copies_share_no_memory_and_have_the_norm_and_dtype_of_the_module(peer: type[Any]) -> None:
+def test_copies_have_the_norm_and_dtype_but_share_no_memory(peer: type[Any]) -> None:
     made = layer(peer, [8], [1], layernorm_eps=0.5)
     ours = MultiheadDilatedAttention.from_torchscale(made)
     assert ours.inner_norm.eps == 0.5

@@ -70,7 +70,7 @@ ONE_SEQUENCE = {
 
 @pytest.mark.parametrize("case", ONE_SEQUENCE)
 @pytest.mark.parametrize("jumps", [False, True], ids=["begin anew", "jump"])
-def test_positions_cut_a_row_where_transformers_cuts_it_and_nowhere_else(case: str, jumps: bool) -> None:
+def test_positions_cut_a_row_where_transformers_cuts_it(case: str, jumps: bool) -> None:
     register(Pattern.dense(), "dilkit_dense")
     name, options = ONE_SEQUENCE[case]
     batch = packed(sequences()) | options
@@ -102,7 +102,7 @@ def test_packed_by_cu_seqlens(any_model: Any) -> None:
     assert_close(out[0], torch.cat(alone(any_model, parts)), **CLOSE)
 
 
-def test_gradients_of_a_padded_batch_and_after_a_cached_prefix_are_those_of_its_sequences() -> None:
+def test_gradients_of_a_padded_batch_and_after_a_cached_prefix() -> None:
     register(PATTERN)
     model, parts, cache = llama(attn_implementation="dilkit"), sequences(), package.DynamicCache()
     batch, tokens = padded(parts, "left"), parts[2][None]

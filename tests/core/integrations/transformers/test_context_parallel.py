@@ -94,7 +94,7 @@ def test_every_model_computes_what_one_rank_computes(name: str, batch: str) -> N
 
 
 @pytest.mark.parametrize("lengths", [(9, 33, 4), (23, 23)], ids=["within a rank", "where a rank begins"])
-def test_positions_that_begin_anew_are_packed_sequences_where_one_process_packs_them(lengths: tuple[int, ...]) -> None:
+def test_positions_that_begin_anew_are_packed_sequences(lengths: tuple[int, ...]) -> None:
     """Whose own mask shows it: that of a gpt-oss has no positions, and none is cut beside a cache."""
     batch = labelled(input_ids=BATCHES["packed"]["input_ids"], position_ids=torch.cat([torch.arange(n) for n in lengths])[None])
     logits, loss, _ = of_one_rank(llama_of(PATTERN), batch)
@@ -103,7 +103,7 @@ def test_positions_that_begin_anew_are_packed_sequences_where_one_process_packs_
         assert total == pytest.approx(loss, rel=1e-5)
 
 
-def test_positions_that_do_not_begin_at_0_are_said_and_those_of_one_process() -> None:
+def test_positions_that_do_not_begin_at_0_are_warned_of() -> None:
     batch, model = BATCHES["two sequences"] | dict(position_ids=torch.arange(5, 35)[None]), llama_of(PATTERN)
     with pytest.warns(UserWarning, match="position_ids begin at 5"):
         logits, *_ = of_one_rank(copy.deepcopy(model), batch)
@@ -295,7 +295,7 @@ NOT_BY_ROWS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", NOT_BY_ROWS)
-def test_models_in_which_more_than_attention_looks_at_several_rows_are_refused(name: str) -> None:
+def test_models_that_mix_rows_beside_attention_are_refused(name: str) -> None:
     (options, text), kind = NOT_BY_ROWS[name], getattr(package, name)
     model = kind(kind.config_class(**SIZES | options))
     with pytest.raises(ValueError, match=text.replace("it", name, 1)):

@@ -110,7 +110,7 @@ IMAGE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 BESIDE_TOKENS = dict(pixel_values=IMAGE, input_ids=torch.cat([torch.full((1, 16), 63), TOKENS.clamp(max=62)], dim=1))
 
 
-def test_the_layers_for_images_have_the_pattern_unless_a_part_alone_is_converted() -> None:
+def test_the_layers_for_images_have_the_pattern() -> None:
     register(PATTERN)
     model = llava()
     with torch.no_grad():
@@ -198,7 +198,7 @@ def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
         package.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")  # asked for
 
 
-def test_a_model_with_windows_is_not_converted_to_the_pattern_of_others() -> None:
+def test_windows_are_not_converted_to_the_pattern_of_others() -> None:
     register(PATTERN)
     mistral: Any = package.MistralForCausalLM(package.MistralConfig(**SIZES, sliding_window=6, num_key_value_heads=2))
     with pytest.raises(ValueError, match="name='dilkit' is registered with"):
@@ -266,9 +266,7 @@ def test_a_class_that_drops_its_cache_is_refused(asked: list[str], monkeypatch: 
     assert len(asked) == 1
 
 
-def test_a_class_that_takes_padding_for_tokens_is_refused_and_left_as_it_was(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_takes_padding_for_tokens_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dilkit.integrations.transformers.masks._tokens", lambda *args: None)
     model = llama()
     with pytest.raises(ValueError, match=r"padding on the left is off by .*DILKIT_GPU_PROOF=off"):

@@ -113,7 +113,7 @@ def test_heads_that_differ_by_layer() -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("offset", ["modulo", "block"])
-def test_a_pattern_that_says_which_heads_they_are_gives_what_all_heads_give(offset: str, first: int) -> None:
+def test_a_pattern_says_which_heads_they_are(offset: str, first: int) -> None:
     whole = computed(Pattern([16, 64], [1, 4], offset=offset), s_aux=SINKS)
     part = computed(Pattern([16, 64], [1, 4], offset=offset, head_shard=(first, KV_HEADS)), first, 2, s_aux=SINKS)
     assert_close(part, whole[:, :, 2 * first : 2 * first + 4])

@@ -63,7 +63,7 @@ each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 @pytest.mark.parametrize(("make", "side"), [(bloom, "left"), (bloom, "between"), (mpt, "left"), (mpt, "right")])
-def test_a_padded_batch_and_its_gradients_are_those_of_eager_attention(make: Any, side: str) -> None:
+def test_a_padded_batch_and_its_gradients(make: Any, side: str) -> None:
     inputs, tokens = batch(side), batch(side)["attention_mask"].bool()
     models = [make(name) for name in ("dilkit", "eager")]
     logits = [model(**inputs).logits[tokens] for model in models]
@@ -163,7 +163,7 @@ def counted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, position_b
 
 
 @pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
-def test_a_padded_batch_and_its_answers_get_what_eager_attention_gives(side: str) -> None:
+def test_a_padded_batch_and_its_answers(side: str) -> None:
     with torch.no_grad():
         ours, eager = (t5(name)(**batch(side), **ANSWER).logits for name in ("dilkit", "eager"))
     assert_close(ours, eager, **CLOSE)
@@ -213,7 +213,7 @@ def test_generated_tokens_are_those_of_eager_attention(cache: str) -> None:
     assert torch.equal(ours, eager)
 
 
-def test_no_tensor_of_all_pairs_is_made_and_buckets_are_those_of_t5_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     model = t5("dilkit", "T5EncoderModel")
     layer = model.encoder.block[0].layer[0].SelfAttention
     made, compute = [], layer.compute_bias

@@ -187,7 +187,7 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_dilkit_does_not_import_it_and_names_are_functions_whatever_is_imported_first(tmp_path: Any) -> None:
+def test_dilkit_does_not_import_it_and_names_are_functions(tmp_path: Any) -> None:
     home = "dilkit.integrations.transformers"
     shown = f"'transformers' in sys.modules, callable({home}.register), callable({home}.convert)"
     done = run(sys.executable, "-c", f"import sys, dilkit, {home}.conversion; print({shown})", cwd=tmp_path)

@@ -34,7 +34,7 @@ def pair(name: str, **options: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_padding_between_tokens_is_refused_where_a_window_would_count_it(name: str) -> None:
+def test_padding_that_a_window_would_count_is_refused(name: str) -> None:
     ours, eager = pair(name)
     mask = torch.ones_like(TOKENS)
     mask[:, 3:5] = 0

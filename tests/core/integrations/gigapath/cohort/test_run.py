@@ -119,7 +119,7 @@ def test_what_is_not_the_same_is_made_anew(tmp_path, change):
     assert refused == []
 
 
-def test_what_cannot_be_read_is_made_anew_where_a_record_says_that_it_was_an_embedding(tmp_path):
+def test_unreadable_outputs_are_made_anew_where_they_have_records(tmp_path):
     paths, job = cohort(tmp_path)
     embed(paths[:3], job)
     for i in (1, 3):
@@ -141,7 +141,7 @@ def test_what_cannot_be_read_is_made_anew_where_a_record_says_that_it_was_an_emb
         (dict(dtype="float32", layers=True), "dtype 'float64', not 'float32'; layers False, not True"),
     ],
 )
-def test_embeddings_of_another_model_or_other_settings_are_not_replaced(tmp_path, change, said):
+def test_embeddings_of_other_settings_are_not_replaced(tmp_path, change, said):
     paths, job = cohort(tmp_path)
     embed(paths[:2], job)
     before = {path.name: path.read_bytes() for path in job.out.iterdir()}
@@ -159,7 +159,7 @@ def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
         pass
 
 
-def test_slides_that_will_not_do_are_named_and_the_others_of_their_pack_embedded(tmp_path):
+def test_slides_that_will_not_do_are_named(tmp_path):
     paths, job = cohort(tmp_path)
     torch.save({"features": torch.randn(2, 10), "coords": torch.tensor([[0, 0], [0, 300000]])}, paths[1])
     torch.save({"features": torch.full((2, 10), torch.nan), "coords": torch.zeros(2, 2)}, paths[3])
@@ -262,7 +262,7 @@ def test_maps_lie_beside_the_embeddings(tmp_path):
     assert (job.out / "s1.geojson").exists()
 
 
-def test_maps_need_matplotlib_and_of_micrometres_the_pixels_of_the_scan(tmp_path, monkeypatch):
+def test_maps_need_matplotlib_and_pixels_of_the_scan(tmp_path, monkeypatch):
     paths, job = cohort(tmp_path, heatmaps=True)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib.figure", None)

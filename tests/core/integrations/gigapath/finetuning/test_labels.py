@@ -81,7 +81,7 @@ def test_complaints_name_the_line(tmp_path: Path, lines: list[str], complaint: s
     assert complaint in str(raised.value)
 
 
-def test_all_complaints_are_counted_and_what_is_no_text_is_said(tmp_path: Path) -> None:
+def test_complaints_are_counted_and_name_what_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"line 2: time='x'.*line 11: time='x'[^;]*; and 5 more$"):
         read_labels(table(tmp_path, "slide,time,event", *(f"{i},x,1" for i in range(15))))
     (tmp_path / "labels.csv").write_bytes(b"slide,label\n\xff,x\n")

@@ -45,7 +45,7 @@ def test_the_c_index_is_that_of_the_definition_if_there_is_a_pair() -> None:
     assert c_index(*same) is c_index_interval(*same, 5, 0) is None
 
 
-def test_intervals_are_of_whole_patients_and_leave_out_resamples_that_say_nothing() -> None:
+def test_intervals_are_of_whole_patients() -> None:
     """The mean over slides, of which one patient has all but two: its interval is as wide as patients differ."""
     x = torch.tensor([0.0, 1.0, *[0.5] * 8])
     interval = metrics.bootstrap(lambda rows: x[rows].mean().item(), ["a", "b", *"c" * 8], resamples=400, seed=0)
@@ -151,7 +151,7 @@ def test_the_loss_is_that_of_the_definition(distinct: int, share: float) -> None
 
 
 @pytest.mark.parametrize("scores", [torch.tensor([800.0, -800.0, 0.0]), torch.zeros(3)])
-def test_extreme_scores_stay_finite_and_without_an_event_there_is_nothing_to_learn(scores: Tensor) -> None:
+def test_extreme_scores_and_those_without_an_event(scores: Tensor) -> None:
     scores.requires_grad_()
     loss = cox_loss(scores, torch.tensor([1.0, 1.0, 2.0]), torch.tensor([True, True, False]))
     (gradient,) = torch.autograd.grad(loss, scores)

@@ -216,7 +216,7 @@ def test_the_record_says_what_is_doubtful(tmp_path: Path) -> None:
     assert [one.val for one in record.curve] == [None, None, None]
 
 
-def test_as_many_tiles_are_marked_in_either_class_and_every_split_has_both(tmp_path: Path) -> None:
+def test_made_up_slides(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     for together in 20 * [False, True]:
         tiles, coords = made_up_slide(together, generator)
@@ -232,7 +232,7 @@ def test_as_many_tiles_are_marked_in_either_class_and_every_split_has_both(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_encoder_learns_where_tiles_lie_and_their_mean_does_not_say(tmp_path: Path) -> None:
+def test_the_encoder_learns_where_tiles_lie(tmp_path: Path) -> None:
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed (pip install dilkit[finetune])")
     proof = prove(tmp_path, seed=0, slides=600, epochs=8)
     assert proof.patients == 60
@@ -256,7 +256,7 @@ def test_weights_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         config_for(SLIDES, "tiny", found, depth=3)
 
 
-def test_random_weights_depend_on_the_seed_and_take_the_tiles_that_there_are() -> None:
+def test_random_weights_depend_on_the_seed() -> None:
     config = config_for(SLIDES, **SIZES)
     assert (config.in_chans, config.global_pool) == (WIDTH, True)
     first, same, other = (first_encoder(config, seed=seed).cls_token for seed in (0, 0, 1))
