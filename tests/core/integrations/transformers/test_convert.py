@@ -161,9 +161,13 @@ def test_one_that_uses_its_mask_by_itself_computes_nothing() -> None:
 
 
 def test_the_mask_decides_what_is_causal() -> None:
-    """The layers of a Llama are causal by their own word. Those of a BigBird-Pegasus are not: see tests/families."""
+    """The layers of a Llama are causal by their own word, those of a BigBird-Pegasus are not."""
     register(Pattern.dense())
+    sizes = dict(d_model=32, decoder_layers=1, decoder_attention_heads=4, decoder_ffn_dim=48, vocab_size=64)
+    pegasus = package.BigBirdPegasusForCausalLM(package.BigBirdPegasusConfig(**sizes, attn_implementation="dilkit")).eval()
     with torch.no_grad():
+        first, whole = (result(pegasus, input_ids=tokens) for tokens in (TOKENS[:, :-1], TOKENS))
+        assert_close(whole[:, :-1], first, atol=2e-5, rtol=2e-5)
         both = (result(llama(attn_implementation=kind, is_causal=False), input_ids=TOKENS) for kind in ("dilkit", "eager"))
         assert_close(*both, atol=2e-5, rtol=2e-5)
 

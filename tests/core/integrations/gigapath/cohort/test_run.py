@@ -159,16 +159,20 @@ def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
         pass
 
 
-def test_slides_that_will_not_do_are_named(tmp_path):
+def test_slides_that_will_not_do_are_named_and_doubtful_ones_warned_of(tmp_path):
     paths, job = cohort(tmp_path)
     torch.save({"features": torch.randn(2, 10), "coords": torch.tensor([[0, 0], [0, 300000]])}, paths[1])
     torch.save({"features": torch.full((2, 10), torch.nan), "coords": torch.zeros(2, 2)}, paths[3])
+    torch.save({"features": torch.randn(10, 10), "coords": torch.zeros(10, 2).long()}, paths[2])
     paths[4].write_bytes(b"damaged")
     written, _, refused = embed(paths, job)
     assert written == ["s0.pt", "s2.pt"]
     assert sorted(text.split(": ")[0].rpartition("/")[2][:5] for text in refused) == ["s1.pt", "s3.pt", "s4.pt"]
     assert any("lie outside the grid" in text for text in refused)
     assert len(manifest(job)["refused"]) == 3
+    [none, [text]] = [one["warnings"] for one in manifest(job)["slides"]]  # of the slide that it is about alone
+    assert none == []
+    assert text.startswith("coords: 10 of 10 tiles share a cell")
     write_slide(paths[1], 4)
     assert embed(paths, job)[:2] == (["s1.pt"], ["s0.pt", "s2.pt"])
 
