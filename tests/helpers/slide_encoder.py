@@ -1,4 +1,4 @@
-"""GigaPath's slide encoder once more, as its paper and configuration describe it: plain torch, one head and branch at a time."""
+"""GigaPath's slide encoder once more, as its paper and configuration describe it: plain torch, and the oracle's attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dilkit import Pattern
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
+from dilkit.oracle import oracle_attention
 
 SMALL: dict[str, Any] = dict(embed_dim=48, depth=2, num_heads=4, in_chans=10, ngrids=20, dilation_rates=(1, 2, 4))
 LENGTHS = (8, 16, 32)
@@ -96,24 +98,7 @@ def position(x: int, y: int, config: SlideEncoderConfig) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, config: SlideEncoderConfig) -> Tensor:
-    dim = config.embed_dim // config.num_heads
-    heads = [one_head(*(x[:, h * dim : (h + 1) * dim] for x in (q, k, v)), h, config) for h in range(config.num_heads)]
-    return torch.cat(heads, dim=1)
-
-
-def one_head(q: Tensor, k: Tensor, v: Tensor, head: int, config: SlideEncoderConfig) -> Tensor:
-    """Attention of one head: each row's scores in all branches side by side are one softmax."""
-    scores: list[list[Tensor]] = [[] for _ in q]
-    values: list[list[Tensor]] = [[] for _ in q]
-    for length, rate in zip(config.segment_lengths, config.dilation_rates, strict=True):
-        whole, offset = min(length, len(q)), head // -(-config.num_heads // rate)
-        padding = -len(q) % whole
-        for start in range(0, len(q), whole):
-            rows, keys, held = (F.pad(x, (0, 0, 0, padding))[start : start + whole] for x in (q, k, v))
-            end = whole if config.tail == "zeros" else min(whole, len(q) - start)
-            missing = -whole % rate if config.tail == "zeros" else 0
-            keys, held = (F.pad(x[:end], (0, 0, 0, missing))[offset::rate] for x in (keys, held))
-            for row in range(offset, min(whole, len(q) - start), rate):
-                scores[start + row].append(keys @ rows[row] / q.shape[1] ** 0.5)
-                values[start + row].append(held)
-    return torch.stack([torch.cat(s).softmax(0) @ torch.cat(x) for s, x in zip(scores, values, strict=True)])
+    """Dilated attention of one slide, rows `(L, embed_dim)`: one softmax over what all branches see."""
+    pattern = Pattern(config.segment_lengths, config.dilation_rates, offset="block", tail=config.tail)
+    out, _ = oracle_attention(*(x.unflatten(1, (config.num_heads, -1))[None] for x in (q, k, v)), pattern)
+    return out[0].flatten(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,19 +37,9 @@ class Layer(nn.Module):
         self.config = SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, **config)
 
 
-@dataclass(frozen=True)
-class Mesh:
-    """What is asked of a `DeviceMesh` of one dimension."""
-
-    rank: int
-    ranks: int
-    ndim: int = 1
-
-    def get_local_rank(self) -> int:
-        return self.rank
-
-    def size(self) -> int:
-        return self.ranks
+def mesh_of(rank: int, ranks: int, ndim: int = 1) -> Any:
+    """Return what is asked of a `DeviceMesh` of one dimension."""
+    return SimpleNamespace(ndim=ndim, get_local_rank=lambda: rank, size=lambda: ranks)
 
 
 def computed(
@@ -91,7 +80,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "Layer has 2 of the 4 key/value heads of the model",
     ),
     "a mesh of other heads": (
-        partial(computed, DIFFERS["dilated"], 0, 1, mesh=Mesh(0, 2)),
+        partial(computed, DIFFERS["dilated"], 0, 1, mesh=mesh_of(0, 2)),
         r"Layer has 2 of the 8 heads of the model.*has 2 ranks.*4 / 2; give the mesh",
     ),
     "sinks of all heads": (partial(computed, Pattern.of(SlidingWindow(5)), 0, 1, s_aux=SINKS), "sinks, s_aux, are those of all"),
@@ -124,12 +113,12 @@ def test_a_pattern_says_which_heads_they_are(offset: str, first: int) -> None:
 def test_a_mesh_says_which_heads_they_are(pattern: str, ranks: int) -> None:
     """As under DeepSpeed's Ulysses: local heads, the whole sequence, and the sinks of all heads."""
     held, whole = KV_HEADS // ranks, computed(DIFFERS[pattern], s_aux=SINKS)
-    parts = [computed(DIFFERS[pattern], t * held, held, mesh=Mesh(t, ranks), s_aux=SINKS) for t in range(ranks)]
+    parts = [computed(DIFFERS[pattern], t * held, held, mesh=mesh_of(t, ranks), s_aux=SINKS) for t in range(ranks)]
     assert_close(torch.cat(parts, 2), whole)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "kind", "text"), [(Mesh(0, 2, 2), ValueError, "has 2 dimensions; name"), (3, TypeError, "mesh=3 is a int")]
+    ("mesh", "kind", "text"), [(mesh_of(0, 2, 2), ValueError, "has 2 dimensions; name"), (3, TypeError, "mesh=3 is a int")]
 )
 def test_what_is_no_mesh_is_refused(mesh: object, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
