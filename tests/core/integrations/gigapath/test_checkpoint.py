@@ -114,7 +114,8 @@ def test_other_files_are_refused(tiny, tmp_path, monkeypatch, content, why):
         ({"model": {"norm.weight": torch.zeros(48)}}, "46 missing: cls_token.{,400}, [.]{3}$"),
         (
             {"model": {name: torch.zeros(()).expand(shape) for name, shape in manifest(384, 12, 384).items()}},
-            r"weight is \(384, 384\) in it and \(48, 10\) .*; it fits arch='gigapath_slide_enc12l384d' with in_chans=384",
+            r"weights\.pth does not fit arch='tiny': patch_embed\.proj\.weight is \(384, 384\) in it and \(48, 10\) in .*, "
+            r"\(embed_dim, in_chans\); it fits arch='gigapath_slide_enc12l384d' with in_chans=384",
         ),
         ([1, 2], "holds no weights"),
         ({"model": 3}, "holds no weights"),

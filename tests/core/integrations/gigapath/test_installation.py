@@ -98,11 +98,15 @@ def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
         (dict(in_chans=0), ValueError, "in_chans=0 must be at least 1"),
         (dict(pretrained=None), TypeError, "pretrained=None is a NoneType; a path, 'hf_hub:NAME' or '' is needed"),
         (dict(pretrained=Path("none.pth")), FileNotFoundError, r"none\.pth' is not there; give a file, 'hf_hub:NAME', or ''"),
-        (dict(pretrained=FLASH_ARCH), ValueError, r"\(32, 384\) in it and \(48, 1536\).*_enc12l384d' with in_chans=384$"),
+        (
+            dict(pretrained=FLASH_ARCH),
+            ValueError,
+            r"model_arch='gigapath_slide_enc12l768d': .* \(32, 384\) in it and \(48, 1536\).*_enc12l384d' with in_chans=384$",
+        ),
         (
             dict(pretrained=FLASH_ARCH, model_arch=FLASH_ARCH),
             ValueError,
-            r"it and \(32, 1536\).* model_arch='gigapath_slide_enc12l384d' w",
+            r"\(32, 384\) in it and \(32, 1536\).* model_arch='gigapath_slide_enc12l384d' with in_chans=3",
         ),
     ],
 )
@@ -316,7 +320,8 @@ def test_flash_attn_stands_in_where_it_is_asked_for() -> None:
                 function(1, causal=True)
         with install(flash_attn="2.5.8"), install():
             assert importlib.import_module("flash_attn") is module
-        with pytest.raises(ValueError, match=r"flash_attn='2\.8\.3', but flash_attn='2\.5\.8' is installed; uninstall"):
+        words = r"flash_attn='2\.8\.3', but flash_attn='2\.5\.8' is installed; uninstall that first"
+        with pytest.raises(ValueError, match=words):
             install(flash_attn="2.8.3")
     assert repr(handle) == "<dilkit for gigapath: backend=None, flash_attn='2.5.8', not installed>"
     with pytest.raises(ImportError):

@@ -103,7 +103,10 @@ REFUSED = {
     ),
     "what one rank refuses": (lambda mine, rank: mine(TILES, COORDS + 9000 * rank), "outside the grid"),
     "a map": (lambda mine, rank: attention_map(mine, TILES, COORDS), "model is over ranks"),
-    "its rows alone": (lambda mine, rank: mine(*(x.chunk(2, 1)[rank] for x in (TILES, COORDS))), "of SlideEncoder.*coords"),
+    "its rows alone": (
+        lambda mine, rank: mine(*(x.chunk(2, 1)[rank] for x in (TILES, COORDS))),
+        "arguments of SlideEncoder.*coords",
+    ),
 }
 DIFFER = {
     "weights": (lambda mine, rank: mine.cls_token.data.add_(rank), "cls_token"),

@@ -1,4 +1,4 @@
-"""dilkit computes what the classes compute that it is installed into: with their weights, over ranks, and by calls of all kinds."""
+"""dilkit computes what the classes compute that it is installed into: with their weights, over ranks, in calls of all kinds."""
 
 from __future__ import annotations
 
@@ -365,7 +365,8 @@ def test_a_state_of_other_sequences_is_refused(peer: type[Any]) -> None:
     made, x, state = layer(peer, LENGTHS, RATIOS), rows(11, batch=4), {}
     with install():
         made(x, x, x, state, is_first_step=True, is_causal=True)
-        with pytest.raises(ValueError, match=r"\['prev_key'\] has shape \(4, 4, 11, 8\); .* = \(2, 4, rows, 8\)"):
+        words = r"incremental_state\['prev_key'\] has shape \(4, 4, 11, 8\); .* = \(2, 4, rows, 8\)"
+        with pytest.raises(ValueError, match=words):
             made(x[:2, :1], x[:2, :1], x[:2, :1], state, is_causal=True)
         with pytest.raises(ValueError, match=r"is_first_step is given with an incremental_state that holds .*\(4, 4, 11, 8\)"):
             made(x, x, x, state, is_first_step=True, is_causal=True)

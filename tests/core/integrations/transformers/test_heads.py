@@ -83,8 +83,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         partial(computed, DIFFERS["dilated"], 0, 1, mesh=mesh_of(0, 2)),
         r"Layer has 2 of the 8 heads of the model.*has 2 ranks.*4 / 2; give the mesh",
     ),
-    "sinks of all heads": (partial(computed, Pattern.of(SlidingWindow(5)), 0, 1, s_aux=SINKS), "sinks, s_aux, are those of all"),
-    "a shard of another model": (partial(computed, OTHER_SHARD, 0, 2), r"is for 5 .*, and the model has 4; give head_shard=\(f"),
+    "sinks of all heads": (
+        partial(computed, Pattern.of(SlidingWindow(5)), 0, 1, s_aux=SINKS),
+        r"Layer has 2 of the 8 heads.*sinks, s_aux, are those of all",
+    ),
+    "a shard of another model": (
+        partial(computed, OTHER_SHARD, 0, 2),
+        r"is for 5 key/value heads in all, and the model has 4; give head_shard=\(first, 4\)",
+    ),
     "a part of a layer": (partial(of_layer, 1), "Layer has 2 of the 4 heads"),
 }
 

@@ -249,10 +249,16 @@ def over_ranks() -> Any:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "padding between tokens": (lambda: t5("dilkit", "T5EncoderModel")(**batch("between")), "T5Attention has padding between"),
+    "padding between tokens": (
+        lambda: t5("dilkit", "T5EncoderModel")(**batch("between")),
+        "attention_mask of T5Attention has padding between tokens",
+    ),
     "no table": (of_all_pairs, r"position_bias=a tensor \(1, 4, 5, 5\) of T5Attention: a tensor of all pairs is not read"),
     "a cache": (partial(cached, dilated_cache, package.DynamicCache), r"position_bias of T5Attention with a dilated_cache\(\)"),
-    "a cache of other states": (partial(cached, package.DynamicCache, dilated_cache), "T5Attention is cross-attention, which a"),
+    "a cache of other states": (
+        partial(cached, package.DynamicCache, dilated_cache),
+        r"T5Attention is cross-attention, which a dilated_cache\(\) does not compute",
+    ),
     "ranks": (over_ranks, "T5EncoderModel takes no position_ids"),
 }
 

@@ -239,7 +239,9 @@ def test_squares_lie_where_tiles_do_and_hold_their_weights(tmp_path):
     weights = torch.tensor([0.1, 0.4, 0.1, 0.2])
     coords = torch.tensor([[0, 0], [256, 0], [0, 256], [512, 1024]])
     write_geojson(tmp_path / "a.geojson", weights, coords, 256, 2.0)
-    features = json.loads((tmp_path / "a.geojson").read_text())["features"]
+    content = json.loads((tmp_path / "a.geojson").read_text())
+    features = content["features"]
+    assert [content["type"], *{one["type"] for one in features}] == ["FeatureCollection", "Feature"]
     [corners] = features[3]["geometry"]["coordinates"]
     assert corners == [[1024, 2048], [1536, 2048], [1536, 2560], [1024, 2560], [1024, 2048]]
     measured = [one["properties"]["measurements"] for one in features]

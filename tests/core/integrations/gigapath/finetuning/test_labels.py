@@ -68,7 +68,7 @@ def test_survival_and_what_is_not_read(tmp_path: Path) -> None:
         (["slide,label,split", "a,x,training"], "line 2: split='training' must be one of train, val, test"),
         (
             ["slide,label,patient,split", "a,x,1,train", "b,y,1,test"],
-            "line 3: patient '1' is in split test, but in train on line",
+            "line 3: patient '1' is in split test, but in train on line 2",
         ),
         (["slide,time,event,patient", "a,1,1,p", "b,2,1,p"], "line 3: patient 'p' has another time or event than on line 2"),
         (["slide,label", '"a,x'], "line 2 is no line of CSV"),

@@ -131,7 +131,8 @@ def test_the_trained_encoder_is_read_again_with_its_settings(slides: Slides, tmp
     assert read.config == replace(encoder.config, tile_size=256)
     assert all(torch.equal(weight, read.state_dict()[name]) for name, weight in encoder.state_dict().items())
     sizes = "embed_dim=768, depth=12, num_heads=16, in_chans=1536"
-    changes = (dict(segment_lengths=[4, 16]), r"segment_lengths=\(4, 16\)"), (dict(arch="gigapath_slide_enc12l768d"), sizes)
+    changes = (dict(global_pool=False), "global_pool=False"), (dict(tail="zeros"), "tail='zeros'")
+    changes += (dict(segment_lengths=[4, 16]), r"segment_lengths=\(4, 16\)"), (dict(arch="gigapath_slide_enc12l768d"), sizes)
     for change, said in changes:
         with pytest.raises(ValueError, match=rf"^{said} contradicts checkpoint .*model\.pt, whose weights were trained with "):
             load_slide_encoder(model, **change)
