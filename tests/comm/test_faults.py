@@ -34,7 +34,7 @@ from helpers.launch import ended
 
 from dilkit import __version__
 from dilkit.comm import Comm, CommError, CommTimeout, Fault, PeerLost, run_threads
-from dilkit.comm.launch.processes import Ended
+from dilkit.comm.launch.processes import NOT_HERE, Ended, start_processes
 
 TIMEOUT = 1.5
 """Seconds that ranks wait for one that does not answer."""
@@ -251,3 +251,16 @@ def test_a_fault_of_a_thread(name: str) -> None:
         assert type(error) is kind
         assert (error.ranks, error.step) == ((1,), "keys")
         assert re.fullmatch(rf"(rank \d: )?exchange 2 \(keys\): {text}", str(error))
+
+
+@pytest.mark.skipif(bool(NOT_HERE), reason=NOT_HERE or "there are jobs here")
+def test_a_job_ends_with_an_interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(end: float) -> bool:
+        raise KeyboardInterrupt
+
+    job = start_processes([[sys.executable, "-c", "import time; time.sleep(60)"]], [{}])
+    monkeypatch.setattr(job, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        job.finish(60.0)
+    assert job.output.closed
+    assert job.processes[0].returncode is not None

@@ -24,9 +24,9 @@ no time after Ctrl-C: what is left is report.json as of the last judgement.
 
 `dilkit demo --sample "def "` then continues a text with the trained model, at the cost of one row a byte: caches hold the rest.
 
-Three more need a checkout. `dilkit demo --image` (or --image FILE): two small models fill in hidden patches of a photograph, alike
-in all but the order of their tokens, row-major or along a Hilbert curve. They are trained beside a strip down its middle and
-judged on it, with several seeds, and whichever order loses less is reported.
+Three more need a checkout. `dilkit demo --image` (or --image FILE): two small models fill in hidden patches of a photograph,
+alike in all but the order of their tokens, row-major or along a Hilbert curve. They are trained beside a strip down its middle
+and judged on it, with several seeds, and whichever order loses less is reported.
 
 `dilkit demo --llama` (with `pip install dilkit[transformers]`) trains a small Llama of transformers with full attention, puts
 dilated attention into a copy of it, and goes on with both from the same weights.

@@ -26,7 +26,9 @@ from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.pattern import WHOLE_SEQUENCE
 from dilkit.problem import Problem
+from dilkit.testing.conformance import check
 from dilkit.testing.memory import peak_memory
+from dilkit.testing.problems import Case
 
 
 def plain_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -94,6 +96,12 @@ def test_any_pattern_agrees_with_the_oracle(
     limited = backend.kernels == PLAIN.kernels and not all(isinstance(branch, DilatedSegment) for branch in pattern.branches)
     done = agrees_with_the_oracle(backend, pattern, seq, drawn[1], masked, batch, is_causal=is_causal)
     assert done or limited or pattern.overlap == "once"
+
+
+def test_a_scale_of_zero() -> None:
+    """It is no factor of a masked score, which is -inf."""
+    result = check("sdpa", Case(feature="scale", variant="0 causal", scale=0.0, is_causal=True))
+    assert result.verdict == "passed", result.reasons
 
 
 def test_longnet_takes_few_calls_on_views() -> None:
