@@ -32,7 +32,6 @@ NONSENSE = {
 
 @pytest.mark.parametrize("variable", environment.VARIABLES, ids=lambda variable: variable.name)
 def test_nonsense_raises_where_a_backend_is_chosen(variable: environment.Variable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether this choice needs the variable or not: what is set is meant."""
     monkeypatch.setenv(variable.name, NONSENSE[variable])
     problem = Problem(pattern=Pattern([len(variable.name)], [1]), seq=8, heads=1, head_dim=8)
     with pytest.raises(ValueError, match=f"{variable.name}='{NONSENSE[variable]}'"):

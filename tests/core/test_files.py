@@ -80,7 +80,6 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before(tmp_path):
 
 
 def test_a_disk_that_says_at_last_that_it_is_full(tmp_path, monkeypatch):
-    """As network file systems do."""
     path = tmp_path / "result"
     path.write_bytes(b"before")
 

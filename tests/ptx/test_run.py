@@ -60,7 +60,6 @@ def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> N
 
 @slow
 def test_what_a_launch_issues_is_counted() -> None:
-    """Of one full tile of 64 rows and 64 keys that all see each other."""
     own = OnPTX((8, 0), Options(counted=True))
     with registered(own) as name:
         assert check(name, SMALL).verdict == "passed"

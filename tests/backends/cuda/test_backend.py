@@ -181,7 +181,6 @@ def test_what_a_graph_captured_stays(backend: CupyRaw, launcher: RecordingLaunch
 
 @pytest.mark.parametrize("resident", [10**6, 4])
 def test_nothing_but_torch_allocates_and_only_results(backend: CupyRaw, monkeypatch: pytest.MonkeyPatch, resident: int) -> None:
-    """Whether all tiles are resident, or counted; after the first call there is no schedule to make."""
     problem, made = pose(requires_grad=True), []
     backend.launcher = RecordingLauncher(resident)
     q, k, v = Tensors.random(problem).qkv

@@ -32,7 +32,6 @@ SHORT = [build for build in TIGHT if "mma_dkeyvalue" in build.names and build.ke
 
 
 def chosen() -> list[Any]:
-    """Of each file the first and the last build, and one between, of other files another."""
     files = {names: [build for build in USUAL if build.names == names] for names in dict.fromkeys(b.names for b in USUAL)}
     usual = [one[i] for at, one in enumerate(files.values()) for i in {0, 1 + at % max(1, len(one) - 2), len(one) - 1}]
     marks = dict.fromkeys((*usual, *SHORT[1:]), pytest.mark.slow)

@@ -39,7 +39,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def test_launches_bring_their_arguments_to_the_current_stream(seen: Seen) -> None:
-    """Of the device that tensors are on, which alone has a context: the stub refuses another one's."""
     for call in seen.values():
         launches = [event for event in call["events"] if event[0] in LAUNCHES]
         assert [name for *_, name, _, _ in launches] == KERNELS
@@ -65,7 +64,6 @@ def test_kernels_are_loaded_once_and_have_their_attributes_before_they_run(seen:
 
 
 def test_a_capture_takes_all_launches_and_nothing_else_and_counters_are_of_a_stream_or_of_a_captured_launch(seen: Seen) -> None:
-    """Of a stream, not of its handle, which is that of another now."""
     captured = {name: [event[0] == "captured" for event in call["events"]] for name, call in seen.items()}
     assert captured.pop("captured") == [True] * len(KERNELS)
     assert not any(map(any, captured.values()))

@@ -93,7 +93,6 @@ def test_a_neighborhood_with_more_columns_than_a_box_goes_through_together_is_wh
 def test_groups_of_a_few_rows_see_what_each_of_them_sees(
     shape: tuple[int, ...], kernel: int | tuple[int, ...], dilation: int, border: str, dim: int
 ) -> None:
-    """Of strips along each axis, with keys packed once or for each group, and grids that are no whole number of groups."""
     pattern = Pattern.of(Neighborhood(shape, kernel, (1,) * (len(shape) - 1) + (dilation,), border=border), tail="zeros")
     query, key, value = tensors(pattern.max_seq, heads=1, dim=dim)
     out, lse = attend(query, key, value, pattern, backend="native", return_lse=True)

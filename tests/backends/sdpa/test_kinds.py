@@ -146,7 +146,6 @@ def test_bands_that_reach_farther_on_one_side_are_views_where_they_are_causal() 
 
 
 def test_segments_may_count_once_where_they_share_a_row_in_no_head() -> None:
-    """Of four heads, the first and the last keep a row by both branches."""
     for served, refused in (((1, 3), False), ((1, 4), True), ((0, 3), True)):
         branches = (DilatedSegment(8, rate, heads=served) for rate in (4, 2))
         posed = problem(pattern=Pattern.of(*branches, offset="block", overlap="once"), heads=4, kv_heads=4)

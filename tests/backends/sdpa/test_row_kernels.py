@@ -121,7 +121,6 @@ def test_compiled_for_gpus_they_read_whole_vectors_and_spill_nothing(
 
 @pytest.mark.parametrize("rate", [1, 2, 16])
 def test_nothing_is_compiled_anew_for_another_length(rate: int) -> None:
-    """Whether its rows are a multiple of 16, or those of a dilated view, or not."""
     with asked_for() as asked:
         for seq in (320, 333, 17):
             out, lse = torch.zeros(2, 3, seq, 64), torch.zeros(2, 3, seq)

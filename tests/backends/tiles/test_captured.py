@@ -83,7 +83,6 @@ def test_things_of_graphs_that_torch_does_not_know_are_kept_for_good(
 
 @pytest.fixture
 def numbers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """What CUDA numbers streams by, by handle: by the handle, where nothing else is said."""
     found: dict[int, int] = {}
     monkeypatch.setattr(counters, "cuda_stream_number", lambda stream: found.get(stream, stream))
     return found

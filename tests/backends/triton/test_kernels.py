@@ -91,7 +91,6 @@ def test_kernels_compile_without_a_gpu(
 @pytest.mark.parametrize("form", [BiasForm(learned=True), BiasForm(2, (5, 1), placed=True, learned=True)], ids=str)
 @pytest.mark.parametrize("role", ROLES)
 def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm, tmp_path: Path) -> None:
-    """Those of queries alone add to memory at once, each program to a line of its own."""
     sizes = beside_bias(sizes_for(role, "float16", 64, (9, 0)))
     found = compile_kernel(role, "float16", 64, 90, sizes, tmp_path, form=form)
     assert (found.spills, found.stack) == (0, 0), found.registers

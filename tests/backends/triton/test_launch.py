@@ -50,7 +50,6 @@ def asked() -> Iterator[AskedFor]:
 @pytest.mark.parametrize("pattern", [SEGMENTS, WINDOW], ids=["segments", "window"])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_nothing_is_compiled_anew_for_another_length(asked: AskedFor, pattern: Pattern, batch: int) -> None:
-    """Whether it is a multiple of 16 or not."""
     backend, found = TritonTiles(AskingLauncher()), []
     for seq in (304, 301, 320, 333):
         asked.clear()

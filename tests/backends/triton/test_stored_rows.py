@@ -49,7 +49,6 @@ def test_refusals(fields: dict[str, Any], reason: str) -> None:
 
 
 def test_any_pattern_is_a_step() -> None:
-    """Of a grid no tiles can be made, and nobody asks for them."""
     grid = replace(pose(), pattern=Pattern.natten((20, 25), 3))
     assert {refusal.code for refusal in TritonTiles().refusals(grid)} <= {"module"}
 

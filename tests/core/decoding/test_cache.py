@@ -132,7 +132,6 @@ def test_a_backend_without_steps_leaves_them_to_plain_torch() -> None:
 
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_an_autocast_takes_nothing_away(backend: str | None) -> None:
-    """Of prompts, steps, and chunks in plain torch: they are computed in the dtype of the rows, and kept in it."""
     pattern, rows = NESTED, tensors(3)
     rows = rows[0].float(), rows[1].float(), rows[2].float()
     right = decoded(DilatedCache(pattern, 3), rows, [20, 21, SEQ], backend=backend)

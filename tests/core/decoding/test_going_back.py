@@ -38,7 +38,6 @@ class Follower:
         torch.testing.assert_close(self.cache.attend(*new), exact[:, before:])
 
     def crop(self, length: int) -> bool:
-        """Whether the cache went back to `length`."""
         try:
             self.cache.crop(length)
         except ValueError:

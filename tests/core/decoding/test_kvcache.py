@@ -218,7 +218,6 @@ def test_vmap_and_forward_mode_are_refused() -> None:
 
 @given(st.data())
 def test_whether_memory_is_shared(data: st.DataObject) -> None:
-    """Of any two views of one tensor, against all of their bytes."""
     memory, found = torch.zeros(60), list[tuple[Tensor, set[int]]]()
     for _ in range(2):
         sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -289,7 +288,6 @@ def test_caches_that_show_one_row_everywhere() -> None:
 @pytest.mark.parametrize("backend", ABLE)
 @pytest.mark.parametrize("inference", [False, True])
 def test_autograd_learns_that_the_caches_were_written(inference: bool, backend: str, rows: int) -> None:
-    """And in inference mode, where tensors have no version, there is nothing to learn."""
     query, key, value = (x[:, :rows] for x in whole(1, 20, (4, 2)))
     options: dict[str, Any] = dict(cache_seqlens=torch.zeros(1, dtype=torch.int32), backend=backend)
     with torch.inference_mode(inference):

@@ -68,7 +68,6 @@ def test_an_autocast_takes_nothing_away(backend: str) -> None:
     "bias", [None, Alibi(torch.ones(HEADS).double()), GridTable(torch.ones(HEADS, 3).double(), (50,))], ids=str
 )
 def test_no_rows_get_nothing(bias: Bias | None) -> None:
-    """Of no sequence, of one without tokens, and beside the rows of another."""
     cache, rows = made(Pattern.dense()), random_rows()
     first, second = cache.add(), cache.add()
     for sequences, counts in (([], []), ([first], [0])):

@@ -21,7 +21,6 @@ def rounded(x: Tensor, stored: str) -> Tensor:
 
 @pytest.mark.parametrize("head_dim", [1, 5, 6, 7])
 def test_a_scale_may_lie_anywhere_in_memory(head_dim: int) -> None:
-    """Of a branch that keeps one row, it is behind `head_dim` bytes."""
     query, key, value = torch.randn(3, 1, 2, 1, head_dim).unbind()
     cache, steps = DilatedCache(Pattern([8], [1]), 1, stored="int8"), []
     for i in range(2):

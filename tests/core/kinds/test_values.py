@@ -214,7 +214,6 @@ def test_flops_of_a_large_grid_need_no_matrix() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.6, 1.0]), st.integers(0, 99), st.data())
 def test_runs_of_a_layout_are_what_it_shows(heads: int, blocks: int, share: float, seed: int, data: st.DataObject) -> None:
-    """Of some of its heads and of a part of its blocks, and looked at a few bytes at a time."""
     array = np.random.default_rng(seed).random((heads, blocks, blocks)) < share
     layout, first = BlockLayout.of(array), data.draw(st.integers(0, heads - 1))
     used, low = data.draw(st.integers(1, blocks)), data.draw(st.integers(0, blocks - 1))

@@ -81,7 +81,6 @@ def assert_by_count(tensors, pattern, orders, mask=None, **options):
 
 
 def _loss(results, weights):
-    """Of everything that is finite."""
     return sum((x.masked_fill(x == -torch.inf, 0.0) * w).sum() for x, w in zip(results, weights, strict=True))
 
 

@@ -164,7 +164,6 @@ def test_max_seqlen_may_be_more(most: int) -> None:
 
 
 def test_what_is_prepared_is_no_longer_than_all_rows() -> None:
-    """As on a GPU, where the numbers are not looked at."""
     meta = CU.to("meta")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dilkit.op.sequences.check_memory", lambda *_: None)

@@ -47,7 +47,6 @@ def test_opcheck(max_seqlen: int | None) -> None:
 
 @pytest.fixture
 def stats() -> Counter[str]:
-    """What torch.compile counts, from 0 on."""
     torch._dynamo.utils.counters.clear()
     return torch._dynamo.utils.counters["stats"]
 

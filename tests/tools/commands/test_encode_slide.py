@@ -171,7 +171,6 @@ def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.Captur
 
 
 def test_the_tile_size_is_the_file_s_or_the_option_s(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the same tiles at the same places in other pixels, the embedding is the same."""
     tiles, coords = slide(30)
     torch.save({"features": tiles[0], "coords": 2 * coords[0], "patch_size_level0": 512}, files / "slides" / "a.pt")
     report = json_output(capsys, *arguments(files))

@@ -40,7 +40,6 @@ def demo_losses(comm: Comm) -> dict[str, Any]:
 
 @functools.cache
 def one_rank() -> dict[str, Any]:
-    """What one rank learns."""
     return run_threads(1, demo_losses)[0]
 
 

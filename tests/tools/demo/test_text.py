@@ -200,8 +200,6 @@ def test_bad_input_is_named(
     assert error.count("\n") == 1
 
 
-# Files of models that are damaged: a ValueError that names the file, or the very weights
-
 TINY = ModelConfig(context=64, width=16, layers=1, heads=2)
 
 
@@ -213,29 +211,14 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def same(path: Path, weights: dict[str, Any]) -> bool:
-    """Whether `path` is refused, or holds these very weights."""
-    try:
-        found = load_model(path).state_dict()
-    except ValueError as error:
-        return str(path) in str(error) and len(str(error).splitlines()) == 1
-    return found.keys() == weights.keys() and all(torch.equal(x, weights[name]) for name, x in found.items())
-
-
 def test_a_model_is_what_was_saved_and_can_be_trained_on(model_file: Path) -> None:
     model = load_model(model_file)
     assert all(x.requires_grad and x.device.type == "cpu" for x in model.parameters())
     model.bits_per_byte(torch.zeros(1, 9, dtype=torch.uint8)).backward()
 
 
-def test_a_damaged_model_is_refused_or_the_very_one(model_file: Path, tmp_path: Path) -> None:
-    """A flipped byte may change nothing; a file that ends too early is always refused."""
-    content, weights = model_file.read_bytes(), load_model(model_file).state_dict()
-    for place in (*range(0, len(content), 997), *range(60), *range(len(content) - 60, len(content))):
-        damaged = bytearray(content)
-        damaged[place] ^= 1 + place % 255
-        (tmp_path / "model.pt").write_bytes(damaged)
-        assert same(tmp_path / "model.pt", weights), f"byte {place} of {len(content)}"
+def test_a_model_file_that_ends_too_early_is_refused(model_file: Path, tmp_path: Path) -> None:
+    content = model_file.read_bytes()
     for length in (*range(0, len(content), 1999), len(content) - 1):
         (tmp_path / "model.pt").write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"model\.pt' holds no model"):

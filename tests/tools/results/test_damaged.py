@@ -1,22 +1,18 @@
-"""Result files that are truncated, foreign or damaged: one line that names the file and the place in it, or a whole report."""
+"""Result files that are truncated or foreign: one line that names the file and the place in it."""
 
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from helpers.result_files import COMMITTED, content, write
+from helpers.result_files import content, write
 
 from dilkit.checks import visible
 from dilkit.tools import cli
-from dilkit.tools.commands import compare
-from dilkit.tools.report import html, markdown, registry, terminal
 from dilkit.tools.results.decode import DecodeError, decode, encode
-from dilkit.tools.results.file import ResultError
 
 CPU = content("cpu")
 FILES: dict[str, tuple[bytes, str]] = {
@@ -121,76 +117,3 @@ def test_the_decoder_names_the_place(change: dict[str, Any], complaint: str) -> 
     with pytest.raises(DecodeError) as raised:
         decode(Outer, GOOD | change)
     assert complaint in str(raised.value)
-
-
-# Mutants of the committed files
-
-JUNK = (
-    None,
-    True,
-    -1,
-    0,
-    2**62,
-    2**64,
-    1e-12,
-    1e300,
-    "",
-    "<b>",
-    "|",
-    "$\\frac{",
-    "\x1b[31m",
-    "failed",
-    "2048",
-    [],
-    [1.0],
-    {},
-    {"a": "b"},
-)
-
-
-def mutated(found: dict[str, Any], draw: random.Random) -> dict[str, Any]:
-    """Replace, leave out, add or rename something in a result, most often deep down."""
-    value: Any = found
-    while True:
-        key = draw.choice(list(value) if isinstance(value, dict) else range(len(value)))
-        if not isinstance(value[key], dict | list) or not value[key] or not draw.randrange(6):
-            break
-        value = value[key]
-    change = draw.choice(["replace", "replace", "leave out", "add"])
-    if change == "add" and isinstance(value, list):
-        value.insert(key, draw.choice(JUNK))
-    elif change == "add":
-        value[draw.choice(["a", "time", "<b>"])] = draw.choice(JUNK)
-    elif change == "leave out":
-        del value[key]
-    else:
-        value[key] = draw.choice(JUNK)
-    return found
-
-
-def render(path: Path) -> None:
-    sections = registry.sections_of([path])
-    assert "<b>" not in html.page(sections, None)
-    assert terminal.text(sections)
-    assert markdown.markdown(sections, lambda plot: None)
-    assert registry.sentence_of(path)
-
-
-def check(path: Path) -> None:
-    for use in (render, compare.load):
-        complaint = f"{path}: "
-        try:
-            use(path)
-        except ResultError as error:
-            complaint = str(error)
-        assert complaint.startswith(f"{path}: ")
-        assert complaint.isprintable()
-
-
-@pytest.mark.parametrize("seed", range(80))
-def test_a_mutant_is_rendered_or_refused_in_a_line(seed: int, tmp_path: Path) -> None:
-    draw = random.Random(seed)
-    found = content(draw.choice(COMMITTED).stem)
-    for _ in range(draw.randint(1, 3)):
-        found = mutated(found, draw)
-    check(write(tmp_path / "mutant.json", found))

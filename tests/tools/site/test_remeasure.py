@@ -9,7 +9,6 @@ from dilkit.tools.site.figures import NOTHING
 
 
 def test_every_published_result_of_a_cpu_can_be_measured_anew() -> None:
-    """Of a command without a result yet, there is a page that says so."""
     folder = ROOT / "docs" / "results"
     published = {path.stem for path in folder.glob("*.json")}
     published |= {path.stem for path in folder.glob("*.md") if NOTHING in path.read_text()}

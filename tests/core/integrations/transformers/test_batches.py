@@ -279,7 +279,6 @@ def test_padding_that_a_window_would_count_is_refused(name: str) -> None:
 
 
 def test_a_pattern_that_is_given_wins() -> None:
-    """And the cache of a window is enough for windows that are no longer."""
     register(Pattern.of(SlidingWindow(3)))
     options = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
     ours, _ = pair("mistral")

@@ -269,7 +269,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_refused_on_all_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none waits for another."""
     call, text = REFUSED[name]
     models = [(WINDOWED["gpt_oss"] if "gpt-oss" in name else llama)() for _ in range(2)]
 

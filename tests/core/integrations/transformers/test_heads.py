@@ -30,8 +30,6 @@ SEQ = 40
 
 
 class Layer(nn.Module):
-    """What an attention layer of 8 query and 4 key/value heads has."""
-
     def __init__(self, **config: Any) -> None:
         super().__init__()
         self.config = SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, **config)
