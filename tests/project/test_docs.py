@@ -67,7 +67,7 @@ def test_a_changed_page_is_found(tmp_path):
 @pytest.mark.parametrize("name", sorted(suites.SUITES.keys() - {"seeds"}))  # whose words are of published figures
 def test_figures_in_words_are_figures_of_their_suite(name):
     suite = suites.suite(name)
-    words = registry.KINDS[suite.RECORD.KIND].words.SENTENCES
+    words = registry.kind(suite.RECORD.KIND).words.SENTENCES
     assert words.keys() <= {target.name for target in suite.TARGETS}
 
 
