@@ -155,6 +155,14 @@ def test_ranks_that_make_different_calls() -> None:
     assert all(text in said for said in run_threads(RANKS, on_rank, timeout=5))
 
 
+def test_one_autocast_of_several_is_a_disagreement() -> None:
+    def call(comm: ThreadComm) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=comm.rank == ODD):
+            attend(comm, shards(comm))
+
+    raised_on_all(RANKS, call, "rank 1 has dtype='torch.bfloat16'", PlanMismatch)
+
+
 def test_rows_with_gradients_on_one_rank_alone_along_an_order() -> None:
     """The sink has them on all ranks; rows and gradients would wait for each other on their way back."""
     options: Arguments = dict(order=TokenOrder.from_permutation(range(SEQ)[::-1]), sink=torch.zeros(4, requires_grad=True))
