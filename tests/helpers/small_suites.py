@@ -17,8 +17,8 @@ from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.cpu.cases import CpuSizes, Grid
 from dilkit.tools.bench.gpu.cases import GpuSizes
-from dilkit.tools.bench.patterns.cases import PatternsSizes
-from dilkit.tools.bench.scores.cases import ScoresSizes
+from dilkit.tools.bench.patterns import PatternsSizes
+from dilkit.tools.bench.scores import ScoresSizes
 from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.llama import LlamaConfig
 from dilkit.tools.bench.slides.cases import SlidesSizes
@@ -27,6 +27,7 @@ from dilkit.tools.commands.bench import add_arguments
 from dilkit.tools.console.arguments import changed
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.record import Entry
+from dilkit.tools.results.rows import Row
 
 CONFIGURATIONS = {
     "A": Configuration(128, (16, 32, 128), (1, 2, 16)),
@@ -74,12 +75,12 @@ def run(name: str, out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]
     suite = suites.suite(name)(**dict(sizes=SIZES.get(name)) | fields)
     args = cli.parser_of("bench").parse_args(["--suite", name, "--quick", "--repeats", "2", "--out", str(out), *arguments])
     code = measuring.run(suite, args, changed(args, add_arguments))
-    return code, read_result(out / "suite.json", suite.RECORD)
+    return code, read_result(out / "suite.json", suite.RECORD, suite.kind())
 
 
-def entries(found: object) -> Iterator[Entry]:
-    """Every entry in a result, or in a part of one."""
-    if isinstance(found, Entry):
+def entries(found: object) -> Iterator[Any]:
+    """Every entry in a result, or in a part of one; of a result of rows, its rows."""
+    if isinstance(found, Entry | Row):
         yield found
     elif dataclasses.is_dataclass(found):
         yield from entries(vars(found))

@@ -16,6 +16,7 @@ from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
 from dilkit.tools.results.record import Session, SuiteResult
+from dilkit.tools.results.rows import RowsResult
 
 FILE = "suite.json"
 _RESUME_WAY_OUT = "leave --resume out, or name another folder with --out"
@@ -48,7 +49,7 @@ def merge(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
     for name, option in changed.items():
         if name not in ("suite", "merge", "out"):
             raise ValueError(f"{option}: does not go with --merge, which measures nothing; leave it out")
-    result = suite.merged([read_result(path, suite.RECORD) for path in args.merge])
+    result = suite.merged([read_result(path, suite.RECORD, suite.kind()) for path in args.merge])
     make_folder("--out", args.out)
     from dilkit.tools.report.files import publish
 
@@ -80,6 +81,8 @@ def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: boo
 
 def measured(result: SuiteResult, step: Step) -> SuiteResult:
     """`result` and what a further step measures: at once, or not at all."""
+    if isinstance(result, RowsResult):
+        return dataclasses.replace(result, rows=(*result.rows, *step.measure()), done=result.done + 1)
     rows = (*getattr(result, step.goes_to), step.measure())
     change: dict[str, Any] = {step.goes_to: rows, "done": result.done + 1}
     return dataclasses.replace(result, **change)
@@ -89,7 +92,8 @@ def begin(suite: Suite[Any], steps: list[Step], chosen: dict[str, Any], facts: d
     """The result of a run that has measured nothing yet."""
     plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.sizes.divisor * suite.quick, chosen=chosen)
     names = tuple((step.goes_to, step.what) for step in steps)
-    return new_result(suite.RECORD, device_named(suite.where()), **plan, steps=names, **facts)
+    further = dict(kind=suite.kind(), facts=facts) if suite.RECORD is RowsResult else facts
+    return new_result(suite.RECORD, device_named(suite.where()), **plan, steps=names, **further)
 
 
 def keep(suite: Suite[Any], result: SuiteResult, folder: Path) -> SuiteResult:
@@ -104,7 +108,7 @@ def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResul
     """`result` with what an earlier run has left in `path`. Raises ValueError where that was another kind of run."""
     if not path.exists():
         raise ValueError(f"--resume: there is no {path} to go on from; leave --resume out")
-    before = read_result(path, type(result))
+    before = read_result(path, type(result), result.kind)
     for what, here, there in (
         ("device", _machine(result), _machine(before)),
         ("options", result.chosen, before.chosen),
@@ -121,6 +125,8 @@ def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResul
 
 def _machine(result: SuiteResult) -> dict[str, Any]:
     where = {name: getattr(result.environment, name) for name in ("device_name", "cores", "torch", "dilkit")}
+    if isinstance(result, RowsResult):
+        return where | dict(isa=result.facts.get("isa"))
     return where | dict(isa=result.isa) if hasattr(result, "isa") else where
 
 

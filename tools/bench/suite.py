@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.target import Target
 from dilkit.tools.results.record import Figure, SuiteResult
+from dilkit.tools.results.rows import RowsResult
 
 R = TypeVar("R", bound=SuiteResult)
 NO_OPTION = {"option": False}
@@ -18,7 +20,7 @@ NO_OPTION = {"option": False}
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement: the list of the result that it goes to, what it measures, and how long it takes beside the others."""
+    """One measurement: the table that its rows are of, what it measures, and how long it takes beside the others."""
 
     goes_to: str
     what: str
@@ -43,8 +45,10 @@ class Suite(ABC, Generic[R]):
 
     NAME: ClassVar[str]
     SUMMARY: ClassVar[str]
-    RECORD: ClassVar[type[SuiteResult]]
+    RECORD: ClassVar[type[SuiteResult]] = RowsResult
     TARGETS: ClassVar[tuple[Target[Any], ...]] = ()
+    MAY_FAIL: ClassVar[tuple[str, ...]] = ()
+    """Implementations whose failure is no error: others' that need more memory, or a compiler."""
 
     quick: bool = False
     repeats: int = 5
@@ -74,12 +78,29 @@ class Suite(ABC, Generic[R]):
 
     def lists(self) -> tuple[str, ...]:
         """The fields of the result that steps go to."""
-        return tuple(dict.fromkeys(step.goes_to for step in self.steps()))
+        return ("rows",) if self.RECORD is RowsResult else tuple(dict.fromkeys(step.goes_to for step in self.steps()))
+
+    @classmethod
+    def kind(cls) -> str:
+        """The kind of its results."""
+        return cls.RECORD.KIND or f"suite-{cls.NAME}"
 
     def where(self) -> str:
         """The device that is measured, such as "cpu" or "cuda:1"."""
         return "cpu"
 
     def wrong(self, result: R) -> bool:
-        """Whether a check failed, so that the command ends with exit code 1."""
+        """True if a check failed, so that the command ends with exit code 1."""
+        for row in result.rows if isinstance(result, RowsResult) else ():
+            if row.verdict == "wrong" or (row.verdict == "failed" and row.who not in self.MAY_FAIL):
+                return True
         return any(isinstance(figure, Figure) and figure.exact and figure.verdict == "short" for figure in result.figures)
+
+
+@contextmanager
+def on_threads(most: int) -> Iterator[dict[str, Any]]:
+    """Compute on at most so many threads within this context; it yields their number and the instruction set."""
+    from dilkit.backends.native.backend import instruction_set
+
+    with torch_threads(min(most, usable_cores())) as count:
+        yield dict(isa=instruction_set(), thread_count=count)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dilkit.tools.results.record import Figure, Result
+from dilkit.tools.results.rows import CaseRows, RowsResult
 
 MIB, GIB = 2**20, 2**30
 R = TypeVar("R", bound=Result)
@@ -42,6 +43,42 @@ class Target(Generic[R]):
             name=self.name, must=self.must, aim=self.aim, unit=self.unit, lower=self.lower, exact=self.exact, values=values
         )
         return _with_verdict(figure, self.missing(result))
+
+
+def each(
+    table: str, measure: Callable[[CaseRows], float | None], name: str = "{what}", **facts: Any
+) -> Callable[[RowsResult], Values]:
+    """Read `measure` of the cases of a table that have these facts, each named by the template `name`; None is left out."""
+
+    def read(result: RowsResult) -> Values:
+        values = ((case.label(name), measure(case)) for case in result.cases(table, **facts))
+        return {label: value for label, value in values if value is not None}
+
+    return read
+
+
+def time_ratio(table: str, slow: str, fast: str, name: str = "{what}", **facts: Any) -> Callable[[RowsResult], Values]:
+    """Read the median time of `slow` over that of `fast`, by case, where both were timed."""
+    return each(table, lambda case: case.ratio(slow, fast) if case.timed(slow, fast) else None, name, **facts)
+
+
+def rate_ratio(table: str, above: str, below: str, name: str = "{what}", **facts: Any) -> Callable[[RowsResult], Values]:
+    """Read the nominal rate of `above` over that of `below`, by case, where both were timed."""
+
+    def ratio(case: CaseRows) -> float | None:
+        return case.rows[above].gflops / case.rows[below].gflops if case.timed(above, below) else None
+
+    return each(table, ratio, name, **facts)
+
+
+def memory_ratio(table: str, large: str, small: str, name: str = "{what}", **facts: Any) -> Callable[[RowsResult], Values]:
+    """Read the peak memory of `large` over that of `small`, by case, where both are known."""
+
+    def ratio(case: CaseRows) -> float | None:
+        above, below = (case.rows[who].values.get("peak_bytes") for who in (large, small))
+        return above / below if above and below else None
+
+    return each(table, ratio, name, **facts)
 
 
 def least(pairs: Iterable[tuple[str, float]]) -> Values:

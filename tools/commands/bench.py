@@ -99,7 +99,7 @@ def run(args: Namespace) -> int:
     kind, file = "bench", "bench.json"
     if args.suite:
         load_torch()
-        kind, file = suites.suite(args.suite).RECORD.KIND, "suite.json"
+        kind, file = suites.suite(args.suite).kind(), "suite.json"
     if args.against:
         _check_earlier(args, kind, file)
     code = _suite(args) if args.suite else _one_pattern(args)

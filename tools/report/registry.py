@@ -13,6 +13,7 @@ from dilkit.checks import visible
 from dilkit.tools.report.document import Document, Section
 from dilkit.tools.results.file import ResultError, read_json, read_result
 from dilkit.tools.results.record import Result
+from dilkit.tools.results.rows import RowsResult
 
 KINDS = {
     "suite-seeds": "bench.published:PublishedResult",
@@ -24,8 +25,8 @@ KINDS = {
     "suite-orders": "bench.orders:OrdersResult",
     "suite-slides": "bench.slides:SlidesResult",
     "suite-serving": "bench.serving:ServingResult",
-    "suite-patterns": "bench.patterns:PatternsResult",
-    "suite-scores": "bench.scores:ScoresResult",
+    "suite-patterns": "bench.patterns",
+    "suite-scores": "bench.scores",
     "bench": "bench.one_pattern:BenchResult",
     "overhead": "bench.overhead:OverheadResult",
     "demo": "demo.text:DemoResult",
@@ -37,12 +38,13 @@ KINDS = {
     "costs": "bench.costs:CostsResult",
     "finetune-slide": "finetuning:FinetuneResult",
 }
-"""The package below `dilkit.tools` and the class of each, in the order in which docs/measurements.md lists them."""
+"""The module below `dilkit.tools` with the `REPORT` of each, in the order in which docs/measurements.md lists them; or a package
+with a record of this class and a module `document`."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of result. The functions `document` and `sentence` of the module `words` take a result of type `record`."""
+    """A kind of result. The functions `document` and `sentence` of `words` take a result of type `record`."""
 
     record: type[Result]
     words: Any
@@ -52,6 +54,8 @@ class Kind:
 def kind(name: str) -> Kind:
     """Load a kind of result. Raises ModuleNotFoundError for one that only a checkout has."""
     package, _, record = KINDS[name].partition(":")
+    if not record:
+        return Kind(RowsResult, import_module(f"dilkit.tools.{package}").REPORT)
     records, words = (import_module(f"dilkit.tools.{package}.{module}") for module in ("record", "document"))
     return Kind(getattr(records, record), words)
 
@@ -61,7 +65,7 @@ def read(path: Path) -> Result:
     name = read_json(path)["kind"]
     if name not in KINDS:
         raise ResultError(path, f"a result of kind {name[:40]!r}; known are {', '.join(KINDS)}")
-    return read_result(path, kind(name).record)
+    return read_result(path, kind(name).record, name)
 
 
 def document_of(path: Path) -> Document:

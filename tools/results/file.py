@@ -31,7 +31,8 @@ def new_result(record: type[R], device: Device, **fields: Any) -> R:
     program = Path(sys.argv[0]).name
     arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # no folders of whoever measured
     command = shlex.join(["dilkit" if program == "__main__.py" else program, *arguments])
-    return record(kind=record.KIND, command=command, date=now(), environment=environment(device), **fields)
+    known: dict[str, Any] = dict(kind=record.KIND, command=command, date=now(), environment=environment(device))
+    return record(**known | fields)
 
 
 def write_result(result: Result, path: Path) -> None:
@@ -39,11 +40,14 @@ def write_result(result: Result, path: Path) -> None:
     write_text(path, json.dumps(encode(result), indent=1, allow_nan=False) + "\n")
 
 
-def read_result(path: Path, record: type[R]) -> R:
-    """The result in `path`, which must be of this kind. Raises `ResultError` for a file that is truncated, foreign or damaged."""
+def read_result(path: Path, record: type[R], kind: str = "") -> R:
+    """The result in `path`, which must be of this kind, by default the record's.
+
+    Raises `ResultError` for a file that is truncated, foreign or damaged.
+    """
     data = read_json(path)
-    if data["kind"] != record.KIND:
-        raise ResultError(path, f"a result of kind {data['kind'][:40]!r}; {record.KIND!r} is needed")
+    if data["kind"] != (kind or record.KIND):
+        raise ResultError(path, f"a result of kind {data['kind'][:40]!r}; {kind or record.KIND!r} is needed")
     try:
         return decode(record, data)
     except DecodeError as error:

@@ -109,7 +109,8 @@ def _versions(results: Path) -> list[Version]:
 
 def _lines(versions: Sequence[Version]) -> Iterator[Line]:
     """The main figures of each suite, those that its sentence on docs/measurements.md is made of, on each machine."""
-    main_ones = {name for kind in map(registry.kind, registry.KINDS) for name in getattr(kind.words, "SENTENCES", ())}
+    words = [registry.kind(name).words for name in registry.KINDS]
+    main_ones = {name for one in words for name in getattr(one, "sentences", getattr(one, "SENTENCES", ()))}
     values: dict[tuple[str, str, str], dict[str, float]] = {}
     figures: dict[tuple[str, str, str], PastFigure] = {}
     for version in versions:

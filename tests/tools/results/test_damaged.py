@@ -49,8 +49,7 @@ def test_a_file_that_is_no_result_is_refused_in_one_line(name: str, command: str
 def test_texts_cannot_command_the_terminal(tmp_path: Path, capsys: Any) -> None:
     found = content("patterns")
     found["command"] = found["environment"]["device_name"] = ESCAPES
-    found["windows"] = found["windows"][:1]
-    found["windows"][0]["entries"] = {ESCAPES: found["windows"][0]["entries"]["dilkit"]}
+    found["rows"] = [found["rows"][1] | dict(who=ESCAPES)]
     path = write(tmp_path / "r.json", found)
     assert cli.main(["report", str(odd := tmp_path / "a\x1b[31m\nb.json")]) == 2
     assert f"dilkit report: {visible(str(odd))}: cannot be read: " in capsys.readouterr().err

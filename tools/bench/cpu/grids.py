@@ -10,15 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, split
+from torch import split
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.cpu.cases import Grid
 from dilkit.tools.bench.cpu.measured import MASKED, WINDOW, GridCase
-from dilkit.tools.bench.patterns.ways import Way, compared, native
-from dilkit.tools.bench.scores import ways as scores
+from dilkit.tools.bench.ways import Way, by_torch, compared, native
 
 ROWS = 1024
 """Of a mask that are made at once."""
@@ -39,11 +38,8 @@ def beside_mask(grid: Grid, repeats: int, **sizes: int) -> GridCase:
     parts = split(torch.arange(problem.seq), ROWS)
     mask = torch.cat([problem.pattern.count_rows(rows, problem.seq, 1)[0] > 0 for rows in parts])[None, None]
 
-    def attend(*tensors: Tensor) -> Tensor:
-        out: Tensor = scores.masked(tensors, mask)[0]
-        return out
-
-    return _case(grid, {"native": native(problem, inputs), MASKED: Way(problem, inputs, attend)}, repeats)
+    torchs = Way(problem, inputs, lambda *rows: by_torch(rows, mask))
+    return _case(grid, {"native": native(problem, inputs), MASKED: torchs}, repeats)
 
 
 def _problem(grid: Grid, sizes: Mapping[str, int]) -> Problem:

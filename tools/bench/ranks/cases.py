@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.cpu.cases import CONFIGURATIONS
+from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
 from dilkit.tools.bench.suite import Sizes
 
 SMALL = (
