@@ -25,10 +25,10 @@ from dilkit.tools.console.nearest import with_nearest
 from dilkit.tools.console.streams import open_streams
 
 COMMANDS = {
-    "info": "commands.info.command",
-    "doctor": "commands.doctor.command",
-    "plan": "commands.plan.command",
-    "order": "commands.order.command",
+    "info": "commands.info",
+    "doctor": "commands.doctor",
+    "plan": "commands.plan",
+    "order": "commands.order",
     "verify": "commands.verify",
     "bench": "commands.bench",
     "report": "commands.report",
@@ -37,7 +37,7 @@ COMMANDS = {
     "gpu-day": "gpu_day.command",
     "draw": "commands.draw",
     "demo": "commands.demo",
-    "encode-slide": "commands.encode_slide.command",
+    "encode-slide": "commands.encode_slide",
     "finetune-slide": "commands.finetune_slide",
 }
 """Each command with its module in `dilkit.tools`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dilkit.orders.comparison import curve_orders
 from dilkit.orders.locality import locality_report
-from dilkit.tools.commands.order.report import compactness_cells, distance_cell
+from dilkit.tools.commands.order import compactness_cells, distance_cell
 from dilkit.tools.report.markdown import rows_markdown
 
 CASES = (

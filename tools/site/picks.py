@@ -14,7 +14,7 @@ from dilkit.device import GENERATIONS, Device
 from dilkit.problem import Problem
 from dilkit.selection.preference_table import table_preference
 from dilkit.selector import Trace, trace
-from dilkit.tools.commands.info.kinds import ASKED, by_kind, kind_cells
+from dilkit.tools.commands.info_tables import ASKED, by_kind, kind_cells
 from dilkit.tools.report.markdown import rows_markdown
 
 PATTERN = Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])

@@ -29,7 +29,7 @@ from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 from dilkit.tools.cli import main
-from dilkit.tools.commands.doctor.installation import installed
+from dilkit.tools.commands.doctor import installed
 
 ENTRIES = """[dilkit.kinds]
 colours = helpers.odd_kinds:Colours

@@ -16,7 +16,7 @@ from helpers.fakes import Picky, family, registered
 from dilkit import Device, explain
 from dilkit.environment import TUNED
 from dilkit.tools.cli import COMMANDS, main
-from dilkit.tools.commands.info.kinds import ASKED, OF_WHOLE_SEQUENCES, by_kind, kind_cells
+from dilkit.tools.commands.info_tables import ASKED, OF_WHOLE_SEQUENCES, by_kind, kind_cells
 from dilkit.tools.demo.ranks.layout import MOST_STARTED
 
 pytestmark = pytest.mark.surroundings
@@ -41,7 +41,7 @@ def test_a_command_that_cannot_be_loaded_hides_no_other(
     assert "picked" in output(capsys, "info")
 
 
-@pytest.mark.parametrize("where", ["dilkit.tools.commands.info.command.run", "dilkit.tools.cli.importlib.import_module"])
+@pytest.mark.parametrize("where", ["dilkit.tools.commands.info.run", "dilkit.tools.cli.importlib.import_module"])
 def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """While a command runs, and while it is loaded."""
 
@@ -71,7 +71,7 @@ def test_interruption_of_a_destructor_is_not_lost(
         time.sleep(30)
         return 0
 
-    monkeypatch.setattr("dilkit.tools.commands.info.command.run", run)
+    monkeypatch.setattr("dilkit.tools.commands.info.run", run)
     assert main(["info"]) == code
     assert capsys.readouterr().err == "dilkit: interrupted\n"
 

@@ -18,8 +18,8 @@ from dilkit.comm.launch import processes
 from dilkit.environment import CUDA_CACHE, TUNED, VARIABLES
 from dilkit.registry import Broken
 from dilkit.selection import tuned
-from dilkit.tools.commands.doctor import backends as computing
-from dilkit.tools.commands.doctor.installation import extension_names
+from dilkit.tools.commands import doctor_checks as computing
+from dilkit.tools.commands.doctor import extension_names
 
 
 @pytest.fixture(autouse=True)

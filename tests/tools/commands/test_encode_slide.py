@@ -19,7 +19,7 @@ from helpers.slide_encoder import LENGTHS, SMALL, slide, small
 from dilkit.comm import run_threads
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoderConfig
 from dilkit.tools.cli import main, parser_of
-from dilkit.tools.commands.encode_slide import ranks, report, task
+from dilkit.tools.commands import encode_processes, encode_slide
 
 HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
 """Features that float32 does not hold."""
@@ -162,9 +162,9 @@ def test_a_command_that_does_not_go_through_leaves_nothing(
 def test_ranks_of_a_launcher_share_the_slides(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the place of two processes, one rank; the plan and the outcomes travel as between two."""
     args = parser_of("encode-slide").parse_args(arguments(files, "--json")[1:])
-    work = task.task_of(args, sorted((files / "slides").iterdir()))
-    prints = partial(report.show, args), partial(report.report, args, work, [])
-    assert run_threads(1, lambda comm: ranks.work(work, comm, *prints)) == [0]
+    work = encode_processes.task_of(args, sorted((files / "slides").iterdir()))
+    prints = partial(encode_slide.show, args), partial(encode_slide.report, args, work, [])
+    assert run_threads(1, lambda comm: encode_processes.work(work, comm, *prints)) == [0]
     assert [(one["tiles"], one["kept"]) for one in json.loads(capsys.readouterr().out)["slides"]] == [(30, False), (7, False)]
     again = json_output(capsys, *arguments(files))
     assert [one["kept"] for one in again["slides"]] == [True, True]

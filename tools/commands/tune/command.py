@@ -17,7 +17,7 @@ from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
 from dilkit.selection.tuned_file import TunedEntry
 from dilkit.tools.commands.bench import SEQS
-from dilkit.tools.commands.info.facts import devices
+from dilkit.tools.commands.facts import devices
 from dilkit.tools.commands.tune import report as tune_report
 from dilkit.tools.commands.tune.report import Found
 from dilkit.tools.console import arguments

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Iterator
 
 from dilkit.device import device_named
-from dilkit.tools.commands.info.facts import Failure, guarded
-from dilkit.tools.commands.info.facts import versions as known_versions
+from dilkit.tools.commands.facts import Failure, guarded
+from dilkit.tools.commands.facts import versions as known_versions
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.gpu_day.step import Context, Item, absent, noted
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +14,12 @@ from dilkit import environment, files
 from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.tools.console.arguments import add_backend_argument, device_here, dtype_name, make_folder, positive, whole
 from dilkit.tools.console.interrupt import load_torch
+from dilkit.tools.console.text import print_json, table
 
 if TYPE_CHECKING:
+    from dilkit.integrations.gigapath.cohort.manifest import SlideRecord
     from dilkit.integrations.gigapath.cohort.run import Plan
-    from dilkit.tools.commands.encode_slide.task import Outcome, Task
+    from dilkit.tools.commands.encode_processes import Outcome, Task
 
 MOST_STARTED = 64
 HELP = """\
@@ -83,8 +87,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--ranks: {args.ranks} processes, and at most {MOST_STARTED} are started on one machine; use torchrun")
     load_torch()
     from dilkit.integrations.gigapath.features import check_apart, features_in, others_in
-    from dilkit.tools.commands.encode_slide.report import report, show
-    from dilkit.tools.commands.encode_slide.task import task_of
+    from dilkit.tools.commands.encode_processes import task_of
 
     paths = features_in(args.features)
     check_apart("--out", args.out, args.features)
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     task = task_of(args, paths)
     if started is not None and started.size > 1:
         from dilkit.comm.launch.ranks import run_ranks
-        from dilkit.tools.commands.encode_slide.ranks import WAIT, work
+        from dilkit.tools.commands.encode_processes import WAIT, work
 
         kind = "torch" if started.launcher == "torchrun" else "mpi"
         prints = partial(show, args), partial(report, args, task, unread)
@@ -106,8 +109,7 @@ def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, O
     from tqdm import tqdm
 
     from dilkit.integrations.gigapath.cohort.run import finish, plan_cohort
-    from dilkit.tools.commands.encode_slide.processes import embed_in_processes
-    from dilkit.tools.commands.encode_slide.report import show
+    from dilkit.tools.commands.encode_processes import embed_in_processes
 
     model = task.load()  # before anything is changed: a checkpoint that does not fit ends it here
     with files.locked(args.out):
@@ -121,3 +123,59 @@ def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, O
                 outcome = embed_in_processes(task, plan, args.ranks, bar.update)
         finish(plan, task.job, [*plan.refused, *outcome.refused])
     return plan, outcome
+
+
+UNSAID_POOLING = (
+    "--global-pool is not given: the class token is pooled, which GigaPath's pretraining did not train; --global-pool takes "
+    "the mean of the tiles, --no-global-pool suits weights that were tuned with the class token"
+)
+
+
+def show(args: argparse.Namespace, plan: Plan) -> None:
+    """Print the slides with their tiles and tile sizes, and how much there is to do; nothing where programs read the output."""
+    if args.json:
+        return
+    kept = {record.output for record in plan.kept}
+    rows = [("slide", "tiles", "tile size", "")]
+    for slide in plan.slides:
+        size = f"{slide.tile_size} ({slide.tile_size_from})"
+        rows.append((slide.path.name, f"{slide.tiles:,}", size, "kept" if slide.output.name in kept else "to embed"))
+    print("\n".join(table(rows)))
+    print(f"{len(plan.slides) - len(kept)} of {len(plan.slides)} slides to embed, {plan.tiles:,} tiles", flush=True)
+
+
+def report(args: argparse.Namespace, task: Task, unread: Sequence[Path], plan: Plan, outcome: Outcome) -> int:
+    """Print what became of all slides; the exit code, 1 where one would not do."""
+    records = {one.output: (one, kept) for ones, kept in ((plan.kept, True), (outcome.records, False)) for one in ones}
+    slides = [records[slide.output.name] for slide in plan.slides if slide.output.name in records]
+    refused = sorted([*plan.refused, *outcome.refused], key=lambda one: str(one.path))
+    if args.json:
+        model = task.job.model
+        facts = dict(arch=model.arch, device=args.device, dtype=model.dtype, pooling=model.pooling)
+        reasons = [dict(features=str(one.path), reason=one.reason) for one in refused]
+        shown = [_shown(args.out, *one) for one in slides]
+        print_json("encode-slide", {**facts, "slides": shown, "refused": reasons, "not_read": list(map(str, unread))})
+    else:
+        new = len(outcome.records)
+        kept = f", kept {len(plan.kept)}" if plan.kept else ""
+        print(f"wrote {new} embedding{'s' * (new != 1)} to {args.out}{kept}{_sizes([record for record, _ in slides])}")
+    notes = [UNSAID_POOLING] if task.is_pooling_open else []
+    notes += [f"{path} is no file of features, and is not read" for path in unread]
+    notes += [f"{record.file}: {text}" for record, _ in slides for text in record.warnings]
+    for note in (*notes, *(one.reason for one in refused)):
+        print(f"dilkit encode-slide: {note}", file=sys.stderr)
+    return 1 if refused else 0
+
+
+def _shown(out: Path, record: SlideRecord, kept: bool) -> dict[str, object]:
+    """A slide for programs."""
+    size = dict(tile_size=record.tile_size, tile_size_from=record.tile_size_from)
+    maps = [str(out / name) for name in record.maps]
+    where = dict(features=record.file, out=str(out / record.output), maps=maps, kept=kept)
+    return {**where, "tiles": record.tiles, **size, "warnings": list(record.warnings)}
+
+
+def _sizes(records: Sequence[SlideRecord]) -> str:
+    """How large the tiles of the slides were taken to be, who says so, and of how many slides."""
+    sizes = Counter((record.tile_size, record.tile_size_from) for record in records)
+    return "".join(f"; {slides} with tiles of {size} pixels ({whence})" for (size, whence), slides in sizes.items())

@@ -1,4 +1,4 @@
-"""`dilkit info`: what this machine has, and which backend would compute a problem here or on a GPU that is not here, and why."""
+"""`dilkit info`: devices of this machine, and the backend that would compute a problem here or on another GPU, and why."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dilkit.problem import Problem
 from dilkit.selection.preference_table import ON_GPUS
 from dilkit.selection.proof import Proof, recorded
 from dilkit.selector import Trace, explain
-from dilkit.tools.commands.info import kinds, matrix
-from dilkit.tools.commands.info.facts import (
+from dilkit.tools.commands import info_tables
+from dilkit.tools.commands.facts import (
     CacheBound,
     Failure,
     TorchBuild,
@@ -27,8 +27,7 @@ from dilkit.tools.commands.info.facts import (
     variables,
     versions,
 )
-from dilkit.tools.commands.info.kinds import KindCell, kind_cells
-from dilkit.tools.commands.info.matrix import Cell
+from dilkit.tools.commands.info_tables import Cell, KindCell, kind_cells
 from dilkit.tools.console import arguments
 from dilkit.tools.console.presets import Preset, add_preset_argument
 from dilkit.tools.console.text import in_bytes, print_json, table, wrapped
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     device = args.assume or (device_named(args.device) if args.device else (found[1:] or found)[0])
     preset = _of_preset(args, device)
     problem = arguments.problem_of(args, device)
-    cells = matrix.matrix(problem, found, args.backend) if args.all else None
+    cells = info_tables.matrix(problem, found, args.backend) if args.all else None
     of_kinds = kind_cells(device, args.dtype, lambda asked: explain(asked, args.backend)) if args.kinds else None
     judged = guarded(lambda: explain(problem, args.backend))
     report = Report(versions(), here, recorded(), judged, pattern_cache(), variables(), cells, of_kinds, broken_kinds(), preset)
@@ -126,7 +125,7 @@ def _plain(report: Report) -> dict[str, Any]:
     report_fields |= dict(proofs=report.proofs, pattern_cache=report.pattern_cache, environment=report.environment)
     report_fields |= dict(broken_kinds=report.broken_kinds, preset=report.preset)
     if report.matrix is not None:
-        report_fields |= dict(orders=matrix.orders(), matrix=[cell.to_dict() for cell in report.matrix])
+        report_fields |= dict(orders=info_tables.orders(), matrix=[cell.to_dict() for cell in report.matrix])
     if report.kinds is not None:
         report_fields |= dict(kinds=report.kinds)
     plain: dict[str, Any] = encode(report_fields)
@@ -156,9 +155,13 @@ def _lines(report: Report, device: Device) -> list[str]:
         ]
     lines += ["", "problem", *(wrapped("  preset ", report.preset) if report.preset else ()), *_problem_lines(report.trace)]
     if report.matrix is not None:
-        lines += ["", "the same problem on every known device, for every dtype", *matrix.lines(report.matrix)]
+        lines += ["", "the same problem on every known device, for every dtype", *info_tables.matrix_lines(report.matrix)]
     if report.kinds is not None:
-        lines += ["", f"each kind of branch on {device}, {kinds.SEQ:,} tokens", *kinds.lines(report.kinds, device)]
+        lines += [
+            "",
+            f"each kind of branch on {device}, {info_tables.SEQ:,} tokens",
+            *info_tables.kind_lines(report.kinds, device),
+        ]
     if device.type == "cuda" or report.matrix is not None:
         lines += ["", f"GPUs, as of dilkit {dilkit.__version__}", *wrapped("  ", "\n".join(ON_GPUS))]
     if report.broken_kinds:

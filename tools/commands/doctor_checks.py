@@ -1,4 +1,4 @@
-"""What computes: every backend on a small problem, the CUDA compiler, and two ranks over each transport."""
+"""Checks of `dilkit doctor` that compute: every backend on a small problem, the CUDA compiler, two ranks over each transport."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from dilkit.problem import DTYPES
 from dilkit.registry import list_backends
 from dilkit.testing.conformance import Result, check
 from dilkit.testing.problems import Case
-from dilkit.tools.commands.doctor.finding import Finding, absent, works, wrong
-from dilkit.tools.commands.info.facts import torch_note
+from dilkit.tools.commands.facts import Finding, absent, torch_note, works, wrong
 from dilkit.tools.console.text import error_line
 
 if TYPE_CHECKING:

@@ -1,13 +1,14 @@
-"""What is installed and set: versions, extensions, threads, files, environment variables."""
+"""`dilkit doctor`: parts of this installation that work, parts that do not, and the way out."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +19,58 @@ from dilkit.pattern import Pattern, broken_kinds
 from dilkit.problem import Problem
 from dilkit.selection import tuned
 from dilkit.threads import usable_cores
-from dilkit.tools.commands.doctor.finding import Finding, absent, works, wrong
-from dilkit.tools.commands.info.facts import Failure, guarded, variables, versions
-from dilkit.tools.console.text import error_line
+from dilkit.tools.commands.facts import Failure, Finding, absent, all_of, guarded, variables, versions, works, wrong
+from dilkit.tools.console.interrupt import load_torch
+from dilkit.tools.console.text import error_line, print_json, table
+from dilkit.tools.results.decode import encode
+
+HELP = """\
+check this installation: what works, what does not, and the way out
+
+Every backend computes a small problem, forward and gradients, against the fp64 oracle; two ranks meet over each transport;
+compiled modules, threads, files and DILKIT_* variables are looked at. What is optional and absent is not wrong. Exit code 1 when
+anything is wrong. The report of a bug should have what it prints."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found. 0 = nothing is wrong, 1 = something is."""
+    guarded(load_torch)
+    parts: dict[str, Callable[[], Iterable[Finding]]] = {
+        "installation": installed,
+        "compiled modules": extensions,
+        "threads": threads,
+        "backends": partial(_computing, "backends"),
+        "GPUs": partial(_computing, "gpus"),
+        "ranks": partial(_computing, "ranks"),
+        "files": kept_files,
+        "environment": set_variables,
+    }
+    found = {title: all_of(look) for title, look in parts.items()}
+    wrong = [finding for findings in found.values() for finding in findings if finding.state == "WRONG"]
+    if args.json:
+        print_json("doctor", dict(right=not wrong, parts=encode(found)))
+    else:
+        print("\n".join(_lines(found, len(wrong))))
+    return 1 if wrong else 0
+
+
+def _computing(part: str) -> Iterator[Finding]:
+    """A part that cannot even be imported without torch."""
+    from dilkit.tools.commands import doctor_checks as computing
+
+    looked: Iterator[Finding] = getattr(computing, part)()
+    return looked
+
+
+def _lines(found: dict[str, list[Finding]], wrong: int) -> Iterator[str]:
+    for title, findings in found.items():
+        yield from (title, *table((one.name, one.state, str(one)) for one in findings), "")
+    yield f"{wrong} WRONG: each names its way out" if wrong else "nothing is wrong"
+
 
 REINSTALL = "install dilkit again, from a wheel or with a C compiler: pip install --force-reinstall --no-deps dilkit"
 

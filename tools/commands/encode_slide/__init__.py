@@ -1,1 +1,0 @@
-"""`dilkit encode-slide`: its arguments, what its processes do, and what it prints."""
