@@ -109,7 +109,9 @@ def dilated_attention(
         check_layout(block_layout, pattern, query, key.shape[2])
     scores = PLAIN if bias is None and softcap is None else scores_of(bias, softcap, query, pattern, key.shape[2])
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
-    further = further_arguments(dropout_p, scores=scores, block_layout=block_layout)
+    further: tuple[Any, ...] = ()
+    if dropout_p or scores is not PLAIN or block_layout is not None:
+        further = further_arguments(dropout_p, scores=scores, block_layout=block_layout)
     if facts is None or further:
         out, lse = attend(query, key, value, key_padding_mask, factor, call, sink, *further)
     else:

@@ -33,7 +33,8 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _declared: dict[str, Backend | Broken] | None = None
 _registered: dict[str, Backend] = {}
-_generation = 0
+generation = 0
+"""A number that changes whenever the set of backends does."""
 
 
 def backends() -> dict[str, Backend | Broken]:
@@ -77,7 +78,7 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
         True
         >>> dilkit.unregister_backend("nothing")
     """
-    global _generation
+    global generation
     if problem := _malformed(backend):
         raise TypeError(f"backend={backend!r}: {problem}")
     boolean("replace", replace)
@@ -89,7 +90,7 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
                 "replace=True to have it computed with instead"
             )
         _registered[backend.name] = backend
-        _generation += 1
+        generation += 1
 
 
 def unregister_backend(name: str) -> None:
@@ -110,24 +111,19 @@ def unregister_backend(name: str) -> None:
         >>> dilkit.list_backends()[0] == "reference"
         False
     """
-    global _generation
+    global generation
     with _lock:
         if name not in _registered:
             raise ValueError(
                 f"name={name!r} was not registered in this process; registered: {', '.join(sorted(_registered)) or 'none'}"
             )
         del _registered[name]
-        _generation += 1
+        generation += 1
 
 
 def _class_of(backend: Backend) -> str:
     """The class by name: where a cell of a notebook is run again it is another object."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
-
-
-def generation() -> int:
-    """A number that changes whenever the set of backends does."""
-    return _generation
 
 
 def _load_declared() -> dict[str, Backend | Broken]:

@@ -179,8 +179,8 @@ def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
 
 
 def state() -> tuple[object, ...]:
-    """A value that changes whenever a choice may change: with the set of backends, and with the measured orders."""
-    return registry.generation(), tuned.state(), environment.gpu_proof_text()
+    """A value that changes whenever a choice may change: by `use_backend`, the environment, the set of backends, a tuned file."""
+    return _override.get(), environment.choices(), registry.generation, tuned.generation
 
 
 def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:

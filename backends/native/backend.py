@@ -7,6 +7,7 @@ with `+ log` of how many branches see it. Nothing grows with the number of branc
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
 from itertools import combinations
 from types import ModuleType
@@ -98,7 +99,7 @@ class Native(Backend):
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, layout = inputs
-        encoded, isa, threads = _encoded(problem), instruction_set(), _threads(problem, query)
+        encoded, isa, threads = _prepared(problem, query)
         results: tuple[Tensor, Tensor]
         if cache_seqlens is None:
             if cu_seqlens is not None:
@@ -114,8 +115,7 @@ class Native(Backend):
         query, key, value, mask, cu_seqlens, _, dropout, bias, layout = inputs
         tables = None if layout is None else _given(layout, problem)
         further = mask, cu_seqlens, dropout, bias, tables
-        given = _encoded(problem), instruction_set(), _threads(problem, query)
-        *sums, parts = _kernel().backward(*given, dout, query, key, value, out, lse.contiguous(), *further)
+        *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *further)
         gradients = tuple(sums) if query.dtype == lse.dtype else _rounded(sums, query.dtype)
         return gradients if parts is None else (*gradients, parts.sum(0).to(lse.dtype))
 
@@ -194,29 +194,32 @@ def instruction_set() -> str:
     return environment.cpu_isa(_instruction_sets())
 
 
-def _threads(problem: Problem, query: Tensor) -> int:
-    """The threads for a call; in a packed one each row has the work of one of the longest sequence, at most."""
-    flops = problem.flops()
+def _prepared(problem: Problem, query: Tensor) -> tuple[EncodedProblem, str, int]:
+    """The first arguments of the kernel: the encoded problem, the instruction set, and the threads for the call.
+
+    In a packed call each row has the work of one of the longest sequence, at most.
+    """
+    key, flops = problem.__dict__.get("_native") or _remember(problem)
     if problem.varlen or problem.kv_cache:
         flops = flops * query.shape[1] // problem.seq
-    return 1 if flops < FLOPS_PER_THREAD else max(1, min(_torch_threads(), 1 + flops // FLOPS_PER_THREAD))
+    threads = 1 if flops < FLOPS_PER_THREAD else max(1, min(_torch_threads(), 1 + flops // FLOPS_PER_THREAD))
+    return plan.cached(key, _encode, problem), environment.cpu_isa(_instruction_sets()), threads
+
+
+def _remember(problem: Problem) -> tuple[Hashable, int]:
+    """Keep with `problem` its key in the pattern cache and its FLOPs. It has no length where sequences have their own."""
+    sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
+    options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
+    evaluated = problem.seq if problem.pattern.is_evaluated else 0
+    key = "native", problem.pattern.to_json(), sizes, options, evaluated
+    problem.__dict__["_native"] = key, problem.flops()
+    return key, problem.flops()
 
 
 def _torch_threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _encoded(problem: Problem) -> EncodedProblem:
-    """`problem` as the C kernel reads it; made once and kept in the cache. It has no length where sequences have their own."""
-    kept = problem.__dict__
-    if "_native_key" not in kept:
-        sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
-        options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
-        evaluated = problem.seq if problem.pattern.is_evaluated else 0
-        kept["_native_key"] = "native", problem.pattern.to_json(), sizes, options, evaluated
-    return plan.cached(kept["_native_key"], _encode, problem)
 
 
 def _seq(problem: Problem) -> int:

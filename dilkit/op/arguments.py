@@ -35,7 +35,8 @@ def encode_arguments(
     scores: Scores = PLAIN,
 ) -> tuple[float, str]:
     """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
-    boolean("is_causal", is_causal)
+    if type(is_causal) is not bool:
+        boolean("is_causal", is_causal)
     factor = query.size(-1) ** -0.5 if scale is None else real("scale", scale)
     names = "" if backend is None else ",".join(names_of(backend))
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
@@ -75,7 +76,8 @@ def check_inputs(
 
     Returns the `plain_facts` of query, key and value where these are all tensors.
     """
-    check_pattern(pattern)
+    if not isinstance(pattern, Pattern):
+        check_pattern(pattern)
     compiling = torch.compiler.is_compiling()
     facts = None if compiling else plain_facts(query, key, value)
     if facts is None and (compiling or not surely_fit(query, key, value)):

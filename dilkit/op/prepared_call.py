@@ -48,15 +48,13 @@ def prepare(
 
     `longest`: what a packed call is prepared for, as `sequences.longest` says; 0 for one that is not packed.
     """
+    key = "call", state(), names, facts, scale, call, longest
+    return plan.cached(key, _made, names, tensors, scale, call, longest)
+
+
+def _made(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
+    """Check the tensors, and choose the backend: one of those that the call requests, else of those that hold by default."""
     default = () if asks_for_backends(call) else requested_backends()
-    key = "call", state(), names, facts, default, scale, call, longest
-    return plan.cached(key, _made, names, tensors, default, scale, call, longest)
-
-
-def _made(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], default: tuple[str, ...], scale: float, call: str, longest: int
-) -> PreparedCall:
-    """Check the tensors, and choose the backend: one of those that the call requests, else of `default`."""
     admission = boundary.prepare(names, tensors)
     boundary.warn_of_many_heads(tensors[names.index("query")])
     query, key = tensors[names.index("query")], tensors[names.index("key")]

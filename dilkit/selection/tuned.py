@@ -28,22 +28,17 @@ def seconds(problem: Problem) -> Seconds:
     path = environment.tuned_file()
     if path is None or problem.device.assumed:
         return ()
-    entries, complaint = _read(path, _generation)
+    entries, complaint = _read(path, generation)
     entry = entries.get((setup := setup_of(problem.device), shape_of(problem)))
     if entry is None and (complaint := complaint or _stale(entries, setup)):
         _warn_once(path, complaint)
     return entry or ()
 
 
-def state() -> tuple[object, ...]:
-    """A value that changes whenever `seconds` may change. Reading it takes less than a microsecond."""
-    return environment.tuned(), _generation
-
-
 def read_again() -> None:
     """Read the file again at its next use. Call this after writing it."""
-    global _generation
-    _generation = next(_generations)
+    global generation
+    generation = next(_generations)
     _warned.clear()
 
 
@@ -74,7 +69,8 @@ def branches_of(problem: Problem) -> str:
 
 
 _generations = count(1)
-_generation = 0
+generation = 0
+"""A number that changes whenever the file is to be read again."""
 _warned: dict[str, object] = {}
 
 

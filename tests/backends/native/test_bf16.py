@@ -7,7 +7,7 @@ import torch
 
 from dilkit import Pattern, Problem, SlidingWindow, Strided, dilated_attention
 from dilkit.backends.native import _native
-from dilkit.backends.native.backend import Native, _encoded
+from dilkit.backends.native.backend import Native, _encode
 from dilkit.environment import BF16_SETS
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -81,7 +81,7 @@ def test_a_set_that_is_named_is_taken_however_slow(monkeypatch: pytest.MonkeyPat
 
 def test_gradients_are_summed_up_in_fp32_or_refused() -> None:
     x = torch.randn(1, 8, 1, 8).bfloat16()
-    *sums, _ = _native.backward(_encoded(PROBLEM), SETS[0], 1, x, x, x, x, x, torch.zeros(1, 1, 8), None)
+    *sums, _ = _native.backward(_encode(PROBLEM), SETS[0], 1, x, x, x, x, x, torch.zeros(1, 1, 8), None)
     assert {total.dtype for total in sums} == {torch.float32}
     with pytest.raises(TypeError, match=r"lse is torch.bfloat16, in which the kernel would sum gradients up"):
-        _native.backward(_encoded(PROBLEM), SETS[0], 1, x, x, x, x, x, torch.zeros(1, 1, 8).bfloat16(), None)
+        _native.backward(_encode(PROBLEM), SETS[0], 1, x, x, x, x, x, torch.zeros(1, 1, 8).bfloat16(), None)

@@ -8,7 +8,7 @@ import pytest
 from helpers.pairwise import every_pair
 
 from dilkit import BlockSparse, DilatedSegment, Neighborhood, Pattern, SlidingWindow, Strided, plan
-from dilkit.backends.native.backend import _encoded
+from dilkit.backends.native.backend import _encode
 from dilkit.problem import DTYPES
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
@@ -49,6 +49,6 @@ def test_gradients_of_many_chunks(pattern: str, mask: str, is_causal: bool, dtyp
         lengths = (258, 258) if pattern == "neighborhood" else (5, 170, 0, 1, 258, 17)
         mask, sizes = "none", sizes | dict(seq=sum(lengths), batch=1, lengths=lengths)
     case = Case(feature="chunks", variant="many", pattern=PATTERNS[pattern], mask=mask, is_causal=is_causal, dtype=dtype, **sizes)
-    assert case.lengths or _encoded(case.problem()).chunks >= 4
+    assert case.lengths or _encode(case.problem()).chunks >= 4
     result = check("native", case)
     assert result.verdict == "passed", "; ".join(result.reasons)
