@@ -28,10 +28,15 @@ def agree_on(
     except Exception as error:
         failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
     named = {_STEP: step, **own}
-    record = json.dumps({name: _short(value) for name, value in named.items()}, ensure_ascii=False).encode()
+    for name, value in named.items():
+        if isinstance(value, str) and not (len(value) <= _LONGEST and value.isascii()):
+            named[name] = _short(value)
+    record = json.dumps(named, ensure_ascii=False).encode()
     records, step = comm.share(record, step), f"{step}{comm.along}"
     if failure is not None:
         raise failure
+    if records.count(record) == len(records):  # as in nearly every call
+        return [_read(record, 0, step)] * len(records)
     all_facts = [_read(other, rank, step) for rank, other in enumerate(records)]
     _compare_steps([other[_STEP] for other in all_facts], step)
     if failed := [rank for rank, other in enumerate(all_facts) if _ERROR in other]:
@@ -82,10 +87,8 @@ def _compare(name: str, values: list[Any], step: str) -> None:
         )
 
 
-def _short(value: Any) -> Any:
+def _short(value: str) -> str:
     """A text as it is shared: a long one is its beginning and its digest, because records are short (counted in bytes)."""
-    if not isinstance(value, str):
-        return value
     text = value.encode("utf-8", "backslashreplace")
     if len(text) <= _LONGEST:
         return text.decode()

@@ -85,13 +85,14 @@ class Arguments:
         """Whether a backward pass may follow."""
         if self.recorded is not None:
             return self.recorded
-        others = self.sink, None if self.bias is None else self.bias.weights
-        return self.rows_require_grad or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in others))
+        sink, bias = self.sink, self.bias
+        others = (sink is not None and sink.requires_grad) or (bias is not None and bias.weights.requires_grad)
+        return self.rows_require_grad or (torch.is_grad_enabled() and others)
 
     @property
     def rows_require_grad(self) -> bool:
         """Whether gradients of rows may be asked for, and not of the sink or a bias alone."""
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
+        return torch.is_grad_enabled() and (self.query.requires_grad or self.key.requires_grad or self.value.requires_grad)
 
     @property
     def gradients(self) -> str:
@@ -99,7 +100,7 @@ class Arguments:
         if self.asked is not None:
             return self.asked
         rows = zip("qkv", (self.query, self.key, self.value), strict=True)
-        return "".join(role for role, x in rows if x.requires_grad) if torch.is_grad_enabled() else ""
+        return "".join([role for role, x in rows if x.requires_grad]) if torch.is_grad_enabled() else ""
 
     def check(self) -> None:
         """Raise TypeError or ValueError for arguments that do not fit together."""
@@ -158,4 +159,5 @@ class Arguments:
 
 def asked_on_any_rank(every_rank: Sequence[dict[str, Any]]) -> str:
     """The inputs of which a rank asks for gradients, given the facts of all."""
-    return "".join(role for role in "qkv" if any(role in facts["gradients"] for facts in every_rank))
+    asked = "".join([facts["gradients"] for facts in every_rank])
+    return "".join([role for role in "qkv" if role in asked])

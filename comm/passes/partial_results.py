@@ -33,7 +33,7 @@ class PartialResults:
         if out.is_cuda:
             self._merge_on_device(rows, out, lse)
         else:
-            merge(*(x.detach().contiguous().numpy() for x in (self.out, self.lse, rows, out, lse)))
+            merge(*[x.detach().contiguous().numpy() for x in (self.out, self.lse, rows, out, lse)])
 
     def _merge_on_device(self, rows: Tensor, out: Tensor, lse: Tensor) -> None:
         before = self.lse[rows]

@@ -55,12 +55,14 @@ class ProblemStack:
     @property
     def nbytes(self) -> int:
         """Bytes of all its row numbers."""
-        return self.places.nbytes + sum(x.nbytes for x in self.index_tensors.values())
+        return self.places.nbytes + sum(x.nbytes for x in {id(x): x for x in self.index_tensors.values()}.values())
 
     def to(self, device: torch.device) -> ProblemStack:
         """The same for rows on `device`."""
-        moved: dict[str, Any] = {name: x.to(device) for name, x in self.index_tensors.items()}
-        return replace(self, **moved)
+        if device == self.queries.device:
+            return self
+        moved = {id(x): x.to(device) for x in self.index_tensors.values()}
+        return replace(self, **{name: moved[id(x)] for name, x in self.index_tensors.items()})
 
 
 RunsByRows = dict[KeptRows, RowRun]
@@ -151,8 +153,16 @@ def _index_tensors(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The tensors of a stack in the order of its fields."""
     queries, keys = [(t.problem.queries, t.query_range) for t in tiles], [(t.problem.keys, t.key_range) for t in tiles]
-    of_queries, of_results = (_filled_rows(queries, rows, width, batch, runs[name]) for name in ("q", "qq"))
-    of_keys, of_values, of_flags = (_filled_rows(keys, rows, 1, batch, runs[name]) for name in ("k", "v", "kk"))
+    numbers: dict[tuple[int, bool], Tensor] = {}  # one tensor for roles whose rows lie alike
+
+    def filled(name: str) -> Tensor:
+        of_queries = name in ("q", "qq")
+        place = id(runs[name]), of_queries
+        if place not in numbers:
+            numbers[place] = _filled_rows(*((queries, rows, width) if of_queries else (keys, rows, 1)), batch, runs[name])
+        return numbers[place]
+
+    of_queries, of_results, of_keys, of_values, of_flags = map(filled, ("q", "qq", "k", "v", "kk"))
     if whole:
         return of_queries, of_keys, of_values, of_results, of_flags, None, None
     real_queries = _real(queries, [tile.problem.excluded_queries for tile in tiles], rows, width, batch)

@@ -103,7 +103,10 @@ def span(x: Tensor) -> int:
     """Bytes from the first element to the end of the last; 0 of an empty tensor."""
     if 0 in x.shape:
         return 0
-    return (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))) * x.itemsize
+    last = 0
+    for size, step in zip(x.shape, x.stride(), strict=True):
+        last += (size - 1) * step
+    return (1 + last) * x.itemsize
 
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.passes.ring.forward import block_rows, own_positions
 from dilkit.comm.passes.ring.kv_rotation import KVBlock, KVRotation, RowTransfer
-from dilkit.comm.passes.ring.segment import RingSegment, hops, ring_segments
+from dilkit.comm.passes.ring.segment import RingTables, ring_branch
 from dilkit.comm.passes.rows import collect_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
@@ -45,9 +46,9 @@ def ring_backward(
     added to its own.
     """
     query = inputs.query
-    segments = ring_segments(plan, branch, comm.rank, len(query), query.device, bias is not None)
-    backward = _RingBackward(op, comm, segments, inputs, bias, dout, out, lse, gradients)
-    for hop, blocks in KVRotation(comm, segments, hops(plan, branch), inputs, bias):
+    ring = ring_branch(plan, branch, comm.rank, len(query), query.device, bias is not None)
+    backward = _RingBackward(op, comm, ring.tables, inputs, bias, dout, out, lse, gradients)
+    for hop, blocks in KVRotation(comm, ring, inputs, bias):
         backward.hop(hop, blocks)
     backward.receive()
     return backward.found
@@ -60,7 +61,7 @@ class _RingBackward:
         self,
         op: AttentionOp,
         comm: Comm,
-        segments: list[RingSegment],
+        tables: Sequence[RingTables],
         inputs: RankInputs,
         bias: RankBias | None,
         dout: Tensor,
@@ -68,7 +69,7 @@ class _RingBackward:
         lse: Tensor,
         gradients: str,
     ) -> None:
-        self.op, self.comm, self.segments, self.bias = op, comm, segments, bias
+        self.op, self.comm, self.tables, self.bias = op, comm, tables, bias
         self.found: list[RingGradients] = []
         self.own: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self.positions: list[Tensor | None] = []
@@ -77,8 +78,8 @@ class _RingBackward:
         query, d = inputs.query, inputs.query.shape[-1]
         self.roles = gradients.replace("q", "")
         self.like = inputs.key.new_empty(0, len(self.roles) * d)
-        for segment in segments:
-            rows, keys = segment.own_rows("q"), segment.own_rows("k")
+        for one in tables:
+            rows, keys = one.queries, one.keys
             own = (collect_rows(query, rows), collect_rows(dout, rows), collect_rows(out, rows))
             self.own.append((*own, lse.reshape(-1)[rows]))
             self.positions.append(own_positions(bias, query, rows))
@@ -88,17 +89,17 @@ class _RingBackward:
     def hop(self, hop: int, blocks: list[KVBlock | None]) -> None:
         """Compute with these blocks, and begin to return their gradients to the ranks that hold them."""
         sends = []
-        for i, (segment, block) in enumerate(zip(self.segments, blocks, strict=True)):
+        for i, (tables, block) in enumerate(zip(self.tables, blocks, strict=True)):
             if block is not None:
-                grads = self._compute(i, segment, hop, block)
+                grads = self._compute(i, tables, hop, block)
                 if hop == 0:
                     self.found[i].add_block(grads, self.roles)
                 else:
-                    sends.append((segment.neighbour(-hop), grads.to(self.like.dtype)))
+                    sends.append((tables.segment.neighbour(-hop), grads.to(self.like.dtype)))
         self.receive()
         if hop:
-            self.expected = [i for i, segment in enumerate(self.segments) if segment.reaches(hop)]
-            receives = [(self.segments[i].neighbour(hop), len(self.found[i].keys)) for i in self.expected]
+            self.expected = [i for i, one in enumerate(self.tables) if one.segment.reaches(hop)]
+            receives = [(self.tables[i].segment.neighbour(hop), len(self.found[i].keys)) for i in self.expected]
             step = f"gradients of keys and values, hop {hop}"
             self.transfer = RowTransfer.begin(self.comm, sends, receives, self.like, step)
 
@@ -109,13 +110,13 @@ class _RingBackward:
                 self.found[i].add_block(grads, self.roles)
         self.transfer = None
 
-    def _compute(self, i: int, segment: RingSegment, hop: int, block: KVBlock) -> Tensor:
+    def _compute(self, i: int, tables: RingTables, hop: int, block: KVBlock) -> Tensor:
         """The gradients of a block that are asked for, `(n, width)`; those of the queries are added up here."""
         query, dout, out, lse = self.own[i]
         grads = lse.new_zeros(len(block.keys), self.like.shape[1])
-        tables = block_rows(query, self.positions[i], block, self.bias)
-        for stack in segment.stacks(hop):
-            (rows, dquery), (keys, dkey, dvalue) = self.op.backward(stack, tables, dout, out, lse)
+        table_rows = block_rows(query, self.positions[i], block, self.bias)
+        for stack in tables.stacks_at(hop):
+            (rows, dquery), (keys, dkey, dvalue) = self.op.backward(stack, table_rows, dout, out, lse)
             self.found[i].dquery[rows] += dquery
             grads[stack.keys[keys]] += torch.cat([dkey[:, :0], *(dict(k=dkey, v=dvalue)[role] for role in self.roles)], dim=1)
         return grads

@@ -9,7 +9,7 @@ from dilkit.comm.passes.partial_results import PartialResults
 from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.passes.ring.kv_rotation import KVBlock, KVRotation
-from dilkit.comm.passes.ring.segment import hops, ring_segments
+from dilkit.comm.passes.ring.segment import ring_branch
 from dilkit.comm.passes.rows import collect_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.transports.base import Comm
@@ -20,15 +20,15 @@ def ring_forward(
 ) -> list[tuple[Tensor, PartialResults]]:
     """What this rank's queries see through a branch: `(rows, results)` for each of its segments."""
     query = inputs.query
-    segments = ring_segments(plan, branch, comm.rank, len(query), query.device, bias is not None)
-    rows = [segment.own_rows("q") for segment in segments]
+    ring = ring_branch(plan, branch, comm.rank, len(query), query.device, bias is not None)
+    rows = [tables.queries for tables in ring.tables]
     queries = [collect_rows(query, own) for own in rows]
     places = [own_positions(bias, query, own) for own in rows]
     partials = [PartialResults.empty(len(own), query.shape[-1], query) for own in rows]
-    for hop, blocks in KVRotation(comm, segments, hops(plan, branch), inputs, bias):
-        for segment, own, at, results, block in zip(segments, queries, places, partials, blocks, strict=True):
+    for hop, blocks in KVRotation(comm, ring, inputs, bias):
+        for tables, own, at, results, block in zip(ring.tables, queries, places, partials, blocks, strict=True):
             if block is not None:
-                for stack in segment.stacks(hop):
+                for stack in tables.stacks_at(hop):
                     op.forward(results, stack, block_rows(own, at, block, bias))
     return list(zip(rows, partials, strict=True))
 

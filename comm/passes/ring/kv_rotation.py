@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.rank_inputs import RankInputs
-from dilkit.comm.passes.ring.segment import RingSegment
+from dilkit.comm.passes.ring.segment import RingBranch
 from dilkit.comm.passes.rows import collect_rows, pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm, Pending
 
@@ -38,8 +38,8 @@ class KVRotation:
     being computed with, in buffers of their own.
     """
 
-    def __init__(self, comm: Comm, segments: list[RingSegment], hops: int, inputs: RankInputs, bias: RankBias | None) -> None:
-        self.comm, self.segments, self.hops = comm, segments, hops
+    def __init__(self, comm: Comm, ring: RingBranch, inputs: RankInputs, bias: RankBias | None) -> None:
+        self.comm, self.tables, self.hops = comm, ring.tables, ring.hops
         _, key, value, mask, *_ = inputs
         tensors = [key, value]
         if bias is not None:
@@ -48,7 +48,7 @@ class KVRotation:
             tensors.append(mask[:, :, None, None].expand(*key.shape[:3], 1).contiguous())
         self.has_flags, self.has_positions = mask is not None, bias is not None
         self.columns = [(x.shape[-1], x.dtype) for x in tensors]
-        self.own = [pack_columns(*(collect_rows(x, segment.own_rows("k")) for x in tensors)) for segment in segments]
+        self.own = [pack_columns(*(collect_rows(x, one.keys) for x in tensors)) for one in self.tables]
         self.like = key.new_empty(0, sum(width * dtype.itemsize for width, dtype in self.columns), dtype=torch.uint8)
 
     def __iter__(self) -> Iterator[tuple[int, list[KVBlock | None]]]:
@@ -58,7 +58,7 @@ class KVRotation:
             yield hop, [None if rows is None else self._block(rows) for rows in held]
             if transfer is not None:
                 arrived = iter(transfer.wait())
-                held = [next(arrived) if segment.reaches(-hop - 1) else None for segment in self.segments]
+                held = [None if one.receives[hop] is None else next(arrived) for one in self.tables]
 
     def _block(self, rows: Tensor) -> KVBlock:
         key, value, *further = unpack_columns(rows, *self.columns)
@@ -68,11 +68,11 @@ class KVRotation:
     def _rotate(self, hop: int, held: list[Tensor | None]) -> RowTransfer:
         """Begin to send each block on to the next rank, and to receive the one of the rank before."""
         sends = [
-            (segment.neighbour(1), rows)
-            for segment, rows in zip(self.segments, held, strict=True)
-            if rows is not None and segment.sends_on(hop)
+            (one.segment.neighbour(1), rows)
+            for one, rows in zip(self.tables, held, strict=True)
+            if rows is not None and one.sends[hop]
         ]
-        receives = [(s.neighbour(-1), s.key_rows(-hop - 1)) for s in self.segments if s.reaches(-hop - 1)]
+        receives = [(one.segment.neighbour(-1), rows) for one in self.tables if (rows := one.receives[hop]) is not None]
         return RowTransfer.begin(self.comm, sends, receives, self.like, f"keys and values, hop {hop + 1} of {self.hops - 1}")
 
 

@@ -9,11 +9,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dilkit import plan as core_plan
 from dilkit.comm.passes.kept_rows import HOST, kept_rows, row_numbers, row_run
 from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRows, stack_problems, stack_rows
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.kept_rows import KeptRows, ProblemRows, SmallProblem
 from dilkit.comm.plan.sharded_segments import ShardedSegment
+
+MOST_KEPT = 16
+"""Ranks of a segment up to which the tables of all hops are kept. Those of a hop take 16 bytes for each row of queries and keys
+of a head: for 16 hops a quarter of query, key, value and out in float32 with heads of 64. Beyond, they are made hop by hop."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,72 @@ def _runs(widths: Iterable[tuple[KeptRows, int]]) -> RunsByRows:
     return {rows: (at, width, rows.positions, width, total) for (rows, width), at in zip(kept, starts, strict=True)}
 
 
+@dataclass(frozen=True)
+class RingTables:
+    """One segment of a ring as a rank computes with it: all that depends on plan, rank, batch and device alone.
+
+    Attributes:
+        segment: the segment, seen from this rank.
+        queries: numbers of the rank's own rows of queries, `(batch * seq * heads)`.
+        keys: numbers of its own rows of keys.
+        sends: for each hop, True if the block that the rank computes with goes on to the next rank.
+        receives: for each hop, the rows of keys in the block that arrives after it; None where none arrives.
+        stacks: for each hop, the stacks to compute; empty for segments of more than `MOST_KEPT` ranks.
+    """
+
+    segment: RingSegment
+    queries: Tensor
+    keys: Tensor
+    sends: tuple[bool, ...]
+    receives: tuple[int | None, ...]
+    stacks: tuple[tuple[ProblemStack, ...], ...]
+
+    @classmethod
+    def of(cls, segment: RingSegment, hops: int) -> RingTables:
+        """The tables of a segment in a branch of so many hops."""
+        reached = [segment.reaches(-hop) for hop in range(hops + 1)]
+        receives = tuple(segment.key_rows(-hop) if reached[hop] else None for hop in range(1, hops + 1))
+        stacks = tuple(tuple(segment.stacks(hop)) if reached[hop] else () for hop in range(hops))
+        sends = tuple(segment.sends_on(hop) for hop in range(hops))
+        own = segment.own_rows("q"), segment.own_rows("k")
+        return cls(segment, *own, sends, receives, stacks if segment.size <= MOST_KEPT else ())
+
+    def stacks_at(self, hop: int) -> Iterable[ProblemStack]:
+        """What is computed at a hop."""
+        return self.stacks[hop] if self.stacks else self.segment.stacks(hop)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all row numbers."""
+        stacks = sum(stack.nbytes for of_hop in self.stacks for stack in of_hop)
+        return self.queries.nbytes + self.keys.nbytes + stacks
+
+
+@dataclass(frozen=True)
+class RingBranch:
+    """The segments of a ring branch that a rank holds rows of. All ranks take part in as many exchanges: `hops`."""
+
+    tables: tuple[RingTables, ...]
+    hops: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables of all segments."""
+        return sum(one.nbytes for one in self.tables)
+
+
+def ring_branch(plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device, by_head: bool) -> RingBranch:
+    """The tables of a ring branch for rows on `device`, made once and kept in the cache of patterns."""
+    facts = plan, branch, rank, batch, device, by_head
+    return core_plan.cached(("ring tables", *facts), _ring_branch, *facts)
+
+
+def _ring_branch(plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device, by_head: bool) -> RingBranch:
+    hops = max(len(segment.ranks) for segment in plan.sharded_segments[branch])
+    segments = ring_segments(plan, branch, rank, batch, device, by_head)
+    return RingBranch(tuple(RingTables.of(segment, hops) for segment in segments), hops)
+
+
 def ring_segments(
     plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device = HOST, by_head: bool = False
 ) -> list[RingSegment]:
@@ -96,8 +167,3 @@ def ring_segments(
         for segment in plan.sharded_segments[branch]
         if segment.holds(rank)
     ]
-
-
-def hops(plan: ExchangePlan, branch: int) -> int:
-    """Hops of the segment that most ranks hold: all ranks take part in as many exchanges."""
-    return max(len(segment.ranks) for segment in plan.sharded_segments[branch])
