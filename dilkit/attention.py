@@ -97,7 +97,8 @@ def dilated_attention(
         >>> torch.allclose(dense, expected.transpose(1, 2), atol=1e-5)
         True
     """
-    boolean("return_lse", return_lse)
+    if type(return_lse) is not bool:
+        boolean("return_lse", return_lse)
     if getattr(query, "is_nested", False):
         options: Any = dict(is_causal=is_causal, sink=sink, scale=scale, dropout_p=dropout_p, backend=backend)
         options |= dict(bias=bias, softcap=softcap)

@@ -120,6 +120,8 @@ def similar_name(name: str) -> str | None:
 
 def backend_names() -> tuple[str, ...]:
     """The names in `DILKIT_BACKEND`, or an empty tuple when it is unset or blank."""
+    if _RAW is not None and _CHOICES[0] not in _RAW:
+        return ()
     text = _text(BACKEND)
     if not text.strip():
         return ()

@@ -52,10 +52,14 @@ def forward(
     if cu_seqlens is not None and max_seqlen is not None and cu_seqlens.device.type == "cuda":
         sequences.assert_lengths(cu_seqlens, max_seqlen, query.shape[1])
     query, key, value, *_ = boundary.admit(tensors, prepared.admission)
-    dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
+    dropout = None
+    if prepared.problem.dropout_p or dropout_places is not None:
+        dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
     starts = None if cu_seqlens is None else cu_seqlens.contiguous()
     returned: tuple[Tensor, ...]
-    scores = _bias(prepared.problem, bias, positions, query)
+    scores = None
+    if bias is not None or positions is not None or prepared.problem.bias is not None:
+        scores = _bias(prepared.problem, bias, positions, query)
     inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
     returned = prepared.forward(inputs, prepared.problem)
     if prepared.foreign:
@@ -93,13 +97,17 @@ def backward(
     tensors = (dout, query, key, value, out, lse) + (() if key_padding_mask is None else (key_padding_mask,))
     longest = 0 if cu_seqlens is None else sequences.longest(cu_seqlens, max_seqlen, query, key_padding_mask)
     prepared = prepare(boundary.SAVED, tensors, key_of(boundary.SAVED, tensors), scale, call, longest)
-    scores = _bias(prepared.problem, bias, positions, query)
+    scores = None
+    if bias is not None or positions is not None or prepared.problem.bias is not None:
+        scores = _bias(prepared.problem, bias, positions, query)
     if block_layout is not None or prepared.needs_layout:
         _check_layout(prepared.problem, block_layout, query)
     if query.numel() == 0:
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), _no_bias_gradient(prepared.problem, query)
     dout, query, key, value, out, lse, *_ = boundary.admit(tensors, prepared.admission)
-    dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
+    dropout = None
+    if prepared.problem.dropout_p or dropout_places is not None:
+        dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
     starts = None if cu_seqlens is None else cu_seqlens.contiguous()
     inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
     returned: tuple[Tensor, ...] = prepared.backward(dout, inputs, out, lse, prepared.problem)
@@ -112,7 +120,7 @@ def backward(
 
 
 def _dropout(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dropout | None:
-    """Which weights are dropped, where the call has a dropout."""
+    """The weights that are dropped, where the call has a dropout."""
     if problem.varlen and places is not None:
         raise ValueError("dropout_places and cu_seqlens cannot go together; the places of packed sequences are their own")
     return None if problem.dropout_p == 0 else dropout_of(problem, seed, places)
@@ -120,8 +128,6 @@ def _dropout(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dr
 
 def _bias(problem: Problem, weights: Tensor | None, positions: Tensor | None, query: Tensor) -> LoweredBias | None:
     """The bias of a call, where it has one. Raises TypeError or ValueError for tensors that are not those of its form."""
-    if problem.bias is None and weights is None and positions is None:
-        return None
     check_bias(problem.bias, weights, positions, query, query.shape[1])
     return None if problem.bias is None or weights is None else LoweredBias(problem.bias, weights, positions)
 
