@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, check_capability
 from dilkit.pattern import OFFSETS, OVERLAPS, DilatedSegment
-from dilkit.pattern.lowering import Band, CutGrid, GivenBlocks, Segments, Unlowered
+from dilkit.pattern.lowering import Band, GivenBlocks, Segments, Unlowered
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -105,27 +104,21 @@ class Limits:
     forms: frozenset[str] | None = None
     """The forms that a pattern may be lowered to (docs/design.md): some of `dilkit.pattern.lowering.FORMS`, or `COUNT` for a
     backend that goes by `Pattern.count`, whatever the branches are. None: dilated segments alone, `problem.pattern.segments`."""
-    branch_kinds: frozenset[str] | None = None
-    """The kinds of branches, in place of `forms`: as of 0.3 `forms` says it, and `branch_kinds` is read with a warning."""
     offsets: frozenset[str] = frozenset(OFFSETS)
     """The supported values of `Pattern.offset`."""
     overlaps: frozenset[str] = frozenset(OVERLAPS)
     """The supported values of `Pattern.overlap`."""
 
     def __post_init__(self) -> None:
-        for name in ("devices", "dtypes", "device_features", "stored", "biases", "forms", "branch_kinds", "offsets", "overlaps"):
+        for name in ("devices", "dtypes", "device_features", "stored", "biases", "forms", "offsets", "overlaps"):
             names = getattr(self, name)
-            if names is None and name in ("devices", "forms", "branch_kinds"):
+            if names is None and name in ("devices", "forms"):
                 continue
             if not isinstance(names, (set, frozenset)) or not all(isinstance(one, str) for one in names):
                 raise TypeError(
                     f"{name}={names!r} is a {type(names).__name__}; a set of names is needed, as frozenset({{'cpu'}})"
                 )
             object.__setattr__(self, name, frozenset(names))
-        if self.branch_kinds is not None:
-            if self.forms is not None:
-                raise TypeError("branch_kinds and forms say the same; give forms alone")
-            warnings.warn("Limits(branch_kinds=) is now Limits(forms=), see docs/migrating.md", DeprecationWarning, stacklevel=3)
         for name in ("min_capability", "max_capability"):
             check_capability(name, getattr(self, name))
         for name in (
@@ -211,13 +204,8 @@ class Limits:
     def _branch_refusals(self, problem: Problem) -> list[Refusal]:
         branches = problem.pattern.branches
         if self.forms is None:
-            kinds = self.branch_kinds or frozenset({DilatedSegment.kind})
-            unknown = {branch.kind for branch in branches} - kinds
-            if unknown:
-                return [Refusal("branch kind", _listed(unknown), f"supports {_listed(kinds)}")]
-            newer = {branches[form.branch].kind for form in problem.forms if isinstance(form, (CutGrid, GivenBlocks))}
-            limit = "no border='cut' and no layout by call, which are newer than branch_kinds"
-            return [Refusal("branch kind", _listed(newer), limit)] if newer else []
+            unknown = {branch.kind for branch in branches} - {DilatedSegment.kind}
+            return [Refusal("branch kind", _listed(unknown), f"supports {DilatedSegment.kind}")] if unknown else []
         beyond = [form for form in problem.forms if form.name not in self.forms]
         if COUNT in self.forms:
             beyond = [form for form in beyond if isinstance(form, GivenBlocks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from dataclasses import dataclass
@@ -189,4 +190,21 @@ def _malformed(backend: object) -> str:
         return f"its priority {backend.priority!r} is not an integer"
     if not isinstance(backend.requires, tuple):
         return f"its requires {backend.requires!r} is not a tuple of module names"
-    return "" if isinstance(backend.limits, Limits) else "its limits are not a dilkit.backend.Limits"
+    if not isinstance(backend.limits, Limits):
+        return "its limits are not a dilkit.backend.Limits"
+    return _older_forward(backend)
+
+
+def _older_forward(backend: Backend) -> str:
+    """The complaint on a `forward` that takes tensors one by one, as in dilkit 0.2; empty where it takes `inputs`, `problem`."""
+    try:
+        parameters = inspect.signature(backend.forward).parameters.values()
+    except ValueError:  # written in C, without a signature
+        return ""
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p.name for p in parameters if p.kind in named and p.default is p.empty]
+    return (
+        ""
+        if len(required) <= 2
+        else f"its forward takes {', '.join(required)}; give it `inputs` and `problem` (docs/migrating.md)"
+    )

@@ -61,7 +61,7 @@ def forward(
     if bias is not None or positions is not None or prepared.problem.bias is not None:
         scores = _bias(prepared.problem, bias, positions, query)
     inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
-    returned = prepared.forward(inputs, prepared.problem)
+    returned = prepared.backend.forward(inputs, prepared.problem)
     if prepared.foreign:
         wanted = dict(zip(("out", "lse"), boundary.empty_outputs(query), strict=True))
         returned = boundary.check_returned(prepared.backend.name, returned, wanted, tensors)
@@ -110,7 +110,7 @@ def backward(
         dropout = _dropout(prepared.problem, dropout_seed, dropout_places)
     starts = None if cu_seqlens is None else cu_seqlens.contiguous()
     inputs = Inputs(query, key, value, key_padding_mask, starts, None, dropout, scores, block_layout)
-    returned: tuple[Tensor, ...] = prepared.backward(dout, inputs, out, lse, prepared.problem)
+    returned: tuple[Tensor, ...] = prepared.backend.backward(dout, inputs, out, lse, prepared.problem)
     learned = prepared.problem.bias is not None and prepared.problem.bias.learned
     if prepared.foreign:
         wanted = dict(dquery=query, dkey=key, dvalue=value, **(dict(dbias=bias) if learned and bias is not None else {}))

@@ -23,7 +23,6 @@ from dilkit.decoding.step import Step
 from dilkit.inputs import Inputs
 from dilkit.op._facts import key_of, undispatched
 from dilkit.op.boundary import check_returned, check_room, empty_outputs, lse_dtype, span
-from dilkit.op.older_backends import Forward, methods_of
 from dilkit.op.overlap import check_places, check_written
 from dilkit.op.rules import in_given_dtypes
 from dilkit.op.schema import asks_for_backends, backends_asked, decode_call, library, scores_asked
@@ -59,7 +58,6 @@ class PreparedLastRows:
     """What was chosen for calls with the same facts."""
 
     backend: Backend
-    forward: Forward
     problem: Problem
     nbytes: int
     spans: tuple[int, ...]
@@ -213,7 +211,7 @@ def _attend(
     if query.numel() == 0:
         return empty_outputs(query)
     inputs = Inputs(query, k_cache, v_cache, cache_seqlens=cache_seqlens + new, bias=scores)
-    out, lse = _checked_results(prepared, prepared.forward(inputs, prepared.problem), query, tensors)
+    out, lse = _checked_results(prepared, prepared.backend.forward(inputs, prepared.problem), query, tensors)
     if sink is not None:
         add_zero_keys(out, lse, None, sink)
     return out, lse
@@ -278,7 +276,7 @@ def _prepare(
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
     nbytes, step = len(call) + plan.ENTRY_BYTES, _of_one_row(given, problem, backend)
     lengths = not pattern.only_segments and query.shape[1] > 0
-    return PreparedLastRows(backend, methods_of(backend).forward, problem, nbytes, spans, foreign, lengths, step)
+    return PreparedLastRows(backend, problem, nbytes, spans, foreign, lengths, step)
 
 
 def _of_one_row(given: Mapping[str, Tensor], problem: Problem, backend: Backend) -> OfOneRow | None:

@@ -31,7 +31,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, scale: float, call: str, 
 
 def _compute(query: Tensor, key: Tensor, value: Tensor, prepared: PreparedCall) -> tuple[Tensor, Tensor]:
     boundary.check_room(boundary.INPUTS, (query, key, value), prepared.admission.spans)
-    return prepared.forward(Inputs(query, key, value), prepared.problem)
+    return prepared.backend.forward(Inputs(query, key, value), prepared.problem)
 
 
 class DifferentiableAlone(torch.autograd.Function):
@@ -56,7 +56,7 @@ class DifferentiableAlone(torch.autograd.Function):
             if prepared is not None and prepared.is_plain:
                 boundary.check_room(boundary.SAVED, tensors, prepared.admission.spans)
                 query, key, value, out, lse = saved
-                return *prepared.backward(dout, Inputs(query, key, value), out, lse, prepared.problem), None
+                return *prepared.backend.backward(dout, Inputs(query, key, value), out, lse, prepared.problem), None
         return *gradients(dout, dlse, (*saved, None, scale, call), ())[:3], None
 
 

@@ -11,7 +11,6 @@ from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.device import probe
 from dilkit.op import boundary
-from dilkit.op.older_backends import Backward, Forward, methods_of
 from dilkit.op.schema import asking_for, asks_for_backends, backends_asked, decode_call, dropout_asked, scores_asked
 from dilkit.op.zero_keys import ZeroKeys, zero_keys_of
 from dilkit.problem import Problem
@@ -29,8 +28,6 @@ class PreparedCall:
     """
 
     backend: Backend
-    forward: Forward
-    backward: Backward
     problem: Problem
     admission: boundary.Admission
     foreign: bool
@@ -91,7 +88,7 @@ def _made(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, cal
     odd = foreign or given or admission.any_copied or zero_keys is not None or dropout_asked(call) > 0 or bias is not None
     plain = not odd and query.numel() > 0
     asking = asking_for(call, ",".join(default)) if default else call
-    return PreparedCall(backend, *methods_of(backend), problem, admission, foreign, given, zero_keys, plain, asking, nbytes)
+    return PreparedCall(backend, problem, admission, foreign, given, zero_keys, plain, asking, nbytes)
 
 
 _TEXTS = 4

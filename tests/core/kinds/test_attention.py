@@ -20,7 +20,6 @@ from dilkit import (
     DilatedCache,
     DilatedSegment,
     GlobalTokens,
-    Limits,
     Neighborhood,
     Pattern,
     PatternError,
@@ -120,15 +119,6 @@ MIX = Pattern.of(SlidingWindow(300), DilatedSegment(512, 4), GlobalTokens(4))
 
 def problem(pattern: Pattern = MIX, seq: int = 4096) -> Problem:
     return Problem(pattern=pattern, seq=seq, heads=4, head_dim=8, requires_grad=True)
-
-
-def test_limits_by_kinds_are_read_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match=r"Limits\(branch_kinds=\) is now Limits\(forms=\)"):
-        limits = Limits(branch_kinds=frozenset({"sliding_window", "dilated_segment"}))
-    (refused,) = limits.refusals(problem())
-    assert str(refused) == "branch kind global_tokens: supports dilated_segment, sliding_window"
-    with pytest.raises(TypeError, match="branch_kinds and forms say the same; give forms alone"):
-        Limits(branch_kinds=frozenset(), forms=frozenset())
 
 
 def test_a_pattern_of_another_kind_has_no_lists() -> None:
