@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dilkit.checks import shown
 
@@ -85,7 +86,7 @@ _warned: set[str] = set()
 
 def choices() -> tuple[object, ...]:
     """Raw values of the variables that decide who computes: equal as long as none of them changes. It takes 0.3 us."""
-    get = (os.environ if _RAW is None else _RAW).get
+    get: Any = (os.environ if _RAW is None else _RAW).get
     backend, isa, proof, tuned = _CHOICES
     return get(backend), get(isa), get(proof), get(tuned)
 

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from dilkit import plan
 from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
-from dilkit.backends.flex.given import Shown, given_blocks, given_pairs
 from dilkit.backends.flex.pairs import Shows, counter, shown_by_several
-from dilkit.backends.flex.scores import bias_of
+from dilkit.bias.form import LoweredBias
 from dilkit.inputs import Inputs
-from dilkit.pattern.lowering import Band
+from dilkit.op.block_layout import as_bools
+from dilkit.pattern.lowering import Band, GivenBlocks
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -188,3 +188,68 @@ def _block_mask(blocks: tuple[Tensor, Tensor], mask_mod: Mod, length: int) -> An
     return BlockMask.from_kv_blocks(
         *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(length, length)
     )
+
+
+Shown = Callable[[Any, Any, Any, Any], Any]
+
+
+def given_pairs(layout: Tensor, problem: Problem, length: int) -> Shown:
+    """Whether the layout shows a pair, of `length` rows at most: `shows(b, h, i, j)`, int32."""
+    (form,) = (one for one in problem.forms if isinstance(one, GivenBlocks))
+    seen, missing = as_bools(layout, problem.heads), -(-length // form.block) - layout.shape[2]
+    seen = torch.nn.functional.pad(seen, (0, missing, 0, missing))
+    first, stop = form.heads
+    batches, heads = seen.shape[:2]
+
+    def shows(b: Any, h: Any, i: Any, j: Any) -> Any:
+        served = (h >= first) & (h < stop)
+        own = seen[b if batches > 1 else b * 0, h if heads > 1 else h * 0, i // form.block, j // form.block]
+        return (served & own).to(torch.int32)
+
+    return shows
+
+
+def given_blocks(layout: Tensor, problem: Problem, count: int) -> Tensor:
+    """Which of `count` blocks a side hold a pair, bool `(batch or 1, heads, count, count)`."""
+    (form,) = (one for one in problem.forms if isinstance(one, GivenBlocks))
+    seen = as_bools(layout, problem.heads)
+    first = torch.arange(seen.shape[2], device=seen.device)[:, None] * form.block
+    edges = torch.arange(count, device=seen.device) * BLOCK
+    overlap = ((first < edges + BLOCK) & (edges < first + form.block)).float()
+    some = (overlap.T @ seen.float() @ overlap > 0).expand(-1, problem.heads, -1, -1).clone()
+    some[:, : form.heads[0]] = some[:, form.heads[1] :] = False
+    return some.tril() if problem.is_causal else some
+
+
+Bias = Callable[[Any, Any, Any, Any], Any]
+
+
+def bias_of(bias: LoweredBias) -> Bias:
+    """What is added to the score of query i and key j, numbers in their sequence where positions are not given."""
+    form, weights, positions = bias
+
+    def apart(b: Any, i: Any, j: Any) -> list[Any]:
+        if positions is None:
+            return [i - j]
+        at = b if len(positions) > 1 else b * 0
+        return [positions[at, i, k] - positions[at, j, k - form.dims] for k in range(form.dims)]
+
+    def distance(b: Any, h: Any, i: Any, j: Any) -> Any:
+        parts = apart(b, i, j)
+        if form.metric == "euclidean":
+            measured = sum(part * part for part in parts) ** 0.5
+        elif form.metric == "l1":
+            measured = sum(part.abs() for part in parts)
+        else:
+            measured = parts[0].abs()
+            for part in parts[1:]:
+                measured = measured.maximum(part.abs())
+        return -weights[h, 0] * measured
+
+    def entry(b: Any, h: Any, i: Any, j: Any) -> Any:
+        index: Any = 0
+        for size, part in zip(form.sizes, apart(b, i, j), strict=True):
+            index = index * size + part.clamp(-(size // 2), size // 2) + size // 2
+        return weights[h, index if positions is None else index.int()]
+
+    return entry if form.sizes else distance

@@ -4,8 +4,8 @@ from numpy import float32
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit.backends.native.backend import GivenTables
 from dilkit.backends.native.branches import BranchArrays
-from dilkit.backends.native.layouts import GivenTables
 from dilkit.bias.form import LoweredBias
 from dilkit.op.dropout import Dropout
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from functools import cache
 from itertools import combinations
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dilkit import environment, plan
 from dilkit.backend import Backend, Limits, Refusal, missing_modules
@@ -24,7 +24,6 @@ from dilkit.backends.native.branches import (
     residue_classes,
     widest_window,
 )
-from dilkit.backends.native.layouts import GivenTables, given_tables
 from dilkit.bias.form import BIASES, METRICS
 from dilkit.inputs import Inputs
 from dilkit.pattern.lowering import FORMS, Band, Form, GivenBlocks, Grid, Segments
@@ -40,6 +39,10 @@ if TYPE_CHECKING:
 
     EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int]
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
 
 NO_BIAS, TABLE = 0, 4
 """What a bias is a function of, beside the metrics from 1 on: kernels/native.h."""
@@ -262,3 +265,59 @@ def _encode_scores(problem: Problem) -> EncodedScores:
     kind = TABLE if form.sizes else METRICS.index(form.metric) + 1
     a, b, c = (*form.sizes, *lacking)
     return problem.softcap, kind, form.dims, form.apart, (a, b, c)
+
+
+class GivenTables(NamedTuple):
+    """Tables as kernels/native.h has them, int64 and contiguous; `batches` and `heads` of the layout, each perhaps 1."""
+
+    table: Int64Array
+    rows_end: Int64Array
+    first_columns: Int64Array
+    columns: Int64Array
+    batches: int
+    heads: int
+
+
+def given_tables(layout: Tensor, block: int) -> GivenTables:
+    """Those of a layout on the CPU, as `dilkit.op.block_layout` has it, with blocks of `block` tokens."""
+    import torch
+
+    batches, heads, blocks, _ = layout.shape
+    counts, runs = _of_bools(layout) if layout.dtype is torch.bool else _of_numbers(layout)
+    tables = 2 * batches * heads
+    return GivenTables(
+        (torch.arange(tables + 1) * blocks).numpy(),
+        (torch.arange(1, blocks + 1) * block).repeat(tables).numpy(),
+        torch.cat((counts.new_zeros(1), counts.cumsum(0))).numpy(),
+        (runs * block).contiguous().numpy(),
+        batches,
+        heads,
+    )
+
+
+def _of_bools(layout: Tensor) -> tuple[Tensor, Tensor]:
+    """How many runs of columns each row of each table has, and all runs `(n, 2)`, in blocks."""
+    import torch
+    from torch.nn import functional as F
+
+    rows = torch.stack((layout, layout.mT), 2).flatten(0, 3)
+    steps = F.pad(rows.to(torch.int8), (1, 1)).diff(dim=1)
+    begins = steps == 1
+    return begins.sum(1), torch.stack((begins.nonzero()[:, 1], (steps == -1).nonzero()[:, 1]), 1)
+
+
+def _of_numbers(layout: Tensor) -> tuple[Tensor, Tensor]:
+    """`_of_bools` of the numbers of the blocks that are seen."""
+    import torch
+
+    batches, heads, blocks, _ = layout.shape
+    table, row = torch.arange(batches * heads).view(batches, heads, 1, 1), torch.arange(blocks)[:, None]
+    seen, column = layout >= 0, layout.long()
+    width = blocks + 1  # of a row among all: the last column is seen by none, so that no run goes on into the next row
+    by_query, by_key = ((2 * table * blocks + row) * width + column, ((2 * table + 1) * blocks + column) * width + row)
+    pairs = torch.cat((by_query[seen], by_key[seen])).sort().values
+    apart = pairs.diff() != 1
+    one = apart.new_ones(min(len(pairs), 1))
+    first, last = pairs[torch.cat((one, apart))], pairs[torch.cat((apart, one))] + 1
+    counts = torch.bincount(first // width, minlength=2 * batches * heads * blocks)
+    return counts, torch.stack((first % width, last % width), 1)

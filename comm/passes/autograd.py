@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dilkit.comm.agreement import agree_on
 from dilkit.comm.passes.all_to_all.backward import AllToAllBackward, Results
 from dilkit.comm.passes.all_to_all.forward import AllToAllForward
 from dilkit.comm.passes.all_to_all.received_rows import ReceivedRows
-from dilkit.comm.passes.backward_call import agree_on_call
-from dilkit.comm.passes.context import PassContext
+from dilkit.comm.passes.context import UNKNOWN, PassContext
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.local_attention import local_backward, local_forward
 from dilkit.comm.passes.partial_results import merge_rows
@@ -36,6 +36,7 @@ from dilkit.comm.passes.ring.backward import ring_backward
 from dilkit.comm.passes.ring.forward import ring_forward
 from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.transports.base import Comm
+from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 from dilkit.op import boundary
 from dilkit.op.rules import without_autocast
 from dilkit.op.through_lse import through_lse
@@ -203,3 +204,28 @@ def _largest_of_all(comm: Comm, here: Tensor) -> Tensor:
     """The largest of all ranks, number by number; NaN where a rank has NaN."""
     records = comm.share(json.dumps(here.tolist()).encode(), "sizes of gradients")
     return torch.stack([here.new_tensor(json.loads(record)) for record in records]).amax(dim=0)
+
+
+STEP = "backward pass of ring_dilated_attention"
+CALL, LSE = "call", "lse in the loss"
+
+
+def agree_on_call(context: PassContext, lse_in_loss: bool) -> bool:
+    """Whether `lse` is in the loss of a rank. Raises PlanMismatch on all ranks where they run the backward passes of other calls.
+
+    Rows of calls of equal shapes would be taken for each other. A rank that does not know its call goes with the others.
+    """
+    if context.comm.size == 1:
+        return lse_in_loss
+    facts: dict[str, Any] = {CALL: context.began, LSE: lse_in_loss}
+    every_rank = agree_on(context.comm, lambda: facts, (CALL, LSE), STEP)
+    known = {rank: of_rank[CALL] for rank, of_rank in enumerate(every_rank) if of_rank[CALL] != UNKNOWN}
+    calls = list(known.values())
+    if odd := [rank for rank, call in known.items() if call != max(calls, key=calls.count)]:
+        raise PlanMismatch(
+            f"{STEP}{context.comm.along}: {ranks_text(odd)} and the others are in the backward passes of different calls; all "
+            "ranks must run them in the same order",
+            odd,
+            STEP,
+        )
+    return any(of_rank[LSE] for of_rank in every_rank)

@@ -62,7 +62,8 @@ class ProblemStack:
         if device == self.queries.device:
             return self
         moved = {id(x): x.to(device) for x in self.index_tensors.values()}
-        return replace(self, **{name: moved[id(x)] for name, x in self.index_tensors.items()})
+        tensors: dict[str, Any] = {name: moved[id(x)] for name, x in self.index_tensors.items()}
+        return replace(self, **tensors)
 
 
 RunsByRows = dict[KeptRows, RowRun]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from dilkit.op import boundary, flops, kernels
+from dilkit.op import boundary, kernels
 from dilkit.op import rules as op_rules
 from dilkit.op._facts import undispatched
-from dilkit.op.schema import backward_op, encode_call, forward_op, library, scores_asked
+from dilkit.op.schema import backward_op, decode_call, encode_call, forward_op, library, scores_asked
 
 __all__ = ["attend", "backward_op", "encode_call", "forward_op"]
 
@@ -51,5 +51,20 @@ for _device, _dispatch_key in op_rules.AUTOCAST_KEYS.items():
 torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: boundary.empty_outputs(query), lib=library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=library)
 torch.library.register_vmap("dilkit::dilated_attention", op_rules.vmap, lib=library)
-register_flop_formula(forward_op.overloadpacket)(flops.forward_flops)
-register_flop_formula(backward_op.overloadpacket)(flops.backward_flops)
+
+
+@register_flop_formula(forward_op.overloadpacket)
+def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, call: str, *_: Any, **__: Any) -> int:
+    """Return the nominal FLOPs of a call with tensors of these shapes."""
+    pattern, is_causal, _requires_grad = decode_call(call)
+    batch, seq, heads, head_dim = query
+    seq = min(seq, pattern.max_seq)
+    return pattern.flops(seq, heads, head_dim, batch=batch, kv_heads=key[2], is_causal=is_causal)
+
+
+@register_flop_formula(backward_op.overloadpacket)
+def backward_flops(
+    dout: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, mask: Any, scale: float, call: str, *_: Any, **__: Any
+) -> int:
+    """Return those of the backward pass of such a call."""
+    return forward_flops(query, key, value, mask, scale, call) * 5 // 2

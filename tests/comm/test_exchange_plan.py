@@ -22,8 +22,8 @@ from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
 from dilkit.comm.passes.local_attention import local_ranges
 from dilkit.comm.passes.problem_stacks import ProblemStack
 from dilkit.comm.passes.ring.segment import RingSegment, ring_segments
-from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, ring_buffer_bytes
 from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.forecast import exchange_buffer_bytes, ring_buffer_bytes
 from dilkit.comm.plan.sharded_segments import assign_heads
 from dilkit.plan import cache_clear, cache_info
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow
 from dilkit.comm import Rows, exchange_plan, ring_dilated_attention, ring_dilated_attention_varlen, run_threads, shard_cuts
-from dilkit.comm.plan.buffer_bytes import exchange_buffer_bytes, kept_bytes
 from dilkit.comm.plan.exchange_plan import PHASES
-from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.plan.forecast import Forecast, Speed, exchange_buffer_bytes, kept_bytes
 from dilkit.comm.transports.base import Comm
 from dilkit.testing.tensors import Tensors
 

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Neighborhood, Pattern, SlidingWindow, Strided
-from dilkit.backends.native.backend import encode_problem
-from dilkit.backends.native.layouts import given_tables
+from dilkit.backends.native.backend import encode_problem, given_tables
 from dilkit.bias.base import Bias
 from dilkit.bias.form import LoweredBias
 from dilkit.bias.tables import RelativeTable

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,6 @@ from torch import Tensor
 from dilkit.comm.transports.base import PeerBytes
 from dilkit.comm.transports.errors import CommError, CommTimeout, PeerLost, ranks_text
 from dilkit.comm.transports.mpi.library import mpi
-from dilkit.comm.transports.mpi.progress import ProgressThread, threads_may_call_mpi
 
 PIECE_BYTES = 8 << 20
 """Longer messages go in pieces: any length then works on any MPI library, and a wait notices that bytes still come in."""
@@ -138,3 +139,40 @@ def unfinished_exchanges() -> list[MPIExchange]:
         with contextlib.suppress(CommError):
             exchange.unfinished()
     return list(in_progress)
+
+
+NAP = 0.001
+"""Seconds between two calls: a long message needs a few, and a call with its nap takes a fiftieth of a core."""
+
+
+class ProgressThread:
+    """It calls MPI from `begin()` on as long as there is anything in `under_way`, and ends before MPI does."""
+
+    def __init__(self, under_way: Collection[object]) -> None:
+        self._under_way, self._begun, self._ended = under_way, threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="dilkit-mpi-progress", daemon=True)
+        self._thread.start()
+        self.begin = self._begun.set
+        # Before mpi4py ends MPI; a program that does so itself deletes the attributes of COMM_SELF first.
+        atexit.register(self._end)
+        mpi().COMM_SELF.Set_attr(mpi().Comm.Create_keyval(delete_fn=lambda *_: self._end()), True)
+
+    def _run(self) -> None:
+        nothing = mpi().COMM_SELF.Dup().Irecv(bytearray(1))  # what never arrives
+        while self._begun.wait() and not self._ended:
+            self._begun.clear()
+            while self._under_way and not self._ended:
+                nothing.Test()
+                time.sleep(NAP)
+        nothing.Cancel()
+        nothing.Wait()
+
+    def _end(self) -> None:
+        self._ended = True
+        self.begin()
+        self._thread.join()
+
+
+def threads_may_call_mpi() -> bool:
+    """Whether several threads of this process may call MPI at once."""
+    return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from dilkit.checks import shown
 from dilkit.integrations.gigapath.longnet_vit import LongNetViT, created
 from dilkit.integrations.gigapath.longnet_vit import create_model as described
-from dilkit.integrations.gigapath.stand_ins import is_stand_in, place, refusing, take_away
 from dilkit.integrations.patches import Handle, Patches
 from dilkit.selector import names_of
 
@@ -170,3 +169,46 @@ def _restore() -> None:
 
 
 Installation.patches = Patches({MODULE: _patch, FLASH: _patch_flash}, _restore)
+
+
+ORIGIN = "stand-in by dilkit.integrations.gigapath"
+
+_placed: dict[ModuleType, dict[str, ModuleType]] = {}
+"""The stand-ins, and what `sys.modules` had under that name before."""
+
+
+def place(name: str, path: Iterable[str] = (), **content: Any) -> None:
+    """Put a package with this content where `name` is imported from; other modules of it are looked for in `path`."""
+    module = ModuleType(name, f"A {ORIGIN}.")
+    module.__spec__ = ModuleSpec(name, None, origin=ORIGIN, is_package=True)
+    module.__path__ = list(path)
+    vars(module).update(content)
+    _placed[module] = {name: sys.modules[name]} if name in sys.modules else {}
+    sys.modules[name] = module
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+
+
+def is_stand_in(module: ModuleType | None) -> bool:
+    """Whether `place` made it."""
+    return module in _placed
+
+
+def take_away() -> None:
+    """Undo every `place`; a stand-in goes under whatever name others have put it."""
+    for name, module in list(sys.modules.items()):
+        if is_stand_in(module):
+            del sys.modules[name]
+    for before in _placed.values():
+        sys.modules.update(before)
+    _placed.clear()
+
+
+def refusing(name: str, why: str) -> Callable[..., NoReturn]:
+    """A function that raises RuntimeError, whatever it is called with."""
+
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"{name} is a {ORIGIN}, and computes nothing: {why}")
+
+    return refuse

@@ -32,7 +32,6 @@ from dilkit.integrations.transformers.checks import (
 )
 from dilkit.integrations.transformers.context.attention import KEPT_AS
 from dilkit.integrations.transformers.continuous.attention import attend_batch
-from dilkit.integrations.transformers.cross_attention import attend_across
 from dilkit.integrations.transformers.heads import held_heads, on_held_heads, sinks_of
 from dilkit.integrations.transformers.packing import Packing, of_tokens
 from dilkit.integrations.transformers.patterns import Patterns, pattern_of, stated_patterns
@@ -145,3 +144,20 @@ def _by_cache(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -
             )
         return False
     return mask is None or rows == 1 or (not torch.compiler.is_compiling() and bool(mask[:, -rows:].all()))
+
+
+def attend_across(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: TokenMask | None, dropout: float, scaling: float | None
+) -> Tensor:
+    """By torch, `(batch, rows, heads, head_dim)`, of queries and keys `(batch, heads, rows, head_dim)`.
+
+    Raises ValueError for keys of a cache that leaves some out.
+    """
+    if getattr(key, KEPT_BY, None) is not None:
+        raise ValueError(
+            f"{type(module).__name__} is cross-attention, which a dilated_cache() does not compute; take a DynamicCache"
+        )
+    checked = checked_mask(mask, module, query, key)
+    tokens = None if checked is None or checked.tokens is None else checked.tokens[:, None, None]
+    out = F.scaled_dot_product_attention(query, key, value, tokens, dropout_p=dropout, scale=scaling)
+    return out.transpose(1, 2)

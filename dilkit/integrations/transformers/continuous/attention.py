@@ -11,7 +11,8 @@ new keys and values --------------+---> the pool, where `write_index` says; last
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
@@ -21,13 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.compiler import not_compiled
+from dilkit.decoding._kept_tokens import KeptTokens, kept_tokens
 from dilkit.decoding.layout import Layout
 from dilkit.decoding.paged.call import Call, check_rows
 from dilkit.decoding.paged.prompts import Prompt, attend_prompts
+from dilkit.decoding.paged.spans import unseen_of
 from dilkit.decoding.step import Span, Step, Write, table
 from dilkit.decoding.stores import check_decodable
-from dilkit.integrations.transformers.continuous.batch import LayerBatch
-from dilkit.integrations.transformers.continuous.spans import BatchSpans
+from dilkit.integrations.transformers.continuous.batch import BatchSequence, LayerBatch
 from dilkit.integrations.transformers.patterns import is_of_windows
 from dilkit.op.boundary import lse_dtype
 from dilkit.pattern import Pattern
@@ -114,3 +116,61 @@ def _check_pattern(pattern: Pattern, batch: LayerBatch) -> None:
             f"the pool keeps the last {window - 1} tokens of layers with a window, but the pattern of layer {batch.layer} is "
             f"{pattern}; give windows of up to {window} tokens, or a configuration without sliding_window"
         )
+
+
+_POOL, _NEW = (0, 1), (2, 3)
+"""The numbers of the stored tensors of a step: keys and values in the pool, and new ones."""
+
+
+@dataclass
+class BatchSpans:
+    """Collects the spans of a batch, and the masks that they name."""
+
+    pattern: Pattern
+    layout: Layout
+    spans: list[Span] = field(default_factory=list)
+    unseen: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._given = self.pattern.among(self.layout.heads, self.layout.kv_heads)
+        self._once = self.pattern.branches if self.pattern.overlap == "once" else ()
+        self._kept = [one for of_branch in kept_tokens(self.pattern, self._given) for one in of_branch]
+
+    def add(self, sequence: BatchSequence) -> None:
+        """The new rows of a sequence."""
+        for row in range(sequence.rows.start, sequence.rows.stop):
+            token = sequence.before + row - sequence.rows.start
+            for one in self._kept:
+                if indices := one.seen(token):
+                    tokens = self._on_device(one.tokens(indices))
+                    hidden = unseen_of(one, token, tokens, self._given, self._once, self.layout.device)
+                    self._see(sequence, row, one, tokens, hidden)
+
+    def _on_device(self, tokens: range | NDArray[np.int64]) -> range | Tensor:
+        return tokens if isinstance(tokens, range) else torch.from_numpy(tokens).to(self.layout.device)
+
+    def _see(self, sequence: BatchSequence, row: int, kept: KeptTokens, tokens: range | Tensor, hidden: Tensor | None) -> None:
+        width = self.layout.kv_heads * self.layout.head_dim
+        served = row, 1, kept.head, kept.head_step, kept.heads
+        first, step = kept.head * self.layout.head_dim, kept.head_step * self.layout.head_dim
+        for place, run in _runs(tokens, sequence.before):
+            number = -1
+            if hidden is not None:
+                number = len(self.unseen)
+                self.unseen.append(hidden[..., place : place + len(run)].contiguous())
+            if run.start < sequence.before:
+                paged = dict(pages=sequence.first, page_rows=1, page=width, page_first=run.start, page_step=run.step)
+                at = first, 0, step, width
+                self.spans.append(Span(*served, len(run), _POOL[0], *at, _POOL[1], *at, unseen=number, **paged))
+            else:
+                at = first + (sequence.rows.start + run.start - sequence.before) * width, 0, step, run.step * width
+                self.spans.append(Span(*served, len(run), _NEW[0], *at, _NEW[1], *at, unseen=number))
+
+
+def _runs(tokens: range | Tensor, before: int) -> Iterator[tuple[int, range]]:
+    """Tokens at equal distances, with the number of the first; none has some before token `before` and some from there on."""
+    if isinstance(tokens, range):
+        kept = len(range(tokens.start, min(tokens.stop, before), tokens.step))
+        yield from ((place, run) for place, run in ((0, tokens[:kept]), (kept, tokens[kept:])) if run)
+    else:
+        yield from ((place, range(token, token + 1)) for place, token in enumerate(tokens.tolist()))

@@ -20,10 +20,9 @@ from helpers.slide_encoder import slide, small
 from dilkit import files
 from dilkit.integrations.gigapath import attention_map
 from dilkit.integrations.gigapath.cohort import run
-from dilkit.integrations.gigapath.cohort.geojson import write_geojson
+from dilkit.integrations.gigapath.cohort.embedding import write_geojson
 from dilkit.integrations.gigapath.cohort.job import Job
-from dilkit.integrations.gigapath.cohort.packs import packs_of, shares_of
-from dilkit.integrations.gigapath.cohort.run import embed_share, finish, plan_cohort
+from dilkit.integrations.gigapath.cohort.run import embed_share, finish, packs_of, plan_cohort, shares_of
 from dilkit.integrations.gigapath.cohort.settings import ModelRecord, ReadSettings, sha256_of
 
 LENGTHS = (30, 7, 12, 7, 3)

@@ -13,7 +13,7 @@ from helpers.slide_tables import table
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dilkit.integrations.gigapath.finetuning import metrics, rates, read_labels, split_examples
+from dilkit.integrations.gigapath.finetuning import metrics, read_labels, split_examples, training
 from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels
 from dilkit.integrations.gigapath.finetuning.splits import Splits, check_splits
 
@@ -89,7 +89,7 @@ def test_complaints_are_counted_and_name_what_is_no_text(tmp_path: Path) -> None
         read_labels(tmp_path / "labels.csv")
 
 
-@pytest.mark.parametrize("module", [metrics, rates])
+@pytest.mark.parametrize("module", [metrics, training])
 def test_examples_of_functions_that_are_not_public(module: object) -> None:
     result = doctest.testmod(module)
     assert result.attempted
