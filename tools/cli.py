@@ -21,8 +21,7 @@ import dilkit
 from dilkit import NoBackendError, environment
 from dilkit.files import why_not
 from dilkit.tools.console.interrupt import INTERRUPTED, TERMINATED, terminable
-from dilkit.tools.console.nearest import with_nearest
-from dilkit.tools.console.streams import open_streams
+from dilkit.tools.console.text import with_nearest
 
 COMMANDS = {
     "info": "commands.info",
@@ -168,6 +167,20 @@ def _why_not_loaded(error: Exception, what: str) -> str:
     if absent.startswith("dilkit.tools.") and not importlib.util.find_spec("dilkit.tools.site"):
         return f"needs a checkout: {absent} is not installed; `pip install -e .` in a clone of the repository has it"
     return f"{what}: {type(error).__name__}: {error}"
+
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+
+
+def open_streams() -> None:
+    """Open the standard streams that are closed, to nowhere: else printing fails, and the next file takes their number."""
+    for number, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            os.set_inheritable(handle, handle == number)
+            stream = open(handle, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 if __name__ == "__main__":

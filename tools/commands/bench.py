@@ -19,7 +19,7 @@ from dilkit.tools.console import arguments
 from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
-from dilkit.tools.console.nearest import nearest
+from dilkit.tools.console.text import nearest
 
 if TYPE_CHECKING:
     from dilkit.tools.bench.one_pattern.record import BenchResult

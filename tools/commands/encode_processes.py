@@ -144,10 +144,6 @@ def main(folder: Path) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
-
-
 WAIT = 7 * 24 * 3600.0
 """Seconds that a rank waits for another, which may have much longer slides left."""
 
@@ -179,3 +175,7 @@ def together_of(outcomes: list[Outcome]) -> Outcome:
     """What became of the slides of all ranks."""
     records = chain.from_iterable(one.records for one in outcomes)
     return Outcome(list(records), list(chain.from_iterable(one.refused for one in outcomes)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -23,12 +23,13 @@ from dilkit.tools.console.arguments import (
     add_call_arguments,
     add_pattern_arguments,
     assumed_device,
+    bandwidth,
+    flops,
     pattern_of,
     problem_of,
     set_series,
     whole,
 )
-from dilkit.tools.console.quantities import bandwidth, flops
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, print_json, wrapped
 from dilkit.tools.report.document import Document, Table, tables
 from dilkit.tools.report.terminal import document_text

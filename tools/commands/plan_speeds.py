@@ -13,8 +13,7 @@ from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.simulation.peers import peers
 from dilkit.comm.simulation.simulation import Simulated, Stragglers, simulate
 from dilkit.comm.simulation.topology import Topology
-from dilkit.tools.console.arguments import number, problem_of, set_series, whole
-from dilkit.tools.console.quantities import bandwidth, flops
+from dilkit.tools.console.arguments import bandwidth, flops, number, problem_of, set_series, whole
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Table
 from dilkit.tools.results.file import new_result, read_result, write_result

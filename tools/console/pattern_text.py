@@ -11,7 +11,7 @@ from typing import Any
 from dilkit.files import read_bytes, why_not
 from dilkit.pattern import KINDS, Pattern, broken_kinds
 from dilkit.pattern.presets import Presets
-from dilkit.tools.console.nearest import nearest
+from dilkit.tools.console.text import nearest
 
 PRESETS = tuple(name for name, value in vars(Presets).items() if isinstance(value, classmethod) and name != "of")
 """The names of `Pattern.mistral` and the others."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dilkit.device import Device, why_float32
 from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.pattern import Pattern
-from dilkit.tools.console.nearest import nearest
+from dilkit.tools.console.text import nearest
 
 
 @dataclass(frozen=True)

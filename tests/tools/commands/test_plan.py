@@ -19,7 +19,7 @@ from dilkit.comm.transports.base import Comm
 from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.commands.plan_speeds import SpeedsResult
-from dilkit.tools.console.quantities import bandwidth, flops, whole_number
+from dilkit.tools.console.arguments import bandwidth, flops, whole_number
 from dilkit.tools.results.file import new_result, write_result
 
 MIB = 2**20

@@ -102,10 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 """Features of a tile."""
 SIDES = (7, 8, 9)
 """Tiles a side of a slide, which is a square."""
@@ -151,3 +147,7 @@ def made_up_slide(together: bool, generator: torch.Generator) -> tuple[Tensor, T
     tiles = 0.3 * torch.randn(len(cells), WIDTH, generator=generator)
     tiles[within if together else anywhere, 0] += 3
     return tiles, TILE * (cells + torch.tensor([chance(4), chance(4)]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
