@@ -14,16 +14,17 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
 ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 """The top-level folders, each with the name that it is installed under."""
 IN_CHECKOUTS_ONLY = (
-    *(f"tools/bench/{suite}/" for suite in ("costs", "cpu", "gpu", "hosts", "kernels", "orders", "patterns", "published", "ptx")),
-    *(f"tools/bench/{suite}/" for suite in ("ranks", "scores", "serving", "slides")),
+    *(f"tools/bench/{name}" for name in ("costs", "cpu", "gpu", "hosts", "kernels", "orders", "patterns", "published", "ptx")),
+    *(f"tools/bench/{name}" for name in ("configuration", "ranks", "scores", "serving", "slide", "ways")),
     *("tools/demo/image/", "tools/demo/llama/", "tools/demo/ranks/", "tools/gpu_day/", "tools/site/"),
 )
-"""Folders that no wheel has: suites of measurements, demos beside the first, the GPU day, what writes the pages."""
+"""Beginnings of paths that no wheel has: suites of measurements, demos beside the first, the GPU day, what writes the pages."""
 C_FOLDERS = {
     "backends/native/_native.pyx": "backends/native/kernels",
     "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",
@@ -76,6 +77,14 @@ def extensions():
         )
 
 
+class BuildModules(build_py):
+    """Leaves out modules that checkouts alone have."""
+
+    def find_package_modules(self, package, package_dir):
+        modules = super().find_package_modules(package, package_dir)
+        return [module for module in modules if not Path(module[2]).as_posix().startswith(IN_CHECKOUTS_ONLY)]
+
+
 class BuildExtensions(build_ext):
     """Compiles what is dispatched once for each instruction set that the compiler knows, each file with its own flags."""
 
@@ -120,6 +129,6 @@ setup(
     packages=list(packages()),
     package_dir=packages(),
     ext_modules=cythonize(list(extensions()), language_level=3, nthreads=0 if WINDOWS else os.cpu_count()),
-    cmdclass={"build_ext": BuildExtensions},
+    cmdclass={"build_ext": BuildExtensions, "build_py": BuildModules},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},
 )

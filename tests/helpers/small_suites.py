@@ -21,7 +21,7 @@ from dilkit.tools.bench.patterns import PatternsSizes
 from dilkit.tools.bench.scores import ScoresSizes
 from dilkit.tools.bench.serving.cases import ServingSizes
 from dilkit.tools.bench.serving.llama import LlamaConfig
-from dilkit.tools.bench.slides.cases import SlidesSizes
+from dilkit.tools.bench.slides import SlidesSizes
 from dilkit.tools.bench.suite import Sizes
 from dilkit.tools.commands.bench import add_arguments
 from dilkit.tools.console.arguments import changed

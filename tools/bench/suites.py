@@ -17,7 +17,7 @@ SUITES = {
     "scores": "dilkit.tools.bench.scores:ScoresSuite",
     "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",
     "serving": "dilkit.tools.bench.serving.suite:ServingSuite",
-    "slides": "dilkit.tools.bench.slides.suite:SlidesSuite",
+    "slides": "dilkit.tools.bench.slides:SlidesSuite",
 }
 """Where the class of each is."""
 

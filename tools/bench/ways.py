@@ -21,7 +21,7 @@ from dilkit.tools.measure.case import CaseFields, failed
 from dilkit.tools.measure.ceilings import MultiplyAdds
 from dilkit.tools.measure.correctness import some_rows
 from dilkit.tools.measure.flex import FLEX
-from dilkit.tools.measure.single_call import call_once
+from dilkit.tools.measure.single_call import SingleCall, call_once
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.record import Entries, Entry
 from dilkit.tools.results.rows import Row, rows_of
@@ -158,6 +158,14 @@ def case_rows(table: str, what: str, ways: Mapping[str, Way], repeats: int) -> l
 def compared(ways: Mapping[str, Way], repeats: int) -> CaseFields:
     """Compare each way with the definition, then time those that are right in turns, beside multiply-adds."""
     return timed({name: _admitted(way) for name, way in ways.items()}, ways, repeats)
+
+
+def checked(check: Check | None, one: SingleCall | None = None) -> Entry:
+    """The entry of an implementation before it is timed: its verdict, and if it is right the memory of `one` call."""
+    if check and not check.passed:
+        return Entry(verdict="wrong", reasons=(check.complaint,), check=(check,))
+    checks = (check,) if check else ()
+    return Entry(check=checks, peak_bytes=one.peak_bytes if one else None, memory_note=one.why if one else None)
 
 
 def _admitted(way: Way) -> Entry:

@@ -23,7 +23,7 @@ KINDS = {
     "suite-ring": "bench.ranks:RanksResult",
     "suite-hosts": "bench.hosts:HostsResult",
     "suite-orders": "bench.orders:OrdersResult",
-    "suite-slides": "bench.slides:SlidesResult",
+    "suite-slides": "bench.slides",
     "suite-serving": "bench.serving:ServingResult",
     "suite-patterns": "bench.patterns",
     "suite-scores": "bench.scores",

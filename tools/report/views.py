@@ -76,6 +76,9 @@ TIME = Column("time", lambda row, case: in_seconds(row.median_s))
 QUARTILES = Column("quartiles", lambda row, case: " - ".join(map(in_seconds, row.quartiles_s)))
 SAMPLES = Column("samples", lambda row, case: str(len(row.samples)))
 GFLOPS = Column("GFLOP/s", lambda row, case: number(row.gflops))
+OF_MATMUL = Column(
+    "of matmul", lambda row, case: f"{row.gflops / case.rows['matmul'].values['gflops']:.0%}" if "matmul" in case.rows else "-"
+)
 
 
 @dataclass(frozen=True)
@@ -203,12 +206,13 @@ class Report:
 
 
 def not_measured(result: RowsResult) -> list[str]:
-    """Why implementations were not measured, each reason once with the cases that it holds for."""
+    """Why implementations, or their memory, were not measured, each reason once with the cases that it holds for."""
     places: dict[str, list[str]] = {}
     for row in result.rows:
-        for reason in row.reasons:
-            where = ", ".join(str(value) for value in row.case.values())
-            places.setdefault(f"{row.who} {row.verdict}: {reason}", []).append(f"{row.table}: {where}")
+        where = f"{row.table}: {', '.join(str(value) for value in row.case.values())}"
+        notes = [f"{row.who} {row.verdict}: {reason}" for reason in row.reasons]
+        for note in [*notes, *filter(None, [row.values.get("memory_note")])]:
+            places.setdefault(note, []).append(where)
     return [f"{note} ({', '.join(dict.fromkeys(cases))})" for note, cases in places.items()]
 
 

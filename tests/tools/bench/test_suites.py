@@ -15,10 +15,9 @@ from helpers.result_files import FOLDER, content
 from helpers.small_suites import entries, run
 
 from dilkit import DilatedCache
-from dilkit.tools.bench import suites, ways
+from dilkit.tools.bench import slides, suites, ways
 from dilkit.tools.bench.published import judge
 from dilkit.tools.bench.serving import decoding, llama
-from dilkit.tools.bench.slides import suite as slides
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.report import registry

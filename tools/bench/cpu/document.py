@@ -7,7 +7,7 @@ from statistics import median
 
 from dilkit.tools.bench.cpu.measured import MASKED
 from dilkit.tools.bench.cpu.record import SHARED, CpuResult, of_peak
-from dilkit.tools.bench.slides.record import PUBLISHED
+from dilkit.tools.bench.slides import PUBLISHED
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
 from dilkit.tools.report.entries import grouped, quartiles, reasons, times_as_long

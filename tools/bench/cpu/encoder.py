@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.testing.accuracy import Check
-from dilkit.tools.bench.serving.entries import timed
-from dilkit.tools.bench.slides.calls import CHECKED, shorter, slide
-from dilkit.tools.bench.slides.record import PUBLISHED, SlideCase
+from dilkit.tools.bench.cpu.measured import SlideCase
+from dilkit.tools.bench.slide_calls import CHECKED, shorter, slide
+from dilkit.tools.bench.slides import PUBLISHED
+from dilkit.tools.bench.ways import timed
 from dilkit.tools.measure.published_slides import published_forward
 from dilkit.tools.measure.single_call import AGREEMENT_BF16, agreement
 from dilkit.tools.results.record import Entries, Entry

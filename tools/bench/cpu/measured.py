@@ -83,6 +83,14 @@ class GridCase(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlideCase(Case):
+    """The slide encoder, of `depth` layers, on slides of so many `tiles`."""
+
+    tiles: tuple[int, ...]
+    depth: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class IdlePass:
     """The tasks of a pass, and by the number of threads the share of their time in which they have none: `simulated`, from the
     pairs that tasks score, and `measured`, where there are as many cores."""

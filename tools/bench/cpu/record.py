@@ -17,9 +17,10 @@ from dilkit.tools.bench.cpu.measured import (
     InnerLoops,
     Memory,
     Million,
+    SlideCase,
     title_of,
 )
-from dilkit.tools.bench.slides.record import SlideCase, listed
+from dilkit.tools.bench.slides import listed
 from dilkit.tools.results.record import Case, Measurement, SuiteResult, of_case
 
 SHARED = 1.32
@@ -85,7 +86,7 @@ class CpuResult(SuiteResult):
         yield from ((case.title, case) for case in self.few)
         yield from ((f"{case.title}, beside a window", case) for case in self.grids)
         yield from ((f"{case.title}, with a mask", case) for case in self.masked)
-        yield from ((f"{listed(case.tiles)}, {case.depth} layers, bf16, backward, all threads", case) for case in self.encoder)
+        yield from ((f"{listed(*case.tiles)}, {case.depth} layers, bf16, backward, all threads", case) for case in self.encoder)
 
     def on_threads(self, count: int | None = None) -> str:
         """Such as ", 4 threads", empty for one; those of the result where a case does not say."""

@@ -7,7 +7,7 @@ from functools import partial
 from dilkit.environment import BF16_SETS
 from dilkit.tools.bench.cpu.measured import MASKED, WINDOW, DimCase, GridCase
 from dilkit.tools.bench.cpu.record import SHARED, CpuResult
-from dilkit.tools.bench.slides.record import PUBLISHED, listed
+from dilkit.tools.bench.slides import PUBLISHED, listed
 from dilkit.tools.bench.target import GIB, MIB, Target, Values, least
 
 SHORT_TOKENS = 1024
@@ -55,7 +55,7 @@ def _other_code(code: str, result: CpuResult) -> str | None:
 
 
 def _encoder(result: CpuResult) -> Values:
-    return {listed(case.tiles): case.ratio(PUBLISHED, "native") for case in result.encoder if case.timed(PUBLISHED, "native")}
+    return {listed(*case.tiles): case.ratio(PUBLISHED, "native") for case in result.encoder if case.timed(PUBLISHED, "native")}
 
 
 def _few(recorded: bool, result: CpuResult) -> Values:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import attention_mass, attention_rows
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
@@ -33,13 +31,6 @@ def shorter(config: SlideEncoderConfig, divisor: int) -> SlideEncoderConfig:
     return replace(config, segment_lengths=tuple(max(length // divisor, rate) for length, rate in pairs))
 
 
-def padded(slides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, coordinates and mask of all slides in one batch, as long as the longest of them."""
-    features, coords = (pad_sequence([one[i][0] for one in slides], batch_first=True) for i in range(2))
-    lengths = torch.tensor([one.shape[1] for one, _ in slides])
-    return features, coords, torch.arange(features.shape[1]) >= lengths[:, None]
-
-
 def embedding(model: SlideEncoder, *inputs: Tensor) -> Tensor:
     """The embeddings of slides, `(batch, embed_dim)`, without gradients."""
     with torch.no_grad():
@@ -55,7 +46,7 @@ def gradients(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
 
 
 def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:
-    """Whether `attention_mass` is the sum of all rows of weights, on a short slide."""
+    """Compare `attention_mass` with the sum of all rows of weights, on a short slide."""
     query, key = torch.randn(2, 1, CHECKED, heads, head_dim).unbind()
     exact = attention_rows(query.double(), key.double(), pattern, range(CHECKED)).sum(dim=2)
     return agreement("attention_mass", attention_mass(query, key, pattern), exact, CHECKED)

@@ -1,0 +1,262 @@
+"""`dilkit bench --suite slides`: GigaPath's slide encoder with random weights, fp32, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import truediv
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from dilkit import attention_mass
+from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig
+from dilkit.problem import Problem
+from dilkit.testing.accuracy import Check
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.slide_calls import embedding, gradients, mass_check, shorter, slide
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
+from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, time_ratio
+from dilkit.tools.bench.ways import checked, timed
+from dilkit.tools.measure.case import admit, side_by_side
+from dilkit.tools.measure.ceilings import Ceilings
+from dilkit.tools.measure.implementation import backend_implementations
+from dilkit.tools.measure.published_slides import published_embedding
+from dilkit.tools.measure.single_call import SingleCall, agreement, call_once
+from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.report import views
+from dilkit.tools.report.document import Axis, Table
+from dilkit.tools.report.targets import number
+from dilkit.tools.results.record import Samples
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of, rows_of
+
+PUBLISHED, OURS, BATCH, ALONE = "published procedure", "dilkit", "one batch", "one by one"
+ONE, SEVERAL, LONG, LAYER = "one slide", "several slides", "long slides", "attention of a layer"
+FORWARD, TRAINED, MASS = "forward", "forward and backward", "attention_mass"
+ARCHITECTURE, BACKENDS = "gigapath_slide_enc12l768d", ("native", "sdpa")
+MOST_ROUNDS = 3
+GUESSED_FLOPS_PER_S = 40e9
+
+
+@dataclass(frozen=True)
+class SlidesSizes(Sizes):
+    """Slides of so many `tiles`, a `long` one, and `several` in one batch. `matmul`: rows of the matrices of the yardstick.
+
+    `several_depth`: layers of the encoder that gets several: two that compute all rows, and the last, which computes the class
+    token's.
+    """
+
+    model: SlideEncoderConfig = ARCHITECTURES[ARCHITECTURE]
+    tiles: int = 10_000
+    long: int = 100_000
+    several: tuple[int, ...] = (2_000, 5_000, 9_000, 20_000)
+    several_depth: int = 3
+    head_dims: tuple[int, ...] = (48, 64)
+    matmul: int = 4096
+    threads: int = 4
+
+
+def _held(case: CaseRows) -> float | None:
+    """Memory of a call with weights and inputs, in GiB."""
+    values = case.rows[OURS].values
+    return (values["held_bytes"] + values["peak_bytes"]) / GIB if values.get("peak_bytes") else None
+
+
+def _in_queries(case: CaseRows) -> float | None:
+    """Memory of a call beside its inputs, in tensors as large as the queries: the inputs are two of them."""
+    values = case.rows[OURS].values
+    return values["peak_bytes"] / (values["held_bytes"] // 2) if values.get("peak_bytes") else None
+
+
+def _no_gradients(result: RowsResult) -> str | None:
+    return None if result.cases(LONG, passes=TRAINED) else "it takes long, and goes with --full"
+
+
+OF_PROCEDURE = "of the published procedure over dilkit's"
+TARGETS = (
+    Target(f"one slide, forward: time {OF_PROCEDURE}", 1.5, 2.5, time_ratio(ONE, PUBLISHED, OURS, "{tiles}")),
+    Target(f"one slide, forward: peak memory {OF_PROCEDURE}", 1.5, 3.0, memory_ratio(ONE, PUBLISHED, OURS, "{tiles}")),
+    Target(
+        "a long slide: memory in all", 24.0, None, each(LONG, _held, "{passes}, {tiles}", passes=FORWARD), " GiB", lower=True
+    ),
+    Target(
+        "the same, with gradients and activation checkpointing", None, 24.0,
+        each(LONG, _held, "{passes}, {tiles}", passes=TRAINED), " GiB", lower=True, missing=_no_gradients,
+    ),
+    Target(
+        "several slides: time of one batch over that of one by one", 1.1, 1.0,
+        time_ratio(SEVERAL, BATCH, ALONE, "{tiles}"), lower=True,
+    ),
+    Target(
+        "attention_mass: extra memory, in tensors as large as the queries", 4.0, 2.0,
+        each(LONG, _in_queries, "{tiles}", passes=MASS), unit="", lower=True,
+    ),
+)  # fmt: skip
+
+
+def _by_head_dim(result: RowsResult) -> Iterator[Table]:
+    """Backends by head_dim, each beside its rate at the largest one."""
+    cases = result.cases(LAYER)
+    largest = max(cases, key=lambda case: case.case["head_dim"], default=None)
+
+    def share(row: Row, case: CaseRows) -> str:
+        return number(row.gflops / largest.rows[row.who].gflops) if largest and largest.timed(row.who) else "-"
+
+    columns = (views.Column("backend", views.WHO.cell), views.fact("head_dim"), views.TIME, views.GFLOPS, views.OF_MATMUL)
+    relative = views.Column("rate / that at the largest head_dim", share)
+    yield views.TableView("Attention of a layer, by head_dim", LAYER, (*columns, relative)).made(result)
+
+
+DEFAULTS = SlidesSizes()
+PEAK = views.value("peak_bytes", "peak memory", "bytes")
+BOTH_WAYS = views.fact("tiles", "what"), views.fact("layers"), views.WHO, views.TIME, views.QUARTILES, views.SAMPLES, PEAK
+BESIDE = views.value("peak_bytes", "memory beside weights and inputs", "bytes")
+ONCE = views.label("what", "{passes}, {tiles}"), views.TIME, BESIDE, views.value("held_bytes", "weights and inputs", "bytes")
+PEAKS = views.stored("peak_bytes"), (views.NAMES, Axis("peak memory", "bytes"))
+RATES = views.gflops, (views.NAMES, Axis("GFLOP/s", "number"))
+REPORT = views.Report(
+    place="{device_name}, instruction set {isa}, {thread_count} threads of {cores} cores",
+    tables=(
+        views.TableView("One slide, and several", (ONE, SEVERAL), BOTH_WAYS),
+        views.TableView("Long slides", LONG, ONCE),
+        _by_head_dim,
+    ),
+    plots=(
+        views.PlotView(f"Time of one slide, {DEFAULTS.model.depth} layers", ONE, "{tiles}"),
+        views.PlotView(f"Time of several slides, {DEFAULTS.several_depth} layers", SEVERAL, "{tiles}"),
+        views.PlotView("Peak memory beside weights and inputs", (ONE, LONG), "{tiles}", *PEAKS, where=dict(passes=FORWARD)),
+        views.PlotView("Attention of a layer, nominal rate", LAYER, "{who}", *RATES, series="head_dim {head_dim}"),
+    ),
+    sentences={
+        TARGETS[0].name: "GigaPath's slide encoder by its published procedure takes {} as long as by dilkit",
+        TARGETS[1].name: "and {} of the memory",
+        TARGETS[2].name: "a slide of 100,000 tiles needs {} in all",
+    },
+    method=f"{ARCHITECTURE} with random weights, fp32, forward without gradients. The published procedure is written out in "
+    "plain PyTorch, with the same weights: for each branch queries, keys and values are padded with zeros to whole segments, "
+    "kept rows gathered, attended to by torch's flash attention for CPUs (what scaled_dot_product_attention runs, called "
+    "so that it gives the denominators of the softmax too), and scattered into zeros; the branches are weighted by their "
+    "denominators, and every layer takes all rows at once. Both embeddings are compared first. Times are medians of "
+    "samples taken in turns. Peak memory is the most that a call held beside weights and inputs, by the high-water mark of "
+    "the process. Slides of different lengths in one batch are packed: tiles that are masked are left out before the first "
+    "layer, and attention takes slide by slide. Long slides and attention_mass are measured once. GFLOP/s count the "
+    "pattern's nominal FLOPs; a backend that padded 48 numbers of a head to 64 would reach 0.75 of its rate at 64 at most.",
+)
+
+
+@dataclass(frozen=True)
+class SlidesSuite(Suite[RowsResult]):
+    """The shortest measurements first. `full`: with gradients too, which takes four times as long as all the rest."""
+
+    NAME = "slides"
+    SUMMARY = "GigaPath's slide encoder beside its published procedure"
+    TARGETS = TARGETS
+
+    full: bool = False
+    sizes: SlidesSizes = field(default_factory=SlidesSizes, metadata=NO_OPTION)
+
+    def steps(self) -> Iterator[Step]:
+        for dim in self.sizes.head_dims:
+            yield Step(LAYER, f"attention of a layer, head_dim {dim}", partial(self.head_dim, dim))
+        yield Step(SEVERAL, "several slides, in one batch and one by one", self.several, 12)
+        yield Step(ONE, "one slide, both ways", self.encoder, 24)
+        yield Step(LONG, "attention_mass", self.mass, 8)
+        yield Step(LONG, "a long slide, forward", partial(self.long, FORWARD), 40)
+        if self.full:
+            yield Step(LONG, "a long slide, with gradients and activation checkpointing", partial(self.long, TRAINED), 160)
+
+    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
+        return on_threads(self.sizes.threads)
+
+    @property
+    def config(self) -> SlideEncoderConfig:
+        """The sizes of the model. --quick divides the lengths of segments too."""
+        return shorter(self.sizes.model, self.divisor)
+
+    def model(self, depth: int | None = None, checkpointing: bool = False) -> SlideEncoder:
+        """A model of so many layers, or of all, with random weights, the same whenever it is made."""
+        torch.manual_seed(0)
+        return SlideEncoder(replace(self.config, depth=depth or self.config.depth), activation_checkpointing=checkpointing).eval()
+
+    def head_dim(self, dim: int) -> list[Row]:
+        """Backends on the attention of one layer, beside a matmul."""
+        tiles = self.sizes.tiles // self.divisor
+        problem = Problem(pattern=self.config.pattern, seq=tiles + 1, heads=self.config.num_heads, head_dim=dim)
+        inputs, backends = Tensors.random(problem), {one.name: one for one in backend_implementations(BACKENDS)}
+        flops = {name: one.flops(problem) for name, one in backends.items()}
+        entries = {
+            name: admit(one, problem, inputs, self.budget, partial(truediv, flops[name], GUESSED_FLOPS_PER_S))
+            for name, one in backends.items()
+        }
+        calls = {name: partial(backends[name].once, inputs, problem) for name in entries if entries[name].verdict == "measured"}
+        ceilings = Ceilings("float32", size=self.sizes.matmul // self.divisor)
+        return rows_of(
+            LAYER,
+            dict(head_dim=dim, tiles=listed(tiles)),
+            side_by_side(entries, calls, flops, problem, ceilings, partial(time_interleaved, repeats=self.rounds, warmup=0)),
+        )
+
+    def encoder(self) -> list[Row]:
+        """One slide by the published procedure and by dilkit."""
+        model, tiles = self.model(), self.sizes.tiles // self.divisor
+        inputs = slide(tiles, self.config)
+        calls = {PUBLISHED: partial(published_embedding, model, *inputs), OURS: partial(embedding, model, *inputs)}
+        return self.compared(ONE, calls, self.config.depth, tiles)
+
+    def several(self) -> list[Row]:
+        """Several slides in one batch and one by one."""
+        tiles = [n // self.divisor for n in self.sizes.several]
+        model, slides = self.model(self.sizes.several_depth), [slide(n, self.config) for n in tiles]
+        features, coords = (pad_sequence([one[i][0] for one in slides], batch_first=True) for i in range(2))
+        mask = torch.arange(features.shape[1]) >= torch.tensor(tiles)[:, None]
+        calls = {
+            ALONE: lambda: torch.cat([embedding(model, *one) for one in slides]),
+            BATCH: lambda: embedding(model, features, coords, mask),
+        }
+        return self.compared(SEVERAL, calls, self.sizes.several_depth, *tiles)
+
+    def compared(self, table: str, calls: Mapping[str, Call], layers: int, *tiles: int) -> list[Row]:
+        """Compare the embeddings of all calls with those of the first, then time the calls in turns."""
+        results = {name: call_once(call) for name, call in calls.items()}
+        first = results[next(iter(calls))].result
+        entries = {
+            name: checked(agreement("embedding", one.result, first, max(tiles)), one) for name, one in results.items()
+        }  # fmt: skip
+        case = dict(passes=FORWARD, tiles=listed(*tiles), layers=layers)
+        return rows_of(table, case, timed(entries, calls, self.rounds))
+
+    def mass(self) -> list[Row]:
+        """What all tiles look at, of queries and keys of one layer."""
+        tiles, heads = self.sizes.long // self.divisor, self.config.num_heads
+        dim = self.config.embed_dim // heads
+        check = mass_check(self.config.pattern, heads, dim)
+        query, key = torch.randn(2, 1, tiles + 1, heads, dim).unbind()
+        one = call_once(partial(attention_mass, query, key, self.config.pattern))
+        return [_row_of_one_call(MASS, tiles, one, query.nbytes + key.nbytes, check)]
+
+    def long(self, passes: str) -> list[Row]:
+        """One long slide, once."""
+        model, tiles = self.model(checkpointing=passes == TRAINED), self.sizes.long // self.divisor
+        inputs = slide(tiles, self.config)
+        one = call_once(partial(gradients if passes == TRAINED else embedding, model, *inputs))
+        return [_row_of_one_call(passes, tiles, one, sum(tensor.nbytes for tensor in (*model.parameters(), *inputs)))]
+
+    @property
+    def rounds(self) -> int:
+        """Samples of each call; all were called before."""
+        return min(self.repeats, MOST_ROUNDS)
+
+
+def _row_of_one_call(passes: str, tiles: int, one: SingleCall, held_bytes: int, check: Check | None = None) -> Row:
+    entry = checked(check, one)
+    if entry.verdict == "measured":
+        entry = replace(entry, time=Samples.of([one.seconds]))
+    return row_of(LONG, dict(passes=passes, tiles=listed(tiles)), OURS, entry, held_bytes=held_bytes)
+
+
+def listed(*tiles: int) -> str:
+    """Tiles of slides in words, such as "2,000, 5,000 tiles"."""
+    return f"{', '.join(f'{n:,}' for n in tiles)} tiles"
