@@ -21,7 +21,10 @@ ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm
 """The top-level folders, each with the name that it is installed under."""
 IN_CHECKOUTS_ONLY = (
     *(f"tools/bench/{name}" for name in ("costs", "cpu", "gpu", "hosts", "kernels", "orders", "patterns", "published", "ptx")),
-    *(f"tools/bench/{name}" for name in ("configuration", "ranks", "scores", "serving", "slide", "ways")),
+    *(
+        f"tools/bench/{name}"
+        for name in ("configuration", "decoding_steps", "llama", "packed", "ranks", "scores", "serving", "slide", "ways")
+    ),
     *("tools/demo/image/", "tools/demo/llama/", "tools/demo/ranks/", "tools/gpu_day/", "tools/site/"),
 )
 """Beginnings of paths that no wheel has: suites of measurements, demos beside the first, the GPU day, what writes the pages."""

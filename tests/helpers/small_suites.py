@@ -17,10 +17,10 @@ from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.cpu.cases import CpuSizes, Grid
 from dilkit.tools.bench.gpu.cases import GpuSizes
+from dilkit.tools.bench.llama import LlamaConfig
 from dilkit.tools.bench.patterns import PatternsSizes
 from dilkit.tools.bench.scores import ScoresSizes
-from dilkit.tools.bench.serving.cases import ServingSizes
-from dilkit.tools.bench.serving.llama import LlamaConfig
+from dilkit.tools.bench.serving import ServingSizes
 from dilkit.tools.bench.slides import SlidesSizes
 from dilkit.tools.bench.suite import Sizes
 from dilkit.tools.commands.bench import add_arguments

@@ -16,7 +16,7 @@ SUITES = {
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
     "scores": "dilkit.tools.bench.scores:ScoresSuite",
     "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",
-    "serving": "dilkit.tools.bench.serving.suite:ServingSuite",
+    "serving": "dilkit.tools.bench.serving:ServingSuite",
     "slides": "dilkit.tools.bench.slides:SlidesSuite",
 }
 """Where the class of each is."""

@@ -24,7 +24,7 @@ KINDS = {
     "suite-hosts": "bench.hosts:HostsResult",
     "suite-orders": "bench.orders:OrdersResult",
     "suite-slides": "bench.slides",
-    "suite-serving": "bench.serving:ServingResult",
+    "suite-serving": "bench.serving",
     "suite-patterns": "bench.patterns",
     "suite-scores": "bench.scores",
     "bench": "bench.one_pattern:BenchResult",

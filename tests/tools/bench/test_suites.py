@@ -15,9 +15,8 @@ from helpers.result_files import FOLDER, content
 from helpers.small_suites import entries, run
 
 from dilkit import DilatedCache
-from dilkit.tools.bench import slides, suites, ways
+from dilkit.tools.bench import decoding_steps, llama, slides, suites, ways
 from dilkit.tools.bench.published import judge
-from dilkit.tools.bench.serving import decoding, llama
 from dilkit.tools.bench.target import Target
 from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.report import registry
@@ -89,8 +88,8 @@ def other(*arguments: Any) -> torch.Tensor:
     [
         ("patterns", ways, "merged", lambda outs, lses: outs[0], [1]),
         pytest.param("slides", slides, "published_embedding", other, [0, 1], marks=pytest.mark.slow),
-        pytest.param("serving", decoding, "DilatedCache", Forgetful, [2, 3, 5, 6, 7, 8, 9], marks=pytest.mark.slow),
-        ("serving", decoding, "DilatedCache", Greedy, []),
+        pytest.param("serving", decoding_steps, "DilatedCache", Forgetful, [2, 3, 5, 6, 7, 8, 9, 10], marks=pytest.mark.slow),
+        ("serving", decoding_steps, "DilatedCache", Greedy, []),
         pytest.param("serving", llama, "dense", lambda query, key, value: query, [14], marks=pytest.mark.slow),
     ],
 )

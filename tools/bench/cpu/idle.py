@@ -22,7 +22,7 @@ from dilkit.problem import Problem
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.cpu.measured import Idle, IdlePass
 from dilkit.tools.bench.cpu.schedule import Task, idle_share
-from dilkit.tools.bench.serving.packed import gradients
+from dilkit.tools.bench.packed_sequences import gradients
 
 BACKEND = "native"
 PHASES = {False: 0, True: 2}

@@ -1,0 +1,227 @@
+"""Steps of decoding after a text of random rows: against what a `DilatedCache` keeps, and against all keys.
+
+chunk 0            chunk 1            chunk 2                    a chunk is one period: all segments begin with it
+|------------------|------------------|--------|- steps -|
+                                               n                 so many tokens were seen
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from dilkit import DilatedCache, PagedCache, Pattern, dilated_attention_with_kvcache
+from dilkit.tools.bench.ways import BACKEND, checked, timed
+from dilkit.tools.measure.case import CaseFields
+from dilkit.tools.measure.single_call import agreement
+from dilkit.tools.measure.timing import Call
+from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.rows import Row, rows_of
+
+CACHE, KVCACHE, FULL, READ = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache", "reading what is kept"
+PAGED, SINGLE = "PagedCache", "a DilatedCache each"
+Token = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value of one token, `(1, 1, heads, head_dim)` each."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Random rows without an end, the same whenever they are made."""
+
+    pattern: Pattern
+    heads: int
+    head_dim: int
+
+    @property
+    def period(self) -> int:
+        """Tokens after which the segments of all branches begin at once."""
+        return math.lcm(*self.pattern.segment_lengths)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return 2 * 4 * self.heads * self.head_dim
+
+    @property
+    def bound_bytes(self) -> int:
+        """The most that a `DilatedCache` keeps, by docs/decoding.md."""
+        rows = sum(-(-branch.segment_length // branch.dilation_rate) for branch in self.pattern.segments)
+        return rows * self.row_bytes
+
+    def filled(self, most: int, count: int) -> int:
+        """Tokens after which `count` steps fill the segments of all branches but for one row, within `most` tokens."""
+        return most // self.period * self.period - count - 1
+
+    def chunk(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of one period, `(1, period, heads, head_dim)` each."""
+        generator = torch.Generator().manual_seed(number)
+        query, key, value = torch.randn(3, 1, self.period, self.heads, self.head_dim, generator=generator).unbind()
+        return query, key, value
+
+    def after(self, seen: int, count: int) -> list[Token]:
+        """The `count` rows after `seen`, which are all of one period."""
+        number, first = divmod(seen, self.period)
+        query, key, value = self.chunk(number)
+        return [(query[:, i : i + 1], key[:, i : i + 1], value[:, i : i + 1]) for i in range(first, first + count)]
+
+    def caches(self, points: Sequence[int]) -> Iterator[tuple[int, DilatedCache]]:
+        """A cache that has seen so many tokens, for each of the ascending `points`; every token was attended to."""
+        cache = DilatedCache(self.pattern, self.heads)
+        for number in range(points[-1] // self.period + 1):
+            rows = self.chunk(number)
+            for seen in (n for n in points if n // self.period == number):
+                ahead = DilatedCache(self.pattern, self.heads)
+                ahead.load_state_dict(cache.state_dict())
+                ahead.attend(*(x[:, : seen % self.period] for x in rows), backend=BACKEND)
+                yield seen, ahead
+            cache.attend(*rows, backend=BACKEND)
+
+
+class FullCache:
+    """Keys and values of the first `capacity` rows, all of them, in the layout that each attention reads best.
+
+    `by_row` `(2, 1, capacity, heads, head_dim)`, `by_head` `(2, 1, heads, capacity, head_dim)`.
+    """
+
+    def __init__(self, text: Text, capacity: int) -> None:
+        self.pattern = text.pattern
+        chunks = [torch.stack(text.chunk(number)[1:]) for number in range(-(-capacity // text.period))]
+        self.by_row = torch.cat(chunks, dim=2)[:, :, :capacity].contiguous()
+        self.by_head = self.by_row.transpose(2, 3).contiguous()
+
+    def dilated(self, tokens: Sequence[Token], lengths: Sequence[Tensor]) -> list[Tensor]:
+        """Steps of `dilated_attention_with_kvcache`, each given one of `lengths` as `cache_seqlens`."""
+        keys, values = self.by_row
+        results: list[Any] = []
+        for (query, key, value), length in zip(tokens, lengths, strict=True):
+            new: dict[str, Any] = dict(key=key, value=value, cache_seqlens=length, backend=BACKEND)
+            results.append(dilated_attention_with_kvcache(query, keys, values, self.pattern, **new))
+        return results
+
+    def dense(self, tokens: Sequence[Token], seen: int) -> list[Tensor]:
+        """Steps of torch's attention over all keys so far. New ones are written in place: nothing else is copied."""
+        keys, values = self.by_head
+        results = []
+        for i, (query, key, value) in enumerate(tokens, seen):
+            keys[:, :, i], values[:, :, i] = key[:, 0], value[:, 0]
+            out = scaled_dot_product_attention(query.transpose(1, 2), keys[:, :, : i + 1], values[:, :, : i + 1])
+            results.append(out.transpose(1, 2))
+        return results
+
+
+class Steps:
+    """The `count` steps after `seen` tokens, by each kind of cache; `full` is used up to its capacity.
+
+    When this is made they are taken once, checked, and not taken back.
+    """
+
+    def __init__(self, text: Text, seen: int, count: int, cache: DilatedCache, full: FullCache | None) -> None:
+        self.text, self.seen, self.count, self.cache = text, seen, count, cache
+        self.kept_bytes, tokens = cache.nbytes, text.after(seen, count)
+        self.calls: dict[str, Call] = {CACHE: lambda: [cache.attend(*token) for token in tokens]}
+        number, first = divmod(seen, text.period)
+        keys, values = (x[:, : first + count] for x in text.chunk(number)[1:])
+        exact = {CACHE: (keys, values, text.pattern), KVCACHE: (keys, values, text.pattern)}
+        if full is not None:
+            lengths = [torch.tensor([seen + i], dtype=torch.int32) for i in range(count)]
+            self.calls |= {KVCACHE: partial(full.dilated, tokens, lengths), FULL: partial(full.dense, tokens, seen)}
+            keys, values = full.by_row[:, :, : seen + count]
+            exact[FULL] = keys, values, Pattern.dense()
+        queries = torch.cat([query for query, _, _ in tokens], dim=1)
+        self.entries = {
+            kind: checked(agreement(kind, torch.cat(call(), dim=1), _last_rows(queries, *exact[kind]), seen))
+            for kind, call in self.calls.items()
+        }
+
+    def read_kept(self) -> None:
+        """Add as many readings of as many bytes as are kept, of the same ones each time: they lie where kept rows do."""
+        rows = torch.ones(max(1, self.kept_bytes // 4))
+        self.entries[READ] = Entry()
+        self.calls[READ] = lambda: [rows.sum() for _ in range(self.count)]
+
+    def rows(self, table: str, case: Mapping[str, Any], fields: CaseFields) -> list[Row]:
+        """The rows of these steps, of all that were timed together; a time is that of one step."""
+        entries = {}
+        for kind in self.entries:
+            entry = fields["entries"][f"{kind}, {self.seen}"]
+            if entry.time:
+                one_step = Samples.of([seconds / self.count for seconds in entry.time.samples_s], self.count)
+                entry = replace(entry, time=one_step)
+            entries[kind] = entry
+        problem = f"{self.text.heads} heads of {self.text.head_dim}, {self.text.pattern}; {self.count} steps in a sample"
+        values = {kind: dict(problem=problem, kept_bytes=self.kept_bytes) for kind in entries}
+        return rows_of(table, case, dict(entries=entries, fma=fields["fma"]), values)
+
+    def memory(self, table: str, case: Mapping[str, Any]) -> Row:
+        """What the cache holds after the steps, beside its bound and a cache of all tokens."""
+        sizes = dict(kept_bytes=self.kept_bytes, allocated_bytes=self.cache.allocated_nbytes)
+        sizes |= dict(bound_bytes=self.text.bound_bytes, full_bytes=self.text.row_bytes * self.seen)
+        return Row(table=table, case=dict(case), who=CACHE, values=sizes)
+
+
+def time_steps(points: Sequence[Steps], repeats: int) -> CaseFields:
+    """Time all steps in the same rounds, taken back between samples. Names are of the kind and the tokens seen."""
+
+    def take_back() -> None:
+        for one in points:
+            one.cache.crop(one.seen)
+
+    entries = {f"{kind}, {one.seen}": entry for one in points for kind, entry in one.entries.items()}
+    calls = {f"{kind}, {one.seen}": call for one in points for kind, call in one.calls.items()}
+    return timed(entries, calls, repeats, before=take_back)
+
+
+def stored_rows(text: Text, seen: int, stored: str) -> dict[str, float]:
+    """Bytes with rows kept as `stored` and as they are, and the relative error of a step, after `seen` tokens of one period."""
+    plain, rounded = (DilatedCache(text.pattern, text.heads, stored=dtype) for dtype in (None, stored))
+    for cache in (plain, rounded):
+        cache.attend(*(x[:, :seen] for x in text.chunk(0)), backend=BACKEND)
+    sizes = dict(kept_bytes=rounded.nbytes, plain_bytes=plain.nbytes)
+    out, exact = (cache.attend(*text.after(seen, 1)[0]) for cache in (rounded, plain))
+    return sizes | dict(error=float((out - exact).norm() / exact.norm()))
+
+
+def many_sequences(
+    pattern: Pattern, lengths: Sequence[int], heads: int, kv_heads: int, head_dim: int, repeats: int
+) -> CaseFields:
+    """Time a step for sequences of these lengths: all in one call, and each by its own cache."""
+    sizes: dict[str, Any] = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    caches = [DilatedCache(pattern, kv_heads) for _ in lengths]
+    for cache, length in zip(caches, lengths, strict=True):
+        cache.attend(*(x[None] for x in _rows(length, **sizes)), backend=BACKEND)
+    paged = PagedCache(pattern, **sizes, nbytes=2 * sum(cache.allocated_nbytes for cache in caches) + (1 << 26))
+    numbers = [paged.add() for _ in lengths]
+    for number, length in zip(numbers, lengths, strict=True):
+        paged.attend(*_rows(length, **sizes), [number], [length], backend=BACKEND)
+    new = _rows(len(lengths), **sizes)
+
+    def one_by_one() -> Tensor:
+        return torch.cat([cache.attend(*(x[None, i : i + 1] for x in new))[0] for i, cache in enumerate(caches)])
+
+    calls: dict[str, Call] = {PAGED: partial(paged.attend, *new, numbers), SINGLE: one_by_one}
+    together, alone = (call() for call in calls.values())
+    entries = {PAGED: checked(agreement(PAGED, together, alone, max(lengths))), SINGLE: Entry()}
+    return timed(entries, calls, repeats)
+
+
+def _rows(count: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random queries, keys and values of so many tokens, `(count, heads, head_dim)`."""
+    draw = torch.Generator().manual_seed(count)
+    query = torch.randn(count, heads, head_dim, generator=draw)
+    key, value = torch.randn(2, count, kv_heads, head_dim, generator=draw).unbind()
+    return query, key, value
+
+
+def _last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
+    """Attention of the last rows in fp64, by the definition."""
+    lengths = torch.tensor([key.shape[1]], dtype=torch.int32)
+    rows = query.double(), key.double(), value.double()
+    out: Any = dilated_attention_with_kvcache(*rows, pattern, cache_seqlens=lengths, backend="reference")
+    return torch.as_tensor(out)

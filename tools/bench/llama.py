@@ -1,0 +1,182 @@
+"""Models of Llama's shape with random weights: one for prefill, and transformers' own, which writes tokens after a long text.
+
+tokens -> embedding -> 8 x [x + attention(norm(x)), x + down(silu(gate(norm x)) * up(norm x))] -> norm -> logits of the last row
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dilkit import dilated_attention
+from dilkit.integrations.transformers import dilated_cache, register
+from dilkit.pattern import Pattern
+from dilkit.rotary import rotary_embedding
+from dilkit.tools.bench.ways import checked, timed
+from dilkit.tools.measure.case import CaseFields
+from dilkit.tools.measure.single_call import agreement, call_once
+from dilkit.tools.results.record import Entries, Entry
+
+OURS, DENSE, REST = "dilkit", "torch, dense", "without attention"
+DILATED, DYNAMIC = "dilated_cache()", "DynamicCache, sdpa"
+NAME = "dilkit_bench"
+MISSING = "transformers is not installed: pip install dilkit[transformers]"
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Causal attention of `(batch, seq, heads, head_dim)` to keys and values with fewer heads; the result like the queries."""
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes of the model; a head has `width // heads` numbers."""
+
+    layers: int = 8
+    width: int = 512
+    heads: int = 8
+    kv_heads: int = 2
+    hidden: int = 1376
+    vocabulary: int = 32000
+
+
+def prefill(config: LlamaConfig, pattern: Pattern, prompt: int, beginning: int, repeats: int) -> CaseFields:
+    """Time a prompt of random tokens with each attention, and with none. They are checked on so many of its beginning."""
+    model, tokens = Llama(config), torch.randint(config.vocabulary, (1, prompt))
+    pairs = {OURS: (dilated(pattern), dilated(pattern, "reference")), DENSE: (dense, dilated(Pattern.dense()))}
+    calls = {name: partial(model.prefill, tokens, attend) for name, (attend, _) in pairs.items()}
+    entries: Entries = {}
+    for name, both in pairs.items():
+        logits, same = (model.prefill(tokens[:, :beginning], attend) for attend in both)
+        entries[name] = checked(agreement(name, logits, same, beginning), call_once(calls[name]))
+    calls[REST], entries[REST] = partial(model.prefill, tokens, without), Entry()
+    return timed(entries, calls, repeats)
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_dim = config.width // config.heads
+        linear, keys = partial(nn.Linear, bias=False), config.kv_heads * self.head_dim
+        self.input_norm, self.norm = nn.RMSNorm(config.width), nn.RMSNorm(config.width)
+        self.query, self.out = linear(config.width, config.width), linear(config.width, config.width)
+        self.key, self.value = linear(config.width, keys), linear(config.width, keys)
+        self.gate, self.up = linear(config.width, config.hidden), linear(config.width, config.hidden)
+        self.down = linear(config.hidden, config.width)
+
+    def forward(self, x: Tensor, attend: Attention) -> Tensor:
+        """`x` `(batch, seq, width)` after the layer, written over it: without gradients nothing of a layer has to be kept."""
+        rows = self.input_norm(x)
+        query, key, value = (one(rows).unflatten(-1, (-1, self.head_dim)) for one in (self.query, self.key, self.value))
+        x += self.out(attend(rotary_embedding(query), rotary_embedding(key), value).flatten(2))
+        rows = self.norm(x)
+        x += self.down(F.silu(self.gate(rows), inplace=True).mul_(self.up(rows)))
+        return x
+
+
+class Llama(nn.Module):
+    """The model, with the same weights whenever it is made."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm, self.logits = nn.RMSNorm(config.width), nn.Linear(config.width, config.vocabulary, bias=False)
+
+    @torch.no_grad()
+    def prefill(self, tokens: Tensor, attend: Attention) -> Tensor:
+        """Logits `(batch, vocabulary)` of what follows on `tokens` `(batch, seq)`."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, attend)
+        logits: Tensor = self.logits(self.norm(x[:, -1]))
+        return logits
+
+
+def dilated(pattern: Pattern, backend: str | None = None) -> Attention:
+    """Attention of dilkit."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out: Any = dilated_attention(query, key, value, pattern, is_causal=True, backend=backend)
+        return torch.as_tensor(out)
+
+    return attend
+
+
+def without(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """No attention: what is left is the time of the rest of the model."""
+    return query
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of torch. Keys and values are repeated for the queries of a group: then its fused kernel takes them."""
+    group = query.shape[2] // key.shape[2]
+    key, value = key.repeat_interleave(group, 2), value.repeat_interleave(group, 2)
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
+
+
+class Writer:
+    """A model of transformers that has read all but the last of `tokens`, and writes `count` more, as often as it is asked."""
+
+    def __init__(self, model: Any, cache: Any, tokens: Tensor, count: int) -> None:
+        self.model, self.cache, self.tokens, self.count = model, cache, tokens, count
+        with torch.no_grad():
+            model(tokens[:, :-1], past_key_values=cache, logits_to_keep=1)
+
+    def take_back(self) -> None:
+        """Forget what was written."""
+        written = self.cache.get_seq_length() - (self.tokens.shape[1] - 1)
+        if written:
+            self.cache.crop(-written)
+
+    def write(self) -> Tensor:
+        """The tokens, with those that were written."""
+        options = dict(max_new_tokens=self.count, min_new_tokens=self.count, do_sample=False, pad_token_id=0)
+        text: Tensor = self.model.generate(self.tokens, past_key_values=self.cache, **options)
+        return text
+
+    @torch.no_grad()
+    def checked(self) -> Entry:
+        """Compare the logits of the last token over the cache with those of all tokens computed anew."""
+        over_cache: Tensor = self.model(self.tokens[:, -1:], past_key_values=self.cache).logits
+        self.take_back()
+        anew: Tensor = self.model(self.tokens, use_cache=False, logits_to_keep=1).logits
+        return checked(agreement("logits", over_cache, anew, self.tokens.shape[1]))
+
+
+def generated(config: LlamaConfig, kv_heads: int, pattern: Pattern, seen: int, count: int, repeats: int) -> CaseFields:
+    """Time `count` tokens after `seen`, with a cache of all and with what `pattern` needs. Refused without transformers."""
+    entries: Entries = {name: Entry(verdict="refused", reasons=(MISSING,)) for name in (DILATED, DYNAMIC)}
+    writers = _writers(config, kv_heads, pattern, seen, count) if find_spec("transformers") else {}
+    entries |= {name: writer.checked() for name, writer in writers.items()}
+
+    def take_back() -> None:
+        for writer in writers.values():
+            writer.take_back()
+
+    return timed(entries, {name: writer.write for name, writer in writers.items()}, repeats, before=take_back)
+
+
+def _writers(config: LlamaConfig, kv_heads: int, pattern: Pattern, seen: int, count: int) -> dict[str, Writer]:
+    """Two writers with the same weights each time."""
+    transformers: Any = importlib.import_module("transformers")
+    tokens = torch.randint(1, config.vocabulary, (1, seen), generator=torch.Generator().manual_seed(seen))
+    sizes = dict(hidden_size=config.width, intermediate_size=config.hidden, num_hidden_layers=config.layers)
+    sizes |= dict(num_attention_heads=config.heads, num_key_value_heads=kv_heads, vocab_size=config.vocabulary)
+    register(pattern, NAME)
+    writers = {}
+    caches = {DILATED: (NAME, dilated_cache(rollback=count + 1)), DYNAMIC: ("sdpa", transformers.DynamicCache())}
+    for name, (attention, cache) in caches.items():
+        torch.manual_seed(0)
+        own_config = transformers.LlamaConfig(**sizes, max_position_embeddings=seen + count, attn_implementation=attention)
+        writers[name] = Writer(transformers.LlamaForCausalLM(own_config).eval(), cache, tokens, count)
+    return writers
