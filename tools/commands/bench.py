@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,6 @@ from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import nearest
 
 if TYPE_CHECKING:
-    from dilkit.tools.bench.one_pattern.record import BenchResult
     from dilkit.tools.measure.implementation import Implementation
 
 NAME = "bench"
@@ -39,7 +36,7 @@ SEQS = (2048, 4096, 8192, 16384)
 PEERS = ("gather", "longnet", "dense", "flex")
 """The names of `BASELINES`, known without torch."""
 SCHEDULES = ("auto", "scatter", "gather", "ring")
-REPEATS, OVERHEAD_REPEATS = 7, 201
+REPEATS, OVERHEAD_REPEATS, BUDGET = 7, 201, 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +121,7 @@ def _suite(args: Namespace) -> int:
 
 
 def _one_pattern(args: Namespace) -> int:
-    from dilkit.tools.bench.one_pattern import over_ranks
+    from dilkit.tools.bench import over_ranks
 
     _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge")
     if args.seq and args.seqs:
@@ -162,7 +159,7 @@ def _overhead(args: Namespace, problem: Problem) -> int:
         raise ValueError(f"--overhead: one backend at one length is measured, not {names} at {lengths} tokens; name one of each")
     arguments.make_folder("--out", args.out)
     load_torch()
-    from dilkit.tools.bench.overhead import cases as overhead
+    from dilkit.tools.bench import overhead
     from dilkit.tools.report.files import publish
 
     result = overhead.measure(problem, args.backend[0] if args.backend else None, args.repeats or OVERHEAD_REPEATS)
@@ -174,11 +171,13 @@ def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
     load_torch()
     implementations = _implementations(args)
     arguments.make_folder("--out", args.out)
+    from dilkit.tools.bench import one_pattern
     from dilkit.tools.report.files import publish
     from dilkit.tools.results.decode import encode
+    from dilkit.tools.results.rows import YARDSTICKS
 
-    result = _measure(args, longest, lengths, implementations)
-    if result.lengths:
+    result = one_pattern.measure(longest, lengths, implementations, args.repeats or REPEATS, args.budget or BUDGET)
+    if result.rows:
         publish(result, args.out, "bench", "dilkit bench", args.json)
     else:
         print("interrupted before anything was measured; nothing is written", file=sys.stderr)
@@ -186,39 +185,9 @@ def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
             print(json.dumps(encode(result), allow_nan=False))
     if result.interrupted:
         return INTERRUPTED
-    verdicts = [(name, entry.verdict) for case in result.lengths for name, entry in case.entries.items()]
-    measured = {name for name, verdict in verdicts if verdict == "measured"}
-    bad = any(verdict in ("wrong", "failed") for _, verdict in verdicts)
+    measured = {row.who for row in result.rows if row.verdict == "measured" and row.who not in YARDSTICKS}
+    bad = any(row.verdict in ("wrong", "failed") for row in result.rows)
     return 1 if bad or not measured or not measured.issuperset(args.backend or ()) else 0
-
-
-def _measure(args: Namespace, longest: Problem, lengths: list[int], implementations: list[Implementation]) -> BenchResult:
-    """The result of all lengths, shortest first; those before the interruption when there was one."""
-    from tqdm import tqdm
-
-    from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, Described, Method, scaling
-    from dilkit.tools.measure.case import CaseRunner
-    from dilkit.tools.results.file import new_result
-    from dilkit.tools.results.problem import ProblemFacts
-
-    cases: list[BenchCase] = []
-    with tqdm(lengths, unit="length", file=sys.stderr, disable=None) as bar:
-        runner = CaseRunner(implementations, args.repeats or REPEATS, budget=args.budget or 20.0, say=bar.set_description)
-        with contextlib.suppress(KeyboardInterrupt):
-            for seq in bar:
-                cases.append(runner.run(replace(longest, seq=seq)))
-    return new_result(
-        BenchResult,
-        longest.device,
-        problem=ProblemFacts.of(longest),
-        method=Method(repeats=runner.repeats, min_time_s=runner.min_time, budget_s=runner.budget),
-        implementations=tuple(
-            Described(name=i.name, kind=i.kind, summary=i.summary, computes=i.computes) for i in implementations
-        ),
-        lengths=tuple(cases),
-        scaling=scaling(cases),
-        interrupted=len(cases) < len(lengths),
-    )
 
 
 def _implementations(args: Namespace) -> list[Implementation]:

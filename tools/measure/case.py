@@ -14,7 +14,6 @@ from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.testing import memory
 from dilkit.testing.accuracy import shortened
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.one_pattern.record import BenchCase
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure import correctness
 from dilkit.tools.measure.ceilings import Ceilings, MultiplyAdds, Rates
@@ -43,7 +42,7 @@ class CaseRunner:
     last: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Work (in any unit) and seconds of one call of each implementation at the last length it was measured at."""
 
-    def run(self, problem: Problem) -> BenchCase:
+    def run(self, problem: Problem) -> CaseFields:
         """Everything measured at the length of `problem`: an entry for each implementation, whatever became of it."""
         problems = {i.name: replace(problem, dtype=self.dtypes.get(i.name, problem.dtype)) for i in self.implementations}
         inputs = {own: Tensors.random(own) for own in dict.fromkeys(problems.values())}
@@ -61,7 +60,7 @@ class CaseRunner:
             self.say(f"{problem.seq:,} tokens: memory of {i.name}")
             self.last[i.name] = _work(i, own), statistics.median(entry.seconds)
             fields["entries"][i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
-        return BenchCase(seq=problem.seq, output_bytes=output_bytes(problem), **fields)
+        return fields
 
     def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
         """As `admit`; whoever computes another function than the pattern's attention is compared with that."""

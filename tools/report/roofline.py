@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dilkit.tools.report.document import Axis, Plot, Point, Series
 from dilkit.tools.report.points import plain, rate, series_of
 from dilkit.tools.results.record import Case
+from dilkit.tools.results.rows import YARDSTICKS, CaseRows, cases_of, rows_of
 from dilkit.tools.results.statistics import middle
 
 FORWARD_TENSORS, BACKWARD_TENSORS = 4, 8
@@ -23,29 +24,34 @@ class Work:
     tensor_bytes: int
     backward: bool
 
-    @property
-    def bytes(self) -> int:
-        """Of all tensors, each moved once."""
-        return self.tensor_bytes * (BACKWARD_TENSORS if self.backward else FORWARD_TENSORS)
-
 
 def roofline(title: str, work: Iterable[Work]) -> Plot:
     """All implementations of all cases."""
+    cases = ((cases_of(rows_of("", {}, vars(one.case))), moved_bytes(one.tensor_bytes, one.backward)) for one in work)
+    return rows_roofline(title, ((case, moved) for of_work, moved in cases for case in of_work))
+
+
+def moved_bytes(tensor_bytes: int, backward: bool) -> int:
+    """Bytes of all tensors of a call, each moved once."""
+    return tensor_bytes * (BACKWARD_TENSORS if backward else FORWARD_TENSORS)
+
+
+def rows_roofline(title: str, cases: Iterable[tuple[CaseRows, float]]) -> Plot:
+    """All implementations of all cases, each case with the bytes that its call moves."""
     lines: dict[str, list[Point]] = {}
     ceilings: dict[str, list[float]] = {name: [] for name in ROOFS}
     slope: list[Point] = []
-    for one in work:
-        case = one.case
-        for name, entry in case.entries.items():
-            if entry.time and entry.flops:
-                x = entry.flops / one.bytes
-                lines.setdefault(name, []).append(rate(x, entry.flops / 1e9, entry.seconds))
-                slope += [plain(x, x * case.copy.gb_per_s)] if case.copy else []
-        for name, yardstick in (("matmul", case.matmul), ("fma", case.fma)):
-            ceilings[name] += [yardstick.gflops] if yardstick else []
+    for case, moved in cases:
+        for who, row in case.rows.items():
+            if who not in YARDSTICKS and row.samples and row.values.get("flops"):
+                x = row.values["flops"] / moved
+                lines.setdefault(who, []).append(rate(x, row.values["flops"] / 1e9, row.samples))
+                slope += [plain(x, x * case.rows["copy"].values["gb_per_s"])] if "copy" in case.rows else []
+        for name in ROOFS:
+            ceilings[name] += [case.rows[name].values["gflops"]] if name in case.rows else []
     along = sorted(float(point.x) for points in lines.values() for point in points)
-    ends = {name: [plain(x, middle(found)) for x in (*along[:1], *along[-1:])] for name, found in ceilings.items() if found}
-    roofs = [Series(ROOFS[name], tuple(found), dashed=True) for name, found in ends.items()]
+    ends = {name: [plain(x, middle(rates)) for x in (*along[:1], *along[-1:])] for name, rates in ceilings.items() if rates}
+    roofs = [Series(ROOFS[name], tuple(points), dashed=True) for name, points in ends.items()]
     copies = Series("bytes at the speed of a copy", tuple(sorted(slope, key=lambda p: p.x)), dashed=True)
     axes = Axis("nominal FLOPs a byte of the call's tensors", "number"), Axis("speed", "gflops")
     return Plot(title, "points", (*series_of(lines), *roofs, copies), axes)

@@ -176,6 +176,8 @@ class Report:
         notes: further lines, behind those on implementations that were not measured.
         figure_columns: values of figures with a column each, such as "head_dim 64".
         headline: options of `suite_headline`.
+        subject: templates of lines above the place.
+        summary: function that writes the sentence, of a result that has no figures.
     """
 
     place: str
@@ -186,14 +188,17 @@ class Report:
     notes: Callable[[RowsResult], Iterable[str]] = lambda result: ()
     figure_columns: tuple[str, ...] = ()
     headline: Mapping[str, str] = field(default_factory=dict)
+    subject: tuple[str, ...] = ()
+    summary: Callable[[RowsResult], str] | None = None
 
     def document(self, result: RowsResult) -> Document:
         """The document of `result`."""
         facts = vars(result.environment) | result.facts | dict(repeats=result.repeats)
+        lines = [template.format(**facts) for template in self.subject]
         options = {name: template.format(**facts) for name, template in self.headline.items()}
         made_tables = [table for view in self.tables for table in _made(view, result)]
         return Document(
-            headline=suite_headline(result, self.place.format(**facts), **options),
+            headline=(*lines, *suite_headline(result, self.place.format(**facts), **options)),
             tables=tables(figure_table(result.figures, self.figure_columns), *made_tables),
             plots=plots(*(plot for view in self.plots for plot in _made(view, result))),
             notes=(*not_measured(result), *self.notes(result)),
@@ -202,7 +207,7 @@ class Report:
 
     def sentence(self, result: RowsResult) -> str:
         """The sentence on docs/measurements.md."""
-        return suite_sentence(result, self.sentences)
+        return self.summary(result) if self.summary else suite_sentence(result, self.sentences)
 
 
 def not_measured(result: RowsResult) -> list[str]:

@@ -15,7 +15,8 @@ from dilkit.tools.results.decode import DecodeError, decode, encode
 from dilkit.tools.results.environment import environment, now
 from dilkit.tools.results.record import Result
 
-SCHEMA = 1
+SCHEMAS = (1, 2)
+"""Schemas of files: 1 where a kind has a record of its own, 2 where it has rows."""
 R = TypeVar("R", bound=Result)
 
 
@@ -48,6 +49,8 @@ def read_result(path: Path, record: type[R], kind: str = "") -> R:
     data = read_json(path)
     if data["kind"] != (kind or record.KIND):
         raise ResultError(path, f"a result of kind {data['kind'][:40]!r}; {kind or record.KIND!r} is needed")
+    if data["schema"] != record.SCHEMA:
+        raise _other_schema(path, data, str(record.SCHEMA))
     try:
         return decode(record, data)
     except DecodeError as error:
@@ -64,9 +67,17 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ResultError(path, f"not a whole JSON file ({error}); truncated? run the command again") from None
     if not isinstance(data, dict) or "schema" not in data or not isinstance(data.get("kind"), str):
         raise ResultError(path, "no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
-    if data["schema"] is True or data["schema"] != SCHEMA:
-        raise ResultError(path, f"schema {data['schema']!r:.20}; this dilkit reads schema {SCHEMA}, run the command again")
+    if data["schema"] is True or data["schema"] not in SCHEMAS:
+        raise _other_schema(path, data, " and ".join(map(str, SCHEMAS)))
     return data
+
+
+def _other_schema(path: Path, data: dict[str, Any], known: str) -> ResultError:
+    """The error for a file whose shape another dilkit had, which it names."""
+    place = data.get("environment")
+    version = place.get("dilkit") if isinstance(place, dict) else None
+    written = f", written by dilkit {version:.20}" if isinstance(version, str) else ""
+    return ResultError(path, f"schema {data['schema']!r:.20}{written}; this dilkit reads schema {known}, run the command again")
 
 
 def _printable(value: Any) -> Any:

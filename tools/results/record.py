@@ -78,6 +78,16 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Job:
+    """The ranks of a job: what started them, what moves the rows, how many they are, and the threads of each."""
+
+    comm: str = ""
+    transport: str
+    world_size: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exchange:
     """How each branch is exchanged between ranks; by rank, the bytes sent and planned, and the query-key pairs computed."""
 
@@ -182,6 +192,8 @@ class Result:
     """What one run of a command found: one JSON file. Every published figure is read out of one."""
 
     KIND: ClassVar[str]
+    SCHEMA: ClassVar[int] = 1
+    """The schema of its files; those of an earlier one are refused."""
 
     schema: int = 1
     kind: str

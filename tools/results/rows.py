@@ -45,6 +45,10 @@ class Row:
     calls: int = 1
     values: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.samples and min(self.samples) <= 0:
+            raise ValueError("samples: all must be positive")
+
     @property
     def median_s(self) -> float:
         """Median of the samples, in seconds. Raises ValueError where there are none."""
@@ -95,7 +99,9 @@ class RowsResult(SuiteResult):
     """
 
     KIND: ClassVar[str] = ""
+    SCHEMA: ClassVar[int] = 2
 
+    schema: int = SCHEMA
     facts: dict[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     beside: tuple[RowsResult, ...] = ()
@@ -103,6 +109,9 @@ class RowsResult(SuiteResult):
     def cases(self, *tables: str, **facts: Any) -> list[CaseRows]:
         """Cases of these tables, or of all, that have these facts; in the order measured."""
         return cases_of(self.rows, *tables, **facts)
+
+    def problem_facts(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self.facts.items()}
 
     def measurements(self) -> Iterator[Measurement]:
         for row in self.rows:

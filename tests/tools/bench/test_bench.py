@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.measuring import wrong_by
+from helpers.result_files import FOLDER
 
 from dilkit import Problem
 from dilkit.tools import cli
-from dilkit.tools.bench.one_pattern.document import document
-from dilkit.tools.bench.one_pattern.record import BenchCase, BenchResult, scaling
-from dilkit.tools.bench.overhead.record import Calls, OverheadResult
+from dilkit.tools.bench.one_pattern import REPORT, scaling
+from dilkit.tools.bench.overhead import overhead_s
 from dilkit.tools.measure.baselines import BASELINES
-from dilkit.tools.measure.case import CaseRunner
+from dilkit.tools.measure.case import CaseFields, CaseRunner
 from dilkit.tools.report.markdown import document_markdown
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.rows import Row, RowsResult, cases_of
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
 TINY = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--repeats", "2"]
@@ -30,25 +31,27 @@ def bench(out: Path, *arguments: str) -> int:
 
 
 def test_scaling_is_fitted_for_who_was_measured_twice() -> None:
-    def entry(work: float) -> Entry:
-        return Entry(time=Samples.of([1e-6 * work]), flops=work)
+    def row(who: str, tokens: int, work: float) -> Row:
+        values = dict(tokens=tokens, flops=work)
+        return Row(table="call", case=dict(length=str(tokens)), who=who, samples=(1e-6 * work,), values=values)
 
-    cases = [BenchCase(seq=n, output_bytes=n, entries=dict(linear=entry(n), square=entry(n**2))) for n in (512, 1024, 2048)]
-    cases[-1].entries["square"] = Entry(verdict="skipped")
-    linear, square = scaling(cases)["linear"], scaling(cases)["square"]
-    assert (linear.exponent, linear.flops_exponent, linear.lengths) == pytest.approx((1.0, 1.0, 3))
-    assert (square.exponent, square.flops_exponent, square.lengths) == pytest.approx((2.0, 2.0, 2))
-    assert scaling(cases[:1]) == {}
+    def fits(*rows: Row) -> dict[str, tuple[float, float, int]]:
+        return scaling(replace(read_result(FOLDER / "lengths.json", RowsResult, "bench"), rows=rows))
+
+    linear = [row("linear", n, n) for n in (512, 1024, 2048)]
+    square = [row("square", n, n**2) for n in (512, 1024)]
+    assert fits(*linear, *square) == dict(linear=pytest.approx((1.0, 1.0, 3)), square=pytest.approx((2.0, 2.0, 2)))
+    assert fits(linear[0], square[0]) == {}
 
 
 def test_the_command_writes_and_prints_one_result(tmp_path, capsys) -> None:
     assert bench(tmp_path, "--seqs", "64,32", "--backend", "reference", "--baseline", "gather,dense", "--backward", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
-    result = read_result(tmp_path / "bench.json", BenchResult)
+    result = read_result(tmp_path / "bench.json", RowsResult, "bench")
     assert printed == encode(result)
-    assert [case.seq for case in result.lengths] == [32, 64]
-    assert set(result.scaling) == {"reference", "gather", "dense"}
-    assert document_markdown(document(result)) in (tmp_path / "bench.md").read_text()
+    assert [case.case for case in result.cases()] == [dict(length="32 tokens"), dict(length="64 tokens")]
+    assert set(scaling(result)) == {"reference", "gather", "dense"}
+    assert document_markdown(REPORT.document(result)) in (tmp_path / "bench.md").read_text()
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -70,7 +73,7 @@ class TestWithoutPictures:
     def test_interruption_keeps_what_was_measured_and_replaces_nothing_by_nothing(self, tmp_path, capsys, monkeypatch) -> None:
         whole = CaseRunner.run
 
-        def run(self: CaseRunner, problem: Problem) -> BenchCase:
+        def run(self: CaseRunner, problem: Problem) -> CaseFields:
             if problem.seq > 32:
                 raise KeyboardInterrupt
             return whole(self, problem)
@@ -78,14 +81,14 @@ class TestWithoutPictures:
         monkeypatch.setattr(CaseRunner, "run", run)
         assert bench(tmp_path, "--seq", "64", "--backend", "reference", "--json") == 130
         printed = capsys.readouterr()
-        assert json.loads(printed.out)["lengths"] == []
+        assert json.loads(printed.out)["rows"] == []
         assert "nothing is written" in printed.err
         assert not list(tmp_path.iterdir())
         assert bench(tmp_path, "--seqs", "32,64,128", "--backend", "reference") == 130
-        kept = read_result(tmp_path / "bench.json", BenchResult)
-        assert [case.seq for case in kept.lengths] == [32]
+        kept = read_result(tmp_path / "bench.json", RowsResult, "bench")
+        assert [case.case for case in kept.cases()] == [dict(length="32 tokens")]
         assert kept.interrupted
-        assert "interrupted" in capsys.readouterr().out
+        assert "INTERRUPTED" in capsys.readouterr().out
 
     @pytest.mark.parametrize("option", [[], ["--overhead"]], ids=["lengths", "overhead"])
     def test_a_folder_that_cannot_be_made_is_said_before_measuring(self, option, tmp_path, capsys, monkeypatch) -> None:
@@ -96,13 +99,15 @@ class TestWithoutPictures:
 
     def test_overhead_compares_a_backend_with_itself(self, tmp_path, capsys) -> None:
         assert bench(tmp_path, "--overhead", "--backend", "reference") == 0
-        found = read_result(tmp_path / "overhead.json", OverheadResult)
-        assert found.backend == "reference"
-        assert list(found.modes) == ["forward, no gradients", "forward, gradients recorded", "forward + backward"]
+        found = read_result(tmp_path / "overhead.json", RowsResult, "overhead")
+        assert found.facts["backend"] == "reference"
+        modes = "forward, no gradients", "forward, gradients recorded", "forward + backward"
+        assert [case.case["mode"] for case in found.cases()] == list(modes)
         assert found.environment.threads == torch.get_num_threads() == 1
         assert "forward, gradients recorded  " in capsys.readouterr().out
 
 
 def test_overhead_is_the_median_difference_within_a_round() -> None:
-    found = Calls.of(Samples.of((5.0, 105.0, 7.0)), Samples.of((4.0, 103.0, 4.0)))
-    assert (found.overhead_s, found.overhead_of_fastest_s) == (2.0, 1.0)
+    samples = dict(dilkit=(5.0, 105.0, 7.0), directly=(4.0, 103.0, 4.0))
+    (case,) = cases_of(Row(table="call", who=who, samples=times) for who, times in samples.items())
+    assert overhead_s(case) == 2.0

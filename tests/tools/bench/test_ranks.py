@@ -99,23 +99,24 @@ class TestBench:
         assert bench(tmp_path, "--comm", "threads", "--world-size", "3", *TINY, "--json") == 0
         result = json.loads(capsys.readouterr().out)
         assert result == json.loads((tmp_path / "bench.json").read_text())
-        assert result["ranks"]["world_size"] == 3
-        for length in result["lengths"]:
-            assert list(length["entries"]) == ["auto", "scatter", "gather", "ring"]
-            for entry in length["entries"].values():
-                assert entry["verdict"] == "measured", entry
-                assert all(check["passed"] for check in entry["check"])
-                assert entry["ranks"]["sent_bytes"] == entry["ranks"]["planned_bytes"]
-                assert sum(entry["ranks"]["sent_bytes"]) > 0
-                assert "peak_bytes" not in entry
+        assert result["facts"]["world_size"] == 3
+        lengths = len({row["case"]["length"] for row in result["rows"]})
+        schedules = [row for row in result["rows"] if row["who"] != "matmul"]
+        assert [row["who"] for row in schedules] == ["auto", "scatter", "gather", "ring"] * lengths
+        for row in schedules:
+            assert row["verdict"] == "measured", row
+            assert all(check["passed"] for check in row["checks"])
+            assert row["values"]["sent_bytes"] == row["values"]["planned_bytes"]
+            assert sum(row["values"]["sent_bytes"]) > 0
+            assert "peak_bytes" not in row["values"]
         assert "over 3 ranks (threads of one process)" in (tmp_path / "bench.md").read_text()
 
     def test_wrong_bytes_are_no_measurement(self, tmp_path, capsys, monkeypatch) -> None:
         monkeypatch.setattr(RanksCall, "planned_bytes", lambda call: (1,) * call.comm.size)
         assert bench(tmp_path, "--comm", "threads", "--world-size", "2", *TINY, "--schedules", "ring", "--json") == 1
-        (entry,) = json.loads(capsys.readouterr().out)["lengths"][0]["entries"].values()
-        assert entry["verdict"] == "wrong"
-        assert "the plan says [1, 1]" in entry["reasons"][0]
+        row, *_ = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["who"] == "ring"]
+        assert row["verdict"] == "wrong"
+        assert "the plan says [1, 1]" in row["reasons"][0]
 
 
 class TestSuite:

@@ -17,10 +17,9 @@ from dilkit.environment import TUNED
 from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
 from dilkit.tools import cli
-from dilkit.tools.bench.one_pattern.record import BenchCase
 from dilkit.tools.commands.tune import command as tune
 from dilkit.tools.commands.tune import report as tune_report
-from dilkit.tools.measure.case import CaseRunner
+from dilkit.tools.measure.case import CaseFields, CaseRunner
 
 SHAPE = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--device", "cpu", "--repeats", "2"]
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)
@@ -49,14 +48,15 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     found: dict[str, float] = {}
     whole = CaseRunner.run
 
-    def run(self: CaseRunner, problem: Problem) -> BenchCase:
+    def run(self: CaseRunner, problem: Problem) -> CaseFields:
         case = whole(self, problem)
         fixed = {
             name: replace(e, time=replace(e.time, median_s=found[name]))
-            for name, e in case.entries.items()
+            for name, e in case["entries"].items()
             if e.time and name in found
         }
-        return replace(case, entries=case.entries | fixed)
+        case["entries"] |= fixed
+        return case
 
     monkeypatch.setattr(CaseRunner, "run", run)
     return found
@@ -168,7 +168,7 @@ def test_interruption_keeps_what_was_measured(
 ) -> None:
     whole = CaseRunner.run
 
-    def interrupted(self: CaseRunner, problem: Problem) -> BenchCase:
+    def interrupted(self: CaseRunner, problem: Problem) -> CaseFields:
         if problem.seq > 32:
             raise KeyboardInterrupt
         return whole(self, problem)

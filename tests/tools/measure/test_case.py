@@ -74,7 +74,7 @@ def test_who_computes_another_function_is_marked_with_its_error() -> None:
     assert found is not None
     assert found.out_relative < 1e-12
     assert found.dquery_relative > 1e-3, "its gradients alone differ"
-    entries = CaseRunner([BASELINES["gather"], BASELINES["dense"]], repeats=1).run(problem).entries
+    entries = CaseRunner([BASELINES["gather"], BASELINES["dense"]], repeats=1).run(problem)["entries"]
     assert entries["gather"].differs is None
     found = entries["dense"].differs
     assert found is not None
@@ -95,7 +95,7 @@ def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypat
         replace(reference(), name="broken", attend=broken),
         replace(reference(), name="refusing", refusals=lambda problem: ("not today",)),
     ]
-    entries = CaseRunner(implementations, repeats=2).run(SMALL).entries
+    entries = CaseRunner(implementations, repeats=2).run(SMALL)["entries"]
     verdicts = dict(reference="measured", wrong="wrong", broken="failed", refusing="refused")
     assert {name: entry.verdict for name, entry in entries.items()} == verdicts
     assert entries["broken"].reasons == ("RuntimeError: out of order",)
@@ -107,7 +107,7 @@ def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypat
 
 
 def test_a_call_that_would_take_too_long_is_left_out_and_says_so() -> None:
-    entry = CaseRunner([reference()], repeats=1, budget=1e-9).run(SMALL).entries["reference"]
+    entry = CaseRunner([reference()], repeats=1, budget=1e-9).run(SMALL)["entries"]["reference"]
     assert entry.verdict == "skipped"
     assert "--budget" in entry.reasons[0]
     dense = BASELINES["dense"]

@@ -22,7 +22,7 @@ from dilkit.tools.bench.cpu.grids import beside_mask, beside_window
 from dilkit.tools.bench.cpu.idle import Load, idle
 from dilkit.tools.bench.cpu.measured import CpuCase, DimCase, FewCase, HeadCase, Memory, Million
 from dilkit.tools.bench.cpu.record import CpuResult
-from dilkit.tools.bench.overhead.cases import call_pairs
+from dilkit.tools.bench.overhead import call_pairs
 from dilkit.tools.bench.suite import NO_OPTION, Step, Suite
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import CaseFields, admit, output_bytes, results_bytes, side_by_side

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dilkit.tools.bench.one_pattern.ranks_runner import memory_note
+from dilkit.tools.bench.over_ranks import memory_note
 from dilkit.tools.bench.published.longest import called
 from dilkit.tools.bench.published.record import Job, PublishedCase, Setting
 from dilkit.tools.bench.ranks.tasks import beside_one_rank, peaks_of

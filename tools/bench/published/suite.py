@@ -141,7 +141,7 @@ class PublishedSuite(Suite[PublishedResult]):
     def case(self, setting: Setting, backward: bool) -> PublishedCase:
         """All implementations of a setting, checked, timed in turns beside a matmul in fp32; memory with the inputs counted."""
         problem, samples = self.problem(setting, backward), self.samples(setting, backward)
-        runner = CaseRunner(
+        fields = CaseRunner(
             [implementation(name, setting.heads) for name in self.who(setting)],
             samples,
             min_time=0.0 if self.quick or samples < self.repeats else 0.03,
@@ -151,13 +151,13 @@ class PublishedSuite(Suite[PublishedResult]):
             forward_memory=False,
             last=self.last,
         ).run(problem)
-        for name, entry in runner.entries.items():
+        for name, entry in fields["entries"].items():
             if entry.peak_bytes is not None:
                 own = replace(problem, dtype=name) if name in TWINS else problem
                 inputs = (4 if backward else 3) * output_bytes(own)  # query, key, value, in training the output's gradient
-                runner.entries[name] = replace(entry, memory_bytes=entry.peak_bytes + inputs)
-        tokens = problem.batch * problem.seq
-        return PublishedCase(setting=setting, backward=backward, tokens=tokens, **vars(runner))
+                fields["entries"][name] = replace(entry, memory_bytes=entry.peak_bytes + inputs)
+        tokens, size = problem.batch * problem.seq, output_bytes(problem)
+        return PublishedCase(setting=setting, backward=backward, tokens=tokens, seq=problem.seq, output_bytes=size, **fields)
 
     def cache(self, setting: Setting) -> PublishedCase:
         """A call with the cache of plans emptied before it, beside one whose plan is there: the second one after it."""

@@ -139,7 +139,7 @@ def _measured(args: Namespace, posed: list[Problem]) -> Iterator[Found]:
         for problem in bar:
             runner, passes = runners[problem.requires_grad], "training" if problem.requires_grad else "forward"
             runner.say = partial(_say, bar, passes)
-            yield Found(problem, runner.run(problem).entries)
+            yield Found(problem, runner.run(problem)["entries"])
 
 
 def _say(bar: Any, title: str, text: str) -> None:

@@ -17,7 +17,6 @@ from dilkit.comm.launch.processes import JobError
 from dilkit.comm.launch.ranks import run_ranks
 from dilkit.device import probe
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.one_pattern.record import Job as Ranks
 from dilkit.tools.console.interrupt import stopping
 from dilkit.tools.demo.block import model_facts
 from dilkit.tools.demo.job import Job, backend_choice, show_progress
@@ -34,6 +33,7 @@ from dilkit.tools.demo.text.record import Budget, ModelFacts
 from dilkit.tools.demo.text.task import Alone, step_end
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.results.file import new_result
+from dilkit.tools.results.record import Job as Ranks
 
 LAYERS = 2
 DIFFERS = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dilkit.tools.bench.one_pattern.record import Job
 from dilkit.tools.demo.ranks.layout import Layout
 from dilkit.tools.demo.text.record import ModelFacts, TextFacts, TrainedResult, Training
+from dilkit.tools.results.record import Job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ import torch
 from dilkit.comm import Comm
 from dilkit.comm.agreement import agree_on
 from dilkit.device import probe
-from dilkit.tools.bench.one_pattern.record import Job as Ranks
 from dilkit.tools.console import rank_arguments as over_ranks
 from dilkit.tools.console.interrupt import stopping
 from dilkit.tools.demo.block import model_facts
@@ -25,6 +24,7 @@ from dilkit.tools.demo.text.scaling import LengthSweep
 from dilkit.tools.demo.text.task import JUDGEMENTS, SHORT_SHARE, Alone, TextTask, held_out_windows
 from dilkit.tools.demo.trainer import Trainer
 from dilkit.tools.results.file import new_result
+from dilkit.tools.results.record import Job as Ranks
 
 
 def train_and_measure(args: argparse.Namespace) -> int:

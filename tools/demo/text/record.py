@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dilkit.tools.bench.one_pattern.record import Job
-from dilkit.tools.results.record import Measurement, Result
+from dilkit.tools.results.record import Job, Measurement, Result
 
 
 @dataclass(frozen=True)

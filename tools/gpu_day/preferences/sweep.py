@@ -57,7 +57,7 @@ def measured(problem: Problem, context: Context) -> Choice:
     names = backends.timed(context, problem.dtype, backends.able(context))
     repeats, least = (1, 0.0) if context.rehearse else (REPEATS, MIN_TIME)
     runner = CaseRunner(backend_implementations(names), repeats, least, BUDGET, forward_memory=False)
-    entries, row = runner.run(problem).entries, row_of(problem)
+    entries, row = runner.run(problem)["entries"], row_of(problem)
     return Choice(
         problem=str(problem),
         shape=tuned.shape_of(problem),
