@@ -6,24 +6,31 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from dilkit.comm import Comm
+from dilkit.comm.collectives import gather_values
 from dilkit.problem import Problem
 from dilkit.testing import memory
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import one_pattern
 from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.text import in_bytes
+from dilkit.tools.measure import ceilings
+from dilkit.tools.measure.case import over_budget
+from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
+from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Plot, Series
+from dilkit.tools.report.files import publish
 from dilkit.tools.report.points import plain
 from dilkit.tools.results.record import Entry, Exchange
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
-
-if TYPE_CHECKING:
-    from dilkit.comm import Comm
-    from dilkit.testing.tensors import Tensors
-    from dilkit.tools.measure.ranks_call import RanksCall
 
 KIND = "bench-ranks"
 BUDGET = 20.0
@@ -34,17 +41,11 @@ MATMUL = ""
 
 def run(args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
     """Measure on all ranks of the job that `args` names; rank 0 writes the three files and prints the table."""
-    ranks.check(args)
     make_folder("--out", args.out)
     return ranks.run(args, partial(_work, args=args, problem=problem, lengths=lengths, repeats=repeats))
 
 
 def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
-    import torch
-    from tqdm import tqdm
-
-    from dilkit.tools.report.files import publish
-
     budget = args.budget or BUDGET
     with tqdm(lengths, unit="length", disable=True if comm.rank else None) as bar:
         how = dict(backend=args.backend, repeats=repeats, budget=budget, alone=args.comm != "threads")
@@ -62,9 +63,6 @@ def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int],
 
 def transport_name(kind: str) -> str:
     """What moves the rows, with its version."""
-    import torch
-    import torch.distributed as dist
-
     if kind == "mpi":
         from mpi4py import MPI
 
@@ -93,11 +91,6 @@ class RanksRunner:
 
     def run(self, problem: Problem) -> list[Row]:
         """A row for each schedule at the length of `problem`, whatever became of it."""
-        from dilkit.comm.collectives import gather_values
-        from dilkit.tools.measure import ceilings
-        from dilkit.tools.measure.rank_times import time_in_turns
-        from dilkit.tools.measure.ranks_call import RanksCall
-
         calls = {name: RanksCall(self.comm, problem, name, backend=self.backend) for name in self.schedules}
         inputs = calls[self.schedules[0]].shard()
         entries = {name: self._admit(call, inputs) for name, call in calls.items()}
@@ -122,10 +115,6 @@ class RanksRunner:
 
     def _admit(self, call: RanksCall, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check and the count of bytes that it rests on."""
-        from dilkit.comm.collectives import gather_values
-        from dilkit.tools.measure.case import over_budget
-        from dilkit.tools.measure.rank_times import seconds_of
-
         try:
             plan, planned = call.plan, call.planned_bytes()
         except ValueError as error:
@@ -145,8 +134,6 @@ class RanksRunner:
 
     def _with_memory(self, entry: Entry, call: RanksCall, inputs: Tensors) -> Entry:
         """`entry` with the peak extra bytes of a call on the rank that needs most; or why they are not known."""
-        from dilkit.comm.collectives import gather_values
-
         problem, device = call.problem, call.problem.device.type
         if reasons := list(filter(None, gather_values(self.comm, memory_note(self.alone, device)))):
             return replace(entry, memory_note=f"memory is not measured: {reasons[0]}")

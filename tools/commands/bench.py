@@ -121,8 +121,6 @@ def _suite(args: Namespace) -> int:
 
 
 def _one_pattern(args: Namespace) -> int:
-    from dilkit.tools.bench import over_ranks
-
     _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
@@ -131,6 +129,10 @@ def _one_pattern(args: Namespace) -> int:
     if args.comm:
         _leave_out(args, "does not go with --comm, which compares schedules of exchange", "baseline", "overhead", "against")
         args.schedules = args.schedules or SCHEDULES
+        job.check(args)
+        load_torch()
+        from dilkit.tools.bench import over_ranks
+
         return over_ranks.run(args, problem, lengths, args.repeats or REPEATS)
     if args.schedules:
         raise ValueError("--schedules: goes with --comm alone; say which ranks, as in --comm threads --world-size 4")

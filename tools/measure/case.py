@@ -181,5 +181,4 @@ def _with_memory(entry: Entry, implementation: Implementation, problem: Problem,
             alone = memory.peak_memory(partial(implementation.attend, inputs, problem), device)
     except memory.MeasureError as error:
         return replace(entry, memory_note=str(error))
-    kb_per_token = peak / 1000 / (problem.batch * problem.seq)
-    return replace(entry, peak_bytes=peak, forward_peak_bytes=alone, kb_per_token=kb_per_token)
+    return replace(entry, peak_bytes=peak, forward_peak_bytes=alone)

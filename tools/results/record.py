@@ -118,7 +118,6 @@ class Entry:
     peak_bytes: int | None = None
     memory_bytes: int | None = None
     forward_peak_bytes: int | None = None
-    kb_per_token: float | None = None
     memory_note: str | None = None
     ranks: Exchange | None = None
 
