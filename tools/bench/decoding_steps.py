@@ -147,7 +147,7 @@ class Steps:
         self.calls[READ] = lambda: [rows.sum() for _ in range(self.count)]
 
     def rows(self, table: str, case: Mapping[str, Any], fields: CaseFields) -> list[Row]:
-        """The rows of these steps, of all that were timed together; a time is that of one step."""
+        """The rows of these steps, among `fields` of all steps; a time is that of one step."""
         entries = {}
         for kind in self.entries:
             entry = fields["entries"][f"{kind}, {self.seen}"]
@@ -160,14 +160,14 @@ class Steps:
         return rows_of(table, case, dict(entries=entries, fma=fields["fma"]), values)
 
     def memory(self, table: str, case: Mapping[str, Any]) -> Row:
-        """What the cache holds after the steps, beside its bound and a cache of all tokens."""
+        """Bytes that the cache holds after the steps, beside its bound and a cache of all tokens."""
         sizes = dict(kept_bytes=self.kept_bytes, allocated_bytes=self.cache.allocated_nbytes)
         sizes |= dict(bound_bytes=self.text.bound_bytes, full_bytes=self.text.row_bytes * self.seen)
         return Row(table=table, case=dict(case), who=CACHE, values=sizes)
 
 
-def time_steps(points: Sequence[Steps], repeats: int) -> CaseFields:
-    """Time all steps in the same rounds, taken back between samples. Names are of the kind and the tokens seen."""
+def rows_of_steps(table: str, points: Sequence[Steps], cases: Sequence[Mapping[str, Any]], repeats: int) -> list[Row]:
+    """Time all steps in the same rounds, taken back between samples; each of the `points` is a case."""
 
     def take_back() -> None:
         for one in points:
@@ -175,7 +175,8 @@ def time_steps(points: Sequence[Steps], repeats: int) -> CaseFields:
 
     entries = {f"{kind}, {one.seen}": entry for one in points for kind, entry in one.entries.items()}
     calls = {f"{kind}, {one.seen}": call for one in points for kind, call in one.calls.items()}
-    return timed(entries, calls, repeats, before=take_back)
+    fields = timed(entries, calls, repeats, before=take_back)
+    return [row for one, case in zip(points, cases, strict=True) for row in one.rows(table, case, fields)]
 
 
 def stored_rows(text: Text, seen: int, stored: str) -> dict[str, float]:

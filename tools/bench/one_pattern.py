@@ -129,7 +129,7 @@ def _kb_per_token(row: Row, batch: float) -> float | None:
 
 
 def speed_ups(result: RowsResult) -> Iterator[Table]:
-    """How many times faster the first implementation is than each other one, by length."""
+    """Speed-ups of the first implementation over each other one, by length."""
     header = ("length", "who", "over", "speed-up", "95% interval")
     rows = tuple((str(p.x), first, other, f"{p.y:.2f}x", interval(p)) for first, other, p in _versus_first(result))
     yield Table("Speed-ups", header, rows, "Ratios of medians; intervals by resampling each side's samples.")
@@ -176,7 +176,7 @@ def drawn(result: RowsResult) -> Iterator[Plot]:
 
 
 def notes(result: RowsResult) -> Iterator[str]:
-    """Who computes another function, and how time grows with length."""
+    """Notes on implementations that compute another function, and on the growth of time with length."""
     differing = [row for row in result.rows if row.values.get("differs")]
     differences = ((note, f"{row.values['tokens']:,}") for row in differing for note in _difference(row))
     yield from grouped(differences, "(at {} tokens)")
@@ -192,7 +192,7 @@ def notes(result: RowsResult) -> Iterator[str]:
 
 
 def scaling(result: RowsResult) -> dict[str, tuple[float, float, int]]:
-    """By implementation measured at two lengths or more: `time ~ tokens**exponent`, the same of FLOPs, and the lengths."""
+    """Exponents of time and of FLOPs over tokens, and the number of lengths, of each implementation that has two or more."""
     points: dict[str, list[tuple[int, float, float]]] = {}
     for _, timed in timed_lengths(result):
         for row in timed:
@@ -219,7 +219,7 @@ def _difference(row: Row) -> Iterator[str]:
 
 
 def sentence(result: RowsResult) -> str:
-    """For docs/measurements.md: the longest length at which anything was measured."""
+    """The sentence on docs/measurements.md: the longest length at which anything was measured."""
     if not (timed := timed_lengths(result)):
         return placed(result, "nothing was measured")
     case, rows = timed[-1]

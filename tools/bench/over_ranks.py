@@ -62,7 +62,7 @@ def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int],
 
 
 def transport_name(kind: str) -> str:
-    """What moves the rows, with its version."""
+    """The transport of rows, with its version."""
     if kind == "mpi":
         from mpi4py import MPI
 
@@ -146,7 +146,7 @@ class RanksRunner:
 
 
 def memory_note(alone: bool, device: str = "cpu") -> str | None:
-    """Why the memory of a rank cannot be measured. `alone`: no other rank is in its process."""
+    """The reason why the memory of a rank cannot be measured, or None. `alone`: no other rank is in its process."""
     if not alone:
         return "all ranks are in one process"
     try:

@@ -103,7 +103,7 @@ def _times(result: RowsResult) -> Iterator[Table]:
 
 
 def sentence(result: RowsResult) -> str:
-    """For docs/measurements.md."""
+    """The sentence on docs/measurements.md."""
     overheads = [f"{1e6 * overhead_s(case):.1f} us ({case.label('{mode}')})" for case in result.cases()]
     backend = result.facts["backend"]
     return placed(result, f"`dilated_attention` adds to a call of its backend, {backend}: {', '.join(overheads)}")

@@ -281,9 +281,8 @@ class ServingSuite(Suite[RowsResult]):
             Steps(text, n, count, cache, full if n + count <= limit else None)
             for n, cache in text.caches(sorted({*seen, *filled}))
         ]
-        fields = decoding_steps.time_steps(points, self.repeats)
         cases = [_case_of(one.seen, one.seen in filled) for one in points]
-        steps = [row for one, case in zip(points, cases, strict=True) for row in one.rows(DECODING, case, fields)]
+        steps = decoding_steps.rows_of_steps(DECODING, points, cases, self.repeats)
         return steps + [one.memory(MEMORY, case) for one, case in zip(points, cases, strict=True)]
 
     def single(self) -> list[Row]:
@@ -295,9 +294,8 @@ class ServingSuite(Suite[RowsResult]):
         with torch_threads(1):
             points = [Steps(text, n, count, cache, full) for n, cache in text.caches([*places.values()])]
             points[-1].read_kept()
-            fields = decoding_steps.time_steps(points, self.repeats)
-        cases = [_case_of(seen, after == "full") | dict(after=after) for after, seen in places.items()]
-        return [row for one, case in zip(points, cases, strict=True) for row in one.rows(ONE_THREAD, case, fields)]
+            cases = [_case_of(seen, after == "full") | dict(after=after) for after, seen in places.items()]
+            return decoding_steps.rows_of_steps(ONE_THREAD, points, cases, self.repeats)
 
     @property
     def steps_of_a_sample(self) -> int:

@@ -229,7 +229,7 @@ class SlidesSuite(Suite[RowsResult]):
         return rows_of(table, case, timed(entries, calls, self.rounds))
 
     def mass(self) -> list[Row]:
-        """What all tiles look at, of queries and keys of one layer."""
+        """Measure `attention_mass` of a long slide, for queries and keys of one layer."""
         tiles, heads = self.sizes.long // self.divisor, self.config.num_heads
         dim = self.config.embed_dim // heads
         check = mass_check(self.config.pattern, heads, dim)

@@ -211,7 +211,7 @@ class Report:
 
 
 def not_measured(result: RowsResult) -> list[str]:
-    """Why implementations, or their memory, were not measured, each reason once with the cases that it holds for."""
+    """Reasons why implementations, or their memory, were not measured, each once with the cases that it holds for."""
     places: dict[str, list[str]] = {}
     for row in result.rows:
         where = f"{row.table}: {', '.join(str(value) for value in row.case.values())}"
