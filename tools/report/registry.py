@@ -11,7 +11,7 @@ from typing import Any
 
 from dilkit.checks import visible
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.results.file import ResultError, read_json, read_result
+from dilkit.tools.results.file import ResultError, read_json, read_result, written_by
 from dilkit.tools.results.record import Result
 from dilkit.tools.results.rows import RowsResult
 
@@ -63,9 +63,10 @@ def kind(name: str) -> Kind:
 
 def read(path: Path) -> Result:
     """The result in `path`. Raises `ResultError`."""
-    name = read_json(path)["kind"]
+    data = read_json(path)
+    name = data["kind"]
     if name not in KINDS:
-        raise ResultError(path, f"a result of kind {name[:40]!r}; known are {', '.join(KINDS)}")
+        raise ResultError(path, f"a result of kind {name[:40]!r}{written_by(data)}; known are {', '.join(KINDS)}")
     return read_result(path, kind(name).record, name)
 
 

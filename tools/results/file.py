@@ -73,11 +73,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _other_schema(path: Path, data: dict[str, Any], known: str) -> ResultError:
-    """The error for a file whose shape another dilkit had, which it names."""
+    """The error for a file whose shape another dilkit had."""
+    schema = f"schema {data['schema']!r:.20}{written_by(data)}"
+    return ResultError(path, f"{schema}; this dilkit reads schema {known}, run the command again")
+
+
+def written_by(data: dict[str, Any]) -> str:
+    """The dilkit that wrote a file, such as ", written by dilkit 0.2.0"; empty where the file names none."""
     place = data.get("environment")
     version = place.get("dilkit") if isinstance(place, dict) else None
-    written = f", written by dilkit {version:.20}" if isinstance(version, str) else ""
-    return ResultError(path, f"schema {data['schema']!r:.20}{written}; this dilkit reads schema {known}, run the command again")
+    return f", written by dilkit {version:.20}" if isinstance(version, str) else ""
 
 
 def _printable(value: Any) -> Any:
