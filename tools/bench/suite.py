@@ -49,6 +49,8 @@ class Suite(ABC, Generic[R]):
     TARGETS: ClassVar[tuple[Target[Any], ...]] = ()
     MAY_FAIL: ClassVar[tuple[str, ...]] = ()
     """Implementations whose failure is no error: others' that need more memory, or a compiler."""
+    PEERS: ClassVar[tuple[str, ...]] = ()
+    """Implementations of others: what they do wrong is reported, and is no error."""
 
     quick: bool = False
     repeats: int = 5
@@ -92,7 +94,9 @@ class Suite(ABC, Generic[R]):
     def wrong(self, result: R) -> bool:
         """True if a check failed, so that the command ends with exit code 1."""
         for row in result.rows if isinstance(result, RowsResult) else ():
-            if row.verdict == "wrong" or (row.verdict == "failed" and row.who not in self.MAY_FAIL):
+            if row.who not in self.PEERS and (
+                row.verdict == "wrong" or (row.verdict == "failed" and row.who not in self.MAY_FAIL)
+            ):
                 return True
         return any(isinstance(figure, Figure) and figure.exact and figure.verdict == "short" for figure in result.figures)
 

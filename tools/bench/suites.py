@@ -11,7 +11,7 @@ SUITES = {
     "cpu": "dilkit.tools.bench.cpu.suite:CpuSuite",
     "gpu": "dilkit.tools.bench.gpu.suite:GpuSuite",
     "hosts": "dilkit.tools.bench.hosts.suite:HostsSuite",
-    "orders": "dilkit.tools.bench.orders.suite:OrdersSuite",
+    "orders": "dilkit.tools.bench.orders:OrdersSuite",
     "patterns": "dilkit.tools.bench.patterns:PatternsSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
     "scores": "dilkit.tools.bench.scores:ScoresSuite",

@@ -22,7 +22,7 @@ KINDS = {
     "gpu-day": "gpu_day:GpuDayResult",
     "suite-ring": "bench.ranks:RanksResult",
     "suite-hosts": "bench.hosts:HostsResult",
-    "suite-orders": "bench.orders:OrdersResult",
+    "suite-orders": "bench.orders",
     "suite-slides": "bench.slides",
     "suite-serving": "bench.serving",
     "suite-patterns": "bench.patterns",

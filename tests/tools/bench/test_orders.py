@@ -1,23 +1,20 @@
-"""`dilkit bench --suite orders`: the command at a tiny size, its checks, the other packages, and how its figures are judged."""
+"""`dilkit bench --suite orders`: the command at a tiny size, its checks, and other packages that are right or wrong."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import small_suites
 
-from dilkit.tools.bench.orders import checks, peers, suite
-from dilkit.tools.bench.orders.cases import NEAR, OrdersSizes
-from dilkit.tools.bench.orders.engine import Dilkit
-from dilkit.tools.bench.orders.peers import Array, Peer, Task
-from dilkit.tools.bench.orders.record import Finding, OrdersResult
-from dilkit.tools.bench.orders.targets import PACKAGES
+from dilkit.tools.bench import hilbert_curves, order_contenders
+from dilkit.tools.bench.hilbert_curves import Array, Dilkit, HilbertCurve, Task
+from dilkit.tools.bench.orders import COMPARED, OTHERS, OrdersSizes
+from dilkit.tools.results.rows import RowsResult
 
 GRIDS = {"square": (8, 8), "large": (16, 16), "cube": (4, 4, 4), "frame": (6, 10), "video": (3, 5, 4)}
-TINY = OrdersSizes(1, GRIDS, {2: (300, (4, 16)), 3: (300, (3,))}, 300, replace(NEAR, shape=(16, 16), segment_length=64))
+TINY = OrdersSizes(1, GRIDS, {2: (300, (4, 16)), 3: (300, (3,))}, 300, (16, 16), 64)
 
 
 class Right(Dilkit):
@@ -26,10 +23,10 @@ class Right(Dilkit):
     name, summary = "numpy-hilbert-curve", "made up"
 
     def permutation(self, ndim: int, bits: int, out: Array) -> Task:
-        return Peer.permutation(self, ndim, bits, out)
+        return HilbertCurve.permutation(self, ndim, bits, out)
 
     def sorter(self, axes: Array, bits: int) -> Task:
-        return Peer.sorter(self, axes, bits)
+        return HilbertCurve.sorter(self, axes, bits)
 
     def version(self) -> str | None:
         return "1.2"
@@ -41,13 +38,13 @@ class Rows(Right):
     name = "hilbertcurve"
 
     def encoder(self, axes: Array, bits: int) -> Task:
-        return Task(lambda: peers.row_major(axes, bits, np.zeros(len(axes[0]), np.int64)))
+        return Task(lambda: hilbert_curves.row_major(axes, bits, np.zeros(len(axes[0]), np.int64)))
 
     def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
         return Task(lambda: np.unravel_index(codes, (1 << bits,) * ndim), tuple)
 
 
-def run(out: Path, *arguments: str) -> tuple[int, OrdersResult]:
+def run(out: Path, *arguments: str) -> tuple[int, RowsResult]:
     return small_suites.run("orders", out, *arguments, sizes=TINY, packages=(Right(), Rows()))
 
 
@@ -60,33 +57,41 @@ def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_a
     code, result = run(tmp_path)
     assert code == 0  # what others do wrong is no fault of ours
     printed = capsys.readouterr().out
-    assert [len(getattr(result, name)) for name in suite.OrdersSuite().lists()] == [10, 2, 6, 2, 5, 5, 1]
-    for case in result.cases:
-        ours = case.entries["dilkit"]
-        assert (ours.verdict, ours.points, len(ours.ns)) == ("measured", case.points, 2), ours
-        assert ours.check
-        assert all(finding.passed for finding in ours.check)
-    shared = [case for case in result.cases if case.dtype != "int64"]
-    verdicts = {"numpy-hilbert-curve": "measured", "hilbertcurve": "wrong"}
+    assert [len(result.cases(table)) for table in (*COMPARED, "order", "locality")] == [10, 2, 3, 3, 2, 5, 3]
+    shared = [case for case in result.cases(*COMPARED) if case.case.get("dtype") != "int64"]
+    for case in result.cases(*COMPARED, "order"):
+        ours = [row for who, row in case.rows.items() if who not in OTHERS]
+        assert {(row.verdict, len(row.samples)) for row in ours} == {("measured", 2)}
+        assert all(row.values["checked"] for row in ours if row.who != "warm")
     for case in shared:
-        assert {name: case.entries[name].verdict for name in verdicts} == verdicts
+        assert [case.rows[name].verdict for name in OTHERS[:2]] == ["measured", "wrong"]
+        assert not case.timed("hilbertcurve")
     figures = {figure.name: figure for figure in result.figures}
-    over = [figures[f"time of {name} over dilkit's, the least of all rows"] for name in PACKAGES]
-    assert [len(figure.values) for figure in over[:2]] == [len(shared), 0]
-    assert all(figure.values for figure in result.figures if figure not in over)
-    assert "hilbertcurve wrong, not ranked: not so: they are a step of one cell apart" in printed
+    over = [figures.pop(f"time of {name} over dilkit's, the least of all rows") for name in OTHERS]
+    assert [len(figure.values) for figure in over] == [len(shared), 0, 0]
+    assert all(figure.values for figure in figures.values())
+    assert "hilbertcurve wrong: not so: they are a step of one cell apart" in " ".join(printed.split())
+
+
+def test_an_engine_that_is_wrong_is_not_timed_and_decides_on_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dilkit, "decoder", lambda self, codes, ndim, bits: Rows().decoder(codes, ndim, bits))
+    code, result = run(tmp_path)
+    assert code == 1
+    assert not any(case.timed("dilkit") for case in result.cases("encode", "decode"))
 
 
 @pytest.mark.parametrize(
     ("findings", "passed"),
     [
-        (checks.visits(np.array([0, 1, 3, 2]), (2, 2)), [True, True]),
-        (checks.visits(np.array([0, 1, 2, 3]), (2, 2)), [True, False]),
-        (checks.visits(np.array([0, 1, 0, 2]), (2, 2)), [False, True]),
-        (checks.visits(np.array([0, 2, 1]), (3, 1)), [True, True]),  # an odd side
-        (checks.sorting(np.array([1, 2, 0]), np.array([5, 3, 4])), [True, True]),
-        (checks.sorting(np.array([1, 0, 2]), np.array([5, 3, 4])), [True, False]),
+        (order_contenders.visits(np.array([0, 1, 3, 2]), (2, 2)), [True, True]),
+        (order_contenders.visits(np.array([0, 1, 2, 3]), (2, 2)), [True, False]),
+        (order_contenders.visits(np.array([0, 1, 0, 2]), (2, 2)), [False, True]),
+        (order_contenders.visits(np.array([0, 2, 1]), (3, 1)), [True, True]),  # an odd side
+        (order_contenders.sorts(np.array([1, 2, 0]), np.array([5, 3, 4])), [True, True]),
+        (order_contenders.sorts(np.array([1, 0, 2]), np.array([5, 3, 4])), [True, False]),
     ],
 )
-def test_checks_of_curves_and_of_sorting_can_fail(findings: list[Finding], passed: list[bool]) -> None:
-    assert [finding.passed for finding in findings] == passed
+def test_checks_of_curves_and_of_sorting_can_fail(findings: dict[str, bool], passed: list[bool]) -> None:
+    assert list(findings.values()) == passed

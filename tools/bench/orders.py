@@ -1,0 +1,285 @@
+"""`dilkit bench --suite orders`: token orders on one thread, beside a store loop and packages that compute Hilbert curves.
+
+Where a row has `points`, its samples are seconds for a million points: slow packages get fewer points.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dilkit import order
+from dilkit.op.free_memory import give_memory_back
+from dilkit.orders.locality import locality_report
+from dilkit.orders.points import instruction_set
+from dilkit.orders.token_order import CURVES
+from dilkit.plan import cache_clear
+from dilkit.threads import torch_threads
+from dilkit.tools.bench import order_contenders as contenders
+from dilkit.tools.bench.hilbert_curves import PACKAGES, Array, Dilkit, HilbertCurve
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.target import Target, Values, each
+from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.report.document import Axis, Point, Table
+from dilkit.tools.report.points import sampled
+from dilkit.tools.report.targets import number
+from dilkit.tools.report.views import NAMES, SAMPLES, TIME, TIMES, WHO, Column, PlotView, Report, TableView, fact, faster, stored
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+
+OURS, OTHERS = Dilkit.name, tuple(package.name for package in PACKAGES)
+COMPARED = ("permutation", "rank", "encode", "decode", "sort")
+"""Tables of the cases in which packages take part."""
+COLD, COLD_WITH_RANKS, WARM = "cold", "cold, with ranks", "warm"
+GRIDS = {"square": (1024, 1024), "large": (4096, 4096), "cube": (128, 128, 128), "frame": (1080, 1920), "video": (33, 45, 80)}
+POINTS = {2: (1 << 20, (10, 16)), 3: (1 << 21, (7, 10))}
+RATES = (4, 8, 16)
+
+
+@dataclass(frozen=True)
+class OrdersSizes(Sizes):
+    """--quick divides the sides of `grids`, and numbers of points by the square of that.
+
+    `points`: by the number of axes, how many and of how many bits; `sorted` of them are sorted. `near`, `near_segment`: grid and
+    segment in which distances to the nearest kept key are measured, which do not depend on the machine.
+    """
+
+    divisor: int = 16
+    grids: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: GRIDS)
+    points: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=lambda: POINTS)
+    sorted: int = 1_000_000
+    near: tuple[int, int] = (256, 256)
+    near_segment: int = 4096
+
+
+def _over(case: CaseRows, who: str, base: str = OURS) -> float | None:
+    """Median over the rounds of the time of `who` over that of `base`: in a round both were disturbed alike."""
+    if not case.timed(who, base):
+        return None
+    return statistics.median(a / b for a, b in zip(case.rows[who].samples, case.rows[base].samples, strict=True))
+
+
+def _speed(name: str, must: float, aim: float, table: str, **facts: Any) -> Target[RowsResult]:
+    """Time of dilkit in nanoseconds a point."""
+    read = each(table, lambda case: 1e3 * case.rows[OURS].median_s if case.timed(OURS) else None, "{size}", **facts)
+    return Target(name, must, aim, read, " ns/point", lower=True)
+
+
+def _nearest(every: int, must: float, aim: float) -> Target[RowsResult]:
+    """Mean distance along the Hilbert curve, to the digits in which its limits are given."""
+    read = each("locality", lambda case: round(case.rows["hilbert"].values["mean"], 2), "{size}", every=every)
+    return Target(f"nearest kept key, keeping every {every}th", must, aim, read, " cells", lower=True)
+
+
+def _package(name: str) -> Target[RowsResult]:
+    def read(result: RowsResult) -> Values:
+        ratios = {case.label("{what}"): _over(case, name) for case in result.cases(*COMPARED)}
+        return {what: ratio for what, ratio in ratios.items() if ratio is not None}
+
+    def missing(result: RowsResult) -> str | None:
+        return next((package["absent"] for package in result.facts["packages"] if package["name"] == name), "not looked for")
+
+    return Target(f"time of {name} over dilkit's, the least of all rows", 1.0, None, read, missing=missing)
+
+
+_STORES = each("permutation", lambda case: _over(case, OURS, contenders.STORE_LOOP), "{size}", grid="large", dtype="int32")
+_WARM = each("order", lambda case: 1e6 * case.rows[WARM].median_s if case.timed(WARM) else None, "{size}")
+TARGETS = (
+    _speed("2-D Hilbert, 1024 x 1024", 0.15, 0.08, "permutation", grid="square", dtype="int32"),
+    _speed("2-D Hilbert, 4096 x 4096", 0.25, 0.15, "permutation", grid="large", dtype="int32"),
+    Target("the same, in units of a store loop into the same array", 2.0, 1.2, _STORES, lower=True),
+    _speed("3-D Hilbert, 128 x 128 x 128", 0.2, 0.1, "permutation", grid="cube", dtype="int32"),
+    _speed("generalised Hilbert, 1920 x 1080", 0.35, 0.2, "permutation", grid="frame", dtype="int32"),
+    _speed("generalised Hilbert, 33 x 45 x 80", 1.0, 0.3, "permutation", grid="video", dtype="int32"),
+    _speed("encode, random 2-D points", 1.5, 0.9, "encode", axes=2),
+    _speed("decode, random 2-D points", 1.0, 0.6, "decode", axes=2),
+    _speed("encode, random 3-D points", 3.0, 2.0, "encode", axes=3),
+    _speed("decode, random 3-D points", 3.0, 2.0, "decode", axes=3),
+    Target("a warm order(...), from the cache", 5.0, None, _WARM, " us", lower=True),
+    *(_nearest(every, must, aim) for every, must, aim in ((4, 0.85, 0.84), (8, 1.10, 1.09), (16, 1.77, 1.76))),
+    *map(_package, OTHERS),
+)
+
+
+def _packages(result: RowsResult) -> Iterator[Table]:
+    rows = (
+        (one["name"], one["version"] or "-", one["summary"], one["absent"] or "took part") for one in result.facts["packages"]
+    )
+    yield Table("Packages", ("package", "version", "what it computes", ""), tuple(rows))
+
+
+def _plotted_ns(row: Row, case: CaseRows) -> Point | None:
+    return sampled("", [1e3 * sample for sample in row.samples]) if row.samples and row.who not in OTHERS else None
+
+
+def _speed_up(row: Row, case: CaseRows) -> Point | None:
+    return faster(OURS)(row, case) if row.who in OTHERS else None
+
+
+def _checked(result: RowsResult) -> Iterator[str]:
+    checks = sum(len(row.values.get("checked", ())) for row in result.rows if row.table in COMPARED)
+    yield f"{checks} checks of results, each just before its timing"
+
+
+NS = Column("ns a point", lambda row, case: number(1e3 * row.median_s))
+COLD_NS = Column("ns a point", lambda row, case: number(1e9 * row.median_s / n) if (n := row.values.get("cells")) else "-")
+QUARTILES = Column("quartiles", lambda row, case: " - ".join(number(1e3 * quartile) for quartile in row.quartiles_s))
+RATIO = Column("time / dilkit's", lambda row, case: "-" if (ratio := _over(case, row.who)) is None else number(ratio))
+NS_AXES = NAMES, Axis("nanoseconds a point", "number")
+CELL_AXES = NAMES, Axis("mean distance, in cells", "number")
+KEPT = fact("every", "key kept", "every {}th"), WHO, fact("mean", template="{:.3f}"), fact("max", "largest", "{:.3g}")
+REPORT = Report(
+    place="{device_name}, one thread, encode and decode with {isa}",
+    headline=dict(packages="Python {python}, numpy {numpy}", shortened="sides", figures="time"),
+    tables=(
+        TableView("All times", COMPARED, (fact("what"), WHO, NS, QUARTILES, SAMPLES, fact("points", template="{:,}"), RATIO)),
+        TableView("Calls of order", "order", (fact("size", "grid"), Column("call", lambda row, case: row.who), TIME, COLD_NS)),
+        TableView("Distance to the nearest kept key", "locality", KEPT, timed=False),
+        _packages,
+    ),
+    plots=(
+        PlotView("Time a point of a permutation, with 95% intervals", "permutation", "{size}, {dtype}", _plotted_ns, NS_AXES),
+        PlotView("Speed-up over packages, with 95% intervals", COMPARED, "{what}", _speed_up, (NAMES, TIMES), mark=1.0),
+        PlotView("Distance to the nearest kept key", "locality", "every {every}th key kept", stored("mean"), CELL_AXES),
+    ),
+    sentences={
+        "2-D Hilbert, 1024 x 1024": "the Hilbert order of 1024 x 1024 tokens takes {}",
+        "generalised Hilbert, 33 x 45 x 80": "that of 33 x 45 x 80 {}",
+        "a warm order(...), from the cache": "one that is in the cache {}",
+        "time of hilbertsfc over dilkit's, the least of all rows": "hilbertsfc, the fastest other package, at least {} as long",
+    },
+    notes=_checked,
+    method="Medians of all samples, on one thread, everyone in a row timed in turns; a sample is as many calls as last 20 "
+    "ms, and a ratio the median of those within a round. dilkit's permutations, ranks and codes go into arrays that "
+    "were written to before; the store loop is out[i] = i, compiled with the same flags, into the same array as "
+    "dilkit's permutation. A cold call of order finds an empty cache and gets fresh memory from the system, page "
+    "faults included. A package that would take longer than the budget (--budget, seconds a call) is given fewer "
+    "points of the same row; what counts is time a point. Packages have codes and coordinates on cubes of a power of "
+    "two: their permutation is that of decoded coordinates, their ranks are the codes of all cells, and on other "
+    "grids their codes are sorted, which makes a curve with jumps. Before it is timed, everyone is checked: on a "
+    "small grid each cell must be visited once, by steps of one cell, and codes and cells must be each other's "
+    "inverse; in the row itself, each cell must occur once, codes must ascend, or the inputs must come back. "
+    "Distances to the nearest kept key are means over the tokens of a grid of 256 x 256 in segments of 4,096, and "
+    "depend on no machine.",
+)
+
+
+@dataclass(frozen=True)
+class OrdersSuite(Suite[RowsResult]):
+    """Orders of grids, codes of points, and distances. `packages`: measured where they are installed."""
+
+    NAME = "orders"
+    SUMMARY = "token orders against a store loop and packages that compute Hilbert curves, and what they keep near"
+    TARGETS = TARGETS
+    PEERS = OTHERS
+
+    repeats: int = 11
+    budget: float = 0.25
+    sizes: OrdersSizes = field(default_factory=OrdersSizes, metadata=NO_OPTION)
+    packages: tuple[HilbertCurve, ...] = field(default=PACKAGES, metadata=NO_OPTION)
+
+    def steps(self) -> Iterator[Step]:
+        for name, dtype in product(self.sizes.grids, ("int32", "int64")):
+            yield Step("permutation", f"permutation: {name}, {dtype}", partial(self.permutation, name, dtype))
+        for name in ("square", "cube"):
+            yield Step("rank", f"rank: {name}", partial(self.rank, name))
+        for ndim, (_, sizes) in self.sizes.points.items():
+            for bits, what in product(sizes, ("encode", "decode")):
+                yield Step(what, f"{what}: {ndim}-D, {bits} bits", partial(self.points, what, ndim, bits))
+        for ndim, (_, sizes) in self.sizes.points.items():
+            yield Step("sort", f"sort: {ndim}-D", partial(self.points, "sort", ndim, sizes[-1]))
+        for what, measure in ((COLD, self.cold), (WARM, self.warm)):
+            yield from (Step("order", f"{what} order: {name}", partial(measure, name)) for name in self.sizes.grids)
+        yield Step("locality", "nearest kept keys", self.locality)
+
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        with torch_threads(1):
+            packages = [dict(name=p.name, summary=p.summary, version=p.version(), absent=p.absent()) for p in self.packages]
+            yield dict(packages=packages, isa=instruction_set())
+
+    def permutation(self, name: str, dtype: str) -> list[Row]:
+        """The whole curve through a grid, into an array written to before; packages in int32 alone."""
+        shape, size = self._grid(name)
+        case = dict(what=f"permutation, {size}, {dtype}", size=size, grid=name, dtype=dtype)
+        packages = self._present if dtype == "int32" else []
+        return self._compared("permutation", case, prod(shape), contenders.permutation(shape, dtype, packages))
+
+    def rank(self, name: str) -> list[Row]:
+        """The inverse, made directly and from the permutation."""
+        shape, size = self._grid(name)
+        case = dict(what=f"rank, {size}, int32", size=size, grid=name)
+        return self._compared("rank", case, prod(shape), contenders.rank(shape, self._present))
+
+    def points(self, what: str, ndim: int, bits: int) -> list[Row]:
+        """Codes of random points, points of random codes, or the order of random points."""
+        count = (self.sizes.sorted if what == "sort" else self.sizes.points[ndim][0]) // self.divisor**2
+        if what == "decode":
+            compared = contenders.decode(_random(count, 1, ndim * bits)[0], ndim, bits, self._present)
+        elif what == "encode":
+            compared = contenders.encode(_random(count, ndim, bits), bits, self._present)
+        else:
+            compared = contenders.sort(_random(count, ndim, bits), self._present)
+        case = dict(what=f"{what}, {ndim}-D, {bits} bits", size=f"{bits} bits", axes=ndim)
+        return self._compared(what, case, count, compared)
+
+    def cold(self, name: str) -> list[Row]:
+        """`order(...)`, and with its ranks, with nothing cached and all memory fresh from the system."""
+        shape, size = self._grid(name)
+        perm, rank = order(shape).perm, order(shape).rank
+        inverse = contenders.same("rank[perm] is 0, 1, 2, ...", rank[perm], np.arange(len(perm)))
+        findings = contenders.visits(perm, shape) | inverse
+        calls: dict[str, Call] = {COLD: lambda: order(shape), COLD_WITH_RANKS: lambda: order(shape).rank}
+        rows = [contenders.row("order", dict(size=size, grid=name), who, findings, cells=len(perm)) for who in calls]
+        return contenders.timed(rows, time_interleaved(calls, self.repeats, before=_forget))
+
+    def warm(self, name: str) -> list[Row]:
+        """`order(...)` when it is in the cache."""
+        shape, size = self._grid(name)
+        times = time_interleaved({WARM: lambda: order(shape)}, self.repeats, min_time=self._min_time)
+        return contenders.timed([contenders.row("order", dict(size=size, grid=name), WARM, {})], times)
+
+    def locality(self) -> list[Row]:
+        """Distances to the nearest kept key, by curve and dilation rate."""
+        rows, shape, segment = [], self.sizes.near, self.sizes.near_segment
+        for curve in CURVES:
+            for kept in locality_report(order(shape, curve), segment, RATES).kept:
+                case = dict(size=_size(shape), segment_length=segment, every=kept.rate)
+                rows.append(Row(table="locality", case=case, who=curve, values=dict(mean=kept.mean or 0.0, max=kept.max or 0.0)))
+        return rows
+
+    @property
+    def _present(self) -> list[HilbertCurve]:
+        return [package for package in self.packages if package.absent() is None]
+
+    @property
+    def _min_time(self) -> float:
+        return 0.0 if self.quick else 0.02
+
+    def _grid(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Shape of a grid, and its sides in words."""
+        shape = tuple(max(2, side // self.divisor) for side in self.sizes.grids[name])
+        return shape, _size(shape)
+
+    def _compared(self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders) -> list[Row]:
+        return contenders.compare(table, case, points, compared, self.repeats, self.budget, self._min_time)
+
+
+def _random(count: int, axes: int, bits: int) -> Array:
+    return np.random.default_rng(0).integers(0, 1 << bits, (axes, count), np.uint16 if bits <= 16 else np.uint32)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _forget() -> None:
+    cache_clear()
+    give_memory_back()
