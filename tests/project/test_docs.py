@@ -64,7 +64,7 @@ def test_a_changed_page_is_found(tmp_path):
     assert page not in docs.stale_pages(tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(suites.SUITES.keys() - {"seeds"}))  # whose words are of published figures
+@pytest.mark.parametrize("name", sorted(suites.SUITES))
 def test_figures_in_words_are_figures_of_their_suite(name):
     suite = suites.suite(name)
     words = registry.kind(suite.kind()).words

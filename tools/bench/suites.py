@@ -15,7 +15,7 @@ SUITES = {
     "patterns": "dilkit.tools.bench.patterns:PatternsSuite",
     "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
     "scores": "dilkit.tools.bench.scores:ScoresSuite",
-    "seeds": "dilkit.tools.bench.published.suite:PublishedSuite",
+    "seeds": "dilkit.tools.bench.seeds:SeedsSuite",
     "serving": "dilkit.tools.bench.serving:ServingSuite",
     "slides": "dilkit.tools.bench.slides:SlidesSuite",
 }

@@ -16,7 +16,7 @@ from dilkit.tools.results.record import Result
 from dilkit.tools.results.rows import RowsResult
 
 KINDS = {
-    "suite-seeds": "bench.published:PublishedResult",
+    "suite-seeds": "bench.seeds_report",
     "suite": "bench.cpu:CpuResult",
     "suite-gpu": "bench.gpu:GpuResult",
     "gpu-day": "gpu_day:GpuDayResult",

@@ -15,25 +15,22 @@ import torch
 from helpers.measuring import shrink
 
 from dilkit.testing import memory
+from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import run
-from dilkit.tools.bench.published import longest as search
-from dilkit.tools.bench.published.cases import PublishedSizes
-from dilkit.tools.bench.published.claims import HELD, claims, group
-from dilkit.tools.bench.published.document import document
-from dilkit.tools.bench.published.record import PublishedCase, PublishedResult, Setting
-from dilkit.tools.bench.published.suite import PublishedSuite
+from dilkit.tools.bench.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting
+from dilkit.tools.bench.seeds_claims import claims
+from dilkit.tools.bench.seeds_report import REPORT
+from dilkit.tools.bench.seeds_ways import bisect
 from dilkit.tools.bench.suite import Step
+from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.file import read_result
-from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.rows import Row, RowsResult
 
-GROUPS = ("lengths", "implementations", "as published", "heads", "batches", "configurations")
-CASES = (
-    *(next(iter(group(name).values())) for name in GROUPS),
-    *(HELD[0], group("orders")["multi-segment"]),
-)
+COMPARED = ("lengths", "implementations", "as published", "heads", "batches", "configurations")
+CASES = (*(next(iter(GROUPS[name].values())) for name in COMPARED), HELD[0], GROUPS["orders"]["multi-segment"])
 TWO = Setting(2048, (512, 1024), (1, 2), 2)
-TINY = PublishedSizes(
+TINY = SeedsSizes(
     **dict(alone=CASES, held=(), cached=(CASES[-1],), sequences=(TWO,), growing=(replace(TWO, seq=1024),) * 2, ranks=(1, 2)),
     **dict(peers=("longnet",), memory=32 << 20, grains=1 << 14),
 )
@@ -55,49 +52,68 @@ def held(found: Any) -> int:
 
 @pytest.mark.slow
 def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
-    suite = PublishedSuite(quick=True, repeats=2, sizes=TINY, processes=())
+    suite = SeedsSuite(quick=True, repeats=2, sizes=TINY, processes=())
     result = run.measure(suite, {}, tmp_path, resume=False)
     assert not suite.wrong(result)
-    assert result == read_result(tmp_path / "suite.json", PublishedResult)
-    assert (result.done, len(result.cases)) == (len(list(suite.steps())), 2 * len(CASES))
-    for case in result.cases:
-        assert case.timed("auto", "head-split")
-        assert {entry.verdict for entry in case.entries.values()} <= {"measured", "refused"}, case
-    half = result.case(CASES[0])
-    assert half.entries["float32"].memory_bytes == 2 * half.entries["auto"].memory_bytes
-    assert half.matmul.dtype == "float32"
-    rows = [row for job in result.ranks for row in job.rows]
-    assert [sorted(row.entries) for row in rows] == 2 * [["ranks"]] + 2 * [["one rank", "ranks"]]
-    tables = {table.title: table for table in document(result).tables}
+    assert result == read_result(tmp_path / "suite.json", RowsResult, "suite-seeds")
+    cases = result.cases("settings")
+    assert (result.done, len(cases)) == (len(list(suite.steps())), 2 * len(CASES))
+    for case in cases:
+        assert case.timed("matmul", "auto", "head-split")
+        assert {row.verdict for row in case.rows.values()} <= {"measured", "refused"}, case
+    half = cases[0].rows
+    assert half["float32"].values["memory_bytes"] == 2 * half["auto"].values["memory_bytes"]
+    assert half["matmul"].values["dtype"] == "float32"
+    ranks = result.cases("ranks")
+    assert [sorted(case.rows) for case in ranks] == 2 * [["ranks"]] + 2 * [["one rank", "ranks"]]
+    assert all(case.rows["ranks"].checks for case in ranks)
+    assert [row.values["seq"] > 0 for row in result.rows if row.table == "longest"] == 4 * [True]
+    tables = {table.title: table for table in REPORT.document(result).tables}
     assert len(tables["Every published figure"].rows) == len(claims()) == 188
     off = {row[1]: row[8].split()[0] for row in tables["Implementations side by side"].rows}
     assert (off["auto"], off["head-split"], off["longnet"]) == ("-", "result", "gradient")
 
 
+@pytest.mark.parametrize("error", [False, True])
+def test_ranks_that_fail_or_are_wrong_decide_on_the_exit_code(error: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(call: RanksCall) -> tuple[Check, ...]:
+        if error:
+            raise ValueError("out of luck")
+        return (Check.of("out", 16, 1.0, 0.1, 0.2),)
+
+    monkeypatch.setattr(RanksCall, "check", check)
+    suite = SeedsSuite(quick=True, repeats=2, sizes=TINY, processes=())
+    rows = suite.over_ranks("ranks", 1, [(TWO, False)], "threads")
+    assert [(row.who, row.verdict, len(row.reasons)) for row in rows] == [("ranks", "failed" if error else "wrong", 1)]
+    result = replace(run.begin(suite, [], {}, dict(mpi="", ranks="threads")), rows=tuple(rows))
+    assert suite.wrong(result)
+    assert rows[0].reasons[0] in " ".join(REPORT.document(result).notes)
+
+
 @dataclass(frozen=True)
-class Toy(PublishedSuite):
+class Toy(SeedsSuite):
     processes: tuple[str, ...] = ()
     error: BaseException | None = None
 
     def steps(self) -> Iterator[Step]:
         yield from (Step("cache", f"step {i}", partial(self.measure, i)) for i in range(5))
 
-    def measure(self, number: int) -> PublishedCase:
+    def measure(self, number: int) -> list[Row]:
         if number == 2 and self.error is not None:
             raise self.error
-        entries = {name: Entry(time=Samples.of([1.0])) for name in ("auto", "no cache")}
-        return PublishedCase(setting=CASES[0], seq=number, entries=entries)
+        case = CASES[0].case() | dict(seq=number)
+        return [Row(table="cache", case=case, who=name, samples=(1.0,)) for name in ("auto", "no cache")]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("out of luck")], ids=["interrupted", "died"])
 def test_a_run_goes_on_where_it_ended(error: BaseException, tmp_path: Path) -> None:
     with suppress(ValueError):
         run.measure(Toy(error=error), {}, tmp_path, resume=False)
-    begun = read_result(tmp_path / "suite.json", PublishedResult)
-    assert (begun.interrupted, begun.done, len(begun.cache)) == (True, 2, 2)
+    begun = read_result(tmp_path / "suite.json", RowsResult, "suite-seeds")
+    assert (begun.interrupted, begun.done, len(begun.rows)) == (True, 2, 4)
     result = run.measure(Toy(), {}, tmp_path, resume=True)
     assert (result.interrupted, result.done) == (False, 5)
-    assert [case.seq for case in result.cache] == [0, 1, 2, 3, 4]
+    assert [case.case["seq"] for case in result.cases("cache")] == [0, 1, 2, 3, 4]
     assert [session.date for session in result.earlier] == [begun.date]
 
 
@@ -126,6 +142,6 @@ def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str,
 @pytest.mark.parametrize(("limit", "longest"), [(0, 0), (9, 0), (10, 10), (159, 150), (160, 160), (1234, 1230)])
 def test_the_longest_that_fits_is_found(limit: int, longest: int) -> None:
     tried = list[int]()
-    assert search.bisect(lambda seq: tried.append(seq) or seq <= limit, 10, lambda seq: False) == (longest, False)
+    assert bisect(lambda seq: tried.append(seq) or seq <= limit, 10, lambda seq: False) == (longest, False)
     assert len(tried) == len(set(tried)) <= 16
-    assert search.bisect(lambda seq: True, 10, lambda seq: seq > 100) == (80, True), "calls take too long"
+    assert bisect(lambda seq: True, 10, lambda seq: seq > 100) == (80, True), "calls take too long"
