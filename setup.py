@@ -20,10 +20,10 @@ from setuptools.errors import CompileError
 ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 """The top-level folders, each with the name that it is installed under."""
 IN_CHECKOUTS_ONLY = (
-    *(f"tools/bench/{name}" for name in ("costs", "cpu", "gpu", "hosts", "kernels", "orders", "patterns", "published", "ptx")),
+    *(f"tools/bench/{name}" for name in ("costs", "cpu", "gpu", "hosts", "kernels", "order", "patterns", "ptx", "hilbert")),
     *(
         f"tools/bench/{name}"
-        for name in ("configuration", "decoding_steps", "llama", "packed", "ranks", "scores", "serving", "slide", "ways")
+        for name in ("configuration", "decoding_steps", "llama", "packed", "ranks", "scores", "seeds", "serving", "slide", "ways")
     ),
     *("tools/demo/image/", "tools/demo/llama/", "tools/demo/ranks/", "tools/gpu_day/", "tools/site/"),
 )

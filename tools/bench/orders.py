@@ -250,9 +250,9 @@ class OrdersSuite(Suite[RowsResult]):
         """Distances to the nearest kept key, by curve and dilation rate."""
         rows, shape, segment = [], self.sizes.near, self.sizes.near_segment
         for curve in CURVES:
-            for kept in locality_report(order(shape, curve), segment, RATES).kept:
-                case = dict(size=_size(shape), segment_length=segment, every=kept.rate)
-                rows.append(Row(table="locality", case=case, who=curve, values=dict(mean=kept.mean or 0.0, max=kept.max or 0.0)))
+            for near in locality_report(order(shape, curve), segment, RATES).kept:
+                case = dict(size=_size(shape), segment_length=segment, every=near.rate)
+                rows.append(Row(table="locality", case=case, who=curve, values=dict(mean=near.mean or 0.0, max=near.max or 0.0)))
         return rows
 
     @property

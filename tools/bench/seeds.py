@@ -50,7 +50,7 @@ LONGEST_BACKWARD, LONGEST_EXTRA = 6e10, 3e11
 HALF_TO, HELD_AT_FIRST = 8192, 5
 """Without --full: tokens to which half types are compared with fp32, and how many of `HELD` are measured."""
 PATIENCE = 15
-"""How many times longer a call may take with --full."""
+"""Factor by which a call may take longer with --full."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class SeedsSizes(Sizes):
 
 @dataclass(frozen=True)
 class SeedsSuite(Suite[RowsResult]):
-    """The steps of a run. `full`: on to a million tokens and more; `processes`: what can start processes."""
+    """The steps of a run. `full`: on to a million tokens and more; `processes`: launchers of processes."""
 
     NAME = "seeds"
     SUMMARY = "the tables that older implementations published, each figure beside what they claim"
@@ -140,7 +140,7 @@ class SeedsSuite(Suite[RowsResult]):
     sizes: SeedsSizes = field(default_factory=SeedsSizes, metadata=NO_OPTION)
     processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
     last: dict[str, tuple[float, float]] = field(default_factory=dict, metadata=NO_OPTION)
-    """How long a call took in earlier steps, as in `CaseRunner`."""
+    """Work and seconds of a call in earlier steps, as in `CaseRunner`."""
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
         ranks = ", ".join(("threads", *self.processes))
@@ -274,10 +274,6 @@ class SeedsSuite(Suite[RowsResult]):
         return 0.5 + self._flops(setting, backward) / 4e10
 
 
-def _call_once(call: RanksCall, inputs: Tensors, problem: Problem) -> Any:
-    return call.once(inputs)
-
-
 def samples_of(flops: float, repeats: int) -> int:
     """Samples of a call of so many FLOPs: fewer where calls are long."""
     return repeats if flops < LONG_CALL else min(3 if flops < 3 * LONG_CALL else 2, repeats)
@@ -292,7 +288,7 @@ def rows_over_ranks(comm: Comm, table: str, kind: str, calls: Calls, divisor: in
         values: dict[str, Any] = dict(tokens=call.problem.batch * call.problem.seq, memory_note=note)
         if not note:  # calls were made before, so that nothing is loaded or planned in it
             shard = replace(call.problem, seq=len(call.plan.positions(comm.rank)))
-            values["rank_bytes"] = list(peaks_of(comm, partial(called, shard, partial(_call_once, call))))
+            values["rank_bytes"] = list(peaks_of(comm, partial(called, shard, call.once)))
         wrong = tuple(check.complaint for check in checks if not check.passed)
         entries["ranks"] = replace(entries["ranks"], check=checks, verdict="wrong" if wrong else "measured", reasons=wrong)
         case = setting.case(backward) | dict(by=kind)

@@ -28,9 +28,9 @@ class Claim:
     """One published figure.
 
     Attributes:
-        quantity: what is read from the measurement of `setting`, or of it and `base`: see `Measured.quantity`.
-        setting: None for "longest", tokens that fit into a budget of memory, and for what nobody can measure.
-        who: whose measurement, "auto" being the automatic choice; `base_who`: that of `base`.
+        quantity: measure of `setting`, or of it beside `base`, that `Measured.quantity` reads.
+        setting: None for "longest", the tokens that fit into a budget of memory, and for figures that nobody can measure.
+        who: implementation, "auto" being the automatic choice; `base_who`: that of `base`.
     """
 
     document: str
@@ -186,6 +186,6 @@ def _as_published(claim: Claim) -> str:
 
 
 def claimed(setting: Setting, quantities: Collection[str], who: Collection[str] = ()) -> str:
-    """What was published of a setting, and on what."""
+    """Return the figures published of a setting, and their hardware; `who`: of these implementations alone."""
     matching = [c for c in claims() if c.setting == setting and c.quantity in quantities and (not who or c.who in who)]
     return f"{', '.join(dict.fromkeys(map(_as_published, matching)))} ({matching[0].hardware})" if matching else "-"

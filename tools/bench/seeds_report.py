@@ -106,8 +106,8 @@ def _off(rows: Iterable[Row | None]) -> str:
 def _ranks_rows(measured: Measured, table: str) -> Iterator[document.Row]:
     """Ranks beside one rank with all cores, and in memory beside one alone: of the same length, or as many tokens a rank."""
     jobs = {}
-    for (found, setting, backward), case in measured.cases.items():
-        if found == table:
+    for (group, setting, backward), case in measured.cases.items():
+        if group == table:
             length = setting.seq // (setting.ranks if table == "growth" else 1)
             jobs[length, setting.batch, setting.segment_lengths, backward, case.case["by"], setting.ranks] = setting, case
     for key, (setting, case) in sorted(jobs.items(), key=lambda job: job[0]):
@@ -126,19 +126,19 @@ def _ranks_rows(measured: Measured, table: str) -> Iterator[document.Row]:
 
 def _order_rows(measured: Measured) -> Iterator[document.Row]:
     for name, setting in GROUPS["orders"].items():
-        given, ordered = (measured.row(setting, who) for who in ("auto", "ordered"))
-        if given and ordered:
+        plain_order, ordered = (measured.row(setting, who) for who in ("auto", "ordered"))
+        if plain_order and ordered:
             both = _faster(measured.row(setting, "auto", True), measured.row(setting, "ordered", True))
-            cells = _time(given), _speed(given), _time(ordered), _speed(ordered), _faster(given, ordered), both
-            tail = _memory(given), _memory(ordered), claimed(setting, ("tokens/s", "speedup", "MiB"))
+            cells = _time(plain_order), _speed(plain_order), _time(ordered), _speed(ordered), _faster(plain_order, ordered), both
+            tail = _memory(plain_order), _memory(ordered), claimed(setting, ("tokens/s", "speedup", "MiB"))
             yield name, f"{setting.seq:,}", _pattern(setting), *cells, *tail
 
 
 def _cache_rows(measured: Measured) -> Iterator[document.Row]:
     for (table, setting, _), case in measured.cases.items():
         if table == "cache":
-            kept, anew = case.rows["auto"], case.rows["no cache"]
-            yield f"{setting.seq:,}", _pattern(setting), _time(kept), _time(anew), _faster(anew, kept)
+            cached, anew = case.rows["auto"], case.rows["no cache"]
+            yield f"{setting.seq:,}", _pattern(setting), _time(cached), _time(anew), _faster(anew, cached)
 
 
 def _half_rows(measured: Measured) -> Iterator[document.Row]:
@@ -199,10 +199,10 @@ def _per_token(bytes_: int | None, row: Row) -> str:
 
 
 def all_plots(result: RowsResult) -> Iterator[Plot]:
-    """Those over lengths first."""
+    """Plots over lengths, then of published speeds and of speed-ups."""
     measured = Measured.of(result)
     yield _over_lengths(measured, "Time of a call; segments that grow with the length, or stay", SECONDS, _seconds)
-    yield _over_lengths(measured, "Peak memory, inputs counted", BYTES, lambda row: plain("", row.values.get("memory_bytes", 0)))
+    yield _over_lengths(measured, "Peak memory, inputs counted", BYTES, _bytes)
     pairs = sorted(
         (claim.claimed, ours) for claim in claims() if claim.quantity == "tokens/s" and (ours := measured.ours(claim)[0])
     )
@@ -273,7 +273,7 @@ def _comparison(setting: Setting, case: CaseRows) -> str:
 
 
 def _notes(result: RowsResult) -> Iterator[str]:
-    """Who was not timed and why, who computes another function, and what failed."""
+    """Notes on implementations that were not timed or compute another function, and on failures."""
     places: list[tuple[str, str]] = []
     for row in (row for row in result.rows if row.table == "settings"):
         notes = [f"{row.who} {row.verdict}: {reason}" for reason in row.reasons]

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -107,9 +107,9 @@ def longest(one: Implementation, problem: Problem, limit: int, grain: int, budge
     tried: list[dict[str, Any]] = []
 
     def fits(seq: int) -> bool:
-        start = time.perf_counter()
+        longer, start = replace(problem, seq=seq), time.perf_counter()
         try:
-            peak = memory.peak_memory(lambda: called(replace(problem, seq=seq), one.once), problem.device.type)
+            peak = memory.peak_memory(lambda: called(longer, partial(one.once, problem=longer)), problem.device.type)
         except (MemoryError, torch.cuda.OutOfMemoryError):
             tried.append(dict(seq=seq, bytes=None, seconds=None))
             return False
@@ -144,9 +144,9 @@ def bisect(fits: Callable[[int], bool], grain: int, too_slow: Callable[[int], bo
     return low, False
 
 
-def called(problem: Problem, call: Callable[[Tensors, Problem], Any]) -> Any:
+def called(problem: Problem, call: Callable[[Tensors], Any]) -> Any:
     """Return the result of a call and its random inputs, without a gradient of the output where the problem asks for none."""
     inputs = Tensors.random(problem)
     if not problem.requires_grad:
         inputs = replace(inputs, dout=inputs.query.detach())
-    return inputs, call(inputs, problem)
+    return inputs, call(inputs)
