@@ -90,8 +90,8 @@ def permutation(shape: tuple[int, ...], dtype: str, packages: Sequence[HilbertCu
         return visits(cells, shape) | same("equal to decode of 0, 1, 2, ...", cells, decoded)
 
     if is_power_of_two_cube(shape):
-        make = lambda who, count: who.permutation(ndim, bits, out[:count])  # noqa: E731
-        contenders = _contenders([Dilkit(), *packages], ndim, bits, make, check)
+        curves = [Dilkit(), *packages]
+        contenders = _contenders(curves, ndim, bits, lambda who, count: who.permutation(ndim, bits, out[:count]), check)
     else:  # packages have codes on cubes of a power of two alone: sorted codes are a curve with jumps
         task = filling(out, _generalised_hilbert.generalised_hilbert, shape, 1)
         cells = np.stack(np.unravel_index(np.arange(len(out)), shape))
@@ -111,9 +111,9 @@ def rank(shape: Sequence[int], packages: Sequence[HilbertCurve]) -> Contenders:
         cells = row_major(who.decoder(codes, ndim, bits).result(), bits, np.zeros(count, np.int32))
         return same("decode gives the cells back", cells, np.arange(count))
 
-    make = lambda who, count: who.ranks(ndim, bits, count)  # noqa: E731
-    inverted = Contender(lambda _: invert, lambda n, ranks: same("rank[perm] is 0, 1, 2, ...", ranks[perm], np.arange(n)))
-    return _contenders([Dilkit(), *packages], ndim, bits, make, check) | {f"{Dilkit.name}, inverted": inverted}
+    ranks = _contenders([Dilkit(), *packages], ndim, bits, lambda who, count: who.ranks(ndim, bits, count), check)
+    inverted = Contender(lambda _: invert, lambda n, inverse: same("rank[perm] is 0, 1, 2, ...", inverse[perm], np.arange(n)))
+    return ranks | {f"{Dilkit.name}, inverted": inverted}
 
 
 def encode(axes: Array, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
@@ -122,8 +122,8 @@ def encode(axes: Array, bits: int, packages: Sequence[HilbertCurve]) -> Contende
     def check(who: HilbertCurve, count: int, codes: Array) -> Findings:
         return same("decode gives the points back", np.stack(who.decoder(codes, len(axes), bits).result()), axes[:, :count])
 
-    make = lambda who, count: who.encoder(axes[:, :count], bits)  # noqa: E731
-    return _contenders([Dilkit(), Interleaved(), *packages], len(axes), bits, make, check)
+    curves = [Dilkit(), Interleaved(), *packages]
+    return _contenders(curves, len(axes), bits, lambda who, count: who.encoder(axes[:, :count], bits), check)
 
 
 def decode(codes: Array, ndim: int, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
@@ -132,8 +132,8 @@ def decode(codes: Array, ndim: int, bits: int, packages: Sequence[HilbertCurve])
     def check(who: HilbertCurve, count: int, axes: Any) -> Findings:
         return same("encode gives the codes back", who.encoder(np.stack(axes), bits).result(), codes[:count])
 
-    make = lambda who, count: who.decoder(codes[:count], ndim, bits)  # noqa: E731
-    return _contenders([Dilkit(), Interleaved(), *packages], ndim, bits, make, check)
+    curves = [Dilkit(), Interleaved(), *packages]
+    return _contenders(curves, ndim, bits, lambda who, count: who.decoder(codes[:count], ndim, bits), check)
 
 
 def sort(axes: Array, packages: Sequence[HilbertCurve]) -> Contenders:
