@@ -17,10 +17,12 @@ from functools import cache
 from pathlib import Path
 
 from helpers import cpu_time
+from ptx.emulator import MACHINE
 
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "tests/backends/cuda/host"
 KERNELS = ROOT / "backends/cuda/kernels"
+FIBER = MACHINE / "fiber.h"
 LANGUAGE = ("-x", "c", "-std=gnu11", "-fno-strict-aliasing", "-Wall", "-Wno-unused", "-Wno-unknown-pragmas")
 # Products and sums are rounded apart, so that equal arithmetic gives equal bits in kernels compiled with different macros.
 # Most kernels run for less time than a compiler takes to optimize them, but places in the code are exact with -O1 only.
@@ -45,7 +47,7 @@ def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
     """The library of a kernel file (of backends/cuda, or a path). Raises RuntimeError with what the compiler says."""
     path = KERNELS / source
     flags = [*FLAGS, *(CHECKED if checked else ()), *(f"-D{name}={value}" for name, value in macros)]
-    files = sorted([path, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
+    files = sorted([path, FIBER, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
     text = [*flags, _compiler(), *(f"{file.name}\n{file.read_text()}" for file in files)]
     place = _directory() / f"{path.stem}-{hashlib.sha256(chr(0).join(text).encode()).hexdigest()[:24]}.so"
     if not place.exists():
@@ -59,7 +61,7 @@ def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
 def _build(path: Path, flags: list[str], place: Path) -> None:
     with tempfile.TemporaryDirectory(dir=_directory()) as folder:
         built = Path(folder, "kernel.o"), Path(folder, "kernel.so")
-        _run("gcc", *flags, f"-I{SHIM}", f"-I{KERNELS}", "-c", "-o", str(built[0]), str(path))
+        _run("gcc", *flags, f"-I{SHIM}", f"-I{MACHINE}", f"-I{KERNELS}", "-c", "-o", str(built[0]), str(path))
         _run("gcc", "-shared", "-o", str(built[1]), str(built[0]), "-lm")  # apart, or runtimes of sanitizers come along
         built[1].replace(place)
 

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
-from ptx.counts import FIELDS, Counts
-from ptx.launcher import OnPTX, Options, PTXLauncher
+from ptx.emulator import Counts, Options
+from ptx.launches.from_cuda import CudaOnPTX, PTXLauncher
 from tqdm import tqdm
 
 from dilkit.backends.cuda.compile import compiler_version
@@ -84,9 +84,9 @@ class FewTiles(PTXLauncher):
 
     def counted(self, kernel: CudaKernel, number: int, grid: int, arguments: Any) -> Counts:
         """What block `number` of a grid issues: none of its tiles if it is beyond them."""
-        before = self.counts.get(kernel.name, Counts())
+        before = self.emulator.counts.get(kernel.name, Counts())
         self.run(kernel, (number,), grid, arguments)
-        return self.counts[kernel.name] - before
+        return self.emulator.counts[kernel.name] - before
 
 
 def classes_of(arguments: Any, blocks: int) -> tuple[list[np.ndarray], int]:
@@ -107,10 +107,10 @@ class AllTiles(PTXLauncher):
         self.launched = list[Counted]()
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: object = None) -> None:
-        before = self.counts.get(kernel.name, Counts())
+        before = self.emulator.counts.get(kernel.name, Counts())
         super().launch(kernel, blocks, arguments)
         tiles = int(arguments["tile_count"]) or blocks
-        self.launched.append(Counted(kernel.name, tiles, tiles, 0, True, self.counts[kernel.name] - before))
+        self.launched.append(Counted(kernel.name, tiles, tiles, 0, True, self.emulator.counts[kernel.name] - before))
 
 
 def main() -> int:
@@ -141,7 +141,7 @@ def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Itera
     """A row for each launch, forward and backward."""
     problem = CONFIGURATIONS[name]._replace(heads=1).problem(head_dim, dtype=dtype, requires_grad=True)
     seen: dict[str, int] = {}
-    for role, one in launches(problem, FewTiles(capability), capability):
+    for role, one in launches(problem, FewTiles(capability)):
         number = seen[role] = seen.get(role, -1) + 1
         what = name, head_dim, dtype, "sm_{}{}".format(*capability), role, one.name, number, one.tiles * HEADS, one.run
         yield KernelCost(*what, *issued(one.counts.times(HEADS)), memory=HEADS * memory_bytes(role, one, problem))
@@ -163,10 +163,9 @@ def memory_bytes(role: str, launch: Counted, problem: Problem) -> int:
     return launch.rows * ((given + results * (1 if launch.is_first else 2)) * size + numbers * 4)
 
 
-def launches(problem: Problem, launcher: FewTiles | AllTiles, capability: Capability) -> Iterator[tuple[str, Counted]]:
+def launches(problem: Problem, launcher: FewTiles | AllTiles) -> Iterator[tuple[str, Counted]]:
     """The launches of a forward and a backward pass, each with its role."""
-    own = OnPTX(capability)
-    own.launcher = launcher
+    backend = CudaOnPTX(launcher)
     torch.manual_seed(0)
     shape, dtype = (1, problem.seq, problem.heads, problem.head_dim), getattr(torch, problem.dtype)
     query, key, value, dout = (torch.randn(shape, dtype=dtype) for _ in range(4))
@@ -175,7 +174,7 @@ def launches(problem: Problem, launcher: FewTiles | AllTiles, capability: Capabi
     tensors |= dict(delta=torch.empty_like(lse), dquery=query.clone(), dkey=key.clone(), dvalue=value.clone())
     for role in ROLES:
         before = len(launcher.launched)
-        own.launch_role(role, tensors, problem)
+        backend.launch_role(role, tensors, problem)
         yield from ((role, one) for one in launcher.launched[before:])
 
 
@@ -193,10 +192,10 @@ def compared(name: str, divisor: int, head_dim: int, dtype: str, capability: Cap
     whole = CONFIGURATIONS[name].problem(**sizes)
     few = CONFIGURATIONS[name]._replace(heads=1).problem(**sizes)
     shown = f"{name} with lengths 1/{divisor}, {dtype}, head_dim {head_dim}, " + "sm_{}{}".format(*capability)
-    both = launches(whole, AllTiles(capability), capability), launches(few, FewTiles(capability), capability)
+    both = launches(whole, AllTiles(capability)), launches(few, FewTiles(capability))
     for (_, right), (_, found) in zip(*both, strict=True):
         counts = asdict(right.counts), asdict(found.counts.times(HEADS))
-        differ = {count: abs(counts[1][count] - counts[0][count]) / max(counts[0][count], 1) for count in FIELDS}
+        differ = {count: abs(counts[1][count] - counts[0][count]) / max(counts[0][count], 1) for count in counts[0]}
         del differ["atomics"]  # of the counter, which a launch of a block a tile has no use for
         count = max(differ, key=lambda name: differ[name])
         worst = dict(count=count, whole=counts[0][count], from_few=counts[1][count])

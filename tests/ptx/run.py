@@ -2,9 +2,9 @@
 
     python tests/ptx/run.py [--backend NAME] [--seed N] [--only TEXT] [--share I/N] [--out FILE] [--anew]
 
-What docs/results/ptx.json has of the kernels as they are is not run again, but for what was wrong; what came of the others is
-added to it. A trial's name and the seed that is printed with it repeat it, with the order in which its warps run. Of what was
-skipped the reasons are printed at the end; Ctrl-C is one. Exit code 1 if a trial fails, or not all are run, or all are skipped.
+Trials that docs/results/ptx.json has of the kernels as they are do not run again, unless they were wrong; results of the others
+are added to it. A trial's name and the seed that is printed with it repeat it, with the order in which its warps run. The last
+lines are reasons of skipped trials; Ctrl-C ends a run early. Exit code 1 if a trial fails, not all are run, or all are skipped.
 """
 
 from __future__ import annotations
@@ -14,32 +14,40 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ptx import python_trials, results, trials
-from ptx.backends import MODULES, is_installed
-from ptx.trials import Outcome, run
+from ptx.trials import MODULES, Outcome, Trial, every_trial, is_installed, run
 from tqdm import tqdm
+
+from dilkit.device import probe
+from dilkit.tools.bench.ptx.record import Broken, Executed, Key, PTXResult
+from dilkit.tools.bench.ptx.sources import digest
+from dilkit.tools.results.environment import now
+from dilkit.tools.results.file import new_result, read_result, write_result
+
+PLACE = Path(__file__).parents[2] / "docs/results/ptx.json"
 
 
 def main() -> int:
-    """0 when no trial failed."""
+    """Return 0 when no trial failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--backend", choices=MODULES, help="only this one's kernels")
     parser.add_argument("--seed", type=int, default=0, help="of the orders in which warps run")
     parser.add_argument("--only", default="", help="trials whose names hold this text")
     parser.add_argument("--share", default="1/1", help="which of how many shares of the trials to run")
-    parser.add_argument("--out", type=Path, metavar="FILE", default=results.PLACE, help="the file (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", default=PLACE, help="the file (default: %(default)s)")
     parser.add_argument("--anew", action="store_true", help="run also what the file has")
     args = parser.parse_args()
     number, shares = map(int, args.share.split("/"))
     able = {args.backend} if args.backend else {*filter(is_installed, MODULES)}
-    every = [*trials.every_trial(), *python_trials.every_trial()]
-    executed, broken = results.read(args.out)
+    every = every_trial()
+    executed, broken = read(args.out)
     asked = [trial for trial in every if args.only in trial.name and trial.backend in able][number - 1 :: shares]
-    chosen = [trial for trial in asked if args.anew or not results.is_known(trial, executed)]
+    chosen = [trial for trial in asked if args.anew or not is_known(trial, executed)]
     print(f"{len(asked) - len(chosen)} of {len(asked)} trials are in {args.out}")
     outcomes = []
     with suppress(KeyboardInterrupt):
@@ -49,14 +57,16 @@ def main() -> int:
                 tqdm.write(f"FAILED --seed {args.seed} --only '{trial.name}'\n    {reason}")
     for line in (*table(outcomes), *skipped(outcomes)):
         print(line)
-    results.write(args.out, results.brought_up_to_date(executed, every, outcomes), broken)
+    write(args.out, brought_up_to_date(executed, every, outcomes), broken)
     failed, all_skipped = any(outcome.reason for outcome in outcomes), all(outcome.skipped for outcome in outcomes)
     return int(failed or len(outcomes) < len(chosen) or not asked or (bool(chosen) and all_skipped))
 
 
 def table(outcomes: Iterable[Outcome]) -> list[str]:
-    """A line for each backend, list and kind of device: trials, failures, what was skipped, launches where they are recorded, the
-    largest error (`worst`) and minutes of CPU time."""
+    """Return a line for each backend, list and kind of device.
+
+    It holds the numbers of trials, failures, skips and launches, the largest error and minutes of CPU time.
+    """
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         trial = outcome.trial
@@ -69,15 +79,69 @@ def summary(group: list[Outcome]) -> str:
     failed, seconds = sum(bool(outcome.reason) for outcome in group), sum(outcome.seconds for outcome in group)
     left_out, launches = sum(bool(outcome.skipped) for outcome in group), sum(outcome.launches for outcome in group)
     worst = max((outcome.worst for outcome in group if not outcome.reason and not outcome.skipped), default=float("nan"))
-    recorded = f", {launches:5} launches" if launches else ""
-    counts = f"{len(group):4} trials {failed:3} failed {left_out:3} skipped{recorded}"
+    counts = f"{len(group):4} trials {failed:3} failed {left_out:3} skipped, {launches:5} launches"
     return f"{counts}, worst {worst:5.2f}, {seconds / 60:6.1f} min"
 
 
 def skipped(outcomes: Iterable[Outcome]) -> list[str]:
-    """A line for each reason."""
+    """Return a line for each reason."""
     reasons = Counter(f"{outcome.trial.backend}: {outcome.skipped}" for outcome in outcomes if outcome.skipped)
     return [f"skipped {count:4} of {reason}" for reason, count in sorted(reasons.items())]
+
+
+def read(path: Path) -> tuple[list[Executed], list[Broken]]:
+    """Return the results for the kernels as they are."""
+    result = read_result(path, PTXResult) if path.exists() else None
+    executed, broken = (result.executed, result.broken) if result else ((), ())
+    return (
+        [one for one in executed if one.source == digest(one.backend)],
+        [one for one in broken if one.source == digest(one.backend)],
+    )
+
+
+def write(path: Path, executed: Iterable[Executed], broken: Iterable[Broken]) -> None:
+    write_result(new_result(PTXResult, probe("cpu"), executed=tuple(executed), broken=tuple(broken)), path)
+
+
+def is_known(trial: Trial, executed: Iterable[Executed]) -> bool:
+    """Return True if the trial was run, and was not wrong."""
+    return any(trial.case_name in (*one.passed, *one.refused) for one in executed if one.key == key_of(trial))
+
+
+def key_of(trial: Trial) -> Key:
+    return trial.backend, trial.listed, trial.architecture, trial.rounded
+
+
+def brought_up_to_date(known: Iterable[Executed], every: Iterable[Trial], outcomes: Iterable[Outcome]) -> list[Executed]:
+    """Return a row for each group of `every`, with what is known and what was run now."""
+    rows = {one.key: one for one in known}
+    groups: dict[Key, list[Trial]] = {}
+    anew: dict[Key, list[Outcome]] = {}
+    for trial in every:
+        groups.setdefault(key_of(trial), []).append(trial)
+    for outcome in outcomes:
+        anew.setdefault(key_of(outcome.trial), []).append(outcome)
+    return [_row(key, group, rows.get(key), anew.get(key, [])) for key, group in groups.items()]
+
+
+def _row(key: Key, group: list[Trial], known: Executed | None, outcomes: list[Outcome]) -> Executed:
+    backend, listed, architecture, rounded = key
+    of: dict[str, Any] = dict(backend=backend, listed=listed, architecture=architecture, rounded=rounded)
+    row = replace(known or Executed(**of, trials=0, source=digest(backend)), trials=len(group))
+    anew = {outcome.trial.case_name for outcome in outcomes}
+    kept = {trial.case_name for trial in group} - anew
+    came: dict[str, list[str]] = dict(
+        passed=[name for name in row.passed if name in kept],
+        refused=[name for name in row.refused if name in kept],
+        wrong=[text for text in row.wrong if text.split(": ", 1)[0] in kept],
+    )
+    for outcome in outcomes:
+        name = outcome.trial.case_name
+        kind = "refused" if outcome.skipped else "wrong" if outcome.reason else "passed"
+        came[kind].append(f"{name}: --seed {outcome.seed}: {outcome.reason}" if kind == "wrong" else name)
+    seconds = round(row.seconds + sum(outcome.seconds for outcome in outcomes), 1)
+    fields: dict[str, Any] = {kind: tuple(sorted(names)) for kind, names in came.items()}
+    return replace(row, **fields, seconds=seconds, date=now() if outcomes else row.date)
 
 
 if __name__ == "__main__":

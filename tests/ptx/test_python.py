@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from ptx import python_trials
-from ptx.backends import is_installed, opened
-from ptx.launcher import Options
+from ptx.emulator import Emulator, Options
+from ptx.faults import CASE, SUBJECTS
 from ptx.mutations import Mutation, caught
-from ptx.recorded import RecordedMachine
-from ptx.subjects import CASE, SUBJECTS
-from ptx.trials import Trial, run
+from ptx.trials import Trial, every_trial, is_installed, opened, run
 
 from dilkit import Pattern
 from dilkit.problem import Problem
@@ -28,7 +25,7 @@ needs_numba = pytest.mark.skipif(
 slow = pytest.mark.slow
 ROLES = 4
 FORWARD = Case(feature="PTX", variant="forward", pattern=Pattern([64], [1]), seq=33, heads=1, batch=1, gradients=False)
-SKIPPED = "forward for sm_90a has wgmma, which the machine does not model"
+SKIPPED = "forward for sm_90a has wgmma, which the emulator does not model"
 
 
 @pytest.mark.parametrize(
@@ -67,9 +64,9 @@ def test_results_of_calls_are_merged_rightly_as_ptx(dtype: str, head_dim: int, c
 
     from dilkit.backends.sdpa import fusing, row_kernels
 
-    with redirected(capability, machine := RecordedMachine(Options())):
+    with redirected(capability, emulator := Emulator()):
         assert fusing.failure(row_kernels, torch.device("cpu"), getattr(torch, dtype), head_dim) == ""
-    assert set(machine.launches) == {"merge_rows", "add_rows"}
+    assert set(emulator.launches) == {"merge_rows", "add_rows"}
 
 
 @needs_numba
@@ -94,11 +91,11 @@ FAULTS = "barrier", "wait for a group less", "copy of nothing", "condition of a 
     ],
 )
 def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> None:
-    found = caught(Mutation(*mutation))
-    assert found
-    assert said in found
+    reason = caught(Mutation(*mutation))
+    assert reason
+    assert said in reason
 
 
 def test_trials_have_names_of_their_own() -> None:
-    names = [trial.name for trial in python_trials.every_trial()]
+    names = [trial.name for trial in every_trial()]
     assert len(set(names)) == len(names) > 0

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ptx import results
-from ptx.results import brought_up_to_date, is_known
+from ptx.run import brought_up_to_date, is_known, read, write
 from ptx.trials import SINGLE, Outcome
 
 from dilkit.device import probe
 from dilkit.tools.bench.ptx import document, record, sources
 from dilkit.tools.results.file import new_result
 
+Files = dict[str, str]
 TRIALS = SINGLE[:3]
 FIRST, SECOND, THIRD = TRIALS
 OWN = sources.digest("cupy_raw")
@@ -35,8 +35,8 @@ def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> Non
     [row] = rows
     assert (row.trials, row.run, row.seconds, row.source) == (3, 2, 60.0, OWN)
     assert row.wrong == (f"{SECOND.case_name}: --seed 5: off",)
-    results.write(tmp_path / "ptx.json", rows, [])
-    known, _ = results.read(tmp_path / "ptx.json")
+    write(tmp_path / "ptx.json", rows, [])
+    known, _ = read(tmp_path / "ptx.json")
     assert [is_known(trial, known) for trial in TRIALS] == [True, False, False]
     [row] = brought_up_to_date(known, TRIALS, [outcome(1), outcome(2, skipped="refused")])
     assert (set(row.passed), row.refused, row.wrong) == ({FIRST.case_name, SECOND.case_name}, (THIRD.case_name,), ())
@@ -44,7 +44,7 @@ def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> Non
     assert (row.trials, row.passed) == (2, (SECOND.case_name,)), "what is no longer listed is dropped"
     text = (tmp_path / "ptx.json").read_text()
     (tmp_path / "ptx.json").write_text(text.replace(OWN, "0" * len(OWN)))
-    assert results.read(tmp_path / "ptx.json") == ([], []), "of kernels that have changed nothing is known"
+    assert read(tmp_path / "ptx.json") == ([], []), "of kernels that have changed nothing is known"
 
 
 def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> None:
@@ -64,21 +64,26 @@ def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "alike", "other"),
+    ("files", "alike", "other"),
     [
-        ("a.cu", "int x; /* so */\n", "int  x;\n/* and\nso */", "int y;"),
-        ("a.py", "x = 1  # so\n", '"""So,\nand so."""\nx = 1\n', "y = 1\n"),
+        ({"a.cu": "int x; /* so */\n"}, {"b.cu": "int  x;\n/* and\nso */"}, {"a.cu": "int y;"}),
+        (
+            {"a.py": "import b\nx = 1  # so\ndef f():\n    return b.y"},
+            {"a.py": 'def f():\n    """So."""\n    return (\n        b.y)\n', "c.py": '"""And so."""\nfrom d import b\nx = 1\n'},
+            {"a.py": "import b\nx = 1\ndef f():\n    return b.z"},
+        ),
     ],
 )
-def test_comments_are_no_part_of_a_kernel(
-    name: str, text: str, alike: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "FOLDER", tmp_path)
-    monkeypatch.setitem(sources.SOURCES, "mine", ("a.*",))
-    digests = []
-    for one in (text, alike, other):
-        (tmp_path / name).write_text(one)
-        sources.digest.cache_clear()
-        digests.append(sources.digest("mine"))
-    sources.digest.cache_clear()
-    assert digests[0] == digests[1] != digests[2]
+def test_a_digest_is_of_code_wherever_it_is(files: Files, alike: Files, other: Files, tmp_path: Path) -> None:
+    def digest_of(files: Files) -> str:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        return sources.code_digest(tmp_path / name for name in files)
+
+    assert digest_of(files) == digest_of(alike) != digest_of(other)
+    assert sources.code_digest([], "more") != sources.code_digest([])
+
+
+def test_every_backend_has_sources() -> None:
+    nothing = sources.code_digest([])
+    assert len({nothing, *map(sources.digest, sources.SOURCES)}) == 1 + len(sources.SOURCES)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from helpers.fakes import registered
-from ptx.launcher import OnPTX, Options
+from ptx.emulator import Options, measured
 from ptx.mutations import Mutation, caught
-from ptx.rounding import measured
-from ptx.trials import SINGLE, STEP, TENSOR, Trial, run
+from ptx.trials import SINGLE, STEP, TENSOR, Trial, opened, run
 
 from dilkit import Pattern
 from dilkit.testing.conformance import check
@@ -53,17 +52,16 @@ def test_kernels_are_right_as_ptx(trial: Trial) -> None:
 def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> None:
     """What blocks of a step leave is written when all threads have come; copies have come before a tile without keys ends; a
     block may begin when others have ended; rows that are not there have to be zero."""
-    found = caught(Mutation(*mutation))
-    assert found
-    assert said in found
+    reason = caught(Mutation(*mutation))
+    assert reason
+    assert said in reason
 
 
 @slow
 def test_what_a_launch_issues_is_counted() -> None:
-    own = OnPTX((8, 0), Options(counted=True))
-    with registered(own) as name:
+    with opened("cupy_raw", (8, 0), Options(counted=True)) as (backend, emulator), registered(backend) as name:
         assert check(name, SMALL).verdict == "passed"
-    counts = own.own.counts["mma_forward"]
+    counts = emulator.counts["mma_forward"]
     assert counts.products_k16 * 16 * 8 * 16 == 2 * 64 * 64 * 64  # Q K^T and P V
     assert counts.copied == 3 * 64 * 64 * 2  # queries, keys and values
     assert counts.matrix_wavefronts == counts.matrices > 0
@@ -71,8 +69,8 @@ def test_what_a_launch_issues_is_counted() -> None:
     assert counts.special >= 64 * 64
     assert counts.global_stored == 64 * 64 * 2 + 64 * 4  # out and lse
     assert counts.barriers > 0
-    products = {name: of_all.products_k16 * 16 * 8 * 16 / 64**3 for name, of_all in own.own.counts.items()}
+    products = {name: of_all.products_k16 * 16 * 8 * 16 / 64**3 for name, of_all in emulator.counts.items()}
     passes = 3  # one through out, and, as it is of float16, two through lse
     # A pass: Q K^T, dO V^T and dS K; Q K^T, dO V^T, P^T dO and dS^T Q.
     assert products == dict(mma_forward=2, row_dots=0, mma_dquery=3 * passes, mma_dkeyvalue=4 * passes)
-    assert own.own.launches == dict(mma_forward=1, row_dots=passes, mma_dquery=passes, mma_dkeyvalue=passes)
+    assert emulator.launches == dict(mma_forward=1, row_dots=passes, mma_dquery=passes, mma_dkeyvalue=passes)

@@ -1,9 +1,10 @@
-"""What the PTX is run on: the lists of the CUDA kernels' own tests, for each kind of device."""
+"""Trials of the kernels' PTX: lists of problems and steps for each backend and kind of GPU, and the run of one of them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -12,32 +13,41 @@ import torch
 from helpers.on_host import OnHost
 from helpers.pairwise import every_pair
 from helpers.steps import GPU_BIASES, GPU_DTYPES, GPU_LIMITS, GPU_SHAPES, StepCase, expected, gpu_case, in_pages, make_step
-from ptx.backends import opened
 from ptx.cuda_runs import DROPPED, KINDS, LISTED, PATTERNS, SCORED, SIZES
-from ptx.launcher import Options, PTXError
-from ptx.parse import UnknownPTX
-from ptx.rounding import MEASURED, measured
+from ptx.emulator import MEASURED, Emulator, Options, PTXError, UnknownPTX, measured
 
 from dilkit import Pattern, register_backend, unregister_backend
+from dilkit.backend import missing_modules
+from dilkit.backends.numba.tilings import TABLE
 from dilkit.backends.tiles.backend import StepBackend, TiledBackend
+from dilkit.backends.triton.sizes import HEAD_DIMS
 from dilkit.device import Capability
 from dilkit.testing.conformance import check
-from dilkit.testing.problems import Case
+from dilkit.testing.problems import OTHER_KINDS, PROBLEMS, SCORES, Case
 
+MODULES = {
+    "cupy_raw": ("cupy",),
+    "triton": ("triton",),
+    "numba_cuda": ("numba_cuda", "nvidia.cuda_nvcc", "nvidia.cuda_nvrtc"),
+}
+"""Modules that compile the kernels of each backend."""
 CAPABILITIES: tuple[Capability, ...] = (7, 5), (8, 0), (9, 0), (10, 0), (12, 0)
+AMPERE: Capability = (8, 0)
+OTHERS: dict[str, Capability] = {"triton": (9, 0), "numba_cuda": (5, 2)}
+"""Another device for each backend in Python: the first with `wgmma` for Triton, the oldest for numba."""
+DTYPES = {"triton": ("float32", "float16", "bfloat16"), "numba_cuda": ("float32", "float16")}
 STEP_BLOCKS = 5
-"""Of a step, at once: so that pieces and merges of a row are computed by several."""
-
+"""Blocks of a step at once, so that several compute the pieces and merges of a row."""
 WAITING = 25
-"""So many times as many turns of loops are taken by a step: its blocks wait for one another in loops."""
+"""Factor to the turns of loops that a step may take, as its blocks wait for one another in loops."""
 
 MANY_SPANS = replace(gpu_case(("float32", ""), "many", ""), spans=300, most=6)
-"""More of them, and of writes, than a block has threads."""
+"""A step of more spans, and of more writes, than a block has threads."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A case of a list, on a device of `capability`, by a backend; `rounded`: as devices are measured to round."""
+    """Case of a list for one backend, on a device of `capability`; `rounded` as devices are measured to round."""
 
     listed: str
     capability: Capability
@@ -60,9 +70,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a trial: its `reason` is "" where it passed, or was `skipped` for another. `worst`: the largest error in units of that
-    of plain torch math, of which 2 are right and of gradients 3; of a step, of what is allowed. `seconds` of CPU time, compilers'
-    too. `launches` that were run, where they were recorded."""
+    """Result of a trial.
+
+    Attributes:
+        reason: Fault, or "" where the trial passed or was skipped.
+        worst: Largest error in units of plain torch math's error, of which 2 are right, and 3 for gradients; for a step, in
+            units of its limit.
+        seconds: CPU time, of compilers too.
+        skipped: Reason why the trial was not run, or "".
+        launches: Number of launches that were run.
+    """
 
     trial: Trial
     seed: int
@@ -73,15 +90,22 @@ class Outcome:
     launches: int = 0
 
 
+def every_trial() -> list[Trial]:
+    """Return all trials of all backends; the smaller lists of the backends in Python first."""
+    in_cuda = dict.fromkeys((*sizes(), *rounded(), *features(), *steps()))
+    in_python = *sizes_of("triton"), *sizes_of("numba_cuda"), *steps_of_triton(), *listed_of("triton"), *listed_of("numba_cuda")
+    return [*in_cuda, *in_python]
+
+
 def sizes() -> Iterator[Trial]:
-    """Every size of every kernel on every kind of device."""
+    """Yield every size of every kernel in CUDA, on every kind of device."""
     for capability, case in product(CAPABILITIES, dict.fromkeys(case for _, case in SIZES)):
         if case.dtype != "bfloat16" or capability >= (8, 0):
             yield Trial("sizes", capability, case)
 
 
 def features() -> Iterator[Trial]:
-    """The problem list, other kinds of patterns, dropped weights, changed scores: each case on one kind of device, in turn."""
+    """Yield problems, other kinds of patterns, dropped weights, changed scores: each case on one kind of device, in turn."""
     listed = {"list": LISTED, "kinds": of(KINDS[0] + KINDS[1]), "dropped": of(DROPPED), "scores": of(SCORED)}
     for name, cases in listed.items():
         for at, case in enumerate(cases):
@@ -95,29 +119,54 @@ def of(runs: list[tuple[Capability, Case]]) -> list[Case]:
 
 
 def steps() -> Iterator[Trial]:
-    """Every two of dtypes, shapes and biases; many spans."""
-    rows = [row.values for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES) if not row.marks]
-    for at, row in enumerate(rows):
-        case = replace(gpu_case(*row), seed=at)
+    """Yield steps of decoding in CUDA."""
+    for at, case in enumerate(step_cases()):
         yield Trial("steps", CAPABILITIES[at % len(CAPABILITIES)], case, rounded=at % 2 == 1)
     yield from (Trial("steps", capability, MANY_SPANS) for capability in CAPABILITIES)
 
 
 def rounded() -> Iterator[Trial]:
-    """Every size, and the whole problem list, on each kind of device whose rounding has been measured, with that."""
+    """Yield every size and the whole problem list on each kind of device whose rounding has been measured, with that."""
     yield from (replace(trial, rounded=True) for trial in sizes() if trial.capability in MEASURED)
     for capability, case in product(MEASURED, LISTED):
         if not OnHost(capability).refusals(case.problem()):
             yield Trial("list", capability, case, rounded=True)
 
 
-def every_trial() -> list[Trial]:
-    return list(dict.fromkeys((*sizes(), *rounded(), *features(), *steps())))
+def step_cases() -> list[StepCase]:
+    """Return steps with every two of dtypes, shapes and biases."""
+    rows = [row.values for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES) if not row.marks]
+    return [replace(gpu_case(*row), seed=at) for at, row in enumerate(rows)]
+
+
+def sizes_of(backend: str) -> Iterator[Trial]:
+    """Yield rows and columns of more than one tile, causal and masked, for each head_dim that kernels in Python have."""
+    numbers = HEAD_DIMS if backend == "triton" else sorted({tiling.head_dim for row in TABLE.values() for tiling in row})
+    fields: dict[str, Any] = dict(pattern=Pattern([128, 150, 150], [1, 2, 32]), seq=150, heads=2, kv_heads=1, batch=1)
+    for capability, number, dtype in product((AMPERE, OTHERS[backend]), numbers, DTYPES[backend]):
+        case = Case(feature="sizes", variant=str(number), head_dim=number - 1, dtype=dtype, is_causal=True, **fields)
+        yield Trial("sizes", capability, replace(case, mask="random"), backend=backend)
+
+
+def listed_of(backend: str) -> Iterator[Trial]:
+    """Yield the problem list; for Triton also other kinds of patterns and changed scores."""
+    cases = PROBLEMS if backend == "numba_cuda" else (*PROBLEMS, *OTHER_KINDS, *SCORES)
+    for case in cases:
+        if case.dtype in DTYPES[backend] and not case.rows and not case.lengths:
+            yield Trial("list", AMPERE, case, backend=backend)
+
+
+def steps_of_triton() -> Iterator[Trial]:
+    for at, case in enumerate(step_cases()):
+        yield Trial("steps", OTHERS["triton"] if at % 4 == 3 else AMPERE, case, backend="triton")
+    yield from (Trial("steps", capability, MANY_SPANS, backend="triton") for capability in (AMPERE, OTHERS["triton"]))
 
 
 def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
-    """Over several groups; over tiles that are full; packed; with rows that no head keeps. The first row, which is read where
-    nothing should be, is NaN: what the mask ignores, and whole sequences."""
+    """Return cases over several groups, over full tiles, packed, and with rows that no head keeps.
+
+    What the mask ignores, and whole sequences, are NaN: so is the first row, which is read where nothing should be.
+    """
     fields: dict[str, Any] = dict(variant=str(head_dim), batch=1, heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype)
     (groups, seq), (tall, long) = PATTERNS.values()
     masked: dict[str, Any] = dict(mask="left", values="ignored NaN")
@@ -132,50 +181,74 @@ def small(head_dim: int, dtype: str) -> tuple[Trial, ...]:
 
 TENSOR, PAIRS, SINGLE = small(32, "bfloat16"), small(128, "bfloat16"), small(32, "float32")
 STEP = tuple(Trial("steps", (8, 0), case) for case in (gpu_case(("float32", ""), "grouped", "coordinates"), MANY_SPANS))
-"""Of all kernels between them."""
+"""Cases of all kernels between them."""
 
 
 def run(trial: Trial, seed: int, options: Options | None = None) -> Outcome:
-    """A trial by itself: its launches have the same orders of warps wherever it is repeated."""
+    """Run a trial by itself: its launches have the same orders of warps wherever it is repeated."""
     start = cpu_seconds()
-    given = replace(options or Options(), seed=seed)
+    options = replace(options or Options(), seed=seed)
     if isinstance(trial.case, StepCase):
-        given = replace(given, resident=STEP_BLOCKS, loops=WAITING * given.loops)
+        options = replace(options, resident=STEP_BLOCKS, loops=WAITING * options.loops)
     if trial.rounded:
-        given = replace(given, rounding=measured(trial.capability))
-    with opened(trial.backend, trial.capability, given) as (own, machine):
+        options = replace(options, rounding=measured(trial.capability))
+    with opened(trial.backend, trial.capability, options) as (backend, emulator):
         try:
-            reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, own)
+            reason, worst = (_run_case if isinstance(trial.case, Case) else _run_step)(trial, backend)
         except (PTXError, UnknownPTX) as error:
             reason, worst = str(error), float("nan")
-    skipped, launches = (machine.skipped, machine.launches.total()) if machine else ("", 0)
-    skipped = skipped or reason * reason.startswith("refused")
+    skipped = emulator.not_modelled or reason * reason.startswith("refused")
+    launches = emulator.launches.total()
     return Outcome(trial, seed, "" if skipped else reason, worst, cpu_seconds() - start, skipped, launches)
 
 
+@contextmanager
+def opened(name: str, capability: Capability, options: Options) -> Iterator[tuple[TiledBackend, Emulator]]:
+    """Yield a backend for tensors of the CPU, as on devices of `capability`, and the emulator that it launches on.
+
+    Only its own compiler is imported, for others may not be installed.
+    """
+    if name == "cupy_raw":
+        from ptx.launches.from_cuda import CudaOnPTX, PTXLauncher
+
+        launcher = PTXLauncher(capability, options)
+        yield CudaOnPTX(launcher), launcher.emulator
+        return
+    if name == "triton":
+        from ptx.launches.from_triton import opened as opened_there
+    else:
+        from ptx.launches.from_numba import opened as opened_there
+    with opened_there(capability, emulator := Emulator(options)) as backend:
+        yield backend, emulator
+
+
+def is_installed(name: str) -> bool:
+    return not missing_modules(MODULES[name])
+
+
 def cpu_seconds() -> float:
-    """Of this process and of the compilers that it has run."""
+    """Return the CPU time of this process and of the compilers that it has run."""
     return sum(os.times()[:4])
 
 
-def _run_case(trial: Trial, own: TiledBackend) -> tuple[str, float]:
+def _run_case(trial: Trial, backend: TiledBackend) -> tuple[str, float]:
     assert isinstance(trial.case, Case)
-    register_backend(own)
+    register_backend(backend)
     try:
-        result = check(own.name, trial.case)
+        result = check(backend.name, trial.case)
     finally:
-        unregister_backend(own.name)
+        unregister_backend(backend.name)
     return "" if result.verdict == "passed" else f"{result.verdict}: {'; '.join(result.reasons)}", result.worst
 
 
-def _run_step(trial: Trial, own: TiledBackend) -> tuple[str, float]:
-    """As it is, where no row begins at a multiple of 16 bytes, and with some rows in pages, where rows do."""
+def _run_step(trial: Trial, backend: TiledBackend) -> tuple[str, float]:
+    """Run a step as it is, where no row begins at a multiple of 16 bytes, and with some rows in pages, where rows do."""
     assert isinstance(trial.case, StepCase)
     step, problem, limit = make_step(trial.case), trial.case.problem, GPU_LIMITS[trial.case.dtype]
     right, worst = expected(step, problem), 0.0
-    assert isinstance(own, StepBackend)
-    for given in (step, in_pages(step, problem)):
-        for name, a, b in zip(("out", "lse"), own.attend_stored(given, problem), right, strict=True):
+    assert isinstance(backend, StepBackend)
+    for stored in (step, in_pages(step, problem)):
+        for name, a, b in zip(("out", "lse"), backend.attend_stored(stored, problem), right, strict=True):
             if not torch.allclose(a.double(), b.double(), atol=limit, rtol=limit):
                 return f"{name} is off by more than {limit}", float("inf")
             finite = b.isfinite()

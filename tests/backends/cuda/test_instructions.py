@@ -12,7 +12,7 @@ import torch
 from helpers.host_compile import KERNELS, SHIM
 from helpers.host_launcher import HostLauncher
 from numpy.typing import NDArray
-from ptx.library import MACHINE
+from ptx.emulator import MACHINE
 
 from dilkit.backends.cuda.compile import OPTIONS, compiled
 

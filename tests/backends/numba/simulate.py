@@ -3,7 +3,7 @@
     python tests/backends/numba/simulate.py [--share I/N] [--all] [--keys]
 
 By default a case of each feature, the one with the fewest operations, made smaller still; with --all, every case; with --keys
-no kernel, but what the tiles of some patterns list as keys. Tiles of the sizes that GPUs have run on the machine of `tests/ptx`.
+no kernel, but what the tiles of some patterns list as keys. Tiles of the sizes that GPUs have run on the emulator of `tests/ptx`.
 Exit code 1 if one fails. The simulator has to be chosen before numba is imported, hence a process of its own.
 """
 

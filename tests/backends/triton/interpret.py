@@ -40,7 +40,7 @@ OTHERS = ("dilated window causal", "global tokens", "window and global", "window
 
 
 class InterpretingLauncher:
-    """The kernels with tiles that suit short sequences; those of GPUs run on the machine of `tests/ptx`."""
+    """The kernels with tiles that suit short sequences; those of GPUs run on the emulator of `tests/ptx`."""
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         return Sizes(16, 16, 4, 1)

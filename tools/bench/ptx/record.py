@@ -16,7 +16,7 @@ class Executed:
     """Trials of one list that one backend has for one kind of GPU: how many there are, and what became of those that were run.
 
     `rounded`: as tensor cores are measured to round. `source`: a digest of the kernels. `date` of the last run, `seconds` of CPU
-    time of all. `passed` and `refused`, as on a GPU or by the machine, are names of cases, `wrong` too, each with its reason.
+    time of all. `passed` and `refused`, as on a GPU or by the emulator, are names of cases, `wrong` too, each with its reason.
     """
 
     backend: str
@@ -46,7 +46,7 @@ class Executed:
 class Broken:
     """Faults that the PTX of a kernel was given: how many were `caught`, or are `explained` as none; others, by name, that live.
 
-    `source`: a digest of the kernels, `machine` of what ran them, the trials that show faults among it.
+    `source`: a digest of the kernels, `machine` of the emulator and of what shows faults of this kernel.
     """
 
     kernel: str

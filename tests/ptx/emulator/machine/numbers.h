@@ -1,6 +1,6 @@
 /* Numbers of PTX in C: types that share bits, halves, and operations that C defines for fewer operands. */
-#ifndef DILKIT_PTX_NUMBERS
-#define DILKIT_PTX_NUMBERS
+#ifndef PTX_NUMBERS
+#define PTX_NUMBERS
 
 #include "thread.h"
 #include <math.h>

@@ -1,6 +1,6 @@
 /* A stack of its own for every thread of a block, and the switch between two of them. HOST_UCONTEXT: as on other processors. */
-#ifndef DILKIT_HOST_FIBER
-#define DILKIT_HOST_FIBER
+#ifndef PTX_FIBER
+#define PTX_FIBER
 
 #include <stdint.h>
 

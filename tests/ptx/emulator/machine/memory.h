@@ -11,10 +11,9 @@
    operation that releases fences before it; one that acquires does so after it, as far as the last release at its place.) Atomic
    operations need no order among themselves, nor do threads of a block that write the same at the same instruction. Counters are not
    looked at. */
-#ifndef DILKIT_PTX_GLOBAL
-#define DILKIT_PTX_GLOBAL
+#ifndef PTX_MEMORY
+#define PTX_MEMORY
 
-#include "counts.h"
 #include "thread.h"
 
 typedef enum { READ, ATOMIC_READ, WRITE, ATOMIC } Access;
@@ -240,6 +239,156 @@ CALLED float atomic_add_f32(uint64_t at, float amount, int order, int line) {
     float *place = atomic_place(at, ATOMIC, order, line), before = *place;
     *place += amount;
     return before;
+}
+
+/* Shared memory: every access is aligned and within what the launch has; what two threads touch, one of them writing, is apart by a
+   barrier of the block or the warp (PTX: Memory Consistency Model, Conflict and Data-races). But several threads may write the same at
+   the same instruction, whichever of them comes last. Words that no thread has written are NaN. */
+enum { NOBODY = -1, SEVERAL = -2 }; /* In the place of a thread; several, of more than one warp. */
+
+static int in_order(const Touch *before, const Touch *now) {
+    if (before->thread == NOBODY || before->thread == now->thread || before->meeting != now->meeting || !(before->bytes & now->bytes))
+        return 1;
+    return before->thread != SEVERAL && before->thread / WARP == now->thread / WARP && before->warp_meeting != now->warp_meeting;
+}
+
+static void race(const Touch *before, const Touch *now, int is_write, uint32_t at) {
+    fail(now->line, "race: it %s shared memory at %u, which thread %d touches at line %d", is_write ? "writes" : "reads", at,
+         before->thread, before->line);
+}
+
+/* `is_same`: it writes what is there. */
+static void touch_word(Word *word, uint32_t at, Touch now, int is_write, int is_same) {
+    if (word->copying)
+        fail(now.line, "%s shared memory at %u while a copy of thread %d to it is under way", is_write ? "writes" : "reads", at,
+             word->copying - 1);
+    int is_ordered = in_order(&word->written, &now);
+    if (!is_ordered && !(is_write && is_same && word->written.line == now.line))
+        race(&word->written, &now, is_write, at);
+    if (!is_write) {
+        *(in_order(&word->read, &now) ? &word->read : &word->also) = now;
+        return;
+    }
+    if (!in_order(&word->read, &now))
+        race(&word->read, &now, 1, at);
+    if (!in_order(&word->also, &now))
+        race(&word->also, &now, 1, at);
+    if (!is_ordered && word->written.thread / WARP != now.thread / WARP)
+        now.thread = SEVERAL;
+    word->written = now;
+}
+
+static Touch touch_of(const Thread *t, uint8_t bytes, int line) {
+    return (Touch){t->block->meeting, t->block->warp_meeting[t->index / WARP], (int16_t)t->index, bytes, line};
+}
+
+static void touch(uint32_t at, int bytes, int is_write, int is_same, int line) {
+    Thread *t = machine.current;
+    for (uint32_t word = at / 4; word * 4 < at + bytes; word++) {
+        uint32_t low = word * 4 < at ? at % 4 : 0, high = word * 4 + 4 > at + bytes ? at + bytes - word * 4 : 4;
+        uint8_t touched = (uint8_t)((1 << high) - (1 << low));
+        touch_word(&t->block->words[word], word * 4, touch_of(t, touched, line), is_write, is_same);
+    }
+}
+
+/* The place of `bytes` of shared memory, which are aligned and within it. */
+static uint8_t *shared_bytes_at(uint64_t at, int bytes, int line) {
+    if (at % bytes)
+        fail(line, "%d bytes of shared memory at %llu: not aligned", bytes, (unsigned long long)at);
+    if (at + bytes > (uint64_t)machine.shared_bytes)
+        fail(line, "%d bytes of shared memory at %llu: it has %lld", bytes, (unsigned long long)at, (long long)machine.shared_bytes);
+    return machine.current->block->shared + at;
+}
+
+/* The same, of what the running thread reads or writes. */
+static void *shared_place(uint64_t at, int bytes, int is_write, int line) {
+    void *place = shared_bytes_at(at, bytes, line);
+    if (machine.launch.checked)
+        touch(at, bytes, is_write, 0, line);
+    return place;
+}
+
+CALLED const void *shared_load(uint64_t at, int bytes, int line) {
+    note_shared(at, bytes, line);
+    return shared_place(at, bytes, 0, line);
+}
+
+CALLED void shared_store(uint64_t at, const void *value, int bytes, int line) {
+    void *place = shared_bytes_at(at, bytes, line);
+    note_shared(at, bytes, line);
+    if (machine.launch.checked)
+        touch(at, bytes, 1, !memcmp(place, value, bytes), line);
+    memcpy(place, value, bytes);
+}
+
+static void empty_shared(Block *block) {
+    static const Touch nobody = {.thread = NOBODY};
+    memset(block->shared, 0xff, machine.shared_bytes);
+    for (int64_t i = 0; i < machine.shared_bytes / 4; i++)
+        block->words[i] = (Word){nobody, nobody, nobody, 0};
+}
+
+/* Asynchronous copies of up to 16 bytes to shared memory (PTX: Data Movement and Conversion Instructions: Asynchronous copy). Until the
+   thread that began it has waited for its group, what a copy writes may be there or not:
+
+     late 0   it is there at once
+     late 1   it is not there before it has been waited for
+     late 2   any of them come at any time
+
+   With checks, nobody touches what is on its way, nor does a thread end with it. */
+enum { MOST_COPIED = 16 };
+
+static void bring(const Thread *t, const Copy *copy) {
+    if (copy->bytes)
+        memcpy(t->block->shared + copy->to, (void *)copy->from, copy->bytes);
+    memset(t->block->shared + copy->to + copy->bytes, 0, copy->size - copy->bytes);
+}
+
+static void complete(Thread *t, const Copy *copy, int line) {
+    if (machine.launch.late)
+        bring(t, copy);
+    for (uint32_t word = copy->to / 4; machine.launch.checked && word < (copy->to + copy->size) / 4; word++) {
+        t->block->words[word].copying = 0;
+        t->block->words[word].written = touch_of(t, 15, line);
+    }
+}
+
+/* Copies `bytes` and fills up with zeros, to `size`, which is `least` or more. */
+CALLED void copy_async(uint32_t to, uint64_t from, int size, int bytes, int least, int line) {
+    Thread *t = machine.current;
+    if (size < least || size > MOST_COPIED || size & (size - 1) || bytes < 0 || bytes > size)
+        fail(line, "copies %d bytes of %d: it is of %d or more, a power of 2, at most %d", bytes, size, least, MOST_COPIED);
+    if (from % size)
+        fail(line, "copies from %llx: not aligned", (unsigned long long)from);
+    shared_place(to, size, 1, line);
+    for (int at = 0, step = bytes == size ? size : 1; at < bytes; at += step)
+        global_place(from + at, step, line);
+    COUNT(COPIED, bytes);
+    if (t->begun == t->capacity)
+        t->copies = realloc(t->copies, (t->capacity = t->capacity * 2 + 64) * sizeof(Copy));
+    t->copies[t->begun++] = (Copy){to, size, bytes, t->group, from};
+    for (uint32_t word = to / 4; machine.launch.checked && word < (to + size) / 4; word++)
+        t->block->words[word].copying = (int16_t)(t->index + 1);
+    if (!machine.launch.late)
+        bring(t, &t->copies[t->begun - 1]);
+}
+
+CALLED void copies_commit(void) { machine.current->group++; }
+
+/* Waits until at most the `pending` last groups of the thread are under way. */
+CALLED void copies_wait(int pending, int line) {
+    Thread *t = machine.current;
+    while (t->done < t->begun && t->copies[t->done].group < t->group - pending)
+        complete(t, &t->copies[t->done++], line);
+    if (t->done == t->begun)
+        t->done = t->begun = 0;
+}
+
+/* Some of what is under way comes now. */
+static void bring_some(const Thread *t) {
+    for (int i = t->done; i < t->begun; i++)
+        if (draw() % 2)
+            bring(t, &t->copies[i]);
 }
 
 #endif

@@ -1,4 +1,4 @@
-"""PTX as text to records: as much of the language as compilers write for these kernels. What else there is, is an error."""
+"""PTX text as records: the part of the language that NVRTC, Triton and numba write. Anything else is an error."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
 class UnknownPTX(ValueError):
-    """A directive, an instruction or an operand without a meaning here."""
+    """A directive, an instruction or an operand that the emulator does not know."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """`guard`: a predicate, `!` before it if it is negated, or ""."""
+    """Instruction at a line; `guard` is a predicate, with `!` before it if it is negated, or ""."""
 
     line: int
     guard: str
@@ -32,7 +32,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Array:
-    """An array in shared memory; of a dynamic one, whose size the launch says, `bytes` is None."""
+    """Array in shared memory; `bytes` is None where the launch sets its size."""
 
     name: str
     align: int
@@ -41,7 +41,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Parameter:
-    """So many bytes of what a launch passes, from `offset` on."""
+    """Parameter of a kernel: its place and size among the bytes that a launch passes."""
 
     name: str
     offset: int
@@ -49,10 +49,18 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """`registers`: the type by name without `%`."""
+class Entry:
+    """Head of a kernel; `target` is the kind of GPU, such as `sm_80`."""
 
     name: str
+    target: str
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Body of a kernel; `registers` holds types by name without `%`."""
+
     parameters: tuple[Parameter, ...]
     registers: dict[str, str]
     arrays: tuple[Array, ...]
@@ -61,12 +69,12 @@ class Kernel:
 
 HEAD = re.compile(r"\.version [\d.]+\s*\.target (\w+)\s*\.address_size 64")
 IGNORED = re.compile(r"//[^\n]*|^\s*\.(?:loc|file)\b[^\n]*", re.MULTILINE)
-"""Comments, and places in the source of the kernel."""
+"""Comments, and lines of the kernel's source."""
 DEBUGGING = re.compile(r"^\s*\.section\b", re.MULTILINE)
 ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(([^)]*)\)(?:\s*\.(?:maxntid|minnctapersm|reqntid) [\d, ]+)*\s*\{")
 PARAMETER = re.compile(r"\.param(?: \.align (\d+))? \.[a-z](\d+)(?: \.ptr(?: \.global)? \.align \d+)? ([\w$]+)(?:\[(\d+)\])?")
 ELSEWHERE = re.compile(r"(?:\.common )?\.global .*", re.DOTALL)
-"""What lies in global memory. An operand that names it is unknown."""
+"""Arrays in global memory. An operand that names one is unknown."""
 ARRAY = re.compile(r"(\.extern |\.visible )?\.shared \.align (\d+) \.[a-z](\d+) (\w+)(?:\[(\d*)\])?")
 REGISTERS = re.compile(r"\.reg \.(\w+)\s+%(\w+)<(\d+)>")
 OWN_REGISTER = re.compile(r"\.reg \.(\w+) (\w+)")
@@ -75,32 +83,41 @@ STATEMENT = re.compile(r"\s*(?:\$(\w+):|([{}])|([^;]+);)")
 
 
 def parse(text: str) -> Kernel:
-    """The one kernel of `text`. Raises UnknownPTX."""
+    """Return the one kernel of `text`. Raises UnknownPTX."""
     text = DEBUGGING.split(IGNORED.sub("", text))[0]
     entry = ENTRY.search(text)
     if entry is None:
         raise UnknownPTX("no kernel")
     before = map(str.strip, HEAD.sub("", text[: entry.start()]).split(";"))
     arrays = [_array(part) for part in before if part and not ELSEWHERE.fullmatch(part)]
-    return _Body(text, entry.end(), arrays).kernel(entry[1], _parameters(entry[2]))
+    return _Body(text, entry.end(), arrays).kernel(_parameters(entry[2]))
+
+
+def entry_of(text: str) -> Entry:
+    """Return the head of the kernel of `text` without reading its body. Raises UnknownPTX."""
+    start = text.find(".visible .entry")
+    target, entry = HEAD.search(text), ENTRY.search(IGNORED.sub("", text[start : text.find("{", start) + 1]))
+    if target is None or entry is None:
+        raise UnknownPTX("no kernel")
+    return Entry(entry[1], target[1], _parameters(entry[2]))
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
-    """One after the other, each aligned."""
-    found, end = list[Parameter](), 0
+    """Place parameters one after the other, each aligned."""
+    parameters, end = list[Parameter](), 0
     for part in filter(None, map(str.strip, text.split(","))):
         declared = PARAMETER.fullmatch(part)
         if declared is None:
             raise UnknownPTX(part)
         size = int(declared[4] or 1) * BYTES[declared[2]]
         align = int(declared[1] or BYTES[declared[2]])
-        found.append(Parameter(declared[3], offset := -(-end // align) * align, size))
+        parameters.append(Parameter(declared[3], offset := -(-end // align) * align, size))
         end = offset + size
-    return tuple(found)
+    return tuple(parameters)
 
 
 class _Body:
-    """Reads the statements of a kernel from `at` on."""
+    """Reader of a kernel's statements, from place `at` of the text on."""
 
     def __init__(self, text: str, at: int, arrays: list[Array]) -> None:
         self.text, self.at, self.line = text, at, 1 + text.count("\n", 0, at)
@@ -109,15 +126,15 @@ class _Body:
         self.scopes: list[dict[str, str]] = []
         self.scope_count = 0
 
-    def kernel(self, name: str, parameters: tuple[Parameter, ...]) -> Kernel:
+    def kernel(self, parameters: tuple[Parameter, ...]) -> Kernel:
         while self._statement():
             pass
         if self.text[self.at :].strip():
             raise UnknownPTX(f"line {self.line}: more than one kernel")
-        return Kernel(name, parameters, self.registers, tuple(self.arrays), tuple(self.body))
+        return Kernel(parameters, self.registers, tuple(self.arrays), tuple(self.body))
 
     def _statement(self) -> bool:
-        """Read one; False after the last."""
+        """Read one statement; return False after the last."""
         found = STATEMENT.match(self.text, self.at)
         if found is None:
             raise UnknownPTX(f"line {self.line}: the kernel does not end")
@@ -172,7 +189,7 @@ class _Body:
 
 
 def split(operands: str) -> tuple[str, ...]:
-    """At the commas outside of brackets and braces."""
+    """Split operands at the commas outside of brackets and braces."""
     return tuple(part.strip() for part in re.split(r",(?![^{\[]*[}\]])", operands) if part.strip())
 
 

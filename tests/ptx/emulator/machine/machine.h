@@ -1,4 +1,4 @@
-/* PTX threads on the CPU. A kernel, which `tests/ptx/translate.py` has written in C, includes it:
+/* PTX threads on the CPU. A kernel, which library.py has written in C, includes it:
 
      launch ─> blocks of fibers ─> a warp is drawn; each of its lanes runs until it waits for the warp, the block, or gives way
                     ^                        │
@@ -7,10 +7,10 @@
    Which warp is next is random, in one of two ways: any, or nearly always the one of highest priority, drawn anew now and then, so that
    one runs far ahead of the others. A block of which one has given way, as those do that wait for other blocks, comes after these. In
    every other launch one block begins when all others have ended, for a device says of none when it begins. */
-#ifndef DILKIT_PTX_MACHINE
-#define DILKIT_PTX_MACHINE
+#ifndef PTX_MACHINE
+#define PTX_MACHINE
 
-#include "copies.h"
+#include "memory.h"
 #include "warp.h"
 
 void kernel(void);

@@ -1,19 +1,26 @@
-"""The parts of the machine by themselves: what is parsed, what an instruction means, where the lanes of a warp have what."""
+"""The emulator by itself: its language, meanings of instructions, faults that it notices, places of matrices in lanes."""
 
 from __future__ import annotations
 
-import ctypes
+import ast
+import doctest
 import re
 import shutil
+import sys
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import ptx.emulator
 import pytest
-from ptx.counts import FIELDS
-from ptx.library import MACHINE, Launch, Range, library_of
-from ptx.parse import Array, Instruction, Label, Parameter, UnknownPTX, parse, split
-from ptx.translate import translate
+from ptx.emulator import MACHINE, Emulator, NotModelled, Options, PTXError, Rounding, UnknownPTX, emulator
+from ptx.emulator.emulator import FIELDS
+from ptx.emulator.library import translate
+from ptx.emulator.parse import Array, Entry, Instruction, Label, Parameter, entry_of, parse, split
 
+PACKAGE = MACHINE.parent
+TESTS = PACKAGE.parents[1]
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
 TEXT = """
@@ -48,19 +55,69 @@ TEXT = """
 """
 
 
-def run(body: str, numbers: np.ndarray, threads: int = 32, ulps: int = 0) -> str:
-    """What is said of a kernel that changes 32 numbers, `%r2` of each thread `%r1`."""
-    parameters, error = np.array([numbers.ctypes.data, 0], np.uint64), ctypes.create_string_buffer(1024)
-    ranges = (Range * 1)(Range(numbers.ctypes.data, numbers.nbytes, b"numbers", 0))
-    counts = (ctypes.c_int64 * 64)()
-    launch = Launch(1, threads, threads, 1, 1, 1, 0, 0, ulps, 1, 7, 0, 100_000, ranges, ctypes.addressof(error), counts)
-    library_of(TEXT.format(body=body)).launch(parameters.ctypes.data, launch)
-    return error.value.decode()
+def run(body: str, numbers: np.ndarray[Any, Any], **options: Any) -> None:
+    """Run a kernel that changes 32 numbers, `%r2` of each thread `%r1`."""
+    address = np.array([numbers.ctypes.data, 0], np.uint64).tobytes()
+    memory = [(numbers.ctypes.data, numbers.nbytes, "numbers", False)]
+    Emulator(Options(loops=100_000, **options)).launch(TEXT.format(body=body), [address], blocks=1, threads=32, memory=memory)
+
+
+@needs_gcc
+def test_the_example_is_right() -> None:
+    assert doctest.testmod(emulator) == (0, 6)
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "f has 1 parameters: 0 arguments were given"),
+        ([np.uint64(0)], "f_param_0 has 16 bytes, and its argument 8"),
+        ([np.zeros((2, 2))[:, 0]], "strides (16,) is not contiguous"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: list[Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Emulator().launch(TEXT.format(body=""), arguments, blocks=1, threads=32)
+
+
+def test_half_a_warp_is_refused() -> None:
+    with pytest.raises(ValueError, match=re.escape("threads=(24, 2): give a multiple of 32 in all")):
+        Emulator().launch(TEXT.format(body=""), [bytes(16)], blocks=1, threads=(24, 2))
+
+
+def test_a_kernel_without_a_model_is_refused() -> None:
+    emulated = Emulator()
+    with pytest.raises(NotModelled, match="f for sm_80 has wgmma, which the emulator does not model"):
+        emulated.launch(TEXT.format(body="wgmma.fence.sync.aligned;"), [bytes(16)], blocks=1, threads=32)
+    assert emulated.not_modelled.startswith("f for sm_80")
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules that a file imports, each with the names that it takes from it."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return modules | {f"{node.module}.{a.name}" for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_the_emulator_stands_alone(path: Path) -> None:
+    others = {name for name in imported(path) if not name.startswith("ptx.emulator")}
+    assert {name.split(".")[0] for name in others} <= {*sys.stdlib_module_names, "numpy", "pytest"}
+
+
+def test_others_use_nothing_but_the_entry() -> None:
+    users = [path for path in TESTS.rglob("*.py") if PACKAGE not in path.parents]
+    used = {name for path in users for name in imported(path) if name.startswith("ptx.emulator")}
+    assert "ptx.emulator.Emulator" in used
+    assert used <= {f"ptx.emulator.{name}" for name in ptx.emulator.__all__}
 
 
 def test_a_kernel_is_parsed() -> None:
-    kernel = parse(TEXT.format(body="$L: @!%p1 bra $L;\n{ .reg .b16 t; mov.b32 {t, %rs1}, %r2; }"))
-    assert (kernel.name, kernel.parameters) == ("f", (Parameter("f_param_0", 0, 16),))
+    text = TEXT.format(body="$L: @!%p1 bra $L;\n{ .reg .b16 t; mov.b32 {t, %rs1}, %r2; }")
+    kernel = parse(text)
+    assert entry_of(text) == Entry("f", "sm_80", kernel.parameters)
+    assert kernel.parameters == (Parameter("f_param_0", 0, 16),)
     assert kernel.arrays == (Array("x", 16, 128),)
     assert kernel.registers["own1_t"] == "b16"
     assert kernel.body[6:9] == (
@@ -89,7 +146,7 @@ def test_what_has_no_meaning_is_refused(body: str, what: str) -> None:
 
 
 def test_counts_are_named_in_the_order_of_the_machine() -> None:
-    names = re.search(r"enum \{\n(.*?),\n    COUNTS\n\};", (MACHINE / "counts.h").read_text(), re.DOTALL)
+    names = re.search(r"enum \{\n(.*?),\n    COUNTS\n\};", (MACHINE / "thread.h").read_text(), re.DOTALL)
     assert names is not None
     assert tuple(name.strip().lower() for name in names[1].split(",")) == FIELDS
 
@@ -143,7 +200,7 @@ MEANINGS = {
 def test_an_instruction_means_what_it_should(body: str) -> None:
     numbers = np.random.default_rng(0).integers(0, 2**32, 32, dtype=np.uint32)
     expected = [MEANINGS[body](int(x), lane) % 2**32 for lane, x in enumerate(numbers)]
-    assert run(body, numbers) == ""
+    run(body, numbers)
     assert numbers.tolist() == expected
 
 
@@ -152,7 +209,7 @@ def test_an_instruction_means_what_it_should(body: str) -> None:
 def test_the_smallest_number_is_off_by_no_more_than_units() -> None:
     """2 units below it are not what follows when its bits are read as a whole number, which is NaN."""
     numbers = np.full(32, 9, np.uint32)
-    assert run("ex2.approx.f32 %r2, 0fC3150000;", numbers, ulps=2) == ""
+    run("ex2.approx.f32 %r2, 0fC3150000;", numbers, rounding=Rounding(ulps=2))
     assert {*numbers.tolist()} == {0, 1, 2, 3}
 
 
@@ -182,7 +239,8 @@ BROKEN = {
 @needs_gcc
 @pytest.mark.parametrize("body", BROKEN)
 def test_what_is_not_allowed_is_noticed(body: str) -> None:
-    assert BROKEN[body] in run(body, np.zeros(32, np.uint32))
+    with pytest.raises(PTXError, match=re.escape(BROKEN[body])):
+        run(body, np.zeros(32, np.uint32))
 
 
 def table(name: str) -> list[list[int]]:
