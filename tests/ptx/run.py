@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,44 +49,26 @@ def main() -> int:
     asked = [trial for trial in every if args.only in trial.name and trial.backend in able][number - 1 :: shares]
     chosen = [trial for trial in asked if args.anew or not is_known(trial, executed)]
     print(f"{len(asked) - len(chosen)} of {len(asked)} trials are in {args.out}")
-    outcomes = []
+    outcomes = list[Outcome]()
     with suppress(KeyboardInterrupt):
         for trial in tqdm(chosen, unit="trial"):
             outcomes.append(run(trial, args.seed))
             if reason := outcomes[-1].reason:
                 tqdm.write(f"FAILED --seed {args.seed} --only '{trial.name}'\n    {reason}")
-    for line in (*table(outcomes), *skipped(outcomes)):
-        print(line)
+    print(*summary(outcomes), sep="\n")
     write(args.out, brought_up_to_date(executed, every, outcomes), broken)
     failed, all_skipped = any(outcome.reason for outcome in outcomes), all(outcome.skipped for outcome in outcomes)
     return int(failed or len(outcomes) < len(chosen) or not asked or (bool(chosen) and all_skipped))
 
 
-def table(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return a line for each backend, list and kind of device.
-
-    It holds the numbers of trials, failures, skips and launches, the largest error and minutes of CPU time.
-    """
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        trial = outcome.trial
-        key = f"{trial.backend:10} {trial.listed:8} {trial.architecture:7}{'rounded' if trial.rounded else '':8}"
-        groups.setdefault(key, []).append(outcome)
-    return [f"{key} {summary(group)}" for key, group in sorted(groups.items())]
-
-
-def summary(group: list[Outcome]) -> str:
-    failed, seconds = sum(bool(outcome.reason) for outcome in group), sum(outcome.seconds for outcome in group)
-    left_out, launches = sum(bool(outcome.skipped) for outcome in group), sum(outcome.launches for outcome in group)
-    worst = max((outcome.worst for outcome in group if not outcome.reason and not outcome.skipped), default=float("nan"))
-    counts = f"{len(group):4} trials {failed:3} failed {left_out:3} skipped, {launches:5} launches"
-    return f"{counts}, worst {worst:5.2f}, {seconds / 60:6.1f} min"
-
-
-def skipped(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return a line for each reason."""
+def summary(outcomes: list[Outcome]) -> Iterator[str]:
+    """Yield a line for each reason why trials were skipped, then the numbers of trials and launches."""
     reasons = Counter(f"{outcome.trial.backend}: {outcome.skipped}" for outcome in outcomes if outcome.skipped)
-    return [f"skipped {count:4} of {reason}" for reason, count in sorted(reasons.items())]
+    yield from (f"skipped {count:4} of {reason}" for reason, count in sorted(reasons.items()))
+    failed, launches = sum(bool(one.reason) for one in outcomes), sum(one.launches for one in outcomes)
+    worst = max((one.worst for one in outcomes if not one.reason and not one.skipped), default=float("nan"))
+    counts = f"{len(outcomes)} trials, {failed} failed, {reasons.total()} skipped, {launches} launches"
+    yield f"{counts}, worst error {worst:.2f}, {sum(one.seconds for one in outcomes) / 60:.1f} minutes of CPU time"
 
 
 def read(path: Path) -> tuple[list[Executed], list[Broken]]:

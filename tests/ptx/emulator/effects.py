@@ -41,29 +41,30 @@ def move(use: Use) -> str:
 
 def load(use: Use) -> str:
     use.wants(2)
-    type, registers = use.named["t"], parts(use.operands[0])
+    type, registers = use.named["t"], _registers(use, 0)
     got = " ".join(use.write(register, type, f"from[{at}]") for at, register in enumerate(registers))
-    where = address(use.operands[1], use.names)
-    return f"{{ const {C_TYPES[type]} *from = {_space(use)}_load({where}, {_bytes(use, registers)}, {use.line}); {got} }}"
+    where, size = address(use.operands[1], use.names), len(registers) * BYTES[type[1:]]
+    return f"{{ const {C_TYPES[type]} *from = {_space(use)}_load({where}, {size}, {use.line}); {got} }}"
 
 
 def store(use: Use) -> str:
     use.wants(2)
-    type, registers = use.named["t"], parts(use.operands[1])
+    type, registers = use.named["t"], _registers(use, 1)
     given = ", ".join(read(register, type, use.names) for register in registers)
-    stored = f"{_space(use)}_store({address(use.operands[0], use.names)}, given, {_bytes(use, registers)}, {use.line});"
-    return f"{{ {C_TYPES[type]} given[] = {{{given}}}; {stored} }}"
+    where, size = address(use.operands[0], use.names), len(registers) * BYTES[type[1:]]
+    return f"{{ {C_TYPES[type]} given[] = {{{given}}}; {_space(use)}_store({where}, given, {size}, {use.line}); }}"
 
 
 def _space(use: Use) -> str:
     return (use.named["space"] or "generic").removesuffix("::cta")
 
 
-def _bytes(use: Use, registers: list[str]) -> int:
-    count = int(use.named["count"] or 1)
-    if count != len(registers):
+def _registers(use: Use, number: int) -> list[str]:
+    """Return the registers of operand `number`. Raises UnknownPTX if they are not as many as the opcode has."""
+    registers = parts(use.operands[number])
+    if len(registers) != int(use.named["count"] or 1):
         raise UnknownPTX(f"{use.instruction.opcode} of {len(registers)} registers")
-    return count * BYTES[use.named["t"][1:]]
+    return registers
 
 
 def change_atomically(use: Use) -> str:
@@ -116,24 +117,18 @@ def shuffle(use: Use) -> str:
 
 def load_matrices(use: Use) -> str:
     use.wants(2)
-    count, registers = int(use.named["count"]), parts(use.operands[0])
-    if count != len(registers):
-        raise UnknownPTX(f"{use.instruction.opcode} to {len(registers)} registers")
-    got = " ".join(use.write(register, "b32", f"out[{at}]") for at, register in enumerate(registers))
+    got = " ".join(use.write(register, "b32", f"out[{at}]") for at, register in enumerate(_registers(use, 0)))
     is_transposed = int(use.named["form"] is not None)
-    called = f"ldmatrix({count}, {is_transposed}, {address(use.operands[1], use.names)}, {use.line})"
+    called = f"ldmatrix({use.named['count']}, {is_transposed}, {address(use.operands[1], use.names)}, {use.line})"
     return f"{{ const uint32_t *out = {called}; {got} }}"
 
 
 def store_matrices(use: Use) -> str:
     use.wants(2)
-    count, registers = int(use.named["count"]), parts(use.operands[1])
-    if count != len(registers):
-        raise UnknownPTX(f"{use.instruction.opcode} of {len(registers)} registers")
-    given = [address(use.operands[0], use.names), *(read(register, "b32", use.names) for register in registers)]
+    given = [address(use.operands[0], use.names), *(read(register, "b32", use.names) for register in _registers(use, 1))]
     put = " ".join(f"in[{at}] = {x};" for at, x in enumerate(given))
     is_transposed = int(use.named["form"] is not None)
-    return f"{{ uint32_t *in = machine.current->in; {put} stmatrix({count}, {is_transposed}, {use.line}); }}"
+    return f"{{ uint32_t *in = machine.current->in; {put} stmatrix({use.named['count']}, {is_transposed}, {use.line}); }}"
 
 
 def multiply(use: Use) -> str:

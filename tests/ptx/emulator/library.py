@@ -150,17 +150,13 @@ def _line(statement: Instruction | Label, names: Names) -> str:
     if isinstance(statement, Label):
         return f"{statement.name}:;"
     try:
-        c = _statements(statement, names)
+        rule, named = rule_of(statement.opcode)
+        c = rule.c(Use(statement, named, names))
     except UnknownPTX as error:
         raise UnknownPTX(f"line {statement.line}: {statement.opcode} {', '.join(statement.operands)}: {error}") from None
     if not statement.guard:
         return f"    {c}"
     return f"    if ({'!' * statement.guard.startswith('!')}{variable(statement.guard.lstrip('!'))}) {{ {c} }}"
-
-
-def _statements(instruction: Instruction, names: Names) -> str:
-    rule, named = rule_of(instruction.opcode)
-    return rule.c(Use(instruction, named, names))
 
 
 @cache

@@ -90,7 +90,9 @@ def parse(text: str) -> Kernel:
         raise UnknownPTX("no kernel")
     before = map(str.strip, HEAD.sub("", text[: entry.start()]).split(";"))
     arrays = [_array(part) for part in before if part and not ELSEWHERE.fullmatch(part)]
-    return _Body(text, entry.end(), arrays).kernel(_parameters(entry[2]))
+    body = _Body(arrays)
+    body.read(text, entry.end())
+    return Kernel(_parameters(entry[2]), body.registers, tuple(arrays), tuple(body.statements))
 
 
 def entry_of(text: str) -> Entry:
@@ -117,44 +119,35 @@ def _parameters(text: str) -> tuple[Parameter, ...]:
 
 
 class _Body:
-    """Reader of a kernel's statements, from place `at` of the text on."""
+    """Reader of the statements of a kernel."""
 
-    def __init__(self, text: str, at: int, arrays: list[Array]) -> None:
-        self.text, self.at, self.line = text, at, 1 + text.count("\n", 0, at)
+    def __init__(self, arrays: list[Array]) -> None:
         self.registers: dict[str, str] = {}
-        self.arrays, self.body = arrays, list[Instruction | Label]()
+        self.arrays, self.statements = arrays, list[Instruction | Label]()
         self.scopes: list[dict[str, str]] = []
         self.scope_count = 0
 
-    def kernel(self, parameters: tuple[Parameter, ...]) -> Kernel:
-        while self._statement():
-            pass
-        if self.text[self.at :].strip():
-            raise UnknownPTX(f"line {self.line}: more than one kernel")
-        return Kernel(parameters, self.registers, tuple(self.arrays), tuple(self.body))
-
-    def _statement(self) -> bool:
-        """Read one statement; return False after the last."""
-        found = STATEMENT.match(self.text, self.at)
-        if found is None:
-            raise UnknownPTX(f"line {self.line}: the kernel does not end")
-        start = found.start(found.lastindex or 0)
-        self.line += self.text.count("\n", self.at, start)
-        line, label, brace, statement = self.line, *found.groups()
-        self.line += self.text.count("\n", start, found.end())
-        self.at = found.end()
-        if label:
-            self.body.append(Label(line, label))
-        elif brace == "{":
-            self.scopes.append({})
-            self.scope_count += 1
-        elif brace:
-            if not self.scopes:
-                return False
-            self.scopes.pop()
-        else:
-            self._add(line, statement.strip())
-        return True
+    def read(self, text: str, start: int) -> None:
+        """Read all statements from `start` on, to the end of the kernel. Raises UnknownPTX."""
+        line, place = 1, 0
+        for matched in STATEMENT.finditer(text, start):
+            label, brace, statement = matched.groups()
+            begin = matched.start(matched.lastindex or 0)
+            line, place = line + text.count("\n", place, begin), begin
+            if label:
+                self.statements.append(Label(line, label))
+            elif brace == "{":
+                self.scopes.append({})
+                self.scope_count += 1
+            elif brace and self.scopes:
+                self.scopes.pop()
+            elif brace and text[matched.end() :].strip():
+                raise UnknownPTX(f"line {line}: more than one kernel")
+            elif brace:
+                return
+            else:
+                self._add(line, statement.strip())
+        raise UnknownPTX(f"line {line}: the kernel does not end")
 
     def _add(self, line: int, statement: str) -> None:
         if statement.startswith(".reg"):
@@ -165,7 +158,7 @@ class _Body:
             if not statement.startswith(".pragma"):
                 raise UnknownPTX(f"line {line}: {statement}")
         else:
-            self.body.append(self._instruction(line, statement))
+            self.statements.append(self._instruction(line, statement))
 
     def _declare(self, line: int, statement: str) -> None:
         if found := REGISTERS.fullmatch(statement):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,14 +93,6 @@ def _stored(placed: PlacedStep) -> Iterator[Span]:
             yield address, reach * size, f"tensor {number} of the step", number >= counts.stored
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A loaded kernel: what stands in for a driver's handle of it."""
-
-    ptx: str
-    shared_bytes: int
-
-
 class RedirectingDriver(FakeDriver):
     """Driver that hands launches on to an emulator. `memory`: what kernels may touch beside their arguments."""
 
@@ -115,15 +107,14 @@ class RedirectingDriver(FakeDriver):
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Return a launcher, which Triton keeps with the kernel: at a launch it asks for the driver that is active then."""
-        sizes = dict(threads=metadata.num_warps * metadata.warp_size)
+        threads = metadata.num_warps * metadata.warp_size
         types = tuple(source.signature.values())
 
         def launch_loaded(*given: Any) -> None:
-            (blocks, *others), loaded, values = given[:3], given[4], [*_passed(types, given[9:]), *SCRATCH]
+            (blocks, *others), (ptx, shared_bytes) = given[:3], given[4]
             assert others == [1, 1]
-            active = driver.active
-            memory = dict(shared_bytes=loaded.shared_bytes, memory=active.memory)
-            launch(active.emulator, loaded.ptx, values, blocks=blocks, **sizes, **memory)
+            values, active = [*_passed(types, given[9:]), *SCRATCH], driver.active
+            launch(active.emulator, ptx, values, active.memory, blocks=blocks, threads=threads, shared_bytes=shared_bytes)
 
         assert (metadata.num_ctas, metadata.global_scratch_size) == (1, 0)
         return launch_loaded
@@ -133,8 +124,8 @@ class RedirectingDriver(FakeDriver):
         self._ptx = next(Path(path).read_text() for kind, path in files.items() if kind.endswith(".ptx"))
 
     def _load(self, name: str, code: bytes, shared: int, device: int) -> tuple[Any, ...]:
-        most_threads = 1024
-        return None, Loaded(self._ptx, shared), 0, 0, most_threads
+        handle, most_threads = (self._ptx, shared), 1024
+        return None, handle, 0, 0, most_threads
 
 
 def _passed(types: tuple[Any, ...], values: tuple[Any, ...]) -> Iterator[Any]:

@@ -145,6 +145,19 @@ def test_what_has_no_meaning_is_refused(body: str, what: str) -> None:
         translate(TEXT.format(body=body))
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (TEXT.format(body="") + ".visible .entry g() { ret; }", "line 29: more than one kernel"),
+        (TEXT.format(body="")[:-3], "line 27: the kernel does not end"),
+        (TEXT.format(body="").replace(".entry", ".func"), "no kernel"),
+    ],
+)
+def test_a_text_is_one_whole_kernel(text: str, what: str) -> None:
+    with pytest.raises(UnknownPTX, match=what):
+        translate(text)
+
+
 def test_counts_are_named_in_the_order_of_the_machine() -> None:
     names = re.search(r"enum \{\n(.*?),\n    COUNTS\n\};", (MACHINE / "thread.h").read_text(), re.DOTALL)
     assert names is not None

@@ -1,4 +1,4 @@
-"""The PTX of Triton and of numba.cuda on the CPU: a small case of each kernel, and faults that have to be noticed."""
+"""The PTX of the kernels on the CPU: a small case of each kernel, faults that have to be noticed, and counts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,48 @@ from typing import Any
 
 import pytest
 import torch
-from ptx.emulator import Emulator, Options
+from helpers.fakes import registered
+from helpers.project import ROOT
+from ptx.costs import costs
+from ptx.emulator import Emulator, Options, measured
 from ptx.faults import CASE, SUBJECTS
 from ptx.mutations import Mutation, caught
-from ptx.trials import Trial, every_trial, is_installed, opened, run
+from ptx.trials import SINGLE, STEP, TENSOR, Trial, every_trial, is_installed, opened, run
 
 from dilkit import Pattern
+from dilkit.backends.cuda.compile import compiler_version
 from dilkit.problem import Problem
+from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
+from dilkit.tools.bench.costs.record import CostsResult
+from dilkit.tools.results.file import read_result
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+needs_cupy = pytest.mark.skipif(not is_installed("cupy_raw"), reason="cupy is not installed: make kernels")
 needs_triton = pytest.mark.skipif(not is_installed("triton"), reason="triton is not installed: make stages, on Linux")
 needs_numba = pytest.mark.skipif(
     not is_installed("numba_cuda"), reason="numba-cuda is not installed with compilers: make kernels"
 )
 slow = pytest.mark.slow
-ROLES = 4
+SIZES: dict[str, Any] = dict(seq=64, heads=1, kv_heads=1, batch=1, head_dim=64, dtype="float16")
+SMALL = Case(feature="PTX", variant="", pattern=Pattern([64], [1]), **SIZES)
 FORWARD = Case(feature="PTX", variant="forward", pattern=Pattern([64], [1]), seq=33, heads=1, batch=1, gradients=False)
+ROUNDED = [Trial("sizes", capability, SMALL, rounded=True) for capability in ((7, 5), (8, 0), (9, 0))]
+"""Trials with the rounding of devices."""
+ROLES = 4
 SKIPPED = "forward for sm_90a has wgmma, which the emulator does not model"
+
+
+@needs_cupy
+@pytest.mark.parametrize(
+    "trial",
+    [TENSOR[0], *(pytest.param(trial, marks=slow) for trial in (*TENSOR[1:], *SINGLE, *STEP, *ROUNDED))],
+    ids=lambda trial: trial.name,
+)
+def test_kernels_in_cuda_are_right_as_ptx(trial: Trial) -> None:
+    outcome = run(trial, seed=int(trial.rounded))
+    assert not outcome.reason, outcome
+    assert not trial.rounded or measured(trial.capability).group
 
 
 @pytest.mark.parametrize(
@@ -42,7 +66,7 @@ SKIPPED = "forward for sm_90a has wgmma, which the emulator does not model"
     ],
     ids=lambda x: x.name if isinstance(x, Case) else None,
 )
-def test_kernels_are_right_as_ptx(backend: str, capability: Any, case: Any, launches: int, skipped: str) -> None:
+def test_kernels_in_python_are_right_as_ptx(backend: str, capability: Any, case: Any, launches: int, skipped: str) -> None:
     """Weights of a bias: a lane whose compiler fuses its own product with the sum of another lane has another sum, and either
     may be stored."""
     outcome = run(Trial("list", capability, case, backend=backend), seed=0)
@@ -85,12 +109,33 @@ FAULTS = "barrier", "wait for a group less", "copy of nothing", "condition of a 
 @pytest.mark.parametrize(
     ("mutation", "said"),
     [
+        *(
+            pytest.param(mutation, said, marks=needs_cupy)
+            for mutation, said in (
+                *(
+                    (("mma_forward", fault, 0, 1), "")
+                    for fault in ("barrier", "commit", "wait for two groups less", "order of A")
+                ),
+                (("mma_forward", "transposed", 0, 1), ""),
+                (("attend_stored", "fence", 1, 2), "race"),
+                *((("attend_stored", "barrier", place, 12), "race") for place in (4, 10, 11)),
+                *(
+                    ((name, "wait for one group less", 2, 3), "under way")
+                    for name in ("mma_forward", "mma_dquery", "mma_dkeyvalue")
+                ),
+                (("mma_forward", "counter", 0, 2), "leaves its counter"),
+                (("mma_dquery_pairs", "copy of nothing", 1, 2), "not finite"),
+            )
+        ),
         *(pytest.param(("triton forward", fault, 1, 2), "", marks=needs_triton) for fault in FAULTS),
         pytest.param(("triton attend_stored", "order of an atomic operation", 0, 1), "race", marks=needs_triton),
         pytest.param(("numba_cuda forward", "barrier", 1, 2), "race", marks=needs_numba),
     ],
+    ids=str,
 )
 def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> None:
+    """What blocks of a step leave is written when all threads have come; copies have come before a tile without keys ends; a
+    block may begin when others have ended; rows that are not there have to be zero."""
     reason = caught(Mutation(*mutation))
     assert reason
     assert said in reason
@@ -99,3 +144,33 @@ def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> N
 def test_trials_have_names_of_their_own() -> None:
     names = [trial.name for trial in every_trial()]
     assert len(set(names)) == len(names) > 0
+
+
+@slow
+@needs_cupy
+def test_what_a_launch_issues_is_counted() -> None:
+    with opened("cupy_raw", (8, 0), Options(counted=True)) as (backend, emulator), registered(backend) as name:
+        assert check(name, SMALL).verdict == "passed"
+    counts = emulator.counts["mma_forward"]
+    assert counts.products_k16 * 16 * 8 * 16 == 2 * 64 * 64 * 64  # Q K^T and P V
+    assert counts.copied == 3 * 64 * 64 * 2  # queries, keys and values
+    assert counts.matrix_wavefronts == counts.matrices > 0
+    assert counts.shared_wavefronts >= counts.shared_least_wavefronts > 0
+    assert counts.special >= 64 * 64
+    assert counts.global_stored == 64 * 64 * 2 + 64 * 4  # out and lse
+    assert counts.barriers > 0
+    products = {name: of_all.products_k16 * 16 * 8 * 16 / 64**3 for name, of_all in emulator.counts.items()}
+    passes = 3  # one through out, and, as it is of float16, two through lse
+    # A pass: Q K^T, dO V^T and dS K; Q K^T, dO V^T, P^T dO and dS^T Q.
+    assert products == dict(mma_forward=2, row_dots=0, mma_dquery=3 * passes, mma_dkeyvalue=4 * passes)
+    assert emulator.launches == dict(mma_forward=1, row_dots=passes, mma_dquery=passes, mma_dkeyvalue=passes)
+
+
+@slow
+@needs_cupy
+def test_what_the_kernels_issue_is_what_the_page_says() -> None:
+    result = read_result(ROOT / "docs/results/costs.json", CostsResult)
+    if result.nvrtc != ".".join(map(str, compiler_version())):
+        pytest.skip(f"the page was made with NVRTC {result.nvrtc}")
+    kept = result.costs()
+    assert all(cost in kept for cost in costs("B", 64, "bfloat16", (8, 0))), "write the page anew with: make costs"
