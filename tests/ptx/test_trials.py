@@ -103,30 +103,23 @@ def test_sums_of_numba_are_right_as_ptx() -> None:
 
 
 FAULTS = "barrier", "wait for a group less", "copy of nothing", "condition of a store"
+CUDA_FAULTS = [
+    *((("mma_forward", fault, 0, 1), "") for fault in ("barrier", "commit", "wait for two groups less", "order of A")),
+    (("mma_forward", "transposed", 0, 1), ""),
+    (("attend_stored", "fence", 1, 2), "race"),
+    *((("attend_stored", "barrier", place, 12), "race") for place in (4, 10, 11)),
+    *(((name, "wait for one group less", 2, 3), "under way") for name in ("mma_forward", "mma_dquery", "mma_dkeyvalue")),
+    (("mma_forward", "counter", 0, 2), "leaves its counter"),
+    (("mma_dquery_pairs", "copy of nothing", 1, 2), "not finite"),
+]
+"""Faults, and a part of the reason why each is caught."""
 
 
 @slow
 @pytest.mark.parametrize(
     ("mutation", "said"),
     [
-        *(
-            pytest.param(mutation, said, marks=needs_cupy)
-            for mutation, said in (
-                *(
-                    (("mma_forward", fault, 0, 1), "")
-                    for fault in ("barrier", "commit", "wait for two groups less", "order of A")
-                ),
-                (("mma_forward", "transposed", 0, 1), ""),
-                (("attend_stored", "fence", 1, 2), "race"),
-                *((("attend_stored", "barrier", place, 12), "race") for place in (4, 10, 11)),
-                *(
-                    ((name, "wait for one group less", 2, 3), "under way")
-                    for name in ("mma_forward", "mma_dquery", "mma_dkeyvalue")
-                ),
-                (("mma_forward", "counter", 0, 2), "leaves its counter"),
-                (("mma_dquery_pairs", "copy of nothing", 1, 2), "not finite"),
-            )
-        ),
+        *(pytest.param(*one, marks=needs_cupy) for one in CUDA_FAULTS),
         *(pytest.param(("triton forward", fault, 1, 2), "", marks=needs_triton) for fault in FAULTS),
         pytest.param(("triton attend_stored", "order of an atomic operation", 0, 1), "race", marks=needs_triton),
         pytest.param(("numba_cuda forward", "barrier", 1, 2), "race", marks=needs_numba),

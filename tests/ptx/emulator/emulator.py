@@ -19,7 +19,7 @@ Span = tuple[int, int, str, bool]
 ERROR_BYTES = 1024
 WAYS_OF_COPIES = 3
 """Values of `late` in machine/memory.h: each launch takes the next."""
-WARP = 32
+WARP, MOST_THREADS = 32, 1024
 SHOWN = 60
 """Characters of a kernel's name in a message, counted from its end."""
 NO_MODEL = re.compile(r"\b(wgmma|mbarrier|cp\.async\.bulk|tcgen05)\.")
@@ -195,7 +195,7 @@ class Emulator:
             ptx: PTX of one kernel.
             arguments: Values of all parameters: bytes, numpy scalars, or contiguous arrays, whose addresses are passed.
             blocks: Number of blocks in the grid.
-            threads: Threads of a block, in x or in (x, y); a multiple of 32 in all.
+            threads: Threads of a block, in x or in (x, y); a multiple of 32 up to 1024 in all.
             shared_bytes: Dynamic shared memory of a block.
             memory: Further memory that the kernel may touch. Races in a span named "counter" are no errors.
             resident: Number of blocks at once, in the place of that of the options.
@@ -205,11 +205,11 @@ class Emulator:
             UnknownPTX: The PTX has something that the emulator does not know.
             NotModelled: It has instructions that the emulator has no model of.
             PTXError: The kernel is wrong; the message names the block, the thread and the line of the PTX.
-            ValueError: Arguments do not fit the parameters, or threads make no whole warps.
+            ValueError: Arguments do not fit the parameters, or threads are no block of whole warps.
         """
         across, down = threads if isinstance(threads, tuple) else (threads, 1)
-        if across * down % WARP:
-            raise ValueError(f"threads={threads}: give a multiple of {WARP} in all")
+        if across * down not in range(WARP, MOST_THREADS + 1, WARP):
+            raise ValueError(f"threads={threads}: give a multiple of {WARP} up to {MOST_THREADS} in all")
         entry, library = self._kernel(ptx)
         parameters, spans = packed(entry, arguments), [*spans_of(arguments), *memory]
         ranges = (Range * len(spans))(*(Range(low, size, name.encode(), constant) for low, size, name, constant in spans))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ptx.emulator.parse import Array, Instruction, Kernel, Label, UnknownPTX
+from ptx.emulator.parse import Instruction, Kernel, Label, UnknownPTX
 
 C_TYPES = {
     **{f"{kind}{bits}": f"{'' if kind == 's' else 'u'}int{bits}_t" for kind in "bus" for bits in (8, 16, 32, 64)},
@@ -96,15 +96,11 @@ def value(opcode: str, types: str, c: str, counts: str = "") -> Rule:
 def names_of(kernel: Kernel) -> Names:
     """Place static arrays one after the other, then the dynamic one."""
     places, end = dict[str, int](), 0
-    for array in sorted(kernel.arrays, key=_is_dynamic):
+    for array in sorted(kernel.arrays, key=lambda array: array.bytes is None):
         places[array.name] = end = -(-end // array.align) * array.align
         end += array.bytes or 0
     labels = {one.name: one.line for one in kernel.body if isinstance(one, Label)}
     return Names(kernel.registers, places, end, labels, {one.name: one.offset for one in kernel.parameters})
-
-
-def _is_dynamic(array: Array) -> bool:
-    return array.bytes is None
 
 
 def place(register: str) -> tuple[str, int]:

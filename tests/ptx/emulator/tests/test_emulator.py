@@ -81,9 +81,10 @@ def test_arguments_that_do_not_fit_are_refused(arguments: list[Any], said: str) 
         Emulator().launch(TEXT.format(body=""), arguments, blocks=1, threads=32)
 
 
-def test_half_a_warp_is_refused() -> None:
-    with pytest.raises(ValueError, match=re.escape("threads=(24, 2): give a multiple of 32 in all")):
-        Emulator().launch(TEXT.format(body=""), [bytes(16)], blocks=1, threads=(24, 2))
+@pytest.mark.parametrize("threads", [0, (24, 2), (32, 33)])
+def test_blocks_without_whole_warps_are_refused(threads: int | tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"threads={threads}: give a multiple of 32 up to 1024 in all")):
+        Emulator().launch(TEXT.format(body=""), [bytes(16)], blocks=1, threads=threads)
 
 
 def test_a_kernel_without_a_model_is_refused() -> None:
