@@ -7,6 +7,7 @@ import doctest
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def test_counts_are_named_in_the_order_of_the_machine() -> None:
     assert tuple(name.strip().lower() for name in names[1].split(",")) == FIELDS
 
 
-MEANINGS = {
+MEANINGS: dict[str, Callable[[int, int], int]] = {
     "mov.u32 %r2, %r7;": lambda x, t: 0xDEADBEEF,
     "cvt.u32.u16 %r2, %rs3;": lambda x, t: 0xDEAD,
     "mov.b32 %r2, %f3;": lambda x, t: 0x7FC00000,
