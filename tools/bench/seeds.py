@@ -24,7 +24,7 @@ from dilkit.problem import Problem
 from dilkit.registry import list_backends
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.one_pattern.ranks_runner import memory_note
+from dilkit.tools.bench.over_ranks import memory_note
 from dilkit.tools.bench.ranks.tasks import beside_one_rank, peaks_of
 from dilkit.tools.bench.seeds_ways import TWINS, called, implementation, longest
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
@@ -190,7 +190,7 @@ class SeedsSuite(Suite[RowsResult]):
             last=self.last,
         ).run(problem)
         values: dict[str, dict[str, Any]] = {}
-        for name, entry in measured.entries.items():
+        for name, entry in measured["entries"].items():
             values[name] = dict(tokens=problem.batch * problem.seq)
             if entry.peak_bytes is not None:
                 one = output_bytes(replace(problem, dtype=name) if name in TWINS else problem)
@@ -198,7 +198,7 @@ class SeedsSuite(Suite[RowsResult]):
                 values[name]["memory_bytes"] = entry.peak_bytes + inputs
             if entry.differs:
                 values[name]["differs"] = encode(entry.differs)
-        return rows_of("settings", setting.case(backward), vars(measured), values)
+        return rows_of("settings", setting.case(backward), measured, values)
 
     def cache(self, setting: Setting) -> list[Row]:
         """A call with the cache of plans emptied before it, beside one whose plan is there: the second one after it."""
