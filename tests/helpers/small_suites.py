@@ -15,7 +15,8 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as measuring
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.cpu.cases import CpuSizes, Grid
+from dilkit.tools.bench.cpu import CpuSizes
+from dilkit.tools.bench.cpu_calls import Grid
 from dilkit.tools.bench.gpu.cases import GpuSizes
 from dilkit.tools.bench.llama import LlamaConfig
 from dilkit.tools.bench.patterns import PatternsSizes

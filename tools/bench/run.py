@@ -44,19 +44,6 @@ def run(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
     return INTERRUPTED if result.interrupted else int(suite.wrong(result))
 
 
-def merge(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
-    """Write one result made of those in the files `args.merge`, and print its report; 0. Raises ValueError as `run` does."""
-    for name, option in changed.items():
-        if name not in ("suite", "merge", "out"):
-            raise ValueError(f"{option}: does not go with --merge, which measures nothing; leave it out")
-    result = suite.merged([read_result(path, suite.RECORD, suite.kind()) for path in args.merge])
-    make_folder("--out", args.out)
-    from dilkit.tools.report.files import publish
-
-    publish(result, args.out, "suite", f"dilkit bench --suite {suite.NAME}", args.json)
-    return 0
-
-
 def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: bool) -> SuiteResult:
     """The result; after Ctrl-C, of the steps that were done until then."""
     from tqdm import tqdm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -73,10 +73,6 @@ class Suite(ABC, Generic[R]):
     def figures(self, result: R) -> tuple[Any, ...]:
         """The figures of `result`, which are part of it."""
         return tuple(target.judge(result) for target in self.TARGETS)
-
-    def merged(self, results: Sequence[R]) -> R:
-        """One result that shows those of several machines side by side. Raises ValueError."""
-        raise ValueError(f"--merge: --suite {self.NAME} has a result for each machine; `dilkit report FILE ...` shows several")
 
     def lists(self) -> tuple[str, ...]:
         """The fields of the result that steps go to."""

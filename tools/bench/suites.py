@@ -8,7 +8,7 @@ from typing import Any
 from dilkit.tools.bench.suite import Suite
 
 SUITES = {
-    "cpu": "dilkit.tools.bench.cpu.suite:CpuSuite",
+    "cpu": "dilkit.tools.bench.cpu:CpuSuite",
     "gpu": "dilkit.tools.bench.gpu.suite:GpuSuite",
     "hosts": "dilkit.tools.bench.hosts.suite:HostsSuite",
     "orders": "dilkit.tools.bench.orders:OrdersSuite",

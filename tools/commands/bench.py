@@ -74,9 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
     )
-    group.add_argument(
-        "--merge", type=Path, nargs="+", metavar="FILE", help="suites cpu, gpu: measure nothing, show these results as one"
-    )
     words = "then print what got slower or faster than in this file of an earlier run, as `dilkit compare` does"
     group.add_argument("--against", type=Path, metavar="FILE", help=words)
     job.add_arguments(parser)
@@ -116,12 +113,11 @@ def _check_earlier(args: Namespace, kind: str, file: str) -> None:
 def _suite(args: Namespace) -> int:
     from dilkit.tools.bench import run as suite_run
 
-    command = suite_run.merge if args.merge else suite_run.run
-    return command(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
+    return suite_run.run(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
 
 
 def _one_pattern(args: Namespace) -> int:
-    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume", "merge")
+    _leave_out(args, "goes with --suite alone", "quick", "full", "rows", "resume")
     if args.seq and args.seqs:
         raise ValueError(f"--seqs: does not go with --seq {args.seq}; put that length into --seqs too")
     lengths = sorted({args.seq} if args.seq else set(args.seqs or ((16,) if args.overhead else SEQS)))

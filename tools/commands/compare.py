@@ -12,7 +12,6 @@ from dilkit.tools.console.text import aligned, in_seconds, print_json
 from dilkit.tools.results.comparison import FASTER, FEW, SAME, Comparison, Measured
 from dilkit.tools.results.comparison import compare as compared
 from dilkit.tools.results.file import ResultError
-from dilkit.tools.results.record import SuiteResult
 
 HELP = "compare two result files: exit code 1 if something got slower beyond noise"
 MARGIN = 0.05
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare and print; 1 where something got slower beyond noise, else 0. Raises `ResultError`."""
     new = load(args.new)
-    old = load(args.old, beside=args.new)
+    old = load(args.old)
     _check_alike(args, old, new)
     comparison = compared(old, new, args.margin)
     if args.json:
@@ -47,14 +46,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if comparison.regressions else 0
 
 
-def load(path: Path, beside: Path | None = None) -> Measured:
-    """What was measured in a file; of several machines, on that of the file `beside`. Raises `ResultError`."""
+def load(path: Path) -> Measured:
+    """The measurements of a file. Raises `ResultError`."""
     from dilkit.tools.report import registry  # as in `dilkit report`
 
-    result = registry.read(path)
-    if beside and isinstance(result, SuiteResult):
-        result = result.on_machine_of(registry.read(beside))
-    measured = Measured.of(result)
+    measured = Measured.of(registry.read(path))
     if not measured.found:
         raise ResultError(path, f"a result of kind {measured.kind!r} without samples: nothing in it can be compared")
     return measured

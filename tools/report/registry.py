@@ -17,7 +17,7 @@ from dilkit.tools.results.rows import RowsResult
 
 KINDS = {
     "suite-seeds": "bench.seeds_report",
-    "suite": "bench.cpu:CpuResult",
+    "suite-cpu": "bench.cpu",
     "suite-gpu": "bench.gpu:GpuResult",
     "gpu-day": "gpu_day:GpuDayResult",
     "suite-ring": "bench.ranks:RanksResult",
@@ -70,23 +70,26 @@ def read(path: Path) -> Result:
     return read_result(path, kind(name).record, name)
 
 
-def document_of(path: Path) -> Document:
-    """The document of the result in `path`. Raises `ResultError` also for values that no measurement has."""
-    document: Document = _words(path, "document")
+def document_of(*paths: Path) -> Document:
+    """The document of the result in a file, or of several machines' results side by side.
+
+    Raises `ResultError` also for values that no measurement has.
+    """
+    document: Document = _words(paths, "document")
     return document
 
 
-def sentence_of(path: Path) -> str:
-    """The sentence on the result in `path`. Raises `ResultError` as `document_of` does."""
-    return str(_words(path, "sentence"))
+def sentence_of(*paths: Path) -> str:
+    """The sentence on the results in files. Raises `ResultError` as `document_of` does."""
+    return str(_words(paths, "sentence"))
 
 
-def _words(path: Path, what: str) -> Any:
-    result = read(path)
+def _words(paths: Sequence[Path], what: str) -> Any:
+    results = [read(path) for path in paths]
     try:
-        return getattr(kind(result.kind).words, what)(result)
+        return getattr(kind(results[0].kind).words, what)(*results)
     except (ValueError, ArithmeticError, LookupError) as error:
-        raise ResultError(path, f"holds values that no measurement has ({error}); run the command again") from None
+        raise ResultError(paths[0], f"holds values that no measurement has ({error}); run the command again") from None
 
 
 def sections_of(paths: Sequence[Path]) -> list[Section]:

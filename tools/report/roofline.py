@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dilkit.tools.report.document import Axis, Plot, Point, Series
 from dilkit.tools.report.points import plain, rate, series_of
 from dilkit.tools.results.record import Case
-from dilkit.tools.results.rows import YARDSTICKS, CaseRows, cases_of, rows_of
+from dilkit.tools.results.rows import YARDSTICKS, CaseRows, RowsResult, cases_of, rows_of
 from dilkit.tools.results.statistics import middle
 
 FORWARD_TENSORS, BACKWARD_TENSORS = 4, 8
@@ -55,3 +55,19 @@ def rows_roofline(title: str, cases: Iterable[tuple[CaseRows, float]]) -> Plot:
     copies = Series("bytes at the speed of a copy", tuple(sorted(slope, key=lambda p: p.x)), dashed=True)
     axes = Axis("nominal FLOPs a byte of the call's tensors", "number"), Axis("speed", "gflops")
     return Plot(title, "points", (*series_of(lines), *roofs, copies), axes)
+
+
+def rooflines(title: str, table: str) -> Callable[[RowsResult], list[Plot]]:
+    """Return a function that draws a table, a plot for each title: a template filled in with the facts of a case.
+
+    Rows of the table have the value `bytes`, those that their call moves.
+    """
+
+    def made(result: RowsResult) -> list[Plot]:
+        titled: dict[str, list[tuple[CaseRows, float]]] = {}
+        for case in result.cases(table):
+            moved = max(row.values.get("bytes", 0) for row in case.rows.values())
+            titled.setdefault(case.label(title), []).append((case, moved))
+        return [rows_roofline(name, cases) for name, cases in titled.items()]
+
+    return made

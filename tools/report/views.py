@@ -12,15 +12,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
 from dilkit.tools.report.headline import suite_headline
 from dilkit.tools.report.points import plain, rate, sampled, speed_up
-from dilkit.tools.report.targets import figure_table, number, suite_sentence
+from dilkit.tools.report.targets import figure_table, machine_table, number, suite_sentence
 from dilkit.tools.report.units import UNITS
 from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult
 
@@ -85,7 +85,11 @@ OF_MATMUL = Column(
 class TableView:
     """A table of the rows of the tables `of`, by default of those that were timed.
 
-    `note`: a template filled in with the facts of each row, each text once; it stands below the table.
+    Attributes:
+        title: a template filled in with the facts of each row; rows with another title stand in another table.
+        who: implementations that are shown; all by default.
+        note: a template likewise, each text once; it stands below the table.
+        spread: template of a header; the last column becomes one for each such header, and rows alike before it become one.
     """
 
     title: str
@@ -94,13 +98,43 @@ class TableView:
     note: str = ""
     where: Mapping[str, Any] = field(default_factory=dict)
     timed: bool = True
+    who: tuple[str, ...] = ()
+    spread: str = ""
 
     def made(self, result: RowsResult) -> Table:
-        """The table of a result."""
-        rows = [(row, case) for row, case in _rows(result, self.of, self.where) if row.samples or not self.timed]
-        notes = dict.fromkeys(self.note.format(**(row.case | row.values)) for row, _ in rows) if self.note else ()
-        cells = tuple(tuple(column.cell(row, case) for column in self.columns) for row, case in rows)
-        return Table(self.title, tuple(column.header for column in self.columns), cells, "; ".join(notes))
+        """The table of a result, under one title."""
+        return self._table(self.title, list(self._rows(result)))
+
+    def each(self, result: RowsResult) -> list[Table]:
+        """The tables of a result, one for each title."""
+        titled: dict[str, list[tuple[Row, CaseRows]]] = {}
+        for row, case in self._rows(result):
+            titled.setdefault(self.title.format(**_facts(row)), []).append((row, case))
+        return [self._table(title, rows) for title, rows in titled.items()]
+
+    def _rows(self, result: RowsResult) -> Iterator[tuple[Row, CaseRows]]:
+        pairs = _rows(result, self.of, self.where, self.who)
+        return ((row, case) for row, case in pairs if row.samples or not self.timed)
+
+    def _table(self, title: str, rows: Sequence[tuple[Row, CaseRows]]) -> Table:
+        notes = dict.fromkeys(self.note.format(**_facts(row)) for row, _ in rows) if self.note else ()
+        header = tuple(column.header for column in self.columns)
+        cells = [tuple(column.cell(row, case) for column in self.columns) for row, case in rows]
+        if self.spread:
+            names = [self.spread.format(**_facts(row)) for row, _ in rows]
+            header, cells = _spread(header, cells, names)
+        return Table(title, header, tuple(cells), "; ".join(notes))
+
+
+def _spread(
+    header: tuple[str, ...], cells: Sequence[tuple[str, ...]], names: Sequence[str]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows with a column for each of `names`, which are those of the last cells."""
+    columns = tuple(dict.fromkeys(names))
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for (*before, cell), name in zip(cells, names, strict=True):
+        rows.setdefault(tuple(before), {})[name] = cell
+    return (*header[:-1], *columns), [(*before, *(row.get(name, "-") for name in columns)) for before, row in rows.items()]
 
 
 def time(row: Row, case: CaseRows) -> Point | None:
@@ -137,7 +171,8 @@ NAMES, TOKENS, TIMES = Axis("", "number"), Axis("tokens", "tokens"), Axis("times
 class PlotView:
     """A plot of the rows of the tables `of`, a series for each `series`, by default for each implementation.
 
-    `x`: a template of a bar's label, or the name of the fact along the first axis of lines and points.
+    `x`: a template of a bar's label, or the name of the fact along the first axis of lines and points. `title` and `who`: as
+    those of a `TableView`.
     """
 
     title: str
@@ -150,17 +185,22 @@ class PlotView:
     mark: float | None = None
     dashed: tuple[str, ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
+    who: tuple[str, ...] = ()
 
-    def made(self, result: RowsResult) -> Plot:
-        """The plot of a result."""
-        points: dict[str, list[Point]] = {}
-        for row, case in _rows(result, self.of, self.where):
+    def each(self, result: RowsResult) -> list[Plot]:
+        """The plots of a result, one for each title."""
+        titled: dict[str, dict[str, list[Point]]] = {}
+        for row, case in _rows(result, self.of, self.where, self.who):
             if point := self.measure(row, case):
-                facts = row.case | row.values | dict(who=row.who)
+                facts = _facts(row)
                 x = self.x.format(**facts) if self.kind == "bars" else facts[self.x]
+                points = titled.setdefault(self.title.format(**facts), {})
                 points.setdefault(self.series.format(**facts), []).append(Point(x, point.y, point.low, point.high))
+        return [self._plot(title, points) for title, points in titled.items()]
+
+    def _plot(self, title: str, points: Mapping[str, list[Point]]) -> Plot:
         series = tuple(Series(name, tuple(drawn), dashed=name in self.dashed) for name, drawn in points.items())
-        return Plot(self.title, self.kind, series, self.axes, self.mark)
+        return Plot(title, self.kind, series, self.axes, self.mark)
 
 
 @dataclass(frozen=True)
@@ -178,6 +218,8 @@ class Report:
         headline: options of `suite_headline`.
         subject: templates of lines above the place.
         summary: function that writes the sentence, of a result that has no figures.
+        side_by_side: results of several machines are shown together; rows then have the fact "machine".
+        figure_note: text below the figures of machines side by side.
     """
 
     place: str
@@ -190,24 +232,48 @@ class Report:
     headline: Mapping[str, str] = field(default_factory=dict)
     subject: tuple[str, ...] = ()
     summary: Callable[[RowsResult], str] | None = None
+    side_by_side: bool = False
+    figure_note: str = ""
 
-    def document(self, result: RowsResult) -> Document:
-        """The document of `result`."""
-        facts = vars(result.environment) | result.facts | dict(repeats=result.repeats)
-        lines = [template.format(**facts) for template in self.subject]
-        options = {name: template.format(**facts) for name, template in self.headline.items()}
-        made_tables = [table for view in self.tables for table in _made(view, result)]
+    def document(self, *results: RowsResult) -> Document:
+        """The document of a result; of several, if they are of machines side by side."""
+        shown, figures = results[0], figure_table(results[0].figures, self.figure_columns)
+        if self.side_by_side:
+            figures = machine_table({one.machine: one.figures for one in results}, self.figure_note)
+            shown = replace(shown, rows=tuple(row for one in results for row in _of_machine(one)))
+        made_tables = [table for view in self.tables for table in _made(view, shown)]
         return Document(
-            headline=(*lines, *suite_headline(result, self.place.format(**facts), **options)),
-            tables=tables(figure_table(result.figures, self.figure_columns), *made_tables),
-            plots=plots(*(plot for view in self.plots for plot in _made(view, result))),
-            notes=(*not_measured(result), *self.notes(result)),
-            method=self.method.format(**facts),
+            headline=tuple(line for one in results for line in self._headline(one)),
+            tables=tables(figures, *made_tables),
+            plots=plots(*(plot for view in self.plots for plot in _made(view, shown))),
+            notes=tuple(note for one in results for note in self._notes(one)),
+            method=self.method.format(**_run_facts(shown)),
         )
 
-    def sentence(self, result: RowsResult) -> str:
-        """The sentence on docs/measurements.md."""
-        return self.summary(result) if self.summary else suite_sentence(result, self.sentences)
+    def sentence(self, *results: RowsResult) -> str:
+        """The sentence on docs/measurements.md; one for each machine."""
+        if self.summary:
+            return self.summary(results[0])
+        return " ".join(suite_sentence(one, self.sentences, one.machine * self.side_by_side) for one in results)
+
+    def _headline(self, result: RowsResult) -> tuple[str, ...]:
+        facts = _run_facts(result)
+        options = {name: template.format(**facts) for name, template in self.headline.items()}
+        lines = [template.format(**facts) for template in self.subject]
+        return (*lines, *suite_headline(result, self.place.format(**facts), **options))
+
+    def _notes(self, result: RowsResult) -> list[str]:
+        notes = (*not_measured(result), *self.notes(result))
+        return [f"{result.machine}: {note}" if self.side_by_side else note for note in notes]
+
+
+def _run_facts(result: RowsResult) -> dict[str, Any]:
+    return vars(result.environment) | result.facts | dict(repeats=result.repeats)
+
+
+def _of_machine(result: RowsResult) -> list[Row]:
+    """The rows of a result with the machine among the facts of their cases."""
+    return [replace(row, case=dict(machine=result.machine) | row.case) for row in result.rows]
 
 
 def not_measured(result: RowsResult) -> list[str]:
@@ -222,10 +288,16 @@ def not_measured(result: RowsResult) -> list[str]:
 
 
 def _made(view: Any, result: RowsResult) -> Iterable[Any]:
-    return [view.made(result)] if isinstance(view, (TableView, PlotView)) else view(result)
+    return view.each(result) if isinstance(view, (TableView, PlotView)) else view(result)
 
 
-def _rows(result: RowsResult, of: str | tuple[str, ...], where: Mapping[str, Any]) -> Iterator[tuple[Row, CaseRows]]:
-    """Rows of implementations with their cases, yardsticks left out."""
+def _rows(
+    result: RowsResult, of: str | tuple[str, ...], where: Mapping[str, Any], names: tuple[str, ...]
+) -> Iterator[tuple[Row, CaseRows]]:
+    """Rows of implementations of these names, or of all, with their cases, yardsticks left out."""
     for case in result.cases(*([of] if isinstance(of, str) else of), **where):
-        yield from ((row, case) for who, row in case.rows.items() if who not in YARDSTICKS)
+        yield from ((row, case) for who, row in case.rows.items() if who not in YARDSTICKS and (not names or who in names))
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    return row.case | row.values | dict(who=row.who)

@@ -47,19 +47,17 @@ class Version:
 
 
 def runs_of(result: SuiteResult) -> Iterator[Run]:
-    """A run for each machine of `result` that has figures."""
-    for one in result.of_machines():
-        at = one.environment
-        figures = tuple(_past(one.figures))
-        if figures:
-            yield Run(
-                suite=one.suite,
-                machine=f"{one.machine}, {at.cores} cores",
-                date=one.date,
-                torch=at.torch,
-                git_revision=at.git_revision,
-                figures=figures,
-            )
+    """The run of `result`, if it has figures."""
+    at = result.environment
+    if figures := tuple(_past(result.figures)):
+        yield Run(
+            suite=result.suite,
+            machine=f"{result.machine}, {at.cores} cores",
+            date=result.date,
+            torch=at.torch,
+            git_revision=at.git_revision,
+            figures=figures,
+        )
 
 
 def _past(figures: Iterable[object]) -> Iterator[PastFigure]:

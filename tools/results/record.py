@@ -260,16 +260,6 @@ class SuiteResult(Result):
         """What was measured on, in words."""
         return _DECORATION.sub("", self.environment.device_name)
 
-    def of_machines(self) -> tuple[SuiteResult, ...]:
-        """The results of all machines that the file has side by side, each by itself."""
-        return (self,)
-
-    def on_machine_of(self, other: Result) -> Result:
-        """The one of these whose machine `other` was measured on; where there is none, or several are in both, all."""
-        places = [(one.machine, one.environment.cores) for one in self.of_machines()]
-        sought = [(one.machine, one.environment.cores) for one in other.of_machines()] if isinstance(other, SuiteResult) else []
-        return self.of_machines()[places.index(sought[0])] if len(sought) == 1 and sought[0] in places else self
-
 
 def of_case(where: str, case: Case) -> Iterator[Measurement]:
     """The measurements of a benchmark case, each named by the case and the implementation."""

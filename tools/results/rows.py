@@ -93,10 +93,7 @@ class CaseRows:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsResult(SuiteResult):
-    """The result of a suite: its rows, and `facts` of the run besides those of the environment.
-
-    `beside`: results of other machines, shown as further columns.
-    """
+    """The result of a suite: its rows, and `facts` of the run besides those of the environment."""
 
     KIND: ClassVar[str] = ""
     SCHEMA: ClassVar[int] = 2
@@ -104,7 +101,11 @@ class RowsResult(SuiteResult):
     schema: int = SCHEMA
     facts: dict[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
-    beside: tuple[RowsResult, ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """Device, and the instruction sets if the fact `code` names them, such as "AMD EPYC, avx2"."""
+        return ", ".join(filter(None, (super().machine, self.facts.get("code"))))
 
     def cases(self, *tables: str, **facts: Any) -> list[CaseRows]:
         """Cases of these tables, or of all, that have these facts; in the order measured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from dilkit.tools.report import registry
@@ -14,13 +15,24 @@ MOST_ROWS = 24
 """Of a table that stands on docs/measurements.md beside a link to the whole."""
 PAGES = {"costs": "../gpu-costs.md", "ptx": "../gpu-kernels.md"}
 """Of results whose page is not beside them."""
+SIDE_BY_SIDE = ("cpu",)
+"""Suites that have a file for each machine, shown together."""
 
 
 def summary(folder: Path) -> str:
     """The results in `folder` in short, an item of a list for each, with a link to its section of the page of measurements."""
-    paths = sorted(sorted(folder.glob("*.json")), key=_place)
-    items = [f"* [{path.stem}](#{path.stem}): {registry.sentence_of(path)}" for path in paths]
+    sections = sorted(_sections(folder).items(), key=lambda section: _place(section[1][0]))
+    items = [f"* [{name}](#{name}): {registry.sentence_of(*paths)}" for name, paths in sections]
     return "\n".join(items) or NOTHING
+
+
+def _sections(folder: Path) -> dict[str, list[Path]]:
+    """Result files by the name of their section: that of the file, or of the suite that has a file for each machine."""
+    sections: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("*.json")):
+        suite = path.stem.partition("-")[0]
+        sections.setdefault(suite if suite in SIDE_BY_SIDE else path.stem, []).append(path)
+    return sections
 
 
 def _place(path: Path) -> int:
@@ -30,29 +42,28 @@ def _place(path: Path) -> int:
 
 def measurements(folder: Path) -> str:
     """Every result in `folder`, with a link to its file, in which all samples are."""
-    parts = [
-        f"## {path.stem}\n\n{_shown(path)}\n\nThe file: [{path.name}](results/{path.name})"
-        for path in sorted(folder.glob("*.json"))
-    ]
+    parts = []
+    for name, paths in _sections(folder).items():
+        links = ", ".join(f"[{path.name}](results/{path.name})" for path in paths)
+        parts.append(f"## {name}\n\n{_shown(name, paths)}\n\nThe file{'s' * (len(paths) > 1)}: {links}")
     return "\n\n".join(parts) or NOTHING
 
 
-def _shown(path: Path) -> str:
+def _shown(name: str, paths: Sequence[Path]) -> str:
     """A document as a whole; of one that has a page of its own the headline, the first table if it is short, and a link."""
-    document, page = registry.document_of(path), path.with_suffix(".md")
-    if path.stem in PAGES:
-        page = path.parent / PAGES[path.stem]
+    document, folder = registry.document_of(*paths), paths[0].parent
+    page = folder / PAGES.get(name, f"{name}.md")
     if not page.exists():
         return document_markdown(document, level=3)
     parts = ["  \n".join(map(escaped, document.headline))]
     parts += [table_markdown(table) for table in document.tables[:1] if len(table.rows) <= MOST_ROWS]
-    return "\n\n".join([*parts, f"All measurements: [{page.name}]({os.path.relpath(page, path.parents[1])})"])
+    return "\n\n".join([*parts, f"All measurements: [{page.name}]({os.path.relpath(page, folder.parent)})"])
 
 
 def whole(folder: Path, name: str, level: int = 2) -> str:
     """The whole document of the result `name`, its tables under headings of this level."""
-    path = folder / f"{name}.json"
-    return document_markdown(registry.document_of(path), level=level) if path.exists() else NOTHING
+    paths = _sections(folder).get(name)
+    return document_markdown(registry.document_of(*paths), level=level) if paths else NOTHING
 
 
 def gpu_suites(folder: Path) -> str:

@@ -2,24 +2,24 @@
 
     python -m dilkit.tools.site.remeasure [NAME ...]
 
-It runs in the root of a checkout. A result takes the place of the one before only when its command has ended well; that of the
-CPU suite takes the place of this machine's alone, and those of other machines stay beside it.
+It runs in the root of a checkout. A result takes the place of the one before only when its command has ended well. The CPU suite
+has a file for each machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dilkit.tools.bench.cpu.machines import merged
-from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.report import registry
-from dilkit.tools.results.file import read_result, write_result
-from dilkit.tools.results.record import Result
+from dilkit.tools.results.file import write_result
+from dilkit.tools.results.record import SuiteResult
+from dilkit.tools.site.figures import SIDE_BY_SIDE
 
 LENGTHS = "1024,2048,4096,8192,16384,32768"
 BENCH = {
@@ -65,15 +65,11 @@ def remeasure(name: str, folder: Path) -> bool:
         if subprocess.run(run, cwd=place, stdin=subprocess.DEVNULL, check=False).returncode:
             return False
         (found,) = Path(place, name).glob("*.json")
-        write_result(kept(registry.read(found), folder / f"{name}.json"), folder / f"{name}.json")
+        result = registry.read(found)
+        if name in SIDE_BY_SIDE and isinstance(result, SuiteResult):
+            name += "-" + re.sub("[^a-z0-9]+", "-", result.machine.lower()).strip("-")
+        write_result(result, folder / f"{name}.json")
     return True
-
-
-def kept(found: Result, before: Path) -> Result:
-    """What takes the place of the file `before`: `found`, of the CPU suite with the results of other machines that are there."""
-    if not isinstance(found, CpuResult) or not before.exists():
-        return found
-    return merged([read_result(before, CpuResult), found])
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from dilkit.selection.preference_table import ON_GPUS
-from dilkit.tools.bench.cpu.record import CpuResult
 from dilkit.tools.report import registry
-from dilkit.tools.results.record import Result
+from dilkit.tools.results.record import Environment
 from dilkit.tools.site.figures import NOTHING
 
 SYSTEMS = (
@@ -48,15 +46,11 @@ def executed(root: Path) -> str:
 def measured_on(root: Path) -> str:
     """The CPUs that the results in docs/results are of, each once."""
     results = [registry.read(path) for path in sorted((root / "docs" / "results").glob("*.json"))]
-    machines = sorted({machine for result in results for machine in _machines(result)})
+    machines = sorted({_machine(result.environment) for result in results if result.environment.device == "cpu"})
     return f"The figures of these pages were measured on {len(machines)} CPUs: {'; '.join(machines)}."
 
 
-def _machines(result: Result) -> Iterator[str]:
-    """The CPU with its cores and its widest vector instructions, of a result and of those beside it."""
-    for one in (result, *(result.beside if isinstance(result, CpuResult) else ())):
-        at = one.environment
-        if at.device != "cpu":
-            continue
-        widest = max((name for name in at.features if name.startswith("avx")), default="no AVX")
-        yield f"{at.device_name} ({at.cores} cores, {widest})"
+def _machine(where: Environment) -> str:
+    """A CPU with its cores and its widest vector instructions."""
+    widest = max((name for name in where.features if name.startswith("avx")), default="no AVX")
+    return f"{where.device_name} ({where.cores} cores, {widest})"

@@ -7,7 +7,7 @@ import shlex
 from core.malformed.case import Case, CommandError, attend, command, made, refused, under
 from helpers.result_files import FOLDER
 
-CPU, KERNELS = (shlex.quote(str(FOLDER / name)) for name in ("cpu.json", "kernels.json"))
+CPU, KERNELS = (shlex.quote(str(FOLDER / name)) for name in ("cpu-intel-xeon-avx2.json", "kernels.json"))
 _WINDOW = '{"branches":[{"kind":"sliding_window","window":4}]}'
 
 COMMANDS = {

@@ -24,7 +24,7 @@ COMMANDS = {
     "demo": ("demo --steps 4 --context 64 --text {text} --out {out} --save {out}/model.pt", signal.SIGKILL),
     "bench": ("bench --suite orders --quick --out {out}", signal.SIGTERM),
     "tune": (f"tune {SMALL}", signal.SIGINT),
-    "report": (f"report {FOLDER}/cpu.json --html {{out}}/page.html --md {{out}}/page.md", signal.SIGKILL),
+    "report": (f"report {FOLDER}/cpu-intel-xeon-avx2.json --html {{out}}/page.html --md {{out}}/page.md", signal.SIGKILL),
 }
 CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
 START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from dilkit.tools.cli import main; "

@@ -17,7 +17,7 @@ from dilkit.tools import cli
 
 pytestmark = pytest.mark.surroundings
 
-CPU, SLIDES = (shlex.quote(str(FOLDER / f"{name}.json")) for name in ("cpu", "slides"))
+CPU, SLIDES = (shlex.quote(str(FOLDER / f"{name}.json")) for name in ("cpu-intel-xeon-avx2", "slides"))
 COMMANDS = {
     "report": "report {odd}",
     "compare": f"compare {CPU} {{odd}}",

@@ -19,7 +19,7 @@ from dilkit.tools.report.points import plain
 from dilkit.tools.results.statistics import median_interval, ratio_interval
 
 picture = pytest.importorskip("dilkit.tools.report.picture")
-CPU = FOLDER / "cpu.json"
+CPU = FOLDER / "cpu-intel-xeon-avx512-amx.json"
 LINES = Plot(
     "Time", "lines", (Series("one", (plain(1024, 0.5), plain(2048, 1.0))),), (Axis("tokens", "tokens"), Axis("t", "seconds"))
 )

@@ -17,7 +17,6 @@ from dilkit.tools.results import comparison
 from dilkit.tools.results.comparison import FASTER, FEW, SAME, SLOWER, YARDSTICK, Measured
 from dilkit.tools.results.record import Measurement
 
-CPU = FOLDER / "cpu.json"
 Samples = list[float]
 
 
@@ -27,11 +26,9 @@ def compared(old: dict[str, Measurement], new: dict[str, Measurement]) -> compar
 
 def cpu(**samples: Samples) -> dict[str, Any]:
     """A result of the CPU suite with one benchmark case, with these samples of each implementation."""
-    found = content("cpu")
-    case, steps = found["cases"][0], ("one_head", "cases", "dense", "dtypes", "threads", "inner_loops", "million", "beside")
-    entry = case["entries"]["native"]
-    case["entries"] = {name: entry | dict(time=entry["time"] | dict(samples_s=taken)) for name, taken in samples.items()}
-    return found | {step: [] for step in steps} | dict(cases=[case])
+    found = content("cpu-intel-xeon-avx2")
+    row = next(row for row in found["rows"] if row["who"] == "native")
+    return found | dict(rows=[row | dict(who=name, samples=taken) for name, taken in samples.items()])
 
 
 def run(tmp_path: Path, old: Any, new: Any, *options: str) -> int:
@@ -53,8 +50,8 @@ def test_every_list_of_samples_is_found_once(path: Path) -> None:
     if result["kind"] == "gpu-day":
         result.pop("suite", None)  # its steps hold the parts
     text, found = json.dumps(result), compare.load(path).found
-    lists = sum(text.count(f'"{name}":') for name in ("samples_s", "samples", "cached", "recomputed"))
-    assert len(found) == lists - text.count('"samples": []')
+    names = "samples_s", "samples", "cached", "recomputed"
+    assert len(found) == sum(text.count(f'"{name}":') for name in names) - text.count('"samples": []')
 
 
 def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on_nothing() -> None:
@@ -90,12 +87,11 @@ def test_a_regression_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        (content("cpu"), content("demo"), "old.json is of 'suite'; compare two of a kind"),
+        (content("cpu-intel-xeon-avx2"), content("demo"), "old.json is of 'suite-cpu'; compare two of a kind"),
         (cpu(a=[1.0]) | dict(quick=0), cpu(a=[1.0]) | dict(quick=32), "made with --quick, unlike"),
-        (cpu() | dict(cases=[]), cpu(b=[1.0]), "without samples"),
-        (cpu(a=["1"]), cpu(a=[1.0]), "cases[0].entries.a.time.samples_s[0]: '1' where a number is needed"),
-        (cpu(a=[0.0]), cpu(a=[1.0]), "cases[0].entries.a.time: samples_s: 1 samples"),
-        (cpu(a=[]), cpu(a=[1.0]), "cases[0].entries.a.time: samples_s: 0 samples"),
+        (cpu(), cpu(b=[1.0]), "without samples"),
+        (cpu(a=["1"]), cpu(a=[1.0]), "rows[0].samples[0]: '1' where a number is needed"),
+        (cpu(a=[0.0]), cpu(a=[1.0]), "rows[0]: samples: 0.0 s; all must be positive"),
         (cpu(a=[1.0]), cpu(a=[1.0]) | dict(environment=3), "environment: 3 where an object is needed"),
     ],
 )

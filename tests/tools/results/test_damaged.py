@@ -14,7 +14,7 @@ from dilkit.checks import visible
 from dilkit.tools import cli
 from dilkit.tools.results.decode import DecodeError, decode, encode
 
-CPU = content("cpu")
+CPU = content("cpu-intel-xeon-avx2")
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a whole JSON file"),
     "truncated": (json.dumps(CPU).encode()[:-100], "truncated? run the command again"),
@@ -24,8 +24,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     "schema is true": (json.dumps(CPU | dict(schema=True)).encode(), "schema True, written by dilkit"),
     "schema is later": (json.dumps(CPU | dict(schema=99)).encode(), "schema 99, written by dilkit"),
     "of an earlier dilkit": (json.dumps(content("patterns") | dict(schema=1)).encode(), "; this dilkit reads schema 2, run the"),
-    "no header": (b'{"schema": 1, "kind": "suite"}', "command: missing"),
-    "NaN": (json.dumps(CPU | dict(thread_count=float("nan"))).encode(), "thread_count: nan where a whole number is needed"),
+    "no header": (b'{"schema": 2, "kind": "suite-cpu"}', "command: missing"),
+    "NaN": (json.dumps(CPU | dict(repeats=float("nan"))).encode(), "repeats: nan where a whole number is needed"),
     "utf-16": (json.dumps(CPU).encode("utf-16"), "not a whole JSON file"),
     "5000 digits": (b'{"schema": 1' + b"0" * 5000 + b"}", "not a whole JSON file"),
     "deep lists": (b"[" * 100_000, "not a whole JSON file"),

@@ -1,0 +1,226 @@
+"""Calls that the CPU suite measures beside configurations: neighborhoods of grids, idle threads, training GigaPath's encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dilkit import dilated_attention, dilated_attention_varlen
+from dilkit.backends.native.backend import encode_problem, instruction_set
+from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
+from dilkit.pattern import DilatedSegment, Neighborhood, Pattern, SlidingWindow
+from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
+from dilkit.threads import torch_threads, usable_cores
+from dilkit.tools.bench.slides.calls import CHECKED, shorter, slide
+from dilkit.tools.bench.ways import Way, by_torch, native, timed
+from dilkit.tools.measure.case import CaseFields
+from dilkit.tools.measure.published_slides import published_forward
+from dilkit.tools.measure.single_call import AGREEMENT_BF16, agreement
+from dilkit.tools.results.record import Entry
+from dilkit.tools.results.rows import Row
+
+WINDOW, MASKED, PUBLISHED = "native, window", "torch, masked", "published procedure"
+BACKEND = "native"
+MASK_ROWS = 1024
+"""Rows of a mask that are made at once."""
+PHASES = {"forward": 0, "backward": 2}
+"""Numbers that the kernel gives the passes; 1, between them, is short."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid, and the neighborhoods of its cells: `kernel` cells a side, `dilation` apart."""
+
+    shape: tuple[int, ...]
+    kernel: int
+    dilation: int = 1
+
+    def __str__(self) -> str:
+        return "neighborhoods of {sides} on {grid}".format(**self.facts)
+
+    def smaller(self, divisor: int) -> Grid:
+        """A grid of about so many times fewer cells, in which there is room for a neighborhood."""
+        part = round(divisor ** (1 / len(self.shape)))
+        return replace(self, shape=tuple(max(size // part, self.kernel * self.dilation) for size in self.shape))
+
+    @property
+    def neighborhood(self) -> Neighborhood:
+        return Neighborhood(self.shape, self.kernel, self.dilation)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The sides of a neighborhood, such as "7 x 7, 1 in 4", and those of the grid."""
+        sides = " x ".join([str(self.kernel)] * len(self.shape)) + f", 1 in {self.dilation}" * (self.dilation > 1)
+        return dict(sides=sides, grid=" x ".join(map(str, self.shape)))
+
+
+def grid_ways(grid: Grid, masked: bool, **sizes: Any) -> dict[str, Way]:
+    """Neighborhoods of a grid by the kernel, beside a window that shows as many keys or, if `masked`, torch with a mask."""
+    problem = Problem(pattern=Pattern.of(grid.neighborhood), seq=grid.neighborhood.tokens, **sizes)
+    inputs = Tensors.random(problem)
+    ours = {"native": native(problem, inputs)}
+    if not masked:
+        window = SlidingWindow((grid.kernel ** len(grid.shape) + 1) // 2)
+        return ours | {WINDOW: native(replace(problem, pattern=Pattern.of(window)), inputs)}
+    parts = torch.split(torch.arange(problem.seq), MASK_ROWS)
+    mask = torch.cat([problem.pattern.count_rows(rows, problem.seq, 1)[0] > 0 for rows in parts])[None, None]
+    return ours | {MASKED: Way(problem, inputs, lambda *rows: by_torch(rows, mask))}
+
+
+@dataclass(frozen=True)
+class Load:
+    """A problem; with `lengths`, one call on sequences of these, whose longest is as long as the problem."""
+
+    what: str
+    problem: Problem
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def starts(self) -> Tensor | None:
+        """Offsets of packed sequences, and the end."""
+        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32) if self.lengths else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task's work, in any unit, and the numbers of those in the queue that have to end `after` which it begins."""
+
+    work: float
+    after: tuple[int, ...] = ()
+
+
+def idle(load: Load, threads: Sequence[int], calls: int) -> list[Row]:
+    """The share of time in which so many threads have no task, simulated; and measured where there are as many cores.
+
+    Of so many calls the least idle one counts: what disturbs a thread makes others wait.
+    """
+    measured = {count: _measured(load, count, calls) for count in threads if count <= usable_cores()}
+    rows = []
+    for passes in PHASES:
+        tasks = counted(load, passes == "backward")
+        for count in threads:
+            values = dict(tasks=len(tasks), simulated=idle_share(tasks, count))
+            values |= dict(measured=measured[count][passes]) if count in measured else {}
+            case = dict(what=load.what, passes=passes, threads=count)
+            rows.append(Row(table="idle", case=case, who=BACKEND, values=values))
+    return rows
+
+
+def idle_share(tasks: Sequence[Task], threads: int) -> float:
+    """The share of the time of all threads, until the last task ends, in which they work on none: list scheduling.
+
+    queue     a b c d e f ...          a thread that is free takes the next task, and begins it when those before it have ended:
+    thread 0  aaaaccccccc..ffff
+    thread 1  bbbbbbddddeeeeee..       f waits for e, and then thread 1 has nothing left to take
+
+    >>> idle_share([Task(1.0), Task(1.0), Task(2.0, after=(0, 1))], threads=2)
+    0.3333333333333333
+    """
+    free, ends = [0.0] * threads, [0.0] * len(tasks)
+    for number, task in enumerate(tasks):
+        begin = max(heappop(free), *(ends[before] for before in task.after), 0.0)
+        ends[number] = begin + task.work
+        heappush(free, ends[number])
+    return 1 - sum(task.work for task in tasks) / (threads * max(ends))
+
+
+def counted(load: Load, backward: bool) -> list[Task]:
+    """The tasks of a pass in the order of the kernel's queue; their work is the pairs that each scores."""
+    from dilkit.backends.native import _native
+
+    tasks: list[Task] = []
+    scored: dict[tuple[int, Sequence[int]], Tensor] = {}
+    encoded = _native.EncodedProblem(*encode_problem(load.problem))
+    for sequence, head, rows, columns, after in _native.tasks(encoded, backward, load.starts):
+        queries, keys = (columns, rows) if backward else (rows, columns)
+        if (sequence, keys) not in scored:
+            seq = load.lengths[sequence] if load.lengths else load.problem.seq
+            scored[sequence, keys] = _pairs(load.problem, seq, keys)
+        tasks.append(Task(scored[sequence, keys][head, list(queries)].sum().item(), after))
+    return tasks
+
+
+def _pairs(problem: Problem, seq: int, keys: Sequence[int]) -> Tensor:
+    """`(heads, seq)`: the number of `keys` that each query is scored with, counted by the kernel itself.
+
+    Where all scores are 0, exp(lse) of a query is the number of keys that it sees. Segments score a pair once, and each branch
+    of another kind once more.
+    """
+    mask = torch.ones(1, seq, dtype=torch.bool)
+    mask[:, list(keys)] = False
+    zeros = torch.zeros(1, seq, problem.heads, 1)
+    segments = [branch for branch in problem.pattern.branches if branch.kind == DilatedSegment.kind]
+    others = [(branch,) for branch in problem.pattern.branches if branch.kind != DilatedSegment.kind]
+    patterns = [problem.pattern.with_branches(*some, overlap="once", tail="exact") for some in (segments, *others) if some]
+    attend = partial(dilated_attention, zeros, zeros, zeros, is_causal=problem.is_causal, backend=BACKEND, return_lse=True)
+    return torch.stack([attend(pattern=one, key_padding_mask=mask)[1][0] for one in patterns]).double().exp().round().sum(0)
+
+
+def _measured(load: Load, threads: int, calls: int) -> dict[str, float]:
+    """The idle share of threads, by pass: of the time from the first task's begin to the last one's end."""
+    from dilkit.backends.native import _native
+
+    problem = load.problem
+    shape = (sum(load.lengths),) if load.lengths else (1, problem.seq)
+    *inputs, dout = (torch.randn(*shape, problem.heads, problem.head_dim, requires_grad=i < 3) for i in range(4))
+    attend: Callable[..., Any] = dilated_attention
+    if load.starts is not None:
+        attend = partial(dilated_attention_varlen, cu_seqlens=load.starts, max_seqlen=problem.seq)
+
+    def trained() -> None:
+        out = attend(*inputs, pattern=problem.pattern, is_causal=problem.is_causal, backend=BACKEND)
+        torch.autograd.grad(out, inputs, dout)
+
+    def share(times: Sequence[tuple[int, float, float]], phase: int) -> float:
+        spans = [(start, end) for number, start, end in times if number == phase]
+        whole = max(end for _, end in spans) - min(start for start, _ in spans)
+        return 1 - sum(end - start for start, end in spans) / (threads * whole)
+
+    with torch_threads(threads):
+        runs = [_native.timed_tasks(instruction_set(), trained) for _ in range(calls)]
+    return {name: min(share(times, phase) for times in runs) for name, phase in PHASES.items()}
+
+
+Trained = Callable[[], tuple[Tensor, Tensor]]
+"""A call that returns the embedding of a slide, and the gradients of all weights one after the other."""
+
+
+def encoder(config: SlideEncoderConfig, tiles: int, divisor: int, repeats: int) -> CaseFields:
+    """GigaPath's encoder trained in bf16, by its published procedure and by dilkit: compared on a short slide, then timed."""
+    few = min(tiles // divisor, CHECKED)
+    theirs, ours = (call() for call in _both(shorter(config, max(tiles // CHECKED, divisor)), few).values())
+    checks = tuple(
+        agreement(what, *results, few, AGREEMENT_BF16)
+        for what, *results in zip(("embedding", "gradients"), ours, theirs, strict=True)
+    )
+    wrong = tuple(check.complaint for check in checks if not check.passed)
+    entry = Entry(verdict="wrong" if wrong else "measured", reasons=wrong, check=checks)
+    calls = _both(shorter(config, divisor), tiles // divisor)
+    return timed(dict.fromkeys(calls, entry), calls, repeats)
+
+
+def _both(config: SlideEncoderConfig, tiles: int) -> Mapping[str, Trained]:
+    """Both ways to train one model on one slide."""
+    torch.manual_seed(0)
+    model = SlideEncoder(config).eval()
+    inputs = slide(tiles, config)
+    dout = torch.randn(1, config.embed_dim)
+
+    def trained(forward: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        """One pass forward and one backward, under autocast as GigaPath is trained."""
+        weights = [*model.parameters()]
+        with torch.autocast("cpu", torch.bfloat16):
+            out = forward(*inputs)
+        gradients = torch.autograd.grad(out, weights, dout.to(out.dtype), materialize_grads=True)
+        return out.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+    theirs = partial(trained, partial(published_forward, model))
+    return {PUBLISHED: theirs, BACKEND: partial(trained, lambda *slides: model(*slides)[0])}
