@@ -17,7 +17,7 @@ from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.cpu import CpuSizes
 from dilkit.tools.bench.cpu_calls import Grid
-from dilkit.tools.bench.gpu.cases import GpuSizes
+from dilkit.tools.bench.gpu import GpuSizes
 from dilkit.tools.bench.llama import LlamaConfig
 from dilkit.tools.bench.patterns import PatternsSizes
 from dilkit.tools.bench.scores import ScoresSizes

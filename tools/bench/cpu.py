@@ -183,12 +183,10 @@ class CpuSuite(Suite[RowsResult]):
         problem = Problem(pattern=Pattern.dense(), seq=seq, heads=heads, head_dim=dim, requires_grad=recorded)
 
         def call(who: str, inputs: Tensors) -> Call:
-            if who == OURS:
-                function = partial(dilated_attention, *inputs.qkv, problem.pattern, backend="native")
-            else:
-                rows = [x.transpose(1, 2) for x in inputs.qkv]
-                function = partial(torch.nn.functional.scaled_dot_product_attention, *rows)
-            return torch.set_grad_enabled(recorded)(lambda: function())
+            (q, k, v), (query, key, value) = inputs.qkv, (x.transpose(1, 2) for x in inputs.qkv)
+            ours = lambda: dilated_attention(q, k, v, problem.pattern, backend="native")  # noqa: E731
+            theirs = lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)  # noqa: E731
+            return torch.set_grad_enabled(recorded)(ours if who == OURS else theirs)
 
         facts = dict(what=f"{seq:,} tokens{', with a graph' * recorded}", seq=seq, recorded=recorded)
         return self.compare(FEW, facts, {one.name: (one, problem) for one in (native(), BASELINES["dense"])}, call)

@@ -15,7 +15,6 @@ from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Point
 from dilkit.tools.report.points import plain, speed_up
 from dilkit.tools.report.roofline import rooflines
-from dilkit.tools.report.speed import interval
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
 
 SHARED = 1.32
@@ -30,7 +29,7 @@ def _of_peak(row: Row, case: CaseRows, share: float = 1.0) -> float | None:
     if not (row.samples and row.values.get("flops") and case.timed("fma")):
         return None
     fma = case.rows["fma"]  # what disturbs a peak can only lower it
-    return row.gflops / (share * fma.values["gflops"] * fma.median_s / min(fma.samples))
+    return row.gflops / float(share * fma.values["gflops"] * fma.median_s / min(fma.samples))
 
 
 def _peak(name: str, must: float, aim: float, table: str, share: float = 1.0, **facts: Any) -> Target[RowsResult]:
@@ -132,11 +131,6 @@ TARGETS = (
 )  # fmt: skip
 
 
-def _speed_up(row: Row, case: CaseRows) -> str:
-    point = views.faster(OURS)(row, case)
-    return f"{point.y:.2f}x ({interval(point)})" if point else "-"
-
-
 def _share_of_peak(row: Row, case: CaseRows) -> Point | None:
     """The share of the peak on one thread: of one head, and of A's forward passes."""
     share = 1.0 if case.table == HEAD else SHARED
@@ -197,7 +191,7 @@ REPORT = views.Report(
         views.TableView(
             "Speed-up of native",
             TIMED,
-            (WHAT, views.Column("over", views.WHO.cell), views.Column("speed-up", _speed_up)),
+            (WHAT, views.Column("over", views.WHO.cell), views.times_faster(OURS)),
             note="Ratios of medians, with 95% intervals by resampling each side's samples.",
             who=OTHERS,
             spread="{machine}",

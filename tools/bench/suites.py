@@ -9,7 +9,7 @@ from dilkit.tools.bench.suite import Suite
 
 SUITES = {
     "cpu": "dilkit.tools.bench.cpu:CpuSuite",
-    "gpu": "dilkit.tools.bench.gpu.suite:GpuSuite",
+    "gpu": "dilkit.tools.bench.gpu:GpuSuite",
     "hosts": "dilkit.tools.bench.hosts.suite:HostsSuite",
     "orders": "dilkit.tools.bench.orders:OrdersSuite",
     "patterns": "dilkit.tools.bench.patterns:PatternsSuite",

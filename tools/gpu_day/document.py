@@ -103,7 +103,7 @@ def _summary(step: StepRecord) -> str:
     counts = {verdict: sum(one.verdict == verdict for one in findings) for verdict in ("wrong", "right", "noted", "absent")}
     parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
     parts += [f"{len(step.found.choices)} problems"] * bool(step.found.choices)
-    parts += [f"{suite.done} of {len(suite.steps)} measurements"] if suite else []
+    parts += [f"{suite['done']} of {len(suite['steps'])} measurements"] if suite else []
     return ", ".join((*parts, *step.reasons)) or "nothing"
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dilkit.selection.tuned_file import TunedSetup, TunedShape
-from dilkit.tools.bench.gpu.record import GpuResult
 from dilkit.tools.results.record import Entries, Figure, Measurement, Result
 
 STAGES = ("correctness", "speed", "preferences")
@@ -61,7 +60,7 @@ class Found:
 
     findings: tuple[Finding, ...] = ()
     choices: tuple[Choice, ...] = ()
-    suite: GpuResult | None = None
+    suite: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ class GpuDayResult(Result):
     setup: TunedSetup
     plan: tuple[tuple[str, str], ...]
     steps: tuple[StepRecord, ...] = ()
-    suite: GpuResult | None = None
+    suite: dict[str, Any] | None = None
     figures: tuple[Figure, ...] = ()
 
     @property
@@ -135,5 +134,3 @@ class GpuDayResult(Result):
             for name, entry in choice.entries.items():
                 if entry.time:
                     yield Measurement(f"{choice.problem}: {name}", entry.time.samples_s)
-        if self.suite:
-            yield from self.suite.measurements()

@@ -11,12 +11,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from dilkit.tools.bench.gpu.record import GpuResult
 from dilkit.tools.gpu_day.record import Choice, Finding, Found
 
-Item = Finding | Choice | GpuResult
+Item = Finding | Choice | dict[str, Any]
 PACKAGE = "dilkit.tools.gpu_day"
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dilkit.tools.bench.gpu.suite import GpuSuite
+from dilkit.tools.bench.gpu import GpuSuite
 from dilkit.tools.bench.target import Target, Values
 from dilkit.tools.gpu_day.record import GpuDayResult
+from dilkit.tools.results.decode import decode, encode
+from dilkit.tools.results.rows import RowsResult
 
 
 def summed(result: GpuDayResult) -> GpuDayResult:
     """`result` with the suite as a whole, and with its figures."""
     parts = [step.found.suite for step in result.steps if step.found.suite is not None]
-    suite = GpuSuite().merged(parts) if parts else None
-    result = replace(result, suite=suite)
     own = tuple(target.judge(result) for target in TARGETS)
-    return replace(result, figures=(*own, *(suite.figures if suite else ())))
+    if not parts:
+        return replace(result, figures=own)
+    wholes = [decode(RowsResult, part) for part in parts]
+    suite = replace(wholes[-1], rows=tuple(row for whole in wholes for row in whole.rows))
+    return replace(result, suite=encode(suite), figures=(*own, *GpuSuite().figures(suite)))
 
 
 def _numbers(result: GpuDayResult, step: str, number: str) -> dict[str, float]:

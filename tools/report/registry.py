@@ -18,7 +18,7 @@ from dilkit.tools.results.rows import RowsResult
 KINDS = {
     "suite-seeds": "bench.seeds_report",
     "suite-cpu": "bench.cpu",
-    "suite-gpu": "bench.gpu:GpuResult",
+    "suite-gpu": "bench.gpu",
     "gpu-day": "gpu_day:GpuDayResult",
     "suite-ring": "bench.ranks:RanksResult",
     "suite-hosts": "bench.hosts:HostsResult",
@@ -34,13 +34,13 @@ KINDS = {
     "demo-image": "demo.image:ImageDemoResult",
     "demo-llama": "demo.llama:LlamaDemoResult",
     "demo-ranks": "demo.ranks:RanksDemoResult",
-    "kernels": "bench.kernels:KernelsResult",
+    "kernels": "bench.kernels",
     "ptx": "bench.ptx:PTXResult",
-    "costs": "bench.costs:CostsResult",
+    "costs": "bench.costs",
     "finetune-slide": "finetuning:FinetuneResult",
 }
-"""The module below `dilkit.tools` with the `REPORT` of each, in the order in which docs/measurements.md lists them; or a package
-with a record of this class and a module `document`."""
+"""The module below `dilkit.tools` with the `REPORT` of each, in the order in which docs/measurements.md lists them. Or one with a
+`RECORD` and functions `document` and `sentence`; or a package with a record of this class and a module `document`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def kind(name: str) -> Kind:
     """Load a kind of result. Raises ModuleNotFoundError for one that only a checkout has."""
     package, _, record = KINDS[name].partition(":")
     if not record:
-        return Kind(RowsResult, import_module(f"dilkit.tools.{package}").REPORT)
+        module = import_module(f"dilkit.tools.{package}")
+        return Kind(getattr(module, "RECORD", RowsResult), getattr(module, "REPORT", module))
     records, words = (import_module(f"dilkit.tools.{package}.{module}") for module in ("record", "document"))
     return Kind(getattr(records, record), words)
 

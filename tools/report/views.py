@@ -163,6 +163,16 @@ def faster(ours: str) -> Measure:
     return measure
 
 
+def times_faster(ours: str) -> Column:
+    """The speed-up of `ours` over the row's implementation, with its interval."""
+
+    def cell(row: Row, case: CaseRows) -> str:
+        point = faster(ours)(row, case)
+        return f"{point.y:.2f}x ({point.low:.2f}x - {point.high:.2f}x)" if point else "-"
+
+    return Column("speed-up", cell)
+
+
 SECONDS, BYTES = Axis("time", "seconds"), Axis("memory", "bytes")
 NAMES, TOKENS, TIMES = Axis("", "number"), Axis("tokens", "tokens"), Axis("times faster", "times")
 
@@ -277,14 +287,18 @@ def _of_machine(result: RowsResult) -> list[Row]:
 
 
 def not_measured(result: RowsResult) -> list[str]:
-    """Reasons why implementations, or their memory, were not measured, each once with the cases that it holds for."""
-    places: dict[str, list[str]] = {}
+    """Reasons why implementations, or their memory, were not measured, each once with the cases that it holds for, by table."""
+    places: dict[str, dict[str, list[str]]] = {}
     for row in result.rows:
-        where = f"{row.table}: {', '.join(str(value) for value in row.case.values())}"
+        where = row.case.get("what") or ", ".join(str(value) for value in row.case.values())
         notes = [f"{row.who} {row.verdict}: {reason}" for reason in row.reasons]
         for note in [*notes, *filter(None, [row.values.get("memory_note")])]:
-            places.setdefault(note, []).append(where)
-    return [f"{note} ({', '.join(dict.fromkeys(cases))})" for note, cases in places.items()]
+            places.setdefault(note, {}).setdefault(row.table, []).append(where)
+    notes = []
+    for note, tables_of_note in places.items():
+        listed = (f"{table}: {', '.join(dict.fromkeys(cases))}" for table, cases in tables_of_note.items())
+        notes.append(f"{note} ({'; '.join(listed)})")
+    return notes
 
 
 def _made(view: Any, result: RowsResult) -> Iterable[Any]:

@@ -17,8 +17,8 @@ from dilkit.backends.cuda.report import usages
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for
 from dilkit.bias.form import BiasForm
 from dilkit.device import Capability
-from dilkit.tools.bench.kernels import record
-from dilkit.tools.bench.kernels.cases import CAPABILITIES, FORMS, Build, builds, compiled, complaints, step_builds
+from dilkit.tools.bench.kernel_builds import CAPABILITIES, FORMS, Build, builds, compiled, step_builds
+from dilkit.tools.bench.kernels import KernelUse
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
@@ -43,17 +43,17 @@ def test_a_kernel_compiles_and_fits(build: Build) -> None:
     found = compiled(build)
     assert [kernel.name for kernel in found] == list(build.names)
     assert {kernel.architecture for kernel in found} == {"sm_{}{}".format(*build.capability)}
-    assert [complaint for kernel in found for complaint in complaints(kernel)] == []
+    assert [complaint for kernel in found for complaint in kernel.complaints] == []
 
 
 def test_what_does_not_fit_is_said() -> None:
-    kernel = record.KernelUse.read("name sm_75 float16 64 plain - 128 2 64 40000 25000 99 0 0")
+    kernel = KernelUse.read("name sm_75 float16 64 plain - 128 2 64 40000 25000 99 0 0")
     start = "name sm_75 float16 64 plain:"
-    assert complaints(kernel) == []
-    (older,) = complaints(replace(kernel, architecture="sm_61"))
+    assert kernel.complaints == []
+    (older,) = replace(kernel, architecture="sm_61").complaints
     assert older == "name sm_61 float16 64 plain: 25000 + 40000 bytes of shared memory, at most 48 KiB"
-    assert complaints(replace(kernel, dynamic=41_000)) == [f"{start} 25000 + 41000 bytes of shared memory, at most 64 KiB"]
-    assert complaints(replace(kernel, spills=8, stack=16)) == [f"{start} 8 bytes of spills", f"{start} 16 bytes of stack"]
+    assert replace(kernel, dynamic=41_000).complaints == [f"{start} 25000 + 41000 bytes of shared memory, at most 64 KiB"]
+    assert replace(kernel, spills=8, stack=16).complaints == [f"{start} 8 bytes of spills", f"{start} 16 bytes of stack"]
 
 
 def test_every_kernel_is_compiled_for_every_kind_of_gpu_that_it_is_for() -> None:

@@ -19,7 +19,7 @@ from dilkit.backends.cuda.compile import compiler_build, compiler_version, optio
 from dilkit.backends.cuda.nvrtc import installed
 from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
-from dilkit.tools.bench.kernels.cases import CAPABILITIES, Build, builds, compiled, complaints
+from dilkit.tools.bench.kernel_builds import CAPABILITIES, Build, builds, compiled
 
 FOLDER = Path(sys.prefix) / "nvidia-cuda-nvrtc"
 
@@ -120,7 +120,7 @@ def test_a_kernel_compiles_and_fits(process: ProcessPoolExecutor, build: Build) 
     found = process.submit(compiled, build).result()
     assert [kernel.name for kernel in found] == list(build.names)
     assert {kernel.architecture for kernel in found} == {"sm_{}{}".format(*build.capability)}
-    assert [complaint for kernel in found for complaint in complaints(kernel)] == []
+    assert [complaint for kernel in found for complaint in kernel.complaints] == []
 
 
 def test_it_says_which_it_is_and_refuses_gpus_that_it_no_longer_knows(process: ProcessPoolExecutor) -> None:

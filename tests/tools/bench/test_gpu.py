@@ -17,9 +17,11 @@ from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.testing import memory
 from dilkit.testing.memory import MIB
-from dilkit.tools.bench.gpu import suite, targets
+from dilkit.tools.bench import gpu
 from dilkit.tools.results.decode import encode
 from dilkit.tools.site import figures
+
+STAND_INS = ("cupy_raw", "numba_cuda")
 
 
 class StandIn(Native):
@@ -45,8 +47,8 @@ def run(out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]:
     return small_suites.run("gpu", out, "--repeats", "1", *arguments, **SMALL | fields)
 
 
-def quick() -> suite.GpuSuite:
-    return suite.GpuSuite(quick=True, repeats=1, **SMALL)
+def quick() -> gpu.GpuSuite:
+    return gpu.GpuSuite(quick=True, repeats=1, **SMALL)
 
 
 @pytest.mark.slow
@@ -54,14 +56,20 @@ def test_the_suite_measures_and_judges_everything(tmp_path: Path, capsys: pytest
     code, result = run(tmp_path, "--json")
     assert code == 0
     assert json.loads(capsys.readouterr().out) == encode(result)
-    assert len(result.cases) == 3 * 2 * 2 * 2
-    for case in result.cases:
-        measured = [name for name, entry in case.entries.items() if entry.verdict == "measured"]
-        assert sorted(measured) == ["automatic", "cupy_raw", "numba_cuda", "sdpa:cpu-flash"], case
-        assert all(check.passed for entry in case.entries.values() for check in entry.check)
-    assert [long.verdict for long in result.long] == ["measured"]
-    assert [figure.name for figure in result.figures] == [target.name for target in targets.TARGETS]
-    assert all(step.scratch_bytes["cupy_raw"] == 3 * MIB - step.results_bytes for step in result.memory)
+    cases = result.cases(gpu.FORMS)
+    assert len(cases) == 3 * 2 * 2 * 2
+    for case in cases:
+        assert {name for name in case.rows if case.timed(name)} == {
+            "matmul",
+            "copy",
+            "automatic",
+            *STAND_INS,
+            "sdpa:cpu-flash",
+        }, case
+        assert all(check.passed for row in case.rows.values() for check in row.checks)
+    assert [case.rows["cupy_raw"].verdict for case in result.cases("long")] == ["measured"]
+    assert [figure.name for figure in result.figures] == [target.name for target in gpu.TARGETS]
+    assert all(0 < case.rows["cupy_raw"].values["scratch_bytes"] < 3 * MIB for case in result.cases("memory"))
     empty = {figure.name for figure in result.figures if not figure.values}
     assert {name for name in empty if not ("efficient" in name or "cudnn" in name or name.endswith("the same"))} == set()
     assert (tmp_path / "suite.png").read_bytes().startswith(b"\x89PNG")
@@ -86,9 +94,9 @@ def test_both_ends_of_the_longest_sequence_are_checked_and_half_of_it_is_tried_w
         raise torch.cuda.OutOfMemoryError("no room")
 
     register_backend(LosesTheEnd(), replace=True)
-    long = quick().long()
+    (long,) = quick().long()
     assert (long.verdict, long.reasons) == ("wrong", ("the last tokens: 512 results differ",))
     tried = list[int]()
-    monkeypatch.setattr(suite, "long_inputs", inputs_that_do_not_fit)
-    assert quick().long().verdict == "failed"
+    monkeypatch.setattr(gpu, "long_inputs", inputs_that_do_not_fit)
+    assert [row.verdict for row in quick().long()] == ["failed"]
     assert tried == [512, 256]

@@ -15,7 +15,7 @@ from torch import Tensor
 from dilkit import Problem, environment
 from dilkit.device import cuda_count, device_named
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.gpu.suite import GpuSuite
+from dilkit.tools.bench.gpu import GpuSuite
 from dilkit.tools.console.text import error_line, in_seconds
 from dilkit.tools.gpu_day import backends
 from dilkit.tools.gpu_day.step import Context, Item, absent, judged, noted
@@ -169,11 +169,12 @@ def longest(context: Context) -> Iterator[Item]:
     if context.kind != "cuda":
         yield absent("the longest sequence", "no CUDA device")
         return
-    measured = GpuSuite().long()
-    time = in_seconds(measured.time.median_s) if measured.time else ""
+    (measured,) = GpuSuite().long()
+    seq = measured.case["seq"]
     if measured.verdict in ("refused", "failed"):
-        yield absent(f"{measured.seq:,} tokens", "; ".join(measured.reasons))
+        yield absent(f"{seq:,} tokens", "; ".join(measured.reasons))
         return
     wrong = "; ".join(measured.reasons) if measured.verdict == "wrong" else ""
-    yield judged(f"{measured.seq:,} tokens", wrong, "cupy_raw", "bfloat16", f"both ends are right, {time}")
-    yield noted("tokens", f"{measured.seq:,}", tokens=float(measured.seq))
+    time = in_seconds(measured.median_s)
+    yield judged(f"{seq:,} tokens", wrong, "cupy_raw", "bfloat16", f"both ends are right, {time}")
+    yield noted("tokens", f"{seq:,}", tokens=float(seq))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
 
-from dilkit.tools.bench.gpu.cases import GpuSizes
-from dilkit.tools.bench.gpu.record import OURS, GpuResult
-from dilkit.tools.bench.gpu.suite import GpuSuite, implementations
+from dilkit.tools.bench.gpu import OURS, GpuSizes, GpuSuite, implementations
 from dilkit.tools.bench.run import begin, measured
 from dilkit.tools.gpu_day import backends
 from dilkit.tools.gpu_day.step import Context, Item, absent
+from dilkit.tools.results.decode import encode
 
 REPEATS = 7
 REHEARSED = GpuSuite(quick=True, repeats=1, device="cpu", sizes=GpuSizes(divisor=256))
@@ -34,4 +32,4 @@ def part(context: Context, dtype: str, *words: str) -> Iterator[Item]:
         result = begin(suite, steps, dict(backend=known, rows=list(words)), facts)
         for step in steps:
             result = measured(result, step)
-            yield cast("GpuResult", result)
+            yield encode(result)

@@ -1,0 +1,374 @@
+"""What launches of CUDA kernels issue, counted by `tests/ptx/costs.py`, and what follows for six GPUs: bounds, not times.
+
+A launch cannot be shorter than what it issues over what a unit does at most, unit by unit. Beside it stands FlashAttention-2, as
+torch has it, on the strided views of each branch, with what merges the branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
+from typing import ClassVar
+
+from dilkit.device import Capability
+from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.gpu import CONFIGURATIONS
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
+from dilkit.tools.report.headline import place
+from dilkit.tools.report.points import plain
+from dilkit.tools.results.packed import PackedResult, PackedRow
+
+WARP, SPECIAL, SHARED_BYTES = 32, 16, 128
+"""Threads of a warp; special functions, and bytes of shared memory, that a multiprocessor does in a clock cycle: NVIDIA, CUDA C++
+Programming Guide 13.1, Compute Capabilities (special function units of 6.0 and 7.5 to 10.0; 32 banks of 4 bytes)."""
+SHUFFLED = 32
+"""Threads of a warp shuffle in a cycle: NVIDIA, CUDA C++ Best Practices Guide, Throughput of Native Arithmetic Instructions."""
+PRODUCT = 2 * 16 * 16 * 8
+"""FLOPs of a product of matrices."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU: FLOP/s of dense products of halves with sums in fp32 (0: no tensor cores that the kernels use) and of fp32, bytes/s
+    of its memory, at its highest clock. `lanes`: fp32 operations of a multiprocessor in a cycle, by the Programming Guide."""
+
+    name: str
+    capability: Capability
+    tensor: float
+    fp32: float
+    memory: float
+    lanes: int
+    source: str
+
+    @property
+    def architecture(self) -> str:
+        return "sm_{}{}".format(*self.capability)
+
+    @property
+    def cycles(self) -> float:
+        """Clock cycles of all multiprocessors in a second: an fp32 lane does two FLOPs in each."""
+        return self.fp32 / (2 * self.lanes)
+
+
+CARDS = (
+    Card("P100", (6, 0), 0.0, 10.6e12, 732e9, 64, "NVIDIA Tesla P100 (SXM2), datasheet"),
+    Card("T4", (7, 5), 65e12, 8.1e12, 320e9, 64, "NVIDIA T4 Tensor Core GPU, product page"),
+    Card("A100", (8, 0), 312e12, 19.5e12, 1555e9, 64, "NVIDIA A100 Tensor Core GPU, whitepaper, table 4 (SXM4, 40 GB)"),
+    Card("RTX 4090", (8, 9), 165.2e12, 82.6e12, 1008e9, 128, "NVIDIA Ada GPU Architecture, whitepaper 2.02, appendix A"),
+    Card("H100", (9, 0), 989.4e12, 66.9e12, 3352e9, 128, "NVIDIA H100 Tensor Core GPU, whitepaper 1.04, table 3 (SXM5)"),
+    Card("B200", (10, 0), 2250e12, 80e12, 8e12, 128, "NVIDIA Blackwell Architecture, technical brief (HGX B200)"),
+)
+"""Published rates. Where two are published, the higher is here, so that bounds of times are bounds by either: of P100 the
+whitepaper has 720 GB/s, of T4 the datasheet 300, of B200 the driver 7,672, and at its clock fp32 has 75 TFLOP/s."""
+
+
+@dataclass(frozen=True)
+class KernelCost(PackedRow):
+    """What one launch issues, over all its blocks and all heads: one row of the file.
+
+    `configuration`: "A", "B" or "C", of head_dim `head_dim`; `launch`: which of the launches of `role` it is, one for each group
+    of branches. `tiles`, of which `run` were run.
+
+    By warps: `products` of (16, 16) by (16, 8) matrices; `matrices`, the wavefronts of shared memory that take what products are
+    given; `shared`, those of other loads and stores, at least; `conflicts`, what these take beyond that if lanes of 8 and 16
+    bytes are served by halves and quarters of a warp; `shuffles`, votes and reductions. By blocks: `barriers`. By threads:
+    `fma`; `fp32`, other sums and products; `special`, powers of 2, reciprocals and quotients; `atomics`. In bytes: `loaded` and
+    `copied` from global memory, `stored` to it; `memory`, what of it is there once, so that no cache saves it.
+    """
+
+    configuration: str
+    head_dim: int
+    dtype: str
+    architecture: str
+    role: str
+    name: str
+    launch: int
+    tiles: int
+    run: int
+    products: int
+    matrices: int
+    shared: int
+    conflicts: int
+    shuffles: int
+    barriers: int
+    fma: int
+    fp32: int
+    special: int
+    atomics: int
+    loaded: int
+    copied: int
+    stored: int
+    memory: int
+
+    @property
+    def problem(self) -> Problem:
+        """Configuration, head_dim and dtype."""
+        return self.configuration, self.head_dim, "float32" if self.dtype == "float32" else "half"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A launch of which all tiles were run, and which was also counted from a few; the count of which the two differ most."""
+
+    problem: str
+    name: str
+    tiles: int
+    run: int
+    count: str
+    whole: int
+    from_few: int
+
+    @property
+    def apart(self) -> float:
+        """How far the count from a few tiles is off, of the whole."""
+        return abs(self.from_few - self.whole) / max(self.whole, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostsResult(PackedResult):
+    """Every launch of A, B and C, forward and backward, for each kind of GPU."""
+
+    KIND: ClassVar[str] = "costs"
+    ROW = KernelCost
+
+    wholes: tuple[Whole, ...] = ()
+
+    def costs(self) -> list[KernelCost]:
+        """The rows."""
+        return self.unpacked()
+
+
+RECORD = CostsResult
+Problem = tuple[str, int, str]
+"""Configuration, head_dim and dtype; float16 of a card is "half", as bfloat16 of another."""
+PASSES = {"forward": ("forward",), "backward": ("dots", "dquery", "dkeyvalue")}
+OURS, FLASH, NOMINAL = "cupy_raw", "FlashAttention-2 on views", "the nominal FLOPs"
+
+
+def sentence(result: CostsResult) -> str:
+    """For docs/measurements.md: what was counted, and how well a few tiles speak for all."""
+    costs = result.costs()
+    gpus, few, tiles = len({cost.architecture for cost in costs}), sum(c.run for c in costs), sum(c.tiles for c in costs)
+    worst = max((whole.apart for whole in result.wholes), default=0.0)
+    return (
+        f"{len(costs)} launches of CUDA kernels for {gpus} GPUs, counted from {few:,} of {tiles:,} tiles; of "
+        f"{len(result.wholes)} launches that were run whole, a few tiles give every count within {worst:.2%}."
+    )
+
+
+def document(result: CostsResult) -> Document:
+    """Least times of passes, then of kernels by unit, the counts of A, and the launches that were run whole."""
+    costs = result.costs()
+    return Document(
+        headline=(sentence(result), place(result)),
+        tables=tables(_passes(costs), _kernels(costs), _counts(costs), _wholes(result), _rates()),
+        plots=plots(*(_bars(costs, card) for card in CARDS)),
+    )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Seconds that each unit needs at least. Units work at the same time, launches one after the other."""
+
+    tensor: float = 0.0
+    fp32: float = 0.0
+    shared: float = 0.0
+    special: float = 0.0
+    shuffles: float = 0.0
+    memory: float = 0.0
+
+    @property
+    def limit(self) -> str:
+        """The unit that needs the longest."""
+        return max(UNITS, key=lambda unit: float(getattr(self, unit)))
+
+    @property
+    def seconds(self) -> float:
+        return float(max(astuple(self)))
+
+
+UNITS = tuple(Bound.__dataclass_fields__)
+
+
+def bound_of(cost: KernelCost, card: Card) -> Bound:
+    """The bound of a launch on a card of its architecture."""
+    return Bound(
+        tensor=cost.products * PRODUCT / card.tensor if cost.products else 0.0,
+        fp32=(cost.fma + cost.fp32) / (card.lanes * card.cycles),
+        shared=(cost.matrices + cost.shared) / card.cycles,
+        special=cost.special / (SPECIAL * card.cycles),
+        shuffles=cost.shuffles * WARP / (SHUFFLED * card.cycles),
+        memory=cost.memory / card.memory,
+    )
+
+
+def bounds(costs: Iterable[KernelCost], problem: Problem, card: Card, name: str) -> list[Bound]:
+    """The bounds of our launches of a pass on a card."""
+    launches = (cost for cost in costs if (cost.architecture, cost.problem) == (card.architecture, problem))
+    return [bound_of(cost, card) for cost in launches if cost.role in PASSES[name]]
+
+
+def flash_bounds(problem: Problem, card: Card, name: str) -> list[Bound]:
+    """The bounds of FlashAttention-2; none where torch has it not.
+
+    Counted by hand from its sources: tiles of `run_mha_fwd_hdim64` and `_hdim128` (aten/src/ATen/native/transformers/cuda/
+    flash_attn/flash_fwd_launch_template.h), four warps, each of which loads all keys and values of a tile, and its queries anew
+    for each tile; gradients in five products, those of queries summed in fp32 in global memory, what they load from shared
+    memory not counted. Branches are merged, and gradients added, by a launch each that reads and writes the rows of the branch
+    (`dilkit.backends.sdpa.row_kernels`). Each branch scores all its keys.
+    """
+    configuration, head_dim, dtype = problem
+    if dtype != "half" or card.capability < (8, 0):
+        return []
+    launches = _flash_forward if name == "forward" else _flash_backward
+    return [one for branch in _branches(CONFIGURATIONS[configuration]) for one in launches(*branch, head_dim, card)]
+
+
+def _branches(asked: Configuration) -> Iterator[tuple[bool, int, int]]:
+    """For each branch: True for all but the first, rows of a segment that a head keeps, and segments over all heads."""
+    for segment, rate in zip(asked.segment_lengths, asked.dilation_rates, strict=True):
+        yield segment != asked.segment_lengths[0], segment // rate, asked.seq // segment * asked.heads
+
+
+def _flash_forward(merged: bool, length: int, problems: int, head_dim: int, card: Card) -> Iterator[Bound]:
+    narrow = card.capability[0] == 8 and card.capability[1] > 0
+    keys_of_tile = 128 if head_dim <= 64 else 32 if narrow else 64
+    tiles = problems * -(-length // 128) * -(-length // keys_of_tile)
+    loaded = tiles * (4 * 2 * keys_of_tile + 128) * head_dim * 2  # by four warps, of halves
+    rows, pairs = problems * length, problems * length * length
+    yield Bound(
+        tensor=4 * head_dim * pairs / card.tensor,
+        shared=loaded / SHARED_BYTES / card.cycles,
+        special=pairs / (SPECIAL * card.cycles),
+        memory=rows * (8 * head_dim + 4) / card.memory,
+    )
+    if merged:
+        yield Bound(memory=3 * rows * (2 * head_dim + 4) / card.memory)
+
+
+def _flash_backward(merged: bool, length: int, problems: int, head_dim: int, card: Card) -> Iterator[Bound]:
+    rows, pairs = problems * length, problems * length * length
+    yield Bound(memory=rows * (4 * head_dim + 4) / card.memory)  # rowsum(dout * out)
+    yield Bound(
+        tensor=10 * head_dim * pairs / card.tensor,
+        special=pairs / (SPECIAL * card.cycles),
+        memory=rows * (16 * head_dim + 8) / card.memory,
+    )
+    yield Bound(memory=rows * 6 * head_dim / card.memory)  # from fp32 to halves
+    if merged:
+        yield Bound(memory=18 * rows * head_dim / card.memory)
+
+
+def nominal(problem: Problem, card: Card, name: str) -> float:
+    """Seconds of the nominal FLOPs at the card's peak: a key is scored once for each branch, gradients take five products."""
+    configuration, head_dim, dtype = problem
+    flops = CONFIGURATIONS[configuration].problem(head_dim).flops() * (2.5 if name == "backward" else 1.0)
+    return flops / (card.fp32 if dtype == "float32" else card.tensor)
+
+
+def seconds(launches: Iterable[Bound]) -> float:
+    """Launches follow one another."""
+    return sum(bound.seconds for bound in launches)
+
+
+def _digits(value: float) -> str:
+    """Three of them, without an exponent."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _milliseconds(launches: list[Bound]) -> str:
+    """The least time, and the unit that limits the launch that takes the longest."""
+    longest = max(launches, key=lambda bound: bound.seconds, default=None)
+    return f"{_digits(seconds(launches) * 1e3)} {longest.limit}" if longest else ""
+
+
+def _passes(costs: list[KernelCost]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for problem in sorted({cost.problem for cost in costs}):
+        for name in PASSES:
+            ours = [bounds(costs, problem, card, name) for card in CARDS]
+            theirs = [flash_bounds(problem, card, name) for card in CARDS]
+            peaks = (nominal(problem, card, name) if own else 0.0 for card, own in zip(CARDS, ours, strict=True))
+            cells = {OURS: [*map(_milliseconds, ours)], FLASH: [*map(_milliseconds, theirs)]}
+            cells[NOMINAL] = [_digits(peak * 1e3) if peak else "" for peak in peaks]
+            rows += [(*map(str, problem), name, who, *texts) for who, texts in cells.items() if any(texts) or who == NOMINAL]
+    header = ("configuration", "head_dim", "dtype", "pass", "who", *(card.name for card in CARDS))
+    note = "Of FlashAttention-2's gradients, loads from shared memory are not counted: its bounds are too low by as much."
+    return Table("Milliseconds below which a pass cannot be, and what limits its longest launch", header, tuple(rows), note)
+
+
+def _first_launches(costs: list[KernelCost]) -> Iterator[tuple[Card, KernelCost]]:
+    """The first launch of each kernel of A: of halves where there are tensor cores for them, of float32 elsewhere."""
+    for card in CARDS:
+        for cost in costs:
+            wanted = (cost.dtype == "float32") == (not card.tensor)
+            if wanted and (cost.architecture, cost.configuration, cost.launch) == (card.architecture, "A", 0):
+                yield card, cost
+
+
+def _kernels(costs: list[KernelCost]) -> Table:
+    rows = []
+    for card, cost in _first_launches(costs):
+        bound = bound_of(cost, card)
+        units = (_digits(value * 1e3) for value in astuple(bound))
+        rows.append((card.name, cost.name, cost.dtype, str(cost.head_dim), *units, bound.limit))
+    title = "Configuration A, the first launch of each kernel: milliseconds that each unit needs at least"
+    return Table(title, ("card", "kernel", "dtype", "head_dim", *UNITS, "limit"), tuple(rows))
+
+
+COUNTS = {
+    "products": ("TFLOP of products", 1e12 / PRODUCT),
+    "fma": ("G fp32 FMA", 1e9),
+    "fp32": ("G other fp32", 1e9),
+    "special": ("G special functions", 1e9),
+    "matrices": ("M wavefronts of matrices", 1e6),
+    "shared": ("M wavefronts of other accesses, at least", 1e6),
+    "conflicts": ("M more of these, if 8 bytes a lane go by half a warp, 16 by a quarter", 1e6),
+    "shuffles": ("M shuffles of a warp", 1e6),
+    "barriers": ("k barriers of a block", 1e3),
+    "memory": ("GB of tensors, each row once", 1e9),
+}
+"""Counts of a launch: header, and unit."""
+
+
+def _counts(costs: list[KernelCost]) -> Table:
+    rows = []
+    for card, cost in _first_launches(costs):
+        numbers = [getattr(cost, name) / unit for name, (_, unit) in COUNTS.items()]
+        numbers += [(cost.loaded + cost.copied) / 1e9, cost.stored / 1e9]
+        rows.append((card.name, cost.name, cost.dtype, str(cost.head_dim), *map(_digits, numbers)))
+    headers = (*(header for header, _ in COUNTS.values()), "GB that loads and copies ask for", "GB that stores write")
+    title = "Configuration A, the first launch of each kernel: what it issues"
+    return Table(title, ("card", "kernel", "dtype", "head_dim", *headers), tuple(rows))
+
+
+def _wholes(result: CostsResult) -> Table:
+    rows = []
+    for one in result.wholes:
+        counts = f"{one.whole:,}", f"{one.from_few:,}", f"{one.apart:.2%}"
+        rows.append((one.problem, one.name, f"{one.tiles:,}", str(one.run), one.count, *counts))
+    header = ("problem", "kernel", "tiles", "of which run", "count that differs most", "run whole", "from few", "apart")
+    return Table("Launches that were run whole, beside what a few of their tiles say", header, tuple(rows))
+
+
+def _rates() -> Table:
+    rows = []
+    for card in CARDS:
+        rates = f"{card.tensor / 1e12:,.5g}" if card.tensor else "", f"{card.fp32 / 1e12:.3g}", f"{card.memory / 1e9:,.0f}"
+        rows.append((card.name, card.architecture, *rates, f"{card.cycles / 1e9:.1f}", card.source))
+    units = "TFLOP/s of tensor cores", "TFLOP/s of fp32", "GB/s", "G cycles/s of all multiprocessors"
+    return Table("Published rates", ("card", "for", *units, "source"), tuple(rows))
+
+
+def _bars(costs: list[KernelCost], card: Card) -> Plot:
+    """Least times of passes over those of the nominal FLOPs: of halves where there are tensor cores for them."""
+    drawn: dict[str, list[Point]] = {OURS: [], FLASH: []}
+    for problem in sorted({cost.problem for cost in costs if (cost.dtype != "float32") == bool(card.tensor)}):
+        for name in PASSES:
+            least = {OURS: bounds(costs, problem, card, name), FLASH: flash_bounds(problem, card, name)}
+            for who, launches in least.items():
+                label = f"{problem[0]}, d={problem[1]}, {name}"
+                drawn[who] += [plain(label, seconds(launches) / nominal(problem, card, name))] if launches else []
+    axes = Axis("", "number"), Axis("times as long", "times", log=False)
+    series = tuple(Series(who, tuple(points)) for who, points in drawn.items())
+    return Plot(f"{card.name}: least time, over that of the nominal FLOPs at its peak", "bars", series, axes, mark=1.0)

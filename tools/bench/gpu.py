@@ -1,0 +1,395 @@
+"""`dilkit bench --suite gpu`: the CUDA kernels beside each of torch's own, a matmul and a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+
+from dilkit.backends.sdpa.kernels import KERNELS
+from dilkit.backends.sdpa.one_kernel import one_kernel_backends
+from dilkit.device import cuda_count, probe
+from dilkit.problem import Problem
+from dilkit.registry import list_backends
+from dilkit.testing import memory
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.target import MIB, Target, Values, each, least, time_ratio
+from dilkit.tools.console.text import in_bytes, in_seconds
+from dilkit.tools.measure.case import admit, failed, output_bytes, results_bytes, side_by_side
+from dilkit.tools.measure.ceilings import Ceilings
+from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
+from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
+from dilkit.tools.report import views
+from dilkit.tools.report.roofline import rooflines
+from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
+
+CONFIGURATIONS = {
+    "A": Configuration(131072, (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)),
+    "B": Configuration(32768, (512, 1024), (1, 2)),
+    "C": Configuration(1 << 20, (2048, 8192, 32768, 131072, 524288), (1, 4, 16, 64, 256)),
+}
+OURS = ("cupy_raw", "numba_cuda", "triton")
+TORCHS = tuple(f"sdpa:{kernel.name}" for kernel in KERNELS)
+OTHERS = ("automatic", *OURS[1:], *TORCHS)
+EFFICIENT, CUDNN, AUTOMATIC = "sdpa:memory-efficient", "sdpa:cudnn", "automatic"
+FORMS, LAUNCHES, LENGTHS = "configurations", "launches", "lengths"
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+LEAST_FLOPS = {"cupy_raw": 5e12, "numba_cuda": 5e11}
+"""FLOP/s that each is expected to reach at least, for the budget; 2e12 for the others."""
+BACKWARD_SHARE = BACKWARD_FLOPS / (1 + BACKWARD_FLOPS)
+H100_TFLOPS = 67.0
+"""fp32 on the CUDA cores of an H100 SXM, nominal."""
+
+
+@dataclass(frozen=True)
+class GpuSizes(Sizes):
+    """`configurations` by name, in each of `dtypes` and `head_dims`.
+
+    With the pattern of B: `seeds`, the lengths of the tables that users of earlier implementations know, and one length that is
+    `launch_bound`. With that of C, a `long` sequence.
+    """
+
+    configurations: Mapping[str, Configuration] = field(default_factory=lambda: CONFIGURATIONS)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    head_dims: tuple[int, ...] = (64, 128)
+    seeds: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768)
+    launch_bound: int = 8192
+    long: int = 1 << 24
+
+
+def _nominal_rate(case: CaseRows) -> float | None:
+    return case.rows[OURS[0]].gflops / 1000 / H100_TFLOPS if case.timed(OURS[0]) else None
+
+
+def _worst(slow: str, fast: str, **facts: Any) -> Callable[[RowsResult], Values]:
+    """Read the least ratio of times of all configurations in fp32, by head_dim."""
+
+    def read(result: RowsResult) -> Values:
+        cases = [case for case in result.cases(FORMS, dtype="float32", **facts) if case.timed(slow, fast)]
+        return least((case.label("{head_dim}"), case.ratio(slow, fast)) for case in cases)
+
+    return read
+
+
+def _best_of_torch(case: CaseRows) -> float | None:
+    """Time of the fastest of torch's kernels over ours; None where either was not measured."""
+    return min((case.ratio(name, OURS[0]) for name in case.rows if name in TORCHS and case.timed(name, OURS[0])), default=None)
+
+
+def _training(result: RowsResult) -> Values:
+    """Time of cuDNN's forward and backward pass over those of the automatic choice, in A at head_dim 64."""
+    cases = [case for case in result.cases(FORMS, **A64) if case.timed(CUDNN, AUTOMATIC)]
+    if {case.case["backward"] for case in cases} != {False, True}:
+        return {}
+    slow, fast = (sum(case.rows[name].median_s for case in cases) for name in (CUDNN, AUTOMATIC))
+    return {"64": slow / fast}
+
+
+def _scratch(result: RowsResult) -> Values:
+    held = (case.rows[OURS[0]].values.get("scratch_bytes") for case in result.cases("memory") if OURS[0] in case.rows)
+    return _largest(None if one is None else one / MIB for one in held)
+
+
+def _longest(result: RowsResult) -> Values:
+    return _largest(case.case["seq"] for case in result.cases("long") if case.rows[OURS[0]].verdict == "measured")
+
+
+def _largest(values: Iterable[float | None]) -> Values:
+    """The largest value, as that of head_dim 64; nothing where there is none."""
+    largest = max((value for value in values if value is not None), default=None)
+    return {} if largest is None else {"64": largest}
+
+
+def _no_hopper(result: RowsResult) -> str | None:
+    return None if result.environment.capability == "9.0" else "stated for an H100"
+
+
+FORWARD: dict[str, Any] = dict(of="A", backward=False, causal=False)
+A64: dict[str, Any] = dict(of="A", dtype="bfloat16", head_dim=64, causal=False)
+OVER_AUTOMATIC = "time over the automatic choice's"
+TARGETS = (
+    Target(
+        f"A: bf16 forward, sdpa:cudnn's {OVER_AUTOMATIC}", 1.15, 1.4,
+        time_ratio(FORMS, CUDNN, AUTOMATIC, "{head_dim}", **FORWARD, dtype="bfloat16", head_dim=128),
+    ),
+    Target("A: bf16 forward and backward, the same", 1.1, 1.3, _training),
+    Target(
+        f"A: fp32 forward, sdpa:memory-efficient's {OVER_AUTOMATIC}", 1.0, 1.3,
+        time_ratio(FORMS, EFFICIENT, AUTOMATIC, "{head_dim}", **FORWARD, dtype="float32"),
+    ),
+    Target(
+        "A: fp32 forward, nominal rate over an H100's 67 TFLOP/s", 0.5, 0.7,
+        each(FORMS, _nominal_rate, "{head_dim}", **FORWARD, dtype="float32"), "", missing=_no_hopper,
+    ),
+    Target(
+        "fp32 forward: sdpa memory-efficient's time over cupy_raw's, worst of A-C, causal and not", 1.3, 2.0,
+        _worst(EFFICIENT, OURS[0], backward=False),
+    ),
+    Target("fp32 backward: the same", 1.5, 2.5, _worst(EFFICIENT, OURS[0], backward=True)),
+    Target(
+        "A: bf16 forward, the fastest sdpa kernel's time over cupy_raw's", 0.9, 1.3,
+        each(FORMS, _best_of_torch, "64", **A64, backward=False),
+    ),
+    Target(
+        "B at 8,192 tokens, launches and all: the fastest sdpa kernel's time over cupy_raw's", 2, 4,
+        each(LAUNCHES, _best_of_torch, "64"),
+    ),
+    Target(
+        "fp32 forward: cupy_raw's time over numba_cuda's, worst of A-C", 0.3, 0.5,
+        _worst(OURS[0], OURS[1], backward=False, causal=False), "",
+    ),
+    Target("A: forward's memory beyond out and lse", 1, 0, _scratch, " MiB", lower=True),
+    Target("the longest sequence, bf16 forward on one GPU", 2**23, 2**24, _longest, " tokens"),
+)  # fmt: skip
+
+
+def _notes(result: RowsResult) -> Iterator[str]:
+    """Memory, and the longest sequence."""
+    for case in result.cases("memory"):
+        sizes = {who: row.values.get("scratch_bytes") for who, row in case.rows.items()}
+        held = (f"{who} {'?' if size is None else in_bytes(size)}" for who, size in sizes.items())
+        yield f"{case.case['what']}: forward's memory beyond out and lse: {', '.join(held)}"
+    for case in result.cases("long"):
+        row = case.rows[OURS[0]]
+        if row.samples:
+            yield f"{case.case['what']}: {row.verdict}: {in_seconds(row.median_s)}, {row.gflops / 1000:,.0f} TFLOP/s"
+
+
+SPEED_UP = "Speed-up of cupy_raw"
+REPORT = views.Report(
+    place="{device_name}, capability {capability}, CUDA {cuda}",
+    tables=(
+        views.TableView(
+            "All times",
+            (FORMS, LAUNCHES, LENGTHS),
+            (
+                *(views.fact("what", "configuration"), views.WHO, views.TIME, views.QUARTILES),
+                views.Column("TFLOP/s", lambda row, case: f"{row.gflops / 1000:,.1f}"),
+                *(views.OF_MATMUL, views.over(OURS[0], "time / cupy_raw's")),
+            ),
+        ),
+        views.TableView(
+            SPEED_UP,
+            FORMS,
+            (views.fact("what", "configuration"), views.Column("over", views.WHO.cell), views.times_faster(OURS[0])),
+            note="Ratios of medians; intervals by resampling each side's samples.",
+            who=OTHERS,
+        ),
+    ),
+    plots=(
+        views.PlotView(
+            "Time of a forward pass, pattern of B, fp32", LENGTHS, "seq", axes=(views.TOKENS, views.SECONDS), kind="lines"
+        ),
+        views.PlotView(
+            SPEED_UP + " over {who}, with 95% intervals",
+            FORMS,
+            "{what}",
+            views.faster(OURS[0]),
+            (views.NAMES, views.TIMES),
+            mark=1.0,
+        ),
+        rooflines("Roofline, {dtype}: speed beside the measured matmul", FORMS),
+    ),
+    sentences={
+        TARGETS[4].name: "in fp32 torch's memory-efficient kernel takes at least {} as long as the CUDA kernels",
+        TARGETS[6].name: "in bf16 torch's fastest {}",
+        TARGETS[10].name: "the longest sequence measured has {}",
+    },
+    notes=_notes,
+    figure_columns=("head_dim 64", "head_dim 128"),
+    method="CUDA events around each call by itself, the L2 cache flushed before it, implementations in turns, medians; a "
+    "matmul of the same dtype, 4096 square, and a copy of 1 GiB are timed in the same rounds. Each implementation is "
+    "checked against fp64 arithmetic just before it is timed, a short problem as a whole and rows at the real length. "
+    "TFLOP/s count the pattern's nominal FLOPs, keys of several branches each time; a backward pass counts 2.5 times "
+    "a forward pass. sdpa:NAME is torch's kernel of that name on strided views, one call a block, merged by lse. "
+    "Where launches count, calls follow each other without a pause.",
+)
+
+
+@dataclass(frozen=True)
+class GpuSuite(Suite[RowsResult]):
+    """The shortest measurements first. --quick takes one head_dim alone.
+
+    `backend`: the implementations to measure, by default `automatic` (what a call runs that names none), our kernels, and each of
+    torch's. `rows`: words that the name of a step must have, all of them, to be measured. `device`: where, in a rehearsal "cpu".
+    """
+
+    NAME = "gpu"
+    SUMMARY = "the CUDA kernels against each of torch's own, a matmul and a copy"
+    TARGETS = TARGETS
+    MAY_FAIL = (AUTOMATIC, *TORCHS)
+
+    repeats: int = 15
+    budget: float = 20.0
+    backend: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    sizes: GpuSizes = field(default_factory=GpuSizes, metadata=NO_OPTION)
+    device: str = field(default="cuda", metadata=NO_OPTION)
+
+    def steps(self) -> Iterator[Step]:
+        chosen = [step for step in self.every_step() if all(word in f"{step.goes_to} {step.what}" for word in self.rows)]
+        if not chosen:
+            raise ValueError(f"--rows: no step of the suite has all of {', '.join(map(repr, self.rows))} in its name")
+        yield from chosen
+
+    def every_step(self) -> Iterator[Step]:
+        """All that there are, whatever `rows` says."""
+        yield Step(LAUNCHES, f"{self.sizes.launch_bound:,} tokens, launches", self.launch_bound)
+        for dtype in self.sizes.dtypes:
+            yield Step("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
+        for seq in self.sizes.seeds[: 2 if self.quick else None]:
+            yield Step(LENGTHS, f"{seq:,} tokens", partial(self.forward, seq))
+        dims = self.sizes.head_dims[: 1 if self.quick else None]
+        for backward, letter, dtype, dim, causal in product((False, True), "BAC", self.sizes.dtypes, dims, (False, True)):
+            what = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
+            yield Step(FORMS, what, partial(self.configuration, letter, dtype, dim, causal, backward))
+        yield Step("long", "the longest sequence", self.long)
+
+    def where(self) -> str:
+        return self.device
+
+    @contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        """Each of torch's kernels is a backend of its own."""
+        if self.device == "cuda" and not cuda_count():
+            raise ValueError("--suite gpu: torch sees no CUDA device; run it where `dilkit info` lists one")
+        with one_kernel_backends(self.device):
+            yield dict(backends=[one.name for one in self.implementations()])
+
+    def implementations(self) -> list[Implementation]:
+        """Those to measure. Raises ValueError for one that is not known."""
+        known = implementations()
+        if unknown := set(self.backend) - {one.name for one in known}:
+            raise ValueError(f"--backend: {', '.join(sorted(unknown))}: the suite knows {', '.join(one.name for one in known)}")
+        return [one for one in known if not self.backend or one.name in self.backend]
+
+    def problem(self, name: str, dim: int, **fields: Any) -> Problem:
+        """A configuration on the first device of the suite's kind."""
+        return self.sizes.configurations[name].problem(dim, self.divisor, device=probe(self.device), **fields)
+
+    def configuration(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> list[Row]:
+        """All implementations on one configuration: the forward pass, or the backward pass alone."""
+        problem = self.problem(letter, dim, dtype=dtype, is_causal=causal, requires_grad=backward)
+        what = f"{letter}, {SHORT[dtype]}, d={dim}{', causal' * causal}{', backward' * backward}"
+        facts = dict(what=what, of=letter, dtype=dtype, head_dim=dim, causal=causal, backward=backward)
+        return self.compare(FORMS, facts, problem, bytes=output_bytes(problem) * (8 if backward else 4))
+
+    def forward(self, seq: int) -> list[Row]:
+        """The pattern of B in fp32, whatever its length."""
+        problem = replace(self.problem("B", 64), seq=seq)
+        return self.compare(LENGTHS, dict(what=f"B, {seq:,} tokens, fp32, d=64", seq=seq), problem)
+
+    def launch_bound(self) -> list[Row]:
+        """A forward pass too short to fill the device, many in a row: launches are what takes the time."""
+        problem = replace(self.problem("B", 64), seq=self.sizes.launch_bound // self.divisor)
+        what = f"B, {problem.seq:,} tokens, fp32, d=64, launches too"
+        return self.compare(LAUNCHES, dict(what=what, seq=problem.seq), problem, in_a_row=True)
+
+    def compare(self, table: str, facts: Mapping[str, Any], problem: Problem, in_a_row: bool = False, **values: Any) -> list[Row]:
+        """Check, then time in turns, beside a matmul and a copy."""
+        inputs, chosen = Tensors.random(problem), self.implementations()
+        entries = {one.name: self.admit(one, problem, inputs) for one in chosen}
+        calls: dict[str, Call] = {}
+        for one in chosen:
+            if entries[one.name].verdict == "measured":
+                try:
+                    call = timed_call(one, inputs, problem)
+                    call()
+                    calls[one.name] = call
+                except Exception as error:  # what is timed may need more memory than what was checked
+                    entries[one.name] = replace(failed(error), check=entries[one.name].check)
+        share = BACKWARD_SHARE if problem.requires_grad else 1.0
+        flops = {one.name: share * one.flops(problem) for one in chosen}
+        ceilings = Ceilings(problem.dtype, self.device)
+        measured = side_by_side(entries, calls, flops, problem, ceilings, partial(self.time, in_a_row))
+        return rows_of(table, facts, measured, dict.fromkeys(entries, values))
+
+    def time(self, in_a_row: bool, calls: Mapping[str, Call]) -> dict[str, Samples]:
+        """Each call alone behind a flush of the L2 cache, or many in a row."""
+        if in_a_row:
+            return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.device)
+        return time_interleaved(calls, self.repeats, clock=cold_cuda_seconds if self.device == "cuda" else None)
+
+    def admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
+        """The beginning of an entry: the verdict, and the check that it rests on."""
+        rate = LEAST_FLOPS.get(implementation.name, 2e12)
+        return admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
+
+    def memory(self, dtype: str) -> list[Row]:
+        """Memory that a forward pass on A holds beyond out and lse."""
+        problem = self.problem("A", 64, dtype=dtype)
+        inputs, facts = Tensors.random(problem), dict(what=f"A, {dtype}, head_dim 64", dtype=dtype)
+        rows = []
+        for one in self.implementations():
+            if not one.refusals(problem):
+                call, values = partial(one.once, inputs, problem), dict[str, Any]()
+                try:
+                    call()
+                    values["scratch_bytes"] = memory.peak_memory(call, self.device) - results_bytes(problem)
+                except Exception as error:  # out of memory, or no way to measure it here: the others go on
+                    values["memory_note"] = str(error).partition("\n")[0]
+                rows.append(Row(table="memory", case=facts, who=one.name, values=values))
+        return rows
+
+    def long(self) -> list[Row]:
+        """One forward pass over sixteen million tokens in bf16, or over eight where those do not fit."""
+        row = self.forward_over(self.sizes.long // self.divisor)
+        return [self.forward_over(self.sizes.long // self.divisor // 2) if row.verdict == "failed" else row]
+
+    def forward_over(self, seq: int) -> Row:
+        """One forward pass over so many tokens; both ends must be what they are alone."""
+        problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=seq)
+        (ours,) = backend_implementations(OURS[:1])
+        row = Row(table="long", case=dict(what=f"{seq:,} tokens, bf16 forward", seq=seq), who=ours.name)
+        if reasons := ours.refusals(problem):
+            return replace(row, verdict="refused", reasons=tuple(reasons))
+        try:
+            call = partial(ours.once, long_inputs(problem), problem)
+            different = check_ends(ours, problem, call.args[0], call())
+            time = time_interleaved({"": call}, repeats=3, device=self.device)[""]
+        except torch.cuda.OutOfMemoryError as error:
+            return replace(row, verdict="failed", reasons=(str(error).splitlines()[0],))
+        wrong = tuple(f"{what}: {bits} results differ" for what, bits in different.items() if bits)
+        values = dict(flops=ours.flops(problem), memory_bytes=3 * output_bytes(problem) + results_bytes(problem))
+        return replace(row, verdict="wrong" if wrong else "measured", reasons=wrong, samples=time.samples_s, values=values)
+
+
+def implementations() -> list[Implementation]:
+    """The automatic choice, ours, and each of torch's kernels by itself."""
+    names = [name for name in list_backends() if name in OURS or name.startswith("sdpa:")]
+    return [automatic(), *backend_implementations(names)]
+
+
+def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem) -> Call:
+    """The forward pass; or, where the problem asks for gradients, the backward pass alone."""
+    if not problem.requires_grad:
+        return partial(implementation.once, inputs, problem)
+    out = implementation.attend(inputs, problem)
+    return partial(torch.autograd.grad, out, inputs.qkv, inputs.dout, retain_graph=True)
+
+
+def check_ends(ours: Implementation, problem: Problem, inputs: Tensors, out: Any) -> dict[str, int]:
+    """How many results of the first and the last segments differ from those of these tokens alone."""
+    longest = max(problem.pattern.segment_lengths)
+    ends = {}
+    for what, start in (("the first tokens", 0), ("the last tokens", problem.seq // longest * longest - longest)):
+        rows = slice(start, start + longest)
+        query, key, value, dout = (x[:, rows] for x in (*inputs.qkv, inputs.dout))
+        alone = ours.once(Tensors(query, key, value, None, dout), replace(problem, seq=longest))
+        ends[what] = int((alone != out[:, rows]).sum())
+    return ends
+
+
+def long_inputs(problem: Problem) -> Tensors:
+    """Random tensors made in their own dtype: in fp32 first, they would not fit."""
+    shape = problem.batch, problem.seq, problem.heads, problem.head_dim
+    query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=problem.device.type) for _ in range(3))
+    return Tensors(query, key, value, None, query)

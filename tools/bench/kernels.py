@@ -1,0 +1,189 @@
+"""What the compiler makes of every CUDA kernel: registers, spills, stack and shared memory, for every kind of GPU.
+
+    python -m dilkit.tools.bench.kernels [--out docs/results/kernels.json] [--jobs N] [--quick] [--only TEXT]
+
+Needs cupy and NVRTC, and no GPU. What is in the file is compiled again where its sources have changed since; Ctrl-C ends that,
+and the file has what was done. Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from dilkit.device import Capability, probe
+from dilkit.threads import usable_cores
+from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
+from dilkit.tools.report.headline import place
+from dilkit.tools.report.points import plain
+from dilkit.tools.results.file import new_result, read_result, write_result
+from dilkit.tools.results.packed import PackedResult, PackedRow
+
+SHARED_KIB: dict[Capability, int] = {
+    (7, 0): 96,
+    (7, 5): 64,
+    (8, 0): 163,
+    (8, 6): 99,
+    (8, 9): 99,
+    (9, 0): 227,
+    (10, 0): 227,
+    (12, 0): 99,
+}
+"""Shared memory that a block may have, where that is more than the `STATIC_KIB` that a kernel may declare anywhere."""
+STATIC_KIB = 48
+DTYPES = ("float32", "float16", "bfloat16")
+Key = tuple[str, str, str, int, str, int]
+"""Name, architecture, dtype, head_dim, form and tile_rows of a kernel."""
+
+
+@dataclass(frozen=True)
+class KernelUse(PackedRow):
+    """What a kernel, compiled for one architecture, dtype and head_dim, needs: one row of the file.
+
+    `form`: "elements" where rows are read by the element, else 16 bytes at a time: of "plain" calls, or "packed", "dropout" or
+    "packed-dropout". `dynamic` and `shared` are bytes of shared memory, asked for at launch and declared; `registers` are those
+    of a thread, `spills` and `stack` bytes of it. `source`: a digest of what it was compiled from, or "-" where that is not
+    known.
+    """
+
+    name: str
+    architecture: str
+    dtype: str
+    head_dim: int
+    form: str
+    source: str
+    threads: int
+    blocks: int
+    tile_rows: int
+    dynamic: int
+    shared: int
+    registers: int
+    spills: int
+    stack: int
+
+    @property
+    def key(self) -> Key:
+        """Facts that tell kernels apart, whatever the compiler makes of them."""
+        return self.name, self.architecture, self.dtype, self.head_dim, self.form, self.tile_rows
+
+    @property
+    def complaints(self) -> list[str]:
+        """What is wrong with it."""
+        number = int(self.architecture.removeprefix("sm_"))
+        limit = SHARED_KIB.get(divmod(number, 10), STATIC_KIB)
+        sizes = [f"{size} bytes of {name}" for name, size in (("spills", self.spills), ("stack", self.stack)) if size]
+        if self.shared > STATIC_KIB * 1024 or self.shared + self.dynamic > limit * 1024:
+            sizes.append(f"{self.shared} + {self.dynamic} bytes of shared memory, at most {limit} KiB")
+        return [f"{' '.join(self.row().split()[:5])}: {text}" for text in sizes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsResult(PackedResult):
+    """Every kernel for every kind of GPU. `older`: rows of sources that have changed since."""
+
+    KIND: ClassVar[str] = "kernels"
+    ROW = KernelUse
+
+    quick: bool
+    older: int = 0
+
+    def kernels(self) -> list[KernelUse]:
+        """The rows."""
+        return self.unpacked()
+
+
+RECORD = KernelsResult
+
+
+def sentence(result: KernelsResult) -> str:
+    """For docs/measurements.md: how many kernels, and whether any keeps registers in memory."""
+    kernels = result.kernels()
+    spilled = sum(bool(kernel.spills or kernel.stack) for kernel in kernels)
+    verdict = f"{spilled} SPILL registers or have a stack" if spilled else "none spills a register or has a stack"
+    counted = f"{len(kernels):,} CUDA kernels for {len({kernel.architecture for kernel in kernels})} architectures"
+    older = f", {result.older:,} of them from sources that have changed since" if result.older else ""
+    return f"{'QUICK, head_dim 64 alone: ' * result.quick}{counted}, compiled by NVRTC {result.nvrtc}{older}: {verdict}."
+
+
+def document(result: KernelsResult) -> Document:
+    """Registers by architecture."""
+    registers: dict[str, list[int]] = {}
+    for kernel in result.kernels():
+        registers.setdefault(kernel.architecture, []).append(kernel.registers)
+    most = Series("most of any kernel", tuple(plain(name, max(counts)) for name, counts in registers.items()))
+    axes = Axis("", "number"), Axis("registers of a thread", "number", log=False)
+    return Document(
+        headline=(sentence(result), place(result)),
+        tables=tables(_table(result.kernels(), list(registers))),
+        plots=plots(Plot("Registers of the largest kernel", "bars", (most,), axes)),
+    )
+
+
+def _table(kernels: list[KernelUse], architectures: list[str]) -> Table:
+    """A row for each kernel, dtype, head_dim and height of tiles: the registers of plain calls on each architecture."""
+    groups: dict[tuple[str, str, int, int], dict[str, KernelUse]] = {}
+    for one in kernels:
+        if one.form == "plain":
+            groups.setdefault((one.name, one.dtype, one.head_dim, one.tile_rows), {})[one.architecture] = one
+    rows = []
+    for key in sorted(groups, key=lambda key: (key[0], DTYPES.index(key[1]) if key[1] in DTYPES else len(DTYPES), *key[2:])):
+        uses = groups[key]
+        threads, blocks = _range(one.threads for one in uses.values()), _range(one.blocks for one in uses.values())
+        shared = _range((one.shared + one.dynamic) / 1024 for one in uses.values())
+        registers = (str(uses[name].registers) if name in uses else "" for name in architectures)
+        rows.append((*map(str, key), threads, blocks, f"{shared} KiB", *registers))
+    columns = ("kernel", "dtype", "head_dim", "tile", "threads", "blocks", "shared memory")
+    return Table("Registers of a thread in plain calls, by architecture", (*columns, *architectures), tuple(rows))
+
+
+def _range(values: Iterable[float]) -> str:
+    texts = sorted({f"{value:.3g}" for value in values}, key=float)
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
+    from dilkit.backends.cuda.compile import compiler_version
+    from dilkit.tools.bench.kernel_builds import builds, compiled, step_builds
+
+    parser = argparse.ArgumentParser(prog="python -m dilkit.tools.bench.kernels", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
+    parser.add_argument("--quick", action="store_true", help="only head_dim 64, plain calls")
+    parser.add_argument("--only", default="", help="of those that have changed, the ones whose names hold this text")
+    args = parser.parse_args(argv)
+    quick = [*builds(head_dims=[64], forms=["plain"]), *step_builds(head_dims=[64])] if args.quick else None
+    asked = quick or [*builds(), *step_builds()]
+    version = ".".join(map(str, compiler_version()))
+    before = read_result(args.out, KernelsResult) if args.out.exists() else None
+    known = {kernel.key: kernel for kernel in before.kernels()} if before and before.nvrtc == version else {}
+    sources = {key: build.source for build in asked for key in build.keys}
+    current = {key for key, kernel in known.items() if kernel.source == sources.get(key)}
+    changed = [build for build in asked if args.only in build.name and not current.issuperset(build.keys)]
+    with suppress(KeyboardInterrupt), multiprocessing.get_context("spawn").Pool(args.jobs, _ignore_interrupts) as pool:
+        for done, uses in enumerate(pool.imap(compiled, changed), 1):
+            print(f"\r{done} of {len(changed)}", end="" if done < len(changed) else "\n", file=sys.stderr, flush=True)
+            known |= {kernel.key: kernel for kernel in uses}
+            current.update(kernel.key for kernel in uses)
+    kernels = [known[key] for key in sources if key in known]
+    facts = dict(quick=args.quick, older=len(kernels) - len(current), rows=tuple(kernel.row() for kernel in kernels))
+    write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, **facts), args.out)
+    wrong = [complaint for kernel in kernels for complaint in kernel.complaints]
+    print("\n".join(wrong), file=sys.stderr)
+    print(f"written: {args.out}, {len(kernels)} kernels, {facts['older']} of older sources, {len(wrong)} complaints")
+    return 1 if wrong else 0
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
