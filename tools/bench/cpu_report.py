@@ -166,7 +166,7 @@ def _notes(result: RowsResult) -> Iterator[str]:
             yield f"{case.case['what']}: {in_seconds(row.median_s)}, {row.gflops:,.0f} GFLOP/s"
 
 
-WHAT = views.fact("what", "case")
+WHAT, IDLE_FACTS = views.fact("what", "case"), (("what", "call"), ("passes", "pass"), ("machine", "on"), ("tasks", "tasks"))
 SHARES = views.NAMES, Axis("of the multiply-add peak, one thread", "number", log=False)
 BARS: dict[str, Any] = dict(series="{machine}", mark=1.0)
 REPORT = views.Report(
@@ -175,10 +175,7 @@ REPORT = views.Report(
         views.TableView(
             "Idle share of threads",
             "idle",
-            (
-                *(views.fact("what", "call"), views.fact("passes", "pass"), views.fact("machine", "on"), views.fact("tasks")),
-                views.Column("threads", _idle_cell),
-            ),
+            (*(views.fact(*one) for one in IDLE_FACTS), views.Column("threads", _idle_cell)),
             note="Of the time from the beginning of the first task to the end of the last, the part in which threads have no "
             "task or wait for one. Simulated: the kernel's own queue lists the tasks, in its order and with what each waits for; "
             "a thread that is free takes the next one, which lasts in proportion to the pairs that it scores; the kernel counts "

@@ -1,29 +1,15 @@
-"""What the compiler makes of every CUDA kernel: registers, spills, stack and shared memory, for every kind of GPU.
-
-    python -m dilkit.tools.bench.kernels [--out docs/results/kernels.json] [--jobs N] [--quick] [--only TEXT]
-
-Needs cupy and NVRTC, and no GPU. What is in the file is compiled again where its sources have changed since; Ctrl-C ends that,
-and the file has what was done. Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
-"""
+"""What the compiler made of every CUDA kernel: registers, spills, stack and shared memory, for every kind of GPU."""
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-import signal
-import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from dilkit.device import Capability, probe
-from dilkit.threads import usable_cores
+from dilkit.device import Capability
 from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
 from dilkit.tools.report.headline import place
 from dilkit.tools.report.points import plain
-from dilkit.tools.results.file import new_result, read_result, write_result
 from dilkit.tools.results.packed import PackedResult, PackedRow
 
 SHARED_KIB: dict[Capability, int] = {
@@ -146,44 +132,3 @@ def _table(kernels: list[KernelUse], architectures: list[str]) -> Table:
 def _range(values: Iterable[float]) -> str:
     texts = sorted({f"{value:.3g}" for value in values}, key=float)
     return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
-    from dilkit.backends.cuda.compile import compiler_version
-    from dilkit.tools.bench.kernel_builds import builds, compiled, step_builds
-
-    parser = argparse.ArgumentParser(prog="python -m dilkit.tools.bench.kernels", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
-    parser.add_argument("--quick", action="store_true", help="only head_dim 64, plain calls")
-    parser.add_argument("--only", default="", help="of those that have changed, the ones whose names hold this text")
-    args = parser.parse_args(argv)
-    quick = [*builds(head_dims=[64], forms=["plain"]), *step_builds(head_dims=[64])] if args.quick else None
-    asked = quick or [*builds(), *step_builds()]
-    version = ".".join(map(str, compiler_version()))
-    before = read_result(args.out, KernelsResult) if args.out.exists() else None
-    known = {kernel.key: kernel for kernel in before.kernels()} if before and before.nvrtc == version else {}
-    sources = {key: build.source for build in asked for key in build.keys}
-    current = {key for key, kernel in known.items() if kernel.source == sources.get(key)}
-    changed = [build for build in asked if args.only in build.name and not current.issuperset(build.keys)]
-    with suppress(KeyboardInterrupt), multiprocessing.get_context("spawn").Pool(args.jobs, _ignore_interrupts) as pool:
-        for done, uses in enumerate(pool.imap(compiled, changed), 1):
-            print(f"\r{done} of {len(changed)}", end="" if done < len(changed) else "\n", file=sys.stderr, flush=True)
-            known |= {kernel.key: kernel for kernel in uses}
-            current.update(kernel.key for kernel in uses)
-    kernels = [known[key] for key in sources if key in known]
-    facts = dict(quick=args.quick, older=len(kernels) - len(current), rows=tuple(kernel.row() for kernel in kernels))
-    write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, **facts), args.out)
-    wrong = [complaint for kernel in kernels for complaint in kernel.complaints]
-    print("\n".join(wrong), file=sys.stderr)
-    print(f"written: {args.out}, {len(kernels)} kernels, {facts['older']} of older sources, {len(wrong)} complaints")
-    return 1 if wrong else 0
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

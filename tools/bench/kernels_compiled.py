@@ -1,13 +1,25 @@
-"""Compilations of CUDA kernels, without a GPU: those that launches and steps of decoding ask for, for every kind of GPU."""
+"""Compiles every CUDA kernel for every kind of GPU, and writes what the compiler says of it.
+
+    python -m dilkit.tools.bench.kernels_compiled [--out docs/results/kernels.json] [--jobs N] [--quick] [--only TEXT]
+
+Needs cupy and NVRTC, and no GPU. What is in the file is compiled again where its sources have changed since; Ctrl-C ends that,
+and the file has what was done. Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import multiprocessing
 import re
-from collections.abc import Iterable
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from dilkit.backends.cuda import compile as cuda_compile
@@ -17,10 +29,12 @@ from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, CudaKernel, kernel_fo
 from dilkit.backends.tiles.backend import ROLES
 from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
 from dilkit.backends.tiles.steps import MOST_GROUP
-from dilkit.device import Capability
+from dilkit.device import Capability, probe
 from dilkit.pattern import Pattern
 from dilkit.problem import STORED, Problem
-from dilkit.tools.bench.kernels import KernelUse, Key
+from dilkit.threads import usable_cores
+from dilkit.tools.bench.kernels import KernelsResult, KernelUse, Key
+from dilkit.tools.results.file import new_result, read_result, write_result
 
 CAPABILITIES: tuple[Capability, ...] = (
     (5, 2), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0),
@@ -31,6 +45,42 @@ FORMS = "plain", "elements", "packed", "dropout", "packed-dropout"
 INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 DIGITS = 12
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dilkit.tools.bench.kernels_compiled", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
+    parser.add_argument("--quick", action="store_true", help="only head_dim 64, plain calls")
+    parser.add_argument("--only", default="", help="of those that have changed, the ones whose names hold this text")
+    args = parser.parse_args(argv)
+    quick = [*builds(head_dims=[64], forms=["plain"]), *step_builds(head_dims=[64])] if args.quick else None
+    asked = quick or [*builds(), *step_builds()]
+    version = ".".join(map(str, cuda_compile.compiler_version()))
+    before = read_result(args.out, KernelsResult) if args.out.exists() else None
+    known = {kernel.key: kernel for kernel in before.kernels()} if before and before.nvrtc == version else {}
+    sources = {key: build.source for build in asked for key in build.keys}
+    current = {key for key, kernel in known.items() if kernel.source == sources.get(key)}
+    changed = [build for build in asked if args.only in build.name and not current.issuperset(build.keys)]
+    with suppress(KeyboardInterrupt), multiprocessing.get_context("spawn").Pool(args.jobs, _ignore_interrupts) as pool:
+        for done, uses in enumerate(pool.imap(compiled, changed), 1):
+            print(f"\r{done} of {len(changed)}", end="" if done < len(changed) else "\n", file=sys.stderr, flush=True)
+            known |= {kernel.key: kernel for kernel in uses}
+            current.update(kernel.key for kernel in uses)
+    kernels = [known[key] for key in sources if key in known]
+    facts = dict(quick=args.quick, older=len(kernels) - len(current), rows=tuple(kernel.row() for kernel in kernels))
+    write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, **facts), args.out)
+    wrong = [complaint for kernel in kernels for complaint in kernel.complaints]
+    print("\n".join(wrong), file=sys.stderr)
+    print(f"written: {args.out}, {len(kernels)} kernels, {facts['older']} of older sources, {len(wrong)} complaints")
+    return 1 if wrong else 0
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
@@ -121,3 +171,7 @@ def _digest_of_file(name: str) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
