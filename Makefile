@@ -122,7 +122,7 @@ gpu: $(TEST) $(KERNELS)
 	$(PY) -m dilkit gpu-day $(ARGS)
 
 hosts: $(TEST)
-	$(PY) -m dilkit.tools.bench.hosts $(ARGS)
+	$(PY) -m dilkit bench --suite hosts $(ARGS)
 
 simulate: $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/backends/numba/simulate.py --all $(ARGS)

@@ -10,10 +10,10 @@ from dilkit.tools.bench.suite import Suite
 SUITES = {
     "cpu": "dilkit.tools.bench.cpu:CpuSuite",
     "gpu": "dilkit.tools.bench.gpu:GpuSuite",
-    "hosts": "dilkit.tools.bench.hosts.suite:HostsSuite",
+    "hosts": "dilkit.tools.bench.hosts:HostsSuite",
     "orders": "dilkit.tools.bench.orders:OrdersSuite",
     "patterns": "dilkit.tools.bench.patterns:PatternsSuite",
-    "ring": "dilkit.tools.bench.ranks.suite:RanksSuite",
+    "ring": "dilkit.tools.bench.ring:RingSuite",
     "scores": "dilkit.tools.bench.scores:ScoresSuite",
     "seeds": "dilkit.tools.bench.seeds:SeedsSuite",
     "serving": "dilkit.tools.bench.serving:ServingSuite",

@@ -63,7 +63,7 @@ def calibrate(args: argparse.Namespace) -> int:
 
 
 def _measure(comm: Comm, args: argparse.Namespace) -> int:
-    from dilkit.tools.measure.rank_speed import rank_speed
+    from dilkit.tools.measure.rank_times import rank_speed
 
     problem = problem_of(args)
     speed = rank_speed(comm, problem)

@@ -1,21 +1,35 @@
-"""Times over ranks, which are the slowest rank's."""
+"""Times over ranks: the slowest rank's, the speeds that the planner's model goes by, and when a transport was busy."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dilkit.comm.collectives import gather_values
+from dilkit.comm.plan.forecast import Speed
+from dilkit.problem import Problem
+from dilkit.testing.accuracy import differentiated
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Samples
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dilkit.comm import Comm
+    from dilkit.comm.transports.base import Pending
+
+MESSAGE_BYTES, SHORT_BYTES = 4 << 20, 64
+"""Bytes that each rank sends to each other to measure links, and to measure the least time of an exchange."""
 
 
 def seconds_of(comm: Comm, call: Callable[[], Any]) -> float:
-    """How long the slowest rank takes for `call`, all having begun together."""
+    """Seconds that the slowest rank takes for `call`, all having begun together."""
     comm.share(b"", "beginning together")
     start = time.perf_counter()
     call()
@@ -25,3 +39,82 @@ def seconds_of(comm: Comm, call: Callable[[], Any]) -> float:
 def time_in_turns(comm: Comm, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Samples]:
     """`time_interleaved` over ranks: rounds A B A B ..., one call a sample, each the slowest rank's time."""
     return time_interleaved(calls, repeats, warmup=0, clock=lambda call, _: seconds_of(comm, call))
+
+
+def rank_speed(comm: Comm, problem: Problem, repeats: int = 5) -> Speed:
+    """The speeds of the slowest rank, all working at once; medians.
+
+    The kernel computes `problem`, that of the whole sequence, on as many tokens as a rank has; on links all ranks send to all.
+    """
+    of_rank = replace(problem, seq=max(problem.seq // comm.size, 1))
+    forward, both = (_median_seconds(comm, _attention(replace(of_rank, requires_grad=grad)), repeats) for grad in (False, True))
+    short, long = (_median_seconds(comm, partial(_exchange, comm, count), repeats) for count in (SHORT_BYTES, MESSAGE_BYTES))
+    sent = (comm.size - 1) * (MESSAGE_BYTES - SHORT_BYTES)
+    return Speed(sent / max(long - short, 1e-9), of_rank.flops() / forward, short, max(both / forward - 1, 1.0))
+
+
+def _median_seconds(comm: Comm, call: Callable[[], Any], repeats: int) -> float:
+    """The median time of the slowest rank, after a call that does not count."""
+    call()
+    return statistics.median(seconds_of(comm, call) for _ in range(repeats))
+
+
+def _attention(problem: Problem) -> Callable[[], Any]:
+    """A call of `problem` on this rank alone."""
+    from dilkit import dilated_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
+        is_causal = problem.is_causal
+        return dilated_attention(query, key, value, problem.pattern, is_causal=is_causal, key_padding_mask=mask, return_lse=True)
+
+    return partial(differentiated, attend, Tensors.random(problem), problem.requires_grad)
+
+
+def _exchange(comm: Comm, count: int) -> None:
+    """Send `count` bytes to each rank, and wait for as many from each."""
+    import torch
+
+    counts = [1] * comm.size
+    comm.exchange(torch.ones(comm.size, count, dtype=torch.uint8), counts, counts, "measuring links").wait()
+
+
+@dataclass
+class Noted:
+    """An exchange of rows with a shape and a dtype, and when it began, was posted, was waited for, and had arrived."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    arguments: tuple[Any, ...]
+    """Arguments after the rows: `send_counts`, `recv_counts`, ..."""
+    begun: float
+    posted: float = 0.0
+    asked: float = 0.0
+    arrived: float = 0.0
+
+
+@contextmanager
+def noted(comm: Comm, method: str) -> Iterator[list[Noted]]:
+    """Note the calls of a method of `comm` within the block: "exchange", or "_begin", which agreements go through too."""
+    notes, begin = list[Noted](), getattr(comm, method)
+
+    def note(rows: Tensor, *arguments: Any) -> Pending:
+        one = Noted(tuple(rows.shape), rows.dtype, arguments, time.monotonic())
+        notes.append(one)
+        pending: Pending = begin(rows, *arguments)
+        one.posted = one.asked = one.arrived = time.monotonic()
+        finish = pending.finish
+
+        def finished() -> None:
+            one.asked = time.monotonic()
+            if finish is not None:
+                finish()
+            one.arrived = time.monotonic()
+
+        pending.finish = finished
+        return pending
+
+    setattr(comm, method, note)
+    try:
+        yield notes
+    finally:
+        delattr(comm, method)

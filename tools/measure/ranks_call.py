@@ -84,13 +84,15 @@ class RanksCall:
         return tuple(int(sum(of_rank)) for of_rank in zip(*counts, strict=True))
 
     def check(self) -> tuple[Check, ...]:
-        """The results of all ranks, put together, beside the oracle, which rank 0 asks; the problem is a shortened one."""
+        """Compare the results of all ranks with the oracle, on a shortened problem."""
         short = replace(self, problem=shortened(self.problem))
-        if short.problem.seq < self.comm.size:
-            return ()
-        whole = Tensors.random(short.problem, seed=1)
-        result = short.together(whole)
-        checks = expected(short.problem, whole).checks(result, short.problem.seq) if self.comm.rank == 0 else ()
+        return () if short.problem.seq < self.comm.size else short.check_whole()
+
+    def check_whole(self) -> tuple[Check, ...]:
+        """Compare the results of all ranks with the oracle, which rank 0 asks."""
+        whole = Tensors.random(self.problem, seed=1)
+        results = self.together(whole)
+        checks = expected(self.problem, whole).checks(results, self.problem.seq) if self.comm.rank == 0 else ()
         return gather_values(self.comm, checks)[0]
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache
 from pathlib import Path
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.forecast import Forecast, Speed
-from dilkit.comm.simulation.peers import Peer, peers
-from dilkit.comm.simulation.simulation import Simulated, Stragglers, simulate
+from dilkit.comm.simulation.peers import peers
+from dilkit.comm.simulation.simulation import Stragglers, simulate
 from dilkit.comm.simulation.topology import Topology
 from dilkit.pattern import Pattern
 from dilkit.tools.console.text import in_bytes, in_seconds
-from dilkit.tools.report.document import Axis, Plot, Point, Series
+from dilkit.tools.report.document import Axis, Plot, Point
 from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import write_png
+from dilkit.tools.report.points import plain, series_of
 
 SEQ = 10**9
 PATTERN = Pattern([2048 * 4**i for i in range(10)], [4**i for i in range(10)])
@@ -29,32 +29,11 @@ PEERS = ("full ring", "all-gather")
 """Those that are drawn: Ulysses divides heads, of which there are fewer than ranks."""
 
 
-@dataclass(frozen=True)
-class ManyRanks:
-    """The problem on so many ranks."""
-
-    ranks: int
-
-    @cached_property
-    def forecast(self) -> Forecast:
-        """By the schedule that is chosen."""
-        plan = exchange_plan(PATTERN, shard_cuts(SEQ, self.ranks, PATTERN), HEADS, KV_HEADS, is_causal=True)
-        return Forecast(plan, ROWS, SPEED)
-
-    @cached_property
-    def simulated(self) -> Simulated:
-        """In time."""
-        return simulate(self.forecast, TOPOLOGY)
-
-    @cached_property
-    def peers(self) -> dict[str, Peer]:
-        """Other ways."""
-        return peers(self.forecast, TOPOLOGY)
-
-
-@lru_cache
-def _many(ranks: int) -> ManyRanks:
-    return ManyRanks(ranks)
+@cache
+def forecast_of(ranks: int) -> Forecast:
+    """The forecast of the problem on so many ranks, by the schedule that is chosen."""
+    plan = exchange_plan(PATTERN, shard_cuts(SEQ, ranks, PATTERN), HEADS, KV_HEADS, is_causal=True)
+    return Forecast(plan, ROWS, SPEED)
 
 
 def assumptions(root: Path) -> str:
@@ -76,30 +55,30 @@ def assumptions(root: Path) -> str:
 
 def table(root: Path) -> str:
     """One row a way to compute it on `RANKS` ranks: time, bytes, what is held of other ranks, and what works longest."""
-    many = _many(RANKS)
-    slow, plan = simulate(many.forecast, TOPOLOGY, SLOW), many.forecast.plan
-    sent = sum(int(traffic.sent.max()) for traffic in many.forecast.traffic.values())
-    held = int(many.forecast.memory["exchange buffers"].max())
+    forecast = forecast_of(RANKS)
+    sent = sum(int(traffic.sent.max()) for traffic in forecast.traffic.values())
+    held = int(forecast.memory["exchange buffers"].max())
     rows: list[Sequence[str]] = [("", "time", "a GPU sends", "it holds of others' rows", "longest at work")]
-    rows.append(("dilkit, `auto`", in_seconds(many.simulated.seconds), in_bytes(sent), in_bytes(held), many.simulated.bottleneck))
-    name = f"the same, {SLOW.count} GPUs {SLOW.slowdown:g} times slower"
-    rows.append((name, in_seconds(slow.seconds), in_bytes(sent), in_bytes(held), slow.bottleneck))
-    for name in PEERS:
-        peer = many.peers[name]
-        rows.append((name, in_seconds(peer.seconds), in_bytes(peer.sent), in_bytes(peer.held), ""))
-    rows.append((f"Ulysses: refused, {plan.heads} heads cannot be divided among {RANKS:,} ranks", "", "", "", ""))
+    slowed = {"dilkit, `auto`": Stragglers(), f"the same, {SLOW.count} GPUs {SLOW.slowdown:g} times slower": SLOW}
+    for name, stragglers in slowed.items():
+        simulated = simulate(forecast, TOPOLOGY, stragglers)
+        rows.append((name, in_seconds(simulated.seconds), in_bytes(sent), in_bytes(held), simulated.bottleneck))
+    others = peers(forecast, TOPOLOGY)
+    rows += [
+        (name, in_seconds(others[name].seconds), in_bytes(others[name].sent), in_bytes(others[name].held), "") for name in PEERS
+    ]
+    rows.append((f"Ulysses: refused, {HEADS} heads cannot be divided among {RANKS:,} ranks", "", "", "", ""))
     return rows_markdown(rows)
 
 
 def draw(path: Path) -> None:
-    """Time by the number of GPUs."""
-    many = [_many(ranks) for ranks in DRAWN]
-    times = {"dilkit, auto": [one.simulated.seconds for one in many]}
-    times |= {peer: [one.peers[peer].seconds for one in many] for peer in PEERS}
-    lines = tuple(Series(name, _points(seconds)) for name, seconds in times.items())
+    """Draw time by the number of GPUs."""
+    points: dict[str, list[Point]] = {}
+    for ranks in DRAWN:
+        forecast = forecast_of(ranks)
+        times = {"dilkit, auto": simulate(forecast, TOPOLOGY).seconds}
+        times |= {name: peers(forecast, TOPOLOGY)[name].seconds for name in PEERS}
+        for name, seconds in times.items():
+            points.setdefault(name, []).append(plain(ranks, seconds))
     axes = Axis("GPUs", "number"), Axis("time, forward and backward", "seconds")
-    write_png([Plot("A billion tokens, simulated", "lines", lines, axes)], path)
-
-
-def _points(seconds: Sequence[float]) -> tuple[Point, ...]:
-    return tuple(Point(ranks, y, y, y) for ranks, y in zip(DRAWN, seconds, strict=True))
+    write_png([Plot("A billion tokens, simulated", "lines", series_of(points), axes)], path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 
 import pytest
 
@@ -13,12 +12,12 @@ from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Results, expected
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.hosts import network
-from dilkit.tools.bench.hosts.cases import HostsSizes
-from dilkit.tools.bench.hosts.peers import PEERS
-from dilkit.tools.bench.hosts.record import HostsResult
-from dilkit.tools.bench.hosts.suite import HostsSuite
+from dilkit.tools.bench import hosts, namespaces
+from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.hosts import REPORT, HostsSizes, HostsSuite
+from dilkit.tools.bench.sequence_parallel import PEERS
 from dilkit.tools.results.file import new_result
+from dilkit.tools.results.rows import RowsResult
 
 SMALL = Problem(pattern=Pattern([8, 32, 64], [1, 2, 4]), seq=64, heads=4, head_dim=8, requires_grad=True)
 
@@ -42,33 +41,39 @@ def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name: str) 
 
 
 def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(network.os, "geteuid", lambda: 1000, raising=False)
-    monkeypatch.setattr(network.sys, "platform", "linux")
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000, raising=False)
+    monkeypatch.setattr(namespaces.sys, "platform", "linux")
     with pytest.raises(ValueError, match=r"--suite hosts: .*run it as root"), HostsSuite().prepared():
         pass
 
 
-def namespaces() -> set[str]:
-    return {path.name for path in network.NAMESPACES.glob("dilkit-*")} if network.NAMESPACES.exists() else set()
+def left() -> set[str]:
+    return {path.name for path in namespaces.NAMESPACES.glob("dilkit-*")}
 
 
 @pytest.mark.slow
-def test_the_suite_measures_every_way_on_a_link_and_leaves_nothing() -> None:
-    """One job of ranks, and one with a fault: the others of the suite differ by speeds and launchers."""
-    if why := network.why_not():
+def test_the_suite_measures_every_way_on_a_link_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job of ranks on three hosts, and one with a host that is cut off; mpirun waits for that until it is killed."""
+    if why := namespaces.why_not():
         pytest.skip(why)
+    launcher = namespaces.launchers()[0]
+    monkeypatch.setattr(hosts, "TIMEOUT", 2.0)
+    monkeypatch.setattr(hosts, "FAULT_LIMIT", 25.0 if launcher == "mpi" else 60.0)
     ended = subprocess.Popen(["true"])
     ended.wait()
     subprocess.run(["ip", "netns", "add", f"dilkit-{ended.pid}-1"], check=True)  # as a process that was killed leaves it
-    problem = replace(SMALL, dtype="bfloat16")
-    suite = HostsSuite(sizes=HostsSizes(problem=problem, checked=SMALL), repeats=1)
+    tiny = Configuration(96, (8, 32, 96), (1, 2, 4), heads=6)
+    suite = HostsSuite(sizes=HostsSizes(hosts=3, configuration=tiny, head_dim=8, checked=tiny.problem(8)), repeats=1)
+    steps = list(suite.steps())
     with suite.prepared() as facts:
-        assert f"dilkit-{ended.pid}-1" not in namespaces()
-        measured, cut = (next(s.measure() for s in suite.steps() if s.goes_to == kind) for kind in ("links", "faults"))
-    result = new_result(HostsResult, probe("cpu"), suite="hosts", repeats=1, links=(measured,), faults=(cut,), **facts)
-    assert not namespaces()
+        assert f"dilkit-{ended.pid}-1" not in left()
+        links = steps[0].measure()
+        (cut,) = next(step for step in steps if step.what == f"faults: link down, {launcher}").measure()
+    result = new_result(RowsResult, probe("cpu"), kind=suite.kind(), suite="hosts", repeats=1, facts=facts, rows=(*links, cut))
+    assert not left()
     assert not suite.wrong(result)
-    assert cut.seconds
-    assert {*measured.entries} == {"auto", "scatter", "gather", "ring", *PEERS}
-    assert all(count > 0 for of_hosts in measured.wire_bytes.values() for count in of_hosts)
+    assert REPORT.document(result).tables
+    assert cut.values["names_rank"]
+    assert [row.who for row in links] == ["auto", "scatter", "gather", "ring", *PEERS]
+    assert all(count > 0 for row in links for count in row.values["wire_bytes"])

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.result_files import FOLDER
 
 from dilkit.comm import Comm
 from dilkit.comm.launch import processes
 from dilkit.tools import cli
+from dilkit.tools.bench import rank_faults, rank_jobs
 from dilkit.tools.bench import run as suite_run
-from dilkit.tools.bench.ranks import faults
-from dilkit.tools.bench.ranks.record import Fault, RanksResult
-from dilkit.tools.bench.ranks.suite import RanksSuite
+from dilkit.tools.bench.ring import REPORT, RingSuite
 from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.measure.ranks_call import RanksCall
-from dilkit.tools.results.file import read_result
+from dilkit.tools.report import registry
+from dilkit.tools.results.rows import Row
 
 TINY = ("--seqs", "64,128", "--segments", "32,128", "--rates", "1,4", "--heads", "4", "--dim", "8", "--repeats", "1", "--train")
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -122,11 +124,10 @@ class TestBench:
 class TestSuite:
     @pytest.mark.slow
     def test_quick_on_threads_alone(self, tmp_path) -> None:
-        suite = RanksSuite(quick=True, budget=0.001, processes=())
+        suite = RingSuite(quick=True, budget=0.001, processes=())
         result = suite_run.measure(suite, {}, tmp_path, resume=False)
-        assert isinstance(result, RanksResult)
         assert not suite.wrong(result)
-        assert result == read_result(tmp_path / "suite.json", RanksResult)
+        assert REPORT.document(result).tables
         verdicts = {figure.name: figure.verdict for figure in result.figures}
         exact = {target.name for target in suite.TARGETS if target.exact}
         assert {verdicts[name] for name in exact} == {"met"}
@@ -134,12 +135,30 @@ class TestSuite:
         assert verdicts["faults whose error does not name rank and step"] == "met"
         assert verdicts["peak memory per rank, p=1 over p=2"] == "not measured"
 
+    def test_a_job_that_failed_is_no_figure_and_decides_on_the_exit_code(self) -> None:
+        def job() -> list[Row]:
+            raise processes.JobError("2 ranks of mpi: the job ended with 1")
+
+        right = Row(table="faults", case=dict(transport="torch"), who="rank 1", values=dict(left_behind=0))
+        result = registry.read(FOLDER / "ring.json")
+        (target,) = (target for target in RingSuite.TARGETS if target.name == "processes left behind")
+        for rows, verdict in (
+            ((right,), "met"),
+            ((right, *rank_jobs.job_step("faults", "killed", job).measure()), "not measured"),
+        ):
+            some = replace(result, rows=rows, figures=())
+            assert target.judge(some).verdict == verdict
+            assert RingSuite(processes=()).wrong(some) == (verdict != "met")
+
     def test_what_a_job_of_faults_said_is_read(self) -> None:
         words = "CommTimeout: exchange 4 (arguments of ring_dilated_attention): nothing from rank 1"
         knows = "".join(f"fault suite: rank {one} knows at {at}: {words}\n" for one, at in ((0, 11.5), (2, 12.0)))
-        read = faults.read("frozen", processes.Ended(1, f"fault suite: fault at 10.0\n{knows}", 3.0, 13.0, 0))
-        assert read == Fault(seconds=2.0, error=words, exit_code=1, names_rank=True, names_step=True)
+        ended = processes.Ended(1, f"fault suite: fault at 10.0\n{knows}", 3.0, 13.0, 0)
+        read = rank_faults.fault_row("frozen", "mpi", 2.0, ended)
+        known = dict(seconds=2.0, error=words, exit_code=1, left_behind=0, names_rank=True, names_step=True)
+        assert (read.case, read.values) == (dict(kind="frozen", transport="mpi"), dict(timeout=2.0, **known))
         text = "fault suite: fault at 10.0\nprocess rank 1 on signal 9"
-        silent = faults.read("killed", processes.Ended(137, text, 3.0, 13.0, 0))
-        assert (silent.seconds, silent.names_rank, silent.names_step) == (3.0, True, False)
-        assert faults.read("killed", processes.Ended(1, "nothing at all", 3.0, 13.0, 0)).failed
+        silent = rank_faults.fault_row("killed", "mpi", 2.0, processes.Ended(137, text, 3.0, 13.0, 0)).values
+        assert (silent["seconds"], silent["names_rank"], silent["names_step"]) == (3.0, True, False)
+        with pytest.raises(processes.JobError, match="the fault did not come about: nothing at all"):
+            rank_faults.fault_row("killed", "mpi", 2.0, processes.Ended(1, "nothing at all", 3.0, 13.0, 0))

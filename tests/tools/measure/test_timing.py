@@ -7,7 +7,7 @@ import pytest
 from dilkit import Pattern, Problem
 from dilkit.comm import run_threads
 from dilkit.tools.measure import ceilings
-from dilkit.tools.measure.rank_speed import rank_speed
+from dilkit.tools.measure.rank_times import rank_speed
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Samples
 

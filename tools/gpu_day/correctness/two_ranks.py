@@ -11,7 +11,7 @@ from dilkit import environment
 from dilkit.comm.launch import processes, task
 from dilkit.device import device_named
 from dilkit.testing.accuracy import shortened
-from dilkit.tools.bench.ranks.tasks import compare
+from dilkit.tools.bench.rank_jobs import check_calls
 from dilkit.tools.gpu_day import backends
 from dilkit.tools.gpu_day.step import Context, Item, judged
 
@@ -25,10 +25,11 @@ def two_ranks(context: Context) -> Iterator[Item]:
         os.environ[environment.BACKEND.name] = name  # which the ranks inherit
         for dtype in ("float32",) if context.rehearse else ("float32", "bfloat16"):
             asked = shortened(backends.problem(device_named(context.device), dtype=dtype, requires_grad=True))
-            problems = [replace(asked, is_causal=causal) for causal in (False, True)]
-            by_rank = task.run(kind, RANKS, partial(compare, problems=problems, schedules=("auto",)), limit=LIMIT)
-            ratios = [call.ratio for call in by_rank.calls if call.ratio is not None]
-            worst, same = max(ratios), all(call.bitwise for call in by_rank.calls if call.bitwise is not None)
+            problems = {name: replace(asked, is_causal=name == "causal") for name in ("all pairs", "causal")}
+            compare = partial(check_calls, problems=problems, schedules=("auto",), compared_in=dtype)
+            values = [row.values for row in task.run(kind, RANKS, compare, limit=LIMIT)]
+            worst = max(one["ratio"] for one in values if "ratio" in one)
+            same = all(one["bitwise"] for one in values if "bitwise" in one)
             wrong = f"the error is {worst:.2f} of what is allowed" if worst > 1 else ""
             wrong = wrong or ("" if same else "branch by branch, the bits differ from those of one rank")
             text = f"the error is {worst:.2f} of what is allowed; branch by branch, the bits of one rank"

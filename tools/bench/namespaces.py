@@ -25,9 +25,7 @@ from pathlib import Path
 
 from dilkit.comm.launch.processes import Job, is_open_mpi, mpi_launchers, start_processes
 
-SUBNET = "10.83.0"
-PORT = 29_400
-MTU = 9000
+SUBNET, PORT, MTU = "10.83.0", 29_400, 9000
 BURST_SECONDS, QUEUE_BYTES, WINDOW_BYTES = 0.001, 1 << 23, 1 << 20
 """What a shaped link lets through at once, and what waits in front of it at most: the windows of several senders, so that none of
 it is dropped and sent again."""
@@ -51,22 +49,18 @@ class Hosts:
     size: int
     agent: Path
 
-    @property
-    def addresses(self) -> list[str]:
-        """The address of each."""
-        return [f"{SUBNET}.{host}" for host in range(1, self.size + 1)]
-
     def shape(self, gbit: float) -> None:
         """Limit every link to so many Gbit/s, each way."""
         burst = max(int(gbit * 1e9 / 8 * BURST_SECONDS), 1 << 17)
-        how = ("root", "tbf", "rate", f"{round(gbit * 1e6)}kbit", "burst", str(burst), "limit", str(QUEUE_BYTES))
+        limits = ("root", "tbf", "rate", f"{round(gbit * 1e6)}kbit", "burst", str(burst), "limit", str(QUEUE_BYTES))
         for host in range(1, self.size + 1):
-            _call("tc", "-n", f"{self.tag}-{host}", "qdisc", "replace", "dev", "eth0", *how)
-            _call("tc", "-n", f"{self.tag}-0", "qdisc", "replace", "dev", f"port{host}", *how)
+            for end, device in ((host, "eth0"), (0, f"port{host}")):
+                _call("tc", "-n", f"{self.tag}-{end}", "qdisc", "replace", "dev", device, *limits)
 
-    def set_link(self, host: int, up: bool) -> None:
-        """Pull the cable of a host, or put it in again."""
-        _call("ip", "-n", f"{self.tag}-{host}", "link", "set", "eth0", "up" if up else "down")
+    def connect(self) -> None:
+        """Put in the cables that were pulled."""
+        for host in range(1, self.size + 1):
+            _call("ip", "-n", f"{self.tag}-{host}", "link", "set", "eth0", "up")
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
         """`command` as it runs on a host, in the place of the process that is started: signals reach it."""
@@ -74,31 +68,33 @@ class Hosts:
         script = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
         return ["nsenter", f"--net={NAMESPACES / name}", "unshare", "--uts", "sh", "-c", script, name, *command]
 
-    def start(self, kind: str, size: int, arguments: Sequence[str], *, threads: int = 1, options: Sequence[str] = ()) -> Job:
+    def start(self, kind: str, size: int, arguments: Sequence[str], *, threads: int = 1) -> Job:
         """Start `python arguments...` as a rank on each of the first `size` hosts, as `processes.start` does on one machine."""
-        python, addresses = [sys.executable, *arguments], self.addresses[:size]
-        environment = dict(GLOO_SOCKET_IFNAME="eth0")
+        addresses, environment = [f"{SUBNET}.{host}" for host in range(1, size + 1)], dict(GLOO_SOCKET_IFNAME="eth0")
         if kind == "mpi":
             net = f"{SUBNET}.0/24"
             ways = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": net}
-            parts = [x for name, value in ways.items() for x in ("--mca", name, value)]
-            parts += ["--prtemca", "plm_ssh_agent", str(self.agent), "--prtemca", "prte_if_include", net]
-            where = ["--bind-to", "none", "--host", ",".join(f"{address}:1" for address in addresses)]
-            mpirun = [str(mpi_launchers()[0]), *parts, *where, *options, "-n", str(size), *python]
+            options = [x for name, value in ways.items() for x in ("--mca", name, value)]
+            options += ["--prtemca", "plm_ssh_agent", str(self.agent), "--prtemca", "prte_if_include", net]
+            options += ["--bind-to", "none", "--host", ",".join(f"{address}:1" for address in addresses)]
+            mpirun = [str(mpi_launchers()[0]), *options, "-n", str(size), sys.executable, *arguments]
             return start_processes([self.on(1, mpirun)], [environment], threads)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(size), "--nproc-per-node", "1"]
         torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{addresses[0]}:{PORT}", "--rdzv-id", self.tag]
-        each = [
+        commands = [
             self.on(host, [*torchrun, "--local-addr", address, "--rdzv-conf", f"is_host={int(host == 1)}", *arguments])
             for host, address in enumerate(addresses, 1)
         ]
-        return start_processes(each, [environment] * size, threads)
+        return start_processes(commands, [environment] * size, threads)
 
 
 @contextlib.contextmanager
 def hosts(size: int) -> Iterator[Hosts]:
     """Hosts that are there within the block, their links not shaped yet. Raises OSError where they cannot be."""
-    _remove_left_behind()
+    for name in NAMESPACES.glob("dilkit-*-*"):
+        made_by = re.fullmatch(r"dilkit-(\d+)-\d+", name.name)
+        if made_by and not Path("/proc", made_by[1]).exists():
+            _call("ip", "netns", "del", name.name)
     tag = f"dilkit-{os.getpid()}"
     with tempfile.TemporaryDirectory() as folder:
         agent = Path(folder, "agent")
@@ -108,7 +104,8 @@ def hosts(size: int) -> Iterator[Hosts]:
             _make(tag, size)
             yield Hosts(tag, size, agent)
         finally:
-            _remove(tag)
+            for name in NAMESPACES.glob(f"{tag}-*"):
+                _call("ip", "netns", "del", name.name)
 
 
 def why_not() -> str:
@@ -130,12 +127,12 @@ def why_not() -> str:
 
 def launchers() -> tuple[str, ...]:
     """What starts ranks on hosts here: torchrun and, where it is Open MPI's, mpirun."""
-    found = mpi_launchers()
-    return ("mpi", "torch") if found and is_open_mpi(str(found[0])) else ("torch",)
+    programs = mpi_launchers()
+    return ("mpi", "torch") if programs and is_open_mpi(str(programs[0])) else ("torch",)
 
 
 def sent_bytes() -> int:
-    """What this host has sent so far, as the kernel counts it: headers too, and what is sent once more."""
+    """Bytes that this host has sent so far, as the kernel counts them: headers too, and what is sent once more."""
     line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
 
@@ -154,24 +151,11 @@ def _make(tag: str, size: int) -> None:
         _call("ip", "-n", name, "link", "set", "eth0", "up", "mtu", str(MTU))
         _call("ip", "-n", name, "link", "set", "lo", "up")
         for setting, value in SETTINGS.items():
-            set_it = f"echo {value} > /proc/sys/net/ipv4/{setting}"
-            _call("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", set_it)
-
-
-def _remove(tag: str) -> None:
-    for name in NAMESPACES.glob(f"{tag}-*") if NAMESPACES.exists() else ():
-        _call("ip", "netns", "del", name.name)
-
-
-def _remove_left_behind() -> None:
-    for name in NAMESPACES.glob("dilkit-*-*") if NAMESPACES.exists() else ():
-        made_by = re.fullmatch(r"dilkit-(\d+)-\d+", name.name)
-        if made_by and not Path("/proc", made_by[1]).exists():
-            _call("ip", "netns", "del", name.name)
+            _call("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", f"echo {value} > /proc/sys/net/ipv4/{setting}")
 
 
 def _call(*command: str) -> None:
-    """Run it. Raises OSError with what it said."""
+    """Run a command. Raises OSError with what it said."""
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise OSError(f"{' '.join(command)}: {ended.stderr.strip() or ended.returncode}")

@@ -1,0 +1,345 @@
+"""`dilkit bench --suite hosts`: attention over hosts on one machine, whose links are shaped, beside other schemes."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dilkit.comm.collectives import gather_values
+from dilkit.comm.launch.processes import mpi_version
+from dilkit.comm.launch.task import ended, run
+from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.plan.traffic import Rows
+from dilkit.comm.simulation.simulation import simulate
+from dilkit.pattern import Pattern
+from dilkit.problem import Problem
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench import namespaces
+from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.rank_faults import CUTS, FAULT_RANKS, FAULT_TABLE, SLACK, fail, fault_row
+from dilkit.tools.bench.rank_jobs import SCHEDULES, job_step
+from dilkit.tools.bench.sequence_parallel import PEERS
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.target import Target, Values, each, time_ratio
+from dilkit.tools.console.text import in_bytes
+from dilkit.tools.measure.rank_times import Noted, noted, rank_speed, seconds_of, time_in_turns
+from dilkit.tools.measure.ranks_call import RanksCall
+from dilkit.tools.report.views import QUARTILES, TIME, WHO, Column, PlotView, Report, TableView, fact, over
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+
+if TYPE_CHECKING:
+    from dilkit.comm import Comm
+
+LIMIT, FAULT_LIMIT, TIMEOUT = 900.0, 60.0, 5.0
+"""Seconds that a job may take, and one with a fault, and that ranks wait for one at fault."""
+SETTLED = 0.05
+"""Seconds after a call in which the kernel sends what it still holds."""
+NOTED_CALLS = 5
+SLOWEST, FASTEST = "slowest links", "fastest links"
+FIVE = Configuration(131_072, (128, 512, 2048, 8192, 131_072), (1, 4, 16, 64, 256), heads=4)
+"""LongNet's series of lengths and rates, the last of them for the whole sequence. The first is a quarter of what LongNet takes at
+this length, because a core has to do for two hosts: so computing does not outweigh what is sent."""
+CHECKED = Problem(pattern=Pattern([16, 32, 64, 256, 512], [1, 2, 4, 8, 16]), seq=512, heads=4, head_dim=16, dtype="bfloat16")
+"""The problem on which every way is checked: five branches too, of which two are longer than a shard."""
+
+
+@dataclass(frozen=True)
+class HostsSizes(Sizes):
+    """`hosts` compute a sequence of `configuration` in bf16, over links of so many `gbits` a second each way.
+
+    `few_heads`: half as many as hosts, of which a segment's ranks form groups (the hybrid route).
+    """
+
+    hosts: int = 4
+    gbits: tuple[float, float] = (1.0, 10.0)
+    configuration: Configuration = FIVE
+    head_dim: int = 64
+    checked: Problem = CHECKED
+    few_heads: int = 2
+
+
+def _wire_ratio(row: Row) -> float:
+    """Bytes of the interfaces over planned bytes."""
+    return sum(row.values["wire_bytes"]) / sum(row.values["planned_bytes"])
+
+
+def _predicted(choose: Callable[[list[float]], float]) -> Callable[[RowsResult], Values]:
+    def measure(case: CaseRows) -> float | None:
+        rows = [row for row in case.rows.values() if "predicted_s" in row.values and row.samples]
+        return choose([row.values["predicted_s"] / row.median_s for row in rows]) if rows else None
+
+    return each("links", measure, "{link}")
+
+
+def _faults(measure: Callable[[Mapping[str, Any]], float]) -> Callable[[RowsResult], Values]:
+    return each("faults", lambda case: measure(case.rows["rank 1"].values), "{kind}, {transport}")
+
+
+def _on_the_wire(result: RowsResult) -> Values:
+    return {f"{row.who}, {row.case['link']}": _wire_ratio(row) for row in result.rows if row.table == "links"}
+
+
+TARGETS = (
+    *(
+        Target(f"{SLOWEST}: time of {scheme} over auto's", must, aim, time_ratio("links", who, "auto", "{link}", links=SLOWEST))
+        for who, scheme, must, aim in (
+            ("full ring", "a ring of all keys and values", 5.0, 20.0),
+            ("all-gather", "an all-gather of keys and values", 2.0, 4.0),
+            ("ulysses", "Ulysses' all-to-all", 2.0, 4.0),
+        )
+    ),
+    Target(
+        f"{FASTEST}: share of auto's sends that no rank waits for", 0.6, 0.9,
+        each("links", lambda case: case.rows["auto"].values["hidden"], "{link}", links=FASTEST), unit="",
+    ),
+    Target("bytes of the hosts' interfaces over planned bytes", 1.05, 1.02, _on_the_wire, lower=True),
+    Target("schedules: predicted over measured time, the least", 0.75, None, _predicted(min), unit=""),
+    Target("schedules: predicted over measured time, the most", 1.33, None, _predicted(max), unit="", lower=True),
+    Target(
+        "faults: seconds to an error beyond the timeout", SLACK, None, _faults(lambda v: v["seconds"] - v["timeout"]),
+        unit=" s", lower=True,
+    ),
+    Target("faults whose error does not name the rank", 0, None, _faults(lambda v: not v["names_rank"]), unit="", lower=True),
+    Target(
+        "faults: processes that the launcher left behind, and the job then ended", 0, None, _faults(lambda v: v["left_behind"]),
+        unit="", lower=True,
+    ),
+)  # fmt: skip
+
+
+def _over_time(name: str, header: str) -> Column:
+    """Seconds of a model over those measured."""
+    return Column(header, lambda row, case: f"{row.values[name] / row.median_s:.2f}x" if name in row.values else "-")
+
+
+COLUMNS = (
+    WHO,
+    fact("routes"),
+    TIME,
+    QUARTILES,
+    over("auto"),
+    Column("a host sends", lambda row, case: in_bytes(max(row.values["planned_bytes"]))),
+    Column("interface / planned", lambda row, case: f"{_wire_ratio(row):.3f}"),
+    _over_time("predicted_s", "predicted"),
+    _over_time("simulated_s", "simulated"),
+    Column("hidden", lambda row, case: f"{100 * row.values['hidden']:.0f} %"),
+)
+
+
+REPORT = Report(
+    place="{device_name}, {cores} cores for all hosts; mpirun: {mpi}",
+    tables=(TableView("{hosts} hosts, {link}", "links", COLUMNS, "{problem}"), FAULT_TABLE),
+    plots=(PlotView("Forward and backward: {link}", "links", "{who}"),),
+    sentences={
+        TARGETS[0].name: "over slow links a ring of all keys and values takes {} as long as dilkit",
+        TARGETS[1].name: "an all-gather of them {}",
+        TARGETS[2].name: "Ulysses {}",
+        TARGETS[4].name: "the interfaces send {} the planned bytes",
+    },
+    method="Hosts are network namespaces of one machine with an address each, joined by a bridge; both ends of every link are "
+    "shaped with tc's token bucket, so that a host sends and receives at the rate that the table names. Links have no delay of "
+    "their own. One rank of one thread on each host; all hosts share the cores of the machine, which also move the packets: what "
+    "many bytes cost is work of the cores too, so that links of 10 Gbit/s are far from filled and figures of both links are "
+    "close. A call is a forward and a backward pass. Before it is timed every way is compared with the definition in fp64 on "
+    "a short sequence of as many branches; then all are timed in turns, and the slowest rank's time counts. The other schemes "
+    "are written for this suite on dilkit's kernels and transports: the full ring sends keys and values round, and backward "
+    "once more with their gradients in fp32, as ring-flash-attention does; the all-gather gives all to every rank, as context "
+    "parallelism in torch does, and returns gradients in the rows' dtype, half the bytes of fp32; Ulysses deals out heads. "
+    "They compute with dilkit's kernels what the pattern shows of what arrives. The schedule gather sends what torchscale's "
+    "sequence parallelism would send of this pattern: an all-gather of kept keys and values. Bytes of interfaces are those "
+    "that the kernel counts on each host, with headers, acknowledgements, and what ranks tell each other to agree. Predicted "
+    "is the time of the planner's model over the measured one, by the speeds of kernel and links that were measured in the "
+    "same job, before and after. Hidden is the share of the time that all exchanges of rows take by themselves which ranks do "
+    "not spend waiting for a link in a call, the median of five: a wait counts from when all who send have begun, as before "
+    "that it is one for their work.",
+)
+
+
+@dataclass(frozen=True)
+class HostsSuite(Suite[RowsResult]):
+    """The slowest link first, on which the figures are taken."""
+
+    NAME = "hosts"
+    SUMMARY = "attention over hosts with slow links, beside a ring of all keys, their all-gather and Ulysses"
+    TARGETS = TARGETS
+
+    sizes: HostsSizes = field(default_factory=HostsSizes, metadata=NO_OPTION)
+    net: list[namespaces.Hosts] = field(default_factory=list, metadata=NO_OPTION)
+    """The hosts, while they are there."""
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[dict[str, Any]]:
+        if why := namespaces.why_not():
+            raise ValueError(f"--suite hosts: {why}")
+        with namespaces.hosts(self.sizes.hosts) as net:
+            self.net.append(net)
+            try:
+                yield dict(mpi=mpi_version() or "not here")
+            finally:
+                self.net.clear()
+
+    def steps(self) -> Iterator[Step]:
+        first, *others = namespaces.launchers()
+        slowest, fastest, few = min(self.sizes.gbits), max(self.sizes.gbits), self.sizes.few_heads
+        for gbit in self.sizes.gbits:
+            yield self._links(gbit, first)
+        yield self._links(slowest, first, SCHEDULES[:1], ("full ring", "all-gather"), few)
+        for other in others:
+            yield self._links(slowest, other, SCHEDULES[:1])
+            yield self._links(fastest, other, ("auto", "ring"), ("full ring",))
+        for kind, launcher in product((*CUTS, "frozen"), namespaces.launchers()):
+            yield job_step("faults", f"{kind}, {launcher}", partial(self.fault, kind, launcher))
+
+    def _links(
+        self,
+        gbit: float,
+        launcher: str,
+        schedules: Sequence[str] = SCHEDULES,
+        peers: Sequence[str] = tuple(PEERS),
+        heads: int = 0,
+    ) -> Step:
+        link = f"{gbit:g} Gbit/s, {launcher}{f', {heads} heads' * bool(heads)}"
+        configuration = self.sizes.configuration._replace(heads=heads or self.sizes.configuration.heads)
+        problem = configuration.problem(self.sizes.head_dim, self.divisor, dtype="bfloat16", requires_grad=True)
+        links = SLOWEST if gbit == min(self.sizes.gbits) else FASTEST
+        task = partial(
+            compare, problem=problem, checked=replace(self.sizes.checked, requires_grad=True), schedules=schedules, peers=peers,
+            repeats=1 if self.quick else self.repeats, case=dict(link=link, links=links),
+        )  # fmt: skip
+
+        def job() -> list[Row]:
+            (net,) = self.net
+            net.shape(gbit)
+            return run(launcher, net.size, task, limit=LIMIT, start=net.start)
+
+        return job_step("links", link, job)
+
+    def fault(self, kind: str, launcher: str) -> list[Row]:
+        """Seconds until the other hosts know of a host that is cut off, or of a rank that is frozen; and what they say."""
+        (net,) = self.net
+        net.shape(max(self.sizes.gbits))
+        task = partial(fail, kind=kind, seconds=TIMEOUT)
+        try:
+            return [fault_row(kind, launcher, TIMEOUT, ended(launcher, FAULT_RANKS, task, limit=FAULT_LIMIT, start=net.start))]
+        finally:
+            net.connect()
+
+
+def compare(
+    comm: Comm,
+    problem: Problem,
+    checked: Problem,
+    schedules: Sequence[str],
+    peers: Sequence[str],
+    repeats: int,
+    case: Mapping[str, Any],
+) -> list[Row]:
+    """On every rank: check every way, count its bytes, and time all in turns."""
+    calls: dict[str, RanksCall] = {name: RanksCall(comm, problem, name) for name in schedules}
+    calls |= {name: PEERS[name](comm, problem) for name in peers}
+    shard = calls[schedules[0]].shard()
+    checks = {name: replace(call, problem=checked).check_whole() for name, call in calls.items()}
+    for call in calls.values():
+        call.once(shard)
+    values = {name: _counted(call, shard) | dict(hidden=hidden_share(call, shard)) for name, call in calls.items()}
+    speeds = [rank_speed(comm, problem)]
+    times = time_in_turns(comm, {name: partial(call.once, shard) for name, call in calls.items()}, repeats)
+    speeds.append(rank_speed(comm, problem))  # after it too: others may have begun to use the machine meanwhile
+    for name in schedules:
+        routes = dict.fromkeys(route.kind for route in calls[name].plan.routes)
+        values[name] |= dict(routes=", ".join(routes)) | _forecast(calls[name], speeds)
+    rows = []
+    for name, one in values.items():
+        reasons = [check.complaint for check in checks[name] if not check.passed]
+        if one["sent_bytes"] != one["planned_bytes"]:
+            reasons.append(f"bytes sent by rank: {one['sent_bytes']}; planned {one['planned_bytes']}")
+        became = dict(verdict="wrong", reasons=tuple(reasons)) if reasons else dict(samples=times[name].samples_s)
+        rows.append(
+            Row(
+                table="links",
+                case=dict(case),
+                who=name,
+                checks=checks[name],
+                values=one | dict(hosts=comm.size, problem=str(problem)),
+                **became,
+            )
+        )
+    return rows
+
+
+def _counted(call: RanksCall, shard: Tensors) -> dict[str, Any]:
+    """Bytes of rows that each rank sent in a call, those planned, and those of each host's interface."""
+    comm = call.comm
+    comm.share(b"", "beginning together")
+    time.sleep(SETTLED)
+    before, wire_before = comm.sent_bytes, namespaces.sent_bytes()
+    call.once(shard)
+    sent = comm.sent_bytes - before
+    time.sleep(SETTLED)
+    sent_bytes, wire_bytes = zip(*gather_values(comm, (sent, namespaces.sent_bytes() - wire_before)), strict=True)
+    return dict(planned_bytes=[*call.planned_bytes()], sent_bytes=[*sent_bytes], wire_bytes=[*wire_bytes])
+
+
+def _forecast(call: RanksCall, speeds: Sequence[Speed]) -> dict[str, float]:
+    """Seconds of the slowest rank by the planner's model, and by its simulation: means over the measured speeds."""
+    rows = Rows(call.problem.head_dim, call.problem.dtype, call.problem.batch)
+    forecasts = [Forecast(call.plan, rows, speed) for speed in speeds]
+    predicted = statistics.fmean(float(one.seconds["overlapped"][one.slowest]) for one in forecasts)
+    return dict(predicted_s=predicted, simulated_s=statistics.fmean(simulate(one).seconds for one in forecasts))
+
+
+def hidden_share(call: RanksCall, shard: Tensors) -> float:
+    """Share of the time that all exchanges of rows take by themselves which ranks do not spend waiting for a link in a call.
+
+        rank that sends      ... begun -------------- link --------------.
+        rank that receives   ........ computes ....... asked --- waits --- arrived
+                                                       | exposed: arrived - max(asked, last begun) |
+
+    A wait for a rank that has not begun to send yet is a wait for its work, not for the link. The median of `NOTED_CALLS` calls.
+    All ranks are on one machine, so that they read one clock. What is exposed of an exchange is no more than it takes by itself:
+    a core that another rank has is no link.
+    """
+    comm, calls = call.comm, list[list[Noted]]()
+    for _ in range(NOTED_CALLS):
+        comm.share(b"", "beginning together")
+        with noted(comm, "exchange") as exchanges:
+            call.once(shard)
+        calls.append(exchanges)
+    alone = [statistics.median(seconds_of(comm, partial(_again, comm, one)) for _ in range(3)) for one in calls[0]]
+    sources = gather_values(comm, [[rank for rank, rows in enumerate(one.arguments[1]) if rows] for one in calls[0]])
+    shares = []
+    for exchanges in calls:
+        times = gather_values(comm, [(one.begun, one.asked, one.arrived) for one in exchanges])
+        shares.append(1 - exposed_seconds(times, sources, alone) / max(comm.size * sum(alone), 1e-9))
+    return statistics.median(shares)
+
+
+def _again(comm: Comm, one: Noted) -> None:
+    comm.exchange(torch.ones(one.shape).to(one.dtype), *one.arguments[:2], "the same alone").wait()
+
+
+def exposed_seconds(
+    times: Sequence[Sequence[tuple[float, float, float]]], sources: Sequence[Sequence[Sequence[int]]], alone: Sequence[float]
+) -> float:
+    """Seconds that all ranks wait for links: in each exchange from when the last of its `sources` has begun to send.
+
+    `times` and `sources` by rank and exchange; `alone`: what each exchange takes by itself.
+
+        >>> times = [[(0.0, 5.0, 6.0)], [(4.0, 4.0, 7.0)]]  # rank 1 begins late, and waits for what is there since then
+        >>> exposed_seconds(times, [[[1]], [[0]]], [2.0])
+        3.0
+    """
+    seconds = 0.0
+    for exchanges, senders in zip(times, sources, strict=True):
+        for place, ((_, asked, arrived), ranks) in enumerate(zip(exchanges, senders, strict=True)):
+            since = max([asked, *(times[rank][place][0] for rank in ranks)])
+            seconds += min(max(arrived - since, 0.0), alone[place])
+    return seconds

@@ -1,0 +1,398 @@
+"""`dilkit bench --suite ring`: attention over ranks. Jobs of several processes are started from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from dilkit.comm.launch.processes import mpi_version, transports
+from dilkit.comm.launch.task import ended, run
+from dilkit.pattern import Pattern
+from dilkit.problem import DTYPE_BYTES, Problem
+from dilkit.threads import usable_cores
+from dilkit.tools.bench import rank_jobs
+from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
+from dilkit.tools.bench.rank_faults import FAULT_RANKS, FAULT_TABLE, FAULTS, SLACK, fail, fail_on_threads, fault_row
+from dilkit.tools.bench.rank_jobs import FAILED, SCHEDULES, check_calls, job_step
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.target import MIB, Target, Values, time_ratio
+from dilkit.tools.console.text import in_bytes, in_seconds
+from dilkit.tools.measure.ranks_call import plan_of
+from dilkit.tools.report.document import Axis, Plot, Point, Series
+from dilkit.tools.report.points import plain
+from dilkit.tools.report.views import NAMES, Column, PlotView, Report, TableView, fact, time, value
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+
+SECONDS_PER_FLOP = 1 / 100e9
+SMALL = {
+    "aligned, causal": Problem(
+        pattern=Pattern([32, 64, 256], [1, 2, 8]), seq=256, heads=8, head_dim=16, is_causal=True, dtype="bfloat16"
+    ),
+    "odd lengths, a mask": Problem(
+        pattern=Pattern([30, 50, 211], [1, 3, 5]), seq=211, heads=4, head_dim=8, batch=2, key_padding_mask=True
+    ),
+    "grouped heads": Problem(
+        pattern=Pattern([64, 192], [2, 4]), seq=190, heads=8, kv_heads=2, head_dim=16, is_causal=True, dtype="float64"
+    ),
+}
+QUARTER, NOTHING_KEPT, FIXED = "a quarter of the million", "A, nothing kept", "fixed n/p"
+FULL_RING = "a ring of all keys and values"
+
+
+@dataclass(frozen=True)
+class RingSizes(Sizes):
+    """Bytes of `small` problems are counted in their dtypes, and their results compared in fp32. `configurations` by name.
+
+    `shorter`: by how much the million is divided where memory is measured: the same ratios, a sixteenth of the work. `threads`:
+    of all ranks together.
+    """
+
+    small: Mapping[str, Problem] = field(default_factory=lambda: SMALL)
+    configurations: Mapping[str, Configuration] = field(default_factory=lambda: CONFIGURATIONS)
+    head_dim: int = 64
+    shorter: int = 4
+    threads: int = 4
+
+
+def peak(row: Row) -> int:
+    """Peak bytes of the rank that needs most."""
+    return max(row.values["rank_bytes"])
+
+
+def _target(
+    table: str,
+    name: str,
+    must: float,
+    read: Callable[[RowsResult], Values],
+    unit: str = "",
+    lower: bool = True,
+    exact: bool = False,
+) -> Target[RowsResult]:
+    """A target of rows of `table`, or of a part of them; where one of its jobs failed, there is no figure."""
+    return Target(name, must, None, lambda result: {} if result.cases(FAILED, table=table) else read(result), unit, lower, exact)
+
+
+def combined(
+    table: str,
+    measure: Callable[[Mapping[str, Any]], float | None],
+    combine: Callable[[list[float]], float],
+    name: str = "{transport}",
+) -> Callable[[RowsResult], Values]:
+    """Read `combine` of what `measure` makes of the values of rows, by the `name` that their cases lead to."""
+
+    def read(result: RowsResult) -> Values:
+        values: dict[str, list[float]] = {}
+        for row in result.rows:
+            if row.table == table and (measured := measure(row.values)) is not None:
+                values.setdefault(name.format(**row.case), []).append(measured)
+        return {name: combine(measured) for name, measured in values.items()}
+
+    return read
+
+
+def _shrinks(config: str, ranks: int) -> Callable[[RowsResult], Values]:
+    """Read one rank's memory over that of `ranks`, at the longest sequence measured."""
+
+    def read(result: RowsResult) -> Values:
+        longest = sorted(result.cases("memory", config=config), key=lambda case: case.case["tokens"])[-1:]
+        both = [case for case in longest if {"p=1", f"p={ranks}"} <= case.rows.keys()]
+        return {case.label("{tokens:,} tokens"): peak(case.rows["p=1"]) / peak(case.rows[f"p={ranks}"]) for case in both}
+
+    return read
+
+
+def _grows(result: RowsResult) -> Values:
+    peaks = {row.who: peak(row) for row in result.rows if row.table == "growth"}
+    return {who: 100 * (bytes / peaks["p=1"] - 1) for who, bytes in peaks.items() if who != "p=1" and "p=1" in peaks}
+
+
+def _million(result: RowsResult) -> Values:
+    planned = [case.rows["auto"].values["planned_bytes"] for case in result.cases("volumes", ranks=8)]
+    counted = [max(sent) for case in result.cases("million") if (sent := case.rows["auto"].values.get("sent_bytes"))]
+    return {name: sent / MIB for name, counts in (("plan", planned), ("counted", counted)) for sent in counts}
+
+
+SENT = "one million tokens, p=8, bf16, forward: bytes that a rank sends"
+TARGETS = (
+    _target(
+        "calls", "calls whose bytes are not those of the plan", 0,
+        combined("calls", lambda v: v["sent_bytes"] != v["planned_bytes"] if "sent_bytes" in v else None, sum), exact=True,
+    ),
+    _target("million", SENT, 1.6, _million, " MiB", exact=True),
+    _target(
+        "calls", "out, lse, dq, dk, dv over ranks: error over what rounding allows", 1.0,
+        combined("calls", lambda v: v.get("ratio"), max), exact=True,
+    ),
+    _target(
+        "calls", "fuse_branches=False: calls that differ from one rank in a bit", 0,
+        combined("calls", lambda v: not v["bitwise"] if "bitwise" in v else None, sum), exact=True,
+    ),
+    *(
+        _target("memory", f"{name}p=1 over p={ranks}", must, _shrinks(config, ranks), "x", lower=False)
+        for name, config, limits in (
+            ("peak memory per rank, ", QUARTER, (1.95, 3.8)),
+            ("configuration A: ", "A", (1.95, 3.8)),
+            ("configuration A with nothing kept: ", NOTHING_KEPT, (1.9, 3.6)),
+        )
+        for ranks, must in zip((2, 4), limits, strict=True)
+    ),
+    _target("growth", "growth of memory per rank at fixed n/p, from p=1", 3.0, _grows, " %"),
+    _target(
+        "work", "work per rank, causal: max over mean", 1.0,
+        combined("work", lambda v: v["max_over_mean"], lambda shares: round(max(shares), 4), "worst"), exact=True,
+    ),
+    _target(
+        "race", "A, forward + backward: ranks of one thread, in units of one rank's speed", 0.9,
+        time_ratio("race", "one rank", "ranks", "{ranks} ranks, {transport}"), "x", lower=False,
+    ),
+    _target(
+        "faults", "faults: seconds to an error beyond the timeout", SLACK,
+        combined("faults", lambda v: v["seconds"] - v["timeout"], max), " s",
+    ),
+    _target(
+        "faults", "faults whose error does not name rank and step", 0,
+        combined("faults", lambda v: not (v["names_rank"] and v["names_step"]), sum),
+    ),
+    _target("faults", "processes left behind", 0, combined("faults", lambda v: v["left_behind"], sum)),
+)  # fmt: skip
+
+
+def _alone_over_this(row: Row, case: CaseRows) -> str:
+    alone = case.rows.get("p=1", row)
+    return "-" if alone is row else f"{peak(alone) / peak(row):.3f}"
+
+
+MEMORY_TABLE = TableView(
+    "Memory per rank, forward and backward",
+    ("memory", "growth"),
+    (
+        fact("config", "configuration"),
+        fact("tokens", template="{:,}"),
+        fact("ranks", "p"),
+        fact("threads", "threads a rank"),
+        Column("peak a rank", lambda row, case: in_bytes(peak(row))),
+        value("tensors_bytes", "its tensors", "bytes"),
+        Column("p=1 over this", _alone_over_this),
+    ),
+    timed=False,
+)
+
+
+def _peak(row: Row, case: CaseRows) -> Point:
+    return plain("", peak(row))
+
+
+def _volume(row: Row, case: CaseRows) -> Point | None:
+    sent = row.values["planned_bytes"]
+    return plain("", sent) if sent else None
+
+
+RANKS, PEAK = Axis("ranks", "number"), Axis("peak memory of a rank", "bytes")
+
+
+def _timeline_plot(result: RowsResult) -> Iterator[Plot]:
+    """The whole step of each rank, and when it was in its transport."""
+    for case in result.cases("timeline"):
+        steps = [Point(who, row.values["seconds"], 0.0, row.values["seconds"]) for who, row in case.rows.items()]
+        waits = [Point(who, end, min(begin, end), end) for who, row in case.rows.items() for begin, end in row.values["waits"]]
+        series = Series("computing", tuple(steps)), Series("sending, waiting, agreeing", tuple(waits))
+        title = case.label("One step of {tokens:,} tokens, causal ({transport})")
+        yield Plot(title, "spans", series, (NAMES, Axis("time", "seconds", log=False)))
+
+
+def _notes(result: RowsResult) -> Iterator[str]:
+    """Counts and times."""
+    values = [row.values for row in result.rows if row.table == "calls"]
+    counted = sum("sent_bytes" in one for one in values)
+    yield f"bytes were counted in {counted} calls, results compared in {len(values)}"
+    for case in result.cases("race"):
+        ranks, one = (f"{in_seconds(row.median_s)} on {row.values['what']}" for row in case.rows.values())
+        yield f"A, forward + backward: {ranks}, {one}, medians of {result.repeats} samples in turns"
+    for case in result.cases("million"):
+        if sent := case.rows["auto"].values.get("sent_bytes"):
+            planned = case.rows["auto"].values["planned_bytes"]
+            run = "counted in a run as well" if sent == planned else "differs in a run"
+            yield f"{case.label('{tokens:,} tokens, p={ranks}')}: {max(planned):,} bytes by the plan; {run}"
+
+
+REPORT = Report(
+    place="{device_name}, {cores} cores; ranks: {started}",
+    tables=(
+        MEMORY_TABLE,
+        TableView(
+            "Forward bytes of the busiest rank: one million tokens, bf16", "volumes",
+            (fact("ranks", "p"), value("planned_bytes", "bytes", "bytes")), timed=False, spread="{who}",
+        ),
+        FAULT_TABLE,
+    ),
+    plots=(
+        PlotView(
+            "Ranks' memory at fixed length, forward and backward", "memory", "ranks", _peak, (RANKS, PEAK), "lines",
+            series="{config}, {tokens:,} tokens",
+        ),
+        PlotView(
+            "Ranks' memory at fixed tokens a rank, forward and backward", "growth", "ranks", _peak,
+            (RANKS, replace(PEAK, log=False)), "lines", series="fixed tokens a rank",
+        ),
+        PlotView(
+            "Forward bytes: one million tokens, bf16", "volumes", "ranks", _volume,
+            (RANKS, Axis("bytes of the busiest rank", "bytes")), "lines", dashed=(FULL_RING,),
+        ),
+        PlotView(
+            "One step of configuration A, with 95% intervals", "race", "{what}", time,
+            (NAMES, Axis("time of a step", "seconds")), series="a step",
+        ),
+        _timeline_plot,
+    ),
+    sentences={
+        TARGETS[4].name: "of the longest sequence a rank alone needs {} as much memory as each of two",
+        TARGETS[5].name: "{} as much as each of four",
+        TARGETS[7].name: "of configuration A, which is shorter, {} as much as each of four",
+        SENT: "of a million tokens each of eight ranks sends {}",
+    },
+    notes=_notes,
+    method="Bytes are those that the transport counted in a forward and backward pass, beside the plan's formula, for each "
+    "schedule: threads with p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a mask in "
+    "fp32, grouped heads in fp64. Errors are against fp64, in units of what is allowed: twice (gradients: three times) the "
+    "error of plain torch arithmetic of the same dtype, and a few roundings. Memory is the high-water mark of a fresh process's "
+    "resident memory over what it held before its tensors were made: inputs, results, gradients and all that lies between, of "
+    'the rank that needs most, in fp32. "A quarter of the million" is the pattern of a million tokens with sequence and '
+    "segments a quarter as long: 262,144 tokens, w = 512, 2048, 8192, 32768, 131072, r = 1, 4, 16, 64, 256. A step's time is "
+    "the slowest rank's, all having begun together; both sides are timed in turns in one job. Faults strike rank 1 of three "
+    "after one call went well; seconds are those until the last of the others knew, or, where these are ended without a word, "
+    "until the launcher had ended the job.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RingSuite(Suite[RowsResult]):
+    """The steps of a run. `processes`: what can start processes; without any, ranks are threads."""
+
+    NAME = "ring"
+    SUMMARY = "attention over ranks: bytes, agreement with one rank, memory, time, and what becomes of faults"
+    TARGETS = TARGETS
+
+    budget: float = 90.0
+    sizes: RingSizes = field(default_factory=RingSizes, metadata=NO_OPTION)
+    processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
+
+    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
+        jobs = {"mpi": f"mpirun ({mpi_version()})", "torch": "torch.distributed with gloo"} if self.processes else {}
+        started = ", ".join(jobs[name] for name in self.processes) or "no processes, only threads"
+        return nullcontext(dict(started=f"threads, {started}"))
+
+    def steps(self) -> Iterator[Step]:
+        yield Step("volumes", "bytes against p", self.volumes)
+        yield Step("work", "work per rank", self.work)
+        processes = product(self.processes, (2,) if self.quick else (2, 3, 4))
+        for kind, ranks in (*product(("threads",), (1, 2, 3) if self.quick else range(1, 9)), *processes):
+            yield job_step("calls", f"{kind}, p={ranks}", partial(self.calls, kind, ranks))
+        for kind, transport in product(FAULTS, ("threads", *self.processes)):
+            if not self.quick or transport == "threads" or kind == "killed":
+                yield job_step("faults", f"{kind}, {transport}", partial(self.fault, transport, kind))
+        if not self.quick and self.processes[:1] == ("mpi",) and "Open MPI" in mpi_version():
+            yield job_step("faults", "killed, mpi with ULFM", partial(self.fault, "mpi", "killed", ("--with-ft", "ulfm")))
+        yield from self._processes() if self.processes else ()
+        yield job_step("million", "bytes of one million tokens", self.million)
+
+    def _processes(self) -> Iterator[Step]:
+        """Steps whose ranks are processes, so that memory and time are of a rank alone."""
+        sizes, parts = ((1, 2), (1,)) if self.quick else ((1, 2, 4), (4, 2, 1))
+        whole, quarter = self.problem("A", requires_grad=True), self.problem(QUARTER, requires_grad=True)
+        problems = [("A", whole, "rows"), (NOTHING_KEPT, whole, "nothing")]
+        problems += [(QUARTER, replace(quarter, seq=quarter.seq // part), "rows") for part in parts]
+        for (config, problem, keep), ranks in product(problems, sizes):
+            memory = partial(self.memory, "memory", config, problem, ranks, keep)
+            yield job_step("memory", f"{config}, {problem.seq:,} tokens, p={ranks}", memory)
+        for ranks in (1, 2) if self.quick else (1, 2, 4, 8):
+            problem = replace(quarter, seq=quarter.seq // 8 * ranks)
+            yield job_step("growth", f"{FIXED}, p={ranks}", partial(self.memory, "growth", FIXED, problem, ranks))
+        yield job_step("race", "four ranks beside one", self.race)
+        yield job_step("timeline", "one step", self.timeline)
+
+    def volumes(self) -> list[Row]:
+        """Forward bytes of the busiest rank by the plan, for each schedule and number of ranks; beside a ring of all keys."""
+        problem, rows = self.problem("million", dtype="bfloat16"), []
+        row_bytes = problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
+        for ranks in (2, 4, 8) if self.quick else (2, 4, 8, 16, 32, 64):
+            plans = {name: plan_of(problem, ranks, name) for name in SCHEDULES}
+            sent = {
+                name: int(plan.all_bytes("forward", head_dim=problem.head_dim, dtype=problem.dtype).max())
+                for name, plan in plans.items()
+            }
+            sent[FULL_RING] = (ranks - 1) * 2 * (problem.seq // ranks) * row_bytes
+            case = dict(tokens=problem.seq, ranks=ranks)
+            rows += [Row(table="volumes", case=case, who=who, values=dict(planned_bytes=x)) for who, x in sent.items()]
+        return rows
+
+    def work(self) -> list[Row]:
+        """Causal work of the busiest rank over the mean, where the ranks of every segment divide the heads."""
+        rows = []
+        for config, ranks in product(("A", "million"), (2, 4, 8)):
+            plan = plan_of(self.problem(config, is_causal=True), ranks)
+            work = [plan.work(rank) for rank in range(ranks)]
+            values = dict(max_over_mean=max(work) * ranks / sum(work))
+            rows.append(Row(table="work", case=dict(config=config, ranks=ranks), who="auto", values=values))
+        return rows
+
+    def calls(self, kind: str, ranks: int) -> list[Row]:
+        """Bytes and results of small problems, forward and backward, for every schedule."""
+        problems = {name: replace(small, requires_grad=True) for name, small in self.sizes.small.items()}
+        case = dict(transport=kind, ranks=ranks)
+        task = partial(check_calls, problems=problems, schedules=SCHEDULES, compared_in="float32", case=case)
+        return run(kind, ranks, task, limit=300.0)
+
+    def fault(self, transport: str, kind: str, options: tuple[str, ...] = ()) -> list[Row]:
+        """Seconds until the others know, and what they say."""
+        timeout = 0.5 if self.quick else 2.0
+        if transport == "threads":
+            job = fail_on_threads(kind, timeout)
+        else:
+            task = partial(fail, kind=kind, seconds=timeout)
+            job = ended(transport, FAULT_RANKS, task, limit=60.0, options=options)
+        return [fault_row(kind, " ".join((transport, *options)), timeout, job)]
+
+    def memory(self, table: str, config: str, problem: Problem, ranks: int, keep: str = "rows") -> list[Row]:
+        """Peak memory of each rank, forward and backward, inputs counted; each rank a fresh process."""
+        threads = self.threads(ranks)
+        case, values = dict(config=config, tokens=problem.seq), dict(ranks=ranks, threads=threads)
+        row = Row(table=table, case=case, who=f"p={ranks}", values=values)
+        task = partial(rank_jobs.memory, problem=problem, keep=keep, row=row)
+        return run(self.processes[0], ranks, task, threads=threads, limit=600.0)
+
+    def race(self) -> list[Row]:
+        """Four ranks with a thread each, and one with four threads, in turns in one job."""
+        return self._step(partial(rank_jobs.race, one_rank_threads=self.threads(1), repeats=self.repeats))
+
+    def timeline(self) -> list[Row]:
+        """What each rank does in one forward and backward pass."""
+        return self._step(rank_jobs.timeline, is_causal=True)
+
+    def _step(self, task: Callable[..., list[Row]], **options: Any) -> list[Row]:
+        """A job of a forward and backward pass of configuration A."""
+        kind, ranks = self.processes[0], 2 if self.quick else 4
+        problem = self.problem("A", requires_grad=True, **options)
+        case = dict(tokens=problem.seq, ranks=ranks, transport=kind)
+        return run(kind, ranks, partial(task, problem=problem, case=case), limit=600.0)
+
+    def million(self) -> list[Row]:
+        """Forward bytes of one million tokens over eight ranks, counted over threads if time allows."""
+        problem, ranks = self.problem("million", dtype="bfloat16"), 8
+        case, expected = dict(tokens=problem.seq, ranks=ranks), problem.flops() * SECONDS_PER_FLOP
+        if expected > self.budget:
+            why = f"a run would take about {expected:.0f} s; the budget is {self.budget:g} s (--budget)"
+            return [Row(table="million", case=case, who="auto", verdict="skipped", reasons=(why,))]
+        return run("threads", ranks, partial(rank_jobs.count_bytes, problem=problem, case=case))
+
+    def problem(self, config: str, **fields: Any) -> Problem:
+        """The problem of a configuration, or of a quarter of the million."""
+        name, divisor = ("million", self.sizes.shorter * self.divisor) if config == QUARTER else (config, self.divisor)
+        return self.sizes.configurations[name].problem(self.sizes.head_dim, divisor, **fields)
+
+    def threads(self, ranks: int) -> int:
+        """Threads of each rank where all cores are shared out."""
+        return max(1, min(self.sizes.threads, usable_cores()) // ranks)

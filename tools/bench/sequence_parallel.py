@@ -1,0 +1,239 @@
+"""Other sequence-parallel schemes, on dilkit's kernels and transport: each moves whole shards, whatever the pattern keeps.
+
+| scheme | forward sends, in shards of keys and values | backward |
+|---|---|---|
+| `FullRing` | p - 1: they go round | p - 1, and p times their gradients in fp32, as ring-flash-attention does |
+| `AllGather` | p - 1: every rank gets all | p - 1: gradients to the ranks whose they are |
+| `Ulysses` | 2 (p - 1) / p: queries, keys and values to the ranks of their heads, results back | as many: dout, gradients |
+
+The first two compute with the shard that they have while another travels. A rank's own shard is seen by the pattern with segments
+no longer than a shard, and the shard of another rank through each longer segment that holds both: there, the kept queries of one
+see all kept keys of the other.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dilkit.comm.passes.partial_results import PartialResults, merge_rows
+from dilkit.comm.passes.rows import add_rows, collect_rows
+from dilkit.comm.transports.base import Pending
+from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.problem import DTYPE_BYTES
+from dilkit.testing.accuracy import Results
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.ranks_call import RanksCall
+
+WIDE = torch.float32
+"""The dtype in which results and gradients are added up."""
+
+
+@dataclass(frozen=True)
+class Peer(RanksCall):
+    """A scheme, measured as a `RanksCall` is: of one sequence, not causal, without a mask.
+
+    Tensors are `(1, rows, heads, head_dim)`, `lse` `(1, rows, heads)`. Raises ValueError where shards do not fit the segments.
+    """
+
+    def __post_init__(self) -> None:
+        if apart := [(w, r) for w, r in self.branches if self.rows % r or (self.rows % w and w % self.rows)]:
+            raise ValueError(f"segments of lengths and rates {apart} are no parts of shards of {self.rows} tokens, nor hold them")
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a shard."""
+        return self.problem.seq // self.comm.size
+
+    @property
+    def branches(self) -> list[tuple[int, int]]:
+        """Segment lengths and dilation rates."""
+        branches = self.problem.pattern.branches
+        return [(b.segment_length, b.dilation_rate) for b in branches if isinstance(b, DilatedSegment)]
+
+    def once(self, inputs: Tensors) -> Results:
+        query, key, value = (x.detach() for x in inputs.qkv)
+        results = self.attend(query, key, value, inputs.dout)
+        return {name: x.to(query.dtype) for name, x in zip(("out", "dq", "dk", "dv"), results, strict=True)}
+
+    def planned_bytes(self) -> tuple[int, ...]:
+        p, (narrow, wide) = self.problem, self.sent
+        numbers = 2 * self.rows * p.heads * p.head_dim
+        return (round(numbers * (narrow * DTYPE_BYTES[p.dtype] + wide * WIDE.itemsize)),) * self.comm.size
+
+    @property
+    @abstractmethod
+    def sent(self) -> tuple[float, float]:
+        """Shards of keys and values that a rank sends, forward and backward: in the dtype of the rows, and in fp32."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
+        """`out`, and the gradients of query, key and value."""
+
+    def exchanged(self, rows: Tensor, sends: list[int], receives: list[int]) -> Pending:
+        """Begin to send parts of `rows`, and to receive; counts are of shards of keys and values."""
+        counts = [[2 * self.rows * shards for shards in one] for one in (sends, receives)]
+        return self.comm.exchange(rows.view(sum(counts[0]), -1), *counts, "keys and values, or gradients")
+
+    def own(self, *qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to the keys of the own shard: `out` in fp32, and `lse`."""
+        out, lse = forward_op(*qkv, None, self.problem.scale, self._call(self._own_pattern))
+        return out.to(WIDE), lse.transpose(1, 2).contiguous()
+
+    def add(self, out: Tensor, lse: Tensor, query: Tensor, keys_values: Tensor, other: int) -> None:
+        """Merge attention to the keys and values `(2, rows, heads, head_dim)` of rank `other`."""
+        for rate in self._shared_rates(other):
+            rows, qkv = self._kept(rate, query, *keys_values)
+            part, part_lse = forward_op(*qkv, None, self.problem.scale, self._call(Pattern.dense()))
+            part_lse = part_lse.transpose(1, 2).reshape(-1)
+            merge_rows(out, lse, rows, PartialResults(part.reshape(len(rows), -1), part_lse))
+
+    def own_gradients(self, *tensors: Tensor, lse: Tensor) -> list[Tensor]:
+        """Gradients through the own shard, in fp32; `tensors`: dout, query, key, value, out, of which the last is of all keys."""
+        lse = lse.transpose(1, 2).contiguous()
+        return [x.to(WIDE) for x in backward_op(*tensors, lse, None, self.problem.scale, self._call(self._own_pattern))[:3]]
+
+    def add_gradients(
+        self, dquery: Tensor, dout: Tensor, query: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor, other: int
+    ) -> Tensor:
+        """Gradients of the keys and values of rank `other`, in fp32; those of the queries are added to `dquery`."""
+        gradients = torch.zeros_like(keys_values, dtype=WIDE)
+        for rate in self._shared_rates(other):
+            rows, tensors = self._kept(rate, dout, query, *keys_values, out)
+            lse_rows = lse.reshape(-1)[rows].view(1, -1, self.problem.heads).transpose(1, 2).contiguous()
+            parts = backward_op(*tensors, lse_rows, None, self.problem.scale, self._call(Pattern.dense()))[:3]
+            for whole, part in zip((dquery, gradients[0][None], gradients[1][None]), parts, strict=True):
+                add_rows(whole, rows, part.reshape(len(rows), -1))
+        return gradients
+
+    @property
+    def _own_pattern(self) -> Pattern:
+        return Pattern([min(w, self.rows) for w, _ in self.branches], [r for _, r in self.branches])
+
+    def _call(self, pattern: Pattern) -> str:
+        return encode_call(pattern, False, True, "")
+
+    def _shared_rates(self, other: int) -> list[int]:
+        """Rates of the segments that hold the shards of both ranks."""
+        first, last = sorted((self.comm.rank * self.rows, other * self.rows))
+        return [r for w, r in self.branches if w > self.rows and first // w == last // w]
+
+    def _kept(self, rate: int, *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Numbers of the kept rows of a shard, and these rows of each tensor: `(1, rows / rate, heads, head_dim)`."""
+        heads = torch.arange(self.problem.heads)
+        rows = (torch.arange(0, self.rows, rate)[:, None] + heads % rate) * self.problem.heads + heads
+        numbers, shape = rows.view(-1), (1, self.rows // rate, self.problem.heads, self.problem.head_dim)
+        return numbers, [collect_rows(x.view(1, *x.shape[-3:]), numbers).view(shape) for x in tensors]
+
+
+@dataclass(frozen=True)
+class FullRing(Peer):
+    """All keys and values go round; backward they go round once more, and their gradients with them, a step behind."""
+
+    @property
+    def sent(self) -> tuple[float, float]:
+        return 2 * (self.comm.size - 1), self.comm.size
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
+        size, rank = self.comm.size, self.comm.rank
+        block = torch.cat((key, value))
+        under_way = self._to_next(block)
+        out, lse = self.own(query, key, value)
+        for hop in range(1, size):
+            block = under_way.wait().view(block.shape)
+            if hop + 1 < size:
+                under_way = self._to_next(block)
+            self.add(out, lse, query, block, (rank - hop) % size)
+        out = out.to(query.dtype)
+        block = torch.cat((key, value))
+        under_way = self._to_next(block)
+        dquery, *gradients = self.own_gradients(dout, query, key, value, out, lse=lse)
+        behind = self._to_next(torch.cat(gradients))
+        for hop in range(1, size):
+            block = under_way.wait().view(block.shape)
+            if hop + 1 < size:
+                under_way = self._to_next(block)
+            added = self.add_gradients(dquery, dout, query, block, out, lse, (rank - hop) % size)
+            added += behind.wait().view(added.shape)
+            behind = self._to_next(added)
+        return out, dquery, *behind.wait().view(block.shape).chunk(2)
+
+    def _to_next(self, rows: Tensor) -> Pending:
+        """Begin to send a shard to the next rank, and to receive one from the rank before."""
+        size, sends, receives = self.comm.size, [0] * self.comm.size, [0] * self.comm.size
+        sends[(self.comm.rank + 1) % size] = receives[(self.comm.rank - 1) % size] = 1
+        return self.exchanged(rows, sends, receives)
+
+
+@dataclass(frozen=True)
+class AllGather(Peer):
+    """Every rank gets all keys and values, and returns their gradients to the ranks whose they are."""
+
+    @property
+    def sent(self) -> tuple[float, float]:
+        return 2 * (self.comm.size - 1), 0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
+        others = [other for other in range(self.comm.size) if other != self.comm.rank]
+        shards = [int(rank != self.comm.rank) for rank in range(self.comm.size)]
+        keys_values = torch.cat((key, value))
+        under_way = self.exchanged(keys_values.repeat(len(others), 1, 1, 1), shards, shards)
+        out, lse = self.own(query, key, value)
+        blocks = under_way.wait().view(-1, *keys_values.shape)
+        for other, block in zip(others, blocks, strict=True):
+            self.add(out, lse, query, block, other)
+        out = out.to(query.dtype)
+        dquery, gradients = torch.zeros_like(query, dtype=WIDE), torch.empty_like(blocks)
+        for other, block, added in zip(others, blocks, gradients, strict=True):
+            added.copy_(self.add_gradients(dquery, dout, query, block, out, lse, other))
+        under_way = self.exchanged(gradients, shards, shards)
+        own_dquery, *own = self.own_gradients(dout, query, key, value, out, lse=lse)
+        dkey, dvalue = torch.cat(own).add_(under_way.wait().view(blocks.shape).to(WIDE).sum(0)).chunk(2)
+        return out, own_dquery + dquery, dkey, dvalue
+
+
+@dataclass(frozen=True)
+class Ulysses(Peer):
+    """The ranks divide the heads: each computes its own of the whole sequence."""
+
+    @property
+    def sent(self) -> tuple[float, float]:
+        return 4 * (self.comm.size - 1) / self.comm.size, 0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
+        p, first = self.problem, self.comm.rank * self.problem.heads // self.comm.size
+        call = self._call(p.pattern.with_branches(*p.pattern.branches, head_shard=(first, p.heads)))
+        heads = self._to_heads(query, key, value)
+        out, lse = forward_op(*heads, None, p.scale, call)
+        (out_rows,) = self._to_rows(out)
+        (dout,) = self._to_heads(dout)
+        return out_rows, *self._to_rows(*backward_op(dout, *heads, out, lse, None, p.scale, call)[:3])
+
+    def _to_heads(self, *tensors: Tensor) -> list[Tensor]:
+        """From all heads of this rank's rows to this rank's heads of all rows."""
+        size, d = self.comm.size, self.problem.head_dim
+        parts = torch.stack(tensors).view(len(tensors), self.rows, size, -1, d).permute(2, 0, 1, 3, 4)
+        received = self._to_all(parts).permute(1, 0, 2, 3, 4)
+        return [*received.reshape(len(tensors), 1, self.problem.seq, -1, d).contiguous()]
+
+    def _to_rows(self, *tensors: Tensor) -> list[Tensor]:
+        """Back again."""
+        size, d = self.comm.size, self.problem.head_dim
+        parts = torch.stack(tensors).view(len(tensors), size, self.rows, -1, d).transpose(0, 1)
+        received = self._to_all(parts).permute(1, 2, 0, 3, 4)
+        return [*received.reshape(len(tensors), 1, self.rows, -1, d)]
+
+    def _to_all(self, parts: Tensor) -> Tensor:
+        """Send part t of `parts` to rank t."""
+        flat = parts.reshape(-1, parts.shape[-2] * parts.shape[-1]).contiguous()
+        counts = [len(flat) // self.comm.size] * self.comm.size
+        return self.comm.exchange(flat, counts, counts, "rows or heads").wait().view(parts.shape)
+
+
+PEERS: dict[str, type[Peer]] = {"full ring": FullRing, "all-gather": AllGather, "ulysses": Ulysses}
+"""By name."""
