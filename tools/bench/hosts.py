@@ -11,8 +11,6 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.launch.processes import mpi_version
 from dilkit.comm.launch.task import ended, run
@@ -30,7 +28,7 @@ from dilkit.tools.bench.sequence_parallel import PEERS
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import Target, Values, each, time_ratio
 from dilkit.tools.console.text import in_bytes
-from dilkit.tools.measure.rank_times import Noted, noted, rank_speed, seconds_of, time_in_turns
+from dilkit.tools.measure.rank_times import hidden_share, rank_speed, time_in_turns
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.report.views import QUARTILES, TIME, WHO, Column, PlotView, Report, TableView, fact, over
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
@@ -42,11 +40,10 @@ LIMIT, FAULT_LIMIT, TIMEOUT = 900.0, 60.0, 5.0
 """Seconds that a job may take, and one with a fault, and that ranks wait for one at fault."""
 SETTLED = 0.05
 """Seconds after a call in which the kernel sends what it still holds."""
-NOTED_CALLS = 5
 SLOWEST, FASTEST = "slowest links", "fastest links"
 FIVE = Configuration(131_072, (128, 512, 2048, 8192, 131_072), (1, 4, 16, 64, 256), heads=4)
-"""LongNet's series of lengths and rates, the last of them for the whole sequence. The first is a quarter of what LongNet takes at
-this length, because a core has to do for two hosts: so computing does not outweigh what is sent."""
+"""LongNet's series of lengths and rates, the last of them for the whole sequence. The first is a quarter of LongNet's at this
+length, because a core has to do for two hosts: so computing does not outweigh what is sent."""
 CHECKED = Problem(pattern=Pattern([16, 32, 64, 256, 512], [1, 2, 4, 8, 16]), seq=512, heads=4, head_dim=16, dtype="bfloat16")
 """The problem on which every way is checked: five branches too, of which two are longer than a shard."""
 
@@ -68,7 +65,7 @@ class HostsSizes(Sizes):
 
 def _wire_ratio(row: Row) -> float:
     """Bytes of the interfaces over planned bytes."""
-    return sum(row.values["wire_bytes"]) / sum(row.values["planned_bytes"])
+    return float(sum(row.values["wire_bytes"]) / sum(row.values["planned_bytes"]))
 
 
 def _predicted(choose: Callable[[list[float]], float]) -> Callable[[RowsResult], Values]:
@@ -107,7 +104,9 @@ TARGETS = (
         "faults: seconds to an error beyond the timeout", SLACK, None, _faults(lambda v: v["seconds"] - v["timeout"]),
         unit=" s", lower=True,
     ),
-    Target("faults whose error does not name the rank", 0, None, _faults(lambda v: not v["names_rank"]), unit="", lower=True),
+    Target(
+        "faults whose error does not name the rank", 0, None, _faults(lambda v: int(not v["names_rank"])), unit="", lower=True,
+    ),
     Target(
         "faults: processes that the launcher left behind, and the job then ended", 0, None, _faults(lambda v: v["left_behind"]),
         unit="", lower=True,
@@ -144,22 +143,23 @@ REPORT = Report(
         TARGETS[2].name: "Ulysses {}",
         TARGETS[4].name: "the interfaces send {} the planned bytes",
     },
-    method="Hosts are network namespaces of one machine with an address each, joined by a bridge; both ends of every link are "
-    "shaped with tc's token bucket, so that a host sends and receives at the rate that the table names. Links have no delay of "
-    "their own. One rank of one thread on each host; all hosts share the cores of the machine, which also move the packets: what "
-    "many bytes cost is work of the cores too, so that links of 10 Gbit/s are far from filled and figures of both links are "
-    "close. A call is a forward and a backward pass. Before it is timed every way is compared with the definition in fp64 on "
-    "a short sequence of as many branches; then all are timed in turns, and the slowest rank's time counts. The other schemes "
-    "are written for this suite on dilkit's kernels and transports: the full ring sends keys and values round, and backward "
-    "once more with their gradients in fp32, as ring-flash-attention does; the all-gather gives all to every rank, as context "
-    "parallelism in torch does, and returns gradients in the rows' dtype, half the bytes of fp32; Ulysses deals out heads. "
-    "They compute with dilkit's kernels what the pattern shows of what arrives. The schedule gather sends what torchscale's "
-    "sequence parallelism would send of this pattern: an all-gather of kept keys and values. Bytes of interfaces are those "
-    "that the kernel counts on each host, with headers, acknowledgements, and what ranks tell each other to agree. Predicted "
-    "is the time of the planner's model over the measured one, by the speeds of kernel and links that were measured in the "
-    "same job, before and after. Hidden is the share of the time that all exchanges of rows take by themselves which ranks do "
-    "not spend waiting for a link in a call, the median of five: a wait counts from when all who send have begun, as before "
-    "that it is one for their work.",
+    method="Hosts are network namespaces of one machine with an address each, joined by a bridge; both ends of every link "
+    "are shaped with tc's token bucket, so that a host sends and receives at the rate that the table names. Links "
+    "have no delay of their own. One rank of one thread on each host; all hosts share the cores of the machine, which"
+    " also move the packets: what many bytes cost is work of the cores too, so that links of 10 Gbit/s are far from "
+    "filled and figures of both links are close. A call is a forward and a backward pass. Before it is timed every "
+    "way is compared with the definition in fp64 on a short sequence of as many branches; then all are timed in "
+    "turns, and the slowest rank's time counts. The other schemes are written for this suite on dilkit's kernels and "
+    "transports: the full ring sends keys and values round, and backward once more with their gradients in fp32, as "
+    "ring-flash-attention does; the all-gather gives all to every rank, as context parallelism in torch does, and "
+    "returns gradients in the rows' dtype, half the bytes of fp32; Ulysses deals out heads. They compute with "
+    "dilkit's kernels what the pattern shows of what arrives. The schedule gather sends what torchscale's sequence "
+    "parallelism would send of this pattern: an all-gather of kept keys and values. Bytes of interfaces are those "
+    "that the kernel counts on each host, with headers, acknowledgements, and what ranks tell each other to agree. "
+    "Predicted is the time of the planner's model over the measured one, by the speeds of kernel and links that were "
+    "measured in the same job, before and after. Hidden is the share of the time that all exchanges of rows take by "
+    "themselves which ranks do not spend waiting for a link in a call, the median of five: a wait counts from when "
+    "all who send have begun, as before that it is one for their work.",
 )
 
 
@@ -294,52 +294,3 @@ def _forecast(call: RanksCall, speeds: Sequence[Speed]) -> dict[str, float]:
     forecasts = [Forecast(call.plan, rows, speed) for speed in speeds]
     predicted = statistics.fmean(float(one.seconds["overlapped"][one.slowest]) for one in forecasts)
     return dict(predicted_s=predicted, simulated_s=statistics.fmean(simulate(one).seconds for one in forecasts))
-
-
-def hidden_share(call: RanksCall, shard: Tensors) -> float:
-    """Share of the time that all exchanges of rows take by themselves which ranks do not spend waiting for a link in a call.
-
-        rank that sends      ... begun -------------- link --------------.
-        rank that receives   ........ computes ....... asked --- waits --- arrived
-                                                       | exposed: arrived - max(asked, last begun) |
-
-    A wait for a rank that has not begun to send yet is a wait for its work, not for the link. The median of `NOTED_CALLS` calls.
-    All ranks are on one machine, so that they read one clock. What is exposed of an exchange is no more than it takes by itself:
-    a core that another rank has is no link.
-    """
-    comm, calls = call.comm, list[list[Noted]]()
-    for _ in range(NOTED_CALLS):
-        comm.share(b"", "beginning together")
-        with noted(comm, "exchange") as exchanges:
-            call.once(shard)
-        calls.append(exchanges)
-    alone = [statistics.median(seconds_of(comm, partial(_again, comm, one)) for _ in range(3)) for one in calls[0]]
-    sources = gather_values(comm, [[rank for rank, rows in enumerate(one.arguments[1]) if rows] for one in calls[0]])
-    shares = []
-    for exchanges in calls:
-        times = gather_values(comm, [(one.begun, one.asked, one.arrived) for one in exchanges])
-        shares.append(1 - exposed_seconds(times, sources, alone) / max(comm.size * sum(alone), 1e-9))
-    return statistics.median(shares)
-
-
-def _again(comm: Comm, one: Noted) -> None:
-    comm.exchange(torch.ones(one.shape).to(one.dtype), *one.arguments[:2], "the same alone").wait()
-
-
-def exposed_seconds(
-    times: Sequence[Sequence[tuple[float, float, float]]], sources: Sequence[Sequence[Sequence[int]]], alone: Sequence[float]
-) -> float:
-    """Seconds that all ranks wait for links: in each exchange from when the last of its `sources` has begun to send.
-
-    `times` and `sources` by rank and exchange; `alone`: what each exchange takes by itself.
-
-        >>> times = [[(0.0, 5.0, 6.0)], [(4.0, 4.0, 7.0)]]  # rank 1 begins late, and waits for what is there since then
-        >>> exposed_seconds(times, [[[1]], [[0]]], [2.0])
-        3.0
-    """
-    seconds = 0.0
-    for exchanges, senders in zip(times, sources, strict=True):
-        for place, ((_, asked, arrived), ranks) in enumerate(zip(exchanges, senders, strict=True)):
-            since = max([asked, *(times[rank][place][0] for rank in ranks)])
-            seconds += min(max(arrived - since, 0.0), alone[place])
-    return seconds

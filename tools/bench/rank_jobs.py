@@ -89,10 +89,10 @@ def _bitwise(comm: Comm, problem: Problem) -> bool:
 
 
 def memory(comm: Comm, problem: Problem, keep: str, row: Row) -> list[Row]:
-    """Measure the peak bytes of each rank over those held before its tensors: inputs, results, gradients, all between.
+    """Measure the peak bytes of the rank that needs most, over those before its tensors: inputs, results, all between.
 
-    `row`, whose values these complete, is of an fp32 problem with a backward pass. `tensors_bytes`: what a rank's part of query,
-    key, value, dout, out, lse and the gradients takes.
+    `row`, whose values these complete, is of an fp32 problem with a backward pass. `tensors_bytes`: those of a rank's part of
+    query, key, value, dout, out, lse and the gradients.
     """
     warm = RanksCall(comm, replace(problem, seq=min(problem.seq, 1024 * comm.size)), keep=keep)
     warm.once(warm.shard())  # what is loaded and kept at the first call is no part of a call
@@ -104,7 +104,7 @@ def memory(comm: Comm, problem: Problem, keep: str, row: Row) -> list[Row]:
 
     by_query = problem.heads * (4 * problem.head_dim + 1) + problem.kv_heads * 4 * problem.head_dim
     tensors_bytes = problem.seq * by_query * 4 // comm.size
-    return [replace(row, values=row.values | dict(rank_bytes=[*peaks_of(comm, step)], tensors_bytes=tensors_bytes))]
+    return [replace(row, values=row.values | dict(peak_bytes=max(peaks_of(comm, step)), tensors_bytes=tensors_bytes))]
 
 
 def peaks_of(comm: Comm, step: Callable[[], Any]) -> tuple[int, ...]:

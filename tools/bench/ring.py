@@ -19,12 +19,12 @@ from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
 from dilkit.tools.bench.rank_faults import FAULT_RANKS, FAULT_TABLE, FAULTS, SLACK, fail, fail_on_threads, fault_row
 from dilkit.tools.bench.rank_jobs import FAILED, SCHEDULES, check_calls, job_step
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
-from dilkit.tools.bench.target import MIB, Target, Values, time_ratio
-from dilkit.tools.console.text import in_bytes, in_seconds
+from dilkit.tools.bench.target import MIB, Target, Values, memory_ratio, time_ratio
+from dilkit.tools.console.text import in_seconds
 from dilkit.tools.measure.ranks_call import plan_of
 from dilkit.tools.report.document import Axis, Plot, Point, Series
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.views import NAMES, Column, PlotView, Report, TableView, fact, time, value
+from dilkit.tools.report.views import NAMES, Column, PlotView, Report, TableView, fact, stored, time, value
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
 
 SECONDS_PER_FLOP = 1 / 100e9
@@ -58,11 +58,6 @@ class RingSizes(Sizes):
     threads: int = 4
 
 
-def peak(row: Row) -> int:
-    """Peak bytes of the rank that needs most."""
-    return max(row.values["rank_bytes"])
-
-
 def _target(
     table: str,
     name: str,
@@ -73,7 +68,11 @@ def _target(
     exact: bool = False,
 ) -> Target[RowsResult]:
     """A target of rows of `table`, or of a part of them; where one of its jobs failed, there is no figure."""
-    return Target(name, must, None, lambda result: {} if result.cases(FAILED, table=table) else read(result), unit, lower, exact)
+
+    def read_whole(result: RowsResult) -> Values:
+        return {} if result.cases(FAILED, table=table) else read(result)
+
+    return Target(name, must, None, read_whole, unit, lower, exact)
 
 
 def combined(
@@ -82,32 +81,21 @@ def combined(
     combine: Callable[[list[float]], float],
     name: str = "{transport}",
 ) -> Callable[[RowsResult], Values]:
-    """Read `combine` of what `measure` makes of the values of rows, by the `name` that their cases lead to."""
+    """Read `combine` of what `measure` makes of the values of rows that have the same `name`, a template of their cases."""
 
     def read(result: RowsResult) -> Values:
         values: dict[str, list[float]] = {}
         for row in result.rows:
             if row.table == table and (measured := measure(row.values)) is not None:
                 values.setdefault(name.format(**row.case), []).append(measured)
-        return {name: combine(measured) for name, measured in values.items()}
-
-    return read
-
-
-def _shrinks(config: str, ranks: int) -> Callable[[RowsResult], Values]:
-    """Read one rank's memory over that of `ranks`, at the longest sequence measured."""
-
-    def read(result: RowsResult) -> Values:
-        longest = sorted(result.cases("memory", config=config), key=lambda case: case.case["tokens"])[-1:]
-        both = [case for case in longest if {"p=1", f"p={ranks}"} <= case.rows.keys()]
-        return {case.label("{tokens:,} tokens"): peak(case.rows["p=1"]) / peak(case.rows[f"p={ranks}"]) for case in both}
+        return {label: combine(measured) for label, measured in values.items()}
 
     return read
 
 
 def _grows(result: RowsResult) -> Values:
-    peaks = {row.who: peak(row) for row in result.rows if row.table == "growth"}
-    return {who: 100 * (bytes / peaks["p=1"] - 1) for who, bytes in peaks.items() if who != "p=1" and "p=1" in peaks}
+    peaks = {row.who: row.values["peak_bytes"] for row in result.rows if row.table == "growth"}
+    return {who: 100 * (peak / peaks["p=1"] - 1) for who, peak in peaks.items() if who != "p=1" and "p=1" in peaks}
 
 
 def _million(result: RowsResult) -> Values:
@@ -132,7 +120,10 @@ TARGETS = (
         combined("calls", lambda v: not v["bitwise"] if "bitwise" in v else None, sum), exact=True,
     ),
     *(
-        _target("memory", f"{name}p=1 over p={ranks}", must, _shrinks(config, ranks), "x", lower=False)
+        _target(
+            "memory", f"{name}p=1 over p={ranks}", must,
+            memory_ratio("memory", "p=1", f"p={ranks}", "{tokens:,} tokens", config=config), "x", lower=False,
+        )
         for name, config, limits in (
             ("peak memory per rank, ", QUARTER, (1.95, 3.8)),
             ("configuration A: ", "A", (1.95, 3.8)),
@@ -163,18 +154,18 @@ TARGETS = (
 
 def _alone_over_this(row: Row, case: CaseRows) -> str:
     alone = case.rows.get("p=1", row)
-    return "-" if alone is row else f"{peak(alone) / peak(row):.3f}"
+    return "-" if alone is row else f"{alone.values['peak_bytes'] / row.values['peak_bytes']:.3f}"
 
 
 MEMORY_TABLE = TableView(
     "Memory per rank, forward and backward",
-    ("memory", "growth"),
+    ("memory", "shorter", "growth"),
     (
         fact("config", "configuration"),
         fact("tokens", template="{:,}"),
         fact("ranks", "p"),
         fact("threads", "threads a rank"),
-        Column("peak a rank", lambda row, case: in_bytes(peak(row))),
+        value("peak_bytes", "peak a rank", "bytes"),
         value("tensors_bytes", "its tensors", "bytes"),
         Column("p=1 over this", _alone_over_this),
     ),
@@ -182,11 +173,7 @@ MEMORY_TABLE = TableView(
 )
 
 
-def _peak(row: Row, case: CaseRows) -> Point:
-    return plain("", peak(row))
-
-
-def _volume(row: Row, case: CaseRows) -> Point | None:
+def _sent(row: Row, case: CaseRows) -> Point | None:
     sent = row.values["planned_bytes"]
     return plain("", sent) if sent else None
 
@@ -231,15 +218,16 @@ REPORT = Report(
     ),
     plots=(
         PlotView(
-            "Ranks' memory at fixed length, forward and backward", "memory", "ranks", _peak, (RANKS, PEAK), "lines",
+            "Ranks' memory at fixed length, forward and backward", ("shorter", "memory"), "ranks",
+            stored("peak_bytes"), (RANKS, PEAK), "lines",
             series="{config}, {tokens:,} tokens",
         ),
         PlotView(
-            "Ranks' memory at fixed tokens a rank, forward and backward", "growth", "ranks", _peak,
+            "Ranks' memory at fixed tokens a rank, forward and backward", "growth", "ranks", stored("peak_bytes"),
             (RANKS, replace(PEAK, log=False)), "lines", series="fixed tokens a rank",
         ),
         PlotView(
-            "Forward bytes: one million tokens, bf16", "volumes", "ranks", _volume,
+            "Forward bytes: one million tokens, bf16", "volumes", "ranks", _sent,
             (RANKS, Axis("bytes of the busiest rank", "bytes")), "lines", dashed=(FULL_RING,),
         ),
         PlotView(
@@ -256,15 +244,16 @@ REPORT = Report(
     },
     notes=_notes,
     method="Bytes are those that the transport counted in a forward and backward pass, beside the plan's formula, for each "
-    "schedule: threads with p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a mask in "
-    "fp32, grouped heads in fp64. Errors are against fp64, in units of what is allowed: twice (gradients: three times) the "
-    "error of plain torch arithmetic of the same dtype, and a few roundings. Memory is the high-water mark of a fresh process's "
-    "resident memory over what it held before its tensors were made: inputs, results, gradients and all that lies between, of "
-    'the rank that needs most, in fp32. "A quarter of the million" is the pattern of a million tokens with sequence and '
-    "segments a quarter as long: 262,144 tokens, w = 512, 2048, 8192, 32768, 131072, r = 1, 4, 16, 64, 256. A step's time is "
-    "the slowest rank's, all having begun together; both sides are timed in turns in one job. Faults strike rank 1 of three "
-    "after one call went well; seconds are those until the last of the others knew, or, where these are ended without a word, "
-    "until the launcher had ended the job.",
+    "schedule: threads with p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a "
+    "mask in fp32, grouped heads in fp64. Errors are against fp64, in units of what is allowed: twice (gradients: "
+    "three times) the error of plain torch arithmetic of the same dtype, and a few roundings. Memory is the "
+    "high-water mark of a fresh process's resident memory over what it held before its tensors were made: inputs, "
+    'results, gradients and all that lies between, of the rank that needs most, in fp32. "A quarter of the million" '
+    "is the pattern of a million tokens with sequence and segments a quarter as long: 262,144 tokens, w = 512, 2048, "
+    "8192, 32768, 131072, r = 1, 4, 16, 64, 256. A step's time is the slowest rank's, all having begun together; both"
+    " sides are timed in turns in one job. Faults strike rank 1 of three after one call went well; seconds are those "
+    "until the last of the others knew, or, where these are ended without a word, until the launcher had ended the "
+    "job.",
 )  # fmt: skip
 
 
@@ -303,11 +292,13 @@ class RingSuite(Suite[RowsResult]):
         """Steps whose ranks are processes, so that memory and time are of a rank alone."""
         sizes, parts = ((1, 2), (1,)) if self.quick else ((1, 2, 4), (4, 2, 1))
         whole, quarter = self.problem("A", requires_grad=True), self.problem(QUARTER, requires_grad=True)
-        problems = [("A", whole, "rows"), (NOTHING_KEPT, whole, "nothing")]
-        problems += [(QUARTER, replace(quarter, seq=quarter.seq // part), "rows") for part in parts]
-        for (config, problem, keep), ranks in product(problems, sizes):
-            memory = partial(self.memory, "memory", config, problem, ranks, keep)
-            yield job_step("memory", f"{config}, {problem.seq:,} tokens, p={ranks}", memory)
+        measured = [("memory", "A", whole, "rows"), ("memory", NOTHING_KEPT, whole, "nothing")]
+        for part in parts:
+            problem = replace(quarter, seq=quarter.seq // part)
+            measured.append(("memory" if part == 1 else "shorter", QUARTER, problem, "rows"))
+        for (table, config, problem, keep), ranks in product(measured, sizes):
+            memory = partial(self.memory, table, config, problem, ranks, keep)
+            yield job_step(table, f"{config}, {problem.seq:,} tokens, p={ranks}", memory)
         for ranks in (1, 2) if self.quick else (1, 2, 4, 8):
             problem = replace(quarter, seq=quarter.seq // 8 * ranks)
             yield job_step("growth", f"{FIXED}, p={ranks}", partial(self.memory, "growth", FIXED, problem, ranks))

@@ -6,9 +6,9 @@
 | `AllGather` | p - 1: every rank gets all | p - 1: gradients to the ranks whose they are |
 | `Ulysses` | 2 (p - 1) / p: queries, keys and values to the ranks of their heads, results back | as many: dout, gradients |
 
-The first two compute with the shard that they have while another travels. A rank's own shard is seen by the pattern with segments
-no longer than a shard, and the shard of another rank through each longer segment that holds both: there, the kept queries of one
-see all kept keys of the other.
+The first two compute with the shard that they have while another travels. A rank's own shard is seen by the pattern with
+segments no longer than a shard, and the shard of another rank through each longer segment that holds both: there, the kept
+queries of one see all kept keys of the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Peer(RanksCall):
 
     def __post_init__(self) -> None:
         if apart := [(w, r) for w, r in self.branches if self.rows % r or (self.rows % w and w % self.rows)]:
-            raise ValueError(f"segments of lengths and rates {apart} are no parts of shards of {self.rows} tokens, nor hold them")
+            raise ValueError(f"lengths and rates {apart} do not fit shards of {self.rows} tokens: one must divide the other")
 
     @property
     def rows(self) -> int:
@@ -77,8 +77,8 @@ class Peer(RanksCall):
 
     def exchanged(self, rows: Tensor, sends: list[int], receives: list[int]) -> Pending:
         """Begin to send parts of `rows`, and to receive; counts are of shards of keys and values."""
-        counts = [[2 * self.rows * shards for shards in one] for one in (sends, receives)]
-        return self.comm.exchange(rows.view(sum(counts[0]), -1), *counts, "keys and values, or gradients")
+        send_counts, recv_counts = ([2 * self.rows * shards for shards in counts] for counts in (sends, receives))
+        return self.comm.exchange(rows.view(sum(send_counts), -1), send_counts, recv_counts, "keys and values, or gradients")
 
     def own(self, *qkv: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the keys of the own shard: `out` in fp32, and `lse`."""
@@ -94,7 +94,7 @@ class Peer(RanksCall):
             merge_rows(out, lse, rows, PartialResults(part.reshape(len(rows), -1), part_lse))
 
     def own_gradients(self, *tensors: Tensor, lse: Tensor) -> list[Tensor]:
-        """Gradients through the own shard, in fp32; `tensors`: dout, query, key, value, out, of which the last is of all keys."""
+        """Gradients through the own shard, in fp32; `tensors`: dout, query, key, value and `out` of all keys."""
         lse = lse.transpose(1, 2).contiguous()
         return [x.to(WIDE) for x in backward_op(*tensors, lse, None, self.problem.scale, self._call(self._own_pattern))[:3]]
 

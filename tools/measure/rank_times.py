@@ -1,10 +1,10 @@
-"""Times over ranks: the slowest rank's, the speeds that the planner's model goes by, and when a transport was busy."""
+"""Times over ranks: the slowest rank's, the speeds that the planner's model goes by, and what sends hide behind computing."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from dilkit.comm.plan.forecast import Speed
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import differentiated
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Samples
 
@@ -44,38 +45,13 @@ def time_in_turns(comm: Comm, calls: dict[str, Callable[[], Any]], repeats: int)
 def rank_speed(comm: Comm, problem: Problem, repeats: int = 5) -> Speed:
     """The speeds of the slowest rank, all working at once; medians.
 
-    The kernel computes `problem`, that of the whole sequence, on as many tokens as a rank has; on links all ranks send to all.
+    The kernel computes `problem`, that of the whole sequence, on as many tokens as a rank has. On links all ranks send to all.
     """
     of_rank = replace(problem, seq=max(problem.seq // comm.size, 1))
     forward, both = (_median_seconds(comm, _attention(replace(of_rank, requires_grad=grad)), repeats) for grad in (False, True))
     short, long = (_median_seconds(comm, partial(_exchange, comm, count), repeats) for count in (SHORT_BYTES, MESSAGE_BYTES))
     sent = (comm.size - 1) * (MESSAGE_BYTES - SHORT_BYTES)
     return Speed(sent / max(long - short, 1e-9), of_rank.flops() / forward, short, max(both / forward - 1, 1.0))
-
-
-def _median_seconds(comm: Comm, call: Callable[[], Any], repeats: int) -> float:
-    """The median time of the slowest rank, after a call that does not count."""
-    call()
-    return statistics.median(seconds_of(comm, call) for _ in range(repeats))
-
-
-def _attention(problem: Problem) -> Callable[[], Any]:
-    """A call of `problem` on this rank alone."""
-    from dilkit import dilated_attention
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
-        is_causal = problem.is_causal
-        return dilated_attention(query, key, value, problem.pattern, is_causal=is_causal, key_padding_mask=mask, return_lse=True)
-
-    return partial(differentiated, attend, Tensors.random(problem), problem.requires_grad)
-
-
-def _exchange(comm: Comm, count: int) -> None:
-    """Send `count` bytes to each rank, and wait for as many from each."""
-    import torch
-
-    counts = [1] * comm.size
-    comm.exchange(torch.ones(comm.size, count, dtype=torch.uint8), counts, counts, "measuring links").wait()
 
 
 @dataclass
@@ -118,3 +94,80 @@ def noted(comm: Comm, method: str) -> Iterator[list[Noted]]:
         yield notes
     finally:
         delattr(comm, method)
+
+
+def hidden_share(call: RanksCall, shard: Tensors, repeats: int = 5) -> float:
+    """Share of the time that all exchanges of rows take by themselves which ranks do not spend waiting for a link in a call.
+
+        rank that sends      ... begun -------------- link --------------.
+        rank that receives   ........ computes ....... asked --- waits --- arrived
+                                                       | exposed: arrived - max(asked, last begun) |
+
+    A wait for a rank that has not begun to send yet is a wait for its work, not for the link. The median of `repeats` calls.
+    All ranks are on one machine, so that they read one clock. What is exposed of an exchange is no more than it takes by
+    itself: a core that another rank has is no link.
+    """
+    comm, calls = call.comm, list[list[Noted]]()
+    for _ in range(repeats):
+        comm.share(b"", "beginning together")
+        with noted(comm, "exchange") as exchanges:
+            call.once(shard)
+        calls.append(exchanges)
+    alone = [statistics.median(seconds_of(comm, partial(_again, comm, one)) for _ in range(3)) for one in calls[0]]
+    sources = gather_values(comm, [[rank for rank, rows in enumerate(one.arguments[1]) if rows] for one in calls[0]])
+    shares = []
+    for exchanges in calls:
+        times = gather_values(comm, [(one.begun, one.asked, one.arrived) for one in exchanges])
+        shares.append(1 - exposed_seconds(times, sources, alone) / max(comm.size * sum(alone), 1e-9))
+    return statistics.median(shares)
+
+
+def exposed_seconds(
+    times: Sequence[Sequence[tuple[float, float, float]]], sources: Sequence[Sequence[Sequence[int]]], alone: Sequence[float]
+) -> float:
+    """Seconds that all ranks wait for links: in each exchange from when the last of its `sources` has begun to send.
+
+    `times` and `sources` by rank and exchange; `alone`: what each exchange takes by itself.
+
+        >>> times = [[(0.0, 5.0, 6.0)], [(4.0, 4.0, 7.0)]]  # rank 1 begins late, and waits for what is there since then
+        >>> exposed_seconds(times, [[[1]], [[0]]], [2.0])
+        3.0
+    """
+    seconds = 0.0
+    for exchanges, senders in zip(times, sources, strict=True):
+        for place, ((_, asked, arrived), ranks) in enumerate(zip(exchanges, senders, strict=True)):
+            since = max([asked, *(times[rank][place][0] for rank in ranks)])
+            seconds += min(max(arrived - since, 0.0), alone[place])
+    return seconds
+
+
+def _median_seconds(comm: Comm, call: Callable[[], Any], repeats: int) -> float:
+    """The median time of the slowest rank, after a call that does not count."""
+    call()
+    return statistics.median(seconds_of(comm, call) for _ in range(repeats))
+
+
+def _attention(problem: Problem) -> Callable[[], Any]:
+    """A call of `problem` on this rank alone."""
+    from dilkit import dilated_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
+        options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, return_lse=True)
+        return dilated_attention(query, key, value, problem.pattern, **options)
+
+    return partial(differentiated, attend, Tensors.random(problem), problem.requires_grad)
+
+
+def _exchange(comm: Comm, count: int) -> None:
+    """Send `count` bytes to each rank, and wait for as many from each."""
+    import torch
+
+    counts = [1] * comm.size
+    comm.exchange(torch.ones(comm.size, count, dtype=torch.uint8), counts, counts, "measuring links").wait()
+
+
+def _again(comm: Comm, one: Noted) -> None:
+    import torch
+
+    send_counts, recv_counts, *_ = one.arguments
+    comm.exchange(torch.ones(one.shape).to(one.dtype), send_counts, recv_counts, "the same alone").wait()

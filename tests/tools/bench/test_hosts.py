@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import hosts, namespaces
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.hosts import REPORT, HostsSizes, HostsSuite
-from dilkit.tools.bench.sequence_parallel import PEERS
+from dilkit.tools.bench.sequence_parallel import PEERS, FullRing
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.rows import RowsResult
 
@@ -38,6 +40,19 @@ def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name: str) 
     assert [check.complaint for check in expected(SMALL, whole).checks(found, 64) if not check.passed] == []
     shard = 2 * 16 * 4 * 8 * 4
     assert sent == {"full ring": 10, "all-gather": 6, "ulysses": 3}[name] * shard
+
+
+def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "sent_bytes", lambda: 0)
+    monkeypatch.setattr(FullRing, "planned_bytes", lambda call: (1,) * call.comm.size)
+    ways: dict[str, Any] = dict(schedules=("auto",), peers=("full ring", "ulysses"))
+    rows = run_threads(2, partial(hosts.compare, problem=SMALL, checked=SMALL, repeats=1, case={}, **ways))[0]
+    assert [(row.who, row.verdict, len(row.samples)) for row in rows] == [
+        ("auto", "measured", 1),
+        ("full ring", "wrong", 0),
+        ("ulysses", "measured", 1),
+    ]
+    assert all(0 <= row.values["hidden"] <= 1 for row in rows)
 
 
 def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
