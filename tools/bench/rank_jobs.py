@@ -117,7 +117,9 @@ def peaks_of(comm: Comm, step: Callable[[], Any]) -> tuple[int, ...]:
 def race(comm: Comm, problem: Problem, one_rank_threads: int, repeats: int, case: Case) -> list[Row]:
     """Time all ranks with a thread each beside rank 0 alone with more, in turns; checked at a shortened length before."""
     checks, entries = beside_one_rank(RanksCall(comm, problem), one_rank_threads, repeats)
-    entries["ranks"] = replace(entries["ranks"], check=checks)
+    wrong = tuple(check.complaint for check in checks if not check.passed)
+    became: dict[str, Any] = dict(verdict="wrong", reasons=wrong, time=None) if wrong else {}
+    entries["ranks"] = replace(entries["ranks"], check=checks, **became)
     what = {"ranks": f"{comm.size} ranks of one thread", "one rank": f"one rank of {one_rank_threads} threads"}
     return [row_of("race", case, who, entry, what=what[who]) for who, entry in entries.items()]
 

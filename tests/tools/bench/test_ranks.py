@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers.result_files import FOLDER
 
-from dilkit.comm import Comm
+from dilkit.comm import Comm, run_threads
 from dilkit.comm.launch import processes
+from dilkit.pattern import Pattern
+from dilkit.problem import Problem
 from dilkit.tools import cli
 from dilkit.tools.bench import rank_faults, rank_jobs
 from dilkit.tools.bench import run as suite_run
@@ -134,6 +137,15 @@ class TestSuite:
         assert verdicts["faults: seconds to an error beyond the timeout"] == "met"
         assert verdicts["faults whose error does not name rank and step"] == "met"
         assert verdicts["peak memory per rank, p=1 over p=2"] == "not measured"
+
+    def test_ranks_that_are_wrong_are_not_timed(self, monkeypatch) -> None:
+        problem, forward = Problem(pattern=Pattern([16, 64], [1, 4]), seq=64, heads=4, head_dim=8), RanksCall.forward
+        race = partial(rank_jobs.race, problem=problem, one_rank_threads=1, repeats=1, case={})
+        for factor, verdict in ((1.0, "measured"), (1.1, "wrong")):
+            monkeypatch.setattr(RanksCall, "forward", lambda call, q, *rows, by=factor: forward(call, q * by, *rows))
+            rows = {row.who: row for row in run_threads(2, race)[0]}
+            assert (rows["ranks"].verdict, rows["one rank"].verdict) == (verdict, "measured")
+            assert len(rows["ranks"].samples) == (verdict == "measured")
 
     def test_a_job_that_failed_is_no_figure_and_decides_on_the_exit_code(self) -> None:
         def job() -> list[Row]:
