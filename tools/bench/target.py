@@ -75,7 +75,7 @@ def memory_ratio(table: str, large: str, small: str, name: str = "{what}", **fac
     """Read the peak memory of `large` over that of `small`, by case, where both are known."""
 
     def ratio(case: CaseRows) -> float | None:
-        above, below = (case.rows[who].values.get("peak_bytes") for who in (large, small))
+        above, below = (case.rows[who].values.get("peak_bytes") if who in case.rows else None for who in (large, small))
         return above / below if above and below else None
 
     return each(table, ratio, name, **facts)

@@ -16,7 +16,7 @@ from dilkit.comm.launch import processes
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools import cli
-from dilkit.tools.bench import rank_faults, rank_jobs
+from dilkit.tools.bench import rank_faults, rank_jobs, suites
 from dilkit.tools.bench import run as suite_run
 from dilkit.tools.bench.ring import REPORT, RingSuite
 from dilkit.tools.console import rank_arguments as ranks
@@ -161,6 +161,15 @@ class TestSuite:
             some = replace(result, rows=rows, figures=())
             assert target.judge(some).verdict == verdict
             assert RingSuite(processes=()).wrong(some) == (verdict != "met")
+
+    @pytest.mark.parametrize("name", ["ring", "hosts"])
+    def test_a_run_that_was_interrupted_has_figures_and_a_page(self, name) -> None:
+        result = registry.read(FOLDER / f"{name}.json")
+        suite, page = suites.suite(name)(), registry.kind(result.kind).words
+        for count in range(0, len(result.rows), 6):
+            some = replace(result, rows=result.rows[:count], figures=())
+            assert len(suite.figures(some)) == len(suite.TARGETS)
+            assert page.document(some).headline
 
     def test_what_a_job_of_faults_said_is_read(self) -> None:
         words = "CommTimeout: exchange 4 (arguments of ring_dilated_attention): nothing from rank 1"
