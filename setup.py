@@ -19,15 +19,10 @@ from setuptools.errors import CompileError
 
 ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 """The top-level folders, each with the name that it is installed under."""
-IN_CHECKOUTS_ONLY = (
-    *(f"tools/bench/{name}" for name in ("costs", "cpu", "gpu", "hosts", "kernels", "order", "patterns", "ptx", "hilbert")),
-    *(
-        f"tools/bench/{name}"
-        for name in ("configuration", "decoding_steps", "llama", "packed", "ranks", "scores", "seeds", "serving", "slide", "ways")
-    ),
-    *("tools/demo/image/", "tools/demo/llama/", "tools/demo/ranks/", "tools/gpu_day/", "tools/site/"),
-)
-"""Beginnings of paths that no wheel has: suites of measurements, demos beside the first, the GPU day, what writes the pages."""
+IN_WHEELS = ("__init__", "one_pattern", "over_ranks", "overhead", "suites")
+"""Modules of tools/bench that wheels have: what `dilkit bench` needs for one pattern. Suites are in checkouts alone."""
+IN_CHECKOUTS_ONLY = ("tools/demo/image", "tools/demo/llama", "tools/demo/ranks", "tools/gpu_day", "tools/site")
+"""Beginnings of other paths that no wheel has: demos beside the first, the GPU day, what writes the pages."""
 C_FOLDERS = {
     "backends/native/_native.pyx": "backends/native/kernels",
     "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",
@@ -49,12 +44,20 @@ Measured, interleaved: a call on 16 tokens (36 microseconds) and its gradients t
 takes 0.09 instead of 0.05 microseconds, a small order 0.66 instead of 0.53."""
 
 
+def is_installed(path):
+    """False for a Python file that checkouts alone have."""
+    name = path.as_posix()
+    if name.startswith("tools/bench/"):
+        return path.parent.name == "bench" and path.stem in IN_WHEELS
+    return not name.startswith(IN_CHECKOUTS_ONLY)
+
+
 def packages():
     """Every package that is installed by its name there, with its folder."""
     found = {}
     for name, folder in ROOTS.items():
         for path in sorted(Path(folder).rglob("__init__.py")):
-            if not f"{path.parent.as_posix()}/".startswith(IN_CHECKOUTS_ONLY):
+            if is_installed(path):
                 found[".".join([name, *path.parent.parts[1:]])] = path.parent.as_posix()
     return found
 
@@ -85,7 +88,7 @@ class BuildModules(build_py):
 
     def find_package_modules(self, package, package_dir):
         modules = super().find_package_modules(package, package_dir)
-        return [module for module in modules if not Path(module[2]).as_posix().startswith(IN_CHECKOUTS_ONLY)]
+        return [module for module in modules if is_installed(Path(module[2]))]
 
 
 class BuildExtensions(build_ext):

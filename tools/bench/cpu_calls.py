@@ -19,7 +19,7 @@ from dilkit.pattern import DilatedSegment, Neighborhood, Pattern, SlidingWindow
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
-from dilkit.tools.bench.slides.calls import CHECKED, shorter, slide
+from dilkit.tools.bench.slide_calls import CHECKED, shorter, slide
 from dilkit.tools.bench.ways import Way, by_torch, native, timed
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.published_slides import published_forward

@@ -167,7 +167,7 @@ def drawn(result: RowsResult) -> Iterator[Plot]:
     single = len(result.cases()) == 1
     for title, (value, axis) in measures.items():
         x = "{length}" if single else "tokens"
-        yield views.PlotView(title, TABLE, x, value, (views.TOKENS, axis), "bars" if single else "lines").made(result)
+        yield from views.PlotView(title, TABLE, x, value, (views.TOKENS, axis), "bars" if single else "lines").each(result)
     bars = ((f"{first} over {other}", point) for first, other, point in _versus_first(result))
     axes = Axis("", "tokens"), views.TIMES
     yield Plot("Speed-up, with 95% intervals", "bars", series_by_name(bars), axes, mark=1.0)

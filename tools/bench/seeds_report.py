@@ -246,22 +246,23 @@ def _over_reference(measured: Measured, backward: bool) -> Iterator[tuple[str, P
                 yield who, speed_up(f"{setting.seq:,} tokens", case.rows["reference"].samples, case.rows[who].samples)
 
 
+def _summary(result: RowsResult) -> str:
+    """The longest comparison with the reference, and how many published figures were measured again."""
+    measured = Measured.of(result)
+    settings = [setting for setting in GROUPS["implementations"].values() if measured.row(setting, "reference")]
+    longest = max(settings, key=lambda setting: setting.seq, default=None)
+    parts = [_comparison(longest, measured.cases["settings", longest, False])] if longest else []
+    ours = sum(measured.ours(claim)[0] is not None for claim in claims())
+    counted = f"{ours} of the {len(claims())} figures that older implementations published were measured again"
+    return placed(result, "; ".join([*parts, counted]))
+
+
 class SeedsReport(Report):
     """A report whose figures are published ones, without targets."""
 
-    def sentence(self, result: RowsResult) -> str:
-        """The longest comparison with the reference, and how many published figures were measured again."""
-        measured = Measured.of(result)
-        settings = [setting for setting in GROUPS["implementations"].values() if measured.row(setting, "reference")]
-        longest = max(settings, key=lambda setting: setting.seq, default=None)
-        parts = [_comparison(longest, measured.cases["settings", longest, False])] if longest else []
-        ours = sum(measured.ours(claim)[0] is not None for claim in claims())
-        counted = f"{ours} of the {len(claims())} figures that older implementations published were measured again"
-        return placed(result, "; ".join([*parts, counted]))
-
-    def document(self, result: RowsResult) -> Document:
+    def document(self, *results: RowsResult) -> Document:
         """The document, its notes at the lengths that they hold for."""
-        return replace(super().document(result), notes=tuple(_notes(result)))
+        return replace(super().document(*results), notes=tuple(_notes(results[0])))
 
 
 def _comparison(setting: Setting, case: CaseRows) -> str:
@@ -292,6 +293,7 @@ def _notes(result: RowsResult) -> Iterator[str]:
 
 
 REPORT = SeedsReport(
+    summary=_summary,
     place="{device_name}, {threads} threads of {cores} cores; ranks: {ranks}",
     tables=(measured_tables, TableView("The longest sequence that fits", "longest", LONGEST, timed=False), claim_table),
     plots=(all_plots,),
