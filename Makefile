@@ -30,7 +30,7 @@ TTSEM := $(ENV)/stage-ttsem
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels costs ptx gpu hosts simulate peers lint docs results wheel cut stages clean
+.PHONY: help demo test test-all smoke mutants matrix slow sanitize aarch64 fuzz sanitize-cuda triton-sanitize kernels costs ptx gpu-day hosts simulate peers lint docs results wheel cut stages clean
 help:
 	@echo "make demo      set up .venv and run the demo (ARGS='--minutes 5' passes options on)"
 	@echo "make test      set up .venv and run the tests (ARGS='-k name' passes options on)"
@@ -50,8 +50,8 @@ help:
 	@echo "               CPU, then broken on purpose, but for what docs/results/ptx.json has of these kernels: an hour or more"
 	@echo "               (ARGS='--anew': all; ARGS='--anew --backend triton --only steps --seed 3': some, in another order)"
 	@echo "make costs     what the CUDA kernels issue in configurations A, B and C, counted on the CPU, for docs/gpu-costs.md; an hour"
-	@echo "make gpu       on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; half an hour"
-	@echo "               (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
+	@echo "make gpu-day DIR=day  on a machine with a GPU: is it right, how fast, what does the automatic choice get wrong; nine minutes"
+	@echo "               at most, and a second call goes on (ARGS='--rehearse': on the CPU, to see what it does; docs/gpu-day.md)"
 	@echo "make hosts     attention over four hosts on this machine, network namespaces whose links are slow, beside other schemes: time"
 	@echo "               and bytes on the wire (root; half an hour; ARGS=--quick: short sequences)"
 	@echo "make simulate  the kernels in numba.cuda over every problem, in numba's simulator (an hour; ARGS='--share 1/4' a part)"
@@ -74,7 +74,7 @@ test: $(TEST)
 	$(PYTEST) --limit-cpu-time $(ARGS)
 
 test-all: $(TEST)
-	$(PYTEST) -m "not kernels" --hypothesis-profile "at length" $(ARGS)
+	$(PYTEST) -m "not gpu and not kernels" --hypothesis-profile "at length" $(ARGS)
 
 smoke: $(TEST)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m smoke $(ARGS)
@@ -118,8 +118,8 @@ ptx: $(TEST) $(KERNELS)
 	OMP_NUM_THREADS=1 $(PY) tests/ptx/mutations.py
 	$(PY) -m dilkit.tools.site.pages
 
-gpu: $(TEST) $(KERNELS)
-	$(PY) -m dilkit gpu-day $(ARGS)
+gpu-day: $(TEST) $(KERNELS)
+	$(PY) tests/gpu/run.py $(DIR) $(ARGS)
 
 hosts: $(TEST)
 	$(PY) -m dilkit bench --suite hosts $(ARGS)

@@ -21,8 +21,8 @@ ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm
 """The top-level folders, each with the name that it is installed under."""
 IN_WHEELS = ("__init__", "one_pattern", "over_ranks", "overhead", "suites")
 """Modules of tools/bench that wheels have: what `dilkit bench` needs for one pattern. Suites are in checkouts alone."""
-IN_CHECKOUTS_ONLY = ("tools/demo/image", "tools/demo/llama", "tools/demo/ranks", "tools/gpu_day", "tools/site")
-"""Beginnings of other paths that no wheel has: demos beside the first, the GPU day, what writes the pages."""
+IN_CHECKOUTS_ONLY = ("tools/demo/image", "tools/demo/llama", "tools/demo/ranks", "tools/site")
+"""Beginnings of other paths that no wheel has: demos beside the first, what writes the pages."""
 C_FOLDERS = {
     "backends/native/_native.pyx": "backends/native/kernels",
     "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",

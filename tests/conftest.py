@@ -22,7 +22,7 @@ from dilkit.environment import TUNED
 if TYPE_CHECKING:
     from dilkit.testing.conformance import Result
 
-pytest_plugins = ["helpers.cpu_time", "helpers.shares"]
+pytest_plugins = ["helpers.cpu_time", "helpers.gpu_day", "helpers.shares"]
 MATRIX = "dilkit_matrix"
 os.environ[TUNED.name] = "none"  # what somebody has measured on this machine changes no test, nor what a test starts
 if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):  # or torch takes AMX for bfloat16, and then fails

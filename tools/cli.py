@@ -33,7 +33,6 @@ COMMANDS = {
     "report": "commands.report",
     "compare": "commands.compare",
     "tune": "commands.tune.command",
-    "gpu-day": "gpu_day.command",
     "draw": "commands.draw",
     "demo": "commands.demo",
     "encode-slide": "commands.encode_slide",

@@ -110,8 +110,7 @@ def test_the_commands_work_in_a_new_environment_without_a_compiler(environment, 
     declared = set(metadata()["project"]["entry-points"]["dilkit.backends"])
     assert declared <= {row["name"] for row in info["problem"]["backends"]}
     assert json.loads(succeed(command, "verify", "--backend", "native", "--json", **home))["right"]
-    assert "gpu-day" in succeed(command, "--help", **home)
-    for arguments in ("gpu-day", "bench --suite cpu", "demo --ranks 1x2", f"report {ROOT}/docs/results/cpu-intel-xeon-avx2.json"):
+    for arguments in ("bench --suite cpu", "demo --ranks 1x2", f"report {ROOT}/docs/results/cpu-intel-xeon-avx2.json"):
         done = run(command, *arguments.split(), **home)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "needs a checkout: dilkit.tools." in done.stderr

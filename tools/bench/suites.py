@@ -13,6 +13,7 @@ SUITES = {
     "hosts": "dilkit.tools.bench.hosts:HostsSuite",
     "orders": "dilkit.tools.bench.orders:OrdersSuite",
     "patterns": "dilkit.tools.bench.patterns:PatternsSuite",
+    "preferences": "dilkit.tools.bench.preferences:PreferencesSuite",
     "ring": "dilkit.tools.bench.ring:RingSuite",
     "scores": "dilkit.tools.bench.scores:ScoresSuite",
     "seeds": "dilkit.tools.bench.seeds:SeedsSuite",

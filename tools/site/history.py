@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dilkit.tools.bench.suites import SUITES
 from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import COLORS, FAINT, INK, MARKERS, new_figure, save
@@ -102,7 +103,7 @@ def _versions(results: Path) -> list[Version]:
     """The versions that are out, and what docs/results has beyond them as the next one."""
     past = read_versions(results / "history")
     found = (registry.read(path) for path in sorted(results.glob("*.json")))
-    suites = [result for result in found if isinstance(result, SuiteResult)]
+    suites = [result for result in found if isinstance(result, SuiteResult) and result.suite in SUITES]
     runs = unpublished((run for result in suites for run in runs_of(result)), past)
     return [*past, Version(version=NEXT, runs=runs)] if runs else past
 

@@ -25,7 +25,11 @@ from dilkit.tools.results.rows import Row
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks", "without_pictures")
 
 MISSING = "transformers" if find_spec("transformers") is None else "nothing"
-BY_SUITE = [*suites.SUITES.keys() - {"cpu", "gpu", "seeds"}, "gpu-h200", *(path.stem for path in FOLDER.glob("cpu-*.json"))]
+BY_SUITE = [
+    *suites.SUITES.keys() - {"cpu", "gpu", "preferences", "seeds"},
+    "gpu-h200",
+    *(path.stem for path in FOLDER.glob("cpu-*.json")),
+]
 
 
 @pytest.fixture(autouse=True)

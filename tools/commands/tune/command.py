@@ -15,7 +15,7 @@ from dilkit import environment
 from dilkit.device import Device, device_named
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
-from dilkit.selection.tuned_file import TunedEntry
+from dilkit.selection.tuned_file import TunedEntry, TunedSetup, TunedShape
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.facts import devices
 from dilkit.tools.commands.tune import report as tune_report
@@ -24,7 +24,9 @@ from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 from dilkit.tools.console.text import print_json
-from dilkit.tools.results.file import read_result, write_text
+from dilkit.tools.results.decode import decode
+from dilkit.tools.results.file import read_json, read_result, write_text
+from dilkit.tools.results.rows import RowsResult
 
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--budget", type=arguments.positive, default=BUDGET, metavar="S", help=spent)
     instead = parser.add_argument_group("the file").add_mutually_exclusive_group()
     instead.add_argument("--show", action="store_true", help="measure nothing: show what was measured before")
-    take = "measure nothing: take what the sweep of `dilkit gpu-day` measured, out of its gpu-day.json"
+    take = "measure nothing: take the sweep of `dilkit bench --suite preferences`, out of its suite.json"
     instead.add_argument("--take", type=Path, metavar="FILE", help=take)
     instead.add_argument("--clear", action="store_true", help="measure nothing: remove the file")
 
@@ -159,20 +161,24 @@ def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
 
 
 def _take(args: Namespace, path: Path) -> int:
-    """The orders of a sweep."""
-    from dilkit.tools.gpu_day.record import GpuDayResult
-
-    day = read_result(args.take, GpuDayResult)
-    if day.rehearsal:
-        raise ValueError(f"--take: {args.take} is of a rehearsal, which measures no device; give that of a GPU")
-    shapes = {choice.shape: tuple(choice.seconds.items()) for choice in day.choices if choice.seconds}
-    entries = [TunedEntry(day.setup, shape, seconds) for shape, seconds in shapes.items()]
+    """Keep the orders of a sweep."""
+    result = read_result(args.take, RowsResult, read_json(args.take)["kind"])
+    if result.quick:
+        raise ValueError(f"--take: {args.take} is of a quick run, whose problems are no real ones; give that of a whole one")
+    at = result.environment
+    setup = TunedSetup(at.device, at.device_name, at.capability or "none", at.torch, at.dilkit)
+    entries = []
+    for case in result.cases("sweep"):
+        choice = case.rows.get("automatic")
+        shape = decode(TunedShape, choice and choice.values.get("shape"), f"{args.take}: shape")
+        times = sorted(((name, row.median_s) for name, row in case.rows.items() if row.samples), key=lambda pair: pair[1])
+        entries += [TunedEntry(setup, shape, tuple(times))] if times else []
     if not entries:
-        raise ValueError(f"--take: {args.take} has no sweep yet; `dilkit gpu-day --stage preferences` measures it")
+        raise ValueError(f"--take: {args.take} has no sweep; `dilkit bench --suite preferences` measures it")
     arguments.make_folder(environment.TUNED.name, path.parent)
     _keep(path, entries)
-    text = f"{len(entries)} orders of {day.setup} taken; the automatic choice goes by {path}"
-    _print(args, dict(file=str(path), setup=str(day.setup), taken=len(entries)), [text])
+    text = f"{len(entries)} orders of {setup} taken; the automatic choice goes by {path}"
+    _print(args, dict(file=str(path), setup=str(setup), taken=len(entries)), [text])
     return 0
 
 

@@ -1,0 +1,92 @@
+"""What tests of GPUs share: backends and calls to try, the device, and no proofs of kernels, which these tests are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.gpu_calls import TORCHS, small_problem
+from helpers.gpu_day import NOTE
+
+from dilkit import Problem, environment
+from dilkit.backends.sdpa.one_kernel import one_kernel_backends
+from dilkit.device import cuda_count
+from dilkit.tools.measure.implementation import backend_implementations
+
+OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
+"""Backends with kernels of our own, on a GPU and in a rehearsal on the CPU."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    rehearsal = metafunc.config.getoption("--gpu-device") == "cpu"
+    choices: dict[str, tuple[Any, ...]] = dict(
+        backend=REHEARSED if rehearsal else OURS,
+        any_backend=(*REHEARSED, "sdpa") if rehearsal else (*OURS, "sdpa", *TORCHS),
+        dtype=("bfloat16", "float32")[: 1 if rehearsal else None],
+        requires_grad=(False, True),
+    )
+    for name, values in choices.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, values, ids=["forward", "with gradients"] if name == "requires_grad" else None)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of this run."""
+    name = str(request.config.getoption("--gpu-device"))
+    if name != "cpu" and not cuda_count():
+        pytest.skip("torch sees no CUDA device")
+    return name
+
+
+@pytest.fixture(scope="session")
+def rehearsal(device: str) -> bool:
+    """True on the CPU: at small sizes."""
+    return device == "cpu"
+
+
+@pytest.fixture
+def cuda(rehearsal: bool) -> None:
+    """For tests that have nothing to do on a CPU."""
+    if rehearsal:
+        pytest.skip("no CUDA device: a rehearsal")
+
+
+@pytest.fixture
+def asked(backend: str, dtype: str, requires_grad: bool, device: str) -> Problem:
+    """A small problem that the backend can compute."""
+    problem = small_problem(device, dtype=dtype, requires_grad=requires_grad)
+    if reasons := backend_implementations([backend])[0].refusals(problem):
+        pytest.skip("; ".join(reasons))
+    return problem
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Write down what was found and numbers by name, beside the test's row."""
+    return lambda what, found, **numbers: record_property(NOTE, (what, found, numbers))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_of_torch(device: str) -> Iterator[None]:
+    """Each of torch's kernels is a backend of its own."""
+    with one_kernel_backends(device.partition(":")[0]):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _without_proofs(rehearsal: bool) -> Iterator[None]:
+    """No kernel needs a proof. A worker whose context is broken ends: after an access out of bounds every call fails."""
+    with environment.without_proofs():
+        yield
+    try:
+        if not rehearsal:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+    except RuntimeError:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(1)
+        raise

@@ -1,0 +1,163 @@
+"""Calls in the ways that programs make them: in a graph, on a side stream, on a second device, compiled, over ranks, and long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.gpu_calls import PATH, compare_ranks, small_problem
+from torch import Tensor
+
+from dilkit import Pattern, Problem, environment
+from dilkit.comm.launch import processes, task
+from dilkit.device import cuda_count, device_named
+from dilkit.testing.accuracy import shortened
+from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.implementation import Implementation, backend_implementations
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]
+
+LATE = 100_000_000
+"""Cycles for which a stream is kept busy: what does not wait for it comes too early."""
+SMALL_CACHE = 1 << 16
+LENGTHS = tuple(range(1500, 2048, 36))
+LONGEST = 1 << 24
+LONG = Pattern([2048, 8192, 32768, 131072, 524288], [1, 4, 16, 64, 256])
+
+
+def attend(backend: str, asked: Problem, inputs: Tensors) -> tuple[Tensor, ...]:
+    """Return `out`, and where they are asked for its gradients."""
+    out = backend_implementations([backend])[0].attend(inputs, asked)
+    return (out, *torch.autograd.grad(out, inputs.qkv, inputs.dout)) if asked.requires_grad else (out,)
+
+
+def different(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> list[str]:
+    """Return the names of results that differ from those of a plain call in a bit."""
+    return [name for name, x, y in zip(("out", "dq", "dk", "dv"), found, wanted, strict=False) if not torch.equal(x, y)]
+
+
+def other_numbers(into: Tensors, asked: Problem) -> None:
+    """Put other random numbers into the memory of the inputs."""
+    other = Tensors.random(asked, seed=1)
+    with torch.no_grad():
+        for x, y in zip((*into.qkv, into.dout), (*other.qkv, other.dout), strict=True):
+            x.copy_(y)
+
+
+def side_stream() -> Any:
+    make: Any = torch.cuda.Stream
+    return make()
+
+
+def sleep() -> None:
+    torch.cuda._sleep(LATE)  # type: ignore[no-untyped-call]
+
+
+def test_in_a_cuda_graph_replayed_on_other_numbers(cuda: None, backend: str, asked: Problem) -> None:
+    inputs, side = Tensors.random(asked), side_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        attend(backend, asked, inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        result = attend(backend, asked, inputs)
+    other_numbers(inputs, asked)
+    recorded.replay()
+    assert not different(result, attend(backend, asked, inputs))
+
+
+def test_on_a_side_stream_whose_inputs_are_late(cuda: None, backend: str, asked: Problem) -> None:
+    inputs = Tensors.random(asked)
+    attend(backend, asked, inputs)  # what is compiled and loaded now does not hide what comes too early
+    side = side_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        sleep()
+        other_numbers(inputs, asked)
+        result = attend(backend, asked, inputs)
+    side.synchronize()
+    assert not different(result, attend(backend, asked, inputs))
+
+
+def test_on_the_second_device_while_the_first_is_the_current_one(cuda: None, backend: str, asked: Problem) -> None:
+    if cuda_count() < 2:
+        pytest.skip(f"torch sees {cuda_count()} CUDA device")
+    inputs = Tensors.random(asked)
+    q, k, v, dout = (x.detach().to("cuda:1").requires_grad_(x.requires_grad) for x in (*inputs.qkv, inputs.dout))
+    found = attend(backend, replace(asked, device=device_named("cuda:1")), Tensors(q, k, v, None, dout))
+    wanted = attend(backend, asked, inputs)
+    assert not different(tuple(x.to(wanted[0].device) for x in found), wanted)
+
+
+@pytest.fixture
+def _nothing_traced() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_nothing_traced")
+def test_in_code_that_torch_compiled(backend: str, asked: Problem, rehearsal: bool) -> None:
+    """A rehearsal traces the code alone."""
+    inputs, implementation = Tensors.random(asked), backend_implementations([backend])[0]
+
+    def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return 2 * implementation.attend(replace(inputs, query=q + 0, key=k + 0, value=v + 0), asked)
+
+    def results(function: Any) -> tuple[Tensor, ...]:
+        out = function(*inputs.qkv)
+        return (out, *torch.autograd.grad(out, inputs.qkv, inputs.dout)) if asked.requires_grad else (out,)
+
+    compiled = torch.compile(doubled, fullgraph=True, backend="aot_eager" if rehearsal else "inductor")
+    assert not different(results(compiled), results(doubled))
+
+
+def test_many_lengths_with_a_cache_that_holds_hardly_one_table(
+    backend: str, asked: Problem, rehearsal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls are queued before the first one runs."""
+    problems = [replace(asked, seq=seq) for seq in LENGTHS[: 2 if rehearsal else None]]
+    inputs = [Tensors.random(problem) for problem in problems]
+    wanted = [attend(backend, *pair) for pair in zip(problems, inputs, strict=True)]
+    monkeypatch.setenv(environment.CACHE_BYTES.name, str(SMALL_CACHE))
+    if not rehearsal:
+        sleep()
+    results = [attend(backend, *pair) for pair in zip(problems, inputs, strict=True)]
+    assert not [different(x, y) for x, y in zip(results, wanted, strict=True) if different(x, y)]
+
+
+def test_sixteen_million_tokens(cuda: None, device: str, note: Callable[..., None]) -> None:
+    """Both ends are, bit by bit, what they are alone. Where sixteen million do not fit, eight million do."""
+    ours = backend_implementations(["cupy_raw"])[0]
+    facts: dict[str, Any] = dict(pattern=LONG, heads=8, head_dim=64, dtype="bfloat16", device=device_named(device))
+    if reasons := ours.refusals(Problem(seq=LONGEST, **facts)):
+        pytest.skip("; ".join(reasons))
+    try:
+        q, k, v, out = long_pass(ours, Problem(seq=LONGEST, **facts), device)
+    except torch.cuda.OutOfMemoryError:
+        q, k, v, out = long_pass(ours, Problem(seq=LONGEST // 2, **facts), device)
+    seq, longest = out.shape[1], max(LONG.segment_lengths)
+    for rows in (slice(0, longest), slice(seq - longest, seq)):
+        part = Tensors(q[:, rows], k[:, rows], v[:, rows], None, q[:, rows])
+        assert torch.equal(ours.once(part, Problem(seq=longest, **facts)), out[:, rows])
+    note("tokens", f"{seq:,}", tokens=float(seq))
+
+
+def long_pass(ours: Implementation, problem: Problem, device: str) -> tuple[Tensor, ...]:
+    """Return inputs, made in their own dtype as they would not fit in fp32, and the output."""
+    shape = 1, problem.seq, problem.heads, problem.head_dim
+    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
+    return q, k, v, ours.once(Tensors(q, k, v, None, q), problem)
+
+
+def test_two_ranks_that_share_the_device(backend: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (*PATH.items(), (environment.BACKEND.name, backend)):
+        monkeypatch.setenv(name, value)  # which the ranks inherit
+    problem = shortened(small_problem(device, dtype=dtype, requires_grad=True))
+    compare = partial(compare_ranks, problems=[problem, replace(problem, is_causal=True)])
+    assert task.run(processes.transports()[0], 2, compare, limit=100.0) == []

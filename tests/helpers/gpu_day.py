@@ -1,0 +1,112 @@
+"""A pytest plugin: what tests found in a file of rows, from which a second run goes on.
+
+`--gpu-day FILE` writes a row for each test that ended. What passed by FILE with the same code, device, driver and torch does not
+run again. `--gpu-device cpu` rehearses on the CPU. With pytest-xdist a test that hangs or crashes costs a worker, not the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KIND, NOTE, PASSED, RECORDER = "suite-gpu-day", "gpu_day", "gpu_day_passed", "gpu-day-recorder"
+VERDICTS = {"passed": "measured", "skipped": "absent", "failed": "failed"}
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--gpu-day", metavar="FILE", type=Path, help="write a row for each test into FILE; skip what passed by it")
+    parser.addoption("--gpu-device", default="cuda:0", metavar="DEVICE", help="where tests of GPUs run; cpu: a rehearsal")
+
+
+def pytest_configure(config: Any) -> None:
+    if (path := config.getoption("--gpu-day")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(path, config.getoption("--gpu-device")), RECORDER)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist what passed before this run: one that takes over must collect the same tests."""
+    recorder = node.config.pluginmanager.get_plugin(RECORDER)
+    node.workerinput[PASSED] = recorder.passed if recorder else []
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    recorder = config.pluginmanager.get_plugin(RECORDER)
+    passed = {*(recorder.passed if recorder else getattr(config, "workerinput", {}).get(PASSED, ()))}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
+
+
+class Recorder:
+    """The file and its content. Raises UsageError for a file of another device."""
+
+    def __init__(self, path: Path, device_name: str) -> None:
+        from dilkit.device import cuda_driver, device_named
+        from dilkit.tools.results.file import new_result, read_result
+        from dilkit.tools.results.rows import RowsResult
+
+        device = device_named(device_name)
+        facts = dict(code=code_digest(), driver=cuda_driver() if device.type == "cuda" else 0)
+        self.path, self.failures = path, defaultdict[str, list[str]](list)
+        self.result = new_result(RowsResult, device, kind=KIND, suite="gpu-day", repeats=1, facts=facts)
+        before = read_result(path, RowsResult, KIND) if path.exists() else self.result
+        here, there = self.result.environment, before.environment
+        if here.device_name != there.device_name:
+            raise pytest.UsageError(f"--gpu-day: {path} is of another device ({there.device_name}); name another file")
+        if (facts, here.torch) == (before.facts, there.torch):
+            self.result = replace(self.result, rows=before.rows, steps=before.steps)
+        self.passed = [row.case["name"] for row in self.result.rows if row.values.get("ended") == "passed"]
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.pytest_xdist_node_collection_finished(None, [item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        from dilkit.tools.bench.gpu_day import CORRECTNESS
+
+        self.result = replace(
+            self.result, steps=tuple(dict.fromkeys([*self.result.steps, *((CORRECTNESS, name) for name in ids)]))
+        )
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" or not report.passed:
+            self.failures[report.nodeid] += [first_line(report.longrepr)] * report.failed
+            self.keep(report, self.failures[report.nodeid])
+
+    def keep(self, report: Any, failures: list[str]) -> None:
+        """Write the row of a test, with the failures of all its phases, in the place of an earlier one."""
+        from dilkit.tools.bench.gpu_day import CORRECTNESS, NOTED, TARGETS
+        from dilkit.tools.results.environment import now
+        from dilkit.tools.results.file import write_result
+        from dilkit.tools.results.rows import Row
+
+        case, ended = dict(name=report.nodeid), "failed" if failures else report.outcome
+        found = "; ".join(failures) or (first_line(report.longrepr) if report.skipped else "")
+        values = dict(ended=ended, seconds=report.duration, found=found)
+        rows = [row for row in self.result.rows if row.case["name"] != report.nodeid]
+        rows.append(Row(table=CORRECTNESS, case=case, verdict=VERDICTS[ended], reasons=tuple(failures), values=values))
+        for what, text, numbers in (note for key, note in report.user_properties if key == NOTE):
+            rows.append(Row(table=NOTED, case=case | dict(what=what), values=dict(found=text) | numbers))
+        result = replace(self.result, rows=tuple(rows), date=now(), done=sum(row.table == CORRECTNESS for row in rows))
+        self.result = replace(result, figures=tuple(target.judge(result) for target in TARGETS))
+        write_result(self.result, self.path)
+
+
+def first_line(found: Any) -> str:
+    """Return the first line of why a test failed or was skipped."""
+    crash = getattr(found, "reprcrash", None)
+    text = found[2].removeprefix("Skipped: ") if isinstance(found, tuple) else crash.message if crash else str(found)
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no words")
+
+
+def code_digest() -> str:
+    """Return a digest of all code of dilkit, compiled code and tests of GPUs included."""
+    folders = [ROOT / name for name in ("dilkit", "backends", "comm", "tools", "tests/gpu", "tests/helpers")]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".so", ".cu", ".cuh"))
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:16]

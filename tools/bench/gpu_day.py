@@ -1,0 +1,108 @@
+"""The results of `pytest -m gpu --gpu-day FILE`: a row for each test, and what tests noted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from dilkit.tools.bench.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratio_plot, ratios, worst_problems
+from dilkit.tools.bench.target import Target, Values
+from dilkit.tools.console.text import in_seconds
+from dilkit.tools.report.document import Document, Table
+from dilkit.tools.report.headline import place, placed
+from dilkit.tools.report.views import Report
+from dilkit.tools.results.rows import Row, RowsResult
+
+CORRECTNESS, SPEED, PREFERENCES = "Is it right", "How fast", "Which rows of the preference table are wrong"
+STEPS = (CORRECTNESS, SPEED, PREFERENCES)
+"""Tables of steps. Tests go into the first; earlier GPU days had steps of all three."""
+NOTED = "noted"
+"""The table of what steps noted."""
+
+
+class GpuDayReport(Report):
+    """A report that begins with the verdict."""
+
+    def document(self, result: RowsResult) -> Document:
+        """Make the document: what is wrong, the figures, rows of the preference table, then every step."""
+        made, bad = super().document(result), _bad(result)
+        verdict = f"{len(bad)} of {len(_steps(result))} steps found something WRONG" if bad else "nothing was found wrong"
+        headline = f"{verdict}; {len(_left(result))} of {len(result.steps)} steps are left", place(result)
+        rows = tuple((row.case["name"], row.values["ended"], "; ".join(row.reasons)) for row in bad)
+        return replace(
+            made, headline=headline, tables=(*([Table("WRONG", ("step", "what", "found"), rows)] if bad else []), *made.tables)
+        )
+
+    def sentence(self, result: RowsResult) -> str:
+        """Return the sentence on docs/measurements.md."""
+        worst = max(ratios(result).values(), default=None)
+        sweep = f"; at worst the automatic choice takes {worst:.2f} times as long as the fastest" if worst else ""
+        counts = f"{len(_steps(result))} of {len(result.steps)} steps of a GPU day, {len(_bad(result))} WRONG"
+        return placed(result, counts + sweep)
+
+
+def _steps(result: RowsResult) -> list[Row]:
+    return [row for row in result.rows if row.table in STEPS]
+
+
+def _bad(result: RowsResult) -> list[Row]:
+    return [row for row in _steps(result) if row.verdict == "failed"]
+
+
+def _left(result: RowsResult) -> list[str]:
+    ended = {row.case["name"] for row in _steps(result) if row.verdict != "skipped"}
+    return [name for _, name in result.steps if name not in ended]
+
+
+def _function(name: str) -> str:
+    """Return the name of a test without its parameters."""
+    return name.rpartition("/")[2].partition("[")[0]
+
+
+def _tables(result: RowsResult) -> Iterator[Table]:
+    """Make a table of the steps of each kind, the tests of one function in a row."""
+    for table in STEPS:
+        groups: dict[str, list[Row]] = {}
+        for row in (row for row in result.rows if row.table == table):
+            groups.setdefault(row.values.get("what", _function(row.case["name"])), []).append(row)
+        rows = []
+        for what, steps in groups.items():
+            counts = ", ".join(f"{count} {ended}" for ended, count in Counter(step.values["ended"] for step in steps).items())
+            ended = "WRONG" if any(step.verdict == "failed" for step in steps) else str(steps[0].values["ended"])
+            took = in_seconds(sum(step.values["seconds"] for step in steps))
+            rows.append((what, ended, took, str(steps[0].values["found"]) if len(steps) == 1 else counts))
+        yield Table(table, ("step", "", "took", "found"), tuple(rows))
+
+
+def _notes(result: RowsResult) -> Iterator[str]:
+    """Yield what steps noted, but for counts of right results, then the steps for which there was no time."""
+    for row in result.rows:
+        if row.table == NOTED and "wrong" not in row.values:
+            yield f"{_function(row.case['name'])}: {row.case['what']}: {row.values['found']}"
+    if left := dict.fromkeys(map(_function, _left(result))):
+        yield f"left, for which there was no time: {', '.join(left)}. The same command goes on from here"
+
+
+def _noted(value: str, end: str = "") -> Callable[[RowsResult], Values]:
+    """Read a number that steps noted."""
+    return lambda result: {
+        row.case["what"]: float(row.values[value])
+        for row in result.rows
+        if row.table == NOTED and value in row.values and row.case["what"].endswith(end)
+    }
+
+
+TARGETS = (
+    Target("verify: wrong results", 0, 0, _noted("wrong"), "", lower=True, exact=True, missing=no_gpu),
+    CHOICE,
+    Target("first call, its kernels compiled", 10, 3, _noted("seconds", "first call"), " s", lower=True, missing=no_gpu),
+)
+REPORT = GpuDayReport(
+    place="{device_name}",
+    tables=(preference_rows, worst_problems, _tables),
+    plots=(ratio_plot,),
+    notes=_notes,
+    method="Each step is a process with a deadline, and what it found is written down at once. What the first stage found wrong "
+    f"is not timed; w{METHOD[1:]}",
+)

@@ -1,0 +1,282 @@
+"""`dilkit bench --suite preferences`: on 128 problems the backend that the preference table picks, beside all that are able.
+
+`dilkit tune --take` makes the automatic choice go by the sweep. Beside it: strided views in torch's kernels, and tall against low
+tiles in ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+from dilkit import registry, selector
+from dilkit.backend import Backend
+from dilkit.problem import Problem
+from dilkit.selection import tuned
+from dilkit.selection.preference_table import row_of, table_preference
+from dilkit.tools.bench.configuration import Configuration
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.target import Target
+from dilkit.tools.console.text import error_line, in_seconds
+from dilkit.tools.report.document import Axis, Plot, Point, Series, Table
+from dilkit.tools.report.views import TIME, WHO, Report, TableView, fact, over
+from dilkit.tools.results.record import Samples
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
+
+FIVE, RATES = (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)
+LAYERS: tuple[tuple[Configuration, bool], ...] = (
+    (Configuration(131072, FIVE, RATES), False),
+    (Configuration(8192, FIVE, RATES), False),
+    (Configuration(32768, (512, 1024), (1, 2)), False),
+    (Configuration(4096, (512, 1024), (1, 2)), False),
+    (Configuration(262144, (2048, 8192, 32768, 131072), (1, 4, 16, 64)), False),
+    (Configuration(65536, (2048,), (1,)), False),
+    (Configuration(65536, FIVE, RATES), True),
+    (Configuration(16384, (1000, 3000, 9000), (1, 3, 9)), False),
+)
+"""Patterns and lengths, those that launches decide on and long ones, each with or without a key padding mask."""
+PARTS = 8
+"""Every eighth problem is measured first, then the next ones: a run that ends early has seen every pattern."""
+DTYPES, HEAD_DIMS, FLAGS = ("bfloat16", "float32"), (64, 128), (False, True)
+LEFT_OUT = {"float32": ("triton",)}
+"""By dtype, what is much slower than others: on an H200, exact products of fp32 took Triton about ten times as long."""
+NEVER = ("numba_cuda", "reference", "flex")
+"""Compiled for minutes, or for each problem anew; slower than all others."""
+OURS, PICK = "cupy_raw", "automatic"
+MIN_TIME = 0.01
+WRONG_FROM = 1.15
+"""How many times as long as the fastest the picked backend may take before a row of the preference table is wrong."""
+SHOWN = 12
+"""Problems that the table of the sweep shows, the worst first."""
+
+
+def seconds(case: CaseRows) -> dict[str, float]:
+    """Return the median time of each backend that was measured, the fastest first."""
+    return dict(sorted(((name, row.median_s) for name, row in case.rows.items() if row.samples), key=lambda pair: pair[1]))
+
+
+def picked(case: CaseRows) -> str:
+    """Return the backend that the preference table picks."""
+    return str(case.rows[PICK].values["picked"])
+
+
+def ratio(case: CaseRows) -> float | None:
+    """Return the time of the picked backend over that of the fastest; None where the picked one was not measured."""
+    times = seconds(case)
+    return times[picked(case)] / min(times.values()) if picked(case) in times else None
+
+
+def ratios(result: RowsResult) -> dict[str, float]:
+    """Return the ratio of each problem of the sweep that has one."""
+    values = {case.label("{problem}"): ratio(case) for case in result.cases("sweep")}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def preference_rows(result: RowsResult) -> Iterator[Table]:
+    """Make the table of those rows of the preference table that problems of the sweep fell under."""
+    groups: dict[str, list[CaseRows]] = {}
+    for case in result.cases("sweep"):
+        groups.setdefault(case.rows[PICK].values["row"], []).append(case)
+    rows = []
+    for name, cases in groups.items():
+        measured = [(case, value) for case in cases if (value := ratio(case)) is not None]
+        slow = [case for case, value in measured if value > WRONG_FROM]
+        fastest = ", ".join(sorted({next(iter(seconds(case))) for case in slow}))
+        missing = len(cases) - len(measured)
+        verdict = f"WRONG in {len(slow)}: {fastest}" if slow else "right" if measured else "not measured"
+        worst = f"{max(value for _, value in measured):.2f}" if measured else "-"
+        verdict += f"; {missing} not measured" if missing and measured else ""
+        rows.append((name, ", ".join(sorted(set(map(picked, cases)))), str(len(cases)), worst, verdict))
+    header = ("row", "it says", "problems", "worst ratio", "measured")
+    yield Table(f"Rows of the preference table: wrong from {WRONG_FROM} on", header, tuple(rows))
+
+
+def worst_problems(result: RowsResult) -> Iterator[Table]:
+    """Make the table of the problems on which the preference table is farthest from the fastest backend."""
+    measured = sorted(((value, case) for case in result.cases("sweep") if (value := ratio(case))), key=lambda pair: -pair[0])
+    rows = []
+    for value, case in measured[:SHOWN]:
+        times = seconds(case)
+        shown = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in times.items())
+        rows.append((case.label("{problem}"), picked(case), next(iter(times)), f"{value:.2f}", shown))
+    header = ("problem", "the table says", "the fastest", "ratio", "times")
+    yield Table(f"The sweep: {len(measured)} problems, the worst first", header, tuple(rows))
+
+
+def ratio_plot(result: RowsResult) -> Iterator[Plot]:
+    """Draw each problem's ratio, by the row of the preference table."""
+    points: dict[str, list[Point]] = {}
+    cases = result.cases("sweep")
+    for number, case in enumerate(cases, 1):
+        if (value := ratio(case)) is not None:
+            points.setdefault(case.rows[PICK].values["row"], []).append(Point(number, value, value, value))
+    limit = tuple(Point(x, *[WRONG_FROM] * 3) for x in (1, max(len(cases), 2)))
+    series = [Series(name, tuple(drawn)) for name, drawn in points.items()]
+    axes = Axis("problem of the sweep", "number", log=False), Axis("the table's choice / the fastest", "times")
+    line = Series(f"wrong from {WRONG_FROM} on", limit, dashed=True)
+    yield Plot("The automatic choice over the fastest", "points", (*series, line), axes)
+
+
+def no_gpu(result: RowsResult) -> str | None:
+    """Return why a figure of a GPU is missing from `result`, or None."""
+    return None if result.environment.device == "cuda" else "no GPU"
+
+
+SLOWEST = "the automatic choice over the fastest that is able, worst of the sweep"
+CHOICE = Target(SLOWEST, WRONG_FROM, 1.05, ratios, lower=True, missing=no_gpu)
+METHOD = (
+    "Whatever is timed is checked against fp64 arithmetic just before. Times of the sweep are medians of calls in turns, by CUDA "
+    "events. Its ratio: the time of the backend that the preference table picks, over that of the fastest that is able; "
+    "numba_cuda, reference and flex are not among them, nor is triton in float32."
+)
+REPORT = Report(
+    place="{device_name}, {threads} threads",
+    tables=(
+        *(preference_rows, worst_problems),
+        TableView("Tall against low tiles", "tiles", (fact("problem"), WHO, TIME, over("low"))),
+        TableView(
+            "Views in torch's kernels, bf16", "views", (*map(fact, ("kernel", "head_dim", "rate")), WHO, TIME, over("contiguous"))
+        ),
+    ),
+    plots=(ratio_plot,),
+    sentences={SLOWEST: "at worst the automatic choice takes {} as long as the fastest"},
+    method=f"{METHOD} Views are dilated in place (strided), copied in the call, or contiguous from the start.",
+)
+
+
+@dataclass(frozen=True)
+class PreferencesSizes(Sizes):
+    """`layers`: configurations of the sweep, each with or without a key padding mask.
+
+    Views are `view_rows` rows of a sequence of `view_seq` tokens.
+    """
+
+    divisor: int = 128
+    layers: tuple[tuple[Configuration, bool], ...] = LAYERS
+    view_seq: int = 65536
+    view_rows: int = 2048
+
+
+@dataclass(frozen=True)
+class PreferencesSuite(Suite[RowsResult]):
+    """The sweep, part by part, then tiles and views.
+
+    `backend`: those of the sweep, by default all that are able. `device`: where, in a rehearsal "cpu".
+    """
+
+    NAME = "preferences"
+    SUMMARY = "what the preference table picks beside the fastest backend, on 128 problems of a GPU"
+    TARGETS = (CHOICE,)
+
+    repeats: int = 5
+    budget: float = 2.0
+    backend: tuple[str, ...] = ()
+    sizes: PreferencesSizes = field(default_factory=PreferencesSizes, metadata=NO_OPTION)
+    device: str = field(default="cuda", metadata=NO_OPTION)
+
+    def where(self) -> str:
+        return self.device
+
+    def problem(self, layer: Configuration, dim: int, **fields: Any) -> Problem:
+        """Return the problem of a layer on the suite's device, its lengths divided where the suite is quick."""
+        from dilkit.device import cuda_count, device_named
+
+        if self.device != "cpu" and not cuda_count():
+            raise ValueError("--suite preferences: torch sees no CUDA device; run it where `dilkit info` lists one")
+        return layer.problem(dim, self.divisor, device=device_named(self.device), **fields)
+
+    def steps(self) -> Iterator[Step]:
+        problems = [
+            self.problem(layer, dim, dtype=dtype, is_causal=causal, requires_grad=train, key_padding_mask=masked)
+            for (layer, masked), dtype, dim, causal, train in product(self.sizes.layers, DTYPES, HEAD_DIMS, FLAGS, FLAGS)
+        ]
+        for i in range(PARTS):
+            yield from (Step("sweep", str(problem), partial(self.sweep, problem)) for problem in problems[i::PARTS])
+        for (layer, masked), dim, causal, train in product(self.sizes.layers[:5:2], HEAD_DIMS, FLAGS, FLAGS):
+            flags = dict(is_causal=causal, requires_grad=train, key_padding_mask=masked)
+            problem = self.problem(layer, dim, dtype="bfloat16", **flags)
+            yield Step("tiles", f"tiles: {problem}", partial(self.tiles, problem))
+        yield Step("views", "strided against contiguous views in torch's kernels", self.views, 4)
+
+    def sweep(self, problem: Problem) -> list[Row]:
+        """Check and time every backend that is able, beside what the preference table picks, whatever `dilkit tune` says."""
+        from dilkit.tools.measure.case import CaseRunner
+        from dilkit.tools.measure.implementation import backend_implementations
+
+        known = {name: backend for name, backend in registry.backends().items() if isinstance(backend, Backend)}
+        names = self.backend or [name for name in known if name not in NEVER]
+        able = [name for name in names if not known[name].refusals(problem) and name not in LEFT_OUT.get(problem.dtype, ())]
+        runner = CaseRunner(backend_implementations(able), self.repeats, MIN_TIME, self.budget, forward_memory=False)
+        row, choice = row_of(problem), selector.trace(problem, registry.backends(), (), table_preference(problem)).picked
+        values = dict(picked=choice or "", row=row.where if row else "no row", shape=asdict(tuned.shape_of(problem)))
+        case = dict(problem=str(problem))
+        return [
+            Row(table="sweep", case=case, who=PICK, values=values),
+            *rows_of("sweep", case, dict(entries=runner.run(problem).entries)),
+        ]
+
+    def tiles(self, problem: Problem) -> list[Row]:
+        """Time tall tiles against low ones, in the kernels that have both."""
+        from dilkit.backends.cuda.backend import CupyRaw
+        from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
+        from dilkit.testing.tensors import Tensors
+        from dilkit.tools.measure.implementation import backend_implementations
+
+        case = dict(problem=str(problem))
+        if reasons := backend_implementations([OURS])[0].refusals(problem):
+            return [Row(table="tiles", case=case, who=OURS, verdict="refused", reasons=tuple(reasons))]
+        inputs, calls = Tensors.random(problem), {}
+        for name, rows in (("tall", MOST_ROWS), ("low", LOW_ROWS)):
+            backend = CupyRaw(tile_rows=rows)
+            backend.name = f"{OURS}: {name}"
+            registry.register_backend(backend)
+            calls[name] = partial(backend_implementations([backend.name])[0].once, inputs, problem)
+        try:
+            return self.timed("tiles", case, calls)
+        finally:
+            for name in calls:
+                registry.unregister_backend(f"{OURS}: {name}")
+
+    def views(self) -> list[Row]:
+        """Time torch's kernels on the same rows: dilated in place, copied in the call, and contiguous from the start."""
+        from dilkit.backends.sdpa.kernels import KERNELS
+        from dilkit.backends.sdpa.strided_calls import TensorStrides, strided_calls
+        from dilkit.testing.tensors import Tensors
+
+        rows = []
+        kernels = [kernel for kernel in KERNELS if self.device in (kernel.limits.devices or ())]
+        for kernel, dim, rate in product(kernels, HEAD_DIMS, (1, 2, 4, 16)):
+            layer = Configuration(self.sizes.view_seq, (self.sizes.view_rows * rate,), (rate,))
+            problem, case = self.problem(layer, dim, dtype="bfloat16"), dict(kernel=kernel.name, head_dim=dim, rate=rate)
+            if reasons := tuple(map(str, kernel.refusals(problem))):
+                rows.append(Row(table="views", case=case, who=kernel.name, verdict="refused", reasons=reasons))
+                continue
+            inputs = Tensors.random(problem)
+            strides = tuple(map(TensorStrides.of, inputs.qkv))
+            calls = strided_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, strides)
+            views = [[call.kernel_view(x) for x in inputs.qkv] for call in calls]
+            copies = [[x.contiguous() for x in view] for view in views]
+            ways = dict(strided=(views, False), contiguous=(copies, False), copied=(views, True))
+            rows += self.timed("views", case, {who: partial(_attend, kernel, problem.scale, *way) for who, way in ways.items()})
+        return rows
+
+    def timed(self, table: str, case: Mapping[str, Any], calls: Mapping[str, Callable[[], Any]]) -> list[Row]:
+        """Time the calls in turns; what raises is absent from the table, with its reason."""
+        from dilkit.tools.measure.timing import time_interleaved
+
+        try:
+            times: dict[str, Samples] = time_interleaved(calls, self.repeats, 2, MIN_TIME, self.device)
+        except Exception as error:
+            return [Row(table=table, case=dict(case), who=who, verdict="absent", reasons=(error_line(error),)) for who in calls]
+        rows = times.items()
+        return [Row(table=table, case=dict(case), who=who, samples=x.samples_s, calls=x.calls_per_sample) for who, x in rows]
+
+
+def _attend(kernel: Any, scale: float | None, operands: list[list[Any]], copied: bool) -> None:
+    """Call one of torch's kernels on each block, its operands copied before if `copied`."""
+    with kernel.active():
+        for x in operands:
+            kernel.forward(*([one.contiguous() for one in x] if copied else x), None, False, scale)
