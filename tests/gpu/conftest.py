@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,9 +22,10 @@ OURS, REHEARSED = ("cupy_raw", "triton"), ("native",)
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     rehearsal = metafunc.config.getoption("--gpu-device") == "cpu"
-    choices: dict[str, tuple[Any, ...]] = dict(
-        backend=REHEARSED if rehearsal else OURS,
-        any_backend=(*REHEARSED, "sdpa") if rehearsal else (*OURS, "sdpa", *TORCHS),
+    ours, of_torch = (REHEARSED, ["sdpa"]) if rehearsal else (OURS, ["sdpa", *TORCHS])
+    choices: dict[str, Sequence[Any]] = dict(
+        backend=ours,
+        backends=[pytest.param([name], id=name) for name in ours] + [pytest.param(of_torch, id="torch")],
         dtype=("bfloat16", "float32")[: 1 if rehearsal else None],
         requires_grad=(False, True),
     )

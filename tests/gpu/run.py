@@ -24,8 +24,7 @@ from helpers.gpu_day import KIND, code_digest  # noqa: E402
 from dilkit.threads import usable_cores  # noqa: E402
 from dilkit.tools.console.arguments import assumed_device  # noqa: E402
 from dilkit.tools.report.files import publish  # noqa: E402
-from dilkit.tools.results.file import read_result  # noqa: E402
-from dilkit.tools.results.record import SuiteResult  # noqa: E402
+from dilkit.tools.results.file import read_json, read_result  # noqa: E402
 from dilkit.tools.results.rows import RowsResult  # noqa: E402
 
 SECONDS = {"tests": 300, "speed": 150, "preferences": 90}
@@ -79,10 +78,10 @@ def commands_of_tests(file: Path, rehearse: bool) -> Iterator[list[str]]:
 def commands_of_suites(stage: str, folder: Path, tests: Path) -> Iterator[list[str]]:
     """Yield the commands of the suites that are not complete, without backends that failed a test."""
     rows = read_result(tests, RowsResult, KIND).rows if tests.exists() else ()
-    failed = [row.case["name"] for row in rows if row.verdict == "failed"]
+    failed = "\n".join(f"{row.case['name']} {row.reasons}" for row in rows if row.verdict == "failed")
 
     def right(*names: str) -> list[str]:
-        return [name for name in names if not any(re.search(rf"[\[-]{re.escape(name)}[\]-]", test) for test in failed)]
+        return [name for name in names if not re.search(rf"(?<![\w:]){re.escape(name)}(?![\w:])", failed)]
 
     if stage == "preferences":
         yield from command_of("preferences", folder / stage, right("cupy_raw", "triton", "sdpa"))
@@ -97,7 +96,7 @@ def command_of(suite: str, folder: Path, backends: Sequence[str], *options: str)
     """Yield the command that runs a suite, or goes on with it; none where it is complete."""
     command = [sys.executable, "-m", "dilkit", "bench", "--suite", suite, "--out", str(folder), "--backend", ",".join(backends)]
     file = folder / "suite.json"
-    if not file.exists() or read_result(file, SuiteResult, f"suite-{suite}").interrupted:
+    if not file.exists() or read_json(file)["interrupted"]:
         yield [*command, *options, *(["--resume"] if file.exists() else [])]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from dilkit.tools.bench.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratio_plot, ratios, worst_problems
+from dilkit.tools.bench.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratios, worst_problems
 from dilkit.tools.bench.target import Target, Values
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Document, Table
@@ -101,7 +101,6 @@ TARGETS = (
 REPORT = GpuDayReport(
     place="{device_name}",
     tables=(preference_rows, worst_problems, _tables),
-    plots=(ratio_plot,),
     notes=_notes,
     method="Each step is a process with a deadline, and what it found is written down at once. What the first stage found wrong "
     f"is not timed; w{METHOD[1:]}",

@@ -21,7 +21,7 @@ from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import Target
 from dilkit.tools.console.text import error_line, in_seconds
-from dilkit.tools.report.document import Axis, Plot, Point, Series, Table
+from dilkit.tools.report.document import Table
 from dilkit.tools.report.views import TIME, WHO, Report, TableView, fact, over
 from dilkit.tools.results.record import Samples
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
@@ -106,20 +106,6 @@ def worst_problems(result: RowsResult) -> Iterator[Table]:
     yield Table(f"The sweep: {len(measured)} problems, the worst first", header, tuple(rows))
 
 
-def ratio_plot(result: RowsResult) -> Iterator[Plot]:
-    """Draw each problem's ratio, by the row of the preference table."""
-    points: dict[str, list[Point]] = {}
-    cases = result.cases("sweep")
-    for number, case in enumerate(cases, 1):
-        if (value := ratio(case)) is not None:
-            points.setdefault(case.rows[PICK].values["row"], []).append(Point(number, value, value, value))
-    limit = tuple(Point(x, *[WRONG_FROM] * 3) for x in (1, max(len(cases), 2)))
-    series = [Series(name, tuple(drawn)) for name, drawn in points.items()]
-    axes = Axis("problem of the sweep", "number", log=False), Axis("the table's choice / the fastest", "times")
-    line = Series(f"wrong from {WRONG_FROM} on", limit, dashed=True)
-    yield Plot("The automatic choice over the fastest", "points", (*series, line), axes)
-
-
 def no_gpu(result: RowsResult) -> str | None:
     """Return why a figure of a GPU is missing from `result`, or None."""
     return None if result.environment.device == "cuda" else "no GPU"
@@ -141,7 +127,6 @@ REPORT = Report(
             "Views in torch's kernels, bf16", "views", (*map(fact, ("kernel", "head_dim", "rate")), WHO, TIME, over("contiguous"))
         ),
     ),
-    plots=(ratio_plot,),
     sentences={SLOWEST: "at worst the automatic choice takes {} as long as the fastest"},
     method=f"{METHOD} Views are dilated in place (strided), copied in the call, or contiguous from the start.",
 )

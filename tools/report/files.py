@@ -21,8 +21,9 @@ def publish(result: Result, folder: Path, stem: str, title: str, as_json: bool) 
     write_text(folder / f"{stem}.md", f"# {title}\n\n{document_markdown(document)}\n\n`{result.command}`\n")
     written = [f"{stem}.json", f"{stem}.md"]
     try:
-        picture.write_png(document.plots, folder / f"{stem}.png", document.headline)
-        written.append(f"{stem}.png")
+        if document.plots:
+            picture.write_png(document.plots, folder / f"{stem}.png", document.headline)
+            written.append(f"{stem}.png")
     except ImportError as error:
         print(f"no picture: {error} (pip install 'dilkit[plot]')", file=sys.stderr)
     print(json.dumps(encode(result), allow_nan=False) if as_json else terminal.document_text(document))
