@@ -167,11 +167,6 @@ def cuda_cache() -> Path | None:
     return _path(CUDA_CACHE, "cuda")
 
 
-def set_cuda_cache(folder: Path) -> None:
-    """From now on compiled kernels are kept in `folder`, by this process and those that it starts."""
-    os.environ[CUDA_CACHE.name] = str(folder.absolute())
-
-
 def gpu_proof() -> str:
     """The value of `DILKIT_GPU_PROOF`, one of `GPU_PROOFS`."""
     mode = _text(GPU_PROOF).strip() or GPU_PROOFS[0]

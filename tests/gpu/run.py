@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.gpu_calls import TORCHS, all_kernels, compile_all  # noqa: E402
 from helpers.gpu_day import KIND, code_digest  # noqa: E402
 
+from dilkit.device import cuda_count  # noqa: E402
 from dilkit.threads import usable_cores  # noqa: E402
 from dilkit.tools.console.arguments import assumed_device  # noqa: E402
 from dilkit.tools.report.files import publish  # noqa: E402
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         refused = compile_all(all_kernels(args.compile.capability), args.compile.capability)
         print("\n".join(refused) or "all kernels are compiled")
         return int(bool(refused))
+    if not args.rehearse and not cuda_count():
+        parser.error("torch sees no CUDA device; --rehearse shows on the CPU what it does")
     folder, stages = args.folder.absolute(), ["tests"] if args.rehearse else [args.stage] if args.stage else [*SECONDS]
     tests = folder / "gpu-day.json"
     if tests.exists() and read_result(tests, RowsResult, KIND).facts.get("code") != code_digest():

@@ -144,7 +144,9 @@ def test_sixteen_million_tokens(cuda: None, device: str, note: Callable[..., Non
     seq, longest = out.shape[1], max(LONG.segment_lengths)
     for rows in (slice(0, longest), slice(seq - longest, seq)):
         part = Tensors(q[:, rows], k[:, rows], v[:, rows], None, q[:, rows])
-        assert torch.equal(ours.once(part, Problem(seq=longest, **facts)), out[:, rows])
+        assert torch.equal(ours.once(part, Problem(seq=longest, **facts)), out[:, rows]), (
+            f"cupy_raw: rows from {rows.start} differ"
+        )
     note("tokens", f"{seq:,}", tokens=float(seq))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -120,6 +121,24 @@ def test_the_parts_of_the_gpu_suite_are_all_of_it(script: ModuleType) -> None:
     suite: Any = suites.suite("gpu")
     parts = Counter((step.goes_to, step.what) for word in script.PARTS for step in suite(rows=(word,)).steps())
     assert parts == Counter((step.goes_to, step.what) for step in suite().steps())
+
+
+def test_a_command_that_hangs_is_ended(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "GRACE", 0.2)
+    assert script.limited(["sleep", "60"], 0.6) == 1
+    assert script.limited(["sh", "-c", "exit 3"], 60.0) == 3
+
+
+def test_a_complete_suite_is_not_measured_again(script: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "preferences"
+    folder.mkdir()
+    (command,) = script.command_of("preferences", folder, ["sdpa"])
+    assert "--resume" not in command
+    result = json.loads((ROOT / "docs/results/gpu-h200.json").read_text())
+    for interrupted in (True, False):
+        (folder / "suite.json").write_text(json.dumps(result | dict(interrupted=interrupted)))
+        commands = list(script.command_of("preferences", folder, ["sdpa"]))
+        assert [command[-1] for command in commands] == ["--resume"] * interrupted
 
 
 def test_what_the_sanitizer_says_is_read() -> None:
