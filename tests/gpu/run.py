@@ -30,10 +30,8 @@ from dilkit.tools.results.rows import RowsResult  # noqa: E402
 
 SECONDS = {"tests": 300, "speed": 150, "preferences": 90}
 """Seconds of each stage; a later one gets what an earlier one leaves."""
-GRACE = 10
-"""Seconds for what was interrupted to write its results."""
-NOTHING_LEFT = 5
-"""The exit code of pytest where every test passed before."""
+GRACE, NOTHING_LEFT = 10, 5
+"""Seconds for what was interrupted to write its results; the exit code of pytest where every test passed before."""
 PARTS = {"bfloat16": ("cupy_raw", "triton"), "tokens": ("cupy_raw",), "float32": ("cupy_raw",), "longest": ("cupy_raw",)}
 """By a word in the names of its steps, a part of the GPU suite with our backends in it. In fp32 Triton is much slower."""
 
@@ -42,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the stages; 0, 1 where something is wrong or left."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("gpu-day"), help="of the results (default %(default)s)")
-    parser.add_argument("--stage", choices=tuple(SECONDS), help="this one alone, for the time of all")
     parser.add_argument("--rehearse", action="store_true", help="the tests on the CPU, at small sizes: nothing of it is a GPU's")
     compiled = "compile all kernels for such a GPU, which need not be here, into the folder of DILKIT_CUDA_CACHE, and end"
     parser.add_argument("--compile", type=assumed_device, metavar="sm_90", help=compiled)
@@ -53,14 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(bool(refused))
     if not args.rehearse and not cuda_count():
         parser.error("torch sees no CUDA device; --rehearse shows on the CPU what it does")
-    folder, stages = args.folder.absolute(), ["tests"] if args.rehearse else [args.stage] if args.stage else [*SECONDS]
-    tests = folder / "gpu-day.json"
+    folder, tests = args.folder.absolute(), args.folder.absolute() / "gpu-day.json"
     if tests.exists() and read_result(tests, RowsResult, KIND).facts.get("code") != code_digest():
         parser.error(f"{args.folder} is of other code; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     end, codes = time.monotonic(), set[int]()
-    for stage in stages:
-        end += sum(SECONDS.values()) if len(stages) == 1 else SECONDS[stage]
+    for stage in ["tests"] if args.rehearse else SECONDS:
+        end += SECONDS[stage]
         commands = commands_of_tests(tests, args.rehearse) if stage == "tests" else commands_of_suites(stage, folder, tests)
         codes |= {limited(command, end - time.monotonic()) for command in commands}
     if tests.exists():
