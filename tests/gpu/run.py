@@ -87,8 +87,6 @@ def commands_of_suites(stage: str, folder: Path, tests: Path) -> Iterator[list[s
         return
     for word, ours in PARTS.items():
         yield from command_of("gpu", folder / f"gpu-{word}", ["automatic", *right(*ours, *TORCHS)], "--rows", word)
-    if measured := [str(path) for word in PARTS if (path := folder / f"gpu-{word}" / "suite.json").exists()]:
-        yield [sys.executable, "-m", "dilkit", "bench", "--suite", "gpu", "--out", str(folder / "gpu"), "--merge", *measured]
 
 
 def command_of(suite: str, folder: Path, backends: Sequence[str], *options: str) -> Iterator[list[str]]:
