@@ -1,4 +1,4 @@
-"""What launches of CUDA kernels issue, counted by `tests/ptx/costs.py`, and what follows for six GPUs: bounds, not times.
+"""Counts of what CUDA kernels issue, made by `tests/ptx/costs.py`, and bounds of their times on six GPUs.
 
 A launch cannot be shorter than what it issues over what a unit does at most, unit by unit. Beside it stands FlashAttention-2, as
 torch has it, on the strided views of each branch, with what merges the branches.
@@ -64,7 +64,7 @@ whitepaper has 720 GB/s, of T4 the datasheet 300, of B200 the driver 7,672, and 
 
 @dataclass(frozen=True)
 class KernelCost(PackedRow):
-    """What one launch issues, over all its blocks and all heads: one row of the file.
+    """Counts of what one launch issues, over all its blocks and all heads: one row of the file.
 
     `configuration`: "A", "B" or "C", of head_dim `head_dim`; `launch`: which of the launches of `role` it is, one for each group
     of branches. `tiles`, of which `run` were run.
@@ -120,7 +120,7 @@ class Whole:
 
     @property
     def apart(self) -> float:
-        """How far the count from a few tiles is off, of the whole."""
+        """Error of the count from a few tiles, as a share of the whole."""
         return abs(self.from_few - self.whole) / max(self.whole, 1)
 
 

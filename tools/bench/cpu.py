@@ -40,7 +40,7 @@ GATHERED = "AB"
 RATE = {"gather": 25e9}
 """FLOP/s of a thread by which is foreseen whether a call goes beyond the budget; 50e9 where none is named."""
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-"""What holds torch and the libraries in it to AVX2. They read it when they first compute."""
+"""Variables that hold torch and the libraries in it to AVX2; these read them when they first compute."""
 T = TypeVar("T")
 
 

@@ -46,7 +46,7 @@ def _first_short(result: RowsResult) -> Values:
 
 
 def _idle_share(case: CaseRows) -> float:
-    """In percent: measured, where there are so many cores, else simulated."""
+    """Return percents: measured ones, where there are so many cores, else simulated ones."""
     values = case.rows[OURS].values
     return 100 * float(values.get("measured", values["simulated"]))
 

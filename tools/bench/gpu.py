@@ -265,7 +265,7 @@ class GpuSuite(Suite[RowsResult]):
             yield dict(backends=[one.name for one in self.implementations()])
 
     def implementations(self) -> list[Implementation]:
-        """Those to measure. Raises ValueError for one that is not known."""
+        """Return those to measure. Raises ValueError for one that is not known."""
         known = implementations()
         if unknown := set(self.backend) - {one.name for one in known}:
             raise ValueError(f"--backend: {', '.join(sorted(unknown))}: the suite knows {', '.join(one.name for one in known)}")
@@ -377,7 +377,7 @@ def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem
 
 
 def check_ends(ours: Implementation, problem: Problem, inputs: Tensors, out: Any) -> dict[str, int]:
-    """How many results of the first and the last segments differ from those of these tokens alone."""
+    """Count the results of the first and the last segments that differ from those of these tokens alone."""
     longest = max(problem.pattern.segment_lengths)
     ends = {}
     for what, start in (("the first tokens", 0), ("the last tokens", problem.seq // longest * longest - longest)):

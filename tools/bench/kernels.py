@@ -1,4 +1,4 @@
-"""What the compiler made of every CUDA kernel: registers, spills, stack and shared memory, for every kind of GPU."""
+"""Resources of every compiled CUDA kernel: registers, spills, stack and shared memory, for every kind of GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Key = tuple[str, str, str, int, str, int]
 
 @dataclass(frozen=True)
 class KernelUse(PackedRow):
-    """What a kernel, compiled for one architecture, dtype and head_dim, needs: one row of the file.
+    """Resources of a kernel, compiled for one architecture, dtype and head_dim: one row of the file.
 
     `form`: "elements" where rows are read by the element, else 16 bytes at a time: of "plain" calls, or "packed", "dropout" or
     "packed-dropout". `dynamic` and `shared` are bytes of shared memory, asked for at launch and declared; `registers` are those
@@ -61,7 +61,7 @@ class KernelUse(PackedRow):
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong with it."""
+        """Faults: spills, a stack, too much shared memory."""
         number = int(self.architecture.removeprefix("sm_"))
         limit = SHARED_KIB.get(divmod(number, 10), STATIC_KIB)
         sizes = [f"{size} bytes of {name}" for name, size in (("spills", self.spills), ("stack", self.stack)) if size]

@@ -106,7 +106,7 @@ class Build:
 
     @property
     def keys(self) -> list[Key]:
-        """Those of its rows."""
+        """Keys of its rows."""
         of = self.architecture, self.dtype, self.head_dim, self.form, self.kernel.tile_rows
         return [(name, *of) for name in self.names]
 
@@ -143,7 +143,7 @@ def step_builds(
     dtypes: Iterable[str] = tuple(STORAGE),
     groups: Iterable[int] = (1, 2, 4, MOST_GROUP),
 ) -> list[Build]:
-    """Those of steps of decoding, for rows of every dtype that are stored, and groups of so many query heads."""
+    """Return the compilations of steps of decoding, for stored rows of every dtype, and groups of so many query heads."""
     asked = []
     for capability, dtype, head_dim, group in product(capabilities, dtypes, head_dims, groups):
         for stored in (dtype, *STORED[dtype]):
@@ -154,7 +154,7 @@ def step_builds(
 
 
 def compiled(build: Build) -> list[KernelUse]:
-    """What the compiler reports of the kernels of a build."""
+    """Compile a build, and return what the compiler reports of its kernels."""
     kernel = build.kernel
     usages = cuda_report.usages(cuda_compile.compiled(kernel.source, cuda_compile.options_of(kernel, build.capability))[1])
     sizes: dict[str, Any] = dict(dtype=build.dtype, head_dim=build.head_dim, form=build.form)

@@ -12,9 +12,9 @@ from dilkit.tools.results.file import read_json
 
 NOTHING = "Nothing has been measured for this version yet."
 MOST_ROWS = 24
-"""Of a table that stands on docs/measurements.md beside a link to the whole."""
+"""Rows of a table that stands on docs/measurements.md beside a link to the whole."""
 PAGES = {"costs": "../gpu-costs.md", "ptx": "../gpu-kernels.md"}
-"""Of results whose page is not beside them."""
+"""Pages of results that are not beside them."""
 SIDE_BY_SIDE = ("cpu",)
 """Suites that have a file for each machine, shown together."""
 
