@@ -180,7 +180,7 @@ REPORT = views.Report(
             SPEED_UP,
             FORMS,
             (views.fact("what", "configuration"), views.Column("over", views.WHO.cell), views.times_faster(OURS[0])),
-            note="Ratios of medians; intervals by resampling each side's samples.",
+            note="Ratios of medians, with 95% intervals by resampling each side's samples.",
             who=OTHERS,
         ),
     ),
