@@ -24,8 +24,9 @@ NOTED = "noted"
 class GpuDayReport(Report):
     """A report that begins with the verdict."""
 
-    def document(self, result: RowsResult) -> Document:
+    def document(self, *results: RowsResult) -> Document:
         """Make the document: what is wrong, the figures, rows of the preference table, then every step."""
+        (result,) = results
         made, bad = super().document(result), _bad(result)
         verdict = f"{len(bad)} of {len(_steps(result))} steps found something WRONG" if bad else "nothing was found wrong"
         headline = f"{verdict}; {len(_left(result))} of {len(result.steps)} steps are left", place(result)
@@ -34,12 +35,13 @@ class GpuDayReport(Report):
             made, headline=headline, tables=(*([Table("WRONG", ("step", "what", "found"), rows)] if bad else []), *made.tables)
         )
 
-    def sentence(self, result: RowsResult) -> str:
-        """Return the sentence on docs/measurements.md."""
-        worst = max(ratios(result).values(), default=None)
-        sweep = f"; at worst the automatic choice takes {worst:.2f} times as long as the fastest" if worst else ""
-        counts = f"{len(_steps(result))} of {len(result.steps)} steps of a GPU day, {len(_bad(result))} WRONG"
-        return placed(result, counts + sweep)
+
+def _summary(result: RowsResult) -> str:
+    """Return the sentence on docs/measurements.md."""
+    worst = max(ratios(result).values(), default=None)
+    sweep = f"; at worst the automatic choice takes {worst:.2f} times as long as the fastest" if worst else ""
+    counts = f"{len(_steps(result))} of {len(result.steps)} steps of a GPU day, {len(_bad(result))} WRONG"
+    return placed(result, counts + sweep)
 
 
 def _steps(result: RowsResult) -> list[Row]:
@@ -99,6 +101,7 @@ TARGETS = (
     Target("first call, its kernels compiled", 10, 3, _noted("seconds", "first call"), " s", lower=True, missing=no_gpu),
 )
 REPORT = GpuDayReport(
+    summary=_summary,
     place="{device_name}",
     tables=(preference_rows, worst_problems, _tables),
     notes=_notes,

@@ -200,7 +200,7 @@ class PreferencesSuite(Suite[RowsResult]):
         case = dict(problem=str(problem))
         return [
             Row(table="sweep", case=case, who=PICK, values=values),
-            *rows_of("sweep", case, dict(entries=runner.run(problem).entries)),
+            *rows_of("sweep", case, dict(entries=runner.run(problem)["entries"])),
         ]
 
     def tiles(self, problem: Problem) -> list[Row]:
