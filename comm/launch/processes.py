@@ -148,7 +148,7 @@ def start(
         # Open MPI refuses more ranks than cores unless asked; jobs that run at once would bind to the same cores.
         more = ("--oversubscribe", "--bind-to", "none") if is_open_mpi(program) else ()
         return start_processes([[program, *more, *options, "-n", str(size), *command]], [given], threads)
-    return start_processes([command] * size, [given | of_rank for of_rank in _torch_variables(size)], threads)
+    return start_processes([command] * size, [given | of_rank for of_rank in torch_variables(size)], threads)
 
 
 def start_processes(commands: Sequence[list[str]], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:
@@ -214,7 +214,7 @@ def is_open_mpi(mpirun: str) -> bool:
     return "Open MPI" in version.stdout
 
 
-def _torch_variables(size: int) -> list[dict[str, str]]:
+def torch_variables(size: int) -> list[dict[str, str]]:
     """The variables of each rank, as torchrun sets them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

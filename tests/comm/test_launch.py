@@ -55,7 +55,7 @@ def test_an_error_of_a_process_is_shown_once_and_ends_all(tmp_path: Path) -> Non
         "    return 0\n"
         "if __name__ == '__main__': sys.exit(run_ranks('torch', work, timeout=20.0))"
     )
-    ended = fork([str(program)], processes._torch_variables(2)).finish(60.0)
+    ended = fork([str(program)], processes.torch_variables(2)).finish(60.0)
     assert ended.code == 1, ended.text
     assert "said by 0" in ended.text
     assert "said by 1" not in ended.text

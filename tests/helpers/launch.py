@@ -83,7 +83,7 @@ def starter(launcher: str) -> Callable[..., Job]:
     if launcher == "alone":
         return lambda kind, size, arguments, **_: fork(arguments)
     if launcher == "gloo":
-        return lambda kind, size, arguments, **_: fork(arguments, processes._torch_variables(size))
+        return lambda kind, size, arguments, **_: fork(arguments, processes.torch_variables(size))
     library = {"MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")} if launcher == "mpich" else {}
     more = dict(mpirun=str(_mpirun(launcher)), variables=VARIABLES | library)
     return lambda *arguments, **options: Job(*vars(processes.start(*arguments, **options, **more)).values())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dilkit.tools.console import rank_arguments as job
-from dilkit.tools.console.arguments import make_folder, positive, whole
+from dilkit.tools.console.arguments import positive, whole
 from dilkit.tools.console.interrupt import load_torch
 
 HELP = """\
@@ -36,25 +38,20 @@ smaller model on them: batches over the first dimension, sequences cut over the 
 process trains the same on whole windows. Losses, gradients and parameters are compared; the exit code is 1 where they differ by
 more than rounding."""
 
-_LENGTH: dict[str, Any] = dict(minutes=None, steps=None)
-IMAGE_STEPS, LLAMA_STEPS, RANKS_STEPS = 500, 400, 20
-_MODES: dict[str, dict[str, Any]] = {
-    "with --ranks": dict(out=Path("dilkit-demo-ranks"), ranks=None, text=None, context=4096, steps=RANKS_STEPS),
-    "with --llama": dict(_LENGTH, out=Path("dilkit-demo-llama"), llama=None, text=None),
-    "with --image": dict(_LENGTH, out=Path("dilkit-demo-image"), image=None, seeds=3),
-    "with --sample": dict(out=Path("dilkit-demo"), sample=None, checkpoint=None, bytes=400, temperature=0.7),
-    "in training on text": dict(
-        _LENGTH, out=Path("dilkit-demo"), text=None, context=8192, save=None, comm=None, world_size=None, timeout=None
-    ),
+LENGTH = ("minutes", "steps")
+MODES: dict[str, dict[str, Any]] = {
+    "ranks": dict(out=Path("dilkit-demo-ranks"), ranks=None, text=None, context=4096, steps=20),
+    "llama": dict(out=Path("dilkit-demo-llama"), llama=None, text=None, minutes=None, steps=400),
+    "image": dict(out=Path("dilkit-demo-image"), image=None, seeds=3, minutes=None, steps=500),
+    "sample": dict(out=Path("dilkit-demo"), sample=None, checkpoint=None, bytes=400, temperature=0.7),
+    "text": dict(out=Path("dilkit-demo"), text=None, context=8192, save=None, minutes=2.0, steps=None)
+    | dict(comm=None, world_size=None, timeout=None),
 }
-"""The options that each of the modes has besides those that all have, with their defaults."""
-_CHOOSING = ("ranks", "llama", "image", "sample")
-"""The options that choose a mode."""
-_MODEL_FILE = "model.pt"
+"""The options of each mode besides those that all have, with their defaults. The first that is given chooses the mode."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of one mode alone have no default here: `run` refuses them in the others."""
+    """Add the options. Those of one mode alone have no default here: `run` refuses them in the others."""
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the results (default dilkit-demo; of another mode dilkit-demo-MODE)"
     )
@@ -64,99 +61,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument("--text", nargs="+", metavar="PATH", help="files and folders to learn from, at least two files in all")
     length = training.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=positive, metavar="M", help="of training (default 2; with --image see --steps)")
-    length.add_argument(
-        "--steps",
-        type=whole(1),
-        metavar="N",
-        help=f"end after N steps of training instead; of each model with --image ({IMAGE_STEPS}) and --llama "
-        f"({LLAMA_STEPS}), of both trainings with --ranks ({RANKS_STEPS})",
+    steps = (
+        "end after N steps of training instead; of each model with --image (500) and --llama (400), of both trainings with "
+        "--ranks (20)"
     )
-    training.add_argument(
-        "--context", type=whole(64), metavar="BYTES", help="that the model sees at once (default 8192; with --ranks 4096)"
-    )
-    training.add_argument("--save", type=Path, metavar="FILE", help=f"write the model here (default: {_MODEL_FILE} in --out)")
+    length.add_argument("--steps", type=whole(1), metavar="N", help=steps)
+    context = "that the model sees at once (default 8192; with --ranks 4096)"
+    training.add_argument("--context", type=whole(64), metavar="BYTES", help=context)
+    training.add_argument("--save", type=Path, metavar="FILE", help="write the model here (default: model.pt in --out)")
     job.add_arguments(parser)
     parallel = parser.add_argument_group("data x sequence parallelism")
-    parallel.add_argument(
-        "--ranks",
-        type=_layout,
-        metavar="DATAxSEQUENCE",
-        help="train on so many replicas, each of so many ranks that share its sequences, as 2x2, and in one process",
-    )
+    ranks = "train on so many replicas, each of so many ranks that share its sequences, as 2x2, and in one process"
+    parallel.add_argument("--ranks", type=_layout, metavar="DATAxSEQUENCE", help=ranks)
     image = parser.add_argument_group("photograph")
-    image.add_argument(
-        "--image", nargs="?", const=True, metavar="FILE", help="learn from this picture (default: one that matplotlib brings)"
-    )
+    picture = "learn from this picture (default: one that matplotlib brings)"
+    image.add_argument("--image", nargs="?", const=True, metavar="FILE", help=picture)
     image.add_argument("--seeds", type=whole(3), metavar="N", help="seeds to train with, at least 3 (default 3), from --seed on")
     parser.add_argument("--llama", action="store_const", const=True, help="convert a small Llama of transformers while it learns")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
-    sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help=f"the model (default: {_MODEL_FILE} in --out)")
+    sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help="the model (default: model.pt in --out)")
     sampling.add_argument("--bytes", type=whole(1), metavar="N", help="to add to TEXT (default 400)")
     sampling.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest byte (default 0.7)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train and measure, or sample; 0, or 130 when interrupted. Raises ValueError or OSError for input that will not do."""
-    mode = next((f"with --{name}" for name in _CHOOSING if getattr(args, name) is not None), "in training on text")
-    _set_mode(args, mode)
-    if args.ranks:
-        return _train_on_ranks(args)
-    if args.sample is not None:
-        load_torch()
-        from dilkit.tools.demo.text.sample import sample
-
-        args.checkpoint = args.checkpoint or args.out / _MODEL_FILE
-        return sample(args)
-    job.check(args)
-    make_folder("--out", args.out)
-    if args.llama:
-        load_torch()
-        from dilkit.tools.demo.llama.job import LlamaJob
-
-        args.steps = args.steps or LLAMA_STEPS
-        return LlamaJob(args).run()
-    if args.image is not None:
-        load_torch()
-        from dilkit.tools.demo.image.job import ImageJob
-        from dilkit.tools.demo.image.model import ImageConfig
-
-        args.steps = args.steps or IMAGE_STEPS
-        return ImageJob(args, ImageConfig()).run()
-    args.save = args.save or args.out / _MODEL_FILE
-    make_folder("--save", args.save.parent)
-    if args.save.is_dir():
-        raise ValueError(f"--save: {str(args.save)!r} is a folder; name a file")
+    """Train and measure, or sample; 0, or 130 when interrupted. Raises ValueError or OSError for unusable input."""
+    mode = next((name for name in MODES if name != "text" and getattr(args, name) is not None), "text")
+    defaults, where = MODES[mode], "in training on text" if mode == "text" else f"with --{mode}"
+    chosen_length = any(getattr(args, name) is not None for name in LENGTH)
+    for name in {name: None for options in MODES.values() for name in options}:
+        value = getattr(args, name)
+        if value is not None and name not in defaults:
+            raise ValueError(f"--{name.replace('_', '-')}: has no meaning {where}")
+        if value is None and not (chosen_length and name in LENGTH):
+            setattr(args, name, defaults.get(name))
+    if mode not in ("ranks", "sample"):  # where several processes are refused, or expected
+        job.check(args)
     load_torch()
-    from dilkit.tools.demo.text.job import train_and_measure
-
-    return train_and_measure(args)
-
-
-def _train_on_ranks(args: argparse.Namespace) -> int:
-    """What `run` does with --ranks."""
-    from dilkit.tools.demo.ranks.layout import are_launched, check_context
-
-    check_context(args.ranks, args.context)
-    are_launched(args.ranks)  # raises where a launcher has started others
-    make_folder("--out", args.out)
-    load_torch()
-    from dilkit.tools.demo.ranks.job import train_and_compare
-
-    return train_and_compare(args)
+    module = import_module(f"dilkit.tools.demo.{'transformer' if mode == 'sample' else mode}")
+    return int(module.sample(args) if mode == "sample" else module.run(args))
 
 
-def _layout(text: str) -> Any:
-    from dilkit.tools.demo.ranks.layout import layout
-
-    return layout(text)
-
-
-def _set_mode(args: argparse.Namespace, mode: str) -> None:
-    """Fill in the defaults of a mode. Raises ValueError for an option that it would ignore."""
-    own = _MODES[mode]
-    for name in {name: None for options in _MODES.values() for name in options}:
-        given = getattr(args, name)
-        if given is not None and name not in own:
-            raise ValueError(f"--{name.replace('_', '-')}: has no meaning {mode}")
-        setattr(args, name, own.get(name) if given is None else given)
+def _layout(text: str) -> tuple[int, int]:
+    """Parse `DATAxSEQUENCE`, as 2x2."""
+    sizes = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text.strip(), re.ASCII)
+    if sizes is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not DATAxSEQUENCE, two whole numbers of 1 or more, as 2x2")
+    return int(sizes[1]), int(sizes[2])

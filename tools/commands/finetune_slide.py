@@ -92,9 +92,10 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.integrations.gigapath.features import check_apart
     from dilkit.integrations.gigapath.finetuning import encoders, finetune, look_through, read_labels, split_examples
     from dilkit.integrations.gigapath.hub import local_file
-    from dilkit.tools.finetuning.record import FinetuneResult
     from dilkit.tools.report.files import publish
+    from dilkit.tools.results.decode import encode
     from dilkit.tools.results.file import new_result
+    from dilkit.tools.results.rows import RowsResult
 
     settings = Settings(**{name: getattr(args, name) for name in SETTINGS})
     check_apart("--out", args.out, [args.features])
@@ -114,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
     with _bar("step") as shown:
         record = finetune(labels, slides, encoder, args.out, settings, splits=splits, resume=args.resume, progress=shown)
     began = None if args.checkpoint is None else str(args.checkpoint)
-    result = new_result(FinetuneResult, probe(args.device), checkpoint=began, run=record)
+    facts = dict(checkpoint=began, peak_rate=settings.peak_rate, run=encode(record))
+    result = new_result(RowsResult, probe(args.device), kind="finetune-slide", suite="finetune-slide", repeats=1, facts=facts)
     publish(result, args.out, "finetune", "dilkit finetune-slide", args.json)
     return 0
 

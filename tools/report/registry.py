@@ -31,14 +31,14 @@ KINDS = {
     "bench": "bench.one_pattern",
     "bench-ranks": "bench.over_ranks",
     "overhead": "bench.overhead",
-    "demo": "demo.text:DemoResult",
-    "demo-image": "demo.image:ImageDemoResult",
-    "demo-llama": "demo.llama:LlamaDemoResult",
-    "demo-ranks": "demo.ranks:RanksDemoResult",
+    "demo": "demo.text",
+    "demo-image": "demo.image",
+    "demo-llama": "demo.llama",
+    "demo-ranks": "demo.ranks",
     "kernels": "bench.kernels",
     "ptx": "bench.ptx:PTXResult",
     "costs": "bench.costs",
-    "finetune-slide": "finetuning:FinetuneResult",
+    "finetune-slide": "finetuning",
 }
 """The module below `dilkit.tools` with the `REPORT` of each, in the order in which docs/measurements.md lists them. Or one with a
 `RECORD` and functions `document` and `sentence`; or a package with a record of this class and a module `document`."""

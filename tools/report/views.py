@@ -71,6 +71,15 @@ def over(base: str, header: str = "") -> Column:
     return Column(header or f"over {base}", cell)
 
 
+def of(who: str, column: Column, header: str = "") -> Column:
+    """The cell of another implementation in the same case; "-" where it has none."""
+
+    def cell(row: Row, case: CaseRows) -> str:
+        return column.cell(case.rows[who], case) if who in case.rows else "-"
+
+    return Column(header or who, cell)
+
+
 WHO = Column("who", lambda row, case: row.who)
 TIME = Column("time", lambda row, case: in_seconds(row.median_s))
 QUARTILES = Column("quartiles", lambda row, case: " - ".join(map(in_seconds, row.quartiles_s)))
@@ -83,7 +92,7 @@ OF_MATMUL = Column(
 
 @dataclass(frozen=True)
 class TableView:
-    """A table of the rows of the tables `of`, by default of those that were timed.
+    """A table of the rows of the tables `of`, by default of those that were timed; with `who`, of this implementation alone.
 
     Attributes:
         title: a template filled in with the facts of each row; rows with another title stand in another table.
@@ -171,6 +180,19 @@ def times_faster(ours: str) -> Column:
         return f"{point.y:.2f}x ({point.low:.2f}x - {point.high:.2f}x)" if point else "-"
 
     return Column("speed-up", cell)
+
+
+def speed_up_columns(ours: str) -> tuple[Column, Column]:
+    """The speed-up of `ours` over the row's implementation, and the interval of that; "-" where one was not timed."""
+    measure = faster(ours)
+
+    def times(row: Row, case: CaseRows) -> str:
+        return f"{point.y:.1f}x" if (point := measure(row, case)) else "-"
+
+    def interval(row: Row, case: CaseRows) -> str:
+        return f"{point.low:.2f}x - {point.high:.2f}x" if (point := measure(row, case)) else "-"
+
+    return Column("speed-up", times), Column("95% interval", interval)
 
 
 SECONDS, BYTES = Axis("time", "seconds"), Axis("memory", "bytes")

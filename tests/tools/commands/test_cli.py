@@ -17,7 +17,7 @@ from dilkit import Device, explain
 from dilkit.environment import TUNED
 from dilkit.tools.cli import COMMANDS, main
 from dilkit.tools.commands.info_tables import ASKED, OF_WHOLE_SEQUENCES, by_kind, kind_cells
-from dilkit.tools.demo.ranks.layout import MOST_STARTED
+from dilkit.tools.demo.ranks import MOST_STARTED
 
 pytestmark = pytest.mark.surroundings
 

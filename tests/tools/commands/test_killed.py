@@ -16,7 +16,7 @@ from PIL import Image
 
 from dilkit.environment import TUNED
 from dilkit.selection import tuned_file
-from dilkit.tools.demo.text.model import load_model
+from dilkit.tools.demo.transformer import load_model
 from dilkit.tools.report import registry
 
 SMALL = "--seq 64 --heads 2 --dim 8 --segments 16,64 --rates 1,2 --repeats 2 --backend native,reference"

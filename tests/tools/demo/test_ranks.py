@@ -1,4 +1,4 @@
-"""`dilkit demo` over ranks: what one rank learns, printed once, ended together."""
+"""`dilkit demo` over ranks, and with --ranks: what one rank learns, printed once, ended together, compared with one process."""
 
 from __future__ import annotations
 
@@ -6,33 +6,38 @@ import functools
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import launch
+from helpers.project import succeed
 
+from dilkit import environment
 from dilkit.comm import Comm, run_threads
 from dilkit.tools import cli
 from dilkit.tools.console import interrupt
-from dilkit.tools.demo.text.model import ModelConfig, load_model
-from dilkit.tools.demo.text.record import Budget
-from dilkit.tools.demo.text.task import TextTask, held_out_windows
-from dilkit.tools.demo.trainer import Trainer
+from dilkit.tools.demo import ranks
+from dilkit.tools.demo.corpus import Corpus
+from dilkit.tools.demo.text import Alone, TextTask
+from dilkit.tools.demo.trainer import Budget, Trainer, judgements, rows_by_name
+from dilkit.tools.demo.transformer import ModelConfig, load_model
+from dilkit.tools.report import registry
+from dilkit.tools.results.rows import Row, RowsResult
 
-THREADS = ("demo", "--comm", "threads", "--world-size", "2", "--context", "256", "--steps", "3", "--threads", "1")
-
-
-CONFIG = ModelConfig(context=1024, width=32, layers=2)
-TEXT = bytes(i * i % 251 for i in range(8000))
+THREADS = ("demo", "--comm", "threads", "--world-size", "2", "--context", "256", "--threads", "1")
+SMALL = ("--context", "128", "--steps", "3", "--threads", "1")
 
 
 def demo_losses(comm: Comm) -> dict[str, Any]:
-    task = TextTask(TEXT, held_out_windows(TEXT, CONFIG.context)[:2], CONFIG, 0, comm)
+    text = bytes(i * i % 251 for i in range(8000))
+    task = TextTask(Corpus(text, text[:2050], {}), ModelConfig(context=1024, width=32, layers=2), 0, comm)
     trainer = Trainer(task, Budget(steps=20))
     trainer.run(8, lambda: None, lambda: None)
-    losses = [loss for *_, loss in trainer.curve] + [point.held_out for point in trainer.points]
+    losses = [loss for *_, loss in trainer.curve] + [point["loss"] for point in trainer.points]
     parameters = [p.detach().clone() for p in task.model.parameters()]
     comm.agree(repr([p.double().sum().item() for p in parameters]).encode(), "parameters")
     return dict(losses=losses, parameters=parameters)
@@ -40,7 +45,7 @@ def demo_losses(comm: Comm) -> dict[str, Any]:
 
 @functools.cache
 def one_rank() -> dict[str, Any]:
-    return run_threads(1, demo_losses)[0]
+    return demo_losses(Alone())
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -52,22 +57,17 @@ def test_every_loss_is_that_of_one_rank(world_size: int) -> None:
         assert all(map(torch.equal, rank["parameters"], found[0]["parameters"]))
 
 
-def check_report(out: Path, transport: str) -> None:
-    report = json.loads((out / "report.json").read_text())
-    assert report["interrupted"] is None
-    assert (report["ranks"]["world_size"], report["ranks"]["transport"]) == (2, transport)
-    assert "Dilated against dense" not in (out / "report.md").read_text()
-    assert (out / "report.png").exists()
-    assert load_model(out / "model.pt").config.context == 256
-
-
 def test_one_rank_prints_and_writes(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*THREADS, "--text", text, "--out", str(tmp_path / "out")]) == 0
+    out = tmp_path / "out"
+    assert cli.main([*THREADS, "--steps", "3", "--text", text, "--out", str(out)]) == 0
     said = capsys.readouterr()
     for once in ("held out: 7.", "3 steps on 2 ranks (ThreadComm) of 1 thread", "trained for"):
         assert said.out.count(once) == 1, said.out
     assert said.err.count("wrote report") == 1
-    check_report(tmp_path / "out", "ThreadComm")
+    assert not json.loads((out / "report.json").read_text())["interrupted"]
+    assert "Dilated against dense" not in (out / "report.md").read_text()
+    assert (out / "report.png").exists()
+    assert load_model(out / "model.pt").config.context == 256
 
 
 @pytest.mark.usefixtures("ctrl_c")
@@ -85,11 +85,15 @@ def test_ctrl_c_ends_all_ranks_after_the_same_step(
 
     original, calls = TextTask.backward, []
     monkeypatch.setattr(TextTask, "backward", backward)
-    command = [*THREADS, "--text", text, "--out", str(tmp_path / "out")]
-    command[command.index("--steps") + 1] = "1000"
+    command = [*THREADS, "--steps", "1000", "--text", text, "--out", str(tmp_path / "out")]
     assert cli.main(command) == interrupt.INTERRUPTED
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert (report["interrupted"], report["training"]["steps"]) == ("training", 3)
+    result = registry.read(tmp_path / "out" / "report.json")
+    assert isinstance(result, RowsResult)
+    assert (result.interrupted, result.facts["stage"], rows_by_name(result, "training")["text"].values["steps"]) == (
+        True,
+        "training",
+        3,
+    )
     assert capsys.readouterr().out.count("INTERRUPTED while training") == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -107,3 +111,70 @@ def test_a_second_signal_interrupts(number: signal.Signals) -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) is before
+
+
+def check_report(out: Path, replicas: int, sequence: int) -> RowsResult:
+    """Both trainings agree, and what was sent is what was planned; the result."""
+    result = registry.read(out / "report.json")
+    assert isinstance(result, RowsResult)
+    assert (result.interrupted, result.facts["world_size"]) == (False, replicas * sequence)
+    assert [row.verdict for row in rows_by_name(result, "differences").values()] == ["measured"] * 3
+    for who, row in rows_by_name(result, "training").items():
+        assert (row.values["steps"], row.values["tokens"]) == (3, 3 * 128 * replicas)
+        assert judgements(result, who)[-1]["loss"] < judgements(result, who)[0]["loss"]
+    assert result.facts["counted"] == [3 * planned for planned in result.facts["planned"]] * replicas
+    assert [plot.kind for plot in registry.document_of(out / "report.json").plots] == ["lines", "bars", "points"]
+    assert "differ by rounding" in registry.sentence_of(out / "report.json")
+    assert "comparison: full KV ring" in (out / "report.md").read_text()
+    return result
+
+
+def test_ranks_learn_what_one_process_learns_or_the_command_ends_with_1(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "start_processes", lambda commands, variables, _: launch.fork(commands[0][1:], variables))
+    command = ["demo", "--ranks", "1x2", "--json", "--text", text, "--out", str(tmp_path / "out"), *SMALL]
+    assert cli.main(command) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "report.json").read_text())
+    result = check_report(tmp_path / "out", 1, 2)
+    steps = [row for row in result.rows if row.table == "steps"]
+
+    def verdicts(factor: float, name: str = ranks.LOSS_OF_STEP) -> dict[str, bool]:
+        """True for what differs by rounding where the last step of one process has this factor."""
+        last = Row(
+            table="steps", case=steps[-1].case, who=ranks.ALONE, values=steps[-1].values | {name: steps[-1].values[name] * factor}
+        )
+        return {row.who: row.verdict == "measured" for row in ranks.largest(ranks.differences([*steps[:-1], last]), 3)}
+
+    assert verdicts(1.0) == {ranks.LOSS_OF_STEP: True, ranks.NORM: True}
+    assert verdicts(0.99999) == verdicts(float("nan")) == {ranks.LOSS_OF_STEP: False, ranks.NORM: True}
+    assert verdicts(1.0001, ranks.NORM) == {ranks.LOSS_OF_STEP: True, ranks.NORM: False}
+    exact = torch.linspace(-1, 1, 9)
+    assert ranks.relative(exact, exact) == 0.0
+    assert ranks.relative(exact, exact * 1.00001) < ranks.bound(ranks.PARAMETERS, 3) < ranks.relative(exact, exact * 1.0003)
+
+    monkeypatch.setitem(ranks.GROWTH, ranks.PARAMETERS, 0.0)
+    assert cli.main([one for one in command if one != "--json"]) == ranks.DIFFERS
+    assert "differ by MORE THAN ROUNDING" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replicas", "sequence"), [(2, 2), (2, 1), (1, 3)])
+def test_the_ranks_may_be_those_of_torchrun(text: str, tmp_path: Path, replicas: int, sequence: int) -> None:
+    """The largest job is one of processes that the command starts."""
+    size = f"{replicas}x{sequence}"
+    command = ["-m", "dilkit", "demo", "--ranks", size, "--text", text, "--out", str(tmp_path / "out"), *SMALL]
+    if size == "2x2":
+        said = succeed(sys.executable, *command, cwd=tmp_path)
+    else:
+        ended = launch.starter("gloo")("torch", replicas * sequence, command).finish()
+        assert ended.code == 0, ended
+        said = ended.text
+    assert said.count("differ by rounding") == 1, said
+    check_report(tmp_path / "out", replicas, sequence)
+
+
+def test_ranks_of_another_job_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(environment, "launch", lambda: environment.Launch("torchrun", 0, 2, 0, 2))
+    assert cli.main(["demo", "--ranks", "2x2"]) == 2
+    assert "2x2 is 4 ranks, but torchrun started 2; run torchrun --nproc-per-node 4" in capsys.readouterr().err

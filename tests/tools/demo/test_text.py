@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from dilkit.tools import cli
-from dilkit.tools.demo.text import generation, scaling, task
-from dilkit.tools.demo.text.corpus import load_text
-from dilkit.tools.demo.text.model import ByteTransformer, ModelConfig, load_model, save_model
-from dilkit.tools.demo.text.sample import sample_bytes
-from dilkit.tools.demo.trainer import Trainer
+from dilkit.tools.demo import text
+from dilkit.tools.demo.corpus import Corpus, load_text
+from dilkit.tools.demo.trainer import Trainer, judgements, rows_by_name
+from dilkit.tools.demo.transformer import ByteTransformer, ModelConfig, load_model, sample_bytes, save_model
+from dilkit.tools.report import registry
+from dilkit.tools.results.rows import RowsResult
 
 CONTEXT = 256
 
@@ -46,7 +47,7 @@ def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
     """The results of one whole run, and what it printed."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as printed:
-        patched.setattr(generation, "REPEATS", 1)
+        patched.setattr(text, "SAMPLES", 1)
         assert train(corpus, out, "--json") == 0
     return out, printed.getvalue()
 
@@ -56,34 +57,39 @@ def trained(run: tuple[Path, str]) -> Path:
     return run[0]
 
 
+def read(out: Path) -> RowsResult:
+    result = registry.read(out / "report.json")
+    assert isinstance(result, RowsResult)
+    return result
+
+
 def test_all_results_are_written(run: tuple[Path, str], trained: Path) -> None:
-    report = json.loads((trained / "report.json").read_text())
-    assert json.loads(run[1]) == report
-    assert (report["schema"], report["interrupted"], report["model"]["context"]) == (1, None, CONTEXT)
-    assert report["backend"]["picked"]
-    training = report["training"]
-    assert (training["steps"], training["tokens"]) == (3, 3 * CONTEXT)
-    before, after = (training["points"][i]["held_out"] for i in (0, -1))
+    assert json.loads(run[1]) == json.loads((trained / "report.json").read_text())
+    result = read(trained)
+    assert (result.schema, result.interrupted, result.facts["context"]) == (1, False, CONTEXT)
+    assert "picked" in {row.verdict for row in rows_by_name(result, "backends").values()}
+    training, points = rows_by_name(result, "training")["text"].values, judgements(result, "text")
+    assert (training["steps"], training["tokens"], len(training["curve"])) == (3, 3 * CONTEXT, 3)
+    before, after = points[0]["loss"], points[-1]["loss"]
     assert after < before == pytest.approx(8, abs=0.5)
-    assert len(training["train_curve"]) == 3
-    assert [row["tokens"] for row in report["scaling"]["rows"]] == [64, 128, 256, 512, 1024]
-    assert all(row["dilated"]["seconds"] > 0 and row["dense"]["seconds"] > 0 for row in report["scaling"]["rows"])
-    assert [row["tokens"] for row in report["generation"]] == [16, 64, 256, 1024]
-    markdown = (trained / "report.md").read_text()
-    assert f"{before:.2f} -\\> {after:.2f} bits per byte" in markdown
+    assert [case.case["tokens"] for case in result.cases("lengths")] == [64, 128, 256, 512, 1024]
+    assert all(case.timed(text.DILATED, text.DENSE) for case in result.cases("lengths"))
+    assert [case.case["tokens"] for case in result.cases("generation")] == [16, 64, 256, 1024]
+    assert f"{before:.2f} -\\> {after:.2f} bits per byte" in (trained / "report.md").read_text()
     assert (trained / "report.png").read_bytes().startswith(b"\x89PNG")
     assert load_model(trained / "model.pt").config.context == CONTEXT
 
 
 def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
-    text = load_text([str(corpus)], CONTEXT)
-    assert text.facts.held_out_files
-    assert text.facts.train_files + len(text.facts.held_out_files) == 12, "the copy, hidden, empty and binary files do not count"
-    for name in text.facts.held_out_files:
-        assert Path(name).read_bytes() in text.held_out
-        assert Path(name).read_bytes() not in text.train
-    assert text == load_text([str(corpus)], CONTEXT)
-    windows = task.held_out_windows(bytes(range(200)), 64)
+    loaded = load_text([str(corpus)], CONTEXT)
+    held_out = loaded.facts["held_out_files"]
+    assert held_out
+    assert loaded.facts["train_files"] + len(held_out) == 12, "the copy, hidden, empty and binary files do not count"
+    for name in held_out:
+        assert Path(name).read_bytes() in loaded.held_out
+        assert Path(name).read_bytes() not in loaded.train
+    assert loaded == load_text([str(corpus)], CONTEXT)
+    windows = Corpus(b"", bytes(range(200)), {}).held_out_windows(64)
     assert [int(window[0]) for window in windows] == [0, 67, 135], "they do not overlap"
 
 
@@ -98,14 +104,15 @@ def test_interrupted_run_reports_what_there_is(
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    owner, name = (Trainer, "step") if when == "training" else (scaling.LengthSweep, "_measured")
-    original, calls = getattr(owner, name), []
+    owner: Any = Trainer if when == "training" else text.TextDemo
+    name, calls = ("step" if when == "training" else "lengths"), list[int]()
+    original = getattr(owner, name)
     monkeypatch.setattr(owner, name, interrupt)
     assert train(corpus, tmp_path) == 130
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["interrupted"] == when
-    assert report["training"]["steps"] == (2 if when == "training" else 3)
-    assert len(report["scaling"]["rows"]) == (0 if when == "training" else 1)
+    result = read(tmp_path)
+    assert (result.interrupted, result.facts["stage"]) == (True, when)
+    assert rows_by_name(result, "training")["text"].values["steps"] == (2 if when == "training" else 3)
+    assert len(result.cases("lengths")) == (0 if when == "training" else 1)
     assert f"INTERRUPTED while {when}" in (tmp_path / "report.md").read_text()
     assert f"INTERRUPTED while {when}" in capsys.readouterr().out
     load_model(tmp_path / "model.pt")

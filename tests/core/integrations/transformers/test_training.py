@@ -17,7 +17,8 @@ from dilkit.tools.report import registry
 package = transformers()
 from dilkit.integrations.transformers import register  # noqa: E402
 from dilkit.integrations.transformers.patterns import to_config  # noqa: E402
-from dilkit.tools.demo.llama import job  # noqa: E402
+from dilkit.tools.demo import llama as demo  # noqa: E402
+from dilkit.tools.demo.trainer import judgements  # noqa: E402
 
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 
@@ -201,7 +202,7 @@ def test_a_compiled_prompt_against_a_cache_of_fixed_size_is_refused() -> None:
 
 
 def test_both_trainings_of_the_demo_go_on_from_the_same_weights(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(job, "CONTEXT", 64)
+    monkeypatch.setattr(demo, "CONTEXT", 64)
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for text in texts:
         text.write_text(f"{text.name} in little words " * 40)
@@ -210,7 +211,8 @@ def test_both_trainings_of_the_demo_go_on_from_the_same_weights(tmp_path: Any, m
     assert "--image: has no meaning with --llama" in capsys.readouterr().err
     assert cli.main(words) == 0
     assert "model.layers.3.self_attn (LlamaAttention): sdpa -> Pattern([128, 1024], [1, 8])" in capsys.readouterr().err
-    before, dilated, full = registry.read(tmp_path / "report.json").trainings
-    assert before.points[-1].held_out == full.points[0].held_out != dilated.points[0].held_out
-    assert full.points[-1].held_out < before.points[0].held_out
-    assert f"{dilated.points[-1].held_out:.3f} after 2 steps more" in registry.sentence_of(tmp_path / "report.json")
+    courses = [judgements(registry.read(tmp_path / "report.json"), name) for name in (demo.BEFORE, demo.DILATED, demo.FULL)]
+    before, dilated, full = ([point["loss"] for point in course] for course in courses)
+    assert before[-1] == full[0] != dilated[0]
+    assert full[-1] < before[0]
+    assert f"{dilated[-1]:.3f} after 2 steps more" in registry.sentence_of(tmp_path / "report.json")

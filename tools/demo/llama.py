@@ -1,0 +1,142 @@
+"""`dilkit demo --llama`: a small Llama learns with full attention, and goes on with dilated attention."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from dilkit import Pattern, Problem
+from dilkit.device import probe
+from dilkit.integrations.transformers import convert
+from dilkit.integrations.transformers.registration import transformers
+from dilkit.tools.demo.corpus import Corpus, load_text
+from dilkit.tools.demo.trainer import LOSS, Budget, Demo, Task, Trainer, counted, judgements, rows_by_name, run_table, text_row
+from dilkit.tools.report.document import Axis, Plot, Series, Table
+from dilkit.tools.report.points import plain
+from dilkit.tools.report.runs import RunReport
+from dilkit.tools.report.views import TableView, fact, of
+from dilkit.tools.results.rows import Row, RowsResult
+
+CONTEXT, PATTERN, JUDGEMENTS = 1024, Pattern([128, 1024], [1, 8]), 5
+LAYERS, WIDTH, HEADS, KV_HEADS = 4, 128, 4, 2
+BEFORE, DILATED, FULL = "full attention at first", "dilated from here on", "full throughout"
+"""The trainings: both of the latter go on from the weights of the first."""
+
+
+class NextByte(Task):
+    """The next byte of a text, in random windows whose order `seed` decides."""
+
+    def __init__(self, model: Any, corpus: Corpus, seed: int) -> None:
+        self.model, self.held_out, self._windows = model, corpus.held_out_windows(CONTEXT), corpus.random_windows(seed)
+
+    def bits_per_byte(self, windows: Tensor) -> Tensor:
+        """Return the mean of -log2 p(byte | the bytes before it) over windows `(batch, context + 1)`, first bytes left out."""
+        logits = self.model(input_ids=windows[:, :-1].long()).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].long().flatten()) / math.log(2)
+
+    def backward(self, spent: float) -> tuple[float, int]:
+        loss = self.bits_per_byte(self._windows.draw(1, CONTEXT))
+        torch.autograd.backward(loss)
+        return loss.item(), CONTEXT
+
+    @torch.no_grad()
+    def judge(self) -> float:
+        return self.bits_per_byte(self.held_out).item()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0, or 130 when interrupted."""
+    return LlamaDemo(args, load_text(args.text, CONTEXT)).run()
+
+
+class LlamaDemo(Demo):
+    """Train, convert a copy, and go on with both on the same windows."""
+
+    KIND, TITLE = "demo-llama", "dilkit demo --llama"
+
+    def __init__(self, args: argparse.Namespace, corpus: Corpus) -> None:
+        package, self.corpus = transformers(), corpus
+        sizes = dict(hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS)
+        further = dict(vocab_size=256, intermediate_size=344, max_position_embeddings=CONTEXT, use_cache=False)
+        torch.manual_seed(args.seed)
+        self.model: Any = package.LlamaForCausalLM(package.LlamaConfig(**sizes, **further))
+        options: Any = dict(is_causal=True, requires_grad=True, device=probe("cpu"))
+        problem = Problem(seq=CONTEXT, heads=HEADS, kv_heads=KV_HEADS, head_dim=WIDTH // HEADS, pattern=PATTERN, **options)
+        super().__init__(args, self.model, LAYERS, problem)
+        self.trainers: dict[str, Trainer] = {}
+        self.facts |= corpus.facts | dict(converted=[])
+
+    def work(self) -> None:
+        self.stage = "training"
+        self._train(BEFORE, self.model, self.args.seed)
+        dilated = deepcopy(self.model)
+        report = convert(dilated, PATTERN)
+        self.facts["converted"] = [*map(str, report.layers)]
+        tqdm.write(str(report), file=sys.stderr)
+        self._train(DILATED, dilated, self.args.seed + 1)
+        self._train(FULL, self.model, self.args.seed + 1)
+
+    def _train(self, name: str, model: Any, seed: int) -> None:
+        budget = Budget(60 * (self.args.minutes or 0.0) / 3, self.args.steps)
+        self.trainers[name] = Trainer(NextByte(model, self.corpus, seed), budget)
+        self.train(self.trainers[name], JUDGEMENTS, f"{name}: ")
+
+    def rows(self) -> list[Row]:
+        return [row for name, trainer in self.trainers.items() for row in trainer.rows(name)]
+
+
+def outcome(result: RowsResult) -> str:
+    """Return the losses after full attention, right after the conversion, and at the end of both trainings."""
+    before, dilated, full = ([point["loss"] for point in judgements(result, name)] for name in (BEFORE, DILATED, FULL))
+    if not (before and dilated and full):
+        return "not trained to its end: nothing to compare"
+    steps = counted(rows_by_name(result, "training")[DILATED].values["steps"], "step")
+    return (
+        f"held-out bits per byte {before[-1]:.3f} with full attention, {dilated[0]:.3f} when {result.facts['pattern']} takes its "
+        f"place, {dilated[-1]:.3f} after {steps} more; {full[-1]:.3f} where attention stays full"
+    )
+
+
+COLUMNS = fact("tokens", template="{:,}"), *(of(who, LOSS) for who in (BEFORE, DILATED, FULL))
+LOSSES = TableView("Held-out bits per byte", "held out", COLUMNS, timed=False, who=(BEFORE,))
+
+
+def made_tables(result: RowsResult) -> Iterable[Table]:
+    """Yield losses by tokens, the converted layers, and the facts of the run."""
+    facts, courses = result.facts, rows_by_name(result, "training").values()
+    yield from LOSSES.each(result)
+    yield Table("What was converted", ("layer", "what"), tuple((f"{i}", line) for i, line in enumerate(facts["converted"])))
+    after = [(row.who, counted(row.values["steps"], "step")) for row in courses]
+    yield run_table(result, f"{facts['context']:,} bytes of context", before=[text_row(facts)], after=after)
+
+
+def loss_plots(result: RowsResult) -> Iterable[Plot]:
+    """Yield the losses of all trainings, two to the right of the one that they go on from, and of those two, closer."""
+    start, series = 0, []
+    for name, row in rows_by_name(result, "training").items():
+        points = [plain(point["tokens"] + start, point["loss"]) for point in judgements(result, name)]
+        series.append(Series(name, tuple(points)))
+        start = start or row.values["tokens"]
+    bytes_read = Axis("bytes of training", "number", log=False)
+    from_zero, closer = (Axis("held-out bits per byte", "number", log=log) for log in (False, True))
+    first, after = series[:1], tuple(series[1:])
+    yield Plot("A Llama goes on with dilated attention", "lines", (*after, *first), (bytes_read, from_zero))
+    yield Plot("From there on, closer", "lines", after, (bytes_read, closer))
+
+
+REPORT = RunReport(
+    "dilkit demo --llama", outcome, made_tables, loss_plots,
+    "Bits per byte are the mean over windows of {context:,} bytes of files that were never trained on. The Llama has random "
+    "weights at first, and learns with transformers' own attention (sdpa). Then one copy of it is converted by "
+    "dilkit.integrations.transformers.convert, another is left as it is, and both go on from the same weights, with the same "
+    "windows in the same order, the same rates of learning and an optimizer begun anew.",
+)  # fmt: skip

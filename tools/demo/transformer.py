@@ -1,0 +1,178 @@
+"""A plain decoder-only transformer over bytes, whose attention is dilated; saved, loaded, and sampled byte by byte."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import io
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, Problem, files
+from dilkit.checks import integer
+from dilkit.comm import Comm, RingDilatedAttention
+from dilkit.device import probe
+from dilkit.tools.console.text import error_line, print_json
+from dilkit.tools.demo.corpus import MOST_BYTES, SEPARATOR
+
+VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model. Attention is local at full resolution, and thinner the farther it reaches: up to `context` bytes."""
+
+    context: int = 8192
+    width: int = 160
+    layers: int = 3
+    heads: int = 4
+
+    @property
+    def pattern(self) -> Pattern:
+        """Three branches: 256 bytes whole, 1 in 4 of 1,024 bytes, 1 in 32 of the whole context."""
+        return Pattern([256, 1024, max(self.context, 32)], [1, 4, 32])
+
+    def problem(self) -> Problem:
+        """Return the attention problem of every layer in training."""
+        sizes: Any = dict(seq=self.context, heads=self.heads, head_dim=self.width // self.heads)
+        return Problem(pattern=self.pattern, device=probe("cpu"), is_causal=True, requires_grad=True, **sizes)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). `inner` is the attention; `options`: of the module around it."""
+
+    def __init__(self, width: int, heads: int, inner: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = MultiheadDilatedAttention(width, heads, inner, **options)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, cache: DilatedCache | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cache=cache)[0]
+        out: Tensor = x + self.down(F.relu(self.up(self.mlp_norm(x))).square())  # as good as GELU here, and cheaper
+        return out
+
+
+@torch.no_grad()
+def scale_updates(blocks: Sequence[Block], factor: float) -> None:
+    """Scale the blocks' updates of the residual stream by `factor` over the root of the number of updates."""
+    for block in blocks:
+        for linear in (block.attention.out_proj, block.down):
+            linear.weight.mul_(factor / math.sqrt(2 * len(blocks)))
+
+
+class ByteTransformer(nn.Module):
+    """Logits of the next byte, `(batch, seq, 256)`, from bytes `(batch, seq)` of any integer dtype.
+
+    With `comm`, of this rank's rows of a sequence that is spread over the ranks. With `caches`, one a layer, the bytes follow
+    on those that the caches have seen.
+    """
+
+    def __init__(self, config: ModelConfig, comm: Comm | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(VOCABULARY, config.width)
+        inner = DilatedAttention(config.pattern) if comm is None else RingDilatedAttention(config.pattern, comm)
+        blocks = [Block(config.width, config.heads, inner, is_causal=True, rotary=True) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        nn.init.normal_(self.embedding.weight, std=0.5)
+        nn.init.normal_(self.head.weight, std=0.02)  # small beside the embedding, as are the blocks' updates
+        scale_updates(blocks, 0.3)
+
+    def caches(self) -> list[DilatedCache]:
+        """Return empty caches, for a text from its first byte on."""
+        return [DilatedCache(self.config.pattern, self.config.heads) for _ in self.blocks]
+
+    def forward(self, bytes_: Tensor, caches: Sequence[DilatedCache] | None = None) -> Tensor:
+        x = self.embedding(bytes_.long())
+        for block, cache in zip(self.blocks, caches or repeat(None, len(self.blocks)), strict=True):
+            x = block(x, cache)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def bits_per_byte(self, windows: Tensor) -> Tensor:
+        """Return the mean of -log2 p(byte | the bytes before it) over `windows` `(batch, seq + 1)`, first bytes left out."""
+        logits = self(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten().long()) / math.log(2)
+
+
+def save_model(model: ByteTransformer, path: Path) -> None:
+    """Write the model as `load_model` reads it."""
+    with files.replacing(path) as file:
+        torch.save(dict(config=asdict(model.config), weights=model.state_dict()), file)
+
+
+def load_model(path: Path) -> ByteTransformer:
+    """Return the model that `save_model` wrote, in eval mode. Raises ValueError naming the file; runs no code from it."""
+    try:
+        content = io.BytesIO(files.read_bytes(path, MOST_BYTES))
+        with zipfile.ZipFile(content) as archive:
+            if damaged := archive.testzip():  # torch.load compares no checksums
+                raise ValueError(f"{damaged} in it is damaged")
+        content.seek(0)
+        saved = torch.load(content, weights_only=True)
+        model = _empty_model(ModelConfig(**saved["config"]), saved["weights"])
+        model.load_state_dict(saved["weights"], assign=True)
+    except OSError as error:
+        raise ValueError(f"--checkpoint: {str(path)!r} {files.why_not(error)}; `dilkit demo` writes one") from None
+    except Exception as error:
+        raise ValueError(f"--checkpoint: {str(path)!r} holds no model of this `dilkit demo`: {error_line(error)}") from None
+    return model.eval()
+
+
+def _empty_model(config: ModelConfig, weights: dict[str, Tensor]) -> ByteTransformer:
+    """Return a model for these weights, without memory. Raises ValueError for sizes that are not theirs, before any are made."""
+    for name, size in asdict(config).items():
+        integer(name, size, at_least=1)
+    if any(type(x) is not Tensor or x.dtype != torch.float32 for x in weights.values()):
+        raise ValueError("its weights are not float32 tensors")
+    if config.width != weights["embedding.weight"].shape[1] or config.layers > len(weights):
+        raise ValueError("its sizes are not those of its weights")
+    with torch.device("meta"):
+        return ByteTransformer(config)
+
+
+def sample(args: argparse.Namespace) -> int:
+    """Print `args.sample` and its continuation as it comes; 0. Raises ValueError for an unusable checkpoint."""
+    if not args.temperature >= 0:
+        raise ValueError(f"--temperature: {args.temperature} is not a number of 0 or more")
+    model = load_model(args.checkpoint or args.out / "model.pt")
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    prompt = args.sample.encode(errors="surrogateescape")
+    drawn = sample_bytes(model, prompt, args.bytes, args.temperature, args.seed)
+    if args.json:
+        print_json("demo", dict(prompt=prompt.decode(errors="replace"), sample=bytes(drawn).decode(errors="replace")))
+        return 0
+    for text in codecs.iterdecode((bytes([byte]) for byte in chain(prompt, drawn)), "utf-8", errors="replace"):
+        print(text, end="", flush=True)
+    print()
+    return 0
+
+
+@torch.no_grad()
+def sample_bytes(model: ByteTransformer, prompt: bytes, count: int, temperature: float, seed: int) -> Iterator[int]:
+    """Yield `count` bytes that continue `prompt`, each drawn from softmax(logits / temperature); 0 takes the likeliest.
+
+    Each byte costs one row: the layers' caches, which are bounded, hold the rows before it.
+    """
+    generator, caches = torch.Generator().manual_seed(seed), model.caches()
+    new = list(SEPARATOR + prompt)
+    for _ in range(count):
+        logits = model(torch.tensor([new]), caches)[0, -1]
+        logits[SEPARATOR[0]] = -torch.inf  # no text holds it: the sample stays within one file
+        drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator) if temperature else logits.argmax()
+        new = [int(drawn)]
+        yield new[0]
