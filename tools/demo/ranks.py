@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dilkit import environment
 from dilkit.comm import Comm, Rows, TorchComm, exchange_plan, shard_cuts, sum_over_ranks
@@ -29,8 +29,8 @@ from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.console.interrupt import stopping
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.demo.corpus import Corpus, load_text
-from dilkit.tools.demo.text import step_end
-from dilkit.tools.demo.trainer import Budget, Demo, Task, Trainer, clock, counted, judgements, rows_by_name, run_table, text_row
+from dilkit.tools.demo.text import Alone, TextTask
+from dilkit.tools.demo.trainer import Budget, Demo, Trainer, clock, counted, judgements, rows_by_name, run_table, text_row, whole
 from dilkit.tools.demo.transformer import ByteTransformer, ModelConfig
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
@@ -47,7 +47,8 @@ GROWTH = {LOSS_OF_STEP: 2.0, NORM: 20.0, PARAMETERS: 100.0}
 """Rounding errors, relative and in units of fp32's, that a step may add to each quantity; of at least `FEWEST` steps.
 
 Ranks add up in another order, so that each number of a step is rounded elsewhere, and steps hand that on to each other. A loss is
-a mean over thousands of rows, in which errors cancel; a norm has fewer large terms. A parameter is compared as a tensor, norm of
+a mean over thousands of rows, in which errors cancel; a norm, taken before gradients are clipped, which makes up for a factor
+that all have in common, has fewer large terms. A parameter is compared as a tensor, norm of
 the difference over norm: Adam divides a gradient by its size, so that of one that is nearly zero, as of biases of attention,
 what rounding left of it counts in full, from the first step on. Two trainings without ranks, in fp32 and in fp64, are as far
 apart. What was seen in 20 steps lies a factor of ten and more below these bounds. Faults lie far above: gradients summed in
@@ -57,60 +58,22 @@ MOST_LOSSES = 20
 """Rows of the table of losses: of more steps every second, third, ... one is shown, and the last."""
 
 
-class WindowTask(Task):
-    """The next byte of windows of a text, one a replica in each step: the same in the same order in each process.
+class AloneTask(TextTask):
+    """One window a replica in each step, whole, in one process."""
 
-    `norms`: of the gradients of each step, before they are clipped. Clipping and Adam make up for a factor that all gradients
-    have in common; their norms show it.
-    """
+    short_share = 0.0
 
-    model: Any
-
-    def __init__(self, corpus: Corpus, config: ModelConfig, replicas: int, seed: int, world: Comm, stop: threading.Event) -> None:
-        self.context, self.replicas, self.world, self.stop = config.context, replicas, world, stop
-        self.norms: list[float] = []
-        torch.manual_seed(seed)
-        self.model = self.make_model(config)
-        held_out = corpus.held_out_windows(self.context)
-        self._held_out, self._windows = held_out[torch.arange(replicas) % len(held_out)], corpus.random_windows(seed)
-
-    def make_model(self, config: ModelConfig) -> nn.Module:
-        """Return the model, whole in this process."""
-        return ByteTransformer(config)
-
-    def part(self, windows: Tensor) -> Tensor:
-        """Return this process's part of the mean bits per byte of `windows` `(replicas, context + 1)`."""
-        mean: Tensor = self.model.bits_per_byte(windows)
-        return mean
-
-    def total(self, part: Tensor) -> float:
-        """Return the sum of all parts."""
-        return part.item()
-
-    def backward(self, spent: float) -> tuple[float, int]:
-        part = self.part(self._windows.draw(self.replicas, self.context))
-        self.differentiate(part)
-        norm: Any = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        self.norms.append(float(whole(norm)))
-        return self.total(part.detach()), self.replicas * self.context
-
-    def differentiate(self, part: Tensor) -> None:
-        """Set the gradients."""
-        torch.autograd.backward(part)
-
-    @torch.no_grad()
-    def judge(self) -> float:
-        return self.total(self.part(self._held_out))
-
-    def clock(self, seconds: float) -> tuple[float, bool]:
-        return step_end(self.world, seconds, self.stop)
+    def __init__(self, corpus: Corpus, config: ModelConfig, seed: int, replicas: int, *options: Any) -> None:
+        self.replicas = replicas
+        super().__init__(corpus, config, seed, *options)
+        self.held_out = self.held_out[torch.arange(replicas) % len(self.held_out)]
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the whole parameters by name; all ranks ask for them."""
         return {name: whole(p).clone() for name, p in self.model.named_parameters()}
 
 
-class RanksTask(WindowTask):
+class RanksTask(AloneTask):
     """This rank's rows of its replica's window; parameters sharded over the ranks of a sequence, and copied over replicas.
 
     `sent_bytes`: those that attention sent in the steps of training.
@@ -118,45 +81,35 @@ class RanksTask(WindowTask):
 
     sent_bytes = 0
 
-    def make_model(self, config: ModelConfig) -> nn.Module:
+    def __init__(self, corpus: Corpus, config: ModelConfig, seed: int, replicas: int, stop: threading.Event, world: Comm) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        sequence = self.world.size // self.replicas
-        mesh = init_device_mesh("cpu", (self.replicas, sequence), mesh_dim_names=("dp", "cp"))
-        self._comm, self._replica = TorchComm(mesh["cp"], timeout=self.world.timeout), mesh["dp"].get_local_rank()
-        cuts = shard_cuts(config.context, sequence, config.pattern)
-        self._start, self._end = cuts[self._comm.rank : self._comm.rank + 2]
-        model = ByteTransformer(config, self._comm)
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model
+        sizes = replicas, world.size // replicas
+        self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "cp"))
+        comm = TorchComm(self.mesh["cp"], timeout=world.timeout)
+        super().__init__(corpus, config, seed, replicas, comm, stop, world)
+        for block in self.model.blocks:
+            fully_shard(block, mesh=self.mesh)
+        fully_shard(self.model, mesh=self.mesh)
 
-    def part(self, windows: Tensor) -> Tensor:
-        rows = windows[self._replica, None, self._start : self._end + 1]  # the byte after its rows is the target of the last
-        share: Tensor = self.model.bits_per_byte(rows) * ((self._end - self._start) / windows[:, 1:].numel())
-        return share
+    def share(self, windows: Tensor) -> Tensor:
+        return super().share(windows[self.mesh["dp"].get_local_rank(), None]) / self.replicas
 
-    def total(self, part: Tensor) -> float:
-        total = part.double()
-        sum_over_ranks([total], self.world)
+    def differentiate(self, share: Tensor) -> float:
+        torch.autograd.backward(share * self.world.size)  # FSDP2 averages over all ranks
+        total = share.detach().double()
+        self.add_up(total)
         return total.item()
 
     def backward(self, spent: float) -> tuple[float, int]:
-        before = self._comm.sent_bytes
+        before = self.comm.sent_bytes
         loss_and_tokens = super().backward(spent)
-        self.sent_bytes += self._comm.sent_bytes - before
+        self.sent_bytes += self.comm.sent_bytes - before
         return loss_and_tokens
 
-    def differentiate(self, part: Tensor) -> None:
-        torch.autograd.backward(part * self.world.size)  # FSDP2 averages over all ranks
-
-
-def whole(tensor: Any) -> Tensor:
-    """Return a tensor with all ranks' parts of it; all of them ask for it."""
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full.detach()
+    def add_up(self, value: Tensor) -> None:
+        sum_over_ranks([value], self.world)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -245,9 +198,9 @@ class RanksDemo(Demo):
         agree_on(world, lambda: trained_on, step="what the ranks train on")
         self.config = ModelConfig(context=args.context, layers=LAYERS)
         super().__init__(args, ByteTransformer(self.config), LAYERS, self.config.problem(), speaks=world.rank == 0)
-        self.options: dict[str, Any] = dict(replicas=data, seed=args.seed, world=world, stop=stop)
+        self.stop, self.replicas = stop, data
         self.compared: list[Row] = []
-        self.trained: dict[str, tuple[Trainer, WindowTask, int]] = {}
+        self.trained: dict[str, tuple[Trainer, int]] = {}
         self.sent, planned = planned_bytes(self.config, sequence)
         self.facts |= corpus.facts | dict(layout=f"{data}x{sequence}", data=data, world_size=world.size, steps=args.steps)
         self.facts |= dict(planned=planned, counted=[], transport=type(world).__name__, ranks=counted(sequence, "rank"))
@@ -259,17 +212,17 @@ class RanksDemo(Demo):
 
     def work(self) -> None:
         self.stage = "training on ranks"
-        on_ranks = RanksTask(self.corpus, self.config, **self.options)
+        on_ranks = RanksTask(self.corpus, self.config, self.args.seed, self.replicas, self.stop, self.world)
         self._train(self.name, on_ranks)
         self.facts["counted"] = [*gather_values(self.world, on_ranks.sent_bytes)]
         parameters = on_ranks.parameters()
         self.stage = "training in one process"
-        if not self.speaks:  # take part in the end of each step of rank 0
-            for _ in range(self.args.steps):
+        if not self.speaks:  # take part in the end of each step of rank 0, and of both judgements
+            for _ in range(self.args.steps + 2):
                 if on_ranks.clock(0.0)[1]:
                     raise KeyboardInterrupt
             return
-        alone = WindowTask(self.corpus, self.config, **self.options)
+        alone = AloneTask(self.corpus, self.config, self.args.seed, self.replicas, Alone(), self.stop, self.world)
         with torch_threads(self.threads):
             self._train(ALONE, alone)
         apart = differences([*self._steps()])
@@ -277,20 +230,20 @@ class RanksDemo(Demo):
         apart[PARAMETERS] = {name: relative(exact, parameters[name]) for name, exact in tensors.items()}
         self.compared = largest(apart, self.args.steps)
 
-    def _train(self, who: str, task: WindowTask) -> None:
+    def _train(self, who: str, task: AloneTask) -> None:
         trainer = Trainer(task, Budget(steps=self.args.steps))
-        self.trained[who] = trainer, task, torch.get_num_threads()
+        self.trained[who] = trainer, torch.get_num_threads()
         self.train(trainer, 1, f"{who}: ")
 
     def _steps(self) -> Iterator[Row]:
         """Yield the loss and the norm of the gradients of each step."""
-        for who, (trainer, task, _) in self.trained.items():
-            for step, ((*_, loss), norm) in enumerate(zip(trainer.curve, task.norms, strict=False), 1):
+        for who, (trainer, _) in self.trained.items():
+            for step, ((*_, loss), norm) in enumerate(zip(trainer.curve, trainer.norms, strict=False), 1):
                 yield Row(table="steps", case=dict(step=step), who=who, values={LOSS_OF_STEP: loss, NORM: norm})
 
     def rows(self) -> list[Row]:
         trained = self.trained.items()
-        courses = [row for who, (trainer, _, threads) in trained for row in trainer.rows(who, threads=threads)]
+        courses = [row for who, (trainer, threads) in trained for row in trainer.rows(who, threads=threads)]
         return [*courses, *self._steps(), *self.compared, *self.sent]
 
 

@@ -41,28 +41,11 @@ from dilkit.tools.demo.trainer import (
 from dilkit.tools.demo.transformer import VOCABULARY, ByteTransformer, ModelConfig, save_model
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
+from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain, rate
 from dilkit.tools.report.runs import MOST_POINTS, RunReport
-from dilkit.tools.report.views import (
-    BYTES,
-    NAMES,
-    SECONDS,
-    TIME,
-    TIMES,
-    TOKENS,
-    Column,
-    PlotView,
-    TableView,
-    fact,
-    faster,
-    label,
-    of,
-    speed_up_columns,
-    stored,
-    time,
-    value,
-)
+from dilkit.tools.report.views import PlotView, TableView, fact, of
 from dilkit.tools.results.rows import Row, RowsResult
 
 JUDGEMENTS, SHORT_WINDOW, SHORT_SHARE = 8, 512, 0.75
@@ -95,15 +78,25 @@ def step_end(comm: Comm, seconds: float, stop: threading.Event) -> tuple[float, 
 
 
 class TextTask(Task):
-    """The next byte of a text. Each rank has its part of every window, and all have the same losses.
+    """The next byte of a text, in `replicas` windows a step. Each rank has its part of every window, and all the same losses.
 
-    `stop`: set on any rank, it ends the training on all of them, after the same step.
+    `stop`: set on any rank of `world`, by default `comm`, it ends the training on all of them, after the same step.
     """
 
-    model: ByteTransformer
+    model: Any
+    replicas = 1
+    short_share = SHORT_SHARE
 
-    def __init__(self, corpus: Corpus, config: ModelConfig, seed: int, comm: Comm, stop: threading.Event | None = None) -> None:
-        self.comm, self.config, self.stop = comm, config, stop or threading.Event()
+    def __init__(
+        self,
+        corpus: Corpus,
+        config: ModelConfig,
+        seed: int,
+        comm: Comm,
+        stop: threading.Event | None = None,
+        world: Comm | None = None,
+    ) -> None:
+        self.config, self.comm, self.world, self.stop = config, comm, world or comm, stop or threading.Event()
         self.short_window = min(SHORT_WINDOW, config.context)
         self._part(self.short_window)  # raises if there are more ranks than bytes
         with SEEDED:
@@ -117,32 +110,40 @@ class TextTask(Task):
         cuts = shard_cuts(seq, self.comm.size, self.config.pattern)
         return cuts[self.comm.rank], cuts[self.comm.rank + 1]
 
-    def _bits(self, window: Tensor) -> Tensor:
-        """Return this rank's share of the mean bits per byte of a window `(1, seq + 1)`."""
-        seq = window.shape[1] - 1
+    def share(self, windows: Tensor) -> Tensor:
+        """Return this rank's share of the mean bits per byte of windows `(replicas, seq + 1)`."""
+        seq = windows.shape[1] - 1
         start, end = self._part(seq)
-        return self.model.bits_per_byte(window[:, start : end + 1]) * ((end - start) / seq)
+        mean: Tensor = self.model.bits_per_byte(windows[:, start : end + 1])  # the byte after its rows is the last one's target
+        return mean * ((end - start) / seq)
 
     def backward(self, spent: float) -> tuple[float, int]:
-        seq = self.short_window if spent < SHORT_SHARE else self.config.context
-        loss = self._bits(self._windows.draw(1, seq))
-        torch.autograd.backward(loss)
-        total = loss.detach()
+        seq = self.short_window if spent < self.short_share else self.config.context
+        return self.differentiate(self.share(self._windows.draw(self.replicas, seq))), self.replicas * seq
+
+    def differentiate(self, share: Tensor) -> float:
+        """Set the gradients of the sum of all shares; return the sum."""
+        torch.autograd.backward(share)
+        total = share.detach()
         sum_over_ranks([total, *(p.grad for p in self.model.parameters() if p.grad is not None)], self.comm)
-        return total.item(), seq
+        return total.item()
 
     @torch.no_grad()
     def judge(self) -> float:
         bits = torch.zeros((), dtype=torch.float64)
-        for window in self.held_out:
-            bits += self._bits(window[None]).item()
+        for windows in torch.split(self.held_out, self.replicas):
+            bits += self.share(windows).item()
             if self.clock(0.0)[1]:
                 raise KeyboardInterrupt
-        sum_over_ranks([bits], self.comm)
-        return bits.item() / len(self.held_out)
+        self.add_up(bits)
+        return bits.item() * self.replicas / len(self.held_out)
+
+    def add_up(self, value: Tensor) -> None:
+        """Sum a value over the ranks that have shares."""
+        sum_over_ranks([value], self.comm)
 
     def clock(self, seconds: float) -> tuple[float, bool]:
-        return step_end(self.comm, seconds, self.stop)
+        return step_end(self.world, seconds, self.stop)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,7 +176,7 @@ class TextDemo(Demo):
         self.problems = {DILATED: self.problem, DENSE: replace(self.problem, pattern=Pattern.dense())}
         self.measured: list[Row] = []
         self.facts |= corpus.facts | dict(minutes=args.minutes, steps=args.steps, windows=len(self.task.held_out), memory_note="")
-        self.facts |= dict(short_window=self.task.short_window, short_share=SHORT_SHARE, threads=torch.get_num_threads())
+        self.facts |= dict(short_window=self.task.short_window, short_share=SHORT_SHARE)
         self.facts |= dict(transport=type(comm).__name__ if args.comm else None, world_size=comm.size)
         self.facts |= {name: explain(problem).picked or "" for name, problem in self.problems.items()}
         try:
@@ -249,19 +250,19 @@ def outcome(result: RowsResult) -> str:
     return f"held out: {learnt} in {training['seconds']:.0f} s: {speed}"
 
 
-TRAINED_FOR = Column("trained for", lambda row, case: clock(row.values["seconds"]))
+TRAINED_FOR = views.Column("trained for", lambda row, case: clock(row.values["seconds"]))
 READ, TRAINED = fact("tokens", "bytes read", "{:,}"), fact("train", "training, bits per byte", "{:.3f}")
-RATE, PEAK = Column("bytes/s", lambda row, case: f"{1 / row.median_s:,.1f}"), value("peak_bytes", "memory", "bytes")
+RATE, PEAK = views.Column("bytes/s", lambda row, case: f"{1 / row.median_s:,.1f}"), views.value("peak_bytes", "memory", "bytes")
 
-LENGTHS = label("tokens", "{tokens:,}"), of(DILATED, TIME), of(DENSE, TIME), *speed_up_columns(DILATED)
+LENGTHS = views.label("tokens", "{tokens:,}"), of(DILATED, views.TIME), of(DENSE, views.TIME), *views.speed_up_columns(DILATED)
 PEAKS = of(DILATED, PEAK, "dilated memory"), of(DENSE, PEAK, "dense memory")
 GENERATION = (
-    label("after", "{tokens:,}"),
-    of(CACHED, TIME),
+    views.label("after", "{tokens:,}"),
+    of(CACHED, views.TIME),
     of(CACHED, RATE, "bytes/s"),
-    of(AGAIN, TIME),
+    of(AGAIN, views.TIME),
     RATE,
-    *speed_up_columns(CACHED),
+    *views.speed_up_columns(CACHED),
 )
 TABLES = (
     TableView("Training", "held out", (TRAINED_FOR, READ, TRAINED, of("text", LOSS, "held out")), timed=False),
@@ -271,9 +272,17 @@ TABLES = (
 GENERATED = Axis("bytes before", "tokens"), Axis("bytes a second", "number")
 INTERVALS = "Speed-up over dense attention, with 95% intervals"
 PLOTS = (
-    PlotView("Time of forward and backward", "lengths", "tokens", time, (TOKENS, SECONDS), "lines"),
-    PlotView("Peak extra memory", "lengths", "tokens", stored("peak_bytes"), (TOKENS, BYTES), "lines"),
-    PlotView(INTERVALS, "lengths", "{tokens:,} tokens", faster(DILATED), (NAMES, TIMES), series="dilated over dense", mark=1.0),
+    PlotView("Time of forward and backward", "lengths", "tokens", views.time, (views.TOKENS, views.SECONDS), "lines"),
+    PlotView("Peak extra memory", "lengths", "tokens", views.stored("peak_bytes"), (views.TOKENS, views.BYTES), "lines"),
+    PlotView(
+        INTERVALS,
+        "lengths",
+        "{tokens:,} tokens",
+        views.faster(DILATED),
+        (views.NAMES, views.TIMES),
+        series="dilated over dense",
+        mark=1.0,
+    ),
     PlotView("Speed of generation", "generation", "tokens", lambda row, case: rate("", 1.0, row.samples), GENERATED, "lines"),
 )
 

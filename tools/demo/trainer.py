@@ -70,12 +70,14 @@ class Trainer:
         seconds: time of training, judgements left out.
         points: judgements: `seconds`, `tokens`, mean training loss `train` since the one before, and held-out `loss`.
         curve: (seconds, tokens, loss) before each step.
+        norms: norm of the gradients of each step, before they are clipped.
     """
 
     def __init__(self, task: Task, budget: Budget) -> None:
         self.task, self.budget, self.seconds, self.tokens = task, budget, 0.0, 0
         self.points: list[dict[str, Any]] = []
         self.curve: list[tuple[float, int, float]] = []
+        self.norms: list[float] = []
         # Embeddings, biases and norms do not decay.
         decays = {name: p.dim() > 1 and not name.startswith("embedding") for name, p in task.model.named_parameters()}
         groups: list[dict[str, Any]] = [
@@ -110,7 +112,7 @@ class Trainer:
             group["lr"] = PEAK_RATE * min(1.0, (spent + 1e-3) / WARM_UP) * (FINAL_SHARE + (1 - FINAL_SHARE) * cosine)
         self._optimizer.zero_grad()
         loss, tokens = self.task.backward(spent)
-        nn.utils.clip_grad_norm_(self.task.model.parameters(), 1.0)
+        self.norms.append(float(whole(nn.utils.clip_grad_norm_(self.task.model.parameters(), 1.0))))
         self._optimizer.step()
         self.curve.append((self.seconds, self.tokens, loss))
         self.tokens += tokens
@@ -125,6 +127,12 @@ class Trainer:
         course = dict(steps=len(self.curve), tokens=self.tokens, seconds=self.seconds, finished=finished, curve=[*self.curve])
         judged = [Row(table="held out", case=dict(judgement=i), who=who, values=point) for i, point in enumerate(self.points)]
         return [Row(table="training", who=who, values=values | course), *judged]
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """Return a tensor with all ranks' parts of it; all of them ask for it."""
+    full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach()
 
 
 class Demo(ABC):
