@@ -21,7 +21,7 @@ def outcome(result: RowsResult) -> str:
     """Return how right the scores of the held-out patients are."""
     run = run_of(result)
     held_out = run.judged["test"]
-    interval = held_out.auroc or held_out.c_index
+    interval = _value(held_out)
     shown = "{} ({})".format(*_cells(interval)) if interval else "not defined"
     return f"{_metric(run)} {shown} on {held_out.patients:,} held-out patients ({held_out.slides:,} slides)"
 

@@ -113,7 +113,7 @@ LOSSES = TableView("Held-out bits per byte", "held out", COLUMNS, timed=False, w
 def made_tables(result: RowsResult) -> Iterable[Table]:
     """Yield losses by tokens, the converted layers, and the facts of the run."""
     facts, courses = result.facts, rows_by_name(result, "training").values()
-    yield from LOSSES.each(result)
+    yield LOSSES.made(result)
     yield Table("What was converted", ("layer", "what"), tuple((f"{i}", line) for i, line in enumerate(facts["converted"])))
     after = [(row.who, counted(row.values["steps"], "step")) for row in courses]
     yield run_table(result, f"{facts['context']:,} bytes of context", before=[text_row(facts)], after=after)

@@ -139,8 +139,8 @@ def run(args: argparse.Namespace) -> int:
             code = _on_rank(args, corpus)
     finally:
         ended = job.finish(time.monotonic() - job.began + LONGEST_END if code else inf)
-        if ended.code and (printed := ended.text.strip()):
-            print(f"dilkit demo: other ranks printed:\n{printed}", file=sys.stderr)
+        if ended.code not in (0, code) or (ended.code and ended.text.strip()):
+            print(f"dilkit demo: another rank ended with {ended.code}\n{ended.text.strip()}".rstrip(), file=sys.stderr)
     return code
 
 
@@ -339,9 +339,9 @@ PLOTS = (
 def made_tables(result: RowsResult) -> Iterable[Table]:
     """Yield differences, bytes, losses, and the facts of the run."""
     facts, on_ranks = result.facts, f"{result.facts['layout']} ranks"
-    yield from COMPARED.each(result)
+    yield COMPARED.made(result)
     title = f"Bytes of attention in a step: rank {result.cases('sent')[0].case['rank']} of a sequence"
-    sent = TableView(title, "sent", BRANCHES, timed=False, who=(PHASES[0],)).each(result)[0]
+    sent = TableView(title, "sent", BRANCHES, timed=False, who=(PHASES[0],)).made(result)
     if facts["counted"]:
         planned, total = facts["steps"] * facts["data"] * sum(facts["planned"]), sum(facts["counted"])
         agreed = "as planned" if total == planned else f"planned: {in_bytes(planned)}"
@@ -352,7 +352,7 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
         "relative difference", lambda row, case: f"{apart[step]:.1e}" if (step := step_of(case)) in apart else "-"
     )
     columns = fact("step"), of(ALONE, loss), of(on_ranks, loss), difference
-    losses = TableView("Bits per byte", "steps", columns, timed=False, who=(on_ranks,)).each(result)[0]
+    losses = TableView("Bits per byte", "steps", columns, timed=False, who=(on_ranks,)).made(result)
     yield replace(losses, rows=thinned(losses.rows, MOST_LOSSES))
     where, after = f"{counted(facts['world_size'], 'rank')} ({facts['transport']}) of ", []
     for who, row in rows_by_name(result, "training").items():

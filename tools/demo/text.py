@@ -289,7 +289,7 @@ PLOTS = (
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
     """Yield the course of training, dilated beside dense attention, generation, and the facts of the run."""
-    yield from (table for view in TABLES for table in view.each(result))
+    yield from (view.made(result) for view in TABLES)
     facts, threads = result.facts, counted(result.environment.threads, "thread")
     learnt = f"{counted(facts['train_files'], 'file')} ({_size(facts['train_bytes'])})"
     held_out = f"{counted(len(facts['held_out_files']), 'other')} ({_size(facts['held_out_bytes'])})"

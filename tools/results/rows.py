@@ -112,7 +112,7 @@ class RowsResult(SuiteResult):
         return cases_of(self.rows, *tables, **facts)
 
     def problem_facts(self) -> dict[str, str]:
-        return {name: str(value) for name, value in self.facts.items()}
+        return {name: str(value) for name, value in self.facts.items() if isinstance(value, str | int | float)}
 
     def measurements(self) -> Iterator[Measurement]:
         for row in self.rows:
