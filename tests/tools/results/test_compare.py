@@ -109,3 +109,16 @@ def test_a_pattern_is_compared_with_an_earlier_run(tmp_path: Path, capsys: pytes
     assert code == int(shown[1] != "0")
     assert cli.main([*command, str(tmp_path / "after"), "--against", str(FOLDER / "seeds.json")]) == 2
     assert "a result of kind 'suite-seeds'; one of 'bench' is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "file", "earlier"), [("--seqs 32", "bench.json", "lengths.json"), ("--suite seeds", "suite.json", "seeds.json")]
+)
+def test_no_run_writes_the_file_that_it_is_compared_with(
+    options: str, file: str, earlier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against = tmp_path / file
+    against.write_bytes((FOLDER / earlier).read_bytes())
+    assert cli.main(["bench", *options.split(), "--out", f"{tmp_path}/x/..", "--against", str(against)]) == 2
+    assert f"--against {against}: this run writes that file" in capsys.readouterr().err
+    assert against.read_bytes() == (FOLDER / earlier).read_bytes()
