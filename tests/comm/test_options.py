@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.fakes import registered
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, even_cuts, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, has_tokens, mixes_with_heads, patterns_with_heads
@@ -33,6 +34,7 @@ from dilkit import (
     ordered_dilated_attention,
     t5_buckets,
 )
+from dilkit.backends.native.backend import Native
 from dilkit.comm import (
     RingDilatedAttention,
     arguments,
@@ -43,6 +45,7 @@ from dilkit.comm import (
 )
 from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.transports.threads import ThreadComm
+from dilkit.inputs import Inputs
 from dilkit.op.dropout import Dropout
 from dilkit.oracle import oracle_attention
 
@@ -247,6 +250,28 @@ def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(arguments, "draw_seed", lambda: torch.tensor(SEED + 7 * ranks[threading.get_ident()][-1]))
     close([torch.cat(run_threads(3, on_rank, timeout=30), 1)], on_one("dropout", whole, PATTERN)[:1])
+
+
+def test_gradients_through_lse_drop_no_weights() -> None:
+    """Their values are zeros: the results would be the same, but every weight's random number would be drawn again."""
+    whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 2)
+    drops: list[bool] = []
+
+    class Recording(Native):
+        name = "recording"
+
+        def backward(self, dout: Tensor, inputs: Inputs, *others: Any) -> tuple[Tensor, ...]:
+            drops.append(inputs.dropout is not None)
+            return super().backward(dout, inputs, *others)
+
+    def on_rank(comm: ThreadComm) -> None:
+        mine = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].requires_grad_() for x in whole]
+        options: dict[str, Any] = dict(dropout_p=P, return_lse=True, backend="recording")
+        ring_dilated_attention(*mine, PATTERN, comm, **options)[1].sum().backward()
+
+    with registered(Recording()):
+        run_threads(2, on_rank, timeout=30)
+    assert sum(drops) * 2 == len(drops) > 0
 
 
 @pytest.mark.parametrize("option", ["sink", "dropout", "softcap", "buckets"])

@@ -42,7 +42,7 @@ def by_cells(layer: NeighborhoodAttention2D, x: Tensor) -> Tensor:
 
 
 def unfolded(layer: MultiDilatelocalAttention, x: Tensor) -> Tensor:
-    """By `nn.Unfold`, which takes zeros from beyond the edges, group by group of the heads' channels."""
+    """Compute the layer with `nn.Unfold`, which pads edges with zeros, one group of channels at a time."""
     (batch, height, width, dim), groups, size = x.shape, len(layer.dilation), layer.kernel_size
     by_group = layer.qkv(x.permute(0, 3, 1, 2)).view(batch, 3, groups, dim // groups, height, width).unbind(2)
     parts = []
@@ -152,7 +152,7 @@ def matrix(coordinates: Tensor) -> Tensor:
 
 
 class PlainEncoder(nn.Module):
-    """What there is around the attention: the names that `replace_attention` goes by, and the way of the bias."""
+    """Slide encoder with the module names that `replace_attention` looks for, which passes the bias to its blocks."""
 
     def __init__(self, pos_encode: str = "alibi") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`dilated_attention` as a citizen of autograd."""
+"""Autograd through `dilated_attention`: graphs, hooks, double backward, functional transforms."""
 
 from __future__ import annotations
 

@@ -15,10 +15,13 @@ import pytest
 import torch
 from helpers.fakes import Fake, registered
 from helpers.pairwise import all_but
+from torch import Tensor
 
 from dilkit import Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
+from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.bias.form import BiasForm
+from dilkit.decoding.step import Step
 from dilkit.inputs import Inputs
 from dilkit.pattern import Branch
 from dilkit.selection import proof, proving
@@ -274,6 +277,22 @@ def test_gradients_that_are_wrong_on_purpose_fail(capsys: pytest.CaptureFixture[
         assert "dv: the error is" in capsys.readouterr().out
         proving.main(json.dumps(REQUEST | dict(backend="wrong", gradients=False)))
         assert capsys.readouterr().out.strip() == ""
+
+
+@pytest.mark.parametrize(("factor", "complaints"), [(1.0, 0), (1.001, 6)])
+def test_steps_are_proven_with_each_pattern_and_kind_of_cache(
+    factor: float, complaints: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Steps(Native):
+        name = "steps"
+
+        def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+            out, lse = super().attend_stored(step, problem)
+            return factor * out, lse
+
+    with registered(Steps()):
+        proving.main(json.dumps(REQUEST | dict(backend="steps", stored="float32", device="cpu")))
+    assert capsys.readouterr().out.count("off by") == complaints
 
 
 def wider(branch: Branch) -> Branch:

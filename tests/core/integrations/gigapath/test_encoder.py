@@ -162,7 +162,7 @@ def test_autocast_takes_tiles_of_any_floating_dtype():
 
 @pytest.mark.parametrize("global_pool", [False, True])
 def test_under_autocast_rows_are_summed_in_the_dtype_of_the_model(global_pool):
-    """As GigaPath's are: a half type would round each sum, and float16 has no numbers beyond 65,504."""
+    """GigaPath sums them so: a half type would round each sum, and float16 has no numbers beyond 65,504."""
     model, (tiles, coords) = small(global_pool=global_pool, depth=8), slide(40)
     model.cls_token.data += 1e5
     with torch.no_grad():

@@ -186,7 +186,7 @@ CALLERS = {
 
 
 def texts(call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What `call` returns, and what it warned of, pointing here."""
+    """Return the result of `call` and the texts of its warnings, which must point to this file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = call()

@@ -258,7 +258,7 @@ def test_a_class_that_is_right_is_compared_once_for_all_processes(asked: list[st
 
 
 def test_a_class_that_drops_its_cache_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As MPT did where it got another name: no error, and other logits, though not always other tokens."""
+    """MPT did so where the cache got another name: no error, and other logits, though not always other tokens."""
     register(PATTERN)
     monkeypatch.setattr(alibi, "_with_cached", lambda layer, key, value, **options: (key, value))
     config = package.MptConfig(d_model=32, n_heads=4, n_layers=1, vocab_size=64, attn_implementation="dilkit")

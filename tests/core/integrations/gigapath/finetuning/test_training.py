@@ -304,7 +304,7 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
 
 
 def test_the_rate_of_each_step() -> None:
-    """As GigaPath's: rising from 0 over the warm-up, then half a cosine down to the least rate."""
+    """The rate rises from 0 over the warm-up, then falls along half a cosine to the least rate, like GigaPath's."""
     settings = Settings(epochs=5, warmup_epochs=1.0, base_rate=2e-3, accumulate=32, least_rate=1e-6)
     assert settings.peak_rate == 2e-3 * 32 / 256
     for epoch in (0.0, 0.25, 1.0, 1.5, 3.0, 5.0):
