@@ -40,7 +40,7 @@ help:
 	@echo "make matrix    the tests with every setting of torch, MKL, dilkit, threads, language and path, with other Pythons, and with"
 	@echo "               the newest packages: hours; ARGS='--only torch tests/core' some settings and tests of them, --json for a program"
 	@echo "make slow      what 'make test-all' adds to 'make test' (ARGS='--share 2/4': a quarter)"
-	@echo "make sanitize  the C of the CPU kernel and of token orders under AddressSanitizer, UBSan and (the kernel) ThreadSanitizer"
+	@echo "make sanitize  the C of the CPU kernel and of token orders under AddressSanitizer, UBSan and ThreadSanitizer"
 	@echo "make aarch64   the C of the CPU kernel compiled for aarch64, run over the problems under qemu (Debian's cross compiler, qemu-user)"
 	@echo "make fuzz      random calls through the public API against the oracle, under the sanitizers (MINUTES=60: longer than 10)"
 	@echo "make sanitize-cuda  the CUDA kernels under compute-sanitizer's memcheck and racecheck (needs a GPU)"

@@ -28,7 +28,7 @@ SHARES = 4
 KERNEL = r"backends/native/.*\.(c|h|pyx)|tests/sanitize/(run|driver|steps|problems)"
 OF_C = {
     "run": KERNEL,
-    "orders": r"dilkit/orders/.*\.(c|h|pyx)|tests/sanitize/(orders|extensions)",
+    "orders": r"dilkit/orders/.*\.(c|h|pyx)|tests/sanitize/(orders|extensions|curves)",
     "aarch64": KERNEL + "|tests/sanitize/aarch64",
 }
 """The scripts of `tests/sanitize`, with the files that each is about."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sanitize.problems import build, write_problems
+from sanitize.problems import build, every_case, write_problems
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", EMULATOR: "qemu-user"}
@@ -33,7 +33,7 @@ def main() -> int:
         print(f"aarch64: not run: no {', no '.join(missing)}", flush=True)
         return 0 if args.if_possible else 2
     with tempfile.TemporaryDirectory() as folder:
-        write_problems(Path(folder, "problems"))
+        write_problems(Path(folder, "problems"), every_case())
         build(Path(folder, "driver"), COMPILER, ["-O3"], {"generic": []})
         print("aarch64: ", end="", flush=True)
         emulate = [EMULATOR, "-L", libraries(), Path(folder, "driver"), Path(folder, "problems")]

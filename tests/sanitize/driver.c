@@ -1,5 +1,6 @@
 /* Runs the CPU kernel over the problems of a file, forward and backward, and compares with the results in the file. It is built with
- * sanitizers. Every instruction set that runs here computes with one thread and with four, in buffers of exactly the size needed.
+ * sanitizers. Every instruction set that runs here computes with one thread and with four, in buffers of exactly the size needed; a second
+ * argument of 4 leaves the one thread out.
  *
  *     run.py ---> file: header, given blocks, scores, branches, q, k, v, dout, mask, starts, bias, expected results ---> next ---> check ---> native_run
  */
@@ -13,6 +14,7 @@
 enum { HEADER = 16, ARRAYS = 13, SCORES = 6, GIVEN = 5, RESULTS = 6 }; /* results: out, lse, dq, dk, dv and those of the weights of a bias */
 
 static FILE *file;
+static int least_threads = 1;
 
 static void *bytes(int64_t count) {
     void *read = malloc((size_t)count);
@@ -178,7 +180,7 @@ static int next(const int64_t *header, int number_of) {
         choose_blocks(&p);
     int right = 1, last = p.causal && !mask && !starts && p.classes == 1 && p.given < 0;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
-        for (int threads = 1; threads <= 4; threads += 3)
+        for (int threads = least_threads; threads <= 4; threads += 3)
             if (!check(codes[i], p, threads, expected) || (last && !check_some_last(codes[i], p, threads, expected[0])) ||
                 (!starts && p.seq && !check_steps(codes[i], p, threads))) {
                 fprintf(stderr, "problem %d, %s, %d threads\n", number_of, codes[i]->name, threads);
@@ -195,9 +197,10 @@ static int next(const int64_t *header, int number_of) {
 }
 
 int main(int count, char **arguments) {
-    file = count == 2 ? fopen(arguments[1], "rb") : NULL;
+    file = count > 1 ? fopen(arguments[1], "rb") : NULL;
+    least_threads = count > 2 ? atoi(arguments[2]) : 1;
     if (!file) {
-        fprintf(stderr, "usage: driver FILE\n");
+        fprintf(stderr, "usage: driver FILE [LEAST_THREADS]\n");
         return 2;
     }
     int64_t header[HEADER];

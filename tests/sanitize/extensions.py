@@ -19,12 +19,12 @@ LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
 """What must be loaded before Python: the sanitizers, and what they wrap of C++ for torch."""
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 """Python itself leaks, and tests ask for more memory than there is."""
-MISSING = f"gcc cannot link {SANITIZE} here (Debian: libasan8, libubsan1)"
+MISSING = f"gcc cannot link {SANITIZE} here (Debian: libasan8, libtsan2, libubsan1)"
 
 
-def links(folder: Path) -> bool:
-    """Whether gcc has the sanitizers."""
-    command = ["gcc", SANITIZE, "-x", "c", "-", "-o", str(folder / "empty")]
+def links(folder: Path, flag: str = SANITIZE) -> bool:
+    """True if gcc has the sanitizers of `flag`."""
+    command = ["gcc", flag, "-x", "c", "-", "-o", str(folder / "empty")]
     return subprocess.run(command, input=b"int main(void) { return 0; }", check=False).returncode == 0
 
 

@@ -2,18 +2,19 @@
 
     write_problems ---> file: problems, and what the oracle says of them ---> the program that `build` makes ---> problems, wrong
 
-The problems are the conformance list, and longer ones of many tiles and blocks, alone and packed.
+The problems are the conformance list, and longer ones of many tiles and blocks, alone and packed. Races are looked for in
+the longer ones alone, once each: there threads have work to share.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
@@ -41,7 +42,6 @@ LENGTHS = 0, 1, 64, 0, 138, 297
 """Of the sequences of packed problems."""
 OF_SCORES = "float32", "bfloat16"
 """The dtypes of problems with a bias or a softcap, whose code is that of the dtype that sums are in."""
-PACKED_TOO = "nested", "odd", "classes"
 MIXED = Pattern.of(DilatedSegment(128, 2), SlidingWindow(60, 3), GlobalTokens(5), Strided(70))
 SCATTERED = Pattern.of(GlobalTokens(range(1, 501, 3)), GlobalTokens([7, 490], "read"), SlidingWindow(1))
 """More global tokens, in more runs, than the kernel takes at a time."""
@@ -72,16 +72,21 @@ LONG = (
     Case(feature="long", variant="table", pattern=CLASSES, seq=504, heads=2, kv_heads=1, head_dim=8, bias="clipped"),
     Case(feature="long", variant="grid", pattern=GRIDS, seq=504, heads=2, kv_heads=1, head_dim=8, bias="grid"),
 )
+LONG_PACKED = tuple(
+    replace(case, batch=1, lengths=LENGTHS, seq=sum(LENGTHS), mask="none")
+    for case in LONG
+    if case.variant in ("nested", "odd", "classes")
+)
 
 
-def write_problems(path: Path) -> None:
-    """Write every problem, and what is expected of it, as driver.c reads them."""
+def write_problems(path: Path, chosen: Iterable[Case]) -> None:
+    """Write problems, and the oracle's results, as driver.c reads them."""
     with path.open("wb") as file:
-        for case in cases():
+        for case in chosen:
             write(case, file)
 
 
-def cases() -> Iterator[Case]:
+def every_case() -> Iterator[Case]:
     """The conformance list without its exotic values, padded tails and sinks, which are no kernel's; long ones in every dtype.
 
     Caches and dropout are left out: the driver computes the last rows of every causal problem itself, and drops nothing.
@@ -89,13 +94,21 @@ def cases() -> Iterator[Case]:
     scores = (case for case in (*SCORES, *GIVEN_BLOCKS) if case.dtype in OF_SCORES)
     listed = (case for case in (*PROBLEMS, *PACKED, *scores) if case.values == "normal" and not case.poisoned)
     yield from (case for case in listed if not (case.zero_keys or case.rows or case.dropout_p or case.sink != "none"))
-    packed = (
-        replace(case, batch=1, lengths=LENGTHS, seq=sum(LENGTHS), mask="none") for case in LONG if case.variant in PACKED_TOO
-    )
-    for case in (*LONG, *packed):
-        for dtype in DTYPES if case.bias == "none" else OF_SCORES:
-            for is_causal in (False, True):
-                yield replace(case, dtype=dtype, is_causal=is_causal)
+    for case in (*LONG, *LONG_PACKED):
+        for dtype, is_causal in product(_dtypes(case), (False, True)):
+            yield replace(case, dtype=dtype, is_causal=is_causal)
+
+
+def shared_cases() -> Iterator[Case]:
+    """Long problems in one dtype each, every other one causal: threads share their chunks, sequences, blocks and gradients."""
+    blocks = next(case for case in GIVEN_BLOCKS if case.variant == "long blocks")
+    for i, case in enumerate((*LONG, *LONG_PACKED, blocks)):
+        dtypes = _dtypes(case)
+        yield replace(case, dtype=dtypes[i // 2 % len(dtypes)], is_causal=i % 2 == 1)
+
+
+def _dtypes(case: Case) -> tuple[str, ...]:
+    return DTYPES if case.bias == "none" else OF_SCORES
 
 
 def write(case: Case, file: BinaryIO) -> None:
