@@ -28,10 +28,13 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(sdist):
-    """The wheel made from the sdist."""
+    """The wheel made from the sdist, compiled at -O0 in a sixth of the time: `make stages` has compiled the same C at -O3."""
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
-    folder = sdist.parent / "wheel"
-    succeed(sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(sdist), cwd=sdist.parent)
+    folder, compiler = sdist.parent / "wheel", sdist.with_name("cc")
+    compiler.write_text('#!/bin/sh\nexec gcc "$@" -O0\n')
+    compiler.chmod(0o755)
+    build = (sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(sdist))
+    succeed(*build, cwd=sdist.parent, CC=str(compiler))
     (found,) = folder.glob("dilkit-*.whl")
     return found
 
