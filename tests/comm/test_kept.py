@@ -192,6 +192,11 @@ def test_packed_sequences_send_the_gradients_that_are_asked_for() -> None:
     assert run_threads(3, on_rank) == planned
 
 
+def test_gradients_of_unknown_roles_are_refused() -> None:
+    with pytest.raises(ValueError, match="gradients='qx'"):
+        Rows(D, "float32", gradients="qx")
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_what_the_plan_sends_it_receives(phase: str) -> None:
     plan = exchange_plan(KINDS, CUTS, HEADS, KV_HEADS, keep="nothing")

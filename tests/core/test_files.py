@@ -45,12 +45,13 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path, link = tmp_path / "result", tmp_path / "link"
-    path.write_bytes(b"before")
+    path, link = tmp_path / "new" / "folder" / "result", tmp_path / "link"
+    with files.replacing(path) as file:
+        file.write(b"before")
     link.symlink_to(path)
     with pytest.raises(TypeError), files.replacing(path) as file:
         file.writelines([b"half", "no bytes"])
-    assert (path.read_bytes(), sorted(x.name for x in tmp_path.iterdir())) == (b"before", ["link", "result"])
+    assert (path.read_bytes(), [*path.parent.iterdir()]) == (b"before", [path])
     with files.replacing(link) as file:
         file.write(b"after")
     assert (path.read_bytes(), link.is_symlink()) == (b"after", True)

@@ -27,6 +27,12 @@ def test_rows_are_computed_as_the_oracle_does(options) -> None:
     torch.testing.assert_close(exact_rows(problem, inputs, rows), exact, rtol=1e-12, atol=1e-12)
 
 
+def test_tensors_of_a_seed_are_the_same_again() -> None:
+    first, again, other = (Tensors.random(SMALL, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.query, again.query)
+    assert not torch.equal(first.query, other.query)
+
+
 def test_a_long_problem_is_shortened_with_its_segments() -> None:
     short = shortened(replace(SMALL, seq=16384, pattern=Pattern([2048, 16384, 10**9], [1, 8, 200])))
     assert (short.seq, short.pattern.segment_lengths, short.pattern.dilation_rates) == (512, (64, 512, 1600), (1, 8, 200))

@@ -107,7 +107,7 @@ def _check_earlier(args: Namespace, kind: str, file: str) -> None:
     if (earlier := compare.load(args.against).kind) != kind:
         raise ValueError(f"--against {args.against}: a result of kind {earlier!r}; one of {kind!r} is needed")
     if args.against.resolve() == (args.out / file).resolve():
-        raise ValueError(f"--against {args.against}: this run writes that file, in place of the earlier one; choose another --out")
+        raise ValueError(f"--against {args.against}: this run overwrites that file; choose another folder with --out")
     if args.json:
         raise ValueError(f"--against: does not go with --json; run dilkit compare --json {args.against} {args.out / file}")
 

@@ -25,7 +25,7 @@ from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads
 from dilkit.oracle import oracle_attention
 from dilkit.pattern.kinds.registry import KINDS
 from dilkit.pattern.lowering import Band, Runs
-from dilkit.pattern.lowering.evaluated import MOST_TOKENS, evaluated
+from dilkit.pattern.lowering.evaluated import MOST_TOKENS, counted, evaluated
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
 from dilkit.tools.cli import main
@@ -241,7 +241,10 @@ def test_what_is_evaluated_is_what_is_seen(drawn: tuple[Pattern, Heads], seq: in
                         rows, columns = slice(first, stop), slice(start, end)
                         total[form.heads[0] : form.heads[1], columns if turned else rows, rows if turned else columns] += 1
                     first = stop
-        np.testing.assert_array_equal(total, 2 * alone.count(seq, heads, kv_heads=kv_heads).numpy())
+        count = alone.count(seq, heads, kv_heads=kv_heads).numpy()
+        np.testing.assert_array_equal(total, 2 * count)
+        for is_causal, pairs in ((False, count), (True, np.tril(count))):
+            assert counted(branch, seq, alone.among(heads, kv_heads), is_causal) == pairs.sum()
 
 
 @dataclass(frozen=True)

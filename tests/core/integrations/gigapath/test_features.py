@@ -192,11 +192,16 @@ def of_objects(path):
     np.save(written(path), np.array([{"a": 1}]), allow_pickle=True)
 
 
+def of_a_pickled_scalar(path):
+    np.savez(path, features=TILES.numpy(), coords=COORDS.numpy(), tile_size=np.array({"a": 1}, dtype=object))
+
+
 @pytest.mark.parametrize(
     ("name", "write", "error", "message"),
     [
         ("slide.npy", alone, ValueError, r"slide\.coords\.npy, an array \(n, 2\), is needed beside it"),
         ("slide.npy", of_objects, ValueError, r"no \.npy file of numbers: .*[Oo]bject"),
+        ("slide.npz", of_a_pickled_scalar, ValueError, r"no \.npz file of numbers: .*[Oo]bject"),
         ("slide.csv", lambda path: None, ValueError, r"slide\.csv is no file of features; one of \.pt, \.npy, \.npz, \.h5"),
         ("slide.pt", lambda path: None, FileNotFoundError, r"slide\.pt"),
     ],

@@ -93,6 +93,7 @@ def test_settings(settings: dict[str, Any], fields: dict[str, Any]) -> None:
         (dict(segment_length=[64], max_wsi_size=250000), ValueError, "segment_length and max_wsi_size both say"),
         (dict(segment_length="64, many"), TypeError, "segment_length='64, many' must be numbers such as"),
         (dict(dilated_ratio=2), TypeError, "dilated_ratio=2 must be numbers"),
+        (dict(dilated_ratio=[1, 0, 4, 8, 16]), ValueError, r"dilated_ratio\[1\]=0 must be at least 1"),
         (dict(dilated_ratio=[1, 0.5, 4, 8, 16]), TypeError, r"dilated_ratio\[1\]=0\.5 is a float"),
         (dict(model_arch="vit"), ValueError, "model_arch='vit' is not known; choose from 'gigapath_slide_enc12l768d'"),
         (dict(in_chans=0), ValueError, "in_chans=0 must be at least 1"),

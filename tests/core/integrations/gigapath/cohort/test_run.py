@@ -22,6 +22,7 @@ from dilkit.integrations.gigapath import attention_map
 from dilkit.integrations.gigapath.cohort import run
 from dilkit.integrations.gigapath.cohort.embedding import write_geojson
 from dilkit.integrations.gigapath.cohort.job import Job
+from dilkit.integrations.gigapath.cohort.listing import refusal
 from dilkit.integrations.gigapath.cohort.run import embed_share, finish, packs_of, plan_cohort, shares_of
 from dilkit.integrations.gigapath.cohort.settings import ModelRecord, ReadSettings, sha256_of
 
@@ -284,3 +285,18 @@ def test_maps_need_matplotlib_and_pixels_of_the_scan(tmp_path, monkeypatch):
     assert embed(paths[:1], job)[2] == []
     square = json.loads((job.out / "s0.geojson").read_text())["features"][0]["geometry"]["coordinates"][0]
     assert square[1][0] - square[0][0] == 1024
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("damaged\nat byte 3"), "slide.pt: damaged"),
+        (MemoryError(), "slide.pt: memory has no room for its tiles (MemoryError)"),
+        (
+            RuntimeError("can't allocate memory: 8 bytes"),
+            "slide.pt: memory has no room for its tiles (can't allocate memory: 8 bytes)",
+        ),
+    ],
+)
+def test_refusals_name_the_fault_of_a_slide(error: Exception, reason: str) -> None:
+    assert refusal(Path("slide.pt"), error).reason == reason
