@@ -15,10 +15,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from sanitize.extensions import links
 from sanitize.problems import build, every_case, shared_cases, write_problems
 
 from dilkit.testing.problems import Case
@@ -26,22 +26,8 @@ from dilkit.testing.problems import Case
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 WIDE = {name: ["-Wno-psabi"] for name in ("avx512", "avx512bf16", "amx")}
 CODES = {"generic": []} | ({"avx2": ["-mavx2", "-mfma"], **WIDE} if X86 else {})
-
-
-class Sanitizers(NamedTuple):
-    """A build's sanitizers and level of optimisation, its problems, and the driver's further arguments."""
-
-    names: str
-    level: str
-    cases: Callable[[], Iterator[Case]]
-    arguments: tuple[str, ...] = ()
-
-
-SANITIZERS = {
-    "address and undefined": Sanitizers("address,undefined", "-O1", every_case),
-    "thread": Sanitizers("thread", "-O2", shared_cases, ("4",)),
-}
-"""gcc needs half as long for the first at -O1, where it warns wrongly about the second."""
+SANITIZERS = ("address,undefined", "-O1", every_case, "1"), ("thread", "-O2", shared_cases, "4")
+"""Names, optimisation, problems and least threads. gcc takes half as long at -O1, where it warns wrongly about `thread`."""
 
 
 def main() -> int:
@@ -50,21 +36,20 @@ def main() -> int:
     parser.add_argument("--if-possible", action="store_true", help="a compiler without the sanitizers is no failure")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        return max(run(Path(folder), name, sanitizers, args.if_possible) for name, sanitizers in SANITIZERS.items())
+        return max(run(Path(folder), *chosen, args.if_possible) for chosen in SANITIZERS)
 
 
-def run(folder: Path, name: str, sanitizers: Sanitizers, if_possible: bool) -> int:
-    """Build with one set of sanitizers, and run; the exit code."""
-    flag = f"-fsanitize={sanitizers.names}"
-    flags = ["-g", "-fno-var-tracking", sanitizers.level, flag, "-fno-sanitize-recover=all"]  # else gcc takes twice as long
-    empty = ["gcc", *flags, "-x", "c", "-", "-o", folder / "empty"]
-    if subprocess.run(empty, input=b"int main(void) { return 0; }", check=False).returncode:
-        print(f"{name}: not run: gcc cannot link {flag} here (Debian: libasan8, libtsan2, libubsan1)", flush=True)
+def run(folder: Path, names: str, level: str, cases: Callable[[], Iterator[Case]], least_threads: str, if_possible: bool) -> int:
+    """Build with some sanitizers, and run; the exit code."""
+    flag = f"-fsanitize={names}"
+    flags = ["-g", "-fno-var-tracking", level, flag, "-fno-sanitize-recover=all"]  # else gcc takes twice as long
+    if not links(folder, flag):
+        print(f"{names}: not run: gcc cannot link {flag} here (Debian: libasan8, libtsan2, libubsan1)", flush=True)
         return 0 if if_possible else 2
     build(folder / "driver", "gcc", flags, CODES)
-    write_problems(folder / "problems", sanitizers.cases())
-    print(f"{name}: ", end="", flush=True)
-    return subprocess.run([folder / "driver", folder / "problems", *sanitizers.arguments], check=False).returncode
+    write_problems(folder / "problems", cases())
+    print(f"{names}: ", end="", flush=True)
+    return subprocess.run([folder / "driver", folder / "problems", least_threads], check=False).returncode
 
 
 if __name__ == "__main__":

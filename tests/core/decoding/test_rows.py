@@ -84,18 +84,7 @@ PATTERNS = {
 FIVE: Action = ("steps", 0, 5)
 ACTIONS: dict[str, list[Action]] = {
     "row by row": [
-        FIVE,
-        FIVE,
-        ("back", 0, 3),
-        FIVE,
-        FIVE,
-        ("draft", 0, 3),
-        ("move", 0, 1),
-        FIVE,
-        FIVE,
-        ("move", 0, 2),
-        FIVE,
-        FIVE,
+        *(FIVE, FIVE, ("back", 0, 3), FIVE, ("draft", 0, 3), ("move", 0, 1), FIVE, FIVE, ("move", 0, 2), FIVE),
     ],
     "chunks": [
         *(("rows", 0, 4), ("back", 0, 4), ("rows", 1, 7), ("segment", 0, 0), ("draft", 0, 4), ("steps", 0, 1), ("move", 0, 3)),
@@ -150,9 +139,10 @@ def decoded(cache: DilatedCache, rows: tuple[Tensor, ...], cuts: Iterable[int]) 
     return torch.cat([cache.attend(*(x[:, cache.seen : cut] for x in rows)) for cut in cuts], 1)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_a_token_reaches_the_rows_that_see_it_alone(pattern: Pattern, poisoned: None) -> None:
-    for token in (0, 9, 20, 30):  # that come by themselves, or in a chunk
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_token_reaches_the_rows_that_see_it_alone(name: str, poisoned: None) -> None:
+    pattern = PATTERNS[name]
+    for token in (0, 20) if [*PATTERNS].index(name) % 2 else (9, 30):  # that come by themselves, or in a chunk
         rows = tensors(3)
         rows[1][:, token] = rows[2][:, token] = torch.nan
         seen = pattern.count(SEQ, 6, kv_heads=3, is_causal=True)[:, :, token].T > 0
