@@ -281,7 +281,7 @@ def losses(result: RowsResult) -> dict[int, tuple[float, ...]]:
     for name, row in rows_by_name(result, "training").items():
         if row.values["finished"]:
             last.setdefault(row.values["seed"], {})[row.values["order"]] = judgements(result, name)[-1]["loss"]
-    return {seed: tuple(found[order] for order in ORDERS) for seed, found in last.items() if len(found) == len(ORDERS)}
+    return {seed: tuple(by_order[order] for order in ORDERS) for seed, by_order in last.items() if len(by_order) == len(ORDERS)}
 
 
 def outcome(result: RowsResult) -> str:

@@ -298,8 +298,8 @@ def largest(apart: Mapping[str, Mapping[str, float]], steps: int) -> list[Row]:
     for name, values in apart.items():
         where, limit = max(values, key=values.__getitem__), bound(name, steps)
         verdict = "measured" if values[where] <= limit else "wrong"
-        found = dict(largest=values[where], where=where, bound=limit)
-        rows.append(Row(table="differences", case=dict(quantity=name), who=name, verdict=verdict, values=found))
+        facts = dict(largest=values[where], where=where, bound=limit)
+        rows.append(Row(table="differences", case=dict(quantity=name), who=name, verdict=verdict, values=facts))
     return rows
 
 

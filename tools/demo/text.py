@@ -253,7 +253,6 @@ def outcome(result: RowsResult) -> str:
 TRAINED_FOR = views.Column("trained for", lambda row, case: clock(row.values["seconds"]))
 READ, TRAINED = fact("tokens", "bytes read", "{:,}"), fact("train", "training, bits per byte", "{:.3f}")
 RATE, PEAK = views.Column("bytes/s", lambda row, case: f"{1 / row.median_s:,.1f}"), views.value("peak_bytes", "memory", "bytes")
-
 LENGTHS = views.label("tokens", "{tokens:,}"), of(DILATED, views.TIME), of(DENSE, views.TIME), *views.speed_up_columns(DILATED)
 PEAKS = of(DILATED, PEAK, "dilated memory"), of(DENSE, PEAK, "dense memory")
 GENERATION = (
