@@ -2,7 +2,6 @@
 
 pairs.py    which pairs forms show, in torch's operators on indices
 blocks.py   which blocks of rows and columns may hold such a pair
-scores.py   a bias of a pair, in the same operators
 call.py     a call: padded tensors, the functions of pairs and scores, and the compiled function that takes them
 backend.py  its limits, forward and backward
 """

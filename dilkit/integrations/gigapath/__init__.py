@@ -3,7 +3,6 @@
 tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class token first -> encoder layers -> norm -> pooling
 
     config.py       sizes and patterns of the published architectures
-    inputs.py       tensors of slides, checked and packed
     positions.py    positions by coordinate
     spacing.py      whether tiles lie as tiles of their size do
     layers.py       one encoder layer, on packed rows of several slides
@@ -17,7 +16,6 @@ tiles (batch, n, in_chans) -> patch_embed + sin-cos positions of coords -> class
     tile_attention.py   what the class token looks at
     longnet_vit.py      the encoder by the calls of GigaPath's own package
     installation.py     that encoder in packages that call GigaPath's
-    stand_ins.py        modules where a package is not installed
     __main__.py     a script after `install()`
 
 Names are loaded at first use.

@@ -2,7 +2,6 @@
 
 install.py   which classes are patched, when, and how that is undone
 forward.py   one call of the patched `forward`
-masks.py     whether a padding mask hides anything
 proving.py   the program that compares a class of a version that is not tested
 weights.py   weights to and from `dilkit.MultiheadDilatedAttention`
 """

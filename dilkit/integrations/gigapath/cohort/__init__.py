@@ -3,9 +3,7 @@
 settings.py     what all slides of a run have in common
 listing.py      the slides with their tiles and tile sizes, from headers
 manifest.py     which outputs are there, and what they were made with
-packs.py        short slides computed together, and slides divided over ranks
 embedding.py    the embeddings of a pack, and their files
 run.py          one run: `embed_cohort`
 heatmap.py      attention over the tiles as an image
-geojson.py      the same for QuPath
 """

@@ -7,14 +7,11 @@
     encoders.py     the encoder that training begins with
     model.py        that, and the head
     objectives.py   cross entropy, and Cox's partial likelihood
-    rates.py        learning rates by layer and step
     accumulation.py gradients of several slides, one after the other
     training.py     the steps, saved and resumed
     metrics.py      AUROC, C-index and their intervals
-    judging.py      predictions, and how right they are
     record.py       what was found
     run.py          all of it
-    made_up.py      slides that only the places of their tiles tell apart
     proof.py        what is learnt of those
 
 Names are loaded at first use.

@@ -2,7 +2,6 @@
 
 manager.py     what lets transformers' manager take a model with dilated attention
 batch.py       a batch as a layer gets it: which rows are whose, and where the pool has what came before
-spans.py       what each new row sees, in the pool and among the new rows
 attention.py   what a layer computes
 
 batch, the new rows of all sequences   (1, rows)
