@@ -29,7 +29,7 @@ from dilkit.tools.commands.bench import add_arguments
 from dilkit.tools.console.arguments import changed
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.record import Entry
-from dilkit.tools.results.rows import Row
+from dilkit.tools.results.rows import Row, RowsResult
 
 CONFIGURATIONS = {
     "A": Configuration(128, (16, 32, 128), (1, 2, 16)),
@@ -78,7 +78,7 @@ def run(name: str, out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]
     suite = suites.suite(name)(**dict(sizes=SIZES.get(name)) | fields)
     args = cli.parser_of("bench").parse_args(["--suite", name, "--quick", "--repeats", "2", "--out", str(out), *arguments])
     code = measuring.run(suite, args, changed(args, add_arguments))
-    return code, read_result(out / "suite.json", suite.RECORD, suite.kind())
+    return code, read_result(out / "suite.json", RowsResult, suite.kind())
 
 
 def entries(found: object) -> Iterator[Any]:

@@ -26,8 +26,7 @@ from ptx.run import PLACE, read, write
 from ptx.trials import cpu_seconds, is_installed, run
 from tqdm import tqdm
 
-from dilkit.tools.bench.ptx.record import Broken
-from dilkit.tools.bench.ptx.sources import code_digest, digest
+from dilkit.tools.bench.ptx import Broken, code_digest, digest
 from dilkit.tools.results.environment import now
 
 SEEDS = 0, 1

@@ -10,18 +10,18 @@ from ptx.run import brought_up_to_date, is_known, read, write
 from ptx.trials import SINGLE, Outcome
 
 from dilkit.device import probe
-from dilkit.tools.bench.ptx import document, record, sources
+from dilkit.tools.bench import ptx as report
 from dilkit.tools.results.file import new_result
 
 Files = dict[str, str]
 TRIALS = SINGLE[:3]
 FIRST, SECOND, THIRD = TRIALS
-OWN = sources.digest("cupy_raw")
-ROW = record.Executed(
+OWN = report.digest("cupy_raw")
+ROW = report.Executed(
     **dict(backend="cupy_raw", listed="list", architecture="sm_80", rounded=False),
     **dict(trials=9, source=OWN, date="2026-01-02T03:04:05+00:00", seconds=90.0, passed=("a", "b"), refused=("c",)),
 )
-BROKEN = record.Broken(
+BROKEN = report.Broken(
     **dict(kernel="mma_forward", backend="cupy_raw", source=OWN, machine="", date=ROW.date, seconds=60.0, caught=7, explained=2)
 )
 
@@ -48,18 +48,18 @@ def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> Non
 
 
 def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> None:
-    def result(*executed: record.Executed, broken: tuple[record.Broken, ...] = ()) -> record.PTXResult:
-        return new_result(record.PTXResult, probe("cpu"), executed=executed, broken=broken)
+    def result(*executed: report.Executed, broken: tuple[report.Broken, ...] = ()) -> report.PTXResult:
+        return new_result(report.PTXResult, probe("cpu"), executed=executed, broken=broken)
 
     rounded = replace(ROW, rounded=True, trials=4, passed=("a",), refused=(), wrong=("b: --seed 0: off",))
-    shown = document.document(result(ROW, rounded, broken=(BROKEN,)))
+    shown = report.document(result(ROW, rounded, broken=(BROKEN,)))
     assert shown.tables[0].rows == (("cupy_raw", "sm_80", "2 of 9", "2 of 4", "1", "1", "3.0", "2026-01-02"),)
     assert shown.tables[1].rows == (("mma_forward", "9", "7", "2", "0", "1.0", "2026-01-02"),)
-    assert document.sentence(result(ROW, rounded)).endswith("; 1 are WRONG.")
-    assert "none is wrong. Of 9 faults put into it 7 were caught and 2 are" in document.sentence(result(ROW, broken=(BROKEN,)))
-    assert "1 were NOT CAUGHT" in document.sentence(result(broken=(replace(BROKEN, lives=("x",)),)))
-    older = replace(rounded, rounded=False, source="0" * sources.DIGITS)
-    shown = document.document(result(older, broken=(replace(BROKEN, source=older.source),)))
+    assert report.sentence(result(ROW, rounded)).endswith("; 1 are WRONG.")
+    assert "none is wrong. Of 9 faults put into it 7 were caught and 2 are" in report.sentence(result(ROW, broken=(BROKEN,)))
+    assert "1 were NOT CAUGHT" in report.sentence(result(broken=(replace(BROKEN, lives=("x",)),)))
+    older = replace(rounded, rounded=False, source="0" * report.DIGITS)
+    shown = report.document(result(older, broken=(replace(BROKEN, source=older.source),)))
     assert [table.rows for table in shown.tables] == [(("cupy_raw", "sm_80", "0 of 4", "", "0", "0", "0.0", ""),)]
 
 
@@ -78,12 +78,12 @@ def test_a_digest_is_of_code_wherever_it_is(files: Files, alike: Files, other: F
     def digest_of(files: Files) -> str:
         for name, text in files.items():
             (tmp_path / name).write_text(text)
-        return sources.code_digest(tmp_path / name for name in files)
+        return report.code_digest(tmp_path / name for name in files)
 
     assert digest_of(files) == digest_of(alike) != digest_of(other)
-    assert sources.code_digest([], "more") != sources.code_digest([])
+    assert report.code_digest([], "more") != report.code_digest([])
 
 
 def test_every_backend_has_sources() -> None:
-    nothing = sources.code_digest([])
-    assert len({nothing, *map(sources.digest, sources.SOURCES)}) == 1 + len(sources.SOURCES)
+    nothing = report.code_digest([])
+    assert len({nothing, *map(report.digest, report.SOURCES)}) == 1 + len(report.SOURCES)

@@ -32,7 +32,7 @@ from dilkit.tools.measure.ceilings import MultiplyAdds
 from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.results.record import Samples
-from dilkit.tools.results.rows import Row, RowsResult, rows_of
+from dilkit.tools.results.rows import Row, rows_of
 
 __all__ = ["REPORT", "CpuSizes", "CpuSuite"]
 GATHERED = "AB"
@@ -77,7 +77,7 @@ class CpuSizes(Sizes):
 
 
 @dataclass(frozen=True)
-class CpuSuite(Suite[RowsResult]):
+class CpuSuite(Suite):
     """The shortest measurements first; on one thread, but for those of threads, dtypes, dense attention and a million tokens."""
 
     NAME = "cpu"
@@ -253,7 +253,7 @@ class CpuSuite(Suite[RowsResult]):
             for who, (one, problem) in able.items()
         }
         time = partial(self.time, max(flops.values(), default=0.0))
-        measured = side_by_side(entries, calls, flops, next(iter(inputs)), MultiplyAdds(), time)
+        measured = side_by_side(entries, calls, flops, MultiplyAdds(), time)
         return rows_of(table, facts, measured, dict.fromkeys(ways, values))
 
     def time(self, flops: float, calls: Mapping[str, Call]) -> dict[str, Samples]:

@@ -32,11 +32,11 @@ def _of_peak(row: Row, case: CaseRows, share: float = 1.0) -> float | None:
     return row.gflops / float(share * fma.values["gflops"] * fma.median_s / min(fma.samples))
 
 
-def _peak(name: str, must: float, aim: float, table: str, share: float = 1.0, **facts: Any) -> Target[RowsResult]:
+def _peak(name: str, must: float, aim: float, table: str, share: float = 1.0, **facts: Any) -> Target:
     return Target(name, must, aim, each(table, lambda case: _of_peak(case.rows[OURS], case, share), "", **facts), "")
 
 
-def _over(other: str, passes: str, must: float, aim: float) -> Target[RowsResult]:
+def _over(other: str, passes: str, must: float, aim: float) -> Target:
     facts = dict(causal=passes == "causal forward", backward=passes == "forward + backward")
     return Target(f"{passes}: {other}'s time / native's, worst", must, aim, time_ratio(FORMS, other, OURS, "{of}", **facts))
 
@@ -69,7 +69,7 @@ def _few_cores(result: RowsResult) -> str | None:
     return None if threads >= 4 else f"{threads} cores"
 
 
-def _trained(isa: str, must: float, aim: float) -> Target[RowsResult]:
+def _trained(isa: str, must: float, aim: float) -> Target:
     ratio, name = time_ratio("dtypes", "float32", "bfloat16", "d={head_dim}", backward=True), "A, forward + backward, all threads"
     read: Callable[[RowsResult], Values] = lambda result: {} if _other_code(isa, result) else ratio(result)  # noqa: E731
     return Target(f"{name}: fp32's time / bf16's, on {isa}", must, aim, read, missing=partial(_other_code, isa))

@@ -215,7 +215,7 @@ REPORT = views.Report(
 
 
 @dataclass(frozen=True)
-class GpuSuite(Suite[RowsResult]):
+class GpuSuite(Suite):
     """The shortest measurements first. --quick takes one head_dim alone.
 
     `backend`: the implementations to measure, by default `automatic` (what a call runs that names none), our kernels, and each of
@@ -235,7 +235,7 @@ class GpuSuite(Suite[RowsResult]):
     device: str = field(default="cuda", metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
-        chosen = [step for step in self.every_step() if all(word in f"{step.goes_to} {step.what}" for word in self.rows)]
+        chosen = [step for step in self.every_step() if all(word in f"{step.table} {step.what}" for word in self.rows)]
         if not chosen:
             raise ValueError(f"--rows: no step of the suite has all of {', '.join(map(repr, self.rows))} in its name")
         yield from chosen
@@ -309,7 +309,7 @@ class GpuSuite(Suite[RowsResult]):
         share = BACKWARD_SHARE if problem.requires_grad else 1.0
         flops = {one.name: share * one.flops(problem) for one in chosen}
         ceilings = Ceilings(problem.dtype, self.device)
-        measured = side_by_side(entries, calls, flops, problem, ceilings, partial(self.time, in_a_row))
+        measured = side_by_side(entries, calls, flops, ceilings, partial(self.time, in_a_row))
         return rows_of(table, facts, measured, dict.fromkeys(entries, values))
 
     def time(self, in_a_row: bool, calls: Mapping[str, Call]) -> dict[str, Samples]:

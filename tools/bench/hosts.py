@@ -164,7 +164,7 @@ REPORT = Report(
 
 
 @dataclass(frozen=True)
-class HostsSuite(Suite[RowsResult]):
+class HostsSuite(Suite):
     """The slowest link first, on which the figures are taken."""
 
     NAME = "hosts"

@@ -13,11 +13,9 @@ from dilkit.problem import Problem
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Plot, Point, Table
-from dilkit.tools.report.entries import grouped
 from dilkit.tools.report.headline import placed
-from dilkit.tools.report.points import plain, series_by_name, speed_up
+from dilkit.tools.report.points import grouped, interval, plain, series_by_name, speed_up
 from dilkit.tools.report.roofline import moved_bytes, rows_roofline
-from dilkit.tools.report.speed import interval
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.problem import problem_text
 from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult, rows_of

@@ -66,19 +66,19 @@ def _over(case: CaseRows, who: str, base: str = OURS) -> float | None:
     return statistics.median(a / b for a, b in zip(case.rows[who].samples, case.rows[base].samples, strict=True))
 
 
-def _speed(name: str, must: float, aim: float, table: str, **facts: Any) -> Target[RowsResult]:
+def _speed(name: str, must: float, aim: float, table: str, **facts: Any) -> Target:
     """Time of dilkit in nanoseconds a point."""
     read = each(table, lambda case: 1e3 * case.rows[OURS].median_s if case.timed(OURS) else None, "{size}", **facts)
     return Target(name, must, aim, read, " ns/point", lower=True)
 
 
-def _nearest(every: int, must: float, aim: float) -> Target[RowsResult]:
+def _nearest(every: int, must: float, aim: float) -> Target:
     """Mean distance along the Hilbert curve, to the digits in which its limits are given."""
     read = each("locality", lambda case: round(case.rows["hilbert"].values["mean"], 2), "{size}", every=every)
     return Target(f"nearest kept key, keeping every {every}th", must, aim, read, " cells", lower=True)
 
 
-def _package(name: str) -> Target[RowsResult]:
+def _package(name: str) -> Target:
     def read(result: RowsResult) -> Values:
         ratios = {case.label("{what}"): _over(case, name) for case in result.cases(*COMPARED)}
         return {what: ratio for what, ratio in ratios.items() if ratio is not None}
@@ -172,7 +172,7 @@ REPORT = Report(
 
 
 @dataclass(frozen=True)
-class OrdersSuite(Suite[RowsResult]):
+class OrdersSuite(Suite):
     """Orders of grids, codes of points, and distances. `packages`: measured where they are installed."""
 
     NAME = "orders"

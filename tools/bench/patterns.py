@@ -149,7 +149,7 @@ REPORT = Report(
 
 
 @dataclass(frozen=True)
-class PatternsSuite(Suite[RowsResult]):
+class PatternsSuite(Suite):
     """The shortest measurements first."""
 
     NAME = "patterns"

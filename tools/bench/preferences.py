@@ -146,7 +146,7 @@ class PreferencesSizes(Sizes):
 
 
 @dataclass(frozen=True)
-class PreferencesSuite(Suite[RowsResult]):
+class PreferencesSuite(Suite):
     """The sweep, part by part, then tiles and views.
 
     `backend`: those of the sweep, by default all that are able. `device`: where, in a rehearsal "cpu".

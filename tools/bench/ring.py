@@ -66,7 +66,7 @@ def _target(
     unit: str = "",
     lower: bool = True,
     exact: bool = False,
-) -> Target[RowsResult]:
+) -> Target:
     """A target of rows of `table`, or of a part of them; where one of its jobs failed, there is no figure."""
 
     def read_whole(result: RowsResult) -> Values:
@@ -258,7 +258,7 @@ REPORT = Report(
 
 
 @dataclass(frozen=True)
-class RingSuite(Suite[RowsResult]):
+class RingSuite(Suite):
     """The steps of a run. `processes`: what can start processes; without any, ranks are threads."""
 
     NAME = "ring"

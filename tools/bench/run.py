@@ -15,15 +15,14 @@ from dilkit.tools.console.interrupt import INTERRUPTED
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
-from dilkit.tools.results.record import Session, SuiteResult
-from dilkit.tools.results.rows import RowsResult
+from dilkit.tools.results.rows import RowsResult, Session
 
 FILE = "suite.json"
 _RESUME_WAY_OUT = "leave --resume out, or name another folder with --out"
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} to go"
 
 
-def run(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
+def run(suite: Suite, args: Namespace, changed: dict[str, str]) -> int:
     """Measure `suite` with the options `args`, write suite.json, suite.md and suite.png into `args.out`, print the report; exit
     codes as of `dilkit bench`.
 
@@ -44,7 +43,7 @@ def run(suite: Suite[Any], args: Namespace, changed: dict[str, str]) -> int:
     return INTERRUPTED if result.interrupted else int(suite.wrong(result))
 
 
-def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: bool) -> SuiteResult:
+def measure(suite: Suite, chosen: dict[str, Any], folder: Path, resume: bool) -> RowsResult:
     """The result; after Ctrl-C, of the steps that were done until then."""
     from tqdm import tqdm
 
@@ -53,7 +52,7 @@ def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: boo
     with suite.prepared() as facts, tqdm(total=total, file=sys.stderr, disable=None, bar_format=BAR) as bar:
         result = begin(suite, steps, chosen, facts)
         if resume:
-            result = go_on(result, folder / FILE, suite.lists())
+            result = go_on(result, folder / FILE)
         bar.update(sum(step.weight for step in steps[: result.done]))
         try:
             for step in steps[result.done :]:
@@ -66,24 +65,19 @@ def measure(suite: Suite[Any], chosen: dict[str, Any], folder: Path, resume: boo
         return keep(suite, dataclasses.replace(result, interrupted=result.done < len(steps)), folder)
 
 
-def measured(result: SuiteResult, step: Step) -> SuiteResult:
+def measured(result: RowsResult, step: Step) -> RowsResult:
     """`result` and what a further step measures: at once, or not at all."""
-    if isinstance(result, RowsResult):
-        return dataclasses.replace(result, rows=(*result.rows, *step.measure()), done=result.done + 1)
-    rows = (*getattr(result, step.goes_to), step.measure())
-    change: dict[str, Any] = {step.goes_to: rows, "done": result.done + 1}
-    return dataclasses.replace(result, **change)
+    return dataclasses.replace(result, rows=(*result.rows, *step.measure()), done=result.done + 1)
 
 
-def begin(suite: Suite[Any], steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> SuiteResult:
+def begin(suite: Suite, steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> RowsResult:
     """The result of a run that has measured nothing yet."""
     plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.sizes.divisor * suite.quick, chosen=chosen)
-    names = tuple((step.goes_to, step.what) for step in steps)
-    further = dict(kind=suite.kind(), facts=facts) if suite.RECORD is RowsResult else facts
-    return new_result(suite.RECORD, device_named(suite.where()), **plan, steps=names, **further)
+    names = tuple((step.table, step.what) for step in steps)
+    return new_result(RowsResult, device_named(suite.where()), kind=suite.kind(), facts=facts, **plan, steps=names)
 
 
-def keep(suite: Suite[Any], result: SuiteResult, folder: Path) -> SuiteResult:
+def keep(suite: Suite, result: RowsResult, folder: Path) -> RowsResult:
     """`result` with its figures, which is now the file."""
     result = dataclasses.replace(result, date=now())
     result = dataclasses.replace(result, figures=suite.figures(result))
@@ -91,7 +85,7 @@ def keep(suite: Suite[Any], result: SuiteResult, folder: Path) -> SuiteResult:
     return result
 
 
-def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResult:
+def go_on(result: RowsResult, path: Path) -> RowsResult:
     """`result` with what an earlier run has left in `path`. Raises ValueError where that was another kind of run."""
     if not path.exists():
         raise ValueError(f"--resume: there is no {path} to go on from; leave --resume out")
@@ -106,15 +100,12 @@ def go_on(result: SuiteResult, path: Path, lists: tuple[str, ...]) -> SuiteResul
         raise ValueError(f"--resume: {path} is of another list of steps; {_RESUME_WAY_OUT}")
     where = before.environment
     session = Session(date=before.date, git_revision=where.git_revision, git_dirty=where.git_dirty)
-    kept = {name: getattr(before, name) for name in (*lists, "done")}
-    return dataclasses.replace(result, **kept, earlier=(*before.earlier, session))
+    return dataclasses.replace(result, rows=before.rows, done=before.done, earlier=(*before.earlier, session))
 
 
-def _machine(result: SuiteResult) -> dict[str, Any]:
+def _machine(result: RowsResult) -> dict[str, Any]:
     where = {name: getattr(result.environment, name) for name in ("device_name", "cores", "torch", "dilkit")}
-    if isinstance(result, RowsResult):
-        return where | dict(isa=result.facts.get("isa"))
-    return where | dict(isa=result.isa) if hasattr(result, "isa") else where
+    return where | dict(isa=result.facts.get("isa"))
 
 
 def _shown(facts: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from dilkit.tools.report.views import (
     stored,
     value,
 )
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import Row
 
 PLAIN, ALIBI, COORDINATES, TABLE = "no bias", "ALiBi", "2-D ALiBi", "table"
 OURS, MATRIX, GIVEN, EAGER = "dilkit", "torch, full matrix", "torch, matrix made before", "torch, eager"
@@ -63,7 +63,7 @@ def _columns(base: str) -> Any:
     return fact("what"), WHO, TIME, QUARTILES, SAMPLES, over(base), value("peak_bytes", "memory", "bytes")
 
 
-def _costs(what: str, limits: Mapping[str, tuple[float, float]]) -> Iterator[Target[RowsResult]]:
+def _costs(what: str, limits: Mapping[str, tuple[float, float]]) -> Iterator[Target]:
     for kind, (must, aim) in limits.items():
         read = time_ratio("biases", kind, PLAIN, "{what}", what=what)
         yield Target(f"{what}, {kind}: time over that without a bias", must, aim, read, lower=True)
@@ -106,7 +106,7 @@ REPORT = Report(
 
 
 @dataclass(frozen=True)
-class ScoresSuite(Suite[RowsResult]):
+class ScoresSuite(Suite):
     """The shortest measurements first."""
 
     NAME = "scores"

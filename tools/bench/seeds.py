@@ -36,7 +36,7 @@ from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.decode import decode, encode
 from dilkit.tools.results.record import Entry
-from dilkit.tools.results.rows import Row, RowsResult, row_of, rows_of
+from dilkit.tools.results.rows import Row, row_of, rows_of
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -127,7 +127,7 @@ class SeedsSizes(Sizes):
 
 
 @dataclass(frozen=True)
-class SeedsSuite(Suite[RowsResult]):
+class SeedsSuite(Suite):
     """The steps of a run. `full`: on to a million tokens and more; `processes`: launchers of processes."""
 
     NAME = "seeds"

@@ -12,9 +12,8 @@ from dilkit.tools.bench.seeds_ways import SUMMARIES
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report import document
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table
-from dilkit.tools.report.entries import grouped
 from dilkit.tools.report.headline import placed
-from dilkit.tools.report.points import plain, sampled, series_by_name, series_of, speed_up
+from dilkit.tools.report.points import grouped, plain, sampled, series_by_name, series_of, speed_up
 from dilkit.tools.report.views import BYTES, NAMES, SECONDS, TIMES, TOKENS, WHO, Column, Report, TableView, fact, value
 from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult
 from dilkit.tools.results.statistics import exponent, median_interval, ratio, ratio_interval

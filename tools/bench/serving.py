@@ -224,7 +224,7 @@ REPORT = views.Report(
 
 
 @dataclass(frozen=True)
-class ServingSuite(Suite[RowsResult]):
+class ServingSuite(Suite):
     """The shortest measurements first."""
 
     NAME = "serving"

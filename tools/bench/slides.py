@@ -148,7 +148,7 @@ REPORT = views.Report(
 
 
 @dataclass(frozen=True)
-class SlidesSuite(Suite[RowsResult]):
+class SlidesSuite(Suite):
     """The shortest measurements first. `full`: with gradients too, which takes four times as long as all the rest."""
 
     NAME = "slides"
@@ -196,7 +196,7 @@ class SlidesSuite(Suite[RowsResult]):
         return rows_of(
             LAYER,
             dict(head_dim=dim, tiles=listed(tiles)),
-            side_by_side(entries, calls, flops, problem, ceilings, partial(time_interleaved, repeats=self.rounds, warmup=0)),
+            side_by_side(entries, calls, flops, ceilings, partial(time_interleaved, repeats=self.rounds, warmup=0)),
         )
 
     def encoder(self) -> list[Row]:

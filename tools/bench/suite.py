@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.target import Target
-from dilkit.tools.results.record import Figure, SuiteResult
-from dilkit.tools.results.rows import RowsResult
+from dilkit.tools.results.rows import Row, RowsResult
 
-R = TypeVar("R", bound=SuiteResult)
 NO_OPTION = {"option": False}
 """Metadata of a field of a suite that no option of `dilkit bench` sets."""
 
@@ -22,9 +20,9 @@ NO_OPTION = {"option": False}
 class Step:
     """One measurement: the table that its rows are of, what it measures, and how long it takes beside the others."""
 
-    goes_to: str
+    table: str
     what: str
-    measure: Callable[[], Any]
+    measure: Callable[[], Iterable[Row]]
     weight: float = 1.0
 
 
@@ -36,7 +34,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Suite(ABC, Generic[R]):
+class Suite(ABC):
     """The measurements of a suite, of cases of these `sizes`. `quick`: at lengths divided by `sizes.divisor`; `repeats`: samples,
     fewer where calls are long; `budget`: seconds that one call may be expected to take.
 
@@ -45,8 +43,7 @@ class Suite(ABC, Generic[R]):
 
     NAME: ClassVar[str]
     SUMMARY: ClassVar[str]
-    RECORD: ClassVar[type[SuiteResult]] = RowsResult
-    TARGETS: ClassVar[tuple[Target[Any], ...]] = ()
+    TARGETS: ClassVar[tuple[Target, ...]] = ()
     MAY_FAIL: ClassVar[tuple[str, ...]] = ()
     """Implementations whose failure is no error: others' that need more memory, or a compiler."""
     PEERS: ClassVar[tuple[str, ...]] = ()
@@ -67,34 +64,30 @@ class Suite(ABC, Generic[R]):
         """The measurements, in the order in which they are taken."""
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        """Within this context the suite can run. It yields facts for the result: fields of `RECORD`."""
+        """Within this context the suite can run. It yields facts for the result."""
         return nullcontext({})
 
-    def figures(self, result: R) -> tuple[Any, ...]:
+    def figures(self, result: RowsResult) -> tuple[Any, ...]:
         """The figures of `result`, which are part of it."""
         return tuple(target.judge(result) for target in self.TARGETS)
-
-    def lists(self) -> tuple[str, ...]:
-        """The fields of the result that steps go to."""
-        return ("rows",) if self.RECORD is RowsResult else tuple(dict.fromkeys(step.goes_to for step in self.steps()))
 
     @classmethod
     def kind(cls) -> str:
         """The kind of its results."""
-        return cls.RECORD.KIND or f"suite-{cls.NAME}"
+        return f"suite-{cls.NAME}"
 
     def where(self) -> str:
         """The device that is measured, such as "cpu" or "cuda:1"."""
         return "cpu"
 
-    def wrong(self, result: R) -> bool:
+    def wrong(self, result: RowsResult) -> bool:
         """True if a check failed, so that the command ends with exit code 1."""
-        for row in result.rows if isinstance(result, RowsResult) else ():
+        for row in result.rows:
             if row.who not in self.PEERS and (
                 row.verdict == "wrong" or (row.verdict == "failed" and row.who not in self.MAY_FAIL)
             ):
                 return True
-        return any(isinstance(figure, Figure) and figure.exact and figure.verdict == "short" for figure in result.figures)
+        return any(figure.exact and figure.verdict == "short" for figure in result.figures)
 
 
 @contextmanager

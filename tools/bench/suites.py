@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from dilkit.tools.bench.suite import Suite
 
@@ -23,8 +22,8 @@ SUITES = {
 """Where the class of each is."""
 
 
-def suite(name: str) -> type[Suite[Any]]:
+def suite(name: str) -> type[Suite]:
     """The suite of this name."""
     module, _, kind = SUITES[name].partition(":")
-    cls: type[Suite[Any]] = getattr(importlib.import_module(module), kind)
+    cls: type[Suite] = getattr(importlib.import_module(module), kind)
     return cls

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from dilkit.tools.results.record import Figure, Result
-from dilkit.tools.results.rows import CaseRows, RowsResult
+from dilkit.tools.results.rows import CaseRows, Figure, RowsResult
 
 MIB, GIB = 2**20, 2**30
-R = TypeVar("R", bound=Result)
 Values = Mapping[str, float]
 """The values of a figure by what they are of, such as a head_dim; the worst one decides on the verdict."""
 
 
-def _always(result: Result) -> str | None:
+def _always(result: RowsResult) -> str | None:
     return None
 
 
 @dataclass(frozen=True)
-class Target(Generic[R]):
+class Target:
     """A figure with the least that it must be and what is aimed at; the most, where `lower`.
 
     `missing(result)` is why this machine cannot show it, or None. `exact`: the figure does not depend on the machine, so
@@ -30,13 +28,13 @@ class Target(Generic[R]):
     name: str
     must: float | None
     aim: float | None
-    read: Callable[[R], Values]
+    read: Callable[[RowsResult], Values]
     unit: str = "x"
     lower: bool = False
     exact: bool = False
-    missing: Callable[[R], str | None] = _always
+    missing: Callable[[RowsResult], str | None] = _always
 
-    def judge(self, result: R) -> Figure:
+    def judge(self, result: RowsResult) -> Figure:
         """The figure of `result`."""
         values = dict(self.read(result))
         figure = Figure(

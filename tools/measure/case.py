@@ -54,7 +54,7 @@ class CaseRunner:
             warm_up()
         calls = {i.name: partial(i.once, inputs[problems[i.name]], problems[i.name]) for i in able}
         time = partial(time_interleaved, repeats=self.repeats, warmup=0, min_time=self.min_time, device=problem.device.type)
-        fields = side_by_side(entries, calls, {i.name: i.flops(problem) for i in able}, problem, ceilings, time)
+        fields = side_by_side(entries, calls, {i.name: i.flops(problem) for i in able}, ceilings, time)
         for i in able:
             own, entry = problems[i.name], fields["entries"][i.name]
             self.say(f"{problem.seq:,} tokens: memory of {i.name}")
@@ -152,23 +152,13 @@ def side_by_side(
     entries: Entries,
     calls: Mapping[str, Call],
     flops: Mapping[str, float],
-    problem: Problem,
     ceilings: MultiplyAdds,
     time: Callable[[Mapping[str, Call]], dict[str, Samples]],
 ) -> CaseFields:
-    """`entries`, those that have a call with its speed: what `time` found of the calls, timed together with the ceilings."""
+    """Time the calls together with the ceilings; those of `entries` that have a call get its time and nominal FLOPs."""
     timed = time({**ceilings.calls, **calls})
-    rates, tokens = ceilings.rates(timed), problem.batch * problem.seq
-    gflops = rates["matmul"].gflops if rates["matmul"] else None
-    fast = {name: with_speed(entries[name], timed[name], flops[name], tokens, gflops) for name in calls}
-    return CaseFields(**rates, entries=entries | fast)
-
-
-def with_speed(entry: Entry, samples: Samples, flops: float, tokens: int, matmul_gflops: float | None) -> Entry:
-    """`entry` with its time, and what follows from it for a call of so many nominal FLOPs and tokens."""
-    gflops, rate = flops / samples.median_s / 1e9, tokens / samples.median_s
-    fraction = gflops / matmul_gflops if matmul_gflops else None
-    return replace(entry, time=samples, flops=flops, gflops=gflops, matmul_fraction=fraction, tokens_per_s=rate)
+    fast = {name: replace(entries[name], time=timed[name], flops=flops[name]) for name in calls}
+    return CaseFields(**ceilings.rates(timed), entries=entries | fast)
 
 
 def _with_memory(entry: Entry, implementation: Implementation, problem: Problem, inputs: Tensors, forward: bool) -> Entry:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dilkit.tools.results.record import Environment, Result, SuiteResult
+from dilkit.tools.results.record import Environment, Result
+from dilkit.tools.results.rows import RowsResult
 
 
 def revision(where: Environment) -> str:
@@ -19,7 +20,7 @@ def place(result: Result) -> str:
 
 
 def suite_headline(
-    result: SuiteResult, where: str, packages: str = "", shortened: str = "lengths", figures: str = "figure"
+    result: RowsResult, where: str, packages: str = "", shortened: str = "lengths", figures: str = "figure"
 ) -> tuple[str, ...]:
     """`where`, then versions (`packages` in torch's stead), revision and date, then what to know of a run that is not whole.
 

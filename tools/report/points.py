@@ -1,4 +1,4 @@
-"""Points and series of plots, made of samples."""
+"""Points and series of plots, made of samples; intervals and notes in words."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def series_by_name(pairs: Iterable[tuple[str, Point]]) -> tuple[Series, ...]:
     for name, point in pairs:
         points.setdefault(name, []).append(point)
     return series_of(points)
+
+
+def interval(point: Point) -> str:
+    """The interval of a ratio."""
+    return f"{point.low:.2f}x - {point.high:.2f}x"
+
+
+def grouped(notes: Iterable[tuple[str, str]], places: str = "({})") -> list[str]:
+    """Each note once, with all the places that it is of."""
+    by_group: dict[str, list[str]] = {}
+    for note, place in notes:
+        by_group.setdefault(note, []).append(place)
+    return [f"{note} {places.format(', '.join(dict.fromkeys(where)))}" for note, where in by_group.items()]

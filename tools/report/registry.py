@@ -36,12 +36,12 @@ KINDS = {
     "demo-llama": "demo.llama",
     "demo-ranks": "demo.ranks",
     "kernels": "bench.kernels",
-    "ptx": "bench.ptx:PTXResult",
+    "ptx": "bench.ptx",
     "costs": "bench.costs",
     "finetune-slide": "finetuning",
 }
-"""The module below `dilkit.tools` with the `REPORT` of each, in the order in which docs/measurements.md lists them. Or one with a
-`RECORD` and functions `document` and `sentence`; or a package with a record of this class and a module `document`."""
+"""The module below `dilkit.tools` of each, in the order in which docs/measurements.md lists them: with a `REPORT`, or with a
+`RECORD` and functions `document` and `sentence`."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,8 @@ class Kind:
 @cache
 def kind(name: str) -> Kind:
     """Load a kind of result. Raises ModuleNotFoundError for one that only a checkout has."""
-    package, _, record = KINDS[name].partition(":")
-    if not record:
-        module = import_module(f"dilkit.tools.{package}")
-        return Kind(getattr(module, "RECORD", RowsResult), getattr(module, "REPORT", module))
-    records, words = (import_module(f"dilkit.tools.{package}.{module}") for module in ("record", "document"))
-    return Kind(getattr(records, record), words)
+    module = import_module(f"dilkit.tools.{KINDS[name]}")
+    return Kind(getattr(module, "RECORD", RowsResult), getattr(module, "REPORT", module))
 
 
 def read(path: Path) -> Result:

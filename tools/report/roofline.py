@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from dilkit.tools.report.document import Axis, Plot, Point, Series
 from dilkit.tools.report.points import plain, rate, series_of
-from dilkit.tools.results.record import Case
-from dilkit.tools.results.rows import YARDSTICKS, CaseRows, RowsResult, cases_of, rows_of
+from dilkit.tools.results.rows import YARDSTICKS, CaseRows, RowsResult
 from dilkit.tools.results.statistics import middle
 
 FORWARD_TENSORS, BACKWARD_TENSORS = 4, 8
 """The tensors of a call, each moved once: query, key, value, out; with a backward pass also their gradients."""
 ROOFS = {"matmul": "torch's matmul, same rounds", "fma": "fused multiply-adds, same rounds"}
-
-
-@dataclass(frozen=True)
-class Work:
-    """A case, and the bytes of one tensor of its call."""
-
-    case: Case
-    tensor_bytes: int
-    backward: bool
-
-
-def roofline(title: str, work: Iterable[Work]) -> Plot:
-    """All implementations of all cases."""
-    cases = ((cases_of(rows_of("", {}, vars(one.case))), moved_bytes(one.tensor_bytes, one.backward)) for one in work)
-    return rows_roofline(title, ((case, moved) for of_work, moved in cases for case in of_work))
 
 
 def moved_bytes(tensor_bytes: int, backward: bool) -> int:

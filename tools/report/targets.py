@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.headline import placed
-from dilkit.tools.results.record import Figure, SuiteResult
+from dilkit.tools.results.rows import Figure, RowsResult
 
 SHOWN = 4
 """Of so many values all are shown, of more the worst."""
@@ -67,7 +67,7 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def suite_sentence(result: SuiteResult, words: Mapping[str, str], where: str = "") -> str:
+def suite_sentence(result: RowsResult, words: Mapping[str, str], where: str = "") -> str:
     """The figures that `words` has a sentence for, by name, and how many of all meet their targets; `where`, by default on which
     device."""
     figures = {figure.name: figure for figure in result.figures}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dilkit.tools.results.decode import DecodeError, decode, encode
 from dilkit.tools.results.file import ResultError, read_json, write_text
-from dilkit.tools.results.record import Figure, SuiteResult
+from dilkit.tools.results.rows import Figure, RowsResult
 
 KIND = "history"
 
@@ -46,7 +46,7 @@ class Version:
     runs: tuple[Run, ...]
 
 
-def runs_of(result: SuiteResult) -> Iterator[Run]:
+def runs_of(result: RowsResult) -> Iterator[Run]:
     """The run of `result`, if it has figures."""
     at = result.environment
     if figures := tuple(_past(result.figures)):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from dilkit.testing.accuracy import Check
-
-_DECORATION = re.compile(r"\((R|TM)\)| CPU| Processor")
 
 
 @dataclass(frozen=True)
@@ -112,9 +109,6 @@ class Entry:
     differs: Difference | None = None
     time: Samples | None = None
     flops: float | None = None
-    gflops: float | None = None
-    matmul_fraction: float | None = None
-    tokens_per_s: float | None = None
     peak_bytes: int | None = None
     memory_bytes: int | None = None
     forward_peak_bytes: int | None = None
@@ -128,31 +122,6 @@ class Entry:
 
 
 Entries = dict[str, Entry]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A benchmark case: one problem, the implementations that computed it, and the yardsticks timed in the same rounds."""
-
-    entries: Entries
-    matmul: MatmulRate | None = None
-    copy: CopyRate | None = None
-    fma: FmaRate | None = None
-
-    def timed(self, *names: str) -> bool:
-        """Whether all of these implementations were right, and timed."""
-        return all(name in self.entries and self.entries[name].time for name in names)
-
-    def ratio(self, slow: str, fast: str) -> float:
-        """How many times as long as `fast` the implementation `slow` takes: a ratio of medians."""
-        return self.seconds(slow) / self.seconds(fast)
-
-    def seconds(self, name: str) -> float:
-        """The median time of an implementation. Raises ValueError where it was not timed."""
-        entry = self.entries[name]
-        if entry.time is None:
-            raise ValueError(f"an entry with verdict {entry.verdict!r} has no time")
-        return entry.time.median_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,65 +176,3 @@ class Result:
     def problem_facts(self) -> dict[str, str]:
         """What was computed, in words: where two results differ in it, their figures are of different problems."""
         return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A figure beside its target: the values found, and the verdict that the worst of them leads to."""
-
-    name: str
-    must: float | None
-    aim: float | None = None
-    unit: str = ""
-    lower: bool = False
-    exact: bool = False
-    values: dict[str, float] = field(default_factory=dict)
-    verdict: str = ""
-
-    @property
-    def worst(self) -> float | None:
-        """The value that decides on the verdict."""
-        return (max if self.lower else min)(self.values.values(), default=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """An earlier run that a resumed suite went on from."""
-
-    date: str
-    git_revision: str | None = None
-    git_dirty: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteResult(Result):
-    """The result of a suite. Further fields, one a list of steps, are those of the suite's own record.
-
-    `quick`: by what lengths were divided, 0 where they were not. `steps`: of every step the list that it goes to, and what it
-    measures.
-    """
-
-    suite: str
-    repeats: int
-    quick: int = 0
-    chosen: dict[str, Any] = field(default_factory=dict)
-    steps: tuple[tuple[str, str], ...] = ()
-    done: int = 0
-    earlier: tuple[Session, ...] = ()
-    interrupted: bool = False
-    figures: tuple[Figure, ...] = ()
-
-    @property
-    def machine(self) -> str:
-        """What was measured on, in words."""
-        return _DECORATION.sub("", self.environment.device_name)
-
-
-def of_case(where: str, case: Case) -> Iterator[Measurement]:
-    """The measurements of a benchmark case, each named by the case and the implementation."""
-    for name, samples in (("matmul", case.matmul), ("copy", case.copy), ("fma", case.fma)):
-        if samples is not None:
-            yield Measurement(f"{where}: {name}", samples.samples_s, yardstick=True)
-    for name, entry in case.entries.items():
-        if entry.time is not None:
-            yield Measurement(f"{where}: {name}", entry.time.samples_s)

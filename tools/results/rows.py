@@ -1,4 +1,4 @@
-"""The result of a suite as flat rows: one row for each implementation in each case.
+"""The result of a run as flat rows: one row for each implementation in each case.
 
     {"table": "windows", "case": {"what": "causal"}, "who": "dilkit", "samples": [0.31, 0.30], "values": {"flops": 6.8e10}}
 
@@ -7,14 +7,16 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dilkit.testing.accuracy import Check
-from dilkit.tools.results.record import Entry, Measurement, SuiteResult
+from dilkit.tools.results.record import Entry, Measurement, Result
 
+_DECORATION = re.compile(r"\((R|TM)\)| CPU| Processor")
 NOTHING: Mapping[str, Any] = {}
 YARDSTICKS = ("matmul", "copy", "fma")
 VALUES = ("flops", "peak_bytes", "memory_bytes", "forward_peak_bytes", "memory_note")
@@ -47,7 +49,7 @@ class Row:
 
     def __post_init__(self) -> None:
         if self.samples and min(self.samples) <= 0:
-            raise ValueError("samples: all must be positive")
+            raise ValueError(f"samples: {min(self.samples)} s; all must be positive")
 
     @property
     def median_s(self) -> float:
@@ -92,20 +94,70 @@ class CaseRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsResult(SuiteResult):
-    """The result of a suite: its rows, and `facts` of the run besides those of the environment."""
+class Figure:
+    """A figure beside its target: the values found, and the verdict that the worst of them leads to."""
+
+    name: str
+    must: float | None
+    aim: float | None = None
+    unit: str = ""
+    lower: bool = False
+    exact: bool = False
+    values: dict[str, float] = field(default_factory=dict)
+    verdict: str = ""
+
+    @property
+    def worst(self) -> float | None:
+        """The value that decides on the verdict."""
+        return (max if self.lower else min)(self.values.values(), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """An earlier run that a resumed suite went on from."""
+
+    date: str
+    git_revision: str | None = None
+    git_dirty: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsResult(Result):
+    """The result of a suite, or of another command that measures: one flat row for each implementation in each case.
+
+    Attributes:
+        suite: name of the suite; empty for other commands.
+        repeats: samples of each implementation, fewer where calls are long.
+        quick: number that lengths were divided by, 0 where they were not.
+        chosen: options of the run.
+        steps: table and words of every step; `done` of them were measured.
+        earlier: runs that a resumed one went on from.
+        figures: values beside their targets.
+        facts: facts of the run besides those of the environment.
+        rows: what was measured.
+    """
 
     KIND: ClassVar[str] = ""
     SCHEMA: ClassVar[int] = 2
 
     schema: int = SCHEMA
+    suite: str
+    repeats: int
+    quick: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
+    steps: tuple[tuple[str, str], ...] = ()
+    done: int = 0
+    earlier: tuple[Session, ...] = ()
+    interrupted: bool = False
+    figures: tuple[Figure, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
 
     @property
     def machine(self) -> str:
         """Device, and the instruction sets if the fact `code` names them, such as "AMD EPYC, avx2"."""
-        return ", ".join(filter(None, (super().machine, self.facts.get("code"))))
+        device = _DECORATION.sub("", self.environment.device_name)
+        return ", ".join(filter(None, (device, self.facts.get("code"))))
 
     def cases(self, *tables: str, **facts: Any) -> list[CaseRows]:
         """Cases of these tables, or of all, that have these facts; in the order measured."""

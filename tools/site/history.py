@@ -21,7 +21,7 @@ from dilkit.tools.report.markdown import rows_markdown
 from dilkit.tools.report.picture import COLORS, FAINT, INK, MARKERS, new_figure, save
 from dilkit.tools.report.targets import number
 from dilkit.tools.results.history import PastFigure, Version, read_versions, runs_of, unpublished, write_version
-from dilkit.tools.results.record import SuiteResult
+from dilkit.tools.results.rows import RowsResult
 
 NEXT = "next"
 """What is measured and not yet published with a version."""
@@ -103,7 +103,7 @@ def _versions(results: Path) -> list[Version]:
     """The versions that are out, and what docs/results has beyond them as the next one."""
     past = read_versions(results / "history")
     found = (registry.read(path) for path in sorted(results.glob("*.json")))
-    suites = [result for result in found if isinstance(result, SuiteResult) and result.suite in SUITES]
+    suites = [result for result in found if isinstance(result, RowsResult) and result.suite in SUITES]
     runs = unpublished((run for result in suites for run in runs_of(result)), past)
     return [*past, Version(version=NEXT, runs=runs)] if runs else past
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dilkit.tools.report import registry
 from dilkit.tools.results.file import write_result
-from dilkit.tools.results.record import SuiteResult
+from dilkit.tools.results.rows import RowsResult
 from dilkit.tools.site.figures import SIDE_BY_SIDE
 
 LENGTHS = "1024,2048,4096,8192,16384,32768"
@@ -66,7 +66,7 @@ def remeasure(name: str, folder: Path) -> bool:
             return False
         (found,) = Path(place, name).glob("*.json")
         result = registry.read(found)
-        if name in SIDE_BY_SIDE and isinstance(result, SuiteResult):
+        if name in SIDE_BY_SIDE and isinstance(result, RowsResult):
             name += "-" + re.sub("[^a-z0-9]+", "-", result.machine.lower()).strip("-")
         write_result(result, folder / f"{name}.json")
     return True

@@ -119,8 +119,8 @@ def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path,
 
 def test_the_parts_of_the_gpu_suite_are_all_of_it(script: ModuleType) -> None:
     suite: Any = suites.suite("gpu")
-    parts = Counter((step.goes_to, step.what) for word in script.PARTS for step in suite(rows=(word,)).steps())
-    assert parts == Counter((step.goes_to, step.what) for step in suite().steps())
+    parts = Counter((step.table, step.what) for word in script.PARTS for step in suite(rows=(word,)).steps())
+    assert parts == Counter((step.table, step.what) for step in suite().steps())
 
 
 def test_a_command_that_hangs_is_ended(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_suite_measures_and_judges_everything(name: str, tmp_path: Path, capsy
 @pytest.mark.parametrize("name", ["orders", "patterns", "serving", "slides"])
 def test_committed_results_are_of_the_sizes_by_default(name: str) -> None:
     steps = suites.suite(name)().steps()
-    assert [[step.goes_to, step.what] for step in steps] == content(name)["steps"]
+    assert [[step.table, step.what] for step in steps] == content(name)["steps"]
 
 
 class Forgetful(DilatedCache):

@@ -120,5 +120,5 @@ def test_no_run_writes_the_file_that_it_is_compared_with(
     against = tmp_path / file
     against.write_bytes((FOLDER / earlier).read_bytes())
     assert cli.main(["bench", *options.split(), "--out", f"{tmp_path}/x/..", "--against", str(against)]) == 2
-    assert f"--against {against}: this run writes that file" in capsys.readouterr().err
+    assert f"--against {against}: this run overwrites that file" in capsys.readouterr().err
     assert against.read_bytes() == (FOLDER / earlier).read_bytes()
