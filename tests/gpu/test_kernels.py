@@ -23,7 +23,7 @@ from dilkit.device import device_named
 from dilkit.selection.proving import cases
 from dilkit.testing.conformance import check
 from dilkit.threads import usable_cores
-from dilkit.tools.commands.info.facts import versions
+from dilkit.tools.commands.facts import versions
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.implementation import backend_implementations
 

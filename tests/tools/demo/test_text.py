@@ -66,7 +66,7 @@ def read(out: Path) -> RowsResult:
 def test_all_results_are_written(run: tuple[Path, str], trained: Path) -> None:
     assert json.loads(run[1]) == json.loads((trained / "report.json").read_text())
     result = read(trained)
-    assert (result.schema, result.interrupted, result.facts["context"]) == (1, False, CONTEXT)
+    assert (result.schema, result.interrupted, result.facts["context"]) == (2, False, CONTEXT)
     assert "picked" in {row.verdict for row in rows_by_name(result, "backends").values()}
     training, points = rows_by_name(result, "training")["text"].values, judgements(result, "text")
     assert (training["steps"], training["tokens"], len(training["curve"])) == (3, 3 * CONTEXT, 3)
