@@ -106,7 +106,7 @@ triton-sanitize: $(TTSEM)
 	OMP_NUM_THREADS=1 $(PY) tests/backends/triton/sanitize.py $(ARGS)
 
 kernels: $(TEST) $(KERNELS)
-	$(PY) -m dilkit.tools.bench.kernels_compiled
+	$(PY) -m dilkit.tools.bench.workloads.kernels_compiled
 	$(PYTEST) -m '' tests/backends/cuda tests/backends/numba tests/backends/triton tests/tools/bench/test_kernels.py tests/tools/bench/test_gpu.py $(ARGS)
 
 costs: $(TEST) $(KERNELS)

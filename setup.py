@@ -19,10 +19,13 @@ from setuptools.errors import CompileError
 
 ROOTS = {"dilkit": "dilkit", "dilkit.backends": "backends", "dilkit.comm": "comm", "dilkit.tools": "tools"}
 """The top-level folders, each with the name that it is installed under."""
-IN_WHEELS = ("__init__", "one_pattern", "over_ranks", "overhead", "suites")
-"""Modules of tools/bench that wheels have: what `dilkit bench` needs for one pattern. Suites are in checkouts alone."""
-IN_CHECKOUTS_ONLY = ("tools/demo/image", "tools/demo/llama", "tools/demo/ranks", "tools/site")
-"""Beginnings of other paths that no wheel has: demos beside the first, what writes the pages."""
+IN_CHECKOUTS_ONLY = (
+    *("tools/bench/suites/", "tools/bench/workloads/", "tools/bench/configuration", "tools/site/"),
+    *("tools/demo/image", "tools/demo/llama", "tools/demo/ranks"),
+)
+"""Beginnings of paths that no wheel has: suites of measurements, demos beside the first, what writes the pages."""
+SUITES = "tools/bench/suites/__init__.py"
+"""File that wheels have all the same: `dilkit bench --help` names the suites."""
 C_FOLDERS = {
     "backends/native/_native.pyx": "backends/native/kernels",
     "dilkit/orders/_curves.pyx": "dilkit/orders/c/curves",
@@ -46,10 +49,7 @@ takes 0.09 instead of 0.05 microseconds, a small order 0.66 instead of 0.53."""
 
 def is_installed(path):
     """False for a Python file that checkouts alone have."""
-    name = path.as_posix()
-    if name.startswith("tools/bench/"):
-        return path.parent.name == "bench" and path.stem in IN_WHEELS
-    return not name.startswith(IN_CHECKOUTS_ONLY)
+    return path.as_posix() == SUITES or not path.as_posix().startswith(IN_CHECKOUTS_ONLY)
 
 
 def packages():

@@ -68,7 +68,7 @@ class Recorder:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        from dilkit.tools.bench.gpu_day import CORRECTNESS
+        from dilkit.tools.bench.suites.gpu_day import CORRECTNESS
 
         self.result = replace(
             self.result, steps=tuple(dict.fromkeys([*self.result.steps, *((CORRECTNESS, name) for name in ids)]))
@@ -81,7 +81,7 @@ class Recorder:
 
     def keep(self, report: Any, failures: list[str]) -> None:
         """Write the row of a test, with the failures of all its phases, in the place of an earlier one."""
-        from dilkit.tools.bench.gpu_day import CORRECTNESS, NOTED, TARGETS
+        from dilkit.tools.bench.suites.gpu_day import CORRECTNESS, NOTED, TARGETS
         from dilkit.tools.results.environment import now
         from dilkit.tools.results.file import write_result
         from dilkit.tools.results.rows import Row

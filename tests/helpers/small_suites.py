@@ -15,16 +15,16 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as measuring
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.cpu import CpuSizes
-from dilkit.tools.bench.cpu_calls import Grid
-from dilkit.tools.bench.gpu import GpuSizes
-from dilkit.tools.bench.llama import LlamaConfig
-from dilkit.tools.bench.patterns import PatternsSizes
-from dilkit.tools.bench.preferences import PreferencesSizes
-from dilkit.tools.bench.scores import ScoresSizes
-from dilkit.tools.bench.serving import ServingSizes
-from dilkit.tools.bench.slides import SlidesSizes
 from dilkit.tools.bench.suite import Sizes
+from dilkit.tools.bench.suites.cpu import CpuSizes
+from dilkit.tools.bench.suites.gpu import GpuSizes
+from dilkit.tools.bench.suites.patterns import PatternsSizes
+from dilkit.tools.bench.suites.preferences import PreferencesSizes
+from dilkit.tools.bench.suites.scores import ScoresSizes
+from dilkit.tools.bench.suites.serving import ServingSizes
+from dilkit.tools.bench.suites.slides import SlidesSizes
+from dilkit.tools.bench.workloads.cpu_calls import Grid
+from dilkit.tools.bench.workloads.llama import LlamaConfig
 from dilkit.tools.commands.bench import add_arguments
 from dilkit.tools.console.arguments import changed
 from dilkit.tools.results.file import read_result

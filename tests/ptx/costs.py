@@ -34,8 +34,8 @@ from dilkit.backends.tiles.schedule import TILE
 from dilkit.device import Capability, probe
 from dilkit.problem import Problem
 from dilkit.tools.bench.configuration import HEADS
-from dilkit.tools.bench.costs import CARDS, CostsResult, KernelCost, Whole
-from dilkit.tools.bench.gpu import CONFIGURATIONS
+from dilkit.tools.bench.suites.costs import CARDS, CostsResult, KernelCost, Whole
+from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
 from dilkit.tools.results.file import new_result, write_result
 
 COUNTED = Options(counted=True, checked=False)

@@ -26,7 +26,7 @@ from ptx.run import PLACE, read, write
 from ptx.trials import cpu_seconds, is_installed, run
 from tqdm import tqdm
 
-from dilkit.tools.bench.ptx import Broken, code_digest, digest
+from dilkit.tools.bench.suites.ptx import Broken, code_digest, digest
 from dilkit.tools.results.environment import now
 
 SEEDS = 0, 1

@@ -24,7 +24,7 @@ from ptx.trials import MODULES, Outcome, Trial, every_trial, is_installed, run
 from tqdm import tqdm
 
 from dilkit.device import probe
-from dilkit.tools.bench.ptx import Broken, Executed, Key, PTXResult, digest
+from dilkit.tools.bench.suites.ptx import Broken, Executed, Key, PTXResult, digest
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
 

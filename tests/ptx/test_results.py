@@ -10,7 +10,7 @@ from ptx.run import brought_up_to_date, is_known, read, write
 from ptx.trials import SINGLE, Outcome
 
 from dilkit.device import probe
-from dilkit.tools.bench import ptx as report
+from dilkit.tools.bench.suites import ptx as report
 from dilkit.tools.results.file import new_result
 
 Files = dict[str, str]

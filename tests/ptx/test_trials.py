@@ -21,7 +21,7 @@ from dilkit.backends.cuda.compile import compiler_version
 from dilkit.problem import Problem
 from dilkit.testing.conformance import check
 from dilkit.testing.problems import Case
-from dilkit.tools.bench.costs import CostsResult
+from dilkit.tools.bench.suites.costs import CostsResult
 from dilkit.tools.results.file import read_result
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")

@@ -18,7 +18,14 @@ NO_OPTION = {"option": False}
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement: the table that its rows are of, what it measures, and how long it takes beside the others."""
+    """One measurement.
+
+    Attributes:
+        table: table that its rows are of.
+        what: words that the progress bar and `--rows` show.
+        measure: function that measures and returns the rows.
+        weight: time that it takes beside the other steps, in any unit.
+    """
 
     table: str
     what: str

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
     group.add_argument(
         "--suite",
-        choices=tuple(suites.SUITES),
+        choices=tuple(sorted(suites.SUITES)),
         help="a fixed set of measurements with targets, in a checkout; takes up to half an hour on the CPU",
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")

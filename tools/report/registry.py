@@ -10,24 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.checks import visible
+from dilkit.tools.bench.suites import SUITES
 from dilkit.tools.report.document import Document, Section
 from dilkit.tools.results.file import ResultError, read_json, read_result, written_by
 from dilkit.tools.results.record import Result
 from dilkit.tools.results.rows import RowsResult
 
-KINDS = {
-    "suite-seeds": "bench.seeds_report",
-    "suite-cpu": "bench.cpu",
-    "suite-gpu": "bench.gpu",
-    "suite-gpu-day": "bench.gpu_day",
-    "suite-preferences": "bench.preferences",
-    "suite-ring": "bench.ring",
-    "suite-hosts": "bench.hosts",
-    "suite-orders": "bench.orders",
-    "suite-slides": "bench.slides",
-    "suite-serving": "bench.serving",
-    "suite-patterns": "bench.patterns",
-    "suite-scores": "bench.scores",
+KINDS = {f"suite-{name}": f"bench.suites.{name}" for name in SUITES} | {
+    "suite-seeds": "bench.workloads.seeds_report",
+    "suite-gpu-day": "bench.suites.gpu_day",
     "bench": "bench.one_pattern",
     "bench-ranks": "bench.over_ranks",
     "overhead": "bench.overhead",
@@ -35,9 +26,9 @@ KINDS = {
     "demo-image": "demo.image",
     "demo-llama": "demo.llama",
     "demo-ranks": "demo.ranks",
-    "kernels": "bench.kernels",
-    "ptx": "bench.ptx",
-    "costs": "bench.costs",
+    "kernels": "bench.suites.kernels",
+    "ptx": "bench.suites.ptx",
+    "costs": "bench.suites.costs",
     "finetune-slide": "finetuning",
 }
 """The module below `dilkit.tools` of each, in the order in which docs/measurements.md lists them: with a `REPORT`, or with a

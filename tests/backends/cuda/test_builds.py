@@ -17,8 +17,8 @@ from dilkit.backends.cuda.report import usages
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for
 from dilkit.bias.form import BiasForm
 from dilkit.device import Capability
-from dilkit.tools.bench.kernels import KernelUse
-from dilkit.tools.bench.kernels_compiled import CAPABILITIES, FORMS, Build, builds, compiled, step_builds
+from dilkit.tools.bench.suites.kernels import KernelUse
+from dilkit.tools.bench.workloads.kernels_compiled import CAPABILITIES, FORMS, Build, builds, compiled, step_builds
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 

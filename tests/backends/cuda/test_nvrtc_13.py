@@ -19,7 +19,7 @@ from dilkit.backends.cuda.compile import compiler_build, compiler_version, optio
 from dilkit.backends.cuda.nvrtc import installed
 from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
-from dilkit.tools.bench.kernels_compiled import CAPABILITIES, Build, builds, compiled
+from dilkit.tools.bench.workloads.kernels_compiled import CAPABILITIES, Build, builds, compiled
 
 FOLDER = Path(sys.prefix) / "nvidia-cuda-nvrtc"
 

@@ -17,7 +17,7 @@ from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
-from dilkit.tools.bench.gpu import CONFIGURATIONS
+from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
 
 CUDNN = next(kernel for kernel in KERNELS if kernel.name == "cudnn")
 FORWARD = "_scaled_dot_product_cudnn_attention"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dilkit.tools.bench.costs import CARDS, Bound, KernelCost, bound_of, seconds
+from dilkit.tools.bench.suites.costs import CARDS, Bound, KernelCost, bound_of, seconds
 
 A100 = next(card for card in CARDS if card.name == "A100")
 ISSUED = 2**24, 2**24, 2**23, 0, 10, 20, 10**6, 10**6, 2**27, 0, 1, 2, 3, 10**9

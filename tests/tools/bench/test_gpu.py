@@ -17,7 +17,7 @@ from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.testing import memory
 from dilkit.testing.memory import MIB
-from dilkit.tools.bench import gpu
+from dilkit.tools.bench.suites import gpu
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.rows import YARDSTICKS
 from dilkit.tools.site import figures

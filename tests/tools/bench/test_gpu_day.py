@@ -23,8 +23,8 @@ from dilkit.selection import tuned
 from dilkit.selector import select
 from dilkit.tools import cli
 from dilkit.tools.bench import suites
-from dilkit.tools.bench.gpu_day import REPORT
-from dilkit.tools.bench.preferences import DTYPES, PICK, PreferencesSuite, preference_rows, worst_problems
+from dilkit.tools.bench.suites.gpu_day import REPORT
+from dilkit.tools.bench.suites.preferences import DTYPES, PICK, PreferencesSuite, preference_rows, worst_problems
 from dilkit.tools.results.file import read_result, write_result
 from dilkit.tools.results.rows import RowsResult
 

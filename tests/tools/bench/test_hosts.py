@@ -14,10 +14,11 @@ from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Results, expected
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench import hosts, namespaces
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.hosts import REPORT, HostsSizes, HostsSuite
-from dilkit.tools.bench.sequence_parallel import PEERS, FullRing
+from dilkit.tools.bench.suites import hosts
+from dilkit.tools.bench.suites.hosts import REPORT, HostsSizes, HostsSuite
+from dilkit.tools.bench.workloads import namespaces
+from dilkit.tools.bench.workloads.sequence_parallel import PEERS, FullRing
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.rows import RowsResult
 

@@ -6,8 +6,8 @@ import pytest
 from helpers.project import ROOT
 
 from dilkit.backends.cuda.compile import compiler_version
-from dilkit.tools.bench.kernels import KernelsResult
-from dilkit.tools.bench.kernels_compiled import builds, compiled
+from dilkit.tools.bench.suites.kernels import KernelsResult
+from dilkit.tools.bench.workloads.kernels_compiled import builds, compiled
 from dilkit.tools.results.file import read_result
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import small_suites
 
-from dilkit.tools.bench import hilbert_curves, order_contenders
-from dilkit.tools.bench.hilbert_curves import Array, Dilkit, HilbertCurve, Task
-from dilkit.tools.bench.orders import COMPARED, OTHERS, OrdersSizes
+from dilkit.tools.bench.suites.orders import COMPARED, OTHERS, OrdersSizes
+from dilkit.tools.bench.workloads import hilbert_curves, order_contenders
+from dilkit.tools.bench.workloads.hilbert_curves import Array, Dilkit, HilbertCurve, Task
 from dilkit.tools.results.rows import RowsResult
 
 GRIDS = {"square": (8, 8), "large": (16, 16), "cube": (4, 4, 4), "frame": (6, 10), "video": (3, 5, 4)}

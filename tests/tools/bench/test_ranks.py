@@ -16,9 +16,10 @@ from dilkit.comm.launch import processes
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools import cli
-from dilkit.tools.bench import rank_faults, rank_jobs, suites
 from dilkit.tools.bench import run as suite_run
-from dilkit.tools.bench.ring import REPORT, RingSuite
+from dilkit.tools.bench import suites
+from dilkit.tools.bench.suites.ring import REPORT, RingSuite
+from dilkit.tools.bench.workloads import rank_faults, rank_jobs
 from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.report import registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dilkit.tools.bench.cpu_calls import Task, idle_share
+from dilkit.tools.bench.workloads.cpu_calls import Task, idle_share
 
 EQUAL = [Task(2.0)] * 12
 LONG_LAST = [*[Task(1.0)] * 4, Task(4.0)]

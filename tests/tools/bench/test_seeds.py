@@ -18,11 +18,11 @@ from dilkit.testing import memory
 from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import run
-from dilkit.tools.bench.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting
-from dilkit.tools.bench.seeds_claims import claims
-from dilkit.tools.bench.seeds_report import REPORT
-from dilkit.tools.bench.seeds_ways import bisect
 from dilkit.tools.bench.suite import Step
+from dilkit.tools.bench.suites.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting
+from dilkit.tools.bench.workloads.seeds_claims import claims
+from dilkit.tools.bench.workloads.seeds_report import REPORT
+from dilkit.tools.bench.workloads.seeds_ways import bisect
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.rows import Row, RowsResult

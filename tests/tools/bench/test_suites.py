@@ -15,8 +15,10 @@ from helpers.result_files import FOLDER, content
 from helpers.small_suites import entries, run
 
 from dilkit import DilatedCache
-from dilkit.tools.bench import decoding_steps, llama, slides, suites, ways
+from dilkit.tools.bench import suites
+from dilkit.tools.bench.suites import slides
 from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.workloads import decoding_steps, llama, ways
 from dilkit.tools.measure.published_slides import published_embedding
 from dilkit.tools.report import registry
 from dilkit.tools.results.decode import encode

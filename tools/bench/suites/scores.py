@@ -15,7 +15,7 @@ from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
 from dilkit.tools.bench.target import Target, memory_ratio, time_ratio
-from dilkit.tools.bench.ways import Way, case_rows, eager, native, with_given_matrix, with_matrix
+from dilkit.tools.bench.workloads.ways import Way, case_rows, eager, native, with_given_matrix, with_matrix
 from dilkit.tools.report.document import Axis
 from dilkit.tools.report.views import (
     NAMES,

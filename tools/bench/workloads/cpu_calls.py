@@ -19,8 +19,8 @@ from dilkit.pattern import DilatedSegment, Neighborhood, Pattern, SlidingWindow
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
-from dilkit.tools.bench.slide_calls import CHECKED, shorter, slide
-from dilkit.tools.bench.ways import Way, by_torch, native, timed
+from dilkit.tools.bench.workloads.slide_calls import CHECKED, shorter, slide
+from dilkit.tools.bench.workloads.ways import Way, by_torch, native, timed
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.published_slides import published_forward
 from dilkit.tools.measure.single_call import AGREEMENT_BF16, agreement

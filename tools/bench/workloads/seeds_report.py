@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from dilkit.tools.bench.seeds import DATA, GROUPS, HELD, PASSES, Setting
-from dilkit.tools.bench.seeds_claims import CARD, KIB, Measured, claim_table, claimed, claims, peak
-from dilkit.tools.bench.seeds_ways import SUMMARIES
+from dilkit.tools.bench.suites.seeds import DATA, GROUPS, HELD, PASSES, Setting
+from dilkit.tools.bench.workloads.seeds_claims import CARD, KIB, Measured, claim_table, claimed, claims, peak
+from dilkit.tools.bench.workloads.seeds_ways import SUMMARIES
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.report import document
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table

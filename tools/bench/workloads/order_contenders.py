@@ -12,7 +12,7 @@ import numpy as np
 
 from dilkit.orders.compiled import _curves, _generalised_hilbert
 from dilkit.orders.curves import is_power_of_two_cube
-from dilkit.tools.bench.hilbert_curves import Array, Dilkit, HilbertCurve, Interleaved, Task, filling, row_major
+from dilkit.tools.bench.workloads.hilbert_curves import Array, Dilkit, HilbertCurve, Interleaved, Task, filling, row_major
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Samples

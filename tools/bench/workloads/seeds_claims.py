@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dilkit.tools.bench.seeds import DATA, GROUPS, PASSES, SETTINGS, Setting
+from dilkit.tools.bench.suites.seeds import DATA, GROUPS, PASSES, SETTINGS, Setting
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.report.document import Table
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult

@@ -1,6 +1,6 @@
 """Compiles every CUDA kernel for every kind of GPU, and writes what the compiler says of it.
 
-    python -m dilkit.tools.bench.kernels_compiled [--out docs/results/kernels.json] [--jobs N] [--quick] [--only TEXT]
+    python -m dilkit.tools.bench.workloads.kernels_compiled [--out docs/results/kernels.json] [--jobs N] [--quick] [--only TEXT]
 
 Needs cupy and NVRTC, and no GPU. What is in the file is compiled again where its sources have changed since; Ctrl-C ends that,
 and the file has what was done. Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
@@ -33,7 +33,7 @@ from dilkit.device import Capability, probe
 from dilkit.pattern import Pattern
 from dilkit.problem import STORED, Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.kernels import KernelsResult, KernelUse, Key
+from dilkit.tools.bench.suites.kernels import KernelsResult, KernelUse, Key
 from dilkit.tools.results.file import new_result, read_result, write_result
 
 CAPABILITIES: tuple[Capability, ...] = (
@@ -50,7 +50,7 @@ DIGITS = 12
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
     parser = argparse.ArgumentParser(
-        prog="python -m dilkit.tools.bench.kernels_compiled", description=(__doc__ or "").splitlines()[0]
+        prog="python -m dilkit.tools.bench.workloads.kernels_compiled", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")

@@ -22,10 +22,10 @@ from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
-from dilkit.tools.bench.cpu_calls import Grid, Load, encoder, grid_ways, idle
-from dilkit.tools.bench.cpu_report import FEW, FORMS, HEAD, OURS, REPORT, SHORT, TARGETS
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
-from dilkit.tools.bench.ways import compared
+from dilkit.tools.bench.workloads.cpu_calls import Grid, Load, encoder, grid_ways, idle
+from dilkit.tools.bench.workloads.cpu_report import FEW, FORMS, HEAD, OURS, REPORT, SHORT, TARGETS
+from dilkit.tools.bench.workloads.ways import compared
 from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.measure.case import admit, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import MultiplyAdds

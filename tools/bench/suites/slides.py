@@ -17,10 +17,10 @@ from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncod
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.slide_calls import embedding, gradients, mass_check, shorter, slide
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
 from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, time_ratio
-from dilkit.tools.bench.ways import checked, timed
+from dilkit.tools.bench.workloads.slide_calls import embedding, gradients, mass_check, shorter, slide
+from dilkit.tools.bench.workloads.ways import checked, timed
 from dilkit.tools.measure.case import admit, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import backend_implementations

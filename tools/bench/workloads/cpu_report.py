@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from dilkit.environment import BF16_SETS
-from dilkit.tools.bench.cpu_calls import MASKED, PUBLISHED, WINDOW
 from dilkit.tools.bench.target import GIB, MIB, Target, Values, each, rate_ratio, time_ratio
+from dilkit.tools.bench.workloads.cpu_calls import MASKED, PUBLISHED, WINDOW
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Point

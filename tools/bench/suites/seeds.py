@@ -25,9 +25,9 @@ from dilkit.registry import list_backends
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.over_ranks import memory_note
-from dilkit.tools.bench.rank_jobs import beside_one_rank, peaks_of
-from dilkit.tools.bench.seeds_ways import TWINS, called, implementation, longest
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.workloads.rank_jobs import beside_one_rank, peaks_of
+from dilkit.tools.bench.workloads.seeds_ways import TWINS, called, implementation, longest
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.case import CaseRunner, output_bytes

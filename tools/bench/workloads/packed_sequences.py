@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import dilated_attention, dilated_attention_varlen
 from dilkit.pattern import Pattern
-from dilkit.tools.bench.ways import BACKEND, checked, timed
+from dilkit.tools.bench.workloads.ways import BACKEND, checked, timed
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.results.record import Entries

@@ -149,10 +149,10 @@ def blocks_seen(problem: Problem) -> Tensor:
     return torch.from_numpy(branch.own_layout.array()[0, :blocks, :blocks].copy())
 
 
-def case_rows(table: str, what: str, ways: Mapping[str, Way], repeats: int) -> list[Row]:
-    """The rows of a case `what`: the ways compared with the definition, then timed in turns."""
+def case_rows(table: str, what: str, ways: Mapping[str, Way], repeats: int, **facts: Any) -> list[Row]:
+    """The rows of a case `what` with further facts: the ways compared with the definition, then timed in turns."""
     problems = {name: dict(problem=str(way.problem)) for name, way in ways.items()}
-    return rows_of(table, dict(what=what), compared(ways, repeats), problems)
+    return rows_of(table, dict(what=what, **facts), compared(ways, repeats), problems)
 
 
 def compared(ways: Mapping[str, Way], repeats: int) -> CaseFields:

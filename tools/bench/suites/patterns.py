@@ -15,7 +15,7 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
 from dilkit.tools.bench.target import GIB, Target, Values, memory_ratio, rate_ratio, time_ratio
-from dilkit.tools.bench.ways import MakeWay, Way, block_list, blocks_seen, case_rows, flex, masked, native, one_by_one
+from dilkit.tools.bench.workloads.ways import MakeWay, Way, block_list, blocks_seen, case_rows, flex, masked, native, one_by_one
 from dilkit.tools.report.document import Axis
 from dilkit.tools.report.views import (
     GFLOPS,

@@ -14,12 +14,12 @@ from dilkit.comm.launch.task import ended, run
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench import rank_jobs
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
-from dilkit.tools.bench.rank_faults import FAULT_RANKS, FAULT_TABLE, FAULTS, SLACK, fail, fail_on_threads, fault_row
-from dilkit.tools.bench.rank_jobs import FAILED, SCHEDULES, check_calls, job_step
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import MIB, Target, Values, memory_ratio, time_ratio
+from dilkit.tools.bench.workloads import rank_jobs
+from dilkit.tools.bench.workloads.rank_faults import FAULT_RANKS, FAULT_TABLE, FAULTS, SLACK, fail, fail_on_threads, fault_row
+from dilkit.tools.bench.workloads.rank_jobs import FAILED, SCHEDULES, check_calls, job_step
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.measure.ranks_call import plan_of
 from dilkit.tools.report.document import Axis, Plot, Point, Series

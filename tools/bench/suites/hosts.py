@@ -20,13 +20,13 @@ from dilkit.comm.simulation.simulation import simulate
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench import namespaces
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.rank_faults import CUTS, FAULT_RANKS, FAULT_TABLE, SLACK, fail, fault_row
-from dilkit.tools.bench.rank_jobs import SCHEDULES, job_step
-from dilkit.tools.bench.sequence_parallel import PEERS
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import Target, Values, each, time_ratio
+from dilkit.tools.bench.workloads import namespaces
+from dilkit.tools.bench.workloads.rank_faults import CUTS, FAULT_RANKS, FAULT_TABLE, SLACK, fail, fault_row
+from dilkit.tools.bench.workloads.rank_jobs import SCHEDULES, job_step
+from dilkit.tools.bench.workloads.sequence_parallel import PEERS
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.measure.rank_times import hidden_share, rank_speed, time_in_turns
 from dilkit.tools.measure.ranks_call import RanksCall

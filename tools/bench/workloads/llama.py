@@ -20,7 +20,7 @@ from dilkit import dilated_attention
 from dilkit.integrations.transformers import dilated_cache, register
 from dilkit.pattern import Pattern
 from dilkit.rotary import rotary_embedding
-from dilkit.tools.bench.ways import checked, timed
+from dilkit.tools.bench.workloads.ways import checked, timed
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.single_call import agreement, call_once
 from dilkit.tools.results.record import Entries, Entry

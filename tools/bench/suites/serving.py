@@ -10,11 +10,11 @@ from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.threads import torch_threads
-from dilkit.tools.bench import decoding_steps, llama, packed_sequences
-from dilkit.tools.bench.decoding_steps import CACHE, FULL, KVCACHE, PAGED, READ, SINGLE, FullCache, Steps, Text
-from dilkit.tools.bench.packed_sequences import ALONE, MASKED, PACKED, PADDED, lengths_of
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
 from dilkit.tools.bench.target import Target, Values, each, time_ratio
+from dilkit.tools.bench.workloads import decoding_steps, llama, packed_sequences
+from dilkit.tools.bench.workloads.decoding_steps import CACHE, FULL, KVCACHE, PAGED, READ, SINGLE, FullCache, Steps, Text
+from dilkit.tools.bench.workloads.packed_sequences import ALONE, MASKED, PACKED, PADDED, lengths_of
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Plot, Series
 from dilkit.tools.report.points import plain

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from dilkit.device import Capability
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.gpu import CONFIGURATIONS
+from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
 from dilkit.tools.report.headline import place
 from dilkit.tools.report.points import plain

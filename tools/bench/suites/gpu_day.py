@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from dilkit.tools.bench.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratios, worst_problems
+from dilkit.tools.bench.suites.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratios, worst_problems
 from dilkit.tools.bench.target import Target, Values
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report.document import Document, Table

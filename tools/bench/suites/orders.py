@@ -23,10 +23,10 @@ from dilkit.orders.points import instruction_set
 from dilkit.orders.token_order import CURVES
 from dilkit.plan import cache_clear
 from dilkit.threads import torch_threads
-from dilkit.tools.bench import order_contenders as contenders
-from dilkit.tools.bench.hilbert_curves import PACKAGES, Array, Dilkit, HilbertCurve
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import Target, Values, each
+from dilkit.tools.bench.workloads import order_contenders as contenders
+from dilkit.tools.bench.workloads.hilbert_curves import PACKAGES, Array, Dilkit, HilbertCurve
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.report.document import Axis, Point, Table
 from dilkit.tools.report.points import sampled
