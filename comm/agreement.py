@@ -17,7 +17,7 @@ _ERROR, _STEP = "error", "step"
 def agree_on(
     comm: Comm, facts: Callable[[], dict[str, Any]], may_differ: tuple[str, ...] = (), step: str = ""
 ) -> list[dict[str, Any]]:
-    """The facts of all ranks, by rank, of which only those named in `may_differ` differ.
+    """The facts of all ranks, by rank, of which only those named in `may_differ` differ. Ranks may share one dict.
 
     If `facts()` raises on a rank, it raises there, and `PlanMismatch` with its text on the others; if ranks differ in `step`, as
     where they make other calls, or in a fact, `PlanMismatch` is raised on all, naming the fact, the ranks and the values.

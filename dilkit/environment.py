@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from dilkit.checks import shown
 
@@ -78,16 +78,20 @@ _RAW = getattr(os.environ, "_data", None)
 """The dict in `os.environ`: it says in a tenth of the time that a variable is unset, as most are at every call."""
 _RAW_NAMES = {variable.name: os.fsencode(variable.name) if os.name == "posix" else variable.name for variable in VARIABLES}
 
+_CHOICES = (BACKEND, CPU_ISA, GPU_PROOF, TUNED)
+_RAW_CHOICES = tuple(_RAW_NAMES[variable.name] for variable in _CHOICES)
 
-_CHOICES = tuple(v.name if _RAW is None else _RAW_NAMES[v.name] for v in (BACKEND, CPU_ISA, GPU_PROOF, TUNED))
-
+NOW = object()
+"""The value of a variable at the time of the call."""
 _warned: set[str] = set()
 
 
 def choices() -> tuple[object, ...]:
     """Raw values of the variables that decide who computes: equal as long as none of them changes. It takes 0.3 us."""
-    get: Any = (os.environ if _RAW is None else _RAW).get
-    backend, isa, proof, tuned = _CHOICES
+    if _RAW is None:
+        return tuple(os.environ.get(variable.name) for variable in _CHOICES)
+    get = _RAW.get
+    backend, isa, proof, tuned = _RAW_CHOICES
     return get(backend), get(isa), get(proof), get(tuned)
 
 
@@ -119,11 +123,13 @@ def similar_name(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name, _RAW_NAMES, n=1, cutoff=0.8)), None)
 
 
-def backend_names() -> tuple[str, ...]:
-    """The names in `DILKIT_BACKEND`, or an empty tuple when it is unset or blank."""
-    if _RAW is not None and _CHOICES[0] not in _RAW:
+def backend_names(raw: object = NOW) -> tuple[str, ...]:
+    """The names in `DILKIT_BACKEND`, or in a raw value of it from `choices()`; an empty tuple when it is unset or blank."""
+    if raw is NOW:
+        raw = None if _RAW is not None and _RAW_CHOICES[0] not in _RAW else choices()[0]
+    if raw is None:
         return ()
-    text = _text(BACKEND)
+    text = raw if isinstance(raw, str) else os.fsdecode(cast(bytes, raw))
     if not text.strip():
         return ()
     names = tuple(part.strip() for part in text.split(","))
@@ -151,7 +157,7 @@ def cpu_isa(available: tuple[str, ...] | None = None) -> str:
 
     None: one of those that there are.
     """
-    if _RAW is not None and _CHOICES[1] not in _RAW:
+    if _RAW is not None and _RAW_CHOICES[1] not in _RAW:
         return (available or CPU_ISAS)[0]
     name = _text(CPU_ISA).strip()
     if not name:

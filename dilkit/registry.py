@@ -197,9 +197,11 @@ def _malformed(backend: object) -> str:
 
 def _older_forward(backend: Backend) -> str:
     """The complaint on a `forward` that takes tensors one by one, as in dilkit 0.2; empty where it takes `inputs`, `problem`."""
+    if not callable(backend.forward):
+        return "its forward is no method"
     try:
-        parameters = inspect.signature(backend.forward).parameters.values()
-    except ValueError:  # written in C, without a signature
+        parameters = inspect.signature(backend.forward, follow_wrapped=False).parameters.values()
+    except (ValueError, TypeError, NameError):  # written in C without a signature, or with annotations that cannot be evaluated
         return ""
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p.name for p in parameters if p.kind in named and p.default is p.empty]

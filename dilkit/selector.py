@@ -20,6 +20,8 @@ from dilkit.selection import proof, tuned
 from dilkit.selection.preference import Preference, measured_first
 from dilkit.selection.preference_table import table_preference
 
+State = tuple[tuple[str, ...], tuple[object, ...], int, int]
+"""What a choice of backends depends on besides the problem: `use_backend`, the environment, the backends, the tuned file."""
 VERDICTS = ("picked", "able", "refused", "broken")
 
 _override: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("dilkit_backends", default=())
@@ -146,6 +148,13 @@ def requested_backends(argument: str | Sequence[str] | None = None) -> tuple[str
     return _check_known(names, environment.BACKEND.name) if names else ()
 
 
+def requested_at(moment: State) -> tuple[str, ...]:
+    """The names that were requested by `use_backend`, else by `DILKIT_BACKEND`, at the time of `state()`."""
+    override, (raw, *_), *_ = moment
+    names = () if override else environment.backend_names(raw)
+    return _check_known(names, environment.BACKEND.name) if names else override
+
+
 def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Trace:
     """The choice of a backend for `problem`: every backend with its verdict and all reasons, as a `Trace`.
 
@@ -178,7 +187,7 @@ def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
     return measured_first(tuned.seconds(problem), table_preference(problem))
 
 
-def state() -> tuple[object, ...]:
+def state() -> State:
     """A value that changes whenever a choice may change: by `use_backend`, the environment, the set of backends, a tuned file."""
     return _override.get(), environment.choices(), registry.generation, tuned.generation
 
@@ -189,7 +198,7 @@ def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
 
 
 @lru_cache(maxsize=1024)
-def _select(problem: Problem, requested: tuple[str, ...], state: tuple[object, ...]) -> Backend:
+def _select(problem: Problem, requested: tuple[str, ...], state: State) -> Backend:
     decided, chosen = _decided(problem, requested, prove=True)
     environment.check()
     if chosen is None:

@@ -32,7 +32,7 @@ COMMANDS = {
     "bench": "commands.bench",
     "report": "commands.report",
     "compare": "commands.compare",
-    "tune": "commands.tune.command",
+    "tune": "commands.tune",
     "draw": "commands.draw",
     "demo": "commands.demo",
     "encode-slide": "commands.encode_slide",

@@ -14,7 +14,7 @@ from dilkit.op import boundary
 from dilkit.op.schema import asking_for, asks_for_backends, backends_asked, decode_call, dropout_asked, scores_asked
 from dilkit.op.zero_keys import ZeroKeys, zero_keys_of
 from dilkit.problem import Problem
-from dilkit.selector import requested_backends, select, state
+from dilkit.selector import State, requested_at, requested_backends, select, state
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,16 @@ def prepare(
 
     `longest`: what a packed call is prepared for, as `sequences.longest` says; 0 for one that is not packed.
     """
-    key = "call", state(), names, facts, scale, call, longest
-    return plan.cached(key, _made, names, tensors, scale, call, longest)
+    moment = state()
+    key = "call", moment, names, facts, scale, call, longest
+    return plan.cached(key, _made, moment, names, tensors, scale, call, longest)
 
 
-def _made(names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int) -> PreparedCall:
-    """Check the tensors, and choose the backend: one of those that the call requests, else of those that hold by default."""
-    default = () if asks_for_backends(call) else requested_backends()
+def _made(
+    moment: State, names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int
+) -> PreparedCall:
+    """Check the tensors, and choose the backend: one of those that the call requests, else of those that held at that moment."""
+    default = () if asks_for_backends(call) else requested_at(moment)
     admission = boundary.prepare(names, tensors)
     boundary.warn_of_many_heads(tensors[names.index("query")])
     query, key = tensors[names.index("query")], tensors[names.index("key")]

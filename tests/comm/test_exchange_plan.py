@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from helpers.ranks import TURNS, even_cuts
 from helpers.strategies import Heads, mixes_with_heads, patterns_with_heads
 from hypothesis import assume, given, settings
@@ -21,7 +23,7 @@ from dilkit.comm import ExchangePlan, Rows, exchange_plan, shard_cuts
 from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
 from dilkit.comm.passes.local_attention import local_ranges
 from dilkit.comm.passes.problem_stacks import ProblemStack
-from dilkit.comm.passes.ring.segment import RingSegment, ring_segments
+from dilkit.comm.passes.ring.segment import RingSegment, _ring_branch, ring_segments
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import exchange_buffer_bytes, ring_buffer_bytes
 from dilkit.comm.plan.sharded_segments import assign_heads
@@ -411,3 +413,20 @@ def test_plans_explain_themselves() -> None:
     text = ExchangePlan(Pattern([128], [4]), shard_cuts(128, 4), 8, 8, schedule="ring").explain()
     assert "ring over 4 ranks" in text
     assert "as schedule='ring' says" in text
+
+
+def test_stacks_of_a_ring_are_kept_as_far_as_the_cache_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = exchange_plan(Pattern([64], [1]), (0, 16, 32, 48, 64), 2, schedule="ring")
+    made = mock.Mock(side_effect=RingSegment.stacks)
+    monkeypatch.setattr(RingSegment, "stacks", lambda segment, hop: made(segment, hop))
+    facts = plan, 0, 3, 1, torch.device("cpu"), False
+    (kept,) = _ring_branch(*facts).tables
+    assert made.call_count == len(kept.stacks) == 4
+    assert kept.stack_bytes == sum(x.nbytes for hop in kept.stacks for stack in hop for x in (stack.queries, stack.keys))
+    monkeypatch.setenv("DILKIT_CACHE_BYTES", str(2 * kept.stack_bytes))
+    (lazy,) = _ring_branch(*facts).tables
+    assert (made.call_count, lazy.stacks) == (4, ())
+    for hop in range(4):
+        for one, other in zip(kept.stacks_at(hop), lazy.stacks_at(hop), strict=True):
+            assert torch.equal(one.queries, other.queries)
+            assert torch.equal(one.keys, other.keys)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -107,11 +108,13 @@ def limited(command: list[str], seconds: float) -> int:
         return process.wait(seconds - GRACE)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGINT)
-        time.sleep(GRACE)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
         return 1
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 if __name__ == "__main__":

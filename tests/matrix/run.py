@@ -90,6 +90,7 @@ def surroundings(variation: Variation, scratch: Path) -> dict[str, str]:
         home = scratch / "home"
         home.mkdir(mode=0o555, exist_ok=True)
         variables["HOME"] = str(home)
+        variables["MPLCONFIGDIR"] = str(scratch)  # elsewhere matplotlib warns of such a home, among dilkit's own lines
     return variables
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -15,10 +15,12 @@ from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRows, stack_pr
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.kept_rows import KeptRows, ProblemRows, SmallProblem
 from dilkit.comm.plan.sharded_segments import ShardedSegment
+from dilkit.environment import cache_bytes
 
-MOST_KEPT = 16
-"""Ranks of a segment up to which the tables of all hops are kept. Those of a hop take 16 bytes for each row of queries and keys
-of a head: for 16 hops a quarter of query, key, value and out in float32 with heads of 64. Beyond, they are made hop by hop."""
+SHARE = 0.25
+"""Part of the pattern cache that the stacks of all ring branches of a plan may take; larger ones are made hop by hop."""
+NUMBER_BYTES = 8
+"""Bytes of a row number."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class RingTables:
         keys: numbers of its own rows of keys.
         sends: for each hop, True if the block that the rank computes with goes on to the next rank.
         receives: for each hop, the rows of keys in the block that arrives after it; None where none arrives.
-        stacks: for each hop, the stacks to compute; empty for segments of more than `MOST_KEPT` ranks.
+        stacks: for each hop, the stacks to compute; empty where they are too large to be kept.
     """
 
     segment: RingSegment
@@ -114,13 +116,21 @@ class RingTables:
 
     @classmethod
     def of(cls, segment: RingSegment, hops: int) -> RingTables:
-        """The tables of a segment in a branch of so many hops."""
-        reached = [segment.reaches(-hop) for hop in range(hops + 1)]
-        receives = tuple(segment.key_rows(-hop) if reached[hop] else None for hop in range(1, hops + 1))
-        stacks = tuple(tuple(segment.stacks(hop)) if reached[hop] else () for hop in range(hops))
+        """The tables of a segment in a branch of so many hops, without stacks."""
+        receives = tuple(segment.key_rows(-hop) if segment.reaches(-hop) else None for hop in range(1, hops + 1))
         sends = tuple(segment.sends_on(hop) for hop in range(hops))
-        own = segment.own_rows("q"), segment.own_rows("k")
-        return cls(segment, *own, sends, receives, stacks if segment.size <= MOST_KEPT else ())
+        return cls(segment, segment.own_rows("q"), segment.own_rows("k"), sends, receives, ())
+
+    @property
+    def stack_bytes(self) -> int:
+        """About the bytes of the stacks of all hops."""
+        keys = [len(self.keys), *(rows for rows in self.receives if rows is not None)]
+        return NUMBER_BYTES * (len(keys) * len(self.queries) + sum(keys))
+
+    def with_stacks(self) -> RingTables:
+        """The same with the stacks of all hops."""
+        reached = (True, *(rows is not None for rows in self.receives[:-1]))
+        return replace(self, stacks=tuple(tuple(self.segment.stacks(hop)) if reached[hop] else () for hop in range(len(reached))))
 
     def stacks_at(self, hop: int) -> Iterable[ProblemStack]:
         """What is computed at a hop."""
@@ -137,13 +147,14 @@ class RingTables:
 class RingBranch:
     """The segments of a ring branch that a rank holds rows of. All ranks take part in as many exchanges: `hops`."""
 
+    plan: ExchangePlan
     tables: tuple[RingTables, ...]
     hops: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables of all segments."""
-        return sum(one.nbytes for one in self.tables)
+        """Bytes of the tables of all segments, and of the plan, which lives as long as they do."""
+        return self.plan.nbytes + sum(one.nbytes for one in self.tables)
 
 
 def ring_branch(plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device, by_head: bool) -> RingBranch:
@@ -154,8 +165,11 @@ def ring_branch(plan: ExchangePlan, branch: int, rank: int, batch: int, device: 
 
 def _ring_branch(plan: ExchangePlan, branch: int, rank: int, batch: int, device: torch.device, by_head: bool) -> RingBranch:
     hops = max(len(segment.ranks) for segment in plan.sharded_segments[branch])
-    segments = ring_segments(plan, branch, rank, batch, device, by_head)
-    return RingBranch(tuple(RingTables.of(segment, hops) for segment in segments), hops)
+    tables = [RingTables.of(segment, hops) for segment in ring_segments(plan, branch, rank, batch, device, by_head)]
+    rings = sum(route.kind == "ring" for route in plan.routes)
+    if rings * sum(one.stack_bytes for one in tables) <= SHARE * cache_bytes():
+        tables = [one.with_stacks() for one in tables]
+    return RingBranch(plan, tuple(tables), hops)
 
 
 def ring_segments(

@@ -19,14 +19,16 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dilkit
-from dilkit import Pattern, Problem
+from dilkit import Pattern, Problem, selector
 from dilkit.backends.native.backend import Native
 from dilkit.inputs import Inputs
+from dilkit.op import prepared_call
 from dilkit.op._facts import facts_undispatched, key_of, plain_facts, surely_fit, undispatched
 from dilkit.op.arguments import _check_tensors
 from dilkit.op.boundary import INPUTS
 from dilkit.op.operators import attend as attend_inputs
 from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.prepared_call import prepare
 
 X = torch.zeros(1, 6, 4, 8)
 
@@ -173,3 +175,20 @@ def test_the_kernel_refuses_what_is_no_tensor(at: int) -> None:
     tensors[at] = [0.0]
     with pytest.raises((AttributeError, TypeError), match="list"):
         Native().forward(Inputs(*tensors), problem)
+
+
+def test_a_backend_is_kept_under_the_environment_that_it_was_chosen_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may change DILKIT_BACKEND while a call is being prepared."""
+    rows = torch.randn(3, 1, 19, 2, 8).unbind()
+
+    def state() -> Any:
+        moment = selector.state()
+        monkeypatch.setenv("DILKIT_BACKEND", "reference")
+        return moment
+
+    call = encode_call(Pattern([19], [1]), False, False, "")
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared_call, "state", state)
+        prepare(INPUTS, rows, key_of(INPUTS, rows), 1.0, call)
+    monkeypatch.delenv("DILKIT_BACKEND")
+    assert prepare(INPUTS, rows, key_of(INPUTS, rows), 1.0, call).backend.name != "reference"

@@ -17,8 +17,7 @@ from dilkit.environment import TUNED
 from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
 from dilkit.tools import cli
-from dilkit.tools.commands.tune import command as tune
-from dilkit.tools.commands.tune import report as tune_report
+from dilkit.tools.commands import tune
 from dilkit.tools.measure.case import CaseFields, CaseRunner
 
 SHAPE = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--device", "cpu", "--repeats", "2"]
@@ -119,7 +118,7 @@ def test_what_is_wrong_or_refused_is_not_in_the_order_and_a_table_says_so(
         assert "no backend was measured" in capsys.readouterr().out
         assert not file.exists()
         found = report(capsys, "--seq", "32", "--passes", "forward", "--backend", "native,wrong", code=1)
-        monkeypatch.setattr(tune_report, "backend_names", lambda: ("reference",))
+        monkeypatch.setattr(tune, "backend_names", lambda: ("reference",))
         assert run("--seq", "32", "--passes", "training", "--backend", "sdpa,unable") == 0
     (measured,) = found["problems"]
     assert names(measured) == ["native"]

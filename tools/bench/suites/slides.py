@@ -25,8 +25,7 @@ from dilkit.tools.measure.case import admit, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.published_slides import published_embedding
-from dilkit.tools.measure.single_call import SingleCall, agreement, call_once
-from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.measure.timing import Call, SingleCall, agreement, call_once, time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Table
 from dilkit.tools.report.targets import number
@@ -62,13 +61,13 @@ class SlidesSizes(Sizes):
 def _held(case: CaseRows) -> float | None:
     """Memory of a call with weights and inputs, in GiB."""
     values = case.rows[OURS].values
-    return (values["held_bytes"] + values["peak_bytes"]) / GIB if values.get("peak_bytes") else None
+    return (values["held_bytes"] + values["peak_bytes"]) / GIB if values.get("peak_bytes") is not None else None
 
 
 def _in_queries(case: CaseRows) -> float | None:
     """Memory of a call beside its inputs, in tensors as large as the queries: the inputs are two of them."""
     values = case.rows[OURS].values
-    return values["peak_bytes"] / (values["held_bytes"] // 2) if values.get("peak_bytes") else None
+    return values["peak_bytes"] / (values["held_bytes"] // 2) if values.get("peak_bytes") is not None else None
 
 
 def _no_gradients(result: RowsResult) -> str | None:

@@ -23,7 +23,7 @@ from dilkit.tools.bench.workloads.slide_calls import CHECKED, shorter, slide
 from dilkit.tools.bench.workloads.ways import Way, by_torch, native, timed
 from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.measure.published_slides import published_forward
-from dilkit.tools.measure.single_call import AGREEMENT_BF16, agreement
+from dilkit.tools.measure.timing import AGREEMENT_BF16, agreement
 from dilkit.tools.results.record import Entry
 from dilkit.tools.results.rows import Row
 

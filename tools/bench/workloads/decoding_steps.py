@@ -20,8 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dilkit import DilatedCache, PagedCache, Pattern, dilated_attention_with_kvcache
 from dilkit.tools.bench.workloads.ways import BACKEND, checked, timed
 from dilkit.tools.measure.case import CaseFields
-from dilkit.tools.measure.single_call import agreement
-from dilkit.tools.measure.timing import Call
+from dilkit.tools.measure.timing import Call, agreement
 from dilkit.tools.results.record import Entry, Samples
 from dilkit.tools.results.rows import Row, rows_of
 

@@ -22,7 +22,7 @@ from dilkit.pattern import Pattern
 from dilkit.rotary import rotary_embedding
 from dilkit.tools.bench.workloads.ways import checked, timed
 from dilkit.tools.measure.case import CaseFields
-from dilkit.tools.measure.single_call import agreement, call_once
+from dilkit.tools.measure.timing import agreement, call_once
 from dilkit.tools.results.record import Entries, Entry
 
 OURS, DENSE, REST = "dilkit", "torch, dense", "without attention"

@@ -15,7 +15,7 @@ from dilkit import dilated_attention, dilated_attention_varlen
 from dilkit.pattern import Pattern
 from dilkit.tools.bench.workloads.ways import BACKEND, checked, timed
 from dilkit.tools.measure.case import CaseFields
-from dilkit.tools.measure.single_call import agreement, call_once
+from dilkit.tools.measure.timing import agreement, call_once
 from dilkit.tools.results.record import Entries
 
 PACKED, ALONE, MASKED, PADDED = "packed", "one by one", "padded and masked", "padded"

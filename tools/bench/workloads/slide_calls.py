@@ -11,7 +11,7 @@ from dilkit import attention_mass, attention_rows
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.pattern import Pattern
 from dilkit.testing.accuracy import Check
-from dilkit.tools.measure.single_call import agreement
+from dilkit.tools.measure.timing import agreement
 
 CHECKED = 600
 """Tiles of the slide on which `attention_mass` is compared with the weights of all rows."""

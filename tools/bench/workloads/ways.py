@@ -21,8 +21,7 @@ from dilkit.tools.measure.case import CaseFields, failed
 from dilkit.tools.measure.ceilings import MultiplyAdds
 from dilkit.tools.measure.correctness import some_rows
 from dilkit.tools.measure.flex import FLEX
-from dilkit.tools.measure.single_call import SingleCall, call_once
-from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.measure.timing import Call, SingleCall, call_once, time_interleaved
 from dilkit.tools.results.record import Entries, Entry
 from dilkit.tools.results.rows import Row, rows_of
 

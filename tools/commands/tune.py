@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,19 +14,20 @@ from typing import Any
 
 from dilkit import environment
 from dilkit.device import Device, device_named
+from dilkit.environment import BACKEND, backend_names
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
-from dilkit.selection.tuned_file import TunedEntry, TunedSetup, TunedShape
+from dilkit.selection.preference_table import table_preference
+from dilkit.selection.tuned_file import Seconds, TunedEntry, TunedSetup, TunedShape
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.facts import devices
-from dilkit.tools.commands.tune import report as tune_report
-from dilkit.tools.commands.tune.report import Found
 from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
-from dilkit.tools.console.text import print_json
+from dilkit.tools.console.text import in_seconds, print_json, table
 from dilkit.tools.results.decode import decode
 from dilkit.tools.results.file import read_json, read_result, write_text
+from dilkit.tools.results.record import Entry
 from dilkit.tools.results.rows import RowsResult
 
 HELP = """\
@@ -106,7 +108,7 @@ def _tune(args: Namespace, path: Path) -> int:
         interrupted = True
     setup = str(tuned.setup_of(posed[0].device))
     plain = dict(file=str(path), setup=setup, overridden=environment.backend_names(), problems=[m.to_dict() for m in measured])
-    text = (f"on {setup}", "", *tune_report.lines(path, measured, interrupted))
+    text = (f"on {setup}", "", *lines(path, measured, interrupted))
     _print(args, plain | dict(interrupted=interrupted), text)
     if interrupted:
         return INTERRUPTED
@@ -186,7 +188,7 @@ def _show(args: Namespace, path: Path) -> int:
     entries = tuned_file.load(path)
     here = {tuned.setup_of(device) for device in devices() if isinstance(device, Device)}
     plain = [dict(setup=str(e.setup), holds=e.setup in here, **vars(e.shape), seconds=dict(e.seconds)) for e in entries]
-    text = (f"{path}: {len(entries) or 'no'} orders", *tune_report.listed(entries, here))
+    text = (f"{path}: {len(entries) or 'no'} orders", *listed(entries, here))
     _print(args, dict(file=str(path), entries=plain), text)
     return 0
 
@@ -197,3 +199,70 @@ def _clear(args: Namespace, path: Path) -> int:
     tuned.read_again()
     _print(args, dict(file=str(path), removed=there), [f"{'removed' if there else 'there is no file'} {path}"])
     return 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of every backend on one problem."""
+
+    problem: Problem
+    entries: dict[str, Entry]
+
+    @property
+    def order(self) -> Seconds:
+        """Those that were measured, each with its median seconds a call, the fastest first."""
+        times = [(name, entry.time.median_s) for name, entry in self.entries.items() if entry.time]
+        return tuple(sorted(times, key=lambda pair: pair[1]))
+
+    @property
+    def left_out(self) -> dict[str, Entry]:
+        """Those that were not."""
+        return {name: entry for name, entry in self.entries.items() if not entry.time}
+
+    @property
+    def by_table(self) -> list[str]:
+        """The order in which those that were measured would come without being measured."""
+        return [name for name in table_preference(self.problem).order if name in dict(self.order)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        order = [dict(backend=name, seconds=seconds) for name, seconds in self.order]
+        left_out = [dict(backend=name, verdict=e.verdict, reasons=e.reasons) for name, e in self.left_out.items()]
+        call = dict(problem=str(self.problem), seq=self.problem.seq, requires_grad=self.problem.requires_grad)
+        return dict(**call, order=order, left_out=left_out, by_table=self.by_table)
+
+
+def lines(path: Path, problems: Sequence[Found], interrupted: bool) -> Iterator[str]:
+    """For each problem the backends in the order found, then those left out."""
+    for found in problems:
+        yield from (*table([(str(found.problem),)], indent=0), *table(_rows(found)), "")
+    if interrupted:
+        yield "interrupted; what was measured before is kept"
+    if names := backend_names():
+        yield f"{BACKEND.name}={','.join(names)} is set, and wins over what was measured"
+    kept = any(found.order for found in problems)
+    yield f"the automatic choice goes by {path}" if kept else "no backend was measured; the file is as it was"
+
+
+def _rows(found: Found) -> Iterator[tuple[str, str, str]]:
+    """Of the first it is said whether it would have been picked anyway."""
+    for i, (name, seconds) in enumerate(found.order):
+        note = "" if i or found.by_table[:1] in ([], [name]) else f"unmeasured, it would have been {found.by_table[0]}"
+        yield name, in_seconds(seconds), note
+    yield from ((name, entry.verdict, "\n".join(entry.reasons)) for name, entry in found.left_out.items())
+
+
+def listed(entries: Sequence[TunedEntry], here: Collection[TunedSetup]) -> Iterator[str]:
+    """What a file holds, setup by setup; `here` are the setups of this machine."""
+    for setup in dict.fromkeys(entry.setup for entry in entries):
+        yield from ("", f"{setup}{'' if setup in here else ' (does not hold here)'}")
+        yield from table(_row(entry) for entry in entries if entry.setup == setup)
+
+
+def _row(entry: TunedEntry) -> tuple[str, str]:
+    shape = entry.shape
+    said = dict(causal=shape.is_causal, training=shape.requires_grad, masked=shape.key_padding_mask, packed=shape.varlen)
+    said |= dict(cached=shape.kv_cache, dropout=shape.dropout)
+    flags = "".join(f", {name}" for name, there in said.items() if there)
+    times = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
+    return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{flags}", times
