@@ -194,7 +194,7 @@ Shown = Callable[[Any, Any, Any, Any], Any]
 
 
 def given_pairs(layout: Tensor, problem: Problem, length: int) -> Shown:
-    """Whether the layout shows a pair, of `length` rows at most: `shows(b, h, i, j)`, int32."""
+    """Make `shows(b, h, i, j)`, int32: the layout shows this pair, of `length` rows at most."""
     (form,) = (one for one in problem.forms if isinstance(one, GivenBlocks))
     seen, missing = as_bools(layout, problem.heads), -(-length // form.block) - layout.shape[2]
     seen = torch.nn.functional.pad(seen, (0, missing, 0, missing))
@@ -210,7 +210,7 @@ def given_pairs(layout: Tensor, problem: Problem, length: int) -> Shown:
 
 
 def given_blocks(layout: Tensor, problem: Problem, count: int) -> Tensor:
-    """Which of `count` blocks a side hold a pair, bool `(batch or 1, heads, count, count)`."""
+    """Mark the blocks, `count` a side, that hold a pair: bool `(batch or 1, heads, count, count)`."""
     (form,) = (one for one in problem.forms if isinstance(one, GivenBlocks))
     seen = as_bools(layout, problem.heads)
     first = torch.arange(seen.shape[2], device=seen.device)[:, None] * form.block
@@ -225,7 +225,7 @@ Bias = Callable[[Any, Any, Any, Any], Any]
 
 
 def bias_of(bias: LoweredBias) -> Bias:
-    """What is added to the score of query i and key j, numbers in their sequence where positions are not given."""
+    """Make `bias(b, h, i, j)`, added to the score of query i and key j: of their numbers where positions are not given."""
     form, weights, positions = bias
 
     def apart(b: Any, i: Any, j: Any) -> list[Any]:

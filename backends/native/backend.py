@@ -279,7 +279,7 @@ class GivenTables(NamedTuple):
 
 
 def given_tables(layout: Tensor, block: int) -> GivenTables:
-    """Those of a layout on the CPU, as `dilkit.op.block_layout` has it, with blocks of `block` tokens."""
+    """Make the tables of a layout on the CPU, as `dilkit.op.block_layout` has it, with blocks of `block` tokens."""
     import torch
 
     batches, heads, blocks, _ = layout.shape
@@ -296,7 +296,7 @@ def given_tables(layout: Tensor, block: int) -> GivenTables:
 
 
 def _of_bools(layout: Tensor) -> tuple[Tensor, Tensor]:
-    """How many runs of columns each row of each table has, and all runs `(n, 2)`, in blocks."""
+    """Count the runs of columns of each row of each table; return the counts and all runs `(n, 2)`, in blocks."""
     import torch
     from torch.nn import functional as F
 

@@ -211,7 +211,9 @@ CALL, LSE = "call", "lse in the loss"
 
 
 def agree_on_call(context: PassContext, lse_in_loss: bool) -> bool:
-    """Whether `lse` is in the loss of a rank. Raises PlanMismatch on all ranks where they run the backward passes of other calls.
+    """Ask all ranks for `lse` in their losses: True if it is in one.
+
+    Raises PlanMismatch on all ranks where they run the backward passes of other calls.
 
     Rows of calls of equal shapes would be taken for each other. A rank that does not know its call goes with the others.
     """

@@ -75,7 +75,7 @@ class RingSegment:
         return row_numbers(runs, self.batch).to(self.device)
 
     def stacks(self, hop: int) -> Iterator[ProblemStack]:
-        """What is computed at a hop: own queries with the keys of the member `hop` before."""
+        """Yield the problems of a hop: own queries with the keys of the member `hop` before."""
         queries, keys = self.kept(0), {rows.kv_head: rows for rows in self.kept(-hop)}
         causal = self.segment.is_causal and hop == 0
         pairs = [(rows, keys[rows.kv_head]) for rows in queries if rows.kv_head in keys]
@@ -128,12 +128,12 @@ class RingTables:
         return NUMBER_BYTES * (len(keys) * len(self.queries) + sum(keys))
 
     def with_stacks(self) -> RingTables:
-        """The same with the stacks of all hops."""
+        """Return these tables with the stacks of all hops."""
         reached = (True, *(rows is not None for rows in self.receives[:-1]))
         return replace(self, stacks=tuple(tuple(self.segment.stacks(hop)) if reached[hop] else () for hop in range(len(reached))))
 
     def stacks_at(self, hop: int) -> Iterable[ProblemStack]:
-        """What is computed at a hop."""
+        """Return the problems of a hop, kept or made anew."""
         return self.stacks[hop] if self.stacks else self.segment.stacks(hop)
 
     @property
