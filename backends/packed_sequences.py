@@ -20,5 +20,5 @@ def sequences(problem: Problem, inputs: Inputs) -> Iterator[tuple[slice, Problem
             bias = inputs.bias
             if bias is not None and bias.positions is not None:
                 bias = bias._replace(positions=bias.positions[:, rows])
-            own = Inputs(query[:, rows], key[:, rows], value[:, rows], dropout=dropout, bias=bias)
-            yield rows, replace(problem, seq=stop - start, varlen=False), own
+            inputs_alone = Inputs(query[:, rows], key[:, rows], value[:, rows], dropout=dropout, bias=bias)
+            yield rows, replace(problem, seq=stop - start, varlen=False), inputs_alone

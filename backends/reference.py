@@ -105,10 +105,10 @@ class Reference(Backend):
         for rows, scores, slope in _score_blocks(q, k, problem, inputs):
             p, dout_rows = _probabilities(scores, lse[..., rows]), do[..., rows, :]
             unseen, dp = scores == -math.inf, dout_rows @ v.mT
-            kept = p
+            weights = p
             if inputs.dropout is not None:
                 factors = _factors(inputs.dropout, rows, p, problem)
-                kept, dp = p * factors, (dp * factors).masked_fill(factors == 0, 0.0)
+                weights, dp = p * factors, (dp * factors).masked_fill(factors == 0, 0.0)
             dscores = (p * (dp - delta[..., rows, None])).masked_fill(unseen, 0.0)
             if bias is not None and dbias is not None:
                 from dilkit.bias.evaluated import gradient
@@ -117,7 +117,7 @@ class Reference(Backend):
             dscores = dscores * problem.scale if slope is None else (dscores * (slope * problem.scale)).masked_fill(unseen, 0.0)
             dq[..., rows, :] = _weighted(dscores, k)
             dk += _weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
-            dv += _weighted(kept.mT, dout_rows).sum(2, keepdim=True)
+            dv += _weighted(weights.mT, dout_rows).sum(2, keepdim=True)
         gradients = _by_token(dq, inputs.query), _by_token(dk, inputs.key), _by_token(dv, inputs.value)
         return gradients if dbias is None else (*gradients, dbias.to(lse_dtype(inputs.query.dtype)))
 
@@ -162,10 +162,10 @@ class Reference(Backend):
         assert inputs.cache_seqlens is not None
         for b, length in enumerate(inputs.cache_seqlens.tolist()):
             one = replace(problem, batch=1, seq=length, kv_cache=False)
-            own = Inputs(
+            inputs_alone = Inputs(
                 query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length], bias=_bias_of(inputs.bias, b, length)
             )
-            parts.append(self.forward(own, one))
+            parts.append(self.forward(inputs_alone, one))
         return _joined(parts)
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
@@ -194,8 +194,8 @@ def _with_layouts(inputs: Inputs, problem: Problem) -> Iterator[tuple[slice, Inp
         dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(b)
         bias = _bias_of(inputs.bias, b, problem.seq)
         query, key, value = (x[rows] for x in inputs[:3])
-        own = Inputs(query, key, value, mask, dropout=dropout, bias=bias)
-        yield rows, own, replace(problem, batch=1, pattern=pattern)
+        inputs_alone = Inputs(query, key, value, mask, dropout=dropout, bias=bias)
+        yield rows, inputs_alone, replace(problem, batch=1, pattern=pattern)
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -214,8 +214,8 @@ def _bias_of(bias: LoweredBias | None, b: int, length: int) -> LoweredBias | Non
     """The bias of the first rows of one sequence of a batch."""
     if bias is None or bias.positions is None:
         return bias
-    at = b if len(bias.positions) > 1 else 0
-    return bias._replace(positions=bias.positions[at : at + 1, :length])
+    element = b if len(bias.positions) > 1 else 0
+    return bias._replace(positions=bias.positions[element : element + 1, :length])
 
 
 def _as(bias: LoweredBias, dtype: torch.dtype) -> LoweredBias:
@@ -262,12 +262,12 @@ def _score_blocks(q: Tensor, k: Tensor, problem: Problem, inputs: Inputs) -> Ite
 
 
 def _factors(dropout: Dropout, rows: slice, p: Tensor, problem: Problem) -> Tensor:
-    """What the probabilities `p` `(batch, kv_heads, group, rows, seq)` of a block are multiplied by: 0 where they are dropped."""
+    """Return dropout's factors for a block of probabilities `p` `(batch, kv_heads, group, rows, seq)`; 0 where dropped."""
     import torch
 
     queries, keys = torch.arange(rows.start, rows.start + p.shape[3]), torch.arange(p.shape[4])
-    kept = dropout.kept(problem.heads, queries.to(p.device), keys.to(p.device), problem.batch)
-    return kept.view(p.shape).to(p.dtype) * dropout.factor
+    survives = dropout.kept(problem.heads, queries.to(p.device), keys.to(p.device), problem.batch)
+    return survives.view(p.shape).to(p.dtype) * dropout.factor
 
 
 def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:

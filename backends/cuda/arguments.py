@@ -112,11 +112,11 @@ def _scores(problem: Problem, tensors: Mapping[str, Tensor | None]) -> tuple[flo
     form = problem.bias
     if form is None:
         return *(0 for _ in BIAS_TENSORS), 0, 0, 0, 0, 0, problem.softcap
-    given = [tensors.get(name) for name in BIAS_TENSORS]
+    tensors_of_bias = [tensors.get(name) for name in BIAS_TENSORS]
     positions = tensors.get("positions")
     apart = positions.stride(0) if positions is not None and len(positions) > 1 else 0
     sizes = (*form.sizes, 1, 1, 1)[:3]
-    return *(0 if x is None else x.data_ptr() for x in given), apart, form.entries, *sizes, problem.softcap
+    return *(0 if x is None else x.data_ptr() for x in tensors_of_bias), apart, form.entries, *sizes, problem.softcap
 
 
 def _view(tensor: Tensor | None) -> tuple[int, ...]:

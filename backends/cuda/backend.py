@@ -86,8 +86,8 @@ class CupyRaw(StepBackend):
             return f"fp32 on CUDA cores; {self._step_kernel(problem).name}"
         roles = ROLES if problem.requires_grad else ROLES[:1]
         names = (self._kernel(role, problem).name for role in roles)
-        own, size = problem.head_dim, padded(problem.head_dim)
-        wider = f"; head_dim {own} computed as {size}: {size / own:.2f} times the multiplications" if size > own else ""
+        dim, size = problem.head_dim, padded(problem.head_dim)
+        wider = f"; head_dim {dim} computed as {size}: {size / dim:.2f} times the multiplications" if size > dim else ""
         return f"{reason(problem.dtype, self._capability(problem))}{wider}; {', '.join(names)}"
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
@@ -219,8 +219,10 @@ def _all_rows(tensors: Tensors, problem: Problem) -> Problem:
 
 
 def _vectors(tensors: Tensors) -> bool:
-    """Whether every row of every view begins at a multiple of `VECTOR_BYTES`, is a multiple of it long, and follows within
-    `ROW_BYTES`."""
+    """True if each row of each view starts at a multiple of `VECTOR_BYTES` and is a multiple of it long.
+
+    Rows must also follow each other within `ROW_BYTES`.
+    """
     bits = apart = 0
     for name, x in tensors.items():
         if x is not None and name in VIEWS:

@@ -8,16 +8,18 @@ compiles for itself.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import re
+import sys
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dilkit import environment, files
-from dilkit.backends.cuda import nvrtc
 from dilkit.backends.cuda.table import CudaKernel
 from dilkit.device import Capability
 
@@ -44,17 +46,17 @@ def code_of(kernel: CudaKernel, capability: Capability) -> bytes:
 
 def compiler_version() -> tuple[int, int]:
     """The version of NVRTC. Raises RuntimeError where it cannot be loaded."""
-    major, minor = nvrtc.load().getVersion()
+    major, minor = load_nvrtc().getVersion()
     return major, minor
 
 
 def compiler_build() -> str:
-    """Which NVRTC it is to the patch level, such as "12.9.86 CL-36037853". Raises as `compiler_version`."""
-    return _build(nvrtc.load())
+    """Return NVRTC's version and build, such as "12.9.86 CL-36037853". Raises RuntimeError without NVRTC."""
+    return _build(load_nvrtc())
 
 
 def facts() -> tuple[str, str]:
-    """What machine code depends on beside the device and the kernel: the compiler, and all sources. Raises as it does."""
+    """Return the compiler's build and a digest of all sources, on which machine code depends. Raises without NVRTC."""
     digest = hashlib.sha256("".join(part for both in _texts().items() for part in both).encode()).hexdigest()
     return f"NVRTC {compiler_build()}", f"sources {digest[:16]}"
 
@@ -62,7 +64,7 @@ def facts() -> tuple[str, str]:
 def options_of(kernel: CudaKernel, capability: Capability) -> tuple[str, ...]:
     """The options of NVRTC: the architecture and every macro."""
     macros = (f"-D{name}={value}" for name, value in sorted(kernel.macros.items()))
-    return (f"--gpu-architecture={architecture(capability, nvrtc.load().getSupportedArchs())}", *OPTIONS, *macros)
+    return (f"--gpu-architecture={architecture(capability, load_nvrtc().getSupportedArchs())}", *OPTIONS, *macros)
 
 
 def architecture(capability: Capability, known: list[int]) -> str:
@@ -87,7 +89,7 @@ def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] |
 
     Raises RuntimeError with the log if NVRTC refuses the source.
     """
-    compiler, contents = nvrtc.load(), dict(texts or _texts())
+    compiler, contents = load_nvrtc(), dict(texts or _texts())
     headers = {name: text.encode() for name, text in contents.items() if name.endswith(".cuh")}
     program = compiler.createProgram(contents[source], source, list(headers.values()), [name.encode() for name in headers])
     try:
@@ -100,6 +102,41 @@ def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] |
         compiler.destroyProgram(program)
 
 
+def load_nvrtc() -> Any:
+    """Return CuPy's module of NVRTC, the compiler of CUDA, loaded at the first use. Raises RuntimeError where that fails.
+
+    CuPy takes an NVRTC that the process has loaded, else the first that `cuda.pathfinder` finds, which looks for that of CUDA 13
+    first: CuPy for CUDA 12 would compile with NVRTC 13, which knows no GPU before 7.5. So the one of CuPy's CUDA is loaded before
+    CuPy asks. Where the process has loaded NVRTC 13 before, CuPy takes that all the same.
+    """
+    try:
+        from cupy.cuda import driver, nvrtc
+
+        _load_library(driver.get_build_version() // 1000)
+        nvrtc.getVersion()
+    except Exception as error:
+        hint = "install it with: pip install 'dilkit[cuda12]', or 'dilkit[cuda13]' beside a torch for CUDA 13"
+        raise RuntimeError(f"NVRTC, the compiler of CUDA, cannot be loaded: {error}; {hint}") from error
+    return nvrtc
+
+
+@lru_cache(maxsize=1)
+def _load_library(major: int) -> None:
+    if path := installed_nvrtc(major):
+        ctypes.CDLL(str(path))
+
+
+def installed_nvrtc(major: int) -> Path | None:
+    """Return the library of the NVRTC package for CUDA 12; None without it, and for later CUDA, which CuPy finds itself."""
+    try:
+        files_of_package = metadata.files(f"nvidia-cuda-nvrtc-cu{major}") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    name = f"libnvrtc.so.{major}"
+    paths = (Path(file.locate()) for file in files_of_package if file.name == name)
+    return next(paths, None) if sys.platform == "linux" else None
+
+
 @lru_cache(maxsize=1)
 def _texts() -> dict[str, str]:
     """All files of the kernels, by name."""
@@ -108,7 +145,7 @@ def _texts() -> dict[str, str]:
 
 @lru_cache(maxsize=4)
 def _build(compiler: Any) -> str:
-    """What a compiler says of itself at the top of PTX that it writes: its version knows no patch level."""
+    """Read the build out of the head of compiled PTX, because `getVersion` has no patch level."""
     program = compiler.createProgram("", "nothing.cu", [], [])
     try:
         compiler.compileProgram(program, ())
@@ -131,7 +168,7 @@ def _place(source: str, arguments: tuple[str, ...]) -> Path | None:
 
 
 def _read(place: Path) -> bytes | None:
-    """What is kept there; None for nothing, for what is not as it was written, or if another user may have written it."""
+    """Return the cached code; None if it is missing or damaged, or if another user may have written it."""
     if why := files.why_others_may_write(place.parent) or files.why_others_may_write(place):
         _warn_that_none_are_kept(why)
         return None

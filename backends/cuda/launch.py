@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy.typing import NDArray
 
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda.arguments import ARGUMENTS
-from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once, multiprocessors
 from dilkit.backends.cuda.table import CudaKernel
 from dilkit.backends.tiles.counters import Counters
 from dilkit.device import capturing, current
@@ -22,11 +22,11 @@ class CudaLauncher(Protocol):
     """Runs CUDA kernels on a device."""
 
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
-        """How many blocks of `kernel` run at once on all of `device`; 1 or more. May compile it."""
+        """Return the resident blocks of `kernel` on all of `device`, at least 1. May compile it."""
         ...
 
     def at_least_resident(self, kernel: CudaKernel, device: torch.device) -> int:
-        """The same of a kernel of tall tiles, or fewer, without compiling it."""
+        """Return at most `resident` for a kernel of tall tiles, without compiling it."""
         ...
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
@@ -120,3 +120,35 @@ def _load(kernel: CudaKernel, device: torch.device) -> _Loaded:
     if blocks < 1:
         raise RuntimeError(f"kernel {kernel} does not fit on {properties.name}; use another backend")
     return _Loaded(function, blocks * properties.multi_processor_count)
+
+
+@dataclass(frozen=True)
+class Multiprocessors:
+    """Number of a device's multiprocessors; threads and bytes of shared memory of each."""
+
+    count: int
+    threads: int
+    shared_bytes: int
+
+
+def multiprocessors(device: torch.device) -> Multiprocessors:
+    """Return the multiprocessors of `device`, in microseconds."""
+    import torch
+    from cupy.cuda import runtime
+
+    properties = torch.cuda.get_device_properties(device)
+    # CUDA is asked, for torch tells of shared memory from 2.7 on only. This makes no context on the device.
+    shared_bytes = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerMultiprocessor, device.index)
+    return Multiprocessors(properties.multi_processor_count, properties.max_threads_per_multi_processor, shared_bytes)
+
+
+def blocks_at_once(kernel: CudaKernel, device: Multiprocessors) -> int:
+    """Return a lower bound, at least 1, of the resident blocks of a kernel of tall tiles, without compiling it.
+
+        blocks of a multiprocessor = min(BLOCKS, its threads / THREADS, its shared memory / dynamic bytes)
+
+    The compiler limits registers for BLOCKS; code that needs fewer runs more blocks. Static shared memory is not in the table:
+    it limits no kernel of tall tiles, as tests check.
+    """
+    by_shared = device.shared_bytes // kernel.shared_bytes if kernel.shared_bytes else kernel.blocks
+    return max(1, min(kernel.blocks, device.threads // kernel.threads, by_shared)) * device.count

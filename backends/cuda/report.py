@@ -1,4 +1,4 @@
-"""What the compiler reports of a kernel: registers, spills, stack and shared memory."""
+"""Kernel resources from the compiler's log: registers, spills, stack and shared memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _ENTRY = re.compile(
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel takes: registers of a thread, bytes of a thread's stack and of its spilled registers, bytes of static
-    shared memory of a block."""
+    """Resources of a kernel: registers, bytes of stack and of spills of a thread; bytes of static shared memory of a block."""
 
     name: str
     architecture: str

@@ -1,4 +1,4 @@
-"""Which CUDA kernel computes what: one table, first match wins."""
+"""A table that maps calls to CUDA kernels; the first match wins."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class Config:
-    """How a kernel is compiled for `head_dims`, on devices of capability `since` and above, but below `before`: see `CudaKernel`.
+    """Build options of a kernel for `head_dims`, for capabilities from `since` to below `before`: see `CudaKernel`.
 
-    `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element. `changed`: whether for kernels
-    with a softcap or a bias, which want more registers, or for the others; None: for both.
+    `shared_rows`: rows of the padded head_dim in dynamic shared memory, 2 bytes an element. `changed`: True for kernels
+    with a softcap or a bias, which need more registers, False for the others, None for both.
     """
 
     head_dims: tuple[int, ...]
@@ -61,7 +61,7 @@ class Config:
     changed: bool | None = None
 
     def serves(self, head_dim: int, capability: Capability, changed: bool) -> bool:
-        """Whether it is for kernels of this padded head_dim on such a device."""
+        """True if this entry applies to the padded head_dim and the capability."""
         return head_dim in self.head_dims and self.since <= capability < self.before and self.changed in (None, changed)
 
     def resident(self, changed: bool) -> int:
@@ -185,8 +185,8 @@ def kernel_for(
     Raises ValueError for what no kernel serves.
     """
     size = padded(head_dim)
-    asked = tuple((name, 1) for name, wanted in (("PACKED", packed), ("DROPOUT", dropout)) if wanted)
-    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *asked, *scores
+    flags = tuple((name, 1) for name, wanted in (("PACKED", packed), ("DROPOUT", dropout)) if wanted)
+    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *flags, *scores
     changed = scores != ()
     for family in TABLE:
         if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:

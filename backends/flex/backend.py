@@ -36,7 +36,7 @@ Attend = Callable[..., "tuple[Tensor, Tensor]"]
 
 @cache
 def _returns_lse() -> bool:
-    """Whether FlexAttention has the argument by which `lse` is asked for here; it came after FlexAttention itself."""
+    """True if this torch's FlexAttention can return `lse` (`AuxRequest`)."""
     from torch.nn.attention import flex_attention as flex
 
     return hasattr(flex, "AuxRequest")
@@ -61,13 +61,13 @@ class Flex(Backend):
     priority = 2
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        found = [*super().refusals(problem)]
+        refusals = [*super().refusals(problem)]
         if problem.head_dim < LEAST_HEAD_DIM:
-            found.append(Refusal("head_dim", str(problem.head_dim), f"at least {LEAST_HEAD_DIM}"))
+            refusals.append(Refusal("head_dim", str(problem.head_dim), f"at least {LEAST_HEAD_DIM}"))
         if problem.seq >= 2**31 // 2:
-            found.append(Refusal("seq", f"{problem.seq:,}", "rows are counted in 32 bits"))
-        if found:  # so far without a table having been made, or torch imported
-            return tuple(found)
+            refusals.append(Refusal("seq", f"{problem.seq:,}", "rows are counted in 32 bits"))
+        if refusals:  # so far without a table having been made, or torch imported
+            return tuple(refusals)
         if not _returns_lse():
             return (
                 Refusal(
@@ -78,8 +78,8 @@ class Flex(Backend):
 
         if (cells := max(map(table_cells, problem.forms), default=0)) > MOST_CELLS:
             limit = f"at most {MOST_CELLS:,} cells of a table of runs"
-            found.append(Refusal("branch kind", f"{cells:,} cells", limit, "fewer runs of keys a row, or backend='reference'"))
-        return tuple(found)
+            refusals.append(Refusal("branch kind", f"{cells:,} cells", limit, "fewer runs of keys a row, or backend='reference'"))
+        return tuple(refusals)
 
     def detail(self, problem: Problem) -> str:
         return (
@@ -146,9 +146,9 @@ class Flex(Backend):
 
 
 def _mixes_poison(inputs: Inputs) -> bool:
-    """Whether a packed call has keys or values that are not finite: in the block of another sequence, 0 times them is NaN.
+    """True if packed keys or values are not finite: in the block of another sequence, 0 times them is NaN.
 
-    Not looked at while a CUDA graph is captured.
+    False without a look while a CUDA graph is captured.
     """
     if inputs.cu_seqlens is None or capturing(inputs.key.device):
         return False
@@ -178,7 +178,7 @@ def _recording() -> Iterator[None]:
 
 @lru_cache(maxsize=COMPILED)
 def _compiled(key: tuple[Any, ...]) -> Attend:
-    """A compiled function of its own for each key: torch counts compilations by code object, and gives up after a few."""
+    """A compiled function of its copied for each key: torch counts compilations by code object, and gives up after a few."""
     import torch
     from torch.nn.attention import flex_attention as flex
 
@@ -187,6 +187,6 @@ def _compiled(key: tuple[Any, ...]) -> Attend:
         out, aux = flex.flex_attention(*(q, k, v, score_mod, block_mask, scale, grouped), return_aux=flex.AuxRequest(lse=True))
         return out, aux.lse
 
-    own = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
-    function: Attend = torch.compile(own, fullgraph=True, dynamic=False)
+    copied = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
+    function: Attend = torch.compile(copied, fullgraph=True, dynamic=False)
     return function

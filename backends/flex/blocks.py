@@ -1,4 +1,4 @@
-"""Which blocks of rows and columns may hold a pair that a form shows, and which hold nothing else. No pair is looked at.
+"""Blocks of rows and columns that hold some visible pair, or only visible pairs; found without listing pairs.
 
        columns, in blocks of `BLOCK`
 rows   some   at least all blocks that hold a pair: others are passed over
@@ -50,7 +50,7 @@ def ended(some: Tensor, whole: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks are set in each row, and the columns of all, those first: int32."""
+    """Return the number of set blocks of each row, and the columns sorted with set ones first: int32."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
@@ -79,7 +79,7 @@ def _of_form(form: Form, count: int) -> tuple[Bools, Bools]:
 
 
 def _share(runs: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """How many positions of each block lie in one of the runs, which have none in common."""
+    """Count the positions of each block that lie in one of the disjoint runs."""
     change = np.zeros(count * BLOCK + 1, np.int64)
     for bounds, step in ((runs[:, 0], 1), (runs[:, 1], -1)):
         np.add.at(change, np.minimum(bounds, count * BLOCK), step)

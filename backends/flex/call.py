@@ -34,7 +34,7 @@ Mod = Callable[..., Any]
 
 
 class FlexCall(NamedTuple):
-    """What `flex_attention` is called with; tensors `(batch, heads, padded, head_dim)`.
+    """Arguments of `flex_attention`; tensors `(batch, heads, padded, head_dim)`.
 
     `score_mod` makes the change of scores of the weights of a bias, through which they have their gradient.
     """
@@ -50,7 +50,7 @@ class FlexCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What calls of one pattern share: the count of a pair, and the blocks that may hold one."""
+    """Tables shared by the calls of a pattern: the count of a pair, and the blocks that may hold one."""
 
     count: Shows
     some: Tensor
@@ -66,10 +66,10 @@ def padded(seq: int) -> int:
 
 def prepare(problem: Problem, rows: int, device: torch.device) -> Prepared:
     """The count and the blocks for calls with as many rows as `rows`, made once for a padded length."""
-    kept = padded(rows) if not problem.varlen else 0
+    length = padded(rows) if not problem.varlen else 0
     heads = problem.heads, problem.kv_heads
-    key = "flex", problem.pattern.to_json(), heads, problem.is_causal, kept, problem.seq if problem.varlen else 0, str(device)
-    return plan.cached(key, _prepare, problem, kept, device)
+    key = "flex", problem.pattern.to_json(), heads, problem.is_causal, length, problem.seq if problem.varlen else 0, str(device)
+    return plan.cached(key, _prepare, problem, length, device)
 
 
 def _prepare(problem: Problem, length: int, device: torch.device) -> Prepared:
@@ -115,7 +115,7 @@ def _padded(x: Tensor, length: int) -> Tensor:
 
 
 def _places(cu_seqlens: Tensor, length: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Of each row the number of its sequence, one more for those after the last, and its place in it, int32."""
+    """Return each row's sequence number and position in the sequence, int32; rows after the last get one number more."""
     rows = torch.arange(length, dtype=torch.int32, device=cu_seqlens.device)
     number = torch.searchsorted(cu_seqlens, rows, right=True).to(torch.int32) - 1
     return number, (rows - cu_seqlens[number.long()]).clamp(max=longest - 1)  # tables have no place for rows after the last
@@ -147,20 +147,20 @@ def _score_mod(
         return None
     softcap, bias = problem.softcap, inputs.bias
     if bias is not None and bias.positions is not None:
-        given, length = bias.positions, padded(inputs.query.shape[1])
-        bias = bias._replace(positions=F.pad(given, (0, 0, 0, length - given.shape[1])))
+        positions, length = bias.positions, padded(inputs.query.shape[1])
+        bias = bias._replace(positions=F.pad(positions, (0, 0, 0, length - positions.shape[1])))
     place = None if packed is None else packed[1]
 
     def of_weights(weights: Tensor | None) -> Mod:
-        own = None if bias is None or weights is None else bias_of(bias._replace(weights=weights))
+        added_bias = None if bias is None or weights is None else bias_of(bias._replace(weights=weights))
 
         def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            at, to = (i, j) if place is None else (place[i], place[j])
+            query_at, key_at = (i, j) if place is None else (place[i], place[j])
             if softcap:
                 score = softcap * torch.tanh(score / softcap)
-            if own is not None and bias is not None:
-                score = score + (own(b, h, at, to) if bias.positions is None else own(b, h, i, j))
-            return score + torch.log(count(b, h, at, to).clamp(min=1).to(torch.float32)) if several else score
+            if added_bias is not None and bias is not None:
+                score = score + (added_bias(b, h, query_at, key_at) if bias.positions is None else added_bias(b, h, i, j))
+            return score + torch.log(count(b, h, query_at, key_at).clamp(min=1).to(torch.float32)) if several else score
 
         return score_mod
 
@@ -203,8 +203,8 @@ def given_pairs(layout: Tensor, problem: Problem, length: int) -> Shown:
 
     def shows(b: Any, h: Any, i: Any, j: Any) -> Any:
         served = (h >= first) & (h < stop)
-        own = seen[b if batches > 1 else b * 0, h if heads > 1 else h * 0, i // form.block, j // form.block]
-        return (served & own).to(torch.int32)
+        visible = seen[b if batches > 1 else b * 0, h if heads > 1 else h * 0, i // form.block, j // form.block]
+        return (served & visible).to(torch.int32)
 
     return shows
 
@@ -231,8 +231,8 @@ def bias_of(bias: LoweredBias) -> Bias:
     def apart(b: Any, i: Any, j: Any) -> list[Any]:
         if positions is None:
             return [i - j]
-        at = b if len(positions) > 1 else b * 0
-        return [positions[at, i, k] - positions[at, j, k - form.dims] for k in range(form.dims)]
+        batch = b if len(positions) > 1 else b * 0
+        return [positions[batch, i, k] - positions[batch, j, k - form.dims] for k in range(form.dims)]
 
     def distance(b: Any, h: Any, i: Any, j: Any) -> Any:
         parts = apart(b, i, j)

@@ -1,4 +1,4 @@
-"""Which pairs forms show, in torch's operators on indices, from which FlexAttention generates kernels.
+"""Visibility of pairs as torch operators on indices, from which FlexAttention generates kernels.
 
 count(h, i, j) = number of forms that serve h and show (i, j), less what they leave out      h, i, j: tensors of indices
 """
@@ -51,7 +51,7 @@ def counter(forms: Sequence[Form], seq: int, device: torch.device) -> Shows:
 
 
 def shown_by_several(problem: Problem) -> bool:
-    """Whether a count may be more than 1: forms of several branches serve one head, and each of them counts."""
+    """True if a pair may count more than once: forms of several branches serve one head under overlap="count"."""
     served = {(form.branch, head) for form in problem.forms for head in range(*form.heads)}
     return problem.pattern.overlap == "count" and len(served) > len({head for _, head in served})
 
@@ -64,7 +64,7 @@ def table_cells(form: Form) -> int:
 
 
 def _shows(form: Form, seq: int, device: torch.device) -> Shows:
-    """Whether a form shows a pair, but for other forms' pairs that it leaves out one by one."""
+    """Return a predicate for the pairs of a form, before pairs of other forms are subtracted."""
     own, (first, stop) = _of_kind(form, seq, device), form.heads
     rows, columns = (None if runs is None else _among(runs, seq, device) for runs in (form.without_rows, form.without_columns))
 
@@ -143,12 +143,12 @@ def _runs(table: RunTable, seq: int, device: torch.device) -> Shows:
 
 
 def _of_table(table: RunTable, run_of: Tensor, seq: int) -> Shows:
-    """By a table of runs of rows and of the pieces that columns fall into between any two ends of their runs."""
+    """Return a predicate that looks pairs up by run of rows and by piece of columns between any two ends of runs."""
     edges = np.unique(table.columns)
     steps = np.zeros((len(table.runs), len(edges) + 1), np.int32)
-    row, at = np.repeat(np.arange(len(table.runs)), table.runs), np.searchsorted(edges, table.columns) + 1
-    np.add.at(steps, (row, at[:, 0]), 1)
-    np.add.at(steps, (row, at[:, 1]), -1)
+    row, piece = np.repeat(np.arange(len(table.runs)), table.runs), np.searchsorted(edges, table.columns) + 1
+    np.add.at(steps, (row, piece[:, 0]), 1)
+    np.add.at(steps, (row, piece[:, 1]), -1)
     sees = torch.from_numpy(steps.cumsum(1) > 0).to(run_of.device)
     piece_of = torch.from_numpy(np.searchsorted(edges, np.arange(max(seq, 1)), side="right")).to(run_of.device, torch.int32)
     return lambda h, i, j: sees[run_of[i], piece_of[j]]
@@ -162,18 +162,18 @@ def _grid(form: Grid) -> Shows:
         near = i == i
         for dim, (size, width, step) in enumerate(zip(form.shape, form.kernel, form.dilation, strict=True)):
             cells = prod(form.shape[dim + 1 :])
-            at, to = i // cells % size, j // cells % size
-            start = at // step - width // 2
+            row, column = i // cells % size, j // cells % size
+            start = row // step - width // 2
             if not cut:  # the last start of a window among the coordinates of this residue
-                start = start.clamp(min=0).minimum((size - 1 - at % step) // step + 1 - width)
-            near = near & (at % step == to % step) & (to // step >= start) & (to // step < start + width)
+                start = start.clamp(min=0).minimum((size - 1 - row % step) // step + 1 - width)
+            near = near & (row % step == column % step) & (column // step >= start) & (column // step < start + width)
         return near
 
     return shows
 
 
 def _among(runs: Positions, seq: int, device: torch.device) -> Tensor:
-    """Which positions lie in one of the runs `(n, 2)`, bool `(seq,)`."""
+    """Return a mask of the positions inside the runs `(n, 2)`, bool `(seq,)`."""
     change = np.zeros(max(seq, 1) + 1, np.int32)
     for bounds, step in ((runs[:, 0], 1), (runs[:, 1], -1)):
         np.add.at(change, np.minimum(bounds, max(seq, 1)), step)

@@ -117,8 +117,8 @@ class Native(Backend):
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
         query, key, value, mask, cu_seqlens, _, dropout, bias, layout = inputs
         tables = None if layout is None else _given(layout, problem)
-        further = mask, cu_seqlens, dropout, bias, tables
-        *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *further)
+        options = mask, cu_seqlens, dropout, bias, tables
+        *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *options)
         gradients = tuple(sums) if query.dtype == lse.dtype else _rounded(sums, query.dtype)
         return gradients if parts is None else (*gradients, parts.sum(0).to(lse.dtype))
 
@@ -138,23 +138,23 @@ def _rounded(sums: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def _pattern_refusals(problem: Problem) -> list[Refusal]:
-    """What the tables of the kernel cannot hold, and what it does not know."""
-    forms, found = problem.forms, []
+    """Return the refusals of patterns that the kernel's tables cannot express."""
+    forms, refusals = problem.forms, []
     if (branches := len(kernel_branches(forms))) > MAX_BRANCHES:
-        found.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
+        refusals.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
     in_numbers = problem.pattern.overlap == "once" or any(isinstance(form, Grid) for form in forms)
     if in_numbers and problem.seq > MOST_TOKENS and not all(isinstance(form, Segments) for form in forms):
-        found.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
+        refusals.append(Refusal("seq", f"{problem.seq:,}", f"at most {MOST_TOKENS:,} on a grid, or for a mix that counts once"))
     left_out = (forms[at] for form in forms for at in form.without)
     if any(isinstance(other, Band) and (other.begin or other.back != other.ahead) for other in left_out):
         limit = "no band that begins at a distance, or reaches farther back than ahead, is left out pair by pair"
-        found.append(Refusal("overlap", "'once'", limit, 'overlap="count", or backend="reference"'))
+        refusals.append(Refusal("overlap", "'once'", limit, 'overlap="count", or backend="reference"'))
     if any(_differ_in_left_out(one, other) for one, other in combinations(forms, 2)):
         limit = "segments of a head without the same rows and columns"  # they share their keys' scores
-        found.append(Refusal("pattern", "segments that differ in those", limit, 'backend="reference"'))
+        refusals.append(Refusal("pattern", "segments that differ in those", limit, 'backend="reference"'))
     if (window := widest_window(problem)) > MOST_WINDOW:
-        found.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
-    return found
+        refusals.append(Refusal("window", f"{window:,}", f"at most {MOST_WINDOW:,}, or the whole sequence"))
+    return refusals
 
 
 def _differ_in_left_out(one: Form, other: Form) -> bool:
@@ -174,7 +174,7 @@ def _check_lengths(problem: Problem, lengths: Tensor) -> None:
 
 
 def is_built() -> bool:
-    """Whether the compiled kernel is there."""
+    """True if the compiled kernel is installed."""
     return not missing_modules((f"{__package__}._native",))
 
 

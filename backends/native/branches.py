@@ -54,7 +54,7 @@ class BranchArrays(NamedTuple):
 
 
 class KernelBranch(NamedTuple):
-    """What forms of the branch `number` of a pattern have in common."""
+    """Fields shared by the forms of branch `number` of a pattern."""
 
     number: int
     kind: int
@@ -65,7 +65,7 @@ class KernelBranch(NamedTuple):
 
     @classmethod
     def of(cls, form: Form) -> KernelBranch:
-        """The one that a form belongs to."""
+        """Return the kernel branch of a form."""
         none = (1,) * 10
         if isinstance(form, Segments):
             return cls(form.branch, SEGMENTS, form.length, 0, form.rate, none)
@@ -85,8 +85,8 @@ def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
 
 def given_branch(forms: Sequence[Form]) -> int:
     """The place of the branch of the kernel whose tables each call gives; -1: there is none."""
-    given = [KernelBranch.of(form) for form in forms if isinstance(form, GivenBlocks)]
-    return kernel_branches(forms).index(given[0]) if given else -1
+    branches = [KernelBranch.of(form) for form in forms if isinstance(form, GivenBlocks)]
+    return kernel_branches(forms).index(branches[0]) if branches else -1
 
 
 def branch_arrays(problem: Problem) -> BranchArrays:

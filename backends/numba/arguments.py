@@ -20,7 +20,7 @@ class ProblemSizes(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a problem asks for: `causal` and `once` are 0 or 1."""
+    """Options of a problem; `causal` and `once` are 0 or 1."""
 
     causal: int
     once: int
@@ -78,7 +78,7 @@ def _from_first_to_last(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel divides its work: score tiles of `rows` by `columns`, computed by blocks of `down x across` threads.
+    """Sizes of a kernel: score tiles of `rows` by `columns`, computed by blocks of `down x across` threads.
 
     `head_dim` is padded: a multiple of `4 * across`. `down` divides `rows` and `columns`; `across` and 4 divide `columns`. There
     are at least as many threads as rows, and a multiple of `columns`.
@@ -102,7 +102,7 @@ class Tiling:
 
     @property
     def column_tile(self) -> tuple[int, int, int]:
-        """The same of the columns."""
+        """Shape of a tile of columns in shared memory, as `row_tile`."""
         return self.columns, self.head_dim // 4 + 1, 4
 
     @property

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dilkit.backend import Limits
 from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.numba.arguments import LaunchGroup, Options, ProblemSizes, TensorView, Tiling, mask_view, view
-from dilkit.backends.numba.tilings import MAX_HEAD_DIM, tiling_for
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule, proof_facts
 from dilkit.backends.tiles.schedule import TILE
@@ -33,11 +32,40 @@ MAX_BLOCKS = 2**31 - 1
 """Blocks of a launch."""
 
 
+MAX_HEAD_DIM = 128
+
+FORWARD = (
+    Tiling(head_dim=16, rows=64, columns=32, down=32, across=4),
+    Tiling(head_dim=32, rows=64, columns=32, down=16, across=8),
+    Tiling(head_dim=64, rows=64, columns=32, down=8, across=16),
+    Tiling(head_dim=96, rows=32, columns=32, down=8, across=8),
+    Tiling(head_dim=128, rows=32, columns=32, down=8, across=16),
+)
+BACKWARD = (
+    Tiling(head_dim=16, rows=64, columns=32, down=32, across=4),
+    Tiling(head_dim=32, rows=64, columns=32, down=16, across=8),
+    Tiling(head_dim=64, rows=32, columns=32, down=8, across=16),
+    Tiling(head_dim=128, rows=32, columns=16, down=8, across=16),
+)
+"""Static shared memory is at most 48 KB a block, which holds fewer rows where two tensors of a tile stay in it. All sizes are
+guesses until they are measured on a GPU."""
+
+TABLE = {"forward": FORWARD, "dots": FORWARD, "dquery": BACKWARD, "dkeyvalue": BACKWARD}
+
+
+def tiling_for(role: str, head_dim: int) -> Tiling:
+    """The first tiling that holds `head_dim`. Raises ValueError where none does."""
+    for tiling in TABLE[role]:
+        if head_dim <= tiling.head_dim:
+            return tiling
+    raise ValueError(f"head_dim={head_dim}: kernels are made for at most {MAX_HEAD_DIM}; use another backend")
+
+
 class NumbaLauncher(Protocol):
     """Runs the kernels in numba.cuda."""
 
     def tiling(self, role: str, head_dim: int) -> Tiling:
-        """How the kernel of a role divides its work."""
+        """Return the tiling of the kernel of a role."""
         ...
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
@@ -113,12 +141,12 @@ class NumbaCuda(TiledBackend):
         schedule.keep_while_used()
         options = Options(int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale)
         key, value = (without_ignored(tensors[name], mask) for name in ("key", "value"))
-        given = mask_view(mask, schedule.data), *(view(x) for x in (tensors["query"], key, value))
+        views = mask_view(mask, schedule.data), *(view(x) for x in (tensors["query"], key, value))
         for i, part in enumerate(schedule.groups):
             tiles = _records(schedule.data, part.tiles, part.tile_count)
             branches = _records(schedule.data, part.branches, len(part.group.branches))
             group, blocks = LaunchGroup(tiles, branches, int(i == 0)), part.tile_count * problem.batch
-            self._launch(role, problem, tiling, blocks, options, group, *given, *_results(role, tensors))
+            self._launch(role, problem, tiling, blocks, options, group, *views, *_results(role, tensors))
 
     def _launch(self, role: str, problem: Problem, tiling: Tiling, blocks: int, *arguments: Any) -> None:
         if blocks > MAX_BLOCKS:
@@ -130,7 +158,7 @@ class NumbaCuda(TiledBackend):
 
 @lru_cache(maxsize=1)
 def _compiler_facts() -> tuple[str, ...]:
-    """What compiled kernels depend on beside the device: numba, and the files of this folder."""
+    """Return numba's versions and a digest of this folder: compiled kernels depend on both."""
     import numba
 
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
@@ -167,7 +195,7 @@ def _as_arrays(x: Any) -> Any:
 
 
 def _device(arguments: tuple[Any, ...]) -> torch.device:
-    """Where they all are: of every kernel, some argument is a view."""
+    """Return the device of a kernel's arguments, of which at least one is a view."""
     return next(x for x in arguments if isinstance(x, TensorView)).numbers.device
 
 

@@ -1,4 +1,4 @@
-"""What numba.cuda and its simulator do differently, and the numbers that all device functions use.
+"""Differences of numba.cuda and its simulator, and the constants of all device functions.
 
 The simulator runs kernels on the CPU, as Python. `NUMBA_ENABLE_CUDASIM` chooses it before numba is first imported.
 """

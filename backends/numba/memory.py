@@ -1,4 +1,4 @@
-"""What a block of every kernel has in shared memory."""
+"""Shared memory of a block, for every kernel."""
 
 from __future__ import annotations
 

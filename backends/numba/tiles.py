@@ -59,8 +59,10 @@ class Columns(NamedTuple):
 
 
 class RowTerms(NamedTuple):
-    """Of each row of a thread: what is added to scores in base 2, delta of a query, and the last position that a query sees, or
-    the first that sees a key."""
+    """Terms of each row of a thread: the bias of its scores in base 2, and delta of a query.
+
+    `limits`: the last position that a query sees, or the first that sees a key.
+    """
 
     biases: Any
     deltas: Any
@@ -76,7 +78,7 @@ def thread_at(x, y, across, down):
 
 @device
 def tile_of(block, group, batch):
-    """What block number `block` of the launch of a group computes."""
+    """Return the tile that block number `block` of a group's launch computes."""
     tiles, tile = group.tiles, block // batch
     head, rows = int32(tiles[tile, 3] & 0xFFFF), int32(tiles[tile, 3] >> 16)
     return Tile(tiles[tile, 0], tiles[tile, 1], tiles[tile, 2], head, rows, block % batch)
@@ -104,7 +106,7 @@ def load(tile, source, positions, start, thread):
 
 @device
 def column(thread, j):
-    """Which of an accumulator's columns is number `j` of a thread: its quads are `across` apart."""
+    """Return the accumulator's column that is number `j` of a thread; the thread's quads are `across` apart."""
     return (thread.x + j // 4 * thread.across) * 4 + j % 4
 
 

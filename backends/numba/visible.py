@@ -1,4 +1,4 @@
-"""Which keys the rows of a tile see, and how often: device functions. The same with queries and keys exchanged.
+"""Device functions that list the keys which a tile of queries sees, or the queries which see a tile of keys.
 
 All rows of a tile see the same keys. They are listed as runs: of each branch, shortest segment first, the positions that are
 congruent to the tile's row modulo the dilation rate, without the stretch that an earlier branch of a dividing rate has listed. A
@@ -94,14 +94,14 @@ def visible_position(visible, index, branch_count, chosen, row, once):
 @device
 def branches_of_head(branches, head):
     """The bit set of the branches that serve query head `head`."""
-    found = 0
+    serving = 0
     for b in range(branches.shape[0]):
         if branches[b, 2] <= head < branches[b, 3]:
-            found |= 1 << b
-    return found
+            serving |= 1 << b
+    return serving
 
 
 @device
 def masked(mask, batch, position):
-    """Whether the key at `position` is to be ignored."""
+    """True if the mask ignores the key at `position`."""
     return mask.present and mask.numbers[uint64(batch * mask.batch + position * mask.row)] != 0

@@ -37,7 +37,7 @@ def key_value_rows(key, value, tile, sizes):
 
 @device
 def find_rows(memory, tile, thread):
-    """Where the tile's rows are; -1 beyond the last."""
+    """Write the positions of the tile's rows; -1 beyond the last."""
     if thread.number < memory.rows.shape[0]:
         memory.rows[thread.number] = tile.row + thread.number * tile.step if thread.number < tile.rows else -1
 
@@ -88,7 +88,7 @@ def look_up_queries(memory, window, tile, head, chosen, group, lse, delta, once,
 
 @device
 def start_query_terms(terms, lse, delta, memory, tile, causal, thread):
-    """What the scores and gradients of the rows of a query tile need."""
+    """Load the terms of the scores and gradients of a query tile's rows."""
     for i in range(terms.limits.shape[0]):
         position = memory.rows[thread.y + i * thread.down]
         total = lowered(lse[tile.batch, tile.head, max(position, 0)])
@@ -100,7 +100,7 @@ def start_query_terms(terms, lse, delta, memory, tile, causal, thread):
 
 @device
 def start_key_terms(terms, mask, memory, tile, causal, thread):
-    """What the scores of the rows of a key tile need."""
+    """Load the terms of the scores of a key tile's rows."""
     for i in range(terms.limits.shape[0]):
         position = memory.rows[thread.y + i * thread.down]
         terms.biases[i] = NEG_INF if masked(mask, tile.batch, max(position, 0)) else ZERO

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def has_parts(problem: Problem) -> bool:
-    """Whether a row may have several partial results: of several branches, or of the tiles of one."""
+    """True if a row may have several partial results, from several branches or from tiles of one."""
     return len(problem.pattern.branches) > 1 or not problem.pattern.only_segments
 
 

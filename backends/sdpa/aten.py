@@ -55,7 +55,7 @@ def cpu_backward(
 
 
 def _at_least_two(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same problems, but a single one twice.
+    """Repeat a single problem, and return several unchanged.
 
     torch gives whole problems to threads, but splits the matmuls of a single one, and the split changes the rounding.
     """

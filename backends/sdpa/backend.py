@@ -109,7 +109,10 @@ class SDPA(Backend):
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
         adding = self.row_kernels or row_kernels(query, problem)
-        totals = [_gradient(x, problem, kv, adding) for x, kv in ((query, False), (key, True), (value, True))]
+        totals = [
+            FusedGradient(x, problem, adding, kv) if adding else GradientAccumulator(x, problem, kv)
+            for x, kv in ((query, False), (key, True), (value, True))
+        ]
         with kernel.active():
             for call in _calls(problem, (q, do, out), (k, v), fused=adding is not None):
                 ignored = _ignored_keys(call, key_padding_mask, problem.heads)
@@ -163,15 +166,11 @@ def _partial(
 
 
 def _merges(problem: Problem) -> tuple[str, ...]:
-    """How the results of calls on a CUDA device are merged."""
+    """Describe how results are merged on a CUDA device; empty on others."""
     if problem.device.type != "cuda":
         return ()
     reason = why_eager(problem)
     return (f"merges by eager operators: {reason}" if reason else "merges by one kernel a call",)
-
-
-def _gradient(like: Tensor, problem: Problem, kv: bool, adding: RowKernels | None) -> GradientAccumulator:
-    return FusedGradient(like, problem, adding, kv) if adding else GradientAccumulator(like, problem, kv)
 
 
 def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...], fused: bool) -> tuple[StridedCall, ...]:

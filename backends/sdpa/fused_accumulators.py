@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RowKernels(Protocol):
-    """What `row_kernels` does: tensors `(batch, heads, rows, head_dim)` in any strides, and `lse` without the last dimension."""
+    """Interface of `row_kernels`: tensors `(batch, heads, rows, head_dim)` of any strides, `lse` `(batch, heads, rows)`."""
 
     def merge(self, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
         """Merge a partial result into `out` and `lse`. Rows whose lse is -inf are not read."""

@@ -1,8 +1,9 @@
-"""Whether one kernel of our own merges the results of a call: on CUDA devices that Triton compiles for, where they proved right.
+"""Choice between one kernel of our own and torch's operators to merge the results of a call on a CUDA device.
 
     device, installed modules --why_eager--> a reason, or the kernels --failure--> a warning, or FusedOutput and FusedGradient
 
-Otherwise torch's operators merge, in about forty launches a call. A proof takes milliseconds, so each process makes its own.
+The kernel needs a device that Triton compiles for, and must prove right. Torch's operators take about forty launches a call.
+A proof takes milliseconds, so each process makes its own.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _proven(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def failure(kernels: RowKernels, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """What is wrong with results of `kernels` for tensors of `dtype`, in sums of fp32 and of `dtype`; empty if they are right."""
+    """Return what `kernels` compute wrong for tensors of `dtype`, with sums in fp32 and in `dtype`; empty if nothing."""
     checks = {"merges": _merge_is_right, "sums of gradients": _add_is_right}
     wrong = [name for name, check in checks.items() if not check(kernels, device, dtype, head_dim)]
     return f"kernels compute wrong {' and '.join(wrong)} of {dtype} and head_dim {head_dim}" if wrong else ""

@@ -5,6 +5,7 @@ The functions that call them, and what these take and return, are in `aten`.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING
 from dilkit.backend import Limits, Refusal
 from dilkit.backends.sdpa import aten
 from dilkit.backends.sdpa.grids import FORMS, form_grids
-from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -56,9 +56,50 @@ class SdpaKernel:
         return [Refusal("varlen", "yes", "only with is_causal=True: the kernel takes no mask, and segments are padded")]
 
 
+# Layouts that kernels accept. Calls are views, so a whole tensor is handed over as it is, or as a copy.
+#
+#     CPU      no two rows share memory
+#     CUDA     every row begins at a multiple of 16 bytes, or of a row that is shorter
+#     cuDNN    as CUDA, and no stride is 0
+#
+# torch caches cuDNN's plan of a backward pass by the sizes and strides of query, key and value, but the plan holds those of `out`
+# and `dout` too: they have to follow from the query's (`equal_strides` of `SdpaKernel`).
+VECTOR_BYTES = 16
+
+
+def cpu_layout(x: Tensor) -> Tensor:
+    """`x` `(batch, seq, heads, head_dim)`, or a copy if its rows share memory.
+
+    torch's kernel leaves results unwritten if rows of the query do, and refuses other such tensors of 16 bits.
+    """
+    return x.contiguous() if x.stride(1) < x.shape[3] else x
+
+
+def cuda_layout(x: Tensor) -> Tensor:
+    """`x` `(batch, seq, heads, head_dim)`, or a copy if its rows do not begin where kernels read whole vectors."""
+    import torch
+
+    size = x.element_size()
+    places = (x.data_ptr(), *(stride * size for stride in _strides(x)))
+    unit = math.gcd(VECTOR_BYTES, x.shape[3] * size)
+    if all(place % unit == 0 for place in places):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)  # `contiguous` would leave a contiguous part of a tensor where it is
+
+
+def cudnn_layout(x: Tensor) -> Tensor:
+    """`cuda_layout`, or a copy if `x` is expanded: cuDNN takes no stride of 0."""
+    return x.contiguous() if 0 in _strides(x) else cuda_layout(x)
+
+
+def _strides(x: Tensor) -> list[int]:
+    """The strides that are used, but for the last."""
+    return [stride for size, stride in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
+
+
 @lru_cache(maxsize=64)
 def installed(module: str) -> bool:
-    """Whether `module` can be imported; neither it nor its parents are imported to find out."""
+    """True if `module` is installed, found without importing it or its parents."""
     top, *rest = module.split(".")
     spec = find_spec(top)
     for part in rest:
@@ -78,7 +119,7 @@ def _cpu_refusals(problem: Problem) -> list[Refusal]:
 
 @lru_cache(maxsize=2)
 def _cpu_error(dtype: str) -> str:
-    """What torch's kernel for CPUs raises for so many rows that it would pack them; empty if it computes."""
+    """Return the error of torch's CPU kernel for a call large enough to be packed for AMX; empty if it succeeds."""
     import torch
 
     x = torch.zeros(1, 1, 64, 16, dtype=getattr(torch, dtype), device="cpu")
@@ -92,13 +133,13 @@ def _cpu_error(dtype: str) -> str:
 def _efficient_refusals(problem: Problem) -> list[Refusal]:
     """Tensor cores, and everything from 8.0 on, read whole vectors; bf16 arithmetic came with 8.0."""
     capability = problem.device.capability or (0, 0)
-    half, found = problem.dtype != "float32", []
+    half, refusals = problem.dtype != "float32", []
     if problem.dtype == "bfloat16" and capability < (8, 0):
-        found.append(Refusal("dtype", "bfloat16", "needs capability 8.0", "use float16 or float32"))
+        refusals.append(Refusal("dtype", "bfloat16", "needs capability 8.0", "use float16 or float32"))
     step = 8 if half and capability >= (7, 0) else 4 if capability >= (8, 0) else 1
     if problem.head_dim % step:
-        found.append(Refusal("head_dim", str(problem.head_dim), f"a multiple of {step} is needed"))
-    return found
+        refusals.append(Refusal("head_dim", str(problem.head_dim), f"a multiple of {step} is needed"))
+    return refusals
 
 
 def _flash_refusals(problem: Problem) -> list[Refusal]:

@@ -69,8 +69,11 @@ class _Segments(NamedTuple):
 def _gathered(
     query: Tensor, key: Tensor, value: Tensor, rate: int, heads: Heads, segments: _Segments, keys: int
 ) -> tuple[Tensor, ...]:
-    """Where the queries of segments are among all, queries `(segments, kv_count, group, rows, head_dim)`, keys and values
-    `(segments, kv_count, keys, head_dim)`, and which query does not see which key `(segments, kv_count, rows, keys)`."""
+    """Return the places of the queries of segments, the gathered rows, and a mask `(segments, kv_count, rows, keys)`.
+
+    The mask is True for keys that a query does not see. Queries are `(segments, kv_count, group, rows, head_dim)`, keys and
+    values `(segments, kv_count, keys, head_dim)`.
+    """
     import torch
 
     rows, device = query.shape[1], query.device
@@ -80,13 +83,13 @@ def _gathered(
     key_at = offset + rate * torch.arange(keys, device=device)
     earlier = ((begin - first - offset).clamp(min=0) + rate - 1) // rate
     query_at = offset + rate * (earlier + torch.arange(-(-rows // rate), device=device))
-    own = (first + query_at - begin).clamp(0, rows - 1)
-    places = ((sequence * rows + own)[:, :, None] * query.shape[2] + query_heads).masked_fill_(
+    row = (first + query_at - begin).clamp(0, rows - 1)
+    places = ((sequence * rows + row)[:, :, None] * query.shape[2] + query_heads).masked_fill_(
         (query_at >= span)[:, :, None], query.shape[:3].numel()
     )
-    q, beyond = query[sequence[..., None], own[:, :, None], query_heads], (key_at >= span).unsqueeze(-1)
-    found = sequence, (first + key_at).where(key_at < span, first), kv_heads.squeeze(-1)
-    k, v = (x[found].masked_fill_(beyond, 0.0) for x in (key, value))
+    q, beyond = query[sequence[..., None], row[:, :, None], query_heads], (key_at >= span).unsqueeze(-1)
+    key_index = sequence, (first + key_at).where(key_at < span, first), kv_heads.squeeze(-1)
+    k, v = (x[key_index].masked_fill_(beyond, 0.0) for x in (key, value))
     return places.flatten(0, 1), q, k, v, key_at[:, None] > query_at.unsqueeze(-1)
 
 

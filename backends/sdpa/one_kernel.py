@@ -23,11 +23,11 @@ class _OneKernel(SDPA):
 @contextmanager
 def one_kernel_backends(device: str) -> Iterator[tuple[str, ...]]:
     """Within the block the kernels for `device` are registered; their names."""
-    made = [_OneKernel(kernel) for kernel in KERNELS if kernel.limits.devices and device in kernel.limits.devices]
-    for backend in made:
+    backends = [_OneKernel(kernel) for kernel in KERNELS if kernel.limits.devices and device in kernel.limits.devices]
+    for backend in backends:
         register_backend(backend)
     try:
-        yield tuple(backend.name for backend in made)
+        yield tuple(backend.name for backend in backends)
     finally:
-        for backend in made:
+        for backend in backends:
             unregister_backend(backend.name)

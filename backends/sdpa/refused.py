@@ -1,4 +1,6 @@
-"""What cannot be computed branch by branch on views: `overlap="once"` where branches share a row, and what is no view."""
+"""Refusals of patterns that cannot be computed branch by branch on views.
+
+These are `overlap="once"` where branches share a row, and rows that are no view."""
 
 from __future__ import annotations
 
@@ -56,23 +58,23 @@ def _left_out_refused(form: Form, problem: Problem) -> str:
 
 def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
     """Global tokens in too many places, each of which is a call of its own; and kinds that packed calls and caches lack."""
-    forms, found = problem.forms, [*one_sided_refusals(problem), *offset_refusals(problem)]
-    beside = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
-    if beside and (problem.varlen or problem.kv_cache):
+    forms, refusals = problem.forms, [*one_sided_refusals(problem), *offset_refusals(problem)]
+    other_kinds = {problem.pattern.branches[form.branch].kind for form in forms if form.name in FORMS - {Segments.name}}
+    if other_kinds and (problem.varlen or problem.kv_cache):
         where = "packed sequences" if problem.varlen else "a cache"
-        found.append(Refusal("branch kind", ", ".join(sorted(beside)), f"of {where}, segments alone", _OTHER))
+        refusals.append(Refusal("branch kind", ", ".join(sorted(other_kinds)), f"of {where}, segments alone", _OTHER))
     for form in (form for form in forms if form.name in FORMS):
         kind = problem.pattern.branches[form.branch].kind
         if problem.pattern.overlap == "count" and _left_out_refused(form, problem):
-            found.append(Refusal("branch kind", kind, "what is left without some queries and keys is no strided view", _OTHER))
+            refusals.append(Refusal("branch kind", kind, "what is left without some queries and keys is no strided view", _OTHER))
         if isinstance(form, Global) and not _alike(form, problem.seq):
-            found.append(
+            refusals.append(
                 Refusal("branch kind", kind, "tokens that see all and are seen by all, or are read alone, are needed", _OTHER)
             )
         if isinstance(form, Global) and (places := len(token_runs(form.columns, problem.seq)[0])) > MOST_PLACES:
             hint = "move them next to each other, or another backend"
-            found.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
-    return tuple(found)
+            refusals.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
+    return tuple(refusals)
 
 
 def _alike(form: Global, seq: int) -> bool:

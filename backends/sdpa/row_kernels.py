@@ -76,11 +76,11 @@ def merge_rows(
     tl.store(old_lse, tl.where(weights == 0.0, float("-inf"), highest + tl.log(total)), inside)
     old_rows = out + (batch * out_batch + head * out_head + row * out_row)[:, None] + column
     new_rows = part + (batch * part_batch + head * part_head + row * part_row)[:, None] + column
-    kept = column < WIDTH
-    old = tl.load(old_rows, kept & (old_weight != 0.0)[:, None], 0.0).to(tl.float32)
-    new = tl.load(new_rows, kept & (new_weight != 0.0)[:, None], 0.0).to(tl.float32)
+    in_width = column < WIDTH
+    old = tl.load(old_rows, in_width & (old_weight != 0.0)[:, None], 0.0).to(tl.float32)
+    new = tl.load(new_rows, in_width & (new_weight != 0.0)[:, None], 0.0).to(tl.float32)
     merged = (old_weight[:, None] * old + new_weight[:, None] * new) / total[:, None]
-    tl.store(old_rows, merged.to(out.dtype.element_ty), kept & inside[:, None])
+    tl.store(old_rows, merged.to(out.dtype.element_ty), in_width & inside[:, None])
 
 
 @triton.jit(do_not_specialize=["heads", "rows", "group"])

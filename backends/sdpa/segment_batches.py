@@ -95,9 +95,9 @@ class Heads:
         import torch
 
         heads, kv_heads = self.sizes
-        own = torch.arange(self.kv_count, device=device)[:, None, None]
+        kv_head = torch.arange(self.kv_count, device=device)[:, None, None]
         each = torch.arange(self.group, device=device)[:, None]
-        return self.query_first + own * (heads // kv_heads) + each, self.kv_first + own
+        return self.query_first + kv_head * (heads // kv_heads) + each, self.kv_first + kv_head
 
 
 def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
@@ -110,13 +110,13 @@ def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
         start, stop = form.heads
         cut = Dilation(min(form.length, most), min(form.rate, most), number == 0 and form.heads == (0, problem.heads))
         for kv_first, kv_count, own_first, own_count in rectangles(start, stop, group):
-            own = kv_first, kv_count, kv_first * group + own_first, own_count
-            offsets = [min(form.offsets[own[2] + i * group - start], most) for i in range(kv_count)]
-            yield cut, Heads(*own, np.array(offsets, np.int64), (problem.heads, problem.kv_heads))
+            block = kv_first, kv_count, kv_first * group + own_first, own_count
+            offsets = [min(form.offsets[block[2] + i * group - start], most) for i in range(kv_count)]
+            yield cut, Heads(*block, np.array(offsets, np.int64), (problem.heads, problem.kv_heads))
 
 
 def _segments(starts: Int64Array, length: int) -> tuple[Int64Array, Int64Array]:
-    """Where each segment of `length` begins, and how many rows it spans: fewer at the end of a sequence."""
+    """Return the first row of each segment of `length`, and its number of rows: fewer at the end of a sequence."""
     lengths = np.diff(starts)
     counts = -(-lengths // length)
     index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -128,9 +128,9 @@ def of_equal_size(
     span: Int64Array, rate: int, most_rows: int, most_segments: int = MAX_PROBLEMS_PER_AXIS
 ) -> Iterator[tuple[Int64Array, int]]:
     """Segments by the rows that they keep, rounded up: indices, and rows. At most `most_rows` in all, but one segment."""
-    kept = -(-span // rate)
-    step = 2 ** np.maximum(np.frexp(kept)[1] - _BITS, 0)
-    rounded = np.minimum(-(-kept // step) * step, kept.max(initial=0))
+    row_counts = -(-span // rate)
+    step = 2 ** np.maximum(np.frexp(row_counts)[1] - _BITS, 0)
+    rounded = np.minimum(-(-row_counts // step) * step, row_counts.max(initial=0))
     for rows in np.unique(rounded):
         segments = np.flatnonzero(rounded == rows)
         at_once = int(min(max(1, most_rows // rows), max(1, most_segments)))

@@ -78,7 +78,7 @@ class StridedCall:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the kernel is to leave out keys after the query, of rows that are `in_order`."""
+        """True if the kernel must mask keys after the query; rows are `in_order`."""
         return self.grid.seen != "all"
 
     def in_order(self, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class StridedCall:
 
 
 def _stride(axis: GridAxis, strides: TensorStrides) -> int:
-    """How far one step along `axis` moves in memory."""
+    """Return the stride in memory of one step along `axis`."""
     return axis.batch * strides.batch + axis.row * strides.row + (axis.kv_head if strides.kv else axis.head) * strides.head
 
 
@@ -129,7 +129,7 @@ def strided_calls(
 
 
 def _most_problems(grid: ProblemGrid, axes: tuple[GridAxis, ...]) -> tuple[int, ...]:
-    """How many problems a call may have along each axis; where rows are copied, few along the longest one."""
+    """Return the most problems of a call along each axis; where rows are copied, few along the longest one."""
     sizes = [axis.size for axis in axes]
     limits = [MAX_PROBLEMS_PER_AXIS] * len(axes)
     if grid.seen == "later" and sizes:

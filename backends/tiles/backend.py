@@ -1,4 +1,4 @@
-"""What the GPU backends share: which kernels a forward and a backward launch, on which tensors, in which order.
+"""Launches of the GPU backends: the kernels of a forward and a backward pass, their tensors and their order.
 
     forward     the kernel "forward"                            query, key, value           -> out, lse
     backward    the kernel "dots"                               dout, out                   -> delta = rowsum(dout * out)
@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dilkit.backend import Backend, Refusal
 from dilkit.backends.tiles.captured import keep
-from dilkit.backends.tiles.fill import fill_refusals
-from dilkit.backends.tiles.schedule import schedule_refusals
+from dilkit.backends.tiles.schedule import LOW_ROWS, schedule_refusals
 from dilkit.device import capturing
 from dilkit.inputs import Inputs
+from dilkit.pattern.lowering import Runs, RunTable
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -68,7 +71,8 @@ class TiledBackend(Backend):
         tensors = {**_named(inputs), "dout": dout, "out": out, "lse": lse, "delta": torch.empty_like(lse)}
         dq, dk, dv = (x.new_empty(x.shape) for x in inputs[:3])
         self.launch_role("dots", tensors, problem)
-        dbias = _bias_gradient(inputs, problem)
+        bias = inputs.bias
+        dbias = None if bias is None or not bias.form.learned else torch.zeros_like(bias.weights)
         self.launch_role("dquery", {**tensors, "dquery": dq, "dbias": dbias}, problem, inputs.dropout)
         self.launch_role("dkeyvalue", {**tensors, "dkey": dk, "dvalue": dv}, problem, inputs.dropout)
         return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
@@ -95,19 +99,11 @@ class StepBackend(TiledBackend):
         return self.attend_placed(place(step, problem))
 
     def attend_placed(self, placed: PlacedStep) -> tuple[Tensor, Tensor]:
-        """As `attend_stored`, of tables that are on the device: one launch, which a CUDA graph may capture and replay."""
+        """Attend with tables that are on the device: one launch, which a CUDA graph may capture and replay."""
         device = placed.step.query.device
         if capturing(device):
             keep(placed, device)
         return self.launch_step(placed)
-
-
-def _bias_gradient(inputs: Inputs, problem: Problem) -> Tensor | None:
-    """Zeros for the gradient of the weights of a learned bias, else None."""
-    import torch
-
-    learned = problem.bias is not None and problem.bias.learned
-    return torch.zeros_like(inputs.bias.weights) if learned and inputs.bias is not None else None
 
 
 def _named(inputs: Inputs) -> Tensors:
@@ -116,3 +112,37 @@ def _named(inputs: Inputs) -> Tensors:
     bias = inputs.bias
     named = {"query": query, "key": key, "value": value, "mask": mask, "starts": starts}
     return named if bias is None else {**named, "bias_weights": bias.weights, "positions": bias.positions}
+
+
+# A tile takes as long as a full one, so many short runs of rows are refused.
+LEAST_ROWS = LOW_ROWS // 2
+"""Rows of a tile on average, at least."""
+
+FEW_TILES = 16
+"""So many tiles of a head may be emptier: they take little time."""
+
+
+def fill_refusals(problem: Problem) -> list[Refusal]:
+    """Why the tiles of runs would be too empty, in the words of a backend; empty where they are not."""
+    if (rows := least_rows(problem)) >= LEAST_ROWS:
+        return []
+    limit = f"at least {LEAST_ROWS} of {LOW_ROWS} on average, or at most {FEW_TILES} tiles of a head"
+    return [Refusal("rows of a tile", f"{rows:.3g}", limit, 'longer runs of rows that see the same columns, or backend="flex"')]
+
+
+@lru_cache(maxsize=1024)
+def least_rows(problem: Problem) -> float:
+    """The rows of a tile on average, of the form of runs where it is least: its tiles of queries or those of keys."""
+    forms = (form for form in problem.forms if isinstance(form, Runs))
+    return min((_mean_rows(table.below(problem.seq)) for form in forms for table in (form.queries, form.keys)), default=LOW_ROWS)
+
+
+def _mean_rows(table: RunTable) -> float:
+    """Without the shortest tile, which may be what the end of the sequence has left of a block."""
+    seeing = table.joined()
+    rows = np.diff(seeing.stop, prepend=0)[seeing.runs > 0]
+    tiles = int((-(-rows // LOW_ROWS)).sum())
+    if tiles <= FEW_TILES:
+        return LOW_ROWS
+    shortest = ((rows - 1) % LOW_ROWS + 1).min()
+    return float((rows.sum() - shortest) / (tiles - 1))

@@ -1,4 +1,4 @@
-"""What captured CUDA graphs point to: kept for as long as they may run.
+"""Objects that captured CUDA graphs point to, kept alive for as long as the graphs may run.
 
     captured in a graph --keep--> kept --the graph's object ends--> ended --let_go, once its device is idle--> dropped
 

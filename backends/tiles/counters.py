@@ -45,7 +45,7 @@ class Counters:
         self._lock = threading.Lock()
 
     def address(self, device: torch.device, stream: int, capturing: bool) -> int:
-        """Where a counter lies for a launch on the stream with handle `stream`, or, if `capturing`, into a graph.
+        """Return the address of a counter for a launch on the stream with handle `stream`, or, if `capturing`, in a graph.
 
         `device` is the current one: it is asked what the handles mean that each device has, or each thread.
         Raises RuntimeError if there is none left to capture with, which is so before any other launch on the device.

@@ -36,7 +36,7 @@ class DeviceGroup:
     rows: Tensor | None = None
 
     def tile_ends(self, starts: Tensor) -> Tensor:
-        """Of all sequences up to and with each, how many tiles they have; int32, computed where `starts` is."""
+        """Return the running sum of tiles over the sequences, int32, on the device of `starts`."""
         import torch
 
         assert self.rows is not None
@@ -60,9 +60,9 @@ class DeviceSchedule(Kept):
 
 
 def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
-    """`Backend.proof_facts` of kernels that were `compiled` so: these, the device, its driver, and what is asked of them."""
+    """`Backend.proof_facts` of kernels that were `compiled` so: these, the device, its driver, and what is features of them."""
     device = problem.device
-    asked = (
+    features = (
         problem.dtype,
         f"head_dim {problem.head_dim}",
         *(flag for flag in ("requires_grad", "varlen") if getattr(problem, flag)),
@@ -72,7 +72,7 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
         *((f"{problem.stored} stored, for {problem.heads // problem.kv_heads} query heads",) if problem.stored else ()),
         *(() if problem.pattern.only_segments or problem.stored else ("kinds",)),
     )
-    return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *asked)
+    return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *features)
 
 
 def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device) -> DeviceSchedule:
@@ -91,20 +91,20 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device) -
     tiles = [getattr(group, kind) for group in groups]
     if problem.varlen:
         tiles = [records[np.argsort(records["row"], kind="stable")] for records in tiles]
-    parts = [records for group, own in zip(groups, tiles, strict=True) for records in (group.branches, own)]
+    parts = [records for group, group_tiles in zip(groups, tiles, strict=True) for records in (group.branches, group_tiles)]
     data = torch.from_numpy(np.concatenate([_numbers(records) for records in parts])).to(device)
     starts = data.data_ptr() + TILE.itemsize * np.cumsum([0, *map(len, parts)])
     copies = []
     for i, group in enumerate(groups):
-        own = tiles[i]
-        rows = torch.from_numpy(own["row"].copy()).to(device) if problem.varlen else None
-        copies.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(own), rows))
+        group_tiles = tiles[i]
+        rows = torch.from_numpy(group_tiles["row"].copy()).to(device) if problem.varlen else None
+        copies.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(group_tiles), rows))
     return DeviceSchedule(data, tuple(copies))
 
 
 @lru_cache(maxsize=1024)
 def tall_tiles(problem: Problem, rows: int) -> int:
-    """How many tiles of at most `rows` rows the first group of `problem` makes; 0 if a quarter of the rows of all were none."""
+    """Count the tiles of at most `rows` rows of the first group; 0 if all tiles together were less than three quarters full."""
     groups = schedule(problem, rows).groups
     of_all = np.concatenate([group.query_tiles["rows"] for group in groups])
     return len(groups[0].query_tiles) if len(of_all) and of_all.mean() * 4 >= rows * 3 else 0

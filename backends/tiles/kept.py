@@ -1,4 +1,4 @@
-"""What is made for a problem on a device and kept there: made once, found by all later calls, captured in CUDA graphs or not."""
+"""Tables of a problem on a device: made once, and found by all later calls, captured in CUDA graphs or not."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ KeptT = TypeVar("KeptT", bound=Kept)
 
 
 def kept(key: tuple[object, ...], make: Callable[[], KeptT], problem: Problem, device: torch.device) -> KeptT:
-    """What `make` has made, for `problem`, on `device`: looked up by `key`, which says all that it depends on but the device.
+    """Return the tables of `problem` on `device`, made by `make` at the first call with this `key`.
 
-    The first call makes it and waits for that. While a CUDA graph is captured, nothing can be copied: raises RuntimeError then
-    for what is not there.
+    `key` holds all that the tables depend on, but for the device. The first call waits until they are made. While a CUDA graph is
+    captured nothing can be copied: then raises RuntimeError for tables that are not there.
     """
     prepared = plan.cached((*key, device), partial(_made, make, problem, device))
     if capturing(device):

@@ -37,11 +37,11 @@ def relation_tiles(
     if every_row:
         in_none = complement(union(*(part.rows for _, part in parts)), problem.seq)
         served.append(_without_keys(in_none, tile_rows, problem.seq))
-    found = [_by_head(served, range(start, stop))]
+    by_head = [_by_head(served, range(start, stop))]
     if every_row:
         whole = [_without_keys(np.array([[0, problem.seq]]), tile_rows, problem.seq)]
-        found.append(_by_head(whole, [head for head in range(heads) if not start <= head < stop]))
-    tiles = np.concatenate(found)
+        by_head.append(_by_head(whole, [head for head in range(heads) if not start <= head < stop]))
+    tiles = np.concatenate(by_head)
     return np.ascontiguousarray(tiles[:, :4].astype(np.int32)), tiles[:, 4]
 
 
@@ -52,16 +52,16 @@ def part_table(relation: Relation) -> NDArray[np.int32]:
     run     low, step, and high, of the positions low, low + step, ... below high; whether they are counted from a tile's rows
     """
     of_row, columns = relation.rate > 1, (part.columns for part in relation.parts)
-    own = [np.insert(x, 1, relation.rate, axis=1) if of_row else _stops(progressions(x)) for x in columns]
-    count = np.array([*map(len, own)], np.int64)
-    parts = np.stack((np.cumsum(count) - count, -count, *(np.full(len(own), head) for head in relation.heads)), axis=1)
-    runs = np.concatenate([np.zeros((0, 3), np.int64), *own])
+    runs_of_part = [np.insert(x, 1, relation.rate, axis=1) if of_row else _stops(progressions(x)) for x in columns]
+    count = np.array([*map(len, runs_of_part)], np.int64)
+    parts = np.stack((np.cumsum(count) - count, -count, *(np.full(len(runs_of_part), head) for head in relation.heads)), axis=1)
+    runs = np.concatenate([np.zeros((0, 3), np.int64), *runs_of_part])
     return np.concatenate((parts, np.insert(runs, 3, of_row, axis=1))).astype(np.int32)
 
 
 @lru_cache(maxsize=1024)
 def most_runs(problem: Problem) -> int:
-    """How many runs of columns a part of a relation of `problem` has, at most."""
+    """Return the most runs of columns of a part of a relation of `problem`."""
     forms = problem.forms
     if not any(isinstance(form, Global) and len(form.columns) > 1 for form in forms):
         return 0 if all(isinstance(form, Segments) for form in forms) else 2
@@ -69,9 +69,10 @@ def most_runs(problem: Problem) -> int:
     return int(max((-table.min() for table in tables if len(table)), default=0))
 
 
-def _stops(found: Ints) -> Ints:
-    """First, step, and the end of progressions."""
-    return np.stack((found[:, 0], found[:, 1], found[:, 0] + (found[:, 2] - 1) * found[:, 1] + 1), axis=1)
+def _stops(progression: Ints) -> Ints:
+    """Replace the counts of progressions `(n, 3)` of first, step and count by their ends."""
+    first, step, count = progression.T
+    return np.stack((first, step, first + (count - 1) * step + 1), axis=1)
 
 
 def _without_keys(rows: Positions, tile_rows: int, seq: int) -> Ints:
@@ -79,19 +80,21 @@ def _without_keys(rows: Positions, tile_rows: int, seq: int) -> Ints:
 
 
 def _tiles_of(parts: list[tuple[int, Part]], rate: int, bounds: tuple[int, int], tile_rows: int, seq: int) -> Ints:
-    """Of each tile of one head, of parts with their `set`: first row, set, step, how many rows, and about how many columns it
-    sees."""
-    own = [classes(part.rows, rate) for _, part in parts]
-    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *own]).T
+    """Return the tiles source one head `(tiles, 5)`: first row, set, step, rows, and about how many columns each sees.
+
+    `parts` are numbered by their `set`.
+    """
+    row_classes = [classes(part.rows, rate) for _, part in parts]
+    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *row_classes]).T
     numbers = np.array([(number, np.diff(part.columns).sum()) for number, part in parts], np.int64).reshape(-1, 2)
-    number, columns = np.repeat(numbers, np.array([*map(len, own)], np.int64), axis=0).T
+    number, columns = np.repeat(numbers, np.array([*map(len, row_classes)], np.int64), axis=0).T
     tiles = -(-count // tile_rows)
-    of = np.repeat(np.arange(len(first)), tiles)
-    before = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_rows
-    row, rows = first[of] + before * step[of], np.minimum(count[of] - before, tile_rows)
-    low, high = np.maximum(row - bounds[0], 0), np.minimum(row + (rows - 1) * step[of] + bounds[1] + 1, seq)
-    seen = np.clip(high - low, 0, columns[of]) // rate
-    return np.stack((row, number[of], step[of], rows, seen), axis=1)
+    source = np.repeat(np.arange(len(first)), tiles)
+    before = (np.arange(len(source)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_rows
+    row, rows = first[source] + before * step[source], np.minimum(count[source] - before, tile_rows)
+    low, high = np.maximum(row - bounds[0], 0), np.minimum(row + (rows - 1) * step[source] + bounds[1] + 1, seq)
+    seen = np.clip(high - low, 0, columns[source]) // rate
+    return np.stack((row, number[source], step[source], rows, seen), axis=1)
 
 
 def _by_head(tiles: list[Ints], heads: range | list[int]) -> Ints:

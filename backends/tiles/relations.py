@@ -1,4 +1,4 @@
-"""What forms other than segments show: relations of queries and keys, each of which is one launch.
+"""Forms other than segments as relations of queries and keys, each of which is one launch.
 
     query i sees key j  if  i and j are in one part, (i - j) mod rate == 0, and  i - back <= j <= i + ahead
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Relation:
-    """What the query heads `heads[0] .. heads[1] - 1` see. The rows of different parts are different."""
+    """Relation of the query heads `heads[0] .. heads[1] - 1` to their keys. Parts share no rows."""
 
     heads: tuple[int, int]
     queries: tuple[Part, ...]

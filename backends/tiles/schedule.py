@@ -69,7 +69,7 @@ class Group:
 
     @property
     def branch_count(self) -> int:
-        """How many branches there are; of a relation minus how many parts."""
+        """Number of branches; for a relation, minus its number of parts."""
         return -len(self.relation.parts) if self.relation else len(self.branches)
 
     @property
@@ -92,18 +92,18 @@ class Schedule:
 
 def schedule_refusals(problem: Problem) -> list[Refusal]:
     """Why there is no schedule for `problem`, in the words of a backend; empty where there is one."""
-    forms, found = problem.forms, offset_refusals(problem)
+    forms, refusals = problem.forms, offset_refusals(problem)
     segments = len(_segment_branches(problem))
     if problem.seq > MAX_SEQ:
-        found.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
+        refusals.append(Refusal("seq", str(problem.seq), f"at most {MAX_SEQ}"))
     if problem.heads > MAX_HEADS:
-        found.append(Refusal("heads", str(problem.heads), f"at most {MAX_HEADS}"))
+        refusals.append(Refusal("heads", str(problem.heads), f"at most {MAX_HEADS}"))
     if segments > MAX_BRANCHES and _scored_together(problem):
-        found.append(Refusal("branches", str(segments), f'at most {MAX_BRANCHES} with overlap="once"'))
+        refusals.append(Refusal("branches", str(segments), f'at most {MAX_BRANCHES} with overlap="once"'))
     if any(form.without_rows is not None if isinstance(form, Segments) else form.without for form in forms):
         limit = "in each head of segments alone, or of global tokens and of bands whose rates divide one another"
-        found.append(Refusal("overlap", "once", limit, 'use overlap="count", or backend="native"'))
-    return found
+        refusals.append(Refusal("overlap", "once", limit, 'use overlap="count", or backend="native"'))
+    return refusals
 
 
 def schedule(problem: Problem, tile_rows: int) -> Schedule:
@@ -120,7 +120,7 @@ def _schedule(problem: Problem, tile_rows: int) -> Schedule:
     if problem.seq > MAX_SEQ:
         raise ValueError(f"seq={problem.seq} exceeds {MAX_SEQ}, the most tokens whose numbers fit; use another backend")
     grouped = _grouped(_segment_branches(problem), problem, tile_rows)
-    groups = [_group(own, problem, tile_rows, first=i == 0) for i, own in enumerate(grouped)]
+    groups = [_group(branches, problem, tile_rows, first=i == 0) for i, branches in enumerate(grouped)]
     for relation in relations(problem):
         groups.append(_group_of_relation(relation, problem, tile_rows, first=not groups))
     return Schedule(tuple(groups))
@@ -141,15 +141,15 @@ def _segment_branches(problem: Problem) -> list[_Branch]:
     for form in problem.forms:
         if isinstance(form, Segments):
             of_branch.setdefault(form.branch, []).append(form)
-    group, most, found = problem.heads // problem.kv_heads, max(problem.seq, 1), list[_Branch]()
+    group, most, branches = problem.heads // problem.kv_heads, max(problem.seq, 1), list[_Branch]()
     for forms in of_branch.values():
         offsets = [0] * problem.kv_heads
         for form in forms:
             for head, offset in enumerate(form.offsets, form.heads[0]):
                 offsets[head // group] = min(offset, most)
         heads = forms[0].heads[0], forms[-1].heads[1]
-        found.append(_Branch(min(forms[0].length, most), min(forms[0].rate, most), heads, tuple(offsets)))
-    return found
+        branches.append(_Branch(min(forms[0].length, most), min(forms[0].rate, most), heads, tuple(offsets)))
+    return branches
 
 
 def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Iterator[list[_Branch]]:
@@ -166,8 +166,9 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
     group: list[_Branch] = []
     for branch in ordered:
         step = lcm(*(b.rate for b in group), branch.rate)
-        fits = len(group) < MAX_BRANCHES and (step * span <= group[0].segment if group else True)
-        if group and not (fits or together or _equal(group, branch)):
+        equal = all((b.segment, b.rate) == (branch.segment, branch.rate) for b in group)  # one more costs nothing
+        fits = len(group) < MAX_BRANCHES and (not group or equal or step * span <= group[0].segment)
+        if not (fits or together):
             yield group
             group = []
         group.append(branch)
@@ -176,14 +177,9 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
 
 
 def _scored_together(problem: Problem) -> bool:
-    """Whether a head has several branches of segments, of which a pair counts once."""
+    """True if a head has several branches of segments that count a pair once."""
     forms = problem.forms
     return any(isinstance(form, Segments) and form.without for form in forms)
-
-
-def _equal(group: list[_Branch], branch: _Branch) -> bool:
-    """Whether all segments and rates are equal: then one group costs nothing."""
-    return len(group) < MAX_BRANCHES and all((b.segment, b.rate) == (branch.segment, branch.rate) for b in group)
 
 
 def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: bool) -> Group:

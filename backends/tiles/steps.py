@@ -27,7 +27,7 @@ MOST_ITEMS, MOST_TOKENS = 2**31 - 2**20, 2**31 - 1
 
 
 class Division(NamedTuple):
-    """How the work of a step is divided."""
+    """Numbers of work items of a step."""
 
     writes: int
     merges: int
@@ -44,7 +44,7 @@ class Division(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many of each there are in the tables of a step, and tokens of which its bias has positions, 0 if it has none."""
+    """Lengths of the tables of a step; `tokens`: those with positions for a bias, 0 without one."""
 
     pages: int
     spans: int
@@ -61,7 +61,7 @@ def group_of(problem: Problem) -> int:
 
 
 def divided(placed: PlacedStep, resident: int) -> Division:
-    """As many pieces as blocks that run at once, if that many are worth it. Raises ValueError for more items than are counted."""
+    """Divide a step into as many pieces as blocks run at once, if they have work. Raises ValueError beyond `MOST_ITEMS`."""
     problem, pairs = placed.problem, placed.step.query.shape[:2].numel() * placed.problem.kv_heads
     merges = pairs * -(-problem.heads // problem.kv_heads // group_of(problem))
     splits = max(1, min(resident // max(1, merges), -(-placed.most // PIECE_ROWS)))
@@ -86,7 +86,7 @@ def counts_of(placed: PlacedStep) -> Counts:
 
 
 def empty_partials(placed: PlacedStep, division: Division, head_dim: int) -> Tensor:
-    """Of each piece and query head: sums of `head_dim` numbers, the largest score, and the sum of weights."""
+    """Allocate the partials of each piece and query head: `head_dim` sums, the largest score, the sum of weights."""
     import torch
 
     sizes = division.pieces, group_of(placed.problem), head_dim + 2

@@ -45,7 +45,7 @@ from dilkit.backends.triton.stored import load_stored, places_at, store_row
 
 @triton.jit
 def new_row(view, row, head, seq):
-    """Where the row of a head begins in a tensor `(batch, seq, heads, head_dim)`."""
+    """Return the address of a head's row in a tensor `(batch, seq, heads, head_dim)`."""
     of_head = view.data + head.to(tl.int64) * view.head
     return of_head + (row // seq).to(tl.int64) * view.batch + (row % seq).to(tl.int64) * view.row
 
@@ -127,7 +127,7 @@ def attend_span(
 
 @triton.jit
 def partial_at(step, piece, SIZE: tl.constexpr, GROUP: tl.constexpr):
-    """Where the sums of the query heads of a piece begin; the largest score and the sum of weights come after `SIZE` of them."""
+    """Return the addresses of a piece's sums; the largest score and the sum of weights follow after `SIZE` numbers."""
     return step.partials + (piece.to(tl.int64) * GROUP + tl.arange(0, GROUP)) * (SIZE + 2)
 
 
@@ -137,7 +137,7 @@ def attend_piece(
     SIZE: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, SOFTCAP: tl.constexpr,
     METRIC: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """What `GROUP` query heads of a row see of the tiles of a piece, as a partial."""
+    """Attend with `GROUP` query heads of a row to the tiles of a piece, and return the partial."""
     members = tl.minimum(share * GROUP + tl.arange(0, GROUP), group - 1)
     heads, d = kv_head * group + members, tl.arange(0, SIZE)[None, None, :]
     queries = tl.load(new_row(query, row, heads, seq)[:, None, None] + d, mask=d < DIM, other=0.0).to(tl.float32)

@@ -19,9 +19,9 @@ from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, tall_tiles
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import LOW_ROWS
 from dilkit.backends.triton.biases import add_sums, bias_constants, bias_sums, bias_view
-from dilkit.backends.triton.device import DeviceGroup, device_tables
 from dilkit.backends.triton.launch import DeviceLauncher, TritonLauncher
 from dilkit.backends.triton.sizes import HEAD_DIMS, OLDEST, Sizes, padded
+from dilkit.backends.triton.tables import DeviceGroup, device_tables
 from dilkit.bias.form import APART, BIASES
 from dilkit.problem import Problem
 
@@ -83,8 +83,8 @@ class TritonTiles(StepBackend):
     def detail(self, problem: Problem) -> str:
         if problem.stored:
             return f"fp32 on CUDA cores; rows of {padded(problem.head_dim)} numbers"
-        own, size = problem.head_dim, padded(problem.head_dim)
-        wider = f"; head_dim {own} computed as {size}: {size / own:.2f} times the multiplications" if size > own else ""
+        dim, size = problem.head_dim, padded(problem.head_dim)
+        wider = f"; head_dim {dim} computed as {size}: {size / dim:.2f} times the multiplications" if size > dim else ""
         return f"{'fp32 on CUDA cores' if problem.dtype == 'float32' else 'tensor cores'}{wider}"
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
@@ -97,23 +97,23 @@ class TritonTiles(StepBackend):
         return steps.attend(placed, self.launcher)
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
-        given = tuple(_argument(tensors[name]) for name in GIVEN[role])
+        arguments = tuple(_argument(tensors[name]) for name in GIVEN[role])
         if role == "dots":
-            self._launch_dots(given, problem)
+            self._launch_dots(arguments, problem)
             return
-        sizes, device = self._suited(role, problem), given[0].data.device
+        sizes, device = self._suited(role, problem), arguments[0].data.device
         kind = KEYS if role == "dkeyvalue" else QUERIES
         tables = device_tables(problem, sizes, kind, device)
         tables.keep_while_used()
         for i, group in enumerate(tables.groups):
-            self._launch_group(role, given, tensors, group, problem, sizes, first=i == 0)
+            self._launch_group(role, arguments, tensors, group, problem, sizes, first=i == 0)
 
-    def _launch_dots(self, given: tuple[Any, ...], problem: Problem) -> None:
+    def _launch_dots(self, arguments: tuple[Any, ...], problem: Problem) -> None:
         """Launch the kernel that needs no tables: it computes rows in the order of memory."""
         sizes = self.launcher.sizes("dots", problem, low=True)
         programs = problem.batch * problem.heads * -(-problem.seq // sizes.rows)
         constants = dict(DIM=problem.head_dim, SIZE=padded(problem.head_dim), ROWS=sizes.rows)
-        self._launch("dots", problem, sizes, programs, (*given, problem.seq, problem.heads), constants)
+        self._launch("dots", problem, sizes, programs, (*arguments, problem.seq, problem.heads), constants)
 
     def _launch_group(
         self,
@@ -160,7 +160,7 @@ class TritonTiles(StepBackend):
 
 @lru_cache(maxsize=1)
 def _compiler_facts() -> tuple[str, ...]:
-    """What compiled kernels depend on beside the device: Triton, and the files of this folder."""
+    """Return Triton's version and a digest of this folder: compiled kernels depend on both."""
     import triton
 
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))

@@ -21,7 +21,7 @@ class TritonLauncher(Protocol):
     """Runs the kernels in Triton."""
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
-        """How the kernel of a role divides its work; `low`: with tiles that are not tall."""
+        """Return the sizes of the kernel of a role; `low`: with tiles that are not tall."""
         ...
 
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ class TritonLauncher(Protocol):
         ...
 
     def resident(self, sizes: Sizes, device: torch.device) -> int:
-        """How many programs of a kernel of these sizes run at once on all of `device`, about; 1 or more."""
+        """Return about how many programs of these sizes run at once on all of `device`, at least 1."""
         ...
 
     def counter(self, device: torch.device) -> int:

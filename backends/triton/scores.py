@@ -1,4 +1,4 @@
-"""What a softcap and a bias make of products of queries and keys, in Triton; all scores are to the base 2.
+"""Softcap and bias of the products of queries and keys, in Triton; all scores are to the base 2.
 
     capped    products times scale2, or with a SOFTCAP softcap2 * tanh(products * scale2 / softcap2)
     biases    METRIC "table": the entry of the difference of two points, clipped to the table; else -slope * distance by METRIC,
@@ -7,7 +7,7 @@
 
 `scale2 = scale * log2(e)`, `softcap2 = SOFTCAP * log2(e)`. A SOFTCAP of 0 is none. Without a bias its view is None.
 
-The gradient of slopes and tables: each program of `dquery` adds what its tile says to a line of `sums`, which is its own.
+The gradient of slopes and tables: each program of `dquery` adds its tile's terms to its own line of `sums`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def distances(bias, batch, rows, columns, METRIC: tl.constexpr, DIMS: tl.constex
 
 @triton.jit
 def entry_along(bias, batch, rows, columns, d: tl.constexpr, SIGN: tl.constexpr, DIMS: tl.constexpr):
-    """Where the differences in dimension `d` are in it of a table: those of rows from columns, or with SIGN -1 the reverse."""
+    """Return the table's index along dimension `d` for the differences of rows from columns, or reversed with SIGN -1."""
     most = bias.sizes[d] // 2 * 1.0
     difference = apart(bias, batch, rows, columns, d, DIMS) * SIGN
     return (tl.minimum(tl.maximum(difference, -most), most) + most).to(tl.int32)

@@ -1,4 +1,4 @@
-"""What segments show, strip by strip: a list for all tiles whose rows are at the same place in the same segments.
+"""Strips of segments: one list for all tiles whose rows have the same place in the same segments.
 
 Between two ends of segments the same branches reach the tile. There a branch is listed unless the rate of another one divides
 its own, which then shows all its positions; a position that two listed branches show is shown by the first. How often a position
@@ -33,7 +33,7 @@ def strips_of_segments(problem: Problem, group: Group, tiles: NDArray[np.void], 
 
 @dataclass(frozen=True, eq=False)
 class _Lists:
-    """Of each list, relative to its base: a row that sees it, the set of branches, and where their segments begin and end."""
+    """Lists of strips, each relative to its base: a row that sees it, its set of branches, ends of their segments."""
 
     rows: Ints
     sets: Ints
@@ -42,7 +42,7 @@ class _Lists:
 
 
 def _sets(group: Group, tiles: NDArray[np.void], per_head: int) -> Ints:
-    """Of each tile and query head, the branches that serve both, as bits."""
+    """Return the branches that serve each pair of tile and query head, as bits."""
     heads = tiles["head"].astype(np.int64)[:, None] * per_head + np.arange(per_head)
     serving = np.zeros_like(heads)
     for b, branch in enumerate(group.branches):
@@ -51,7 +51,7 @@ def _sets(group: Group, tiles: NDArray[np.void], per_head: int) -> Ints:
 
 
 def _bases(group: Group, tiles: NDArray[np.void]) -> Ints:
-    """Where the longest segment that each tile is in begins: equal tiles of other segments then see equal lists."""
+    """Return the start of each tile's longest segment, so that equal tiles of different segments share lists."""
     bases = tiles["row"].astype(np.int64)
     for b, branch in enumerate(group.branches):  # shortest segment first
         inside = tiles["set"] >> np.uint32(b) & 1 > 0
@@ -110,7 +110,7 @@ def _strips(group: Group, lists: _Lists, once: bool, columns: int) -> tuple[Ints
 
 def _runs(group: Group, lists: _Lists) -> list[Ints]:
     """Runs of equally spaced positions, between two ends of segments: list, first, count, branch, active branches, row."""
-    cuts, found = np.sort(np.concatenate([lists.starts, lists.stops], 1), axis=1), []
+    cuts, runs = np.sort(np.concatenate([lists.starts, lists.stops], 1), axis=1), []
     rates = [int(rate) for rate in group.branches["rate"]]
     for start, stop in zip(cuts.T[:-1], cuts.T[1:], strict=True):
         active = np.zeros_like(start)
@@ -122,8 +122,8 @@ def _runs(group: Group, lists: _Lists) -> list[Ints]:
             listed = np.flatnonzero((active >> b & 1 > 0) & (active & _shown_by(rates, b) == 0) & (first < stop))
             count = (stop - first - 1) // rate + 1
             columns = listed, first[listed], count[listed], np.full_like(listed, b), active[listed], lists.rows[listed]
-            found.append(np.stack(columns, 1))
-    return found
+            runs.append(np.stack(columns, 1))
+    return runs
 
 
 def _shown_by(rates: list[int], b: int) -> int:
@@ -132,27 +132,27 @@ def _shown_by(rates: list[int], b: int) -> int:
 
 
 def _biases(group: Group, branch: Ints, active: Ints, once: bool, columns: int) -> tuple[Ints, Ints, NDArray[np.float32]]:
-    """Of each run where its biases begin and their period; and all biases, `columns` beyond each period."""
+    """Return the offset and the period of each run's biases, and all biases, `columns` beyond each period."""
     kinds, of_run = np.unique(active << 5 | branch, return_inverse=True)
     tables, places, periods = [np.zeros(0, np.float32)], [], []
     for kind in kinds.tolist():
-        own = _period(group, kind & 31, kind >> 5, once, columns)
+        biases = _period(group, kind & 31, kind >> 5, once, columns)
         places.append(sum(map(len, tables)))
-        periods.append(len(own) - columns)
-        tables.append(own)
-    at, period = (np.array(x, np.int64)[of_run] for x in (places, periods))
-    return at, period, np.concatenate(tables)
+        periods.append(len(biases) - columns)
+        tables.append(biases)
+    offset, period = (np.array(x, np.int64)[of_run] for x in (places, periods))
+    return offset, period, np.concatenate(tables)
 
 
 def _period(group: Group, branch: int, active: int, once: bool, columns: int) -> NDArray[np.float32]:
     """The biases of the positions of `branch` where the branches `active` reach, by distance from the row: a period, and
     `columns` more."""
     rates = [int(rate) for rate in group.branches["rate"]]
-    own, reach = rates[branch], [b for b in range(len(rates)) if active >> b & 1]
-    period = lcm(*(rates[b] for b in reach)) // own
+    own_rate, reach = rates[branch], [b for b in range(len(rates)) if active >> b & 1]
+    period = lcm(*(rates[b] for b in reach)) // own_rate
     if 4 * period > strips.MOST_BYTES:
-        raise ValueError(f"rates {rates} repeat after {period * own} tokens, too many for tables; use another backend")
-    distance = np.arange(period + columns, dtype=np.int64) * own
+        raise ValueError(f"rates {rates} repeat after {period * own_rate} tokens, too many for tables; use another backend")
+    distance = np.arange(period + columns, dtype=np.int64) * own_rate
     count = sum((distance % rates[b] == 0).astype(np.float32) for b in reach)
     hidden = np.zeros(len(distance), bool)
     for b in reach:

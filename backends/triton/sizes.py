@@ -1,4 +1,4 @@
-"""How the kernels in Triton divide their work, by role, dtype, head_dim and GPU: one table, first match wins.
+"""Sizes of the kernels in Triton by role, dtype, head_dim and GPU: one table, first match wins.
 
 Every size is a guess until it is measured. They are chosen so that nothing spills, with Triton 3.6 (of torch 2.11) or 3.9: of
 fp32 every kernel was compiled with both, of fp16 with 3.6.
@@ -84,7 +84,7 @@ def beside_bias(sizes: Sizes) -> Sizes:
 
 
 def step_sizes(problem: Problem) -> Sizes:
-    """Those of a step of decoding: as many stored rows at a time as 4 warps have registers for, with the sums of a group."""
+    """Return the sizes of a decoding step: as many stored rows at a time as 4 warps hold in registers with a group's sums."""
     group, warps = group_of(problem), 4
     numbers = 32 // group  # of keys that a thread has, as many of values, and of sums for each query head
     return Sizes(group, warps * 32 * numbers // padded(problem.head_dim), warps, 1)

@@ -60,7 +60,7 @@ class StepView(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a query row sees of a span and a key/value head: `count` stored rows, 0 if it leads beyond. Scalars of a kernel."""
+    """Stored rows of a span that a query row sees, for one key/value head: `count`, 0 if out of bounds. Scalars of a kernel."""
 
     count: Any
     key: Any
@@ -103,7 +103,7 @@ def place_in(line, row, head, there):
 
 @triton.jit
 def own_lines(table, first, count, COLUMNS: tl.constexpr, row, head):
-    """Which of the `LINES` lines from `first` on are of a row and a head."""
+    """Return a mask of the `LINES` lines from `first` on that belong to a row and a head."""
     numbers = first + tl.arange(0, LINES)
     there = numbers < count
     return there & (place_in(table + numbers.to(tl.int64) * COLUMNS, row, head, there) >= 0)
@@ -129,8 +129,10 @@ def moved(at, count, stride, limit):
 
 @triton.jit
 def side_at(step, side, row, place, WIDTH: tl.constexpr):
-    """Where a row and a head begin in the tensor of a side of a line, -1 if nowhere, the last place where a row of `WIDTH`
-    elements may begin, and the tensor's address."""
+    """Return a row and head's offset in the tensor of a side of a line, -1 if out of bounds.
+
+    Also return the last offset at which a row of `WIDTH` elements fits, and the tensor's address.
+    """
     tensor = tl.load(side)
     known = (tensor >= 0) & (tensor < step.stored)
     memory = step.memory + tl.where(known, tensor, 0) * MEMORY_COLUMNS
@@ -142,7 +144,7 @@ def side_at(step, side, row, place, WIDTH: tl.constexpr):
 
 @triton.jit
 def pages_within(at, page_rows, page, apart, limit):
-    """How many pages of a side lie before `limit`."""
+    """Count the pages of a side that lie before `limit`."""
     last = moved(at, page_rows, apart, limit)
     pages = tl.where(page > 0, (limit - last) // tl.where(page > 0, page, 1) + 1, FARTHEST)
     return tl.where((last >= 0) & (apart >= 1) & (page >= 0), pages, 0)
@@ -150,7 +152,7 @@ def pages_within(at, page_rows, page, apart, limit):
 
 @triton.jit
 def last_is_listed(listed, count, page_rows, page_first, page_step):
-    """Whether all rows of a span are in pages that are listed."""
+    """True if all rows of a span lie in listed pages."""
     last = moved(page_first, count, page_step, MOST_POSITIONS)
     rows = tl.where(page_rows > 0, page_rows, 1)
     return (last >= 0) & (page_rows > 0) & (page_step > 0) & (last // rows < listed)
@@ -188,7 +190,7 @@ def unseen_at(step, line, place, group, count):
 def all_are_there(
     key, value, count, key_row, value_row, key_limit, value_limit, pages, listed, page_rows, page, page_first, page_step
 ):  # fmt: skip
-    """Whether all rows of a span lie in its tensors or in pages that are listed, and how many pages these tensors have."""
+    """Return whether all rows of a span lie in its tensors or in listed pages, and the number of pages of the tensors."""
     there = (count >= 1) & (key >= 0) & (value >= 0) & ((count == 1) | ((key_row >= 1) & (value_row >= 1)))
     if pages == -1:
         there = there & (moved(key, count, key_row, key_limit) >= 0) & (moved(value, count, value_row, value_limit) >= 0)

@@ -36,7 +36,7 @@ def attend(placed: PlacedStep, launcher: TritonLauncher) -> tuple[Tensor, Tensor
 
 
 def _constants(problem: Problem) -> dict[str, Any]:
-    """What the kernel is compiled with, beside its sizes."""
+    """Return the kernel's constants, other than its sizes."""
     import torch
     import triton.language as tl
 

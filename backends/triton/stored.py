@@ -21,7 +21,7 @@ NAN_BITS = tl.constexpr(0x7FC00000)
 
 @triton.jit
 def places_at(step, seen, numbers, there):
-    """Where stored rows lie from the first one on: elements of whole pages, and rows; and whether they are there."""
+    """Return the places of stored rows after the first: elements of whole pages, rows, and a mask of rows that exist."""
     page, own = numbers * 0, numbers
     if seen.pages != -1:
         at = seen.page_first + numbers * seen.page_step

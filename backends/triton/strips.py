@@ -1,4 +1,4 @@
-"""What the tiles of a launch see, as lists of strips: runs of equally spaced positions, cut to the columns of a score tile."""
+"""Lists of strips that the tiles of a launch see: runs of equally spaced positions, cut to the columns of a score tile."""
 
 from __future__ import annotations
 

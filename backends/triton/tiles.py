@@ -1,4 +1,4 @@
-"""What the kernels in Triton share: a tile's place, a strip of what it sees, rows of a tensor, scores.
+"""Device functions shared by the kernels in Triton: a tile's place, its strips, rows of a tensor, scores.
 
     tile     rows (positions) = row + step * (0 .. rows - 1), of one head: the rows of one softmax
     strip    positions = base + first + step * (0 .. count - 1), of what the tile sees: the columns of one step of the loop
@@ -70,7 +70,7 @@ def turns(span, CUT: tl.constexpr):
 
 @triton.jit
 def strip_of_turn(span, turn, CUT: tl.constexpr):
-    """Which strip a turn is for: one that is cut lies before or after the whole ones."""
+    """Return the strip of a turn: strips that are cut lie before or after the whole ones."""
     return turn + tl.where(turn < span[1], 0, span[2] - span[1]) if CUT else turn
 
 
@@ -94,14 +94,14 @@ def within(scores, rows, positions, back, ahead):
 
 @triton.jit
 def addresses(view, batch, head, positions, SIZE: tl.constexpr):
-    """Where the rows of one head at `positions` are."""
+    """Return the addresses of one head's rows at `positions`."""
     start = view.data + batch.to(tl.int64) * view.batch + head.to(tl.int64) * view.head
     return start + positions.to(tl.int64)[:, None] * view.row + tl.arange(0, SIZE)[None, :]
 
 
 @triton.jit
 def inside(there, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """Which numbers of rows, padded from `DIM` to `SIZE`, are there."""
+    """Return a mask of the numbers of rows that are padded from `DIM` to `SIZE`."""
     columns = tl.arange(0, SIZE)[None, :]
     return there[:, None] & (columns < DIM)
 
@@ -123,7 +123,7 @@ def store_rows(view, batch, head, positions, there, sums, add: tl.constexpr, DIM
 
 @triton.jit
 def not_ignored(flags, positions, there):
-    """Which keys are there and not ignored: `flags` are those of an element of the batch, 1 = ignored."""
+    """Return a mask of keys that exist and are not ignored. `flags`: one batch element's, 1 = ignored."""
     return there & (tl.load(flags + positions, mask=there, other=1) == 0)
 
 
@@ -149,7 +149,7 @@ def scored_keys(
 
 @triton.jit
 def by_row(numbers, batch, head, heads, seq):
-    """Where the numbers of one head begin in `lse` or `delta`, `(batch, heads, seq)`."""
+    """Return the address of one head's numbers in `lse` or `delta`, `(batch, heads, seq)`."""
     return numbers + (batch.to(tl.int64) * heads + head) * seq
 
 

@@ -18,7 +18,7 @@ from ptx.emulator import MEASURED, Emulator, Options, PTXError, UnknownPTX, meas
 
 from dilkit import Pattern, register_backend, unregister_backend
 from dilkit.backend import missing_modules
-from dilkit.backends.numba.tilings import TABLE
+from dilkit.backends.numba.backend import TABLE
 from dilkit.backends.tiles.backend import StepBackend, TiledBackend
 from dilkit.backends.triton.sizes import HEAD_DIMS
 from dilkit.device import Capability

@@ -84,7 +84,7 @@ def offset_blocks(offsets: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]
 
 
 def _as_far_as(offsets: Sequence[int], first: int, step: int) -> int:
-    """How many offsets from `first` on are each `step` more than the one before."""
+    """Count the offsets from `first` on that grow by `step` each."""
     count = 1
     while first + count < len(offsets) and offsets[first + count] == offsets[first] + count * step:
         count += 1

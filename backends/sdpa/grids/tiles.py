@@ -1,4 +1,4 @@
-"""What a window and global tokens see as tiles of the matrix of queries and keys: rectangles, and triangles with their diagonal.
+"""Windows and global tokens as tiles of the query-key matrix: rectangles, and triangles with their diagonal.
 
 A window of w tokens, cut into blocks of w, both ways; causal, without C:          the first g tokens, global:
 

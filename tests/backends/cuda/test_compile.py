@@ -87,7 +87,7 @@ def test_other_sources_are_other_code(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer patch level, of which getVersion says nothing."""
-    true = cuda_compile.nvrtc.load()
+    true = cuda_compile.load_nvrtc()
 
     class Newer:
         def __getattr__(self, name: str) -> Any:
@@ -99,7 +99,7 @@ def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.Monkey
 
     cuda_compile.code_of(KERNEL, CAPABILITY)
     (major, minor), newer = cuda_compile.compiler_version(), Newer()
-    monkeypatch.setattr(cuda_compile.nvrtc, "load", lambda: newer)
+    monkeypatch.setattr(cuda_compile, "load_nvrtc", lambda: newer)
     assert cuda_compile.compiler_build().startswith(f"{major}.{minor}.99 ")
     cuda_compile.code_of(KERNEL, CAPABILITY)
     assert len(list(folder.iterdir())) == 2

@@ -15,7 +15,7 @@ from helpers.on_host import FP32, TENSOR_CORES, OnHost, judged
 from ptx.cuda_runs import DROPPED, KINDS, LISTED, SCORED, SIZES, Runs, has_runs
 
 from dilkit import BlockSparse, Pattern
-from dilkit.backends.tiles import fill
+from dilkit.backends.tiles import backend as tiles_backend
 from dilkit.backends.tiles.relations import relations
 from dilkit.device import Capability
 from dilkit.op.operators import backward_op, encode_call, forward_op
@@ -92,7 +92,7 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "dtype"), [(FP32, "float32"), (TENSOR_CORES, "bfloat16")])
 def test_rows_that_see_more_runs_than_a_launch_takes(capability: Capability, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fill, "LEAST_ROWS", 0)
+    monkeypatch.setattr(tiles_backend, "LEAST_ROWS", 0)
     pattern = Pattern.of(BlockSparse(np.add.outer(np.arange(150), np.arange(150)) % 2 == 0, 1))
     sizes: dict[str, Any] = dict(pattern=pattern, seq=149, batch=1, heads=2, kv_heads=1, dtype=dtype)
     assert len([*relations(Case(feature="kinds", variant="", **sizes).problem())]) == 2

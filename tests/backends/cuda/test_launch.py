@@ -18,8 +18,7 @@ from helpers.cuda_fakes import RecordingLauncher
 from dilkit import Pattern
 from dilkit.backends.cuda.arguments import ARGUMENTS
 from dilkit.backends.cuda.backend import CupyRaw
-from dilkit.backends.cuda.launch import CupyLauncher, Stream
-from dilkit.backends.cuda.occupancy import Multiprocessors, blocks_at_once
+from dilkit.backends.cuda.launch import CupyLauncher, Multiprocessors, Stream, blocks_at_once
 from dilkit.backends.cuda.table import CudaKernel, kernel_for
 from dilkit.backends.tiles import counters
 from dilkit.inputs import Inputs

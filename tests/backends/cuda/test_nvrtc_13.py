@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from dilkit.backends.cuda import nvrtc
-from dilkit.backends.cuda.compile import compiler_build, compiler_version, options_of
-from dilkit.backends.cuda.nvrtc import installed
+from dilkit.backends.cuda import compile as cuda_compile
+from dilkit.backends.cuda.compile import compiler_build, compiler_version, installed_nvrtc, options_of
 from dilkit.backends.cuda.table import kernel_for
 from dilkit.backends.tiles.schedule import MOST_ROWS
 from dilkit.tools.bench.workloads.kernels_compiled import CAPABILITIES, Build, builds, compiled
@@ -95,7 +94,7 @@ def use_nvrtc_13() -> None:
     path = nvrtc_13()
     assert path is not None
     loaded = NVRTC(path)
-    nvrtc.load = lambda: loaded
+    cuda_compile.load_nvrtc = lambda: loaded
 
 
 pytestmark = pytest.mark.skipif(nvrtc_13() is None, reason="NVRTC of CUDA 13 is not installed: make kernels")
@@ -141,7 +140,7 @@ def test_one_that_is_installed_beside_does_not_take_the_place_of_that_of_cupy() 
     """CuPy alone would take NVRTC 13, also where CuPy is for CUDA 12."""
     cupy = pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     own = cupy.cuda.driver.get_build_version() // 1000
-    if installed(own) is None:
+    if installed_nvrtc(own) is None:
         pytest.skip(f"NVRTC {own} is not installed as a package of its own")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=install_beside) as process:
         assert process.submit(compiler_version).result()[0] == own

@@ -21,8 +21,8 @@ from unittest import mock
 from numba import cuda
 
 from dilkit.backends.cuda.report import usages
+from dilkit.backends.numba.backend import tiling_for
 from dilkit.backends.numba.kernels import KERNELS, signature
-from dilkit.backends.numba.tilings import tiling_for
 
 
 def main(shown: str, dtype: str, head_dim: str) -> int:

@@ -17,8 +17,7 @@ from torch import Tensor
 from dilkit import Pattern
 from dilkit.backends.numba import backend as numba_cuda
 from dilkit.backends.numba.arguments import Options, TensorView, Tiling, view
-from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda
-from dilkit.backends.numba.tilings import TABLE, tiling_for
+from dilkit.backends.numba.backend import TABLE, DeviceLauncher, NumbaCuda, tiling_for
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.inputs import Inputs

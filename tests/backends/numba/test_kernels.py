@@ -9,7 +9,7 @@ import pytest
 from helpers.project import ROOT, succeed
 
 from dilkit.backend import missing_modules
-from dilkit.backends.numba.tilings import TABLE
+from dilkit.backends.numba.backend import TABLE
 
 FOLDER = ROOT / "tests/backends/numba"
 STATIC_BYTES = 48 * 1024

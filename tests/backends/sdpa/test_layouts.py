@@ -12,8 +12,7 @@ from torch import Tensor
 from dilkit import Pattern
 from dilkit.backends.sdpa import aten
 from dilkit.backends.sdpa.backend import SDPA
-from dilkit.backends.sdpa.kernels import KERNELS
-from dilkit.backends.sdpa.layouts import cpu_layout, cuda_layout, cudnn_layout
+from dilkit.backends.sdpa.kernels import KERNELS, cpu_layout, cuda_layout, cudnn_layout
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem

@@ -14,8 +14,8 @@ from dilkit import GlobalTokens, Pattern, SlidingWindow, environment, plan
 from dilkit.backends.tiles import device, kept
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
 from dilkit.backends.tiles.relations import FAR
-from dilkit.backends.triton.device import DeviceTables, device_tables
 from dilkit.backends.triton.sizes import Sizes
+from dilkit.backends.triton.tables import DeviceTables, device_tables
 from dilkit.problem import Problem
 
 CPU = torch.device("cpu")

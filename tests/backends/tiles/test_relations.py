@@ -23,7 +23,7 @@ from dilkit import (
     SlidingWindow,
     Strided,
 )
-from dilkit.backends.tiles.fill import FEW_TILES, fill_refusals
+from dilkit.backends.tiles.backend import FEW_TILES, fill_refusals
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS, relations
 from dilkit.backends.tiles.schedule import schedule, schedule_refusals
 from dilkit.pattern import runs

@@ -11,7 +11,6 @@ from helpers.host_launcher import argument_spans, bias_spans, step_spans
 from ptx.emulator import Emulator, Options, PTXError
 
 from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda import nvrtc
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.cuda.table import CudaKernel
 from dilkit.device import Capability
@@ -75,7 +74,7 @@ def ptx_of(kernel: CudaKernel, capability: Capability) -> str:
     virtual = tuple(o.replace("=sm_", "=compute_") for o in options if not o.startswith("--ptxas-options"))
     texts = {path.name: path.read_text() for path in sorted(cuda_compile.SOURCES.glob("*.cu*"))}
     headers = {name: text.encode() for name, text in texts.items() if name.endswith(".cuh")}
-    compiler = nvrtc.load()
+    compiler = cuda_compile.load_nvrtc()
     names = [name.encode() for name in headers]
     program = compiler.createProgram(texts[kernel.source], kernel.source, list(headers.values()), names)
     try:
