@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers.slide_encoder import LENGTHS, SMALL
 
-from dilkit import Pattern
+from dilkit import Neighborhood, Pattern
 from dilkit.integrations.gigapath import SlideEncoderConfig
 from dilkit.tools import cli
 from dilkit.tools.bench import run as measuring
@@ -23,7 +23,6 @@ from dilkit.tools.bench.suites.preferences import PreferencesSizes
 from dilkit.tools.bench.suites.scores import ScoresSizes
 from dilkit.tools.bench.suites.serving import ServingSizes
 from dilkit.tools.bench.suites.slides import SlidesSizes
-from dilkit.tools.bench.workloads.cpu_calls import Grid
 from dilkit.tools.bench.workloads.llama import LlamaConfig
 from dilkit.tools.commands.bench import add_arguments
 from dilkit.tools.console.arguments import changed
@@ -44,7 +43,7 @@ CONFIGURATIONS = {
 SIZES: dict[str, Sizes] = {
     "cpu": CpuSizes(
         **dict(divisor=1, long=64, short=(16, 32), configurations=CONFIGURATIONS, threads=1, masked=169),
-        grids=(Grid((13, 13), 13), Grid((7, 7, 7), 7), Grid((28, 28), 7, dilation=4)),
+        grids=(Neighborhood((13, 13), 13), Neighborhood((7, 7, 7), 7), Neighborhood((28, 28), 7, dilation=4)),
         **dict(model=SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), tiles=40, window=8, global_tokens=2, dilated=(32, 4)),
         **dict(packed=(20, 30)),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dilkit.integrations.gigapath.config import SlideEncoderConfig
@@ -23,10 +24,14 @@ class Configuration(NamedTuple):
 
     def problem(self, head_dim: int, divisor: int = 1, **fields: Any) -> Problem:
         """The problem, its lengths divided by `divisor`."""
-        pairs = zip(self.segment_lengths, self.dilation_rates, strict=True)
-        lengths = [max(length // divisor, rate) for length, rate in pairs]
+        lengths = divided(self.segment_lengths, self.dilation_rates, divisor)
         pattern = Pattern(lengths, self.dilation_rates, offset=self.offset, tail=self.tail)
         return Problem(pattern=pattern, seq=self.seq // divisor, heads=self.heads, head_dim=head_dim, **fields)
+
+
+def divided(segment_lengths: Sequence[int], dilation_rates: Sequence[int], divisor: int) -> tuple[int, ...]:
+    """The lengths of segments divided by `divisor`, each at least its rate."""
+    return tuple(max(length // divisor, rate) for length, rate in zip(segment_lengths, dilation_rates, strict=True))
 
 
 GIGAPATH = SlideEncoderConfig()

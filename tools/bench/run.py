@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from argparse import Namespace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,15 @@ def run(suite: Suite, args: Namespace, changed: dict[str, str]) -> int:
     `changed` are the options that are not at their defaults, by their names in `args`. Raises ValueError for one that does not
     go with the suite, and for a file that cannot be gone on from.
     """
-    fields = [field.name for field in dataclasses.fields(suite) if field.metadata.get("option", True)]
+    options = [field.name for field in fields(suite) if field.metadata.get("option", True)]
     for name, option in changed.items():
-        if name not in (*fields, "suite", "resume", "out", "against"):
+        if name not in (*options, "suite", "resume", "out", "against"):
             raise ValueError(f"{option}: does not go with --suite {suite.NAME}; leave it out")
     make_folder("--out", args.out)
     from dilkit.tools.report.files import publish
 
-    chosen = {name: getattr(args, name) for name in fields}
-    suite = dataclasses.replace(suite, **{name: value for name, value in chosen.items() if value is not None})
+    chosen = {name: getattr(args, name) for name in options}
+    suite = replace(suite, **{name: value for name, value in chosen.items() if value is not None})
     result = measure(suite, encode(chosen), args.out, args.resume)
     publish(result, args.out, "suite", f"dilkit bench --suite {suite.NAME}", args.json)
     return INTERRUPTED if result.interrupted else int(suite.wrong(result))
@@ -57,17 +57,12 @@ def measure(suite: Suite, chosen: dict[str, Any], folder: Path, resume: bool) ->
         try:
             for step in steps[result.done :]:
                 bar.set_description(f"{result.done + 1}/{len(steps)} {step.what}")
-                result = measured(result, step)
-                keep(suite, dataclasses.replace(result, interrupted=True), folder)
+                result = replace(result, rows=(*result.rows, *step.measure()), done=result.done + 1)
+                keep(suite, replace(result, interrupted=True), folder)
                 bar.update(step.weight)
         except KeyboardInterrupt:
             pass
-        return keep(suite, dataclasses.replace(result, interrupted=result.done < len(steps)), folder)
-
-
-def measured(result: RowsResult, step: Step) -> RowsResult:
-    """`result` and what a further step measures: at once, or not at all."""
-    return dataclasses.replace(result, rows=(*result.rows, *step.measure()), done=result.done + 1)
+        return keep(suite, replace(result, interrupted=result.done < len(steps)), folder)
 
 
 def begin(suite: Suite, steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> RowsResult:
@@ -79,8 +74,7 @@ def begin(suite: Suite, steps: list[Step], chosen: dict[str, Any], facts: dict[s
 
 def keep(suite: Suite, result: RowsResult, folder: Path) -> RowsResult:
     """`result` with its figures, which is now the file."""
-    result = dataclasses.replace(result, date=now())
-    result = dataclasses.replace(result, figures=suite.figures(result))
+    result = replace(result, date=now(), figures=suite.figures(result))
     write_result(result, folder / FILE)
     return result
 
@@ -100,7 +94,7 @@ def go_on(result: RowsResult, path: Path) -> RowsResult:
         raise ValueError(f"--resume: {path} is of another list of steps; {_RESUME_WAY_OUT}")
     where = before.environment
     session = Session(date=before.date, git_revision=where.git_revision, git_dirty=where.git_dirty)
-    return dataclasses.replace(result, rows=before.rows, done=before.done, earlier=(*before.earlier, session))
+    return replace(result, rows=before.rows, done=before.done, earlier=(*before.earlier, session))
 
 
 def _machine(result: RowsResult) -> dict[str, Any]:

@@ -35,9 +35,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the cases of a suite are: by default, those of published results. `divisor`: by what --quick divides lengths."""
+    """Sizes of the cases of a suite: by default, those of published results.
+
+    --quick divides lengths by `divisor`. A suite of a CPU computes on at most so many `threads`.
+    """
 
     divisor: int = 32
+    threads: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Suite(ABC):
 
     @property
     def divisor(self) -> int:
-        """By what lengths are divided."""
+        """The number that lengths are divided by."""
         return self.sizes.divisor if self.quick else 1
 
     @abstractmethod
@@ -72,7 +76,7 @@ class Suite(ABC):
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
         """Within this context the suite can run. It yields facts for the result."""
-        return nullcontext({})
+        return nullcontext({}) if self.sizes.threads is None else _on_threads(self.sizes.threads)
 
     def figures(self, result: RowsResult) -> tuple[Any, ...]:
         """The figures of `result`, which are part of it."""
@@ -89,16 +93,14 @@ class Suite(ABC):
 
     def wrong(self, result: RowsResult) -> bool:
         """True if a check failed, so that the command ends with exit code 1."""
-        for row in result.rows:
-            if row.who not in self.PEERS and (
-                row.verdict == "wrong" or (row.verdict == "failed" and row.who not in self.MAY_FAIL)
-            ):
-                return True
+        ours = [row for row in result.rows if row.who not in self.PEERS]
+        if any(row.verdict == "wrong" or (row.verdict == "failed" and row.who not in self.MAY_FAIL) for row in ours):
+            return True
         return any(figure.exact and figure.verdict == "short" for figure in result.figures)
 
 
 @contextmanager
-def on_threads(most: int) -> Iterator[dict[str, Any]]:
+def _on_threads(most: int) -> Iterator[dict[str, Any]]:
     """Compute on at most so many threads within this context; it yields their number and the instruction set."""
     from dilkit.backends.native.backend import instruction_set
 

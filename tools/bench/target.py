@@ -13,10 +13,6 @@ Values = Mapping[str, float]
 """The values of a figure by what they are of, such as a head_dim; the worst one decides on the verdict."""
 
 
-def _always(result: RowsResult) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Target:
     """A figure with the least that it must be and what is aimed at; the most, where `lower`.
@@ -32,27 +28,48 @@ class Target:
     unit: str = "x"
     lower: bool = False
     exact: bool = False
-    missing: Callable[[RowsResult], str | None] = _always
+    missing: Callable[[RowsResult], str | None] = lambda result: None
 
     def judge(self, result: RowsResult) -> Figure:
         """The figure of `result`."""
-        values = dict(self.read(result))
-        figure = Figure(
-            name=self.name, must=self.must, aim=self.aim, unit=self.unit, lower=self.lower, exact=self.exact, values=values
+        limits: dict[str, Any] = dict(
+            name=self.name, must=self.must, aim=self.aim, unit=self.unit, lower=self.lower, exact=self.exact
         )
-        return _with_verdict(figure, self.missing(result))
+        figure = Figure(**limits, values=dict(self.read(result)))
+        if missing := self.missing(result):
+            return replace(figure, verdict=f"not measurable here: {missing}")
+        return replace(figure, verdict="not measured" if figure.worst is None else self.verdict(figure.worst))
+
+    def verdict(self, worst: float) -> str:
+        """Return "aim met", "met" or "short"."""
+
+        def reached(limit: float | None) -> bool:
+            return limit is not None and (worst <= limit if self.lower else worst >= limit)
+
+        return "aim met" if reached(self.aim) else "met" if reached(self.must) else "short"
 
 
 def each(
-    table: str, measure: Callable[[CaseRows], float | None], name: str = "{what}", **facts: Any
+    tables: str | tuple[str, ...], measure: Callable[[CaseRows], float | None], name: str = "{what}", **facts: Any
 ) -> Callable[[RowsResult], Values]:
-    """Read `measure` of the cases of a table that have these facts, each named by the template `name`; None is left out."""
+    """Read `measure` of the cases of tables that have these facts, each named by the template `name`; None is left out."""
 
     def read(result: RowsResult) -> Values:
-        values = ((case.label(name), measure(case)) for case in result.cases(table, **facts))
+        cases = result.cases(*([tables] if isinstance(tables, str) else tables), **facts)
+        values = ((case.label(name), measure(case)) for case in cases)
         return {label: value for label, value in values if value is not None}
 
     return read
+
+
+def stored(who: str, names: tuple[str, ...], figure: Callable[..., float]) -> Callable[[CaseRows], float | None]:
+    """Measure a case by a figure of these values of an implementation; None where one is unknown."""
+
+    def measure(case: CaseRows) -> float | None:
+        values = [case.rows[who].values.get(name) for name in names] if who in case.rows else [None]
+        return None if None in values else figure(*values)
+
+    return measure
 
 
 def time_ratio(table: str, slow: str, fast: str, name: str = "{what}", **facts: Any) -> Callable[[RowsResult], Values]:
@@ -85,20 +102,3 @@ def least(pairs: Iterable[tuple[str, float]]) -> Values:
     for name, value in pairs:
         lowest[name] = min(value, lowest.get(name, value))
     return lowest
-
-
-def _with_verdict(figure: Figure, missing: str | None) -> Figure:
-    if missing:
-        return replace(figure, verdict=f"not measurable here: {missing}")
-    if figure.worst is None:
-        return replace(figure, verdict="not measured")
-    return replace(figure, verdict=verdict(figure.worst, figure))
-
-
-def verdict(worst: float, figure: Figure) -> str:
-    """ "aim met", "met" or "short"."""
-
-    def reached(limit: float | None) -> bool:
-        return limit is not None and (worst <= limit if figure.lower else worst >= limit)
-
-    return "aim met" if reached(figure.aim) else "met" if reached(figure.must) else "short"

@@ -1,25 +1,51 @@
-"""What dilkit is compared with: attention as one would write it in plain PyTorch. For comparisons only."""
+"""Baselines: attention as one would write it in plain PyTorch, for comparisons only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, unflatten
 
+from dilkit.backends.flex.blocks import BLOCK, blocks_of, ended, listed
+from dilkit.backends.flex.pairs import counter, shown_by_several
+from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
+from dilkit.oracle import softmax_of_count
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.measure import fused
-from dilkit.tools.measure.flex import FLEX
 from dilkit.tools.measure.implementation import Implementation
-from dilkit.tools.measure.longnet import detached_weights
+
+_EVERY_TORCH_HAS = ("cpu-flash", "flash", "memory-efficient")
 
 
-def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
-    """The same function as `dilkit.dilated_attention`, in the manner of LongNet's published code, with exact gradients.
+def dense_attention(inputs: Tensors, problem: Problem) -> Tensor:
+    """Ordinary attention of every token to every token, `softmax(scale * q k^T) v`: another function than the pattern's.
+
+    `torch.nn.functional.scaled_dot_product_attention`, with whichever of its kernels torch picks.
+    """
+    q, k, v = (x.transpose(1, 2) for x in inputs.qkv)
+    mask = None if inputs.mask is None else ~inputs.mask[:, None, None, :]
+    options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, **options).transpose(1, 2)
+
+
+def _dense_refusals(problem: Problem) -> tuple[str, ...]:
+    both = problem.is_causal and problem.key_padding_mask
+    return ("is_causal with key_padding_mask: torch takes one of them",) if both else ()
+
+
+def _branches(inputs: Tensors, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
+    """`out` and `lse` of each branch, in the manner of LongNet's published code.
 
         out = sum_b softmax_b(lse_b) * out_b        (out_b, lse_b) = attention over the kept rows of branch b
 
@@ -28,19 +54,14 @@ def gather_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
     does not divide the heads, heads of zeros are added. Gathering, scattering and merging are torch operators that autograd
     differentiates.
     """
-    return merged(*_branches(query, key, value, problem))
-
-
-def longnet_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> Tensor:
-    """LongNet's procedure as published: as `gather_attention`, but the weights of the branches are constants to the gradient."""
-    outs, lses = _branches(query, key, value, problem)
-    return merged(outs, [lse.detach() for lse in lses])
-
-
-def _branches(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
     pairs = [(min(branch.segment_length, problem.seq), branch.dilation_rate) for branch in problem.pattern.segments]
-    results = [branch_attention(query, key, value, problem, length, rate) for length, rate in pairs]
+    results = [branch_attention(*inputs.qkv, problem, length, rate) for length, rate in pairs]
     return [out for out, _ in results], [lse for _, lse in results]
+
+
+def _longnet(inputs: Tensors, problem: Problem) -> Tensor:
+    outs, lses = _branches(inputs, problem)
+    return merged(outs, [lse.detach() for lse in lses])
 
 
 def merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
@@ -66,7 +87,8 @@ def branch_attention(
         query, key, value = (torch.nn.functional.pad(x, (0, 0, 0, lacking)) for x in (query, key, value))
     views = [_kept(x, length, rate, by_offset).permute(0, 1, 5, 3, 2, 4) for x in (query, key, value)]
     q, k, v = (x.reshape(-1, problem.heads + lacking, *x.shape[-2:]).contiguous() for x in views)
-    out, lse = fused.attention_and_lse(q, k, v, problem)
+    apply: Any = _FusedWithLse.apply
+    out, lse = apply(q, k, v, problem.is_causal, problem.scale, _kernels(problem)[0])
     segments = out.view(views[0].shape).permute(0, 1, 4, 3, 5, 2)
     lses = lse.view(views[0].shape[:-1]).permute(0, 1, 4, 3, 2).unsqueeze(4)
     whole_out, whole_lse = torch.zeros_like(query), lse.new_full((*query.shape[:3], 1), -math.inf)
@@ -86,11 +108,56 @@ def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
     return heads.diagonal(dim1=3, dim2=4 if by_offset else 5)
 
 
+@lru_cache(maxsize=64)
+def _kernels(problem: Problem) -> tuple[SdpaKernel, ...]:
+    """The kernels of a plain torch that can compute `problem`: the CPU's, or on CUDA flash and memory-efficient."""
+    dense = replace(problem, pattern=Pattern.dense())  # which it is, whatever has been gathered
+    return tuple(kernel for kernel in KERNELS if kernel.name in _EVERY_TORCH_HAS and not kernel.refusals(dense))
+
+
+class _FusedWithLse(torch.autograd.Function):
+    """One of torch's fused kernels with both of its results differentiable; `(batch, heads, rows, head_dim)`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, kernel: SdpaKernel
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = kernel.forward(q, k, v, None, is_causal, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = is_causal, scale, kernel
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        is_causal, scale, kernel = ctx.options
+        # The kernel subtracts rowsum(dout * out) from the gradient of every score of a row and the gradient of lse adds to it:
+        # an `out` moved along `dout` so that the sum falls by dlse does both.
+        squares = dout.square().sum(-1, keepdim=True, dtype=lse.dtype).clamp(min=torch.finfo(lse.dtype).tiny)
+        moved = (out - dout * (dlse.unsqueeze(-1) / squares).to(out.dtype)).contiguous()
+        grads = kernel.backward(dout.contiguous(), q, k, v, moved, lse.contiguous(), None, is_causal, scale)
+        return *grads, None, None, None
+
+
+def _detached_weights(query: Tensor, key: Tensor, value: Tensor, problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """`out` and `lse` of the queries in `rows`: branches merged by weights that are constants to the gradient."""
+    q, k, v = (x.transpose(1, 2) for x in (query[:, rows], key, value))
+    branches = []
+    for branch in problem.pattern.segments:
+        alone = Pattern([branch.segment_length], [branch.dilation_rate], problem.pattern.offset)
+        count = alone.count_rows(rows, problem.seq, problem.heads, is_causal=problem.is_causal)
+        branches.append(softmax_of_count(q, k, v, count, problem.scale))
+    outs, lses = (torch.stack(parts) for parts in zip(*branches, strict=True))
+    lse = lses.detach().logsumexp(0)
+    weights = (lses.detach() - lse).exp().nan_to_num().unsqueeze(-1)
+    return (weights * outs).sum(0).transpose(1, 2), lse
+
+
 def _gather_refusals(problem: Problem) -> tuple[str, ...]:
     pattern, seq = problem.pattern, problem.seq
     no_kernel = f"device {problem.device.name}: no fused kernel of torch's can compute {problem.dtype} x {problem.head_dim}"
-    asked = {
-        no_kernel: not fused.kernels(problem),
+    reasons = {
+        no_kernel: not _kernels(problem),
         "key_padding_mask: not supported": problem.key_padding_mask,
         "grouped heads: not supported": problem.kv_heads != problem.heads,
         "head ranges: not supported": pattern.heads is not None,
@@ -100,46 +167,85 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
     }
     for branch in pattern.branches:
         if not isinstance(branch, DilatedSegment):
-            asked[f"branch {branch.call()}: only dilated segments are gathered"] = True
+            reasons[f"branch {branch.call()}: only dilated segments are gathered"] = True
             continue
         length, rate = min(branch.segment_length, seq), branch.dilation_rate
-        asked[f"seq {seq}: must be a multiple of segment length {length}; it has no short segments"] = bool(seq % length)
-        asked[f"dilation rate {rate}: must divide the segment length {length}"] = bool(length % rate)
-    return tuple(reason for reason, wanted in asked.items() if wanted)
+        reasons[f"seq {seq}: must be a multiple of segment length {length}; it has no short segments"] = bool(seq % length)
+        reasons[f"dilation rate {rate}: must divide the segment length {length}"] = bool(length % rate)
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
-def dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, problem: Problem, key_padding_mask: Tensor | None = None
-) -> Tensor:
-    """Ordinary attention of every token to every token, `softmax(scale * q k^T) v`: another function than the pattern's.
+@lru_cache(maxsize=8)
+def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
+    """torch's FlexAttention of query, key and value `(batch, heads, seq, head_dim)`, which takes many seconds to compile.
 
-    `torch.nn.functional.scaled_dot_product_attention`, with whichever of its kernels torch picks.
+    The count of the pattern is a mask, and its log is added to scores where a key may be seen more than once.
     """
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    mask = None if key_padding_mask is None else ~key_padding_mask[:, None, None, :]
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, **options).transpose(1, 2)
+    from torch.nn.attention import flex_attention as flex
+
+    count = counter(problem.forms, problem.seq, device)
+
+    def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
+        seen = count(h, i, j) > 0
+        return seen & (i >= j) if problem.is_causal else seen
+
+    def weigh(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + torch.log(count(h, i, j).to(torch.float32))
+
+    blocks = _block_mask(problem, sees, device)
+    options: dict[str, Any] = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads, block_mask=blocks)
+    options |= dict(score_mod=weigh) if shown_by_several(problem) else {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = flex.flex_attention(q, k, v, **options)
+        return out
+
+    # torch counts compilations by code object and gives up after a few: each problem gets a code object of its own.
+    copy = FunctionType(attend.__code__.replace(), globals(), attend.__name__, None, attend.__closure__)
+    return torch.compile(copy, fullgraph=True, dynamic=False)
 
 
-def _dense_refusals(problem: Problem) -> tuple[str, ...]:
-    both = problem.is_causal and problem.key_padding_mask
-    return ("is_causal with key_padding_mask: torch takes one of them",) if both else ()
+def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device) -> Any:
+    """The blocks in which a query may see a key: no matrix of `seq**2` is made."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    blocks = blocks_of(problem.forms, -(-problem.seq // BLOCK) * BLOCK, problem.heads, problem.is_causal)
+    some, whole = (x[None].to(device) for x in ended(*blocks, problem.seq))
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
+    )
 
 
-def _dense(inputs: Tensors, problem: Problem) -> Tensor:
-    return dense_attention(*inputs.qkv, problem, inputs.mask)
+def _compiler() -> str:
+    """The C++ compiler that torch would call."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
-def _gather(inputs: Tensors, problem: Problem) -> Tensor:
-    return gather_attention(*inputs.qkv, problem)
+def _flex_refusals(problem: Problem) -> tuple[str, ...]:
+    on_cpu = problem.device.type == "cpu"
+    reasons = {
+        "key_padding_mask: not supported": problem.key_padding_mask,
+        "dtype float64: FlexAttention is not compiled for it": problem.dtype == "float64",
+        "backward: FlexAttention has none on the CPU": on_cpu and problem.requires_grad,
+        f"C++ compiler {_compiler()!r}: not found, and torch.compile needs one; install it, or name yours in CXX": on_cpu
+        and not shutil.which(_compiler()),
+        "module triton: not installed, and torch.compile needs it on CUDA": not on_cpu and find_spec("triton") is None,
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
-def _longnet(inputs: Tensors, problem: Problem) -> Tensor:
-    return longnet_attention(*inputs.qkv, problem)
+def _flex(inputs: Tensors, problem: Problem) -> Tensor:
+    return _compiled(problem, inputs.query.device)(*(x.transpose(1, 2) for x in inputs.qkv)).transpose(1, 2)
 
 
 BASELINES = {
-    "gather": Implementation("gather", "baseline", "gather a copy per branch, torch's kernel, merge", _gather, _gather_refusals),
+    "gather": Implementation(
+        "gather",
+        "baseline",
+        "gather a copy per branch, torch's kernel, merge",
+        lambda inputs, problem: merged(*_branches(inputs, problem)),
+        _gather_refusals,
+    ),
     "longnet": Implementation(
         "longnet",
         "baseline",
@@ -147,18 +253,22 @@ BASELINES = {
         _longnet,
         _gather_refusals,
         computes="the attention of the pattern; its gradients leave out those of the weights of the branches",
-        own_gradients=detached_weights,
+        own_gradients=_detached_weights,
     ),
     "dense": Implementation(
         "dense",
         "baseline",
         "torch's attention over all tokens",
-        _dense,
-        _dense_refusals,
+        dense_attention,
+        lambda problem: (
+            ("is_causal with key_padding_mask: torch takes one of them",) * (problem.is_causal and problem.key_padding_mask)
+        ),
         lambda _: Pattern.dense(),
         quadratic=True,
         computes="the attention of every token to every token",
     ),
-    "flex": FLEX,
+    "flex": Implementation(
+        "flex", "peer", "torch's FlexAttention, compiled: the count as mask_mod and score_mod", _flex, _flex_refusals
+    ),
 }
 """What `dilkit bench --baseline` measures beside backends, by name."""

@@ -1,7 +1,12 @@
-"""One length of a benchmark: check every implementation, time those that are right side by side, then measure their memory."""
+"""The one way to measure a case: check every implementation, time those that are right in turns, then measure their memory.
+
+`compare` is for implementations of a problem, which are checked against fp64 arithmetic; `agreeing` and `side_by_side` for
+any other calls, which are compared with each other. `CaseRunner` compares over several lengths.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,17 +14,36 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.testing import memory
-from dilkit.testing.accuracy import shortened
+from dilkit.testing.accuracy import Check, Expected, Results, differentiated, exact_rows, expected, expected_rows, shortened
+from dilkit.testing.poison import poisoned_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure import correctness
-from dilkit.tools.measure.ceilings import Ceilings, MultiplyAdds, Rates
+from dilkit.tools.measure.ceilings import Ceilings, Rates
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.record import Entries, Entry, Samples
+from dilkit.tools.results.record import Difference, Entries, Entry, Samples
+from dilkit.tools.results.rows import NOTHING
+
+AGREEMENT = 1e-4
+"""Largest difference that two ways of computing may have in fp32, in units of the largest value."""
+Posed = Mapping[str, tuple[Implementation, Problem]]
+"""Implementations by name, each with the problem that it computes."""
+ROWS = 16
+"""Random rows that are checked at the real length, beside the first."""
+Timer = Callable[[Mapping[str, Call]], dict[str, Samples]]
+"""A function that times calls in turns, all of which were called before."""
+
+
+class CaseFields(Rates):
+    """The fields of a benchmark case: its yardsticks, and the entries."""
+
+    entries: Entries
 
 
 @dataclass
@@ -44,36 +68,28 @@ class CaseRunner:
 
     def run(self, problem: Problem) -> CaseFields:
         """Everything measured at the length of `problem`: an entry for each implementation, whatever became of it."""
-        problems = {i.name: replace(problem, dtype=self.dtypes.get(i.name, problem.dtype)) for i in self.implementations}
-        inputs = {own: Tensors.random(own) for own in dict.fromkeys(problems.values())}
-        entries = {i.name: self._admit(i, problems[i.name], inputs[problems[i.name]]) for i in self.implementations}
-        able = [i for i in self.implementations if entries[i.name].verdict == "measured"]
-        self.say(f"{problem.seq:,} tokens: time")
-        ceilings = Ceilings(self.matmul_dtype or problem.dtype, problem.device.type)
-        for warm_up in ceilings.calls.values():  # implementations were called to be admitted
-            warm_up()
-        calls = {i.name: partial(i.once, inputs[problems[i.name]], problems[i.name]) for i in able}
-        time = partial(time_interleaved, repeats=self.repeats, warmup=0, min_time=self.min_time, device=problem.device.type)
-        fields = side_by_side(entries, calls, {i.name: i.flops(problem) for i in able}, ceilings, time)
-        for i in able:
-            own, entry = problems[i.name], fields["entries"][i.name]
-            self.say(f"{problem.seq:,} tokens: memory of {i.name}")
-            self.last[i.name] = _work(i, own), statistics.median(entry.seconds)
-            fields["entries"][i.name] = _with_memory(entry, i, own, inputs[own], self.forward_memory)
+        device = problem.device.type
+        posed = {i.name: (i, replace(problem, dtype=self.dtypes.get(i.name, problem.dtype))) for i in self.implementations}
+        timer = partial(time_interleaved, repeats=self.repeats, warmup=0, min_time=self.min_time, device=device)
+        ceilings = partial(Ceilings, self.matmul_dtype or problem.dtype, device)
+        fields = compare(posed, timer, ceilings, self._admit, say=self.say, forward_memory=self.forward_memory)
+        for name, entry in fields["entries"].items():
+            if entry.time:
+                self.last[name] = _work(*posed[name]), statistics.median(entry.seconds)
         return fields
 
     def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
-        """As `admit`; whoever computes another function than the pattern's attention is compared with that."""
-        self.say(f"{problem.seq:,} tokens: check of {implementation.name}")
-        expected = partial(self._expected_seconds, implementation, problem)
-        entry = admit(implementation, problem, inputs, self.budget, expected)
+        """Admit an implementation; one of another function than the pattern's attention is compared with that too."""
+        entry = admit(implementation, problem, inputs, self.budget, partial(self._expected_seconds, implementation, problem))
         if entry.verdict != "measured":
             return entry
         try:
-            seconds = 0.0 if implementation.name in self.last else _seconds(implementation, inputs, problem)
-            if seconds > self.budget:
-                return replace(entry, verdict="skipped", reasons=(over_budget("took", seconds, self.budget),))
-            return replace(entry, differs=correctness.difference(implementation, problem, inputs))
+            if implementation.name not in self.last:
+                start = perf_counter()
+                implementation.once(inputs, problem)
+                if (seconds := perf_counter() - start) > self.budget:
+                    return replace(entry, verdict="skipped", reasons=(over_budget("took", seconds, self.budget),))
+            return replace(entry, differs=difference(implementation, problem, inputs))
         except Exception as error:
             return failed(error)
 
@@ -91,22 +107,161 @@ class CaseRunner:
 
 
 def admit(
-    implementation: Implementation, problem: Problem, inputs: Tensors, budget: float, expected: Callable[[], float]
+    implementation: Implementation,
+    problem: Problem,
+    inputs: Tensors,
+    budget: float = math.inf,
+    seconds: Callable[[], float] = lambda: 0.0,
 ) -> Entry:
     """The beginning of an entry: its verdict, with the reasons or the check that it rests on.
 
-    `expected()` is how many seconds a call may take; more than `budget` seconds are not spent on one.
+    `seconds()` is the time that a call may take; more than `budget` seconds are not spent on one.
     """
     if reasons := implementation.refusals(problem):
         return Entry(verdict="refused", reasons=tuple(reasons))
     try:
-        if (seconds := expected()) > budget:
-            return Entry(verdict="skipped", reasons=(over_budget("would take", seconds, budget),))
-        checks = correctness.check(implementation.checked or implementation, problem, inputs)
+        if (expected_s := seconds()) > budget:
+            return Entry(verdict="skipped", reasons=(over_budget("would take", expected_s, budget),))
+        return checked(check(implementation.checked or implementation, problem, inputs))
     except Exception as error:  # out of memory, a kernel that does not build: the others go on
         return failed(error)
-    wrong = tuple(check.complaint for check in checks if not check.passed)
-    return Entry(verdict="wrong" if wrong else "measured", reasons=wrong, check=checks)
+
+
+def check(implementation: Implementation, problem: Problem, inputs: Tensors) -> tuple[Check, ...]:
+    """Everything that is checked before timing, in memory full of NaN: `out`, and gradients where the problem asks for them.
+
+    The shortened problem is left out where the implementation refuses it.
+    """
+    short, rows = shortened(problem), _some_rows(inputs, problem)
+    whole: tuple[Check, ...] = ()
+    if not implementation.refusals(short):
+        short_inputs = Tensors.random(short, seed=1)
+        with poisoned_memory():
+            results = implementation.results(short_inputs, short)
+        whole = _expected(implementation, short, short_inputs).checks(results, short.seq)
+    in_rows = _rows_of(implementation, inputs, problem, rows)
+    return (*whole, *_expected(implementation, problem, inputs, rows).checks(in_rows, problem.seq, " rows"))
+
+
+def difference(implementation: Implementation, problem: Problem, inputs: Tensors) -> Difference | None:
+    """The distance of a result from the attention of the problem's pattern, in some rows; None where that is what is computed."""
+    if not implementation.differs(problem):
+        return None
+    rows = _some_rows(inputs, problem)
+    differences: dict[str, float] = {}
+    truth = exact_rows(problem, inputs, rows)
+    for name, computed in _rows_of(implementation, inputs, problem, rows).items():
+        what, exact = {"dq": "dquery"}.get(name, name), truth[name]
+        error = (computed.double() - exact).abs().max().item()
+        differences |= {f"{what}_max_abs": error, f"{what}_relative": error / max(exact.abs().max().item(), 1e-300)}
+    return Difference(computes=implementation.computes, **differences)
+
+
+def _some_rows(inputs: Tensors, problem: Problem) -> Tensor:
+    """The first row, a global token where there are some, and `ROWS` random ones, the same for every implementation."""
+    chosen = torch.randperm(problem.seq, generator=torch.Generator().manual_seed(2))[:ROWS]
+    return torch.cat([chosen.new_zeros(1), chosen[chosen > 0]]).sort().values.to(inputs.query.device)
+
+
+def _rows_of(implementation: Implementation, inputs: Tensors, problem: Problem, rows: Tensor) -> Results:
+    """Results that a row has for itself: `out` and the gradient of the query."""
+    with poisoned_memory():
+        results = implementation.results(inputs, problem)
+    return {name: results[name][:, rows] for name in ("out", "dq") if name in results}
+
+
+def _expected(implementation: Implementation, problem: Problem, inputs: Tensors, rows: Tensor | None = None) -> Expected:
+    """The exact results of what it computes, whole or in some rows."""
+    plain = implementation.own_gradients
+    if plain is not None and problem.requires_grad:
+        every = torch.arange(problem.seq, device=inputs.query.device)
+
+        def compute(dtype: str) -> Results:
+            chosen = every if rows is None else rows
+            cast = replace(inputs.to(dtype), dout=inputs.dout[:, chosen].to(getattr(torch, dtype)))
+            results = differentiated(lambda q, k, v, _: plain(q, k, v, problem, chosen), cast, gradients=True)
+            return results if rows is None else dict(results, dq=results["dq"][:, rows])
+
+        return Expected.of(compute, problem, inputs)
+    computed = replace(problem, pattern=implementation.computed(problem.pattern))
+    return expected(computed, inputs) if rows is None else expected_rows(computed, inputs, rows)
+
+
+def compare(
+    posed: Posed,
+    timer: Timer,
+    ceilings: Callable[[], Ceilings] = Ceilings,
+    admitted: Callable[[Implementation, Problem, Tensors], Entry] = admit,
+    call: Callable[[str, Tensors], Call] | None = None,
+    say: Callable[[str], Any] = lambda text: None,
+    forward_memory: bool | None = None,
+) -> CaseFields:
+    """Check implementations, each on its problem, and time those that are right in turns, beside the ceilings.
+
+    `call(name, inputs)` makes another function to time than one whole call. Memory is measured too, unless `forward_memory` is
+    None; with True, that of the forward pass alone as well.
+    """
+    inputs = {problem: Tensors.random(problem) for _, problem in posed.values()}
+    entries: Entries = {}
+    for name, (one, problem) in posed.items():
+        say(f"{problem.seq:,} tokens: check of {name}")
+        entries[name] = admitted(one, problem, inputs[problem])
+    able = {name: posed[name] for name, entry in entries.items() if entry.verdict == "measured"}
+    calls: dict[str, Call] = {name: partial(one.once, inputs[problem], problem) for name, (one, problem) in able.items()}
+    if call:
+        calls = {name: call(name, inputs[problem]) for name, (_, problem) in able.items()}
+    say("time")
+    flops = {name: one.flops(problem) for name, (one, problem) in able.items()}
+    fields = side_by_side(entries, calls, flops, ceilings(), timer)
+    if forward_memory is not None:
+        for name, (one, problem) in able.items():
+            say(f"{problem.seq:,} tokens: memory of {name}")
+            fields["entries"][name] = _with_memory(fields["entries"][name], one, problem, inputs[problem], forward_memory)
+    return fields
+
+
+def side_by_side(
+    entries: Entries, calls: Mapping[str, Call], flops: Mapping[str, float], ceilings: Ceilings, timer: Timer
+) -> CaseFields:
+    """Time together with the ceilings those calls whose entries are right; they get their time and nominal FLOPs."""
+    for warm_up in ceilings.calls.values():  # implementations were called when they were checked
+        warm_up()
+    timed = timer({**ceilings.calls, **{name: call for name, call in calls.items() if entries[name].verdict == "measured"}})
+    fast = {name: replace(entries[name], time=timed[name], flops=flops.get(name)) for name in calls if name in timed}
+    return CaseFields(**ceilings.rates(timed), entries=entries | fast)
+
+
+def in_turns(entries: Entries, calls: Mapping[str, Call], repeats: int, before: Call | None = None) -> CaseFields:
+    """Time long calls beside multiply-adds; `before` is called before each sample, untimed."""
+    return side_by_side(entries, calls, {}, Ceilings(), partial(time_interleaved, repeats=repeats, warmup=0, before=before))
+
+
+def agreeing(
+    calls: Mapping[str, Call], seq: int, exact: Tensor | None = None, read: Mapping[str, Callable[[Any], Tensor]] = NOTHING
+) -> Entries:
+    """Entries of calls, each called once: its result compared with `exact`, by default the first one's, and its memory.
+
+    `read`, by name: functions that bring results into one form.
+    """
+    entries = {}
+    for name, call in calls.items():
+        one = call_once(call)
+        result = read[name](one.result) if name in read else one.result
+        exact = result if exact is None else exact
+        entries[name] = one.remembered(checked([agreement(name, result, exact, seq)]))
+    return entries
+
+
+def agreement(what: str, result: Tensor, exact: Tensor, seq: int, within: float = AGREEMENT) -> Check:
+    """Compare two results of `seq` tokens; they may differ by `within` times the largest exact value."""
+    error, largest = (x.abs().max().item() for x in (result.double() - exact.double(), exact))
+    return Check.of(what, seq, error, 0.0, within * largest)
+
+
+def checked(checks: Sequence[Check]) -> Entry:
+    """The entry of an implementation that was checked: measured, or wrong, with the complaints."""
+    complaints = tuple(check.complaint for check in checks if not check.passed)
+    return Entry(verdict="wrong" if complaints else "measured", reasons=complaints, check=tuple(checks))
 
 
 def failed(error: Exception) -> Entry:
@@ -114,22 +269,40 @@ def failed(error: Exception) -> Entry:
     return Entry(verdict="failed", reasons=(error_line(error),))
 
 
-def _seconds(implementation: Implementation, inputs: Tensors, problem: Problem) -> float:
-    """Of one call."""
-    start = perf_counter()
-    implementation.once(inputs, problem)
-    return perf_counter() - start
-
-
-def _work(implementation: Implementation, problem: Problem) -> float:
-    """Nominal FLOPs; where the work is quadratic whatever the pattern, those of dense attention."""
-    dense = replace(problem, pattern=Pattern.dense()) if implementation.quadratic else problem
-    return max(1.0, implementation.flops(dense))
-
-
 def over_budget(verb: str, seconds: float, budget: float) -> str:
     """Why a call is not measured, and the option that measures it."""
     return f"one call {verb} about {seconds:.3g} s; the budget is {budget:g} s (--budget {-(-seconds // 1):.0f} measures it)"
+
+
+@dataclass(frozen=True)
+class SingleCall:
+    """One call: its result, its seconds, and the bytes that it held beyond what was held before, None where `why` not."""
+
+    result: Any
+    seconds: float
+    peak_bytes: int | None
+    why: str | None
+
+    def remembered(self, entry: Entry) -> Entry:
+        """`entry` with the memory of this call, if it is right."""
+        return replace(entry, peak_bytes=self.peak_bytes, memory_note=self.why) if entry.verdict == "measured" else entry
+
+
+def call_once(call: Call) -> SingleCall:
+    """Call it, once."""
+    calls: list[tuple[Any, float]] = []
+
+    def timed() -> None:
+        start = perf_counter()
+        calls.append((call(), perf_counter() - start))
+
+    try:
+        peak: int | None = memory.peak_memory(timed)
+        why = None
+    except memory.MeasureError as error:
+        peak, why = None, str(error)
+        timed()
+    return SingleCall(*calls[0], peak, why)
 
 
 def output_bytes(problem: Problem) -> int:
@@ -142,33 +315,21 @@ def results_bytes(problem: Problem) -> int:
     return output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
 
 
-class CaseFields(Rates):
-    """The fields of a benchmark case: its yardsticks, and the entries."""
-
-    entries: Entries
-
-
-def side_by_side(
-    entries: Entries,
-    calls: Mapping[str, Call],
-    flops: Mapping[str, float],
-    ceilings: MultiplyAdds,
-    time: Callable[[Mapping[str, Call]], dict[str, Samples]],
-) -> CaseFields:
-    """Time the calls together with the ceilings; those of `entries` that have a call get its time and nominal FLOPs."""
-    timed = time({**ceilings.calls, **calls})
-    fast = {name: replace(entries[name], time=timed[name], flops=flops[name]) for name in calls}
-    return CaseFields(**ceilings.rates(timed), entries=entries | fast)
+def _work(implementation: Implementation, problem: Problem) -> float:
+    """Nominal FLOPs; where the work is quadratic whatever the pattern, those of dense attention."""
+    dense = replace(problem, pattern=Pattern.dense()) if implementation.quadratic else problem
+    return max(1.0, implementation.flops(dense))
 
 
 def _with_memory(entry: Entry, implementation: Implementation, problem: Problem, inputs: Tensors, forward: bool) -> Entry:
     """`entry` with the peak extra bytes of a call, and with `forward` of its forward pass alone; or why they are not known."""
-    device = problem.device.type
+    device, prepared = problem.device.type, implementation.prepared_bytes(problem)
     try:
-        peak = memory.peak_memory(partial(implementation.once, inputs, problem), device)
+        peak = prepared + memory.peak_memory(partial(implementation.once, inputs, problem), device)
         alone = None
         if forward and problem.requires_grad:
             alone = memory.peak_memory(partial(implementation.attend, inputs, problem), device)
     except memory.MeasureError as error:
         return replace(entry, memory_note=str(error))
-    return replace(entry, peak_bytes=peak, forward_peak_bytes=alone)
+    held = peak + sum(x.nbytes for x in inputs.qkv)
+    return replace(entry, peak_bytes=peak, memory_bytes=held, forward_peak_bytes=alone)

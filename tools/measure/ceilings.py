@@ -1,4 +1,4 @@
-"""What the machine at hand can do at most: a matmul, a copy, fused multiply-adds, timed in the rounds of what they are beside."""
+"""Limits of the machine: a matmul, a copy and fused multiply-adds, timed in the rounds of what they stand beside."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MATMUL_SIZE = {"cpu": 2048, "cuda": 4096}
 _MATMUL_BUDGET = 2.0
 """Seconds one matmul may take before a smaller one is measured instead."""
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
-"""What is copied: by far more than fits into caches."""
+"""Bytes that are copied: by far more than fit into caches."""
 ROUNDS = 1 << 23
-"""Of a thread's multiply-adds: some ten milliseconds, so that no single disturbance decides."""
+"""Multiply-adds of a thread: some ten milliseconds, so that no single disturbance decides."""
+FMA, MATMUL, COPY = "ceiling fma", "ceiling matmul", "ceiling copy"
 
 
 class Rates(TypedDict):
@@ -27,45 +28,33 @@ class Rates(TypedDict):
     fma: FmaRate | None
 
 
-class MultiplyAdds:
-    """The ceiling of a CPU's arithmetic: fused multiply-adds of the CPU kernel's instructions, in registers.
+class Ceilings:
+    """Calls to time beside others: a CPU's fused multiply-adds, and with a `dtype` also a matmul and a copy.
 
-    They run on as many threads as torch has when this is made; where the kernel was not built there are none. Where `calls` have
-    been timed beside others, `rates` says what they reached.
+    Multiply-adds are the CPU kernel's instructions, in registers, on as many threads as torch has when this is made; where the
+    kernel was not built there are none. `size` is the matmul's, where it is not the default.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, dtype: str | None = None, device: str = "cpu", size: int | None = None) -> None:
         self.calls: dict[str, Call] = {}
-        self._flops = 0.0
-        if device == "cpu" and (found := _multiply_adds()):
-            self._flops, self.calls["ceiling fma"] = found
-
-    def rates(self, timed: Mapping[str, Samples]) -> Rates:
-        """Of `timed`, the multiply-adds in GFLOP/s."""
-        fma = timed.get("ceiling fma")
-        rate = FmaRate(**vars(fma), gflops=1e-9 * self._flops / fma.median_s) if fma else None
-        return Rates(matmul=None, copy=None, fma=rate)
-
-
-class Ceilings(MultiplyAdds):
-    """The ceilings of `device` and `dtype`: beside multiply-adds, which GPUs have none of, a matmul and a copy.
-
-    `size` is the matmul's, where it is not the default.
-    """
-
-    def __init__(self, dtype: str, device: str = "cpu", size: int | None = None) -> None:
-        super().__init__(device)
-        self._dtype = dtype
-        self._size, multiply = square_matmul(dtype, device, size)
-        self.calls |= {"ceiling matmul": multiply, "ceiling copy": whole_copy(device)}
+        self._flops, self._dtype, self._size = 0.0, dtype or "", 0
         self._copied = 2 * COPY_BYTES[device]
+        if device == "cpu" and (multiply_adds := _multiply_adds()):
+            self._flops, self.calls[FMA] = multiply_adds
+        if dtype:
+            self._size, self.calls[MATMUL] = square_matmul(dtype, device, size)
+            self.calls[COPY] = whole_copy(device)
 
     def rates(self, timed: Mapping[str, Samples]) -> Rates:
-        """All of them, of `timed`: the matmul and the multiply-adds in GFLOP/s, the copy in GB/s of what is read and written."""
-        by_name, copy = super().rates(timed), timed["ceiling copy"]
-        by_name["matmul"] = matmul_rate(self._size, self._dtype, timed["ceiling matmul"])
-        by_name["copy"] = CopyRate(**vars(copy), gb_per_s=1e-9 * self._copied / copy.median_s, bytes=self._copied)
-        return by_name
+        """The rates that were reached: matmul and multiply-adds in GFLOP/s, the copy in GB/s of what is read and written."""
+        rates = Rates(matmul=None, copy=None, fma=None)
+        if fma := timed.get(FMA):
+            rates["fma"] = FmaRate(**vars(fma), gflops=1e-9 * self._flops / fma.median_s)
+        if matmul := timed.get(MATMUL):
+            rates["matmul"] = matmul_rate(self._size, self._dtype, matmul)
+        if copy := timed.get(COPY):
+            rates["copy"] = CopyRate(**vars(copy), gb_per_s=1e-9 * self._copied / copy.median_s, bytes=self._copied)
+        return rates
 
 
 def matmul_rate(size: int, dtype: str, samples: Samples) -> MatmulRate:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dilkit import registry, selector
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
+from dilkit.testing.accuracy import Results, differentiated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,26 +25,34 @@ BACKWARD_FLOPS = 2.5
 class Implementation:
     """One way to compute attention.
 
-    `attend(inputs, problem)` returns `out`; `refusals(problem)` why it cannot, empty when it can. `computed(pattern)` is the
-    pattern whose attention it really computes, and `computes` says it in words. `quadratic`: its work grows with `seq**2`
-    whatever the pattern. `checked` is compared with the oracle in its place, where the oracle does not know what it computes.
-    `own_gradients(query, key, value, problem, rows)`, `out` and `lse` of the queries in `rows` in plain arithmetic, has the
-    gradients that it computes, where they are not those of the attention.
+    Attributes:
+        attend: function of inputs and a problem; returns `out`.
+        refusals: function of a problem; returns the reasons why it cannot be computed.
+        computed: function of a pattern; returns the pattern whose attention is really computed.
+        quadratic: True if the work grows with `seq**2` whatever the pattern.
+        computes: the computed function in words.
+        own_gradients: function of query, key, value, problem and rows, in plain arithmetic: `out` and `lse` of the queries in
+            these rows, with the gradients that are computed where they are not those of the attention.
+        checked: implementation that is compared with the oracle in place of this one, whose function the oracle does not know.
+        prepared_bytes: function of a problem; returns the size of what is made for it once, such as a mask of all pairs.
+        with_lse: function that is checked in place of `attend`, and returns `lse` too.
     """
 
     name: str
     kind: str
     summary: str
     attend: Callable[[Tensors, Problem], Tensor]
-    refusals: Callable[[Problem], tuple[str, ...]]
+    refusals: Callable[[Problem], tuple[str, ...]] = lambda problem: ()
     computed: Callable[[Pattern], Pattern] = lambda pattern: pattern
     quadratic: bool = False
     computes: str = "the attention of the pattern"
     own_gradients: Callable[[Tensor, Tensor, Tensor, Problem, Tensor], tuple[Tensor, Tensor]] | None = None
     checked: Implementation | None = None
+    prepared_bytes: Callable[[Problem], int] = lambda problem: 0
+    with_lse: Callable[[Tensors, Problem], tuple[Tensor, Tensor]] | None = None
 
     def differs(self, problem: Problem) -> bool:
-        """Whether it computes another function than the attention of the problem's pattern."""
+        """True if it computes another function than the attention of the problem's pattern."""
         return (self.own_gradients is not None and problem.requires_grad) or self.computed(problem.pattern) != problem.pattern
 
     def once(self, inputs: Tensors, problem: Problem) -> Any:
@@ -53,8 +62,23 @@ class Implementation:
         if not problem.requires_grad:
             with torch.no_grad():
                 return self.attend(inputs, problem)
-        out = self.attend(inputs, problem)
-        return torch.autograd.grad(out, inputs.qkv, inputs.dout)
+        leaves = [*inputs.qkv]
+        if inputs.bias is not None:
+            leaves.append(inputs.bias.weights.detach().requires_grad_())
+            inputs = replace(inputs, bias=inputs.bias.with_weights(leaves[-1]))
+        return torch.autograd.grad(self.attend(inputs, problem), leaves, inputs.dout)
+
+    def results(self, inputs: Tensors, problem: Problem) -> Results:
+        """The results of one whole call by name, for checks."""
+        import torch
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **bias: Any) -> tuple[Tensor, Tensor]:
+            detached = replace(inputs, query=query, key=key, value=value, **bias)
+            return self.with_lse(detached, problem) if self.with_lse else (self.attend(detached, problem), query.new_zeros(0))
+
+        with torch.set_grad_enabled(problem.requires_grad):
+            results = differentiated(attend, inputs, problem.requires_grad)
+        return {name: x for name, x in results.items() if x.numel()}
 
     def flops(self, problem: Problem) -> float:
         """Nominal FLOPs of one whole call of what it computes."""
@@ -69,7 +93,7 @@ def backend_implementations(names: Sequence[str] | None = None) -> list[Implemen
 
 def automatic() -> Implementation:
     """A call that names no backend: the automatic choice."""
-    return Implementation("automatic", "choice", "the automatic choice", partial(_attend, None), lambda problem: ())
+    return Implementation("automatic", "choice", "the automatic choice", partial(_attend, None))
 
 
 def _attend(backend: str | None, inputs: Tensors, problem: Problem) -> Tensor:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.plan.forecast import Speed
 from dilkit.problem import Problem
-from dilkit.testing.accuracy import differentiated
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.measure.implementation import automatic
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.results.record import Samples
@@ -47,9 +47,22 @@ def rank_speed(comm: Comm, problem: Problem, repeats: int = 5) -> Speed:
 
     The kernel computes `problem`, that of the whole sequence, on as many tokens as a rank has. On links all ranks send to all.
     """
+    import torch
+
+    def median_seconds(call: Callable[[], Any]) -> float:
+        """The median time of the slowest rank, after a call that does not count."""
+        call()
+        return statistics.median(seconds_of(comm, call) for _ in range(repeats))
+
+    def exchange(count: int) -> None:
+        """Send `count` bytes to each rank, and wait for as many from each."""
+        counts = [1] * comm.size
+        comm.exchange(torch.ones(comm.size, count, dtype=torch.uint8), counts, counts, "measuring links").wait()
+
     of_rank = replace(problem, seq=max(problem.seq // comm.size, 1))
-    forward, both = (_median_seconds(comm, _attention(replace(of_rank, requires_grad=grad)), repeats) for grad in (False, True))
-    short, long = (_median_seconds(comm, partial(_exchange, comm, count), repeats) for count in (SHORT_BYTES, MESSAGE_BYTES))
+    passes = [replace(of_rank, requires_grad=grad) for grad in (False, True)]
+    forward, both = (median_seconds(partial(automatic().once, Tensors.random(one), one)) for one in passes)
+    short, long = (median_seconds(partial(exchange, count)) for count in (SHORT_BYTES, MESSAGE_BYTES))
     sent = (comm.size - 1) * (MESSAGE_BYTES - SHORT_BYTES)
     return Speed(sent / max(long - short, 1e-9), of_rank.flops() / forward, short, max(both / forward - 1, 1.0))
 
@@ -107,13 +120,20 @@ def hidden_share(call: RanksCall, shard: Tensors, repeats: int = 5) -> float:
     All ranks are on one machine, so that they read one clock. What is exposed of an exchange is no more than it takes by
     itself: a core that another rank has is no link.
     """
+    import torch
+
     comm, calls = call.comm, list[list[Noted]]()
+
+    def again(one: Noted) -> None:
+        send_counts, recv_counts, *_ = one.arguments
+        comm.exchange(torch.ones(one.shape).to(one.dtype), send_counts, recv_counts, "the same alone").wait()
+
     for _ in range(repeats):
         comm.share(b"", "beginning together")
         with noted(comm, "exchange") as exchanges:
             call.once(shard)
         calls.append(exchanges)
-    alone = [statistics.median(seconds_of(comm, partial(_again, comm, one)) for _ in range(3)) for one in calls[0]]
+    alone = [statistics.median(seconds_of(comm, partial(again, one)) for _ in range(3)) for one in calls[0]]
     sources = gather_values(comm, [[rank for rank, rows in enumerate(one.arguments[1]) if rows] for one in calls[0]])
     shares = []
     for exchanges in calls:
@@ -139,35 +159,3 @@ def exposed_seconds(
             since = max([asked, *(times[rank][place][0] for rank in ranks)])
             seconds += min(max(arrived - since, 0.0), alone[place])
     return seconds
-
-
-def _median_seconds(comm: Comm, call: Callable[[], Any], repeats: int) -> float:
-    """The median time of the slowest rank, after a call that does not count."""
-    call()
-    return statistics.median(seconds_of(comm, call) for _ in range(repeats))
-
-
-def _attention(problem: Problem) -> Callable[[], Any]:
-    """A call of `problem` on this rank alone."""
-    from dilkit import dilated_attention
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
-        options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=mask, return_lse=True)
-        return dilated_attention(query, key, value, problem.pattern, **options)
-
-    return partial(differentiated, attend, Tensors.random(problem), problem.requires_grad)
-
-
-def _exchange(comm: Comm, count: int) -> None:
-    """Send `count` bytes to each rank, and wait for as many from each."""
-    import torch
-
-    counts = [1] * comm.size
-    comm.exchange(torch.ones(comm.size, count, dtype=torch.uint8), counts, counts, "measuring links").wait()
-
-
-def _again(comm: Comm, one: Noted) -> None:
-    import torch
-
-    send_counts, recv_counts, *_ = one.arguments
-    comm.exchange(torch.ones(one.shape).to(one.dtype), send_counts, recv_counts, "the same alone").wait()

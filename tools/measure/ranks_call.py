@@ -1,4 +1,4 @@
-"""A call of `ring_dilated_attention` as it is measured: a rank's random shard, the call itself, what its plan says."""
+"""A call of `ring_dilated_attention` to be measured: a rank's random shard, the call itself, the bytes of its plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RanksCall:
-    """How `problem`, that of the whole sequence, is computed on the ranks of `comm`."""
+    """The computation of `problem`, that of the whole sequence, on the ranks of `comm`."""
 
     comm: Comm
     problem: Problem

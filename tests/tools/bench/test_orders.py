@@ -9,8 +9,9 @@ import pytest
 from helpers import small_suites
 
 from dilkit.tools.bench.suites.orders import COMPARED, OTHERS, OrdersSizes
-from dilkit.tools.bench.workloads import hilbert_curves, order_contenders
-from dilkit.tools.bench.workloads.hilbert_curves import Array, Dilkit, HilbertCurve, Task
+from dilkit.tools.bench.workloads import order_contenders
+from dilkit.tools.bench.workloads.order_contenders import Array, Dilkit, HilbertCurve
+from dilkit.tools.measure.timing import Call
 from dilkit.tools.results.rows import RowsResult
 
 GRIDS = {"square": (8, 8), "large": (16, 16), "cube": (4, 4, 4), "frame": (6, 10), "video": (3, 5, 4)}
@@ -20,12 +21,12 @@ TINY = OrdersSizes(1, GRIDS, {2: (300, (4, 16)), 3: (300, (3,))}, 300, (16, 16),
 class Right(Dilkit):
     """A package that is right: dilkit under another name."""
 
-    name, summary = "numpy-hilbert-curve", "made up"
+    name, module, summary = "numpy-hilbert-curve", "dilkit", "made up"
 
-    def permutation(self, ndim: int, bits: int, out: Array) -> Task:
+    def permutation(self, ndim: int, bits: int, out: Array) -> Call:
         return HilbertCurve.permutation(self, ndim, bits, out)
 
-    def sorter(self, axes: Array, bits: int) -> Task:
+    def sorter(self, axes: Array, bits: int) -> Call:
         return HilbertCurve.sorter(self, axes, bits)
 
     def version(self) -> str | None:
@@ -37,11 +38,11 @@ class Rows(Right):
 
     name = "hilbertcurve"
 
-    def encoder(self, axes: Array, bits: int) -> Task:
-        return Task(lambda: hilbert_curves.row_major(axes, bits, np.zeros(len(axes[0]), np.int64)))
+    def encoder(self, axes: Array, bits: int) -> Call:
+        return lambda: order_contenders.row_major(axes, bits, np.zeros(len(axes[0]), np.int64))
 
-    def decoder(self, codes: Array, ndim: int, bits: int) -> Task:
-        return Task(lambda: np.unravel_index(codes, (1 << bits,) * ndim), tuple)
+    def decoder(self, codes: Array, ndim: int, bits: int) -> Call:
+        return lambda: tuple(np.unravel_index(codes, (1 << bits,) * ndim))
 
 
 def run(out: Path, *arguments: str) -> tuple[int, RowsResult]:

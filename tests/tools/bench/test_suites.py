@@ -18,8 +18,9 @@ from dilkit import DilatedCache
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.suites import slides
 from dilkit.tools.bench.target import Target
-from dilkit.tools.bench.workloads import decoding_steps, llama, ways
-from dilkit.tools.measure.published_slides import published_embedding
+from dilkit.tools.bench.workloads import llama, serving_calls, ways
+from dilkit.tools.bench.workloads.slide_calls import published_embedding
+from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.report import registry
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.rows import Row
@@ -37,7 +38,7 @@ BY_SUITE = [
 @pytest.fixture(autouse=True)
 def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference in the stead of FlexAttention, which takes many seconds to compile."""
-    monkeypatch.setattr(ways, "FLEX", reference())
+    monkeypatch.setitem(BASELINES, "flex", reference())
 
 
 @pytest.mark.parametrize("file", sorted(BY_SUITE))
@@ -88,8 +89,8 @@ def other(*arguments: Any) -> torch.Tensor:
     [
         ("patterns", ways, "merged", lambda outs, lses: outs[0], [1]),
         pytest.param("slides", slides, "published_embedding", other, [0, 1], marks=pytest.mark.slow),
-        pytest.param("serving", decoding_steps, "DilatedCache", Forgetful, [2, 3, 5, 6, 7, 8, 9, 10], marks=pytest.mark.slow),
-        ("serving", decoding_steps, "DilatedCache", Greedy, []),
+        pytest.param("serving", serving_calls, "DilatedCache", Forgetful, [2, 3, 5, 6, 7, 8, 9, 10], marks=pytest.mark.slow),
+        ("serving", serving_calls, "DilatedCache", Greedy, []),
         pytest.param("serving", llama, "dense", lambda query, key, value: query, [14], marks=pytest.mark.slow),
     ],
 )

@@ -15,11 +15,10 @@ from helpers.slide_encoder import embeddings, slide, small
 from dilkit import Pattern, Problem
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.workloads.slide_calls import published_embedding
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure import correctness
 from dilkit.tools.measure.baselines import BASELINES
-from dilkit.tools.measure.case import CaseRunner, _work
-from dilkit.tools.measure.published_slides import published_embedding
+from dilkit.tools.measure.case import CaseRunner, _work, check, difference
 from dilkit.tools.results.rows import Row
 
 pytestmark = pytest.mark.usefixtures("tiny_yardsticks")
@@ -34,7 +33,7 @@ def test_implementations_compute_what_they_say(name, dtype, is_causal, offset, l
     problem = replace(SMALL, pattern=Pattern(*lengths, offset=offset), batch=2, dtype=dtype, is_causal=is_causal)
     implementation = BASELINES.get(name, reference())
     assert implementation.refusals(problem) == ()
-    checks = correctness.check(implementation, problem, Tensors.random(problem))
+    checks = check(implementation, problem, Tensors.random(problem))
     assert {check.what for check in checks} == {"out", "dq", "dk", "dv", "out rows", "dq rows"}
     assert [check for check in checks if not check.passed] == []
 
@@ -43,7 +42,7 @@ def test_implementations_compute_what_they_say(name, dtype, is_causal, offset, l
 @pytest.mark.parametrize("seq", [64, 256])
 def test_wrong_values_are_found_at_both_lengths(error, seq) -> None:
     problem = replace(SMALL, seq=seq)
-    checks = correctness.check(wrong_by(error), problem, Tensors.random(problem))
+    checks = check(wrong_by(error), problem, Tensors.random(problem))
     assert [check.what for check in checks if not check.passed] == ["out", "out rows"]
 
 
@@ -70,7 +69,7 @@ def test_who_computes_another_function_is_marked_with_its_error() -> None:
     longnet = BASELINES["longnet"]
     problem = replace(IN_FP64, pattern=Pattern([16, 32], [1, 4]))
     assert not longnet.differs(replace(problem, requires_grad=False))
-    found = correctness.difference(longnet, problem, Tensors.random(problem))
+    found = difference(longnet, problem, Tensors.random(problem))
     assert found is not None
     assert found.out_relative < 1e-12
     assert found.dquery_relative > 1e-3, "its gradients alone differ"

@@ -24,11 +24,11 @@ from dilkit.orders.token_order import CURVES
 from dilkit.plan import cache_clear
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
-from dilkit.tools.bench.target import Target, Values, each
+from dilkit.tools.bench.target import Target, each
 from dilkit.tools.bench.workloads import order_contenders as contenders
-from dilkit.tools.bench.workloads.hilbert_curves import PACKAGES, Array, Dilkit, HilbertCurve
+from dilkit.tools.bench.workloads.order_contenders import PACKAGES, Array, Dilkit, HilbertCurve
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.report.document import Axis, Point, Table
+from dilkit.tools.report.document import Axis, Table
 from dilkit.tools.report.points import sampled
 from dilkit.tools.report.targets import number
 from dilkit.tools.report.views import NAMES, SAMPLES, TIME, TIMES, WHO, Column, PlotView, Report, TableView, fact, faster, stored
@@ -79,14 +79,16 @@ def _nearest(every: int, must: float, aim: float) -> Target:
 
 
 def _package(name: str) -> Target:
-    def read(result: RowsResult) -> Values:
-        ratios = {case.label("{what}"): _over(case, name) for case in result.cases(*COMPARED)}
-        return {what: ratio for what, ratio in ratios.items() if ratio is not None}
-
     def missing(result: RowsResult) -> str | None:
         return next((package["absent"] for package in result.facts["packages"] if package["name"] == name), "not looked for")
 
-    return Target(f"time of {name} over dilkit's, the least of all rows", 1.0, None, read, missing=missing)
+    return Target(
+        f"time of {name} over dilkit's, the least of all rows",
+        1.0,
+        None,
+        each(COMPARED, lambda case: _over(case, name)),
+        missing=missing,
+    )
 
 
 _STORES = each("permutation", lambda case: _over(case, OURS, contenders.STORE_LOOP), "{size}", grid="large", dtype="int32")
@@ -115,14 +117,6 @@ def _packages(result: RowsResult) -> Iterator[Table]:
     yield Table("Packages", ("package", "version", "what it computes", ""), tuple(rows))
 
 
-def _plotted_ns(row: Row, case: CaseRows) -> Point | None:
-    return sampled("", [1e3 * sample for sample in row.samples]) if row.samples and row.who not in OTHERS else None
-
-
-def _speed_up(row: Row, case: CaseRows) -> Point | None:
-    return faster(OURS)(row, case) if row.who in OTHERS else None
-
-
 def _checked(result: RowsResult) -> Iterator[str]:
     checks = sum(len(row.values.get("checked", ())) for row in result.rows if row.table in COMPARED)
     yield f"{checks} checks of results, each just before its timing"
@@ -145,8 +139,17 @@ REPORT = Report(
         _packages,
     ),
     plots=(
-        PlotView("Time a point of a permutation, with 95% intervals", "permutation", "{size}, {dtype}", _plotted_ns, NS_AXES),
-        PlotView("Speed-up over packages, with 95% intervals", COMPARED, "{what}", _speed_up, (NAMES, TIMES), mark=1.0),
+        PlotView(
+            "Time a point of a permutation, with 95% intervals",
+            "permutation",
+            "{size}, {dtype}",
+            lambda row, case: sampled("", [1e3 * sample for sample in row.samples]) if row.samples else None,
+            NS_AXES,
+            who=(OURS, contenders.STORE_LOOP),
+        ),
+        PlotView(
+            "Speed-up over packages, with 95% intervals", COMPARED, "{what}", faster(OURS), (NAMES, TIMES), mark=1.0, who=OTHERS
+        ),
         PlotView("Distance to the nearest kept key", "locality", "every {every}th key kept", stored("mean"), CELL_AXES),
     ),
     sentences={
@@ -207,15 +210,15 @@ class OrdersSuite(Suite):
 
     def permutation(self, name: str, dtype: str) -> list[Row]:
         """The whole curve through a grid, into an array written to before; packages in int32 alone."""
-        shape, size = self._grid(name)
-        case = dict(what=f"permutation, {size}, {dtype}", size=size, grid=name, dtype=dtype)
+        shape, case = self._grid(name)
+        case |= dict(what=f"permutation, {case['size']}, {dtype}", dtype=dtype)
         packages = self._present if dtype == "int32" else []
         return self._compared("permutation", case, prod(shape), contenders.permutation(shape, dtype, packages))
 
     def rank(self, name: str) -> list[Row]:
         """The inverse, made directly and from the permutation."""
-        shape, size = self._grid(name)
-        case = dict(what=f"rank, {size}, int32", size=size, grid=name)
+        shape, case = self._grid(name)
+        case |= dict(what=f"rank, {case['size']}, int32")
         return self._compared("rank", case, prod(shape), contenders.rank(shape, self._present))
 
     def points(self, what: str, ndim: int, bits: int) -> list[Row]:
@@ -232,19 +235,24 @@ class OrdersSuite(Suite):
 
     def cold(self, name: str) -> list[Row]:
         """`order(...)`, and with its ranks, with nothing cached and all memory fresh from the system."""
-        shape, size = self._grid(name)
+
+        def forget() -> None:
+            cache_clear()
+            give_memory_back()
+
+        shape, case = self._grid(name)
         perm, rank = order(shape).perm, order(shape).rank
         inverse = contenders.same("rank[perm] is 0, 1, 2, ...", rank[perm], np.arange(len(perm)))
         findings = contenders.visits(perm, shape) | inverse
         calls: dict[str, Call] = {COLD: lambda: order(shape), COLD_WITH_RANKS: lambda: order(shape).rank}
-        rows = [contenders.row("order", dict(size=size, grid=name), who, findings, cells=len(perm)) for who in calls]
-        return contenders.timed(rows, time_interleaved(calls, self.repeats, before=_forget))
+        rows = [contenders.row("order", case, who, findings, cells=len(perm)) for who in calls]
+        return contenders.timed(rows, time_interleaved(calls, self.repeats, before=forget))
 
     def warm(self, name: str) -> list[Row]:
         """`order(...)` when it is in the cache."""
-        shape, size = self._grid(name)
+        shape, case = self._grid(name)
         times = time_interleaved({WARM: lambda: order(shape)}, self.repeats, min_time=self._min_time)
-        return contenders.timed([contenders.row("order", dict(size=size, grid=name), WARM, {})], times)
+        return contenders.timed([contenders.row("order", case, WARM, {})], times)
 
     def locality(self) -> list[Row]:
         """Distances to the nearest kept key, by curve and dilation rate."""
@@ -263,10 +271,10 @@ class OrdersSuite(Suite):
     def _min_time(self) -> float:
         return 0.0 if self.quick else 0.02
 
-    def _grid(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Shape of a grid, and its sides in words."""
+    def _grid(self, name: str) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """The shape of a grid, and its sides in words and its name, as facts of a case."""
         shape = tuple(max(2, side // self.divisor) for side in self.sizes.grids[name])
-        return shape, _size(shape)
+        return shape, dict(size=_size(shape), grid=name)
 
     def _compared(self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders) -> list[Row]:
         return contenders.compare(table, case, points, compared, self.repeats, self.budget, self._min_time)
@@ -278,8 +286,3 @@ def _random(count: int, axes: int, bits: int) -> Array:
 
 def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _forget() -> None:
-    cache_clear()
-    give_memory_back()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,28 +11,15 @@ import torch
 
 from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow
 from dilkit.problem import Problem
-from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import GIB, Target, Values, memory_ratio, rate_ratio, time_ratio
-from dilkit.tools.bench.workloads.ways import MakeWay, Way, block_list, blocks_seen, case_rows, flex, masked, native, one_by_one
+from dilkit.tools.bench.workloads import ways
+from dilkit.tools.bench.workloads.ways import LAYOUT, NATIVE, NEW_LAYOUT, ONE_BY_ONE, PEAKS, PLACE, times
+from dilkit.tools.measure.baselines import BASELINES
+from dilkit.tools.measure.case import Posed
+from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis
-from dilkit.tools.report.views import (
-    GFLOPS,
-    NAMES,
-    QUARTILES,
-    SAMPLES,
-    TIME,
-    WHO,
-    PlotView,
-    Report,
-    TableView,
-    fact,
-    gflops,
-    over,
-    stored,
-    value,
-)
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import RowsResult
 
 OURS, THREE = "dilkit", "three calls, merged"
 FLEX, MASKED, RENEWED = "FlexAttention", "torch, masked", "dilkit, a new layout each call"
@@ -63,7 +49,7 @@ class PatternsSizes(Sizes):
     long: int = 1_000_000
     short: int = 65_536
     long_globals: int = 64
-    threads: int = 4
+    threads: int = field(default=4, kw_only=True)
 
 
 def _held(result: RowsResult) -> Values:
@@ -99,9 +85,6 @@ TARGETS = (
     Target("a window and global tokens: memory of a million tokens", 4.0, None, _held, unit=" GiB", lower=True),
     Target("a window and global tokens: rate of a million tokens over that of 65,536", 0.9, None, _linear),
 )  # fmt: skip
-BESIDE_INPUTS = NAMES, Axis("memory beside the inputs", "bytes")
-MEMORY = value("peak_bytes", "memory", "bytes"), value("memory_bytes", "with inputs", "bytes")
-COLUMNS = (fact("what"), WHO, TIME, QUARTILES, SAMPLES, over(OURS), GFLOPS, *MEMORY)
 TITLES = {
     "windows": "A sliding window",
     "mixes": "A window, global tokens and segments",
@@ -110,24 +93,18 @@ TITLES = {
     "rates": "A window beside segments",
     "lengths": "A short and a long sequence",
 }
-REPORT = Report(
-    place="{device_name}, instruction set {isa}, {thread_count} threads of {cores} cores",
-    tables=tuple(TableView(title, table, COLUMNS, note="{what}: {problem}") for table, title in TITLES.items()),
+MEMORY = views.value("peak_bytes", "memory", "bytes"), views.value("memory_bytes", "with inputs", "bytes")
+RATES = views.gflops, (views.NAMES, Axis("GFLOP/s", "number", log=False))
+REPORT = views.Report(
+    place=PLACE,
+    tables=tuple(times(title, table, OURS, views.GFLOPS, *MEMORY) for table, title in TITLES.items()),
     plots=(
-        PlotView("Time: a sliding window", "windows", "{what}"),
-        PlotView("Time: window, global tokens, segments", "mixes", "{what}"),
-        PlotView("Time: BigBird", "BigBird", "{what}"),
-        PlotView(
-            "Memory: BigBird",
-            "BigBird",
-            "{what}",
-            stored("peak_bytes"),
-            BESIDE_INPUTS,
-        ),
-        PlotView("Time: blocks of each call, forward and backward", "layouts", "{what}"),
-        PlotView(
-            "Nominal rate", ("rates", "lengths"), "{who}", gflops, (NAMES, Axis("GFLOP/s", "number", log=False)), series=OURS
-        ),
+        views.PlotView("Time: a sliding window", "windows", "{what}"),
+        views.PlotView("Time: window, global tokens, segments", "mixes", "{what}"),
+        views.PlotView("Time: BigBird", "BigBird", "{what}"),
+        views.PlotView("Memory: BigBird", "BigBird", "{what}", *PEAKS),
+        views.PlotView("Time: blocks of each call, forward and backward", "layouts", "{what}"),
+        views.PlotView("Nominal rate", ("rates", "lengths"), "{who}", *RATES, series=OURS),
     ),
     sentences={
         TARGETS[0].name: "a sliding window by FlexAttention takes {} as long as by dilkit",
@@ -160,84 +137,42 @@ class PatternsSuite(Suite):
     sizes: PatternsSizes = field(default_factory=PatternsSizes, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
-        yield Step("rates", "the rate of a window and of segments", self.rates, 2)
-        for length, rate in self.sizes.mixes:
-            what = f"a window, global tokens and segments of {length} windows, one token in {rate}"
-            yield Step("mixes", what, partial(self.mix, length, rate), 2)
-        for causal in (True, False):
-            yield Step("windows", f"a window{', causal' * causal}, by FlexAttention too", partial(self.window, causal), 6)
-        yield Step("BigBird", "BigBird, by torch with a mask too", self.bigbird, 8)
-        yield Step("layouts", "blocks that each call gives, by torch with a mask too", self.layouts, 12)
-        yield Step("lengths", "a long sequence", self.long, 8)
+        sizes, window = self.sizes, self.sizes.window // self.divisor
+        tokens, seen = sizes.tokens // self.divisor, 2 * window - 1
+        pairs = {SEGMENTS: DilatedSegment(seen, 1), WINDOW: SlidingWindow(window)}
+        posed = {name: (NATIVE, self.problem(Pattern.of(one), tokens // seen * seen)) for name, one in pairs.items()}
+        yield self.step("rates", "the rate of a window and of segments", "the same work", posed, 2)
+        for length, rate in sizes.mixes:
+            segments = DilatedSegment(length * window, rate)
+            problem = self.problem(Pattern.of(SlidingWindow(window // 2), GlobalTokens(sizes.mixed_globals), segments), tokens)
+            words = f"a window, global tokens and segments of {length} windows, one token in {rate}"
+            what = f"segments of {segments.segment_length:,}, 1 in {rate}"
+            yield self.step("mixes", words, what, {OURS: (NATIVE, problem), THREE: (ONE_BY_ONE, problem)}, 2)
+        for causal, what in ((True, "causal"), (False, "both sides")):
+            problem = self.problem(Pattern.of(SlidingWindow(window)), tokens, is_causal=causal)
+            words, posed = f"a window{', causal' * causal}, by FlexAttention too", {OURS: (NATIVE, problem)}
+            yield self.step("windows", words, what, posed | {FLEX: (BASELINES["flex"], problem)}, 6)
+        blocks, share = -(-tokens // sizes.block), sizes.chosen_share
+        problem = self.problem(Pattern.of(BlockSparse.bigbird(blocks, sizes.block)), tokens, sizes.masked_heads)
+        posed = {OURS: (NATIVE, problem), MASKED: (ways.MASKED, problem)}
+        yield self.step("BigBird", "BigBird, by torch with a mask too", f"{tokens:,} tokens", posed, 8, LONG_ROUNDS)
+        pattern = Pattern.of(_random_blocks(blocks, sizes.block, share))
+        problem = self.problem(pattern, tokens, sizes.chosen_heads, requires_grad=True)
+        words, what = "blocks that each call gives, by torch with a mask too", f"{tokens:,} tokens, 1 in {share}"
+        posed = {OURS: (LAYOUT, problem), RENEWED: (NEW_LAYOUT, problem), MASKED: (ways.MASKED, problem)}
+        yield self.step("layouts", words, what, posed, 12, LONG_ROUNDS)
+        pattern = Pattern.of(SlidingWindow(window), GlobalTokens(sizes.long_globals))
+        problems = [self.problem(pattern, seq // self.divisor, heads=1) for seq in (sizes.short, sizes.long)]
+        posed = {f"{problem.seq:,} tokens": (NATIVE, problem) for problem in problems}
+        yield self.step("lengths", "a long sequence", "window and global tokens", posed, 8, LONG_ROUNDS)
 
-    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        return on_threads(self.sizes.threads)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of most sequences."""
-        return self.sizes.tokens // self.divisor
-
-    @property
-    def length(self) -> int:
-        """Tokens of a window."""
-        return self.sizes.window // self.divisor
-
-    def problem(self, pattern: Pattern, seq: int = 0, heads: int = 0, **fields: Any) -> Problem:
+    def problem(self, pattern: Pattern, seq: int, heads: int = 0, **fields: Any) -> Problem:
         """A problem of so many tokens and heads; 0 stands for the default."""
-        seq, heads = seq or self.tokens, heads or self.sizes.heads
-        return Problem(pattern=pattern, seq=seq, heads=heads, head_dim=self.sizes.head_dim, **fields)
+        return Problem(pattern=pattern, seq=seq, heads=heads or self.sizes.heads, head_dim=self.sizes.head_dim, **fields)
 
-    def case(self, table: str, what: str, ways: Mapping[str, Way], rounds: int = MOST_ROUNDS) -> list[Row]:
-        """Check the ways, then time them in turns."""
-        return case_rows(table, what, ways, min(self.repeats, rounds))
-
-    def rates(self) -> list[Row]:
-        """A window, and whole segments in which a query sees as many keys."""
-        seen = 2 * self.length - 1
-        branches = {SEGMENTS: DilatedSegment(seen, 1), WINDOW: SlidingWindow(self.length)}
-        problems = {name: self.problem(Pattern.of(one), self.tokens // seen * seen) for name, one in branches.items()}
-        inputs = Tensors.random(problems[WINDOW])
-        return self.case("rates", "the same work", {name: native(problem, inputs) for name, problem in problems.items()})
-
-    def mix(self, length: int, rate: int) -> list[Row]:
-        """Three kinds in one pass, and in a call each."""
-        segments = DilatedSegment(length * self.length, rate)
-        problem = self.problem(Pattern.of(SlidingWindow(self.length // 2), GlobalTokens(self.sizes.mixed_globals), segments))
-        inputs = Tensors.random(problem)
-        ways = {OURS: native(problem, inputs), THREE: one_by_one(problem, inputs)}
-        return self.case("mixes", f"segments of {segments.segment_length:,}, 1 in {rate}", ways)
-
-    def window(self, causal: bool) -> list[Row]:
-        """A window by FlexAttention, compiled, and by the kernel."""
-        problem = self.problem(Pattern.of(SlidingWindow(self.length)), is_causal=causal)
-        inputs = Tensors.random(problem)
-        ways = {OURS: native(problem, inputs), FLEX: flex(problem, inputs)}
-        return self.case("windows", "causal" if causal else "both sides", ways)
-
-    def bigbird(self) -> list[Row]:
-        """BigBird's block list, and all pairs under its mask."""
-        block = self.sizes.block
-        problem = self.problem(Pattern.of(BlockSparse.bigbird(-(-self.tokens // block), block)), heads=self.sizes.masked_heads)
-        inputs = Tensors.random(problem)
-        ways = {OURS: native(problem, inputs), MASKED: masked(problem, inputs)}
-        return self.case("BigBird", f"{problem.seq:,} tokens", ways, LONG_ROUNDS)
-
-    def layouts(self) -> list[Row]:
-        """Blocks that each call gives, forward and backward: the same ones, others, and all pairs under their mask."""
-        block, share = self.sizes.block, self.sizes.chosen_share
-        pattern = Pattern.of(_random_blocks(-(-self.tokens // block), block, share))
-        problem = self.problem(pattern, heads=self.sizes.chosen_heads, requires_grad=True)
-        makers: dict[str, MakeWay] = {OURS: partial(_given, renew=False), RENEWED: partial(_given, renew=True), MASKED: masked}
-        ways = {name: make(problem, Tensors.random(problem)) for name, make in makers.items()}
-        return self.case("layouts", f"{problem.seq:,} tokens, 1 in {share}", ways, LONG_ROUNDS)
-
-    def long(self) -> list[Row]:
-        """A short and a long sequence in turns: whether time is linear."""
-        pattern = Pattern.of(SlidingWindow(self.length), GlobalTokens(self.sizes.long_globals))
-        problems = [self.problem(pattern, seq // self.divisor, heads=1) for seq in (self.sizes.short, self.sizes.long)]
-        ways = {f"{problem.seq:,} tokens": native(problem, Tensors.random(problem)) for problem in problems}
-        return self.case("lengths", "window and global tokens", ways, LONG_ROUNDS)
+    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = MOST_ROUNDS) -> Step:
+        """A step that checks the implementations, then times them in turns."""
+        return Step(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)
 
 
 def _random_blocks(blocks: int, block_size: int, share: int) -> BlockSparse:
@@ -245,16 +180,3 @@ def _random_blocks(blocks: int, block_size: int, share: int) -> BlockSparse:
     scores = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(0)).fill_diagonal_(2.0)
     chosen = scores.topk(max(1, blocks // share)).indices
     return BlockSparse(torch.zeros(blocks, blocks, dtype=torch.bool).scatter(-1, chosen, True).tolist(), block_size)
-
-
-def _given(problem: Problem, inputs: Tensors, renew: bool) -> Way:
-    """The CPU kernel, given the blocks at every call: the same tensor, or with `renew` another with the blocks in a new order."""
-    way = native(replace(problem, pattern=Pattern.of(BlockSparse(None, block_list(problem).block_size))), inputs)
-    seen = blocks_seen(problem)
-    numbers = torch.arange(len(seen)).where(seen, -1).sort(-1, descending=True).values[None, None, :, : int(seen.sum(-1).max())]
-
-    def attend(*rows: Any) -> Any:
-        layout = numbers[..., torch.randperm(numbers.shape[-1])] if renew else numbers
-        return way.attend(*rows, block_layout=layout)
-
-    return replace(way, problem=problem, attend=attend, make=partial(_given, renew=renew))

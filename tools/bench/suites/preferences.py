@@ -14,17 +14,27 @@ from typing import Any
 
 from dilkit import registry, selector
 from dilkit.backend import Backend
+from dilkit.backends.cuda.backend import CupyRaw
+from dilkit.backends.sdpa.kernels import KERNELS
+from dilkit.backends.sdpa.strided_calls import TensorStrides, strided_calls
+from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
+from dilkit.device import cuda_count, device_named
 from dilkit.problem import Problem
 from dilkit.selection import tuned
-from dilkit.selection.preference_table import row_of, table_preference
+from dilkit.selection.preference_table import row_of as preference_row
+from dilkit.selection.preference_table import table_preference
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
-from dilkit.tools.bench.target import Target
+from dilkit.tools.bench.target import Target, each
 from dilkit.tools.console.text import error_line, in_seconds
+from dilkit.tools.measure.case import CaseRunner
+from dilkit.tools.measure.implementation import backend_implementations
+from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.views import TIME, WHO, Report, TableView, fact, over
-from dilkit.tools.results.record import Samples
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
+from dilkit.tools.results.record import Entry
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of, rows_of
 
 FIVE, RATES = (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)
 LAYERS: tuple[tuple[Configuration, bool], ...] = (
@@ -69,10 +79,8 @@ def ratio(case: CaseRows) -> float | None:
     return times[picked(case)] / min(times.values()) if picked(case) in times else None
 
 
-def ratios(result: RowsResult) -> dict[str, float]:
-    """Return the ratio of each problem of the sweep that has one."""
-    values = {case.label("{problem}"): ratio(case) for case in result.cases("sweep")}
-    return {name: value for name, value in values.items() if value is not None}
+ratios = each("sweep", ratio, "{problem}")
+"""Read the ratio of each problem of the sweep that has one."""
 
 
 def preference_rows(result: RowsResult) -> Iterator[Table]:
@@ -167,8 +175,6 @@ class PreferencesSuite(Suite):
 
     def problem(self, layer: Configuration, dim: int, **fields: Any) -> Problem:
         """Return the problem of a layer on the suite's device, its lengths divided where the suite is quick."""
-        from dilkit.device import cuda_count, device_named
-
         if self.device != "cpu" and not cuda_count():
             raise ValueError("--suite preferences: torch sees no CUDA device; run it where `dilkit info` lists one")
         return layer.problem(dim, self.divisor, device=device_named(self.device), **fields)
@@ -188,28 +194,18 @@ class PreferencesSuite(Suite):
 
     def sweep(self, problem: Problem) -> list[Row]:
         """Check and time every backend that is able, beside what the preference table picks, whatever `dilkit tune` says."""
-        from dilkit.tools.measure.case import CaseRunner
-        from dilkit.tools.measure.implementation import backend_implementations
-
         known = {name: backend for name, backend in registry.backends().items() if isinstance(backend, Backend)}
         names = self.backend or [name for name in known if name not in NEVER]
         able = [name for name in names if not known[name].refusals(problem) and name not in LEFT_OUT.get(problem.dtype, ())]
         runner = CaseRunner(backend_implementations(able), self.repeats, MIN_TIME, self.budget, forward_memory=False)
-        row, choice = row_of(problem), selector.trace(problem, registry.backends(), (), table_preference(problem)).picked
+        row, choice = preference_row(problem), selector.trace(problem, registry.backends(), (), table_preference(problem)).picked
         values = dict(picked=choice or "", row=row.where if row else "no row", shape=asdict(tuned.shape_of(problem)))
         case = dict(problem=str(problem))
-        return [
-            Row(table="sweep", case=case, who=PICK, values=values),
-            *rows_of("sweep", case, dict(entries=runner.run(problem)["entries"])),
-        ]
+        measured = rows_of("sweep", case, dict(entries=runner.run(problem)["entries"]))
+        return [Row(table="sweep", case=case, who=PICK, values=values), *measured]
 
     def tiles(self, problem: Problem) -> list[Row]:
         """Time tall tiles against low ones, in the kernels that have both."""
-        from dilkit.backends.cuda.backend import CupyRaw
-        from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
-        from dilkit.testing.tensors import Tensors
-        from dilkit.tools.measure.implementation import backend_implementations
-
         case = dict(problem=str(problem))
         if reasons := backend_implementations([OURS])[0].refusals(problem):
             return [Row(table="tiles", case=case, who=OURS, verdict="refused", reasons=tuple(reasons))]
@@ -227,10 +223,6 @@ class PreferencesSuite(Suite):
 
     def views(self) -> list[Row]:
         """Time torch's kernels on the same rows: dilated in place, copied in the call, and contiguous from the start."""
-        from dilkit.backends.sdpa.kernels import KERNELS
-        from dilkit.backends.sdpa.strided_calls import TensorStrides, strided_calls
-        from dilkit.testing.tensors import Tensors
-
         rows = []
         kernels = [kernel for kernel in KERNELS if self.device in (kernel.limits.devices or ())]
         for kernel, dim, rate in product(kernels, HEAD_DIMS, (1, 2, 4, 16)):
@@ -244,20 +236,18 @@ class PreferencesSuite(Suite):
             calls = strided_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, strides)
             views = [[call.kernel_view(x) for x in inputs.qkv] for call in calls]
             copies = [[x.contiguous() for x in view] for view in views]
-            ways = dict(strided=(views, False), contiguous=(copies, False), copied=(views, True))
-            rows += self.timed("views", case, {who: partial(_attend, kernel, problem.scale, *way) for who, way in ways.items()})
+            blocks = dict(strided=(views, False), contiguous=(copies, False), copied=(views, True))
+            rows += self.timed("views", case, {who: partial(_attend, kernel, problem.scale, *one) for who, one in blocks.items()})
         return rows
 
     def timed(self, table: str, case: Mapping[str, Any], calls: Mapping[str, Callable[[], Any]]) -> list[Row]:
         """Time the calls in turns; what raises is absent from the table, with its reason."""
-        from dilkit.tools.measure.timing import time_interleaved
-
         try:
-            times: dict[str, Samples] = time_interleaved(calls, self.repeats, 2, MIN_TIME, self.device)
+            times = time_interleaved(calls, self.repeats, 2, MIN_TIME, self.device)
         except Exception as error:
-            return [Row(table=table, case=dict(case), who=who, verdict="absent", reasons=(error_line(error),)) for who in calls]
-        rows = times.items()
-        return [Row(table=table, case=dict(case), who=who, samples=x.samples_s, calls=x.calls_per_sample) for who, x in rows]
+            absent = Entry(verdict="absent", reasons=(error_line(error),))
+            return [row_of(table, case, who, absent) for who in calls]
+        return [row_of(table, case, who, Entry(time=samples)) for who, samples in times.items()]
 
 
 def _attend(kernel: Any, scale: float | None, operands: list[list[Any]], copied: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,27 +10,13 @@ from typing import Any
 from dilkit.bias.form import BiasForm
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import Target, memory_ratio, time_ratio
-from dilkit.tools.bench.workloads.ways import Way, case_rows, eager, native, with_given_matrix, with_matrix
-from dilkit.tools.report.document import Axis
-from dilkit.tools.report.views import (
-    NAMES,
-    QUARTILES,
-    SAMPLES,
-    TIME,
-    WHO,
-    PlotView,
-    Report,
-    TableView,
-    fact,
-    over,
-    stored,
-    value,
-)
-from dilkit.tools.results.rows import Row
+from dilkit.tools.bench.workloads import ways
+from dilkit.tools.bench.workloads.ways import PEAKS, PLACE, times
+from dilkit.tools.measure.case import Posed
+from dilkit.tools.report import views
 
 PLAIN, ALIBI, COORDINATES, TABLE = "no bias", "ALiBi", "2-D ALiBi", "table"
 OURS, MATRIX, GIVEN, EAGER = "dilkit", "torch, full matrix", "torch, matrix made before", "torch, eager"
@@ -56,11 +41,7 @@ class ScoresSizes(Sizes):
     layer_kv_heads: int = 4
     layer_head_dim: int = 256
     softcap: float = 50.0
-    threads: int = 4
-
-
-def _columns(base: str) -> Any:
-    return fact("what"), WHO, TIME, QUARTILES, SAMPLES, over(base), value("peak_bytes", "memory", "bytes")
+    threads: int = field(default=4, kw_only=True)
 
 
 def _costs(what: str, limits: Mapping[str, tuple[float, float]]) -> Iterator[Target]:
@@ -78,18 +59,20 @@ TARGETS = (
     Target(f"{LAYER}: time of eager torch over dilkit's", 4.0, 8.0, time_ratio("a layer", EAGER, OURS)),
     Target(f"{LAYER}: memory of eager torch over dilkit's", 20, 100, memory_ratio("a layer", EAGER, OURS)),
 )
-BESIDE_INPUTS = NAMES, Axis("memory beside the inputs", "bytes")
-REPORT = Report(
-    place="{device_name}, instruction set {isa}, {thread_count} threads of {cores} cores",
+
+
+MEMORY = views.value("peak_bytes", "memory", "bytes")
+REPORT = views.Report(
+    place=PLACE,
     tables=(
-        TableView("Biases", "biases", _columns(PLAIN), note="{what}: {problem}"),
-        TableView("A slide", "a slide", _columns(OURS), note="{what}: {problem}"),
-        TableView("A layer", "a layer", _columns(OURS), note="{what}: {problem}"),
+        times("Biases", "biases", PLAIN, MEMORY),
+        times("A slide", "a slide", OURS, MEMORY),
+        times("A layer", "a layer", OURS, MEMORY),
     ),
     plots=(
-        PlotView("Time: biases", "biases", "{what}"),
-        PlotView("Time: beside torch", ("a slide", "a layer"), "{what}"),
-        PlotView("Memory: beside torch", ("a slide", "a layer"), "{what}", stored("peak_bytes"), BESIDE_INPUTS),
+        views.PlotView("Time: biases", "biases", "{what}"),
+        views.PlotView("Time: beside torch", ("a slide", "a layer"), "{what}"),
+        views.PlotView("Memory: beside torch", ("a slide", "a layer"), "{what}", *PEAKS),
     ),
     sentences={
         TARGETS[6].name: "a slide with 2-D ALiBi by torch with a matrix takes {} as long as by dilkit",
@@ -117,42 +100,23 @@ class ScoresSuite(Suite):
     sizes: ScoresSizes = field(default_factory=ScoresSizes, metadata=NO_OPTION)
 
     def steps(self) -> Iterator[Step]:
-        yield Step("a layer", "a layer like Gemma 2's, with a softcap", self.layer)
-        yield Step("a slide", "a slide with 2-D ALiBi, by torch with a matrix too", self.slide, 2)
-        yield Step("biases", "a bias of each kind, forward", partial(self.kinds, False), 3)
-        yield Step("biases", "a bias of each kind, forward and backward", partial(self.kinds, True), 8)
+        sizes, kernel = self.sizes, ways.NATIVE
+        heads: dict[str, Any] = dict(heads=sizes.layer_heads, kv_heads=sizes.layer_kv_heads, head_dim=sizes.layer_head_dim)
+        seq = sizes.layer_seq // self.divisor
+        problem = Problem(pattern=Pattern.dense(), seq=seq, is_causal=True, softcap=sizes.softcap, **heads)
+        posed = {OURS: (kernel, problem), EAGER: (ways.EAGER, problem)}
+        yield self.step("a layer", "a layer like Gemma 2's, with a softcap", f"{seq:,} tokens", posed, 1)
+        seq = sizes.tiles // self.divisor
+        problem = Problem(pattern=Pattern.dense(), bias=PLANE, seq=seq, heads=sizes.tile_heads, head_dim=sizes.head_dim)
+        posed = {OURS: (kernel, problem), MATRIX: (ways.MATRIX, problem), GIVEN: (ways.MATRIX_BEFORE, problem)}
+        yield self.step("a slide", "a slide with 2-D ALiBi, by torch with a matrix too", f"{seq:,} tiles", posed, 2)
+        forms = {PLAIN: None, ALIBI: BiasForm(), COORDINATES: PLANE, TABLE: BiasForm(sizes=(sizes.table,))}
+        for backward, what, weight, rounds in ((False, FORWARD, 3, 5), (True, TRAINED, 8, LONG_ROUNDS)):
+            plain = sizes.configuration.problem(sizes.head_dim, self.divisor, requires_grad=backward)
+            problems = {name: replace(plain, bias=form and replace(form, learned=backward)) for name, form in forms.items()}
+            posed = {name: (kernel, problem) for name, problem in problems.items()}
+            yield self.step("biases", f"a bias of each kind, {what}", what, posed, weight, rounds)
 
-    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        return on_threads(self.sizes.threads)
-
-    def case(self, table: str, what: str, ways: Mapping[str, Way], rounds: int) -> list[Row]:
-        """Check the ways, then time them in turns."""
-        return case_rows(table, what, ways, min(self.repeats, rounds))
-
-    def kinds(self, backward: bool) -> list[Row]:
-        """One problem without a bias, and with one of each kind."""
-        plain = self.sizes.configuration.problem(self.sizes.head_dim, self.divisor, requires_grad=backward)
-        forms = {PLAIN: None, ALIBI: BiasForm(), COORDINATES: PLANE, TABLE: BiasForm(sizes=(self.sizes.table,))}
-        problems = {name: replace(plain, bias=form and replace(form, learned=backward)) for name, form in forms.items()}
-        ways = {name: native(problem, Tensors.random(problem)) for name, problem in problems.items()}
-        return self.case("biases", TRAINED if backward else FORWARD, ways, LONG_ROUNDS if backward else 5)
-
-    def slide(self) -> list[Row]:
-        """All pairs of tiles, biased by their distance."""
-        seq = self.sizes.tiles // self.divisor
-        sizes: dict[str, Any] = dict(seq=seq, heads=self.sizes.tile_heads, head_dim=self.sizes.head_dim)
-        problem = Problem(pattern=Pattern.dense(), bias=PLANE, **sizes)
-        makers = {OURS: native, MATRIX: with_matrix, GIVEN: with_given_matrix}
-        ways = {name: make(problem, Tensors.random(problem)) for name, make in makers.items()}
-        return self.case("a slide", f"{seq:,} tiles", ways, LONG_ROUNDS)
-
-    def layer(self) -> list[Row]:
-        """The attention of a layer, causal over all tokens."""
-        heads: dict[str, Any] = dict(
-            heads=self.sizes.layer_heads, kv_heads=self.sizes.layer_kv_heads, head_dim=self.sizes.layer_head_dim
-        )
-        seq, softcap = self.sizes.layer_seq // self.divisor, self.sizes.softcap
-        problem = Problem(pattern=Pattern.dense(), seq=seq, is_causal=True, softcap=softcap, **heads)
-        inputs = Tensors.random(problem)
-        ways = {OURS: native(problem, inputs), EAGER: eager(problem, inputs)}
-        return self.case("a layer", f"{seq:,} tokens", ways, LONG_ROUNDS)
+    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = LONG_ROUNDS) -> Step:
+        """A step that checks the implementations, then times them in turns."""
+        return Step(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)

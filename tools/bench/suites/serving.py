@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import truediv
 from typing import Any
 
 from dilkit.pattern import Pattern
 from dilkit.threads import torch_threads
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
-from dilkit.tools.bench.target import Target, Values, each, time_ratio
-from dilkit.tools.bench.workloads import decoding_steps, llama, packed_sequences
-from dilkit.tools.bench.workloads.decoding_steps import CACHE, FULL, KVCACHE, PAGED, READ, SINGLE, FullCache, Steps, Text
-from dilkit.tools.bench.workloads.packed_sequences import ALONE, MASKED, PACKED, PADDED, lengths_of
+from dilkit.tools.bench.configuration import divided
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.target import Target, Values, each, stored, time_ratio
+from dilkit.tools.bench.workloads import llama
+from dilkit.tools.bench.workloads import serving_calls as calls
+from dilkit.tools.bench.workloads.serving_calls import ALONE, CACHE, FULL, KVCACHE, MASKED, PACKED, PADDED, PAGED, READ, SINGLE
+from dilkit.tools.bench.workloads.ways import PLACE, times
+from dilkit.tools.measure.case import CaseFields
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Plot, Series
 from dilkit.tools.report.points import plain
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
+from dilkit.tools.results.rows import Row, RowsResult, rows_of
 
 DECODING, ONE_THREAD, MEMORY, INT8 = "decoding", "one thread", "memory of a cache", "rows kept as int8"
 MANY, GENERATED = "many sequences", "generated"
@@ -44,7 +47,7 @@ class ServingSizes(Sizes):
 
     heads: int = 8
     head_dim: int = 64
-    threads: int = 4
+    threads: int = field(default=4, kw_only=True)
     packed: Pattern = PACKED_PATTERN
     sequences: int = 64
     shortest: int = 64
@@ -90,15 +93,6 @@ def _bandwidth(result: RowsResult) -> Values:
     return {f"{case.rows[READ].values['kept_bytes'] / 1e6:,.1f} MB": case.ratio(READ, CACHE) for case in cases}
 
 
-def _microseconds(case: CaseRows) -> float | None:
-    return 1e6 * case.rows[CACHE].median_s if case.timed(CACHE) else None
-
-
-def _value_ratio(above: str, below: str) -> Callable[[CaseRows], float]:
-    """A value of the cache over another."""
-    return lambda case: case.rows[CACHE].values[above] / case.rows[CACHE].values[below]
-
-
 SEEN, KV_HEADS = "{seen:,} tokens", "{kv_heads} key/value heads"
 ON_ONE_THREAD = "time over that of DilatedCache, one thread"
 TARGETS = (
@@ -114,12 +108,13 @@ TARGETS = (
     ),
     Target(
         "memory of DilatedCache over its bound", 1.0, None,
-        each(MEMORY, _value_ratio("allocated_bytes", "bound_bytes")), unit="", lower=True, exact=True,
+        each(MEMORY, stored(CACHE, ("allocated_bytes", "bound_bytes"), truediv)), unit="", lower=True, exact=True,
     ),
     Target("a step on one thread: share of the bandwidth at which memory is read", 0.5, 0.8, _bandwidth, unit=""),
     Target(
         "a step on one thread after a few tokens", 60.0, 30.0,
-        each(ONE_THREAD, _microseconds, SEEN, after="few"), unit=" us", lower=True,
+        each(ONE_THREAD, lambda case: 1e6 * case.rows[CACHE].median_s if case.timed(CACHE) else None, SEEN, after="few"), " us",
+        lower=True,
     ),
     Target(
         f"torch over a full cache of a thousand tokens: {ON_ONE_THREAD}", 1.0, 2.0,
@@ -142,22 +137,17 @@ TARGETS = (
     ),
     Target(
         "rows kept as int8: memory over float32's", 0.27, None,
-        each(INT8, _value_ratio("kept_bytes", "plain_bytes")), unit="", lower=True,
+        each(INT8, stored(CACHE, ("kept_bytes", "plain_bytes"), truediv)), unit="", lower=True,
     ),
     Target(
         "rows kept as int8: error of a step, relative", 0.01, None,
-        each(INT8, lambda case: case.rows[CACHE].values["error"]), unit="", lower=True,
+        each(INT8, stored(CACHE, ("error",), float)), unit="", lower=True,
     ),
     Target(
         "prefill of a Llama-shaped model: time of torch's dense attention over dilkit's", 3.0, 6.0,
         time_ratio("prefill", llama.DENSE, llama.OURS),
     ),
 )  # fmt: skip
-
-
-def _times(title: str, table: str, ours: str, *more: views.Column) -> views.TableView:
-    columns = views.fact("what"), views.WHO, views.TIME, views.QUARTILES, views.SAMPLES, views.over(ours)
-    return views.TableView(title, table, (*columns, *more), note="dilkit's attention: {pattern}")
 
 
 def _steps(title: str, table: str) -> views.TableView:
@@ -178,21 +168,22 @@ def _memory_plot(result: RowsResult) -> Iterator[Plot]:
 
 
 PEAK = views.value("peak_bytes", "peak memory", "bytes")
+PATTERN = "dilkit's attention: {pattern}"
 TOKENS_SEEN = Axis("tokens seen", "tokens")
 STEPS_AXES = TOKENS_SEEN, views.SECONDS
 SIZES = dict(kept_bytes="kept", allocated_bytes="allocated", bound_bytes="bound", full_bytes="a full cache")
 HELD = [views.value(name, header, "bytes") for name, header in SIZES.items()]
 SAVED = views.Column("full / allocated", lambda row, case: f"{row.values['full_bytes'] / row.values['allocated_bytes']:.3g}")
 REPORT = views.Report(
-    place="{device_name}, instruction set {isa}, {thread_count} threads of {cores} cores",
+    place=PLACE,
     tables=(
-        _times("Packed sequences, causal, forward and backward", "packed", PACKED, PEAK),
+        times("Packed sequences, causal, forward and backward", "packed", PACKED, PEAK, note=PATTERN),
         _steps("Decoding", DECODING),
         views.TableView(f"Memory of a {CACHE}", MEMORY, (views.fact("what", "seen"), *HELD, SAVED), timed=False),
         _steps("Decoding on one thread", ONE_THREAD),
-        _times("A step of many sequences, one thread", MANY, PAGED),
-        _times("Tokens of a model of transformers, one thread", GENERATED, llama.DILATED),
-        _times("Prefill", "prefill", llama.OURS, PEAK),
+        times("A step of many sequences, one thread", MANY, PAGED, note=PATTERN),
+        times("Tokens of a model of transformers, one thread", GENERATED, llama.DILATED, note=PATTERN),
+        times("Prefill", "prefill", llama.OURS, PEAK, note=PATTERN),
     ),
     plots=(
         views.PlotView("Time of a step of decoding", DECODING, "seen", views.time, STEPS_AXES, "lines", where=dict(filled=False)),
@@ -246,106 +237,100 @@ class ServingSuite(Suite):
         for spread, weight in (("geometrically spaced", 4), ("evenly spaced", 8)):
             yield Step("packed", f"sequences of lengths that are {spread}", partial(self.packed, spread), weight)
 
-    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        return on_threads(self.sizes.threads)
-
     @property
     def rounds(self) -> int:
         """Samples of long calls."""
         return min(self.repeats, MOST_ROUNDS)
-
-    def text(self, pattern: Pattern) -> Text:
-        """Random rows for a pattern, shortened with --quick."""
-        return Text(self.shortened(pattern), self.sizes.heads, self.sizes.head_dim)
-
-    def shortened(self, pattern: Pattern) -> Pattern:
-        """`pattern`; with --quick, its segments shortened."""
-        pairs = zip(pattern.segment_lengths, pattern.dilation_rates, strict=True)
-        return Pattern([max(length // self.divisor, rate) for length, rate in pairs], pattern.dilation_rates)
-
-    def prefill(self) -> list[Row]:
-        """A model of Llama's shape on a prompt, with either attention. It is checked on the beginning of the prompt."""
-        config, pattern = self.sizes.model, self.shortened(self.sizes.prefilled)
-        prompt = self.sizes.prompt // self.divisor
-        fields = llama.prefill(config, pattern, prompt, self.sizes.checked // self.divisor, self.rounds)
-        what = f"{config.layers} layers x {config.width}, a prompt of {prompt:,} tokens"
-        return rows_of("prefill", dict(what=what, tokens=prompt), fields, _seen_by(pattern, fields["entries"]))
-
-    def decoding(self) -> list[Row]:
-        """Steps after more and more tokens, all in the same rounds."""
-        text, count, limit = self.text(self.sizes.decoded), self.steps_of_a_sample, self.sizes.full // self.divisor
-        seen = [n // self.divisor for n in self.sizes.seen]
-        filled = [text.filled(most, count) for most in (limit, seen[-1])]
-        full = FullCache(text, limit)
-        points = [
-            Steps(text, n, count, cache, full if n + count <= limit else None)
-            for n, cache in text.caches(sorted({*seen, *filled}))
-        ]
-        cases = [_case_of(one.seen, one.seen in filled) for one in points]
-        steps = decoding_steps.rows_of_steps(DECODING, points, cases, self.repeats)
-        return steps + [one.memory(MEMORY, case) for one, case in zip(points, cases, strict=True)]
-
-    def single(self) -> list[Row]:
-        """Steps on one thread: after a few tokens, after a thousand, and where all branches are full."""
-        text, count, limit = self.text(self.sizes.kept), self.steps_of_a_sample, self.sizes.full // self.divisor
-        full = FullCache(text, limit)
-        places = dict(few=max(1, self.sizes.few // self.divisor), thousand=self.sizes.thousand // self.divisor)
-        places["full"] = text.filled(limit, count)
-        with torch_threads(1):
-            points = [Steps(text, n, count, cache, full) for n, cache in text.caches([*places.values()])]
-            points[-1].read_kept()
-            cases = [_case_of(seen, after == "full") | dict(after=after) for after, seen in places.items()]
-            return decoding_steps.rows_of_steps(ONE_THREAD, points, cases, self.repeats)
 
     @property
     def steps_of_a_sample(self) -> int:
         """Steps of decoding in a sample."""
         return max(1, self.sizes.steps // self.divisor)
 
+    def shortened(self, pattern: Pattern) -> Pattern:
+        """`pattern`; with --quick, its segments shortened."""
+        return Pattern(divided(pattern.segment_lengths, pattern.dilation_rates, self.divisor), pattern.dilation_rates)
+
+    def text(self, pattern: Pattern) -> calls.Text:
+        """Random rows for a pattern, shortened with --quick."""
+        return calls.Text(self.shortened(pattern), self.sizes.heads, self.sizes.head_dim)
+
+    def prefill(self) -> list[Row]:
+        """A model of Llama's shape on a prompt, with either attention. It is checked on the beginning of the prompt."""
+        config, pattern = self.sizes.model, self.shortened(self.sizes.prefilled)
+        prompt = self.sizes.prompt // self.divisor
+        measured = llama.prefill(config, pattern, prompt, self.sizes.checked // self.divisor, self.rounds)
+        what = f"{config.layers} layers x {config.width}, a prompt of {prompt:,} tokens"
+        return _rows("prefill", dict(what=what, tokens=prompt), pattern, measured)
+
+    def decoding(self) -> list[Row]:
+        """Steps after more and more tokens, all in the same rounds."""
+        text, count, limit = self.text(self.sizes.decoded), self.steps_of_a_sample, self.sizes.full // self.divisor
+        seen = [n // self.divisor for n in self.sizes.seen]
+        filled = [text.filled(most, count) for most in (limit, seen[-1])]
+        full = calls.FullCache(text, limit)
+        points = [
+            calls.Steps(text, n, count, cache, full if n + count <= limit else None)
+            for n, cache in text.caches(sorted({*seen, *filled}))
+        ]
+        cases = [_case_of(one.seen, one.seen in filled) for one in points]
+        steps = calls.rows_of_steps(DECODING, points, cases, self.repeats)
+        return steps + [one.memory(MEMORY, case) for one, case in zip(points, cases, strict=True)]
+
+    def single(self) -> list[Row]:
+        """Steps on one thread: after a few tokens, after a thousand, and where all branches are full."""
+        text, count, limit = self.text(self.sizes.kept), self.steps_of_a_sample, self.sizes.full // self.divisor
+        full = calls.FullCache(text, limit)
+        places = dict(few=max(1, self.sizes.few // self.divisor), thousand=self.sizes.thousand // self.divisor)
+        places["full"] = text.filled(limit, count)
+        with torch_threads(1):
+            points = [calls.Steps(text, n, count, cache, full) for n, cache in text.caches([*places.values()])]
+            points[-1].read_kept()
+            cases = [_case_of(seen, after == "full") | dict(after=after) for after, seen in places.items()]
+            return calls.rows_of_steps(ONE_THREAD, points, cases, self.repeats)
+
     def stored(self) -> list[Row]:
         """Rows kept in fewer bytes, where all branches have some."""
         text = self.text(self.sizes.kept)
-        return [
-            Row(table=INT8, case=dict(what="int8"), who=CACHE, values=decoding_steps.stored_rows(text, text.period - 1, "int8"))
-        ]
+        values = calls.stored_rows(text, text.period - 1, "int8")
+        return [Row(table=INT8, case=dict(what="int8"), who=CACHE, values=values)]
 
     def many(self, kv_heads: int) -> list[Row]:
         """Sequences of geometrically spaced lengths, on one thread."""
         pattern, heads, dim = self.shortened(self.sizes.kept), self.sizes.heads, self.sizes.head_dim
         shortest, longest = max(1, self.sizes.served_shortest // self.divisor), self.sizes.served_longest // self.divisor
-        lengths = lengths_of(self.sizes.served, shortest, longest, geometric=True)
+        lengths = calls.lengths_of(self.sizes.served, shortest, longest, geometric=True)
         with torch_threads(1):
-            fields = decoding_steps.many_sequences(pattern, lengths, heads, kv_heads, dim, self.rounds)
+            measured = calls.many_sequences(pattern, lengths, heads, kv_heads, dim, self.rounds)
         case = dict(what=f"{_sequences(lengths)}, {heads} heads over {kv_heads} x {dim}", kv_heads=kv_heads)
-        return rows_of(MANY, case, fields, _seen_by(pattern, fields["entries"]))
+        return _rows(MANY, case, pattern, measured)
 
     def generated(self, kv_heads: int) -> list[Row]:
         """Tokens after a long text, on one thread."""
         config, pattern = self.sizes.model, self.sizes.generated
         read, written = self.sizes.read // self.divisor, max(1, self.sizes.written // self.divisor)
         with torch_threads(1):
-            fields = llama.generated(config, kv_heads, pattern, read, written, self.rounds)
+            measured = llama.generated(config, kv_heads, pattern, read, written, self.rounds)
         model = f"{config.layers} layers x {config.width}, {config.heads} heads over {kv_heads}"
         case = dict(what=f"{model}, {written} tokens after {read:,}", kv_heads=kv_heads)
-        return rows_of(GENERATED, case, fields, _seen_by(pattern, fields["entries"]))
+        return _rows(GENERATED, case, pattern, measured)
 
     def packed(self, spread: str) -> list[Row]:
         """Sequences packed, one by one and padded."""
         geometric, pattern = spread.startswith("geometrically"), self.shortened(self.sizes.packed)
         shortest, longest = self.sizes.shortest // self.divisor, self.sizes.longest // self.divisor
-        lengths = lengths_of(self.sizes.sequences, shortest, longest, geometric)
-        fields = packed_sequences.measured(lengths, pattern, self.sizes.heads, self.sizes.head_dim, self.rounds)
-        case = dict(what=f"{_sequences(lengths)}, {spread}", spread=spread)
-        return rows_of("packed", case, fields, _seen_by(pattern, fields["entries"]))
+        lengths = calls.lengths_of(self.sizes.sequences, shortest, longest, geometric)
+        measured = calls.packed_sequences(lengths, pattern, self.sizes.heads, self.sizes.head_dim, self.rounds)
+        return _rows("packed", dict(what=f"{_sequences(lengths)}, {spread}", spread=spread), pattern, measured)
+
+
+def _rows(table: str, case: dict[str, Any], pattern: Pattern, measured: CaseFields) -> list[Row]:
+    """Rows of a case, each with the pattern of dilkit's attention."""
+    return rows_of(table, case, measured, {who: dict(pattern=str(pattern)) for who in measured["entries"]})
 
 
 def _case_of(seen: int, filled: bool) -> dict[str, Any]:
     return dict(what=f"{seen:,} tokens{', segments full' * filled}", seen=seen, filled=filled)
-
-
-def _seen_by(pattern: Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The pattern of dilkit's attention, as a value of each row."""
-    return {name: dict(pattern=str(pattern)) for name in names}
 
 
 def _sequences(lengths: Sequence[int]) -> str:

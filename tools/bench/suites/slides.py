@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import truediv
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dilkit import attention_mass
@@ -17,19 +15,18 @@ from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncod
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite, on_threads
-from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, time_ratio
-from dilkit.tools.bench.workloads.slide_calls import embedding, gradients, mass_check, shorter, slide
-from dilkit.tools.bench.workloads.ways import checked, timed
-from dilkit.tools.measure.case import admit, side_by_side
+from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, stored, time_ratio
+from dilkit.tools.bench.workloads.slide_calls import embedding, gradients, mass_check, published_embedding, shorter, slide
+from dilkit.tools.bench.workloads.ways import PLACE
+from dilkit.tools.measure.case import admit, agreeing, call_once, checked, compare, in_turns
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import backend_implementations
-from dilkit.tools.measure.published_slides import published_embedding
-from dilkit.tools.measure.timing import Call, SingleCall, agreement, call_once, time_interleaved
+from dilkit.tools.measure.implementation import Implementation, backend_implementations
+from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Table
 from dilkit.tools.report.targets import number
-from dilkit.tools.results.record import Samples
+from dilkit.tools.results.record import Entry, Samples
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of, rows_of
 
 PUBLISHED, OURS, BATCH, ALONE = "published procedure", "dilkit", "one batch", "one by one"
@@ -55,35 +52,24 @@ class SlidesSizes(Sizes):
     several_depth: int = 3
     head_dims: tuple[int, ...] = (48, 64)
     matmul: int = 4096
-    threads: int = 4
+    threads: int = field(default=4, kw_only=True)
 
 
-def _held(case: CaseRows) -> float | None:
-    """Memory of a call with weights and inputs, in GiB."""
-    values = case.rows[OURS].values
-    return (values["held_bytes"] + values["peak_bytes"]) / GIB if values.get("peak_bytes") is not None else None
-
-
-def _in_queries(case: CaseRows) -> float | None:
-    """Memory of a call beside its inputs, in tensors as large as the queries: the inputs are two of them."""
-    values = case.rows[OURS].values
-    return values["peak_bytes"] / (values["held_bytes"] // 2) if values.get("peak_bytes") is not None else None
-
-
-def _no_gradients(result: RowsResult) -> str | None:
-    return None if result.cases(LONG, passes=TRAINED) else "it takes long, and goes with --full"
-
-
+HELD = stored(OURS, ("held_bytes", "peak_bytes"), lambda held, peak: (held + peak) / GIB)
+"""Measure the memory of a call with weights and inputs, in GiB."""
+IN_QUERIES = stored(OURS, ("held_bytes", "peak_bytes"), lambda held, peak: peak / (held // 2))
+"""Measure the memory of a call beside its inputs, in tensors as large as the queries: the inputs are two of them."""
 OF_PROCEDURE = "of the published procedure over dilkit's"
 TARGETS = (
     Target(f"one slide, forward: time {OF_PROCEDURE}", 1.5, 2.5, time_ratio(ONE, PUBLISHED, OURS, "{tiles}")),
     Target(f"one slide, forward: peak memory {OF_PROCEDURE}", 1.5, 3.0, memory_ratio(ONE, PUBLISHED, OURS, "{tiles}")),
     Target(
-        "a long slide: memory in all", 24.0, None, each(LONG, _held, "{passes}, {tiles}", passes=FORWARD), " GiB", lower=True
+        "a long slide: memory in all", 24.0, None, each(LONG, HELD, "{passes}, {tiles}", passes=FORWARD), " GiB", lower=True
     ),
     Target(
         "the same, with gradients and activation checkpointing", None, 24.0,
-        each(LONG, _held, "{passes}, {tiles}", passes=TRAINED), " GiB", lower=True, missing=_no_gradients,
+        each(LONG, HELD, "{passes}, {tiles}", passes=TRAINED), " GiB", lower=True,
+        missing=lambda result: None if result.cases(LONG, passes=TRAINED) else "it takes long, and goes with --full",
     ),
     Target(
         "several slides: time of one batch over that of one by one", 1.1, 1.0,
@@ -91,7 +77,7 @@ TARGETS = (
     ),
     Target(
         "attention_mass: extra memory, in tensors as large as the queries", 4.0, 2.0,
-        each(LONG, _in_queries, "{tiles}", passes=MASS), unit="", lower=True,
+        each(LONG, IN_QUERIES, "{tiles}", passes=MASS), unit="", lower=True,
     ),
 )  # fmt: skip
 
@@ -117,7 +103,7 @@ ONCE = views.label("what", "{passes}, {tiles}"), views.TIME, BESIDE, views.value
 PEAKS = views.stored("peak_bytes"), (views.NAMES, Axis("peak memory", "bytes"))
 RATES = views.gflops, (views.NAMES, Axis("GFLOP/s", "number"))
 REPORT = views.Report(
-    place="{device_name}, instruction set {isa}, {thread_count} threads of {cores} cores",
+    place=PLACE,
     tables=(
         views.TableView("One slide, and several", (ONE, SEVERAL), BOTH_WAYS),
         views.TableView("Long slides", LONG, ONCE),
@@ -167,9 +153,6 @@ class SlidesSuite(Suite):
         if self.full:
             yield Step(LONG, "a long slide, with gradients and activation checkpointing", partial(self.long, TRAINED), 160)
 
-    def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        return on_threads(self.sizes.threads)
-
     @property
     def config(self) -> SlideEncoderConfig:
         """The sizes of the model. --quick divides the lengths of segments too."""
@@ -184,19 +167,14 @@ class SlidesSuite(Suite):
         """Backends on the attention of one layer, beside a matmul."""
         tiles = self.sizes.tiles // self.divisor
         problem = Problem(pattern=self.config.pattern, seq=tiles + 1, heads=self.config.num_heads, head_dim=dim)
-        inputs, backends = Tensors.random(problem), {one.name: one for one in backend_implementations(BACKENDS)}
-        flops = {name: one.flops(problem) for name, one in backends.items()}
-        entries = {
-            name: admit(one, problem, inputs, self.budget, partial(truediv, flops[name], GUESSED_FLOPS_PER_S))
-            for name, one in backends.items()
-        }
-        calls = {name: partial(backends[name].once, inputs, problem) for name in entries if entries[name].verdict == "measured"}
-        ceilings = Ceilings("float32", size=self.sizes.matmul // self.divisor)
-        return rows_of(
-            LAYER,
-            dict(head_dim=dim, tiles=listed(tiles)),
-            side_by_side(entries, calls, flops, ceilings, partial(time_interleaved, repeats=self.rounds, warmup=0)),
-        )
+
+        def admitted(one: Implementation, problem: Problem, inputs: Tensors) -> Entry:
+            return admit(one, problem, inputs, self.budget, lambda: one.flops(problem) / GUESSED_FLOPS_PER_S)
+
+        posed = {one.name: (one, problem) for one in backend_implementations(BACKENDS)}
+        ceilings = partial(Ceilings, "float32", size=self.sizes.matmul // self.divisor)
+        measured = compare(posed, partial(time_interleaved, repeats=self.rounds, warmup=0), ceilings, admitted)
+        return rows_of(LAYER, dict(head_dim=dim, tiles=listed(tiles)), measured)
 
     def encoder(self) -> list[Row]:
         """One slide by the published procedure and by dilkit."""
@@ -217,15 +195,10 @@ class SlidesSuite(Suite):
         }
         return self.compared(SEVERAL, calls, self.sizes.several_depth, *tiles)
 
-    def compared(self, table: str, calls: Mapping[str, Call], layers: int, *tiles: int) -> list[Row]:
+    def compared(self, table: str, calls: Mapping[str, Callable[[], Tensor]], layers: int, *tiles: int) -> list[Row]:
         """Compare the embeddings of all calls with those of the first, then time the calls in turns."""
-        results = {name: call_once(call) for name, call in calls.items()}
-        first = results[next(iter(calls))].result
-        entries = {
-            name: checked(agreement("embedding", one.result, first, max(tiles)), one) for name, one in results.items()
-        }  # fmt: skip
         case = dict(passes=FORWARD, tiles=listed(*tiles), layers=layers)
-        return rows_of(table, case, timed(entries, calls, self.rounds))
+        return rows_of(table, case, in_turns(agreeing(calls, max(tiles)), calls, self.rounds))
 
     def mass(self) -> list[Row]:
         """Measure `attention_mass` of a long slide, for queries and keys of one layer."""
@@ -233,27 +206,28 @@ class SlidesSuite(Suite):
         dim = self.config.embed_dim // heads
         check = mass_check(self.config.pattern, heads, dim)
         query, key = torch.randn(2, 1, tiles + 1, heads, dim).unbind()
-        one = call_once(partial(attention_mass, query, key, self.config.pattern))
-        return [_row_of_one_call(MASS, tiles, one, query.nbytes + key.nbytes, check)]
+        call = partial(attention_mass, query, key, self.config.pattern)
+        return self.once(MASS, tiles, call, query.nbytes + key.nbytes, check)
 
     def long(self, passes: str) -> list[Row]:
         """One long slide, once."""
         model, tiles = self.model(checkpointing=passes == TRAINED), self.sizes.long // self.divisor
         inputs = slide(tiles, self.config)
-        one = call_once(partial(gradients if passes == TRAINED else embedding, model, *inputs))
-        return [_row_of_one_call(passes, tiles, one, sum(tensor.nbytes for tensor in (*model.parameters(), *inputs)))]
+        call = partial(gradients if passes == TRAINED else embedding, model, *inputs)
+        return self.once(passes, tiles, call, sum(tensor.nbytes for tensor in (*model.parameters(), *inputs)))
+
+    def once(self, passes: str, tiles: int, call: Call, held_bytes: int, *checks: Check) -> list[Row]:
+        """Measure one call, once."""
+        one = call_once(call)
+        entry = one.remembered(checked(checks))
+        if entry.verdict == "measured":
+            entry = replace(entry, time=Samples.of([one.seconds]))
+        return [row_of(LONG, dict(passes=passes, tiles=listed(tiles)), OURS, entry, held_bytes=held_bytes)]
 
     @property
     def rounds(self) -> int:
         """Samples of each call; all were called before."""
         return min(self.repeats, MOST_ROUNDS)
-
-
-def _row_of_one_call(passes: str, tiles: int, one: SingleCall, held_bytes: int, check: Check | None = None) -> Row:
-    entry = checked(check, one)
-    if entry.verdict == "measured":
-        entry = replace(entry, time=Samples.of([one.seconds]))
-    return row_of(LONG, dict(passes=passes, tiles=listed(tiles)), OURS, entry, held_bytes=held_bytes)
 
 
 def listed(*tiles: int) -> str:

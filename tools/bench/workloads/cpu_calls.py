@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -15,64 +15,32 @@ from torch import Tensor
 from dilkit import dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import encode_problem, instruction_set
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
-from dilkit.pattern import DilatedSegment, Neighborhood, Pattern, SlidingWindow
+from dilkit.pattern import DilatedSegment, Neighborhood
 from dilkit.problem import Problem
-from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
-from dilkit.tools.bench.workloads.slide_calls import CHECKED, shorter, slide
-from dilkit.tools.bench.workloads.ways import Way, by_torch, native, timed
-from dilkit.tools.measure.case import CaseFields
-from dilkit.tools.measure.published_slides import published_forward
-from dilkit.tools.measure.timing import AGREEMENT_BF16, agreement
-from dilkit.tools.results.record import Entry
+from dilkit.tools.bench.workloads.slide_calls import CHECKED, published_forward, shorter, slide
+from dilkit.tools.bench.workloads.ways import BACKEND
+from dilkit.tools.measure.case import CaseFields, agreement, checked, in_turns
 from dilkit.tools.results.rows import Row
 
-WINDOW, MASKED, PUBLISHED = "native, window", "torch, masked", "published procedure"
-BACKEND = "native"
-MASK_ROWS = 1024
-"""Rows of a mask that are made at once."""
+PUBLISHED = "published procedure"
+AGREEMENT_BF16 = 5e-2
+"""Largest difference of results of many layers in bfloat16, which has eight bits, in units of the largest value."""
 PHASES = {"forward": 0, "backward": 2}
 """Numbers that the kernel gives the passes; 1, between them, is short."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A grid, and the neighborhoods of its cells: `kernel` cells a side, `dilation` apart."""
-
-    shape: tuple[int, ...]
-    kernel: int
-    dilation: int = 1
-
-    def __str__(self) -> str:
-        return "neighborhoods of {sides} on {grid}".format(**self.facts)
-
-    def smaller(self, divisor: int) -> Grid:
-        """A grid of about so many times fewer cells, in which there is room for a neighborhood."""
-        part = round(divisor ** (1 / len(self.shape)))
-        return replace(self, shape=tuple(max(size // part, self.kernel * self.dilation) for size in self.shape))
-
-    @property
-    def neighborhood(self) -> Neighborhood:
-        return Neighborhood(self.shape, self.kernel, self.dilation)
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """The sides of a neighborhood, such as "7 x 7, 1 in 4", and those of the grid."""
-        sides = " x ".join([str(self.kernel)] * len(self.shape)) + f", 1 in {self.dilation}" * (self.dilation > 1)
-        return dict(sides=sides, grid=" x ".join(map(str, self.shape)))
+def smaller(cells: Neighborhood, divisor: int) -> Neighborhood:
+    """Neighborhoods on a grid of about so many times fewer cells, in which there is room for one."""
+    part = round(divisor ** (1 / len(cells.shape)))
+    least = [kernel * dilation for kernel, dilation in zip(cells.kernel_size, cells.dilation, strict=True)]
+    return replace(cells, shape=tuple(max(size // part, room) for size, room in zip(cells.shape, least, strict=True)))
 
 
-def grid_ways(grid: Grid, masked: bool, **sizes: Any) -> dict[str, Way]:
-    """Neighborhoods of a grid by the kernel, beside a window that shows as many keys or, if `masked`, torch with a mask."""
-    problem = Problem(pattern=Pattern.of(grid.neighborhood), seq=grid.neighborhood.tokens, **sizes)
-    inputs = Tensors.random(problem)
-    ours = {"native": native(problem, inputs)}
-    if not masked:
-        window = SlidingWindow((grid.kernel ** len(grid.shape) + 1) // 2)
-        return ours | {WINDOW: native(replace(problem, pattern=Pattern.of(window)), inputs)}
-    parts = torch.split(torch.arange(problem.seq), MASK_ROWS)
-    mask = torch.cat([problem.pattern.count_rows(rows, problem.seq, 1)[0] > 0 for rows in parts])[None, None]
-    return ours | {MASKED: Way(problem, inputs, lambda *rows: by_torch(rows, mask))}
+def facts_of(cells: Neighborhood) -> dict[str, str]:
+    """The sides of a neighborhood, such as "7 x 7, 1 in 4", and those of the grid."""
+    sides = " x ".join(map(str, cells.kernel_size)) + f", 1 in {cells.dilation[0]}" * (cells.dilation[0] > 1)
+    return dict(sides=sides, grid=" x ".join(map(str, cells.shape)))
 
 
 @dataclass(frozen=True)
@@ -189,24 +157,18 @@ def _measured(load: Load, threads: int, calls: int) -> dict[str, float]:
     return {name: min(share(times, phase) for times in runs) for name, phase in PHASES.items()}
 
 
-Trained = Callable[[], tuple[Tensor, Tensor]]
-"""A call that returns the embedding of a slide, and the gradients of all weights one after the other."""
-
-
 def encoder(config: SlideEncoderConfig, tiles: int, divisor: int, repeats: int) -> CaseFields:
     """GigaPath's encoder trained in bf16, by its published procedure and by dilkit: compared on a short slide, then timed."""
     few = min(tiles // divisor, CHECKED)
-    theirs, ours = (call() for call in _both(shorter(config, max(tiles // CHECKED, divisor)), few).values())
+    theirs, ours = (call() for call in _trainings(shorter(config, max(tiles // CHECKED, divisor)), few).values())
     results = zip(("embedding", "gradients"), ours, theirs, strict=True)
-    checks = tuple(agreement(what, own, published, few, AGREEMENT_BF16) for what, own, published in results)
-    wrong = tuple(check.complaint for check in checks if not check.passed)
-    entry = Entry(verdict="wrong" if wrong else "measured", reasons=wrong, check=checks)
-    calls = _both(shorter(config, divisor), tiles // divisor)
-    return timed(dict.fromkeys(calls, entry), calls, repeats)
+    entry = checked([agreement(what, own, published, few, AGREEMENT_BF16) for what, own, published in results])
+    calls = _trainings(shorter(config, divisor), tiles // divisor)
+    return in_turns(dict.fromkeys(calls, entry), calls, repeats)
 
 
-def _both(config: SlideEncoderConfig, tiles: int) -> Mapping[str, Trained]:
-    """Both ways to train one model on one slide."""
+def _trainings(config: SlideEncoderConfig, tiles: int) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
+    """Both ways to train one model on one slide; each returns the embedding, and the gradients of all weights, joined."""
     torch.manual_seed(0)
     model = SlideEncoder(config).eval()
     inputs = slide(tiles, config)

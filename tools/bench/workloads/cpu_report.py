@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from dilkit.environment import BF16_SETS
-from dilkit.tools.bench.target import GIB, MIB, Target, Values, each, rate_ratio, time_ratio
-from dilkit.tools.bench.workloads.cpu_calls import MASKED, PUBLISHED, WINDOW
+from dilkit.tools.bench.target import GIB, MIB, Target, Values, each, rate_ratio, stored, time_ratio
+from dilkit.tools.bench.workloads.cpu_calls import PUBLISHED
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Point
@@ -21,6 +21,7 @@ SHARED = 1.32
 """A's nominal FLOPs over those that are left where a key of several branches is scored once."""
 HEAD, SHORT, FORMS, FEW = "one head", "short heads", "configurations", "few tokens"
 TIMED = HEAD, SHORT, FORMS, "dense", FEW, "grids", "masks", "encoder"
+WINDOW, MASKED = "native, window", "torch, masked"
 OURS, OTHERS = "native", ("sdpa", "gather", "dense", MASKED, PUBLISHED)
 
 
@@ -49,11 +50,6 @@ def _idle_share(case: CaseRows) -> float:
     """Return percents: measured ones, where there are so many cores, else simulated ones."""
     values = case.rows[OURS].values
     return 100 * float(values.get("measured", values["simulated"]))
-
-
-def _value(name: str, unit: int, case: CaseRows) -> float | None:
-    known = case.rows[OURS].values.get(name)
-    return None if known is None else known / unit
 
 
 def _no_pairs(result: RowsResult) -> str | None:
@@ -113,10 +109,13 @@ TARGETS = (
     ),
     Target("one million tokens, all threads: nominal rate / A's", 0.95, 1.0, rate_ratio("million", OURS, "A", "")),
     Target(
-        "one million tokens: memory in all", 16, 16, each("million", partial(_value, "held_bytes", GIB), "d=64"), " GiB",
-        lower=True,
+        "one million tokens: memory in all", 16, 16,
+        each("million", stored(OURS, ("held_bytes",), lambda held: held / GIB), "d=64"), " GiB", lower=True,
     ),
-    Target("A: memory beyond out and lse", 8, 2, each("memory", partial(_value, "scratch_bytes", MIB), D), " MiB", lower=True),
+    Target(
+        "A: memory beyond out and lse", 8, 2,
+        each("memory", stored(OURS, ("scratch_bytes",), lambda scratch: scratch / MIB), D), " MiB", lower=True,
+    ),
     Target("A, all threads: torch's dense attention / native", 8, 12, time_ratio("dense", "dense", OURS, D)),
     Target(
         "A, all threads: fp32's time / bf16's", 1.4, 1.9, time_ratio("dtypes", "float32", "bfloat16", D, backward=False),

@@ -20,9 +20,8 @@ from dilkit import dilated_attention
 from dilkit.integrations.transformers import dilated_cache, register
 from dilkit.pattern import Pattern
 from dilkit.rotary import rotary_embedding
-from dilkit.tools.bench.workloads.ways import checked, timed
-from dilkit.tools.measure.case import CaseFields
-from dilkit.tools.measure.timing import agreement, call_once
+from dilkit.tools.measure.case import CaseFields, agreement, call_once, checked, in_turns
+from dilkit.tools.measure.timing import Call
 from dilkit.tools.results.record import Entries, Entry
 
 OURS, DENSE, REST = "dilkit", "torch, dense", "without attention"
@@ -53,9 +52,9 @@ def prefill(config: LlamaConfig, pattern: Pattern, prompt: int, beginning: int, 
     entries: Entries = {}
     for name, both in pairs.items():
         logits, same = (model.prefill(tokens[:, :beginning], attend) for attend in both)
-        entries[name] = checked(agreement(name, logits, same, beginning), call_once(calls[name]))
+        entries[name] = call_once(calls[name]).remembered(checked([agreement(name, logits, same, beginning)]))
     calls[REST], entries[REST] = partial(model.prefill, tokens, without), Entry()
-    return timed(entries, calls, repeats)
+    return in_turns(entries, calls, repeats)
 
 
 class Block(nn.Module):
@@ -124,59 +123,37 @@ def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
 
 
-class Writer:
-    """A model of transformers that has read all but the last of `tokens`, and writes `count` more, as often as it is asked."""
-
-    def __init__(self, model: Any, cache: Any, tokens: Tensor, count: int) -> None:
-        self.model, self.cache, self.tokens, self.count = model, cache, tokens, count
-        with torch.no_grad():
-            model(tokens[:, :-1], past_key_values=cache, logits_to_keep=1)
-
-    def take_back(self) -> None:
-        """Forget what was written."""
-        written = self.cache.get_seq_length() - (self.tokens.shape[1] - 1)
-        if written:
-            self.cache.crop(-written)
-
-    def write(self) -> Tensor:
-        """The tokens, with those that were written."""
-        options = dict(max_new_tokens=self.count, min_new_tokens=self.count, do_sample=False, pad_token_id=0)
-        text: Tensor = self.model.generate(self.tokens, past_key_values=self.cache, **options)
-        return text
-
-    @torch.no_grad()
-    def checked(self) -> Entry:
-        """Compare the logits of the last token over the cache with those of all tokens computed anew."""
-        over_cache: Tensor = self.model(self.tokens[:, -1:], past_key_values=self.cache).logits
-        self.take_back()
-        anew: Tensor = self.model(self.tokens, use_cache=False, logits_to_keep=1).logits
-        return checked(agreement("logits", over_cache, anew, self.tokens.shape[1]))
-
-
 def generated(config: LlamaConfig, kv_heads: int, pattern: Pattern, seen: int, count: int, repeats: int) -> CaseFields:
-    """Time `count` tokens after `seen`, with a cache of all and with what `pattern` needs. Refused without transformers."""
-    entries: Entries = {name: Entry(verdict="refused", reasons=(MISSING,)) for name in (DILATED, DYNAMIC)}
-    writers = _writers(config, kv_heads, pattern, seen, count) if find_spec("transformers") else {}
-    entries |= {name: writer.checked() for name, writer in writers.items()}
+    """Time `count` tokens after `seen`, with a cache of all and with what `pattern` needs. Refused without transformers.
 
-    def take_back() -> None:
-        for writer in writers.values():
-            writer.take_back()
-
-    return timed(entries, {name: writer.write for name, writer in writers.items()}, repeats, before=take_back)
-
-
-def _writers(config: LlamaConfig, kv_heads: int, pattern: Pattern, seen: int, count: int) -> dict[str, Writer]:
-    """Two writers with the same weights each time."""
+    Each model has read all tokens but the last. Its logits of that one are compared with those of all tokens computed anew.
+    """
+    if not find_spec("transformers"):
+        return in_turns({name: Entry(verdict="refused", reasons=(MISSING,)) for name in (DILATED, DYNAMIC)}, {}, repeats)
     transformers: Any = importlib.import_module("transformers")
     tokens = torch.randint(1, config.vocabulary, (1, seen), generator=torch.Generator().manual_seed(seen))
     sizes = dict(hidden_size=config.width, intermediate_size=config.hidden, num_hidden_layers=config.layers)
     sizes |= dict(num_attention_heads=config.heads, num_key_value_heads=kv_heads, vocab_size=config.vocabulary)
     register(pattern, NAME)
-    writers = {}
-    caches = {DILATED: (NAME, dilated_cache(rollback=count + 1)), DYNAMIC: ("sdpa", transformers.DynamicCache())}
-    for name, (attention, cache) in caches.items():
+    caches: dict[str, Any] = {DILATED: dilated_cache(rollback=count + 1), DYNAMIC: transformers.DynamicCache()}
+    options = dict(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+
+    def take_back() -> None:
+        """Forget what was written."""
+        for cache in caches.values():
+            if written := cache.get_seq_length() - (seen - 1):
+                cache.crop(-written)
+
+    entries: Entries = {}
+    calls: dict[str, Call] = {}
+    for name, attention in ((DILATED, NAME), (DYNAMIC, "sdpa")):
         torch.manual_seed(0)
-        own_config = transformers.LlamaConfig(**sizes, max_position_embeddings=seen + count, attn_implementation=attention)
-        writers[name] = Writer(transformers.LlamaForCausalLM(own_config).eval(), cache, tokens, count)
-    return writers
+        of_model = transformers.LlamaConfig(**sizes, max_position_embeddings=seen + count, attn_implementation=attention)
+        model, cache = transformers.LlamaForCausalLM(of_model).eval(), caches[name]
+        with torch.no_grad():
+            model(tokens[:, :-1], past_key_values=cache, logits_to_keep=1)
+            over_cache = model(tokens[:, -1:], past_key_values=cache).logits
+            anew = model(tokens, use_cache=False, logits_to_keep=1).logits
+        entries[name] = checked([agreement("logits", over_cache, anew, seen)])
+        calls[name] = partial(model.generate, tokens, past_key_values=cache, **options)
+    return in_turns(entries, calls, repeats, before=take_back)

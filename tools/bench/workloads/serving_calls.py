@@ -1,4 +1,4 @@
-"""Steps of decoding after a text of random rows: against what a `DilatedCache` keeps, and against all keys.
+"""Calls that the suite of serving measures: steps of decoding after a text of random rows, and sequences of different lengths.
 
 chunk 0            chunk 1            chunk 2                    a chunk is one period: all segments begin with it
 |------------------|------------------|--------|- steps -|
@@ -8,24 +8,27 @@ chunk 0            chunk 1            chunk 2                    a chunk is one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
 
-from dilkit import DilatedCache, PagedCache, Pattern, dilated_attention_with_kvcache
-from dilkit.tools.bench.workloads.ways import BACKEND, checked, timed
-from dilkit.tools.measure.case import CaseFields
-from dilkit.tools.measure.timing import Call, agreement
+from dilkit import DilatedCache, PagedCache, Pattern, dilated_attention, dilated_attention_varlen, dilated_attention_with_kvcache
+from dilkit.tools.bench.workloads.ways import BACKEND
+from dilkit.tools.measure.case import CaseFields, agreeing, agreement, checked, in_turns
+from dilkit.tools.measure.timing import Call
 from dilkit.tools.results.record import Entry, Samples
 from dilkit.tools.results.rows import Row, rows_of
 
 CACHE, KVCACHE, FULL, READ = "DilatedCache", "dilated_attention_with_kvcache", "torch, full cache", "reading what is kept"
 PAGED, SINGLE = "PagedCache", "a DilatedCache each"
+PACKED, ALONE, MASKED, PADDED = "packed", "one by one", "padded and masked", "padded"
 Token = tuple[Tensor, Tensor, Tensor]
 """Query, key and value of one token, `(1, 1, heads, head_dim)` each."""
 
@@ -42,17 +45,6 @@ class Text:
     def period(self) -> int:
         """Tokens after which the segments of all branches begin at once."""
         return math.lcm(*self.pattern.segment_lengths)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the keys and values of one token."""
-        return 2 * 4 * self.heads * self.head_dim
-
-    @property
-    def bound_bytes(self) -> int:
-        """The most that a `DilatedCache` keeps, by docs/decoding.md."""
-        rows = sum(-(-branch.segment_length // branch.dilation_rate) for branch in self.pattern.segments)
-        return rows * self.row_bytes
 
     def filled(self, most: int, count: int) -> int:
         """Tokens after which `count` steps fill the segments of all branches but for one row, within `most` tokens."""
@@ -135,7 +127,7 @@ class Steps:
             exact[FULL] = keys, values, Pattern.dense()
         queries = torch.cat([query for query, _, _ in tokens], dim=1)
         self.entries = {
-            kind: checked(agreement(kind, torch.cat(call(), dim=1), _last_rows(queries, *exact[kind]), seen))
+            kind: checked([agreement(kind, torch.cat(call(), dim=1), _last_rows(queries, *exact[kind]), seen)])
             for kind, call in self.calls.items()
         }
 
@@ -145,28 +137,17 @@ class Steps:
         self.entries[READ] = Entry()
         self.calls[READ] = lambda: [rows.sum() for _ in range(self.count)]
 
-    def rows(self, table: str, case: Mapping[str, Any], fields: CaseFields) -> list[Row]:
-        """The rows of these steps, among `fields` of all steps; a time is that of one step."""
-        entries = {}
-        for kind in self.entries:
-            entry = fields["entries"][f"{kind}, {self.seen}"]
-            if entry.time:
-                one_step = Samples.of([seconds / self.count for seconds in entry.time.samples_s], self.count)
-                entry = replace(entry, time=one_step)
-            entries[kind] = entry
-        problem = f"{self.text.heads} heads of {self.text.head_dim}, {self.text.pattern}; {self.count} steps in a sample"
-        values = {kind: dict(problem=problem, kept_bytes=self.kept_bytes) for kind in entries}
-        return rows_of(table, case, dict(entries=entries, fma=fields["fma"]), values)
-
     def memory(self, table: str, case: Mapping[str, Any]) -> Row:
-        """Bytes that the cache holds after the steps, beside its bound and a cache of all tokens."""
+        """Bytes that the cache holds after the steps, beside its bound by docs/decoding.md and a cache of all tokens."""
+        token_bytes = 2 * 4 * self.text.heads * self.text.head_dim
+        bound = sum(-(-branch.segment_length // branch.dilation_rate) for branch in self.text.pattern.segments)
         sizes = dict(kept_bytes=self.kept_bytes, allocated_bytes=self.cache.allocated_nbytes)
-        sizes |= dict(bound_bytes=self.text.bound_bytes, full_bytes=self.text.row_bytes * self.seen)
+        sizes |= dict(bound_bytes=token_bytes * bound, full_bytes=token_bytes * self.seen)
         return Row(table=table, case=dict(case), who=CACHE, values=sizes)
 
 
 def rows_of_steps(table: str, points: Sequence[Steps], cases: Sequence[Mapping[str, Any]], repeats: int) -> list[Row]:
-    """Time all steps in the same rounds, taken back between samples; each of the `points` is a case."""
+    """Time all steps in the same rounds, taken back between samples; each of the `points` is a case, a time that of one step."""
 
     def take_back() -> None:
         for one in points:
@@ -174,8 +155,19 @@ def rows_of_steps(table: str, points: Sequence[Steps], cases: Sequence[Mapping[s
 
     entries = {f"{kind}, {one.seen}": entry for one in points for kind, entry in one.entries.items()}
     calls = {f"{kind}, {one.seen}": call for one in points for kind, call in one.calls.items()}
-    fields = timed(entries, calls, repeats, before=take_back)
-    return [row for one, case in zip(points, cases, strict=True) for row in one.rows(table, case, fields)]
+    measured = in_turns(entries, calls, repeats, before=take_back)
+    rows = []
+    for one, case in zip(points, cases, strict=True):
+        problem = f"{one.text.heads} heads of {one.text.head_dim}, {one.text.pattern}; {one.count} steps in a sample"
+        of_point = {}
+        for kind in one.entries:
+            of_point[kind] = entry = measured["entries"][f"{kind}, {one.seen}"]
+            if entry.time:
+                step = Samples.of([seconds / one.count for seconds in entry.time.samples_s], one.count)
+                of_point[kind] = replace(entry, time=step)
+        values = {kind: dict(problem=problem, kept_bytes=one.kept_bytes) for kind in of_point}
+        rows += rows_of(table, case, dict(entries=of_point, fma=measured["fma"]), values)
+    return rows
 
 
 def stored_rows(text: Text, seen: int, stored: str) -> dict[str, float]:
@@ -207,8 +199,70 @@ def many_sequences(
 
     calls: dict[str, Call] = {PAGED: partial(paged.attend, *new, numbers), SINGLE: one_by_one}
     together, alone = (call() for call in calls.values())
-    entries = {PAGED: checked(agreement(PAGED, together, alone, max(lengths))), SINGLE: Entry()}
-    return timed(entries, calls, repeats)
+    entries = {PAGED: checked([agreement(PAGED, together, alone, max(lengths))]), SINGLE: Entry()}
+    return in_turns(entries, calls, repeats)
+
+
+def lengths_of(count: int, shortest: int, longest: int, geometric: bool) -> tuple[int, ...]:
+    """So many lengths, in an order that is random and fixed: evenly spaced, or each as many times the one before.
+
+    >>> sorted(lengths_of(4, 8, 64, geometric=True))
+    [8, 16, 32, 64]
+    """
+    places = torch.arange(count, dtype=torch.float64) / (count - 1)
+    lengths = shortest * (longest / shortest) ** places if geometric else shortest + (longest - shortest) * places
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return tuple(lengths.round().long()[order].tolist())
+
+
+def packed_sequences(lengths: Sequence[int], pattern: Pattern, heads: int, head_dim: int, repeats: int) -> CaseFields:
+    """Time causal sequences, forward and backward: packed, one by one, and padded to the longest.
+
+    All results and gradients are compared with those one by one. Random sequences of these lengths are made before, so that
+    cutting them out and padding them takes no time.
+    """
+    shape, generator = (4, sum(lengths), heads, head_dim), torch.Generator().manual_seed(0)
+    rows = torch.randn(shape, generator=generator).unbind()
+    cut = [torch.split(x, list(lengths)) for x in rows]
+    options: dict[str, Any] = dict(pattern=pattern, is_causal=True, backend=BACKEND)
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    packed = partial(dilated_attention_varlen, cu_seqlens=cu_seqlens, max_seqlen=max(lengths), **options)
+    each = [_leaves([x[None] for x in one]) for one in zip(*cut, strict=True)]
+    filled = _leaves([pad_sequence(list(parts), batch_first=True) for parts in cut])
+    mask = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+    alone = partial(dilated_attention, **options)
+
+    def joined(results: Sequence[Sequence[Tensor]]) -> Tensor:
+        return torch.stack([torch.cat(parts, dim=1)[0] for parts in zip(*results, strict=True)])
+
+    def without_padding(results: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(results))[:, ~mask]
+
+    calls: dict[str, Call] = {
+        PACKED: partial(_gradients, packed, _leaves(rows)),
+        ALONE: lambda: [_gradients(alone, one) for one in each],
+        MASKED: partial(_gradients, partial(alone, key_padding_mask=mask), filled),
+        PADDED: partial(_gradients, alone, filled),
+    }
+    read: dict[str, Callable[[Any], Tensor]] = {
+        PACKED: torch.stack,
+        ALONE: joined,
+        MASKED: without_padding,
+        PADDED: without_padding,
+    }
+    return in_turns(agreeing(calls, max(lengths), joined(calls[ALONE]()), read), calls, repeats)
+
+
+def _gradients(attend: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`out` and the gradients of query, key and value; `tensors` are these and the gradient of `out`."""
+    *inputs, dout = tensors
+    out = attend(*inputs)
+    return (out.detach(), *torch.autograd.grad(out, inputs, dout))
+
+
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Queries, keys, values and the gradient of the results; the first three ask for gradients."""
+    return [x.detach().requires_grad_(i < 3) for i, x in enumerate(tensors)]
 
 
 def _rows(count: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
