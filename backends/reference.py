@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dilkit.decoding.step import Step
+    from dilkit.decoding.protocol import Step
     from dilkit.op.dropout import Dropout
 
 BLOCK_SCORES = 2**22

@@ -1,4 +1,4 @@
-"""A step of decoding in plain torch: what `Backend.attend_stored` computes, by definition.
+"""A step of decoding in plain torch: what `DecodingBackend.attend_stored` computes, by definition.
 
 columns of the scores of a row    | its first span | its second span | ...     -inf up to the row that sees the most
 """
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.evaluated import evaluate
-from dilkit.decoding._checked import check
-from dilkit.decoding.step import Span, Step, Write
-from dilkit.decoding.stored import decoded, encoded, width_of
+from dilkit.decoding.layout import decoded, encoded, width_of
+from dilkit.decoding.protocol import Span, Step, Write, check
 from dilkit.op.boundary import lse_dtype
 
 if TYPE_CHECKING:

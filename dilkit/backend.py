@@ -17,7 +17,6 @@ from dilkit.problem import DTYPES, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dilkit.decoding.step import Step
     from dilkit.inputs import Inputs
 
 COUNT = "count"
@@ -90,7 +89,7 @@ class Limits:
     kv_cache: bool = False
     """Whether the last rows alone may be computed, against a cache of keys and values (`Inputs.cache_seqlens`)."""
     stored: frozenset[str] = frozenset()
-    """The dtypes of stored rows that a step of decoding may attend to; empty: there is no `attend_stored`."""
+    """Dtypes of stored rows, of a backend with the decoding protocol (`dilkit.decoding.protocol`); empty: it has none."""
     dropout: bool = False
     """Whether weights may be dropped: `forward`, `backward` and those of packed sequences then take a `dropout`, by this name."""
     softcap: bool = False
@@ -314,14 +313,6 @@ class Backend(ABC):
         `problem.bias.learned` a fourth is the gradient of `inputs.bias.weights`, summed over the batch.
         """
         raise NotImplementedError(f"backend {self.name!r} states gradients in its limits but has no backward")
-
-    def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
-        """A step of decoding, of a `problem.stored` of `limits.stored`: the writes of `step`, then `(out, lse)` of its queries.
-
-        Both as in `forward`, with the sink. The tables are held against the memory of their tensors before anything is done
-        (`dilkit.decoding.step`): raises TypeError or ValueError for one that leads beyond it, and nothing is written.
-        """
-        raise NotImplementedError(f"backend {self.name!r} states stored rows in its limits but has no attend_stored")
 
 
 def missing_modules(modules: tuple[str, ...], extra: str = "") -> tuple[Refusal, ...]:

@@ -75,7 +75,7 @@ class Problem:
     kv_cache: bool = False
     """Whether only the last rows are computed, against a cache of keys and values whose capacity is `seq`."""
     stored: str = ""
-    """Of a step of decoding, the dtype of the stored rows that it attends to (`Backend.attend_stored`); empty: it is none."""
+    """Dtype of the stored rows that a step of decoding attends to (`DecodingBackend.attend_stored`); empty: it is no step."""
     dropout_p: float = 0.0
     """The probability with which a weight is dropped."""
     softcap: float = 0.0

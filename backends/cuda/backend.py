@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dilkit.decoding.placed import PlacedStep
+    from dilkit.decoding.protocol import PlacedStep
     from dilkit.op.dropout import Dropout
 
 MOST_ITEMS = 2**31 - 2**20

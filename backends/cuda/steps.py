@@ -11,7 +11,7 @@ from dilkit.backends.cuda.arguments import make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher
 from dilkit.backends.cuda.table import STORAGE, CudaKernel, kernel_for, padded
 from dilkit.backends.tiles.steps import counts_of, divided, empty_partials, group_of
-from dilkit.decoding.placed import PlacedStep
+from dilkit.decoding.protocol import PlacedStep
 from dilkit.device import Capability
 from dilkit.op.boundary import empty_outputs
 from dilkit.problem import Problem

@@ -12,10 +12,9 @@ from time import perf_counter
 
 import torch
 
-from dilkit.decoding._checked cimport Checked, checked
-from dilkit.decoding._tables cimport (
+from dilkit.decoding._checked cimport (
     FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, PAGE, PAGE_FIRST, PAGE_ROWS, PAGE_STEP, PAGES, POSITION, POSITION_STEP, POSITIONS,
-    QUERY_POSITION, ROW, ROWS, SEEN, TO_KEY, TO_VALUE, UNSEEN, VALUE, VALUE_ROW
+    QUERY_POSITION, ROW, ROWS, SEEN, TO_KEY, TO_VALUE, UNSEEN, VALUE, VALUE_ROW, Checked, checked
 )
 from dilkit.op._facts cimport Facts, locate
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dilkit.backends.native._native import EncodedProblem
     from dilkit.backends.native.branches import BranchArrays
-    from dilkit.decoding.step import Step
+    from dilkit.decoding.protocol import Step
 
     EncodedScores = tuple[float, int, int, bool, tuple[int, int, int]]
     EncodeArguments = tuple[tuple[int, ...], int, bool, bool, float, BranchArrays, EncodedScores, int]

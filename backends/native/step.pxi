@@ -94,7 +94,7 @@ cdef int64_t bytes_read(const Step *s, int64_t element) noexcept:
 
 
 def attend_stored(step, problem, scores, str isa, int threads):
-    """`(out, lse)` of a step, as `Backend.attend_stored` returns them; `scores` are those of an `EncodedProblem`."""
+    """`(out, lse)` of a step, as `DecodingBackend.attend_stored` returns them; `scores` are those of an `EncodedProblem`."""
     cdef Step s
     cdef int end
     cdef const InstructionSet *code = code_of(isa)

@@ -30,8 +30,7 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dilkit.decoding.placed import PlacedStep
-    from dilkit.decoding.step import Step
+    from dilkit.decoding.protocol import PlacedStep, Step
     from dilkit.op.dropout import Dropout
 
 ROLES = ("forward", "dots", "dquery", "dkeyvalue")
@@ -89,12 +88,12 @@ class StepBackend(TiledBackend):
         return Backend.refusals(self, problem) if problem.stored else super().refusals(problem)
 
     def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
-        from dilkit.decoding.placed import place
+        from dilkit.decoding.protocol import place
 
         if capturing(step.query.device):
             raise RuntimeError(
                 "the tables of a step cannot be copied to the device while a CUDA graph is captured: "
-                "`dilkit.decoding.placed.place` it before, and capture `attend_placed`"
+                "`dilkit.decoding.protocol.place` it before, and capture `attend_placed`"
             )
         return self.attend_placed(place(step, problem))
 

@@ -14,7 +14,7 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dilkit.decoding.placed import PlacedStep
+    from dilkit.decoding.protocol import PlacedStep
 
 MOST_GROUP = 8
 """Query heads that are computed at once, with sums in registers. A larger group reads stored rows once for each so many."""

@@ -28,7 +28,7 @@ from dilkit.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dilkit.decoding.placed import PlacedStep
+    from dilkit.decoding.protocol import PlacedStep
     from dilkit.op.dropout import Dropout
 
 MOST_PROGRAMS = 2**31 - 1

@@ -1,4 +1,4 @@
-"""The tables of a step of decoding on the device, in Triton (`dilkit.decoding.step`), and the stored rows that they lead to.
+"""The tables of a step of decoding on the device, in Triton (`dilkit.decoding.protocol`), and the stored rows that they lead to.
 
     spans, writes (int64) --own_lines, LINES at a time--> those of a row and a head --next_line--> one of them
     line, memory  (int64) --seen_at--> Seen: where the rows of a span lie, for a row and a head
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from dilkit.backends.triton.stored import VECTOR
-from dilkit.decoding.step import Span, Write
+from dilkit.decoding.protocol import Span, Write
 
 ROW, ROWS, FIRST_HEAD, HEAD_STEP, HEADS, SEEN, KEY, VALUE, QUERY_POSITION, POSITION, POSITION_STEP = (
     tl.constexpr(Span._fields.index(name))

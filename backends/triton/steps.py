@@ -11,9 +11,8 @@ from dilkit.backends.tiles.steps import counts_of, divided, empty_partials, grou
 from dilkit.backends.triton.biases import bias_constants, bias_view
 from dilkit.backends.triton.launch import TritonLauncher
 from dilkit.backends.triton.sizes import padded
-from dilkit.decoding.placed import PlacedStep
-from dilkit.decoding.step import Step
-from dilkit.decoding.stored import width_of
+from dilkit.decoding.layout import width_of
+from dilkit.decoding.protocol import PlacedStep, Step
 from dilkit.op.boundary import empty_outputs
 from dilkit.problem import Problem
 

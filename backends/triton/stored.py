@@ -1,7 +1,7 @@
 """Stored rows in Triton, in their dtype: loaded as fp32, and stored.
 
 span --places_at, COLUMNS rows at a time--> elements from the first row on --load_stored--> fp32 [1, COLUMNS, SIZE], scales
-new row --store_row--> rounded to the dtype, or to integers and their scale (`dilkit.decoding.stored`)
+new row --store_row--> rounded to the dtype, or to integers and their scale (`dilkit.decoding.layout`)
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dilkit.decoding.step import SCALE_BYTES
+from dilkit.decoding.layout import SCALE_BYTES
 
 SCALE = tl.constexpr(SCALE_BYTES)
 VECTOR = tl.constexpr(4)

@@ -1,4 +1,4 @@
-from dilkit.decoding.step import Step
+from dilkit.decoding.protocol import Step
 from dilkit.problem import Problem
 
 def check(step: Step, problem: Problem) -> None: ...

@@ -9,17 +9,13 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
-from dilkit.decoding._tables cimport (
-    FIRST_HEAD, HEAD_STEP, HEADS, KEY, KEY_ROW, PAGE, PAGE_FIRST, PAGE_ROWS, PAGE_STEP, PAGES, POSITION, POSITION_STEP, POSITIONS, QUERY_POSITION, ROW, ROWS, SEEN, SPAN_COLUMNS, TO_KEY,
-    TO_VALUE, UNSEEN, VALUE, VALUE_ROW, WRITE_COLUMNS
-)
 from dilkit.op._facts cimport BOOL, FLOAT32, FLOAT64, INT64, Dtype, Facts, facts_of, reach
 
 NO_PAGES = np.zeros(0, np.int64)
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8", "int64", "bool", "another dtype"
 
 cdef enum:
-    SCALE_BYTES = 4  # as in step.py
+    SCALE_BYTES = 4  # as in layout.py
 
 cdef int64_t MOST_POSITIONS = <int64_t>1 << 53  # that a float64 tells apart
 
@@ -160,7 +156,7 @@ cdef bint moves(int64_t *at, int64_t count, int64_t stride, int64_t limit) noexc
 
 
 cdef bint is_within(const int64_t *place, int64_t rows, int64_t heads, int64_t count, int64_t row, Checked c) noexcept:
-    """Whether all stored rows at a place lie in its tensor. `place`: the tensor, the offset, the strides of sequence and head."""
+    """True if all stored rows at a place lie in its tensor. `place`: the tensor, the offset, the strides of sequence and head."""
     cdef int64_t at = place[1], limit
     if not 0 <= place[0] < c.tensors:
         return False
@@ -247,7 +243,7 @@ cdef int check_pages(int64_t i, const int64_t *line, Checked c) except -1:
 
 
 cdef int check_page(str name, int64_t i, const int64_t *line, const int64_t *given, int64_t row, int64_t page, Checked c) except -1:
-    """That page `page` of a span, its last one, lies in the tensor. `given`: that, the offset, and the strides of sequence and head."""
+    """Raise unless page `page` of a span, its last one, lies in the tensor. `given`: that, the offset, the strides of sequence and head."""
     cdef int64_t[4] place
     cdef int64_t reach
     place[0], place[1], place[2], place[3] = given[0], given[1], given[2], given[3]

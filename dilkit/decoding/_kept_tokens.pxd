@@ -1,5 +1,7 @@
 from libc.stdint cimport int64_t
 
+from dilkit.decoding._checked cimport FIRST_HEAD, HEAD_STEP, HEADS, ROW, ROWS
+
 cdef struct Seen:
     int64_t count  # of the kept tokens that a row sees
     int64_t index, step  # that of the first, and from one to the next
@@ -19,3 +21,13 @@ cdef class KeptTokens:
 cdef class OfGlobal(KeptTokens):
     cdef const int64_t[:, ::1] rows, columns
     cdef const int64_t[::1] places
+
+
+cdef inline void place(int64_t *line, int64_t number, int64_t offset, int64_t sequence, int64_t head) noexcept:
+    """Set a tensor, the offset, and the strides of sequence and head."""
+    line[0], line[1], line[2], line[3] = number, offset, sequence, head
+
+
+cdef inline void serve(int64_t *line, int64_t row, int64_t rows, KeptTokens kept) noexcept:
+    """Set the query rows, or new rows, and the heads of a span or write."""
+    line[ROW], line[ROWS], line[FIRST_HEAD], line[HEAD_STEP], line[HEADS] = row, rows, kept.head, kept.head_step, kept.heads

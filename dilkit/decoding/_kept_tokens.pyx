@@ -22,7 +22,7 @@ cdef Seen NOTHING = Seen(0, 0, 1, 0, 1)
 
 
 cdef inline int64_t shares(int64_t number, int64_t size) noexcept:
-    """How many parts of so many have a number of things, the last of them perhaps fewer; 0 for none."""
+    """Divide and round up; 0 for none."""
     return (number - 1) // size + 1 if number > 0 else 0
 
 
@@ -35,7 +35,7 @@ cdef bint is_in(const int64_t[:, ::1] runs, int64_t token) noexcept:
 
 
 cdef class KeptTokens:
-    """Those of `branch`, number `place` of the pattern, for the key/value heads `head`, `head + head_step`, ..., `heads` of them.
+    """Tokens of `branch`, number `place` of the pattern, that are kept for the key/value heads `head`, `head + head_step`, ..., `heads` of them.
 
     `masked`: whether some query heads see only a part of what `seen` says, or nothing of it, by what the branch says of pairs.
     """
@@ -60,20 +60,20 @@ cdef class KeptTokens:
         return 0
 
     def before(self, int64_t token):
-        """How many tokens before `token` are kept."""
+        """Count the kept tokens before `token`."""
         return self.before_token(token)
 
     def tokens(self, indices):
-        """Which tokens these are."""
+        """Return the tokens of these indices."""
         return indices
 
     def seen(self, int64_t row):
-        """The indices that the row of token `row` sees, of those before it and its own."""
+        """Return the indices that the row of token `row` sees, of those before it and its own."""
         cdef Seen s = self.seen_by(row)
         return range(s.index, s.index + s.count * s.step, s.step)
 
     def needed(self, int64_t row):
-        """The first index that a row from `row` on sees, or those that come if none of these is seen."""
+        """Return the first index that a row from `row` on sees, or that of the next to come if none of these is seen."""
         return self.needed_from(row)
 
 
@@ -181,7 +181,7 @@ cdef class OfAny(KeptTokens):
 
 
 def kept_tokens(pattern, given):
-    """Those of each branch for the heads at hand."""
+    """Return the kept tokens of each branch for the heads at hand."""
     return tuple([of_branch(branch, place, given) for place, branch in enumerate(pattern.branches)])
 
 
@@ -193,7 +193,7 @@ def of_branch(branch, place, given):
 
 
 def kept_of_form(form, group, branch=None, place=0):
-    """Those of one form, of which nothing is left out; none where it is to be asked pair by pair."""
+    """Return the kept tokens of one form, of which nothing is left out; none where it is to be asked pair by pair."""
     heads = range(form.heads[0] // group, -(-form.heads[1] // group))
     shared = branch, place, heads, form.heads[0] % group or form.heads[1] % group
     if isinstance(form, Segments) and form.shares_offsets(group):
@@ -205,7 +205,7 @@ def kept_of_form(form, group, branch=None, place=0):
 
 
 def kept_of_segments(form, group, branch=None, place=0):
-    """One for the heads of each offset, which are a rate apart, or side by side. `form` gives those of a key/value head the same."""
+    """Return one for the heads of each offset, which are a rate apart, or side by side. `form` gives those of a key/value head the same."""
     by_offset = defaultdict(list)
     for head in range(form.heads[0] // group, -(-form.heads[1] // group)):
         by_offset[form.offsets[max(head * group - form.heads[0], 0)]].append(head)

@@ -1,8 +1,11 @@
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.decoding._kept_tokens import KeptTokens
+from dilkit.pattern.lowering import Form
 
 class Slots:
     rows: Tensor
@@ -40,3 +43,10 @@ class StepTables:
     ) -> None: ...
     def place(self, number: int, positions: Tensor) -> None: ...
     def leave_out(self, number: int, unseen: Tensor) -> None: ...
+
+class LastRows:
+    def tables(self, lengths: list[int], written: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+
+def last_rows_of(
+    forms: Sequence[Form], group: int, kv_heads: int, strides: tuple[tuple[int, ...], tuple[int, ...]]
+) -> LastRows | None: ...

@@ -1,4 +1,4 @@
-"""`DilatedCache`: what decoding has to remember, and no more."""
+"""`DilatedCache`: the keys and values that a batch of sequences still needs, and no more."""
 
 from __future__ import annotations
 
@@ -12,61 +12,53 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
+from dilkit.bias.form import LoweredBias
 from dilkit.checks import integer, integers, one_of, real, shown
-from dilkit.decoding.branch_rows import BranchRows
-from dilkit.decoding.chunk import attend_chunk
-from dilkit.decoding.gradients import check_no_gradient
-from dilkit.decoding.layout import Layout
-from dilkit.decoding.one_row import NewRow, PreparedStep, StepFacts, prepare
-from dilkit.decoding.state import CacheState, loaded, state_of
-from dilkit.decoding.step import resolved
-from dilkit.decoding.stored import decoded, encoded, name_of
-from dilkit.decoding.stores import check_decodable, open_stores
+from dilkit.decoding.branch_store import BranchStore
+from dilkit.decoding.layout import Layout, check_no_gradient, decoded, encoded, name_of
+from dilkit.decoding.store_attention import PreparedStep, Rows, ScoreOptions, StepFacts, attend_chunk, prepare, shared_heads
+from dilkit.decoding.stores import CacheState, check_decodable, loaded, open_stores, state_of
 from dilkit.keywords import refusing
 from dilkit.op._facts import key_of
 from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
 from dilkit.op.boundary import INPUTS, lse_dtype
 from dilkit.op.operators import attend
 from dilkit.op.rules import in_given_dtypes
-from dilkit.op.scores import Scores, scores_of
+from dilkit.op.scores import scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
-from dilkit.pattern.heads import Heads
 from dilkit.problem import STORED, Problem, check_scale
 from dilkit.selector import requested_backends, select, state
 
 FEW_ROWS = 4
-"""So many rows are computed one by one, each with all that it sees in one kernel call; more, together in plain torch."""
+"""Up to so many rows are computed one by one, each in one kernel call; more, together in plain torch."""
 
 _MOST_SCORES = 2**23
 """Scores that a chunk holds at a time; a longer one is taken in several."""
 
 
 class DilatedCache:
-    """The keys and values that later rows of a causal `dilated_attention` can still see, and attention over them.
+    """Keys and values that later rows of a causal `dilated_attention` can still see, and attention over them.
 
         attend(q, k, v) = the last rows of dilated_attention(all q, all k, all v, pattern, is_causal=True)
 
-    A key whose segment has ended in every branch is never seen again. So of each branch, the cache keeps the rows of the open
-    segment that a key/value head keeps: at most `ceil(w_b / r_b)`, and at most their sum over the branches in all, for any number
-    of tokens. Of a branch over the whole sequence it keeps one row in `r_b`. Of a window it keeps the last rows, at most
-    `window`; global tokens for ever, and all rows before the last that is to see all; of strides and blocks all rows.
+    A key whose segment has ended in every branch is never seen again. Of each branch, the cache keeps the rows of the open
+    segment that a key/value head keeps, at most `ceil(w_b / r_b)` for any number of tokens; of a branch over the whole sequence
+    one row in `r_b`; of a window the last rows, at most `window`; global tokens for ever, and all rows before the last that is to
+    see all; of strides and blocks all rows.
 
     - `pattern`: a `dilkit.Pattern` without a `Neighborhood`; its tail has no effect under causality.
     - `kv_heads`: key/value heads. Batch, query heads, head_dim, dtype and device are those of the first call of `attend`.
-
-    - `rollback`: how many tokens `crop` can always take back, as speculative decoding does, at most the shortest segment. They
-      are counted from the longest length there has been since the cache was empty: what is taken back and what comes in its
-      place lie within them. For it, `ceil(rollback / r_b)` rows more are kept of each branch of segments, and `rollback` more of
-      a window.
-
+    - `rollback`: tokens that `crop` can always take back, as speculative decoding does, at most the shortest segment. They are
+      counted from the longest length since the cache was empty. `ceil(rollback / r_b)` rows more are kept of each branch of
+      segments, and `rollback` more of a window.
     - `stored`: None, rows are kept as they are; "bfloat16", beside float32 queries; or "int8", beside all but float64: a row of a
       key/value head as integers and one float32, `row = scale * integers`, `scale = max |row| / 127`. A number of a kept row is
-      off by at most `scale / 2`, in bfloat16 by 2**-8 of itself, and `attend` returns exactly the attention over these rounded
-      keys and values: in prompts and chunks as in steps, nothing else is rounded.
+      off by at most `scale / 2`, in bfloat16 by 2**-8 of itself. `attend` returns exactly the attention over these rounded keys
+      and values.
 
-    All sequences of a batch have the same length: in a row at another place of its segments other heads take part. Give
-    sequences of other lengths a cache of their own. Raises TypeError or ValueError for a pattern or heads that do not fit.
+    All sequences of a batch have the same length; give sequences of other lengths a cache of their own. Raises TypeError or
+    ValueError for a pattern or heads that do not fit.
 
     Example:
 
@@ -102,9 +94,9 @@ class DilatedCache:
         self._step: PreparedStep | None = None
         self._facts: Hashable = None
         self._options: tuple[Any, ...] = ()
-        self._stores: list[BranchRows] = []
+        self._stores: list[BranchStore] = []
         self._period = WHOLE_SEQUENCE if WHOLE_SEQUENCE in lengths else math.lcm(*lengths)
-        """Where all segments begin at once; a row at a multiple of it sees none before."""
+        """Tokens after which all segments begin at once; a row at a multiple of it sees none before."""
 
     @property
     def seen(self) -> int:
@@ -125,10 +117,10 @@ class DilatedCache:
 
     @property
     def allocated_nbytes(self) -> int:
-        """Bytes of the memory that is held for them. It grows with need, and is bounded as they are.
+        """Bytes of the memory that is held for them, which grows with need.
 
-        That of a branch doubles when it is full, up to `ceil(w_b / r_b)` rows a head; `rollback` adds `ceil(rollback / r_b)`.
-        That of a window is at most `window` rows, to a multiple of its rate, `rollback` more, or 64 more where chunks come.
+        A branch doubles it when it is full, up to `ceil(w_b / r_b)` rows a head; `rollback` adds `ceil(rollback / r_b)`. A window
+        has at most `window` rows, to a multiple of its rate, and `rollback` more, or 64 more where chunks come.
         """
         return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
 
@@ -146,18 +138,15 @@ class DilatedCache:
         softcap: float | None = None,
         backend: str | Sequence[str] | None = None,
     ) -> Tensor:
-        """What the next rows get, `(batch, rows, heads, head_dim)` like `query`; their keys and values are remembered.
+        """Attend with the next rows, `(batch, rows, heads, head_dim)` like `query`; remember their keys and values.
 
         - `query` `(batch, rows, heads, head_dim)`, `key` and `value` `(batch, rows, kv_heads, head_dim)`: one row, or a chunk of
           any length, such as a prompt. The last dimension is contiguous.
-        - `sink`, `scale`: those of `dilated_attention`, which computes a prompt, by `backend` if it is given. The first rows are
-          one, and with segments alone a chunk that begins where all of them do. Of other rows up to four are computed one by one,
-          each in one call of a kernel (`Backend.attend_stored`), and more in plain torch; so are those for which a `backend` is
-          asked that has no such kernel (`Limits.stored`).
-
-        - `bias`, `softcap`: those of `dilated_attention`, the same at each call; positions count from the first row that it has
-          seen. Of coordinates, those of all rows up to the last of these are given, `(batch, seen + rows, 1 to 3)`: the cache
-          keeps none. A grid has at least as many tokens.
+        - `sink`, `scale`: those of `dilated_attention`, which computes a prompt, by `backend` if it is given: the first rows, and
+          with segments alone a chunk that begins where all of them do. Up to four other rows are computed one by one, each in one
+          call of a kernel (`DecodingBackend.attend_stored`); more in plain torch, as with a `backend` without such a kernel.
+        - `bias`, `softcap`: those of `dilated_attention`, the same at each call; positions count from the first row seen.
+          Coordinates are those of all rows so far and these, `(batch, seen + rows, 1 to 3)`. A grid has at least as many tokens.
 
         There are no gradients. Raises TypeError or ValueError for arguments that do not fit each other or the rows before; the
         cache is then as it was.
@@ -167,36 +156,36 @@ class DilatedCache:
             if sink is not None:
                 check_sink(sink, query)
             check_no_gradient(query, key, value, sink)
-            return self._next(again, NewRow(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), sink, None))
+            return self._next(again, (query.resolve_neg(), key.resolve_neg(), value.resolve_neg()), sink, None)
         layout = self._checked(query, key, value, sink)
         changed = scores_of(bias, softcap, query, self.pattern, layout.kv_heads, self._seen + query.shape[1])
         check_no_gradient(query, key, value, sink, changed.tensors[0])
-        query, key, value = map(resolved, (query, key, value))
-        factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
-        check_scale(factor, name_of(query.dtype))
-        self._check_backend(query, key, factor, changed, backend)
-        step = self._prepared(layout, factor, changed, backend) if query.shape[1] <= FEW_ROWS else None
+        query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()  # kernels of a step read memory
+        scores = ScoreOptions(query.shape[-1] ** -0.5 if scale is None else real("scale", scale), changed, sink)
+        check_scale(scores.scale, name_of(query.dtype))
+        self._check_backend(query, key, scores, backend)
+        step = self._prepared(layout, query, key, scores, backend) if query.shape[1] <= FEW_ROWS else None
         if self._layout != layout:  # nothing has been seen
             self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
         self._facts, self._options = key_of(INPUTS, (query, key, value)), options
         if step is not None and query.shape[1] == 1:
-            return self._next(step, NewRow(query, key, value, sink, changed.bias))
+            return self._next(step, (query, key, value), sink, changed.bias)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         start, total = 0, query.shape[1]
         while start < total:
             one_by_one = step is not None and not self._fresh(total - start)
-            rows = slice(start, start + (1 if one_by_one else self._at_once(total - start, layout)))
-            parts = query[:, rows], key[:, rows], value[:, rows]
+            part = slice(start, start + (1 if one_by_one else self._at_once(total - start, layout)))
+            rows = query[:, part], key[:, part], value[:, part]
             if step is not None and one_by_one:
-                out[:, rows] = self._next(step, NewRow(*parts, sink, changed.bias))
+                out[:, part] = self._next(step, rows, sink, changed.bias)
             else:
-                out[:, rows] = self._attended(*parts, factor, changed, sink, backend)
-                self._see(rows.stop - start)
-            start = rows.stop
+                out[:, part] = self._attended(rows, scores, layout, backend)
+                self._see(part.stop - start)
+            start = part.stop
         return out
 
     def _again(self, query: Tensor, key: Tensor, value: Tensor, options: tuple[Any, ...]) -> PreparedStep | None:
-        """What was chosen for the row before, if the next one has its facts and its options, and the choice would be the same."""
+        """Return the step of the row before, if the next one has its facts and its options, and the choice would be the same."""
         step = self._step
         if step is None or not self._seen or not self._are_as_before(query, key, value) or query.shape[1] != 1:
             return None
@@ -207,9 +196,9 @@ class DilatedCache:
         as_chosen = requested_backends(options[-1]) == step.facts.asked and state() == step.facts.state
         return step if as_chosen else None
 
-    def _next(self, step: PreparedStep, new: NewRow) -> Tensor:
-        """One row, in one call of a kernel."""
-        out = step.attend(self._stores, self._seen, new, self._once(new.query, new.key))
+    def _next(self, step: PreparedStep, rows: Rows, sink: Tensor | None, bias: LoweredBias | None) -> Tensor:
+        """Attend with one row of each sequence, in one call of a kernel."""
+        out = step.attend(self._stores, self._seen, rows, sink, bias)
         self._see(1)
         return out
 
@@ -217,25 +206,22 @@ class DilatedCache:
         self._seen += count
         self._longest = max(self._longest, self._seen)
 
-    def _once(self, query: Tensor, key: Tensor) -> Heads | None:
-        """The heads, where a key that several branches show counts once."""
-        return self.pattern.among(query.shape[2], key.shape[2]) if self.pattern.overlap == "once" else None
-
     def _prepared(
-        self, layout: Layout, scale: float, changed: Scores, backend: str | Sequence[str] | None
+        self, layout: Layout, query: Tensor, key: Tensor, scores: ScoreOptions, backend: str | Sequence[str] | None
     ) -> PreparedStep | None:
-        """What was chosen for steps, whose choice is made anew where a fact of it has changed."""
-        facts = StepFacts(layout, scale, changed.softcap, changed.form, requested_backends(backend), state())
+        """Return the step of these facts; select a backend again if one of them has changed."""
+        chosen_by = requested_backends(backend), state()
+        facts = StepFacts(layout, scores.scale, scores.changed.softcap, scores.changed.form, *chosen_by)
         if self._step is None or self._step.facts != facts:
-            self._step = prepare(facts, self.pattern)
+            self._step = prepare(facts, query, key, self.pattern)
         return self._step
 
     def crop(self, length: int) -> None:
         """Forget all tokens but the first `length`, as if the others had never been seen.
 
-        To `rollback` tokens before the longest length there has been, or less far, this is always possible, in one step or
-        several with other rows between them; further only where no key would be needed that is not kept any more: within the
-        open segment of each branch, or where one begins. Raises ValueError where it is not; the cache is then as it was.
+        This is always possible to `rollback` tokens before the longest length there has been, in one step or several with other
+        rows between them. Further back it needs keys that are still kept: within the open segment of each branch, or where one
+        begins. Raises ValueError where it is not possible; the cache is then as it was.
         """
         length = integer("length", length, at_least=0)
         if length > self._seen:
@@ -251,7 +237,7 @@ class DilatedCache:
         self._seen, self._longest = length, self._longest if length else 0
 
     def _way_to(self, length: int) -> str:
-        """What to do for a cache that can go back to `length`."""
+        """Return the way to a cache that can go back to `length`."""
         if (needed := self._longest - length) <= self._most_rollback:
             return f"a cache with rollback={needed} does"
         return f"rollback can be {self._most_rollback} at most, so attend to the tokens again, or keep a copy (copy.deepcopy)"
@@ -273,11 +259,11 @@ class DilatedCache:
         self._layout, self._facts = replace(self._layout, batch=len(chosen)), None
 
     def state_dict(self) -> CacheState:
-        """A copy of all that is kept, in plain values and tensors, for `load_state_dict` or `torch.save`."""
+        """Copy all that is kept to plain values and tensors, for `load_state_dict` or `torch.save`."""
         return state_of(self.pattern, self.kv_heads, self._layout, self.rollback, self.stored, self._seen, self._stores)
 
     def load_state_dict(self, state: CacheState) -> None:
-        """Take over a copy of what `state_dict` of a cache of the same pattern, `kv_heads` and `rollback` returned.
+        """Restore a copy of a `state_dict` of a cache of the same pattern, `kv_heads` and `rollback`.
 
         Raises TypeError or ValueError for anything else, and leaves the cache as it was.
         """
@@ -285,20 +271,18 @@ class DilatedCache:
         self._facts = None
         self._longest = max((store.latest for store in self._stores), default=0)
 
-    def _check_backend(
-        self, query: Tensor, key: Tensor, scale: float, changed: Scores, backend: str | Sequence[str] | None
-    ) -> None:
+    def _check_backend(self, query: Tensor, key: Tensor, scores: ScoreOptions, backend: str | Sequence[str] | None) -> None:
         """Raise, before anything is kept, for an unknown one, or if none can compute those of the rows that need one."""
         before = -self._seen % self._period
         needed = query.shape[1] - before > 1
         if needed or backend is not None:
             requested = requested_backends(backend)
         if needed and query.numel():
-            prompt = Problem.of(query[:, before:], key, self.pattern, is_causal=True, scale=scale)
-            select(replace(prompt, softcap=changed.softcap, bias=changed.form), requested)
+            prompt = Problem.of(query[:, before:], key, self.pattern, is_causal=True, scale=scores.scale)
+            select(replace(prompt, softcap=scores.changed.softcap, bias=scores.changed.form), requested)
 
     def _at_once(self, rows: int, layout: Layout) -> int:
-        """How many of the next `rows` rows are taken together."""
+        """Return how many of the next `rows` rows are taken together."""
         if self._fresh(rows):
             return rows
         rows = min(rows, *(store.at_once(self._seen) for store in self._stores))
@@ -306,34 +290,28 @@ class DilatedCache:
         return min(rows, max(1, _MOST_SCORES // max(1, columns * layout.batch * layout.heads)))
 
     def _fresh(self, rows: int) -> bool:
-        """Whether these rows see none of those before, and are worth a kernel."""
+        """True if these rows see none of those before, and are worth a kernel."""
         return rows > 1 and self._seen % self._period == 0
 
-    def _attended(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        changed: Scores,
-        sink: Tensor | None,
-        backend: str | Sequence[str] | None,
-    ) -> Tensor:
+    def _attended(self, rows: Rows, scores: ScoreOptions, layout: Layout, backend: str | Sequence[str] | None) -> Tensor:
+        """Attend with a chunk: by the operator if it is fresh."""
+        query, key, value = rows
         if not self._fresh(count := query.shape[1]):
-            return attend_chunk(self._stores, self._seen, (query, key, value), scale, changed, sink, self._once(query, key))
-        dtype, stored = query.dtype, self._stores[0].rows.dtype
-        kept = encoded(key, stored), encoded(value, stored)
+            return attend_chunk(self._stores, self._seen, rows, scores, shared_heads(self.pattern, layout))
+        dtype, stored = layout.dtype, layout.stored
+        new = encoded(key, stored), encoded(value, stored)
         if stored != dtype:  # halves would round the kept rows once more
-            query, key, value = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in kept)
-        own = changed.of_rows(slice(self._seen, self._seen + count))
-        factor, call = encode_arguments(query, key, value, self.pattern, True, scale, backend, scores=own)
-        out: Tensor = attend(query, key, value, None, factor, call, sink, *further_arguments(0.0, scores=own))[0]
+            query, key, value = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in new)
+        changed = scores.changed.of_rows(slice(self._seen, self._seen + count))
+        factor, call = encode_arguments(query, key, value, self.pattern, True, scores.scale, backend, scores=changed)
+        arguments = query, key, value, None, factor, call, scores.sink, *further_arguments(0.0, scores=changed)
+        out: Tensor = attend(*arguments)[0]
         for store in self._stores:
-            store.append_last(self._seen + count, *kept)
+            store.append_last(self._seen + count, *new)
         return out.to(dtype)
 
     def _checked(self, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Layout:
-        """The layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
+        """Return the layout of a call. Raises TypeError or ValueError if it does not fit that of the cache."""
         if torch._C._are_functorch_transforms_active():
             raise ValueError("a cache cannot keep the rows of vmap and other transforms; make the mapped dimension a batch")
         if self._seen and self._layout is not None and self._are_as_before(query, key, value):
@@ -360,18 +338,18 @@ class DilatedCache:
         return layout
 
     def _are_as_before(self, *rows: Tensor) -> bool:
-        """Whether these have the facts of the last rows, and so fit each other and the cache."""
+        """True if these have the facts of the last rows, and so fit each other and the cache."""
         for x in rows:
             if type(x) is not Tensor:
                 return False
         return key_of(INPUTS, rows) == self._facts
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was chosen for steps: a copy chooses for itself."""
+        """Leave out the step: a copy selects a backend for itself."""
         return {**self.__dict__, "_step": None, "_facts": None}
 
     def __copy__(self) -> DilatedCache:
-        """A cache of its own: rows that one is given are not the other's."""
+        """Copy deeply: rows that one is given are not the other's."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:

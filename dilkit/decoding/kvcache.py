@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, real
-from dilkit.decoding.gradients import check_no_gradient
+from dilkit.decoding.layout import check_no_gradient
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
 from dilkit.op.kvcache import check_tensors, last_rows

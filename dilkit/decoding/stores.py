@@ -1,37 +1,44 @@
-"""What a cache keeps for each branch of a pattern, by the forms that show it."""
+"""Stores of a `DilatedCache`, one for each branch of a pattern: opened by the forms that show it, saved and loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
-from dilkit.decoding.branch_rows import BranchRows
-from dilkit.decoding.global_rows import GlobalRows
-from dilkit.decoding.layout import Layout
-from dilkit.decoding.recent import RecentRows
-from dilkit.decoding.segment import OpenSegment
+import torch
+from torch import Tensor
+
+from dilkit.checks import integer, one_of
+from dilkit.decoding.branch_store import BranchStore
+from dilkit.decoding.global_store import GlobalStore
+from dilkit.decoding.layout import Layout, name_of, width_of
+from dilkit.decoding.segment_store import SegmentStore
+from dilkit.decoding.window_store import WindowStore
+from dilkit.op.boundary import check_memory
 from dilkit.pattern import WHOLE_SEQUENCE, Branch, Pattern, PatternError
 from dilkit.pattern.heads import Heads
-from dilkit.pattern.lowering import Form, Global, Segments, forms_of
+from dilkit.pattern.lowering import Band, Form, Global, Segments, forms_of
+from dilkit.problem import DTYPES, STORED
+
+Stores = list[BranchStore]
+"""A store for each branch of a pattern."""
 
 
-def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> list[BranchRows]:
-    """One for each branch, with nothing in it."""
+def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> Stores:
+    """Make a store for each branch, with nothing in it."""
     given = pattern.among(layout.heads, layout.kv_heads)
-    return [_store(branch, _forms(branch, given), given, layout, rollback) for branch in pattern.branches]
+    return [_open_store(branch, given, layout, rollback) for branch in pattern.branches]
 
 
-def _forms(branch: Branch, given: Heads) -> list[Form]:
-    """None where they would be those of one length: the sequence grows, and rows are held against what the branch says."""
-    return [] if branch.is_evaluated else forms_of(branch, given, WHOLE_SEQUENCE)
-
-
-def _store(branch: Branch, forms: Sequence[Form], given: Heads, layout: Layout, rollback: int) -> BranchRows:
+def _open_store(branch: Branch, given: Heads, layout: Layout, rollback: int) -> BranchStore:
+    # forms of an evaluated branch are those of one length: the sequence grows, so rows are held against the branch itself
+    forms = [] if branch.is_evaluated else forms_of(branch, given, WHOLE_SEQUENCE)
     only = forms[0] if len(forms) == 1 and forms[0].without_rows is None else None
     if isinstance(only, Segments) and only.shares_offsets(given.group):
-        return OpenSegment(branch, only, layout, rollback)
+        return SegmentStore(branch, only, layout, rollback)
     if isinstance(only, Global) and (len(only.rows) == 0 or only.rows is only.columns):
-        return GlobalRows(branch, only, given, layout, rollback)
-    return RecentRows(branch, forms, given, layout, rollback)
+        return GlobalStore(branch, only, given, layout, rollback)
+    return WindowStore(branch, forms, given, layout, rollback)
 
 
 def check_decodable(pattern: Pattern) -> None:
@@ -46,3 +53,167 @@ def check_decodable(pattern: Pattern) -> None:
                 f"{branch.call()}: what a token of a {branch.kind} sees is defined for a whole grid, and a sequence that grows "
                 "is none before its last token; DilatedCache takes windows, segments, global tokens, strides and blocks"
             )
+
+
+def kept_count(pattern: Pattern, seq: int, kv_heads: int) -> Tensor:
+    """Count the branches in which some row after i sees key j <= i, from the definition alone; int32 `(kv_heads, seq, seq)`.
+
+        kept[g, i, j] = number of branches in which a row i' > i of head g sees j <= i
+
+    Of blocks, all keys are. For small `seq`, to be looked at. Ranges of heads are not taken into account. Raises `PatternError`
+    for heads that do not fit, and for a neighborhood, which `DilatedCache` does not take.
+
+        >>> from dilkit import Pattern
+        >>> from dilkit.decoding.stores import kept_count
+        >>> kept_count(Pattern([4], [2]), 6, 1)[0].tolist()  # token 2 is the last that a segment keeps
+        [[1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 0]]
+    """
+    check_decodable(pattern)
+    pattern.check_heads(kv_heads, kv_heads)
+    token = torch.arange(seq, device="cpu")
+    total = torch.zeros(kv_heads, seq, seq, dtype=torch.int32, device="cpu")
+    for branch in pattern.branches:
+        for form in forms_of(branch.of_heads(None), pattern.among(kv_heads, kv_heads), seq):
+            total += _seen_after(form, token) & (token <= token[:, None])
+    return total
+
+
+def _seen_after(form: Form, token: Tensor) -> Tensor:
+    """True where a row after i sees j <= i: bool `(kv_heads or 1, seq, seq)`."""
+    if isinstance(form, Segments):
+        place, segment = token % form.length, token // form.length
+        offset = torch.tensor(form.offsets, device="cpu")[:, None, None]
+        last = form.length - 1 - (form.length - 1 - offset) % form.rate
+        return (segment[:, None] == segment) & (place[:, None] < last) & (place % form.rate == offset)
+    if isinstance(form, Band):
+        return (token[:, None] + 1 - token <= form.back)[None]
+    if not isinstance(form, Global):
+        return torch.ones(1, len(token), len(token), dtype=torch.bool, device="cpu")
+    rows, columns = (torch.from_numpy(runs) for runs in (form.rows, form.columns))
+    is_global = ((columns[:, :1] <= token) & (token < columns[:, 1:])).any(0)
+    seeing_all = (token < rows.max() - 1)[:, None] if len(rows) else torch.zeros(len(token), 1, dtype=torch.bool, device="cpu")
+    return (is_global | seeing_all)[None]
+
+
+class _RequiredState(TypedDict):
+    pattern: str
+    kv_heads: int
+    heads: int
+    rollback: int
+    seen: int
+    rows: list[Tensor]
+    saved: list[Tensor]
+    since: list[int]
+    latest: list[int]
+
+
+class CacheState(_RequiredState, total=False):
+    """Cache as plain values and tensors, which `torch.save` writes and `torch.load(..., weights_only=True)` reads.
+
+    `pattern` is JSON; `rows`, `saved`, `since` and `latest` have an entry for each branch. `stored`: the dtype of the rows, where
+    that of the queries, `dtype`, is another; without both they are the same.
+    """
+
+    stored: str
+    dtype: str
+
+
+def state_of(
+    pattern: Pattern, kv_heads: int, layout: Layout | None, rollback: int, stored: str | None, seen: int, stores: Stores
+) -> CacheState:
+    """Return the state of a cache; its tensors are copies."""
+    state = CacheState(
+        pattern=pattern.to_json(),
+        kv_heads=kv_heads,
+        heads=0 if layout is None else layout.heads,
+        rollback=rollback,
+        seen=seen,
+        rows=[store.rows.clone() for store in stores],
+        saved=[store.saved.clone() for store in stores],
+        since=[store.since for store in stores],
+        latest=[store.latest for store in stores],
+    )
+    if stored is not None and layout is not None:
+        state["stored"], state["dtype"] = stored, name_of(layout.dtype)
+    return state
+
+
+def loaded(
+    state: CacheState, pattern: Pattern, kv_heads: int, rollback: int, stored: str | None
+) -> tuple[int, Layout | None, Stores]:
+    """Return tokens seen, layout and stores. Raises TypeError or ValueError for anything but a state of such a cache."""
+    _check_names(state)
+    _check_same(state, pattern, kv_heads, rollback, stored)
+    seen, heads = integer("state: seen", state["seen"], at_least=0), integer("state: heads", state["heads"], at_least=0)
+    layout, stores = None, list[BranchStore]()
+    if seen or heads:
+        layout = _layout(state, integer("state: heads", heads, at_least=1), kv_heads, stored)
+        pattern.check_heads(heads, kv_heads)
+        pattern.check_seq(seen)
+        stores = open_stores(pattern, layout, rollback)
+    parts = [state[name] for name in ("rows", "saved", "since", "latest")]
+    if any(not isinstance(part, list) or len(part) != len(stores) for part in parts):
+        raise ValueError(f"state: rows, saved, since and latest must have an entry for each of the {len(stores)} branches")
+    for store, *saved_parts in zip(stores, *parts, strict=True):
+        _load(store, seen, *saved_parts)
+    return seen, layout, stores
+
+
+def _check_names(state: object) -> None:
+    wanted, optional = CacheState.__required_keys__, CacheState.__optional_keys__
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state is a {type(state).__name__}, not what DilatedCache.state_dict() returns")
+    if state.keys() - optional != wanted:
+        lacking, unknown = (
+            ", ".join(sorted(map(str, names))) for names in (wanted - state.keys(), state.keys() - wanted - optional)
+        )
+        raise TypeError(f"state is not what DilatedCache.state_dict() returns; missing: {lacking}; unknown: {unknown}")
+
+
+def _check_same(state: CacheState, pattern: Pattern, kv_heads: int, rollback: int, stored: str | None) -> None:
+    """Raise TypeError or ValueError unless it is of a cache of the same pattern, heads, rollback and dtype of stored rows."""
+    text = state["pattern"]
+    if not isinstance(text, str):
+        raise TypeError(f"state: pattern is a {type(text).__name__}; the JSON text of a pattern is needed")
+    pairs = dict(pattern=(text, pattern.to_json()), kv_heads=(integer("state: kv_heads", state["kv_heads"]), kv_heads))
+    pairs |= dict(rollback=(integer("state: rollback", state["rollback"]), rollback))
+    if state["heads"]:
+        pairs |= dict(stored=(state.get("stored"), stored))
+    for name, (saved, wanted) in pairs.items():
+        if saved != wanted:
+            raise ValueError(f"state is of a cache with {name}={saved}, but this one has {name}={wanted}")
+
+
+def _layout(state: CacheState, heads: int, kv_heads: int, stored: str | None) -> Layout:
+    rows: Any = state["rows"][0] if isinstance(state["rows"], list) and state["rows"] else None
+    if not _is_plain(rows) or rows.dim() != 5:
+        raise TypeError("state: rows must be plain tensors (2, heads, batch, slots, head_dim)")
+    if (name_of(rows.dtype) not in DTYPES) if stored is None else (name_of(rows.dtype) != stored):
+        raise TypeError(f"state: rows are {rows.dtype}; {stored or 'one of ' + ', '.join(DTYPES)} is needed")
+    dtype: Any = name_of(rows.dtype) if stored is None else state.get("dtype")
+    one_of("state: dtype", dtype, tuple(name for name in DTYPES if stored in (None, *STORED[name])))
+    head_dim = rows.shape[4] - width_of(0, rows.dtype)
+    return Layout(rows.shape[2], heads, kv_heads, head_dim, getattr(torch, dtype), rows.device, rows.dtype)
+
+
+def _load(store: BranchStore, seen: int, rows: Any, saved: Any, since: Any, latest: Any) -> None:
+    """Put a copy of what was kept for a branch into its store, which has nothing in it."""
+    empty = store.rows
+    for name, x in (("rows", rows), ("saved", saved)):
+        if not _is_plain(x) or (x.dtype, x.device) != (empty.dtype, empty.device):
+            raise TypeError(f"state: {name} must be plain tensors of one dtype on one device")
+        if x.dim() != 5 or x.shape != (*empty.shape[:3], x.shape[3], empty.shape[4]):
+            raise ValueError(f"state: {name} has shape {tuple(x.shape)}, which is not what the branch keeps after {seen} tokens")
+        check_memory((f"state: {name}",), (x,))
+    store.since, store.latest = integer("state: since", since, at_least=0), integer("state: latest", latest)
+    if not store.fits(seen, rows.shape[3], saved.shape[3]):
+        raise ValueError(
+            f"state: rows has shape {tuple(rows.shape)}, saved {tuple(saved.shape)}, since={since}, latest={latest}, which "
+            f"is not what the branch keeps after {seen} tokens"
+        )
+    with torch.inference_mode(False):
+        store.rows, store.saved = rows.detach().clone(), saved.detach().clone()
+
+
+def _is_plain(x: object) -> bool:
+    return isinstance(x, Tensor) and not x.is_nested and x.layout is torch.strided

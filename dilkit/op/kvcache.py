@@ -17,9 +17,9 @@ from torch.autograd.graph import increment_version
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.bias.form import LoweredBias
-from dilkit.decoding._last_rows import LastRows, last_rows_of
-from dilkit.decoding.gradients import check_no_gradient
-from dilkit.decoding.step import Step
+from dilkit.decoding._tables import LastRows, last_rows_of
+from dilkit.decoding.layout import check_no_gradient
+from dilkit.decoding.protocol import DecodingBackend, Step, decoding_backend
 from dilkit.inputs import Inputs
 from dilkit.op._facts import key_of, undispatched
 from dilkit.op.boundary import check_returned, check_room, empty_outputs, lse_dtype, span
@@ -49,6 +49,7 @@ NewRows = tuple[Tensor, Tensor] | None
 class OfOneRow(NamedTuple):
     """A step of one row of each sequence over caches, and what says what it sees."""
 
+    backend: DecodingBackend
     problem: Problem
     rows: LastRows
 
@@ -239,7 +240,7 @@ def _attend_stored(
     key, value = (None, None) if new is None else new
     for written in caches if new is not None else ():
         increment_version(written)  # autograd may have kept it for a backward pass, and a kernel's writing is not seen
-    returned = prepared.backend.attend_stored(
+    returned = step.backend.attend_stored(
         Step(query, caches, *tables, key, value, logits, inputs.bias, by_position=True), step.problem
     )
     return _checked_results(prepared, returned, query, (query, *caches))
@@ -290,7 +291,7 @@ def _of_one_row(given: Mapping[str, Tensor], problem: Problem, backend: Backend)
         return None
     strides = caches[0].stride()[:3], caches[1].stride()[:3]
     rows = last_rows_of(problem.forms, problem.heads // problem.kv_heads, problem.kv_heads, strides)
-    return None if rows is None else OfOneRow(step, rows)
+    return None if rows is None else OfOneRow(decoding_backend(backend), step, rows)
 
 
 def _append(cache: Tensor, rows: Tensor, lengths: Tensor) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dilkit import Device, DilatedCache, PagedCache, Pattern, attention_rows, dilated_attention_with_kvcache
-from dilkit.decoding.kept import kept_count
+from dilkit.decoding.stores import kept_count
 from dilkit.device import (
     Capability,
     _cpu_facts,

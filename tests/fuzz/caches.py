@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dilkit import DilatedCache, PagedCache, PoolFullError, dilated_attention_with_kvcache
 from dilkit.bias.base import Bias
-from dilkit.decoding.stored import width_of
+from dilkit.decoding.layout import width_of
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors
 

@@ -14,8 +14,8 @@ import numpy as np
 from helpers import host_compile
 
 from dilkit.backends.tiles.schedule import BRANCH
-from dilkit.decoding.step import Span as StepSpan
-from dilkit.decoding.step import Write
+from dilkit.decoding.protocol import Span as StepSpan
+from dilkit.decoding.protocol import Write
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 ERROR_BYTES = 1024

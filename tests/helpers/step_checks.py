@@ -28,8 +28,7 @@ from helpers.steps import (
 
 from dilkit.backends.reference import Reference
 from dilkit.backends.tiles.backend import StepBackend
-from dilkit.decoding.placed import place
-from dilkit.decoding.step import Span
+from dilkit.decoding.protocol import Span, place
 
 Check = Callable[[StepBackend], object]
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from dilkit import Pattern, Problem
 from dilkit.bias.evaluated import evaluate
 from dilkit.bias.form import BiasForm, LoweredBias
-from dilkit.decoding.placed import PlacedStep, place
-from dilkit.decoding.step import Span, Step, Write, table
-from dilkit.decoding.stored import decoded, encoded, width_of
+from dilkit.decoding.layout import decoded, encoded, width_of
+from dilkit.decoding.protocol import PlacedStep, Span, Step, Write, place, table
 from dilkit.op.boundary import lse_dtype
 from dilkit.problem import STORED
 

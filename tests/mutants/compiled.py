@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         "a row sees global tokens that come after it",
-        "dilkit/decoding/_last_rows.pyx",
+        "dilkit/decoding/_tables.pyx",
         "min(runs[i, 1], last + 1) - runs[i, 0]",
         "runs[i, 1] - runs[i, 0]",
         "tests/core/decoding/test_kvcache.py::test_one_row_is_one_step_where_spans_say_what_it_sees",

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def _matrix(pattern: Pattern, args: argparse.Namespace) -> Tensor:
     if not args.kept:
         return pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
-    from dilkit.decoding.kept import kept_count
+    from dilkit.decoding.stores import kept_count
 
     return kept_count(pattern, args.seq, args.kv_heads or args.heads)
 

@@ -1,4 +1,4 @@
-/* The tables of a step of decoding on the device (`dilkit.decoding.step`), and the stored rows that they lead to.
+/* The tables of a step of decoding on the device (`dilkit.decoding.protocol`), and the stored rows that they lead to.
 
        spans, writes (int64, global) --find_lines, a line a thread--> bits (shared) of those that are of a row and a head
                                                                         |

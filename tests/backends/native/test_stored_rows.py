@@ -10,8 +10,8 @@ from helpers.steps import FORMS, StepCase, agree, check_that_nothing_is_seen, ex
 from dilkit.backends.native import _native
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
-from dilkit.decoding.step import Span, Step, table
-from dilkit.decoding.stored import encoded, width_of
+from dilkit.decoding.layout import encoded, width_of
+from dilkit.decoding.protocol import Span, Step, table
 from dilkit.problem import DTYPES, STORED, Problem
 from dilkit.threads import torch_threads
 

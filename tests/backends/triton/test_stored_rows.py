@@ -22,8 +22,7 @@ from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.launch import DeviceLauncher, kernel
 from dilkit.backends.triton.sizes import HEAD_DIMS, RESIDENT_WARPS, Sizes, step_sizes
 from dilkit.bias.form import BiasForm
-from dilkit.decoding.placed import place
-from dilkit.decoding.step import Span
+from dilkit.decoding.protocol import Span, place
 
 
 def pose(**fields: Any) -> Problem:

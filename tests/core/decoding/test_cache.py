@@ -46,7 +46,7 @@ def tensors(kv_heads: int, heads: int = 6, seq: int = SEQ) -> tuple[Tensor, Tens
 
 
 def decoded(cache: DilatedCache, rows: tuple[Tensor, ...], cuts: Iterable[int], **options: Any) -> Tensor:
-    """What the cache gives for chunks of `rows` that end at `cuts`, from what it has seen on."""
+    """Attend with the rows to come, in chunks that end at `cuts`."""
     return torch.cat([cache.attend(*(x[:, cache.seen : cut] for x in rows), **options) for cut in cuts], 1)
 
 

@@ -34,7 +34,7 @@ from dilkit import (
     SlidingWindow,
     Strided,
 )
-from dilkit.decoding.kept import kept_count
+from dilkit.decoding.stores import kept_count
 from dilkit.oracle import oracle_attention
 from dilkit.pattern import Branch
 from dilkit.pattern.checks import WHOLE_SEQUENCE
@@ -135,7 +135,7 @@ def tensors(kv_heads: int, heads: int = 6, seq: int = SEQ) -> tuple[Tensor, Tens
 
 
 def decoded(cache: DilatedCache, rows: tuple[Tensor, ...], cuts: Iterable[int]) -> Tensor:
-    """What the cache gives for chunks of `rows` that end at `cuts`, from what it has seen on."""
+    """Attend with the rows to come, in chunks that end at `cuts`."""
     return torch.cat([cache.attend(*(x[:, cache.seen : cut] for x in rows)) for cut in cuts], 1)
 
 
@@ -226,5 +226,5 @@ def test_strides_and_blocks_keep_all_rows_a_whole_sequence_one_in_r_and_a_step_o
     assert whole.allocated_nbytes <= 2 * whole.nbytes
     cache = DilatedCache(Pattern.of(Strided(7)), 3)
     decoded(cache, tensors(3), [SEQ])
-    (block,) = cache._stores[0].extend(SEQ, torch.zeros(2, BATCH, 1, 3, HEAD_DIM))
+    (block,) = cache._stores[0].extend(SEQ, torch.zeros(2, 3, BATCH, 1, HEAD_DIM))
     assert list(block.keys) == list(range(SEQ % 7, SEQ + 1, 7))

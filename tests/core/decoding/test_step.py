@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.fakes import Fake, registered
 from helpers.on_host import FP32, OnHost
 from helpers.steps import PAGED, StepCase, in_pages, make_step
 from torch import Tensor
 
-from dilkit import Limits, Problem
+from dilkit import DilatedCache, Limits, Pattern, Problem
 from dilkit.backend import Backend
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.backends.triton.backend import TritonTiles
-from dilkit.decoding.step import Span, Step, Write
+from dilkit.decoding.protocol import Span, Step, Write
 
 CASE = StepCase(bias="coordinates", seed=1)
 BACKENDS = [Native(), Reference(), OnHost(FP32), TritonTiles()]
@@ -163,15 +165,20 @@ def test_a_table_that_leads_astray_is_refused(backend: Backend, change: Callable
 
 
 def test_backends_say_which_stored_rows_they_attend_to() -> None:
-    def refusals(limits: Limits, **fields: Any) -> list[str]:
-        return [
-            str(refusal)
-            for refusal in limits.refusals(Problem(pattern=CASE.problem.pattern, seq=1, heads=1, head_dim=8, **fields))
-        ]
+    def refusals(limits: Limits, stored: str) -> list[str]:
+        return [str(refusal) for refusal in limits.refusals(replace(CASE.problem, stored=stored, bias=None))]
 
-    assert refusals(Limits(), stored="float32") == ["stored rows float32: attends to no stored rows"]
+    assert refusals(Limits(), "float32") == ["stored rows float32: attends to no stored rows"]
     some = Limits(stored=frozenset({"float32"}))
-    assert refusals(some, stored="int8") == ["stored rows int8: attends to stored rows of float32"]
-    assert refusals(some, stored="float32") == []
+    assert refusals(some, "int8") == ["stored rows int8: attends to stored rows of float32"]
+    assert refusals(some, "float32") == []
     with pytest.raises(ValueError, match="stored='int8' is not known; choose from '', 'float64'"):
         Problem(pattern=CASE.problem.pattern, seq=1, heads=1, head_dim=8, dtype="float64", stored="int8")
+
+
+def test_a_backend_that_states_stored_rows_has_steps() -> None:
+    cache, row = DilatedCache(Pattern([4], [2]), kv_heads=1), torch.ones(1, 1, 1, 8)
+    stating = Fake("stating", -1, Limits(stored=frozenset({"float32"})))
+    with registered(stating), pytest.raises(NotImplementedError, match=r"'stating' states stored rows .* no attend_stored"):
+        cache.attend(row, row, row, backend="stating")
+    assert cache.seen == 0

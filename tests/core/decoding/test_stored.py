@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit import DilatedCache, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
-from dilkit.decoding.stored import decoded, encoded
+from dilkit.decoding.layout import decoded, encoded
 from dilkit.oracle import oracle_attention
 
 MIX = Pattern.of(SlidingWindow(5), Strided(4), DilatedSegment(8, 2), GlobalTokens(3))

@@ -25,7 +25,7 @@ from dilkit import (
     ordered_dilated_attention,
 )
 from dilkit.comm import PlanMismatch, exchange_plan, ring_dilated_attention, run_threads
-from dilkit.decoding.kept import kept_count
+from dilkit.decoding.stores import kept_count
 from dilkit.pattern import BlockLayout
 from dilkit.selector import NoBackendError
 from dilkit.sparse import top_k_blocks

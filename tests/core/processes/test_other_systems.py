@@ -133,7 +133,7 @@ def test_what_is_built_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize", lambda given, **_: given):
         found = list(runpy.run_path("setup.py")["extensions"]())
     names = "_cache op._facts orders._locality backends.tiles._tiles comm.passes._rows decoding._checked decoding._kept_tokens"
-    names += " decoding._last_rows decoding._tables decoding.paged._spans decoding.paged._stream"
+    names += " decoding._pages decoding._tables"
     assert {extension.name for extension in found} == {f"dilkit.{name}" for name in names.split()}
     assert not any(x.extra_compile_args or x.extra_link_args or len(x.sources) != 1 for x in found)
 

@@ -21,7 +21,7 @@ from dilkit import Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.bias.form import BiasForm
-from dilkit.decoding.step import Step
+from dilkit.decoding.protocol import Step
 from dilkit.inputs import Inputs
 from dilkit.pattern import Branch
 from dilkit.selection import proof, proving

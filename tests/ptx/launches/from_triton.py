@@ -25,7 +25,7 @@ from dilkit.backends.tiles.steps import counts_of
 from dilkit.backends.triton.backend import TritonTiles
 from dilkit.backends.triton.launch import DeviceLauncher
 from dilkit.backends.triton.sizes import Sizes
-from dilkit.decoding.placed import PlacedStep
+from dilkit.decoding.protocol import PlacedStep
 from dilkit.device import Capability
 from dilkit.problem import Problem
 

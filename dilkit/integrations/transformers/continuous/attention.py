@@ -24,10 +24,8 @@ from torch import Tensor
 from dilkit.compiler import not_compiled
 from dilkit.decoding._kept_tokens import KeptTokens, kept_tokens
 from dilkit.decoding.layout import Layout
-from dilkit.decoding.paged.call import Call, check_rows
-from dilkit.decoding.paged.prompts import Prompt, attend_prompts
-from dilkit.decoding.paged.spans import unseen_of
-from dilkit.decoding.step import Span, Step, Write, table
+from dilkit.decoding.paged_attention import Prompt, attend_prompts, check_rows, on_device, prepare_call, unseen_of
+from dilkit.decoding.protocol import Span, Step, Write, table
 from dilkit.decoding.stores import check_decodable
 from dilkit.integrations.transformers.continuous.batch import BatchSequence, LayerBatch
 from dilkit.integrations.transformers.patterns import is_of_windows
@@ -95,7 +93,7 @@ def attend_batch(
     check_rows(rows, pattern, layout, call["sink"])
     tables = BatchTables.of(batch, pattern, layout, query.shape[1])
     pattern.check_seq(tables.most)
-    own = Call.of(rows, pattern, layout, tables.most, dict(bias=None, backend=None, **call))
+    own = prepare_call(rows, pattern, layout, tables.most, bias=None, backend=None, **call)
     if len(tables.spans):
         step = tables.step(query, (*batch.pool, *rows[1:]), own.sink)
         out = own.backend.attend_stored(step, own.problem)[0]
@@ -142,12 +140,9 @@ class BatchSpans:
             token = sequence.before + row - sequence.rows.start
             for one in self._kept:
                 if indices := one.seen(token):
-                    tokens = self._on_device(one.tokens(indices))
+                    tokens = on_device(one.tokens(indices), self.layout.device)
                     hidden = unseen_of(one, token, tokens, self._given, self._once, self.layout.device)
                     self._see(sequence, row, one, tokens, hidden)
-
-    def _on_device(self, tokens: range | NDArray[np.int64]) -> range | Tensor:
-        return tokens if isinstance(tokens, range) else torch.from_numpy(tokens).to(self.layout.device)
 
     def _see(self, sequence: BatchSequence, row: int, kept: KeptTokens, tokens: range | Tensor, hidden: Tensor | None) -> None:
         width = self.layout.kv_heads * self.layout.head_dim

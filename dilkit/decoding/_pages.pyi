@@ -1,9 +1,11 @@
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dilkit.decoding._kept_tokens import KeptTokens
-from dilkit.decoding.paged.pool import PagePool
+from dilkit.decoding.pages import PagePool
 
 class Stream:
     kept: KeptTokens
@@ -20,6 +22,16 @@ class Stream:
     def clear(self) -> None: ...
     def fork(self) -> Stream: ...
     def put(self, first: int, key: Tensor, value: Tensor) -> None: ...
+
+class SpanTables:
+    spans: NDArray[np.int64]
+    writes: NDArray[np.int64]
+    pages: NDArray[np.int64]
+
+    def __init__(self, page: int, once: bool) -> None: ...
+    def add(self, streams: tuple[Stream, ...], token: int, row: int, count: int) -> list[tuple[int, Stream, int]]: ...
+    def place(self, span: int, positions: int) -> None: ...
+    def leave_out(self, span: int, unseen: int) -> None: ...
 
 def pages_for(streams: Sequence[Stream], stop: int) -> int: ...
 def forget_before(streams: Sequence[Stream], row: int) -> None: ...

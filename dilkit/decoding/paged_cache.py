@@ -1,9 +1,10 @@
-"""`PagedCache`: what decoding has to remember of many sequences, in one pool of fixed bytes."""
+"""`PagedCache`: the keys and values that many sequences still need, in one pool of fixed bytes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,13 +12,18 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import integer, integers, one_of, shown
 from dilkit.decoding._kept_tokens import kept_tokens
-from dilkit.decoding.layout import Layout
-from dilkit.decoding.paged._stream import Stream
-from dilkit.decoding.paged.call import Call, Piece, Rows, check_rows, ends_of
-from dilkit.decoding.paged.pool import PagePool
-from dilkit.decoding.paged.prompts import Prompt, attend_prompts
-from dilkit.decoding.paged.sequence import SequenceRows
-from dilkit.decoding.paged.spans import PagedSpans
+from dilkit.decoding._pages import Stream
+from dilkit.decoding.layout import Layout, name_of
+from dilkit.decoding.paged_attention import (
+    PackedCall,
+    PagedSpans,
+    Prompt,
+    Rows,
+    attend_prompts,
+    check_rows,
+    prepare_call,
+)
+from dilkit.decoding.pages import PagePool, SequenceRows
 from dilkit.decoding.stores import check_decodable
 from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
@@ -26,15 +32,24 @@ from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import DTYPES, STORED
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one sequence in a call; `is_prompt`: they see none of those before, and are worth a kernel of their own."""
+
+    sequence: SequenceRows
+    rows: slice
+    count: int
+    is_prompt: bool
+
+
 class PagedCache:
-    """The keys and values that later rows of causal sequences can still see, in pages of one pool, and attention over them.
+    """Keys and values that later rows of causal sequences can still see, in pages of one pool, and attention over them.
 
         attend: row t of sequence s gets  dilated_attention(all q, k, v of s, pattern, is_causal=True)[t]
 
     Sequences come and go, each of its own length. A call takes new rows of any of them: whole prompts, chunks and single steps
-    beside one another. What is kept of a sequence is what a `DilatedCache` keeps, in pages: rows come at the end of a queue of
-    pages, and pages that no later row sees go back to the pool. A sequence that was forked shares the pages until one of both
-    writes to them.
+    beside one another. The rows that a `DilatedCache` would keep are in pages: new ones come at the end of a queue, and pages
+    that no later row sees go back to the pool. A forked sequence shares its pages until one of both writes to them.
 
     - `pattern`: as of `DilatedCache`. `heads`, `kv_heads`, `head_dim`: sizes of the rows, in `dtype` on `device`.
     - `nbytes`: bytes of the pool, at least a page; none are allocated later. A call that needs more than is free raises
@@ -100,19 +115,19 @@ class PagedCache:
 
     @property
     def sequences(self) -> tuple[int, ...]:
-        """The numbers of those that there are, in the order in which they came."""
+        """Numbers of all sequences, in the order in which they came."""
         return tuple(self._sequences)
 
     def seen(self, sequence: int) -> int:
-        """Tokens of a sequence so far. Raises TypeError or ValueError for one that there is not, as all methods do."""
+        """Return the tokens of a sequence so far. Raises TypeError or ValueError for an unknown one, as all methods do."""
         return self._of(sequence).seen
 
     def add(self) -> int:
-        """The number of a new sequence, which has no tokens yet and takes no pages."""
+        """Return the number of a new sequence, which has no tokens yet and takes no pages."""
         return self._number(SequenceRows([Stream(kept, self.pool, self.layout.width) for kept in self._kept], self.rollback))
 
     def fork(self, sequence: int) -> int:
-        """The number of a new sequence with the tokens of this one, in the same pages."""
+        """Return the number of a new sequence with the tokens of this one, in the same pages."""
         return self._number(self._of(sequence).fork())
 
     def drop(self, sequence: int) -> None:
@@ -165,63 +180,72 @@ class PagedCache:
         softcap: float | None = None,
         backend: str | Sequence[str] | None = None,
     ) -> Tensor:
-        """What the next rows of these sequences get, `(rows, heads, head_dim)` like `query`; their keys and values are kept.
+        """Attend with the next rows of these sequences, `(rows, heads, head_dim)` like `query`; keep their keys and values.
 
         - `query` `(rows, heads, head_dim)`, `key` and `value` `(rows, kv_heads, head_dim)`: first the rows of `sequences[0]`,
           `counts[0]` of them, then those of the next, as in `dilated_attention_varlen`. Without `counts` one a sequence. A
-          sequence is named once; one that is not named waits.
+          sequence is named once.
         - `sink`, `scale`, `bias`, `softcap`: those of `dilated_attention`, the same at each call; a bias goes by the places of
           tokens in their sequence, not by coordinates.
 
-        Rows that see none before them, such as a prompt, are computed together as packed sequences. All others get one
-        call, row by row, against the pages. While that is computed a chunk takes pages for all its rows. There are no gradients.
+        Rows that see none before them, such as a prompt, are computed together as packed sequences, all others in one step
+        against the pages, for which a chunk takes pages for all its rows. There are no gradients.
 
         Raises TypeError or ValueError for arguments that do not fit, `PoolFullError` where pages lack, `NoBackendError` where
         nobody can compute it; the cache is then as it was.
         """
         rows = query, key, value
         check_rows(rows, self.pattern, self.layout, sink)
-        numbers = integers("sequences", sequences)
-        pieces = self._pieces(numbers, ends_of(counts, len(numbers), len(query)))
-        most = max((piece.sequence.seen + piece.count for piece in pieces), default=0)
+        pieces = self._pieces(sequences, counts, len(query))
+        most = max([piece.sequence.seen + piece.count for piece in pieces], default=0)
         self.pattern.check_seq(most)
-        options = dict(sink=sink, scale=scale, bias=bias, softcap=softcap, backend=backend)
-        call = Call.of(rows, self.pattern, self.layout, most, options)
-        self.pool.check_free(sum(piece.pages for piece in pieces))
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        sizes = self.pattern, self.layout, most
+        call = prepare_call(rows, *sizes, sink=sink, scale=scale, bias=bias, softcap=softcap, backend=backend)
         prompts = [piece for piece in pieces if piece.is_prompt]
+        steps = [piece for piece in pieces if piece.count and not piece.is_prompt]
+        needed = sum([piece.sequence.pages_for_prompt(piece.count) for piece in prompts])
+        self.pool.check_free(needed + sum([piece.sequence.pages_for(piece.count) for piece in steps]))
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
         if prompts:
             parts = [Prompt(piece.rows, piece.sequence.seen) for piece in prompts]
             attend_prompts(parts, rows, out, self.pattern, self.layout, call)
-        if steps := [piece for piece in pieces if piece.count and not piece.is_prompt]:
-            own = self._attend_steps(steps, rows, call)
+        if steps:
+            of_steps = self._attend_steps(steps, rows, call)
             for piece in steps if prompts else ():
-                out[piece.rows] = own[piece.rows]
-            out = out if prompts else own
+                out[piece.rows] = of_steps[piece.rows]
+            out = out if prompts else of_steps
         for piece in prompts:  # nothing can fail any more
             piece.sequence.append_prompt(key[piece.rows], value[piece.rows])
         for piece in pieces:
             piece.sequence.forget()
         return out
 
-    def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, call: Call) -> Tensor:
-        """What the rows of these get; other rows get zeros."""
+    def _attend_steps(self, pieces: Sequence[Piece], rows: Rows, call: PackedCall) -> Tensor:
+        """Return the attention of these rows; other rows get zeros."""
         spans, before = PagedSpans(self._given, self._once, self.pool), [piece.sequence.seen for piece in pieces]
         try:
             for piece in pieces:
                 spans.add(piece.sequence, piece.rows.start, piece.count)
-            step = spans.step(rows, self._stored, call.scores.bias, call.sink)
-            return call.backend.attend_stored(step, call.problem)[0][:, 0]
+            return call.backend.attend_stored(spans.step(rows, self._stored, call), call.problem)[0][:, 0]
         except BaseException:
             for piece, seen in zip(pieces, before, strict=True):
                 piece.sequence.go_back(seen)
             raise
 
-    def _pieces(self, sequences: Sequence[int], ends: Sequence[int]) -> list[Piece]:
-        starts = (0, *ends)
-        pieces = []
-        for own, start, end in zip(self._named_once(sequences), starts, ends, strict=False):
-            pieces.append(Piece(own, slice(start, end), end - start > 1 and own.seen % self._period == 0))
+    def _pieces(self, sequences: Sequence[int], counts: Sequence[int] | None, rows: int) -> list[Piece]:
+        """Split the rows of a call by sequence. Raises TypeError or ValueError for numbers that do not fit."""
+        numbers = integers("sequences", sequences)
+        lengths = [1] * len(numbers) if counts is None else integers("counts", counts, at_least=0)
+        if len(lengths) != len(numbers) or sum(lengths) != rows:
+            raise ValueError(
+                f"counts={shown(lengths)} of {len(numbers)} sequences are {sum(lengths)} rows, and query has {rows}; a count for "
+                "each sequence is needed, and as many rows as they say"
+            )
+        pieces, start = [], 0
+        for sequence, count in zip(self._named_once(numbers), lengths, strict=True):
+            is_prompt = count > 1 and sequence.seen % self._period == 0
+            pieces.append(Piece(sequence, slice(start, start + count), count, is_prompt))
+            start += count
         return pieces
 
     def _named_once(self, sequences: Sequence[int]) -> list[SequenceRows]:
@@ -246,8 +270,8 @@ def _layout(
 ) -> Layout:
     sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     checked = {name: integer(name, size, at_least=1) for name, size in sizes.items()}
-    own = str(dtype).removeprefix("torch.")
-    one_of("dtype", own, DTYPES)
-    as_kept = own if stored is None else stored
-    one_of("stored", as_kept, (own, *STORED[own]))
-    return Layout(1, **checked, dtype=dtype, device=torch.device(device), stored=getattr(torch, as_kept))
+    name = name_of(dtype)
+    one_of("dtype", name, DTYPES)
+    kept_as = name if stored is None else stored
+    one_of("stored", kept_as, (name, *STORED[name]))
+    return Layout(1, **checked, dtype=dtype, device=torch.device(device), stored=getattr(torch, kept_as))
