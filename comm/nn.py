@@ -14,8 +14,7 @@ from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.keywords import refusing
-from dilkit.nn.attention import appended
-from dilkit.nn.kept_bias import KeptBias
+from dilkit.nn.attention import BiasedModule, appended
 from dilkit.op.scores import check_softcap
 from dilkit.orders.heads import order_or_orders, shown_orders
 from dilkit.orders.token_order import TokenOrder
@@ -23,7 +22,7 @@ from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
 
-class RingDilatedAttention(KeptBias):
+class RingDilatedAttention(BiasedModule):
     """`ring_dilated_attention` as a module, without parameters but a bias.
 
     Given to `MultiheadDilatedAttention` as its inner attention, it computes on shards `(batch, rows, embed_dim)` what the same
@@ -75,7 +74,7 @@ class RingDilatedAttention(KeptBias):
         self.keep = keep
         self.scale = None if scale is None else real("scale", scale)
         self.softcap = check_softcap(softcap) or None
-        self._keep_bias(bias)
+        self._set_bias(bias)
         if backend is not None:
             names_of(backend)  # raises for what are no names
         self.backend = backend

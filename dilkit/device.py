@@ -63,9 +63,9 @@ class Device:
     index: int = 0
     """torch's index of the device."""
     torch_code: bool | None = None
-    """Whether the installed torch contains code for the device; None if that was not looked up."""
+    """True if the installed torch contains code for the device; None if that was not looked up."""
     assumed: bool = False
-    """Whether the facts were assumed rather than looked up."""
+    """True if the facts were assumed rather than looked up."""
 
     def __post_init__(self) -> None:
         for name in ("type", "name"):
@@ -79,7 +79,7 @@ class Device:
 
     @classmethod
     def assume(cls, text: str) -> Device:
-        """The facts of a device that need not be there: "sm_61", "6.1" or "cpu".
+        """Return the facts of a device that need not be there: "sm_61", "6.1" or "cpu".
 
         Raises ValueError for any other text and TypeError for anything but a text.
         """
@@ -99,7 +99,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Generation:
-    """What every CUDA device of one compute capability can do."""
+    """The features of every CUDA device of one compute capability."""
 
     capability: Capability
     architecture: str
@@ -136,16 +136,16 @@ SLOW_HALVES = (
     ("float16", (6, 0), "the float16 units of this GPU are fast but also sum in float16, which loses small weights"),
     ("float16", (0, 0), "there is no float16 arithmetic on this GPU; what it saves is memory"),
 )
-"""By dtype and capability: why arithmetic is float32 without tensor cores. The first row that fits counts."""
+"""The reasons why arithmetic is float32 without tensor cores, by dtype and capability. The first row that fits counts."""
 
 
 def why_float32(dtype: str, capability: Capability) -> str:
-    """Why kernels compute in float32 on tensors of a half `dtype`, on a GPU whose tensor cores do not take it."""
+    """Return why kernels compute in float32 on tensors of a half `dtype`, on a GPU whose tensor cores do not take it."""
     return next(text for known, since, text in SLOW_HALVES if known == dtype and since <= capability)
 
 
 def generation_of(capability: Capability) -> Generation:
-    """The newest known generation not newer than `capability`. Raises ValueError below the oldest one."""
+    """Return the newest known generation not newer than `capability`. Raises ValueError below the oldest one."""
     known = [generation for generation in GENERATIONS if generation.capability <= capability]
     if not known:
         oldest = GENERATIONS[0]
@@ -156,7 +156,7 @@ def generation_of(capability: Capability) -> Generation:
 
 
 def features_of(capability: Capability) -> frozenset[str]:
-    """What a CUDA device of `capability` can surely do; nothing is known of devices below the oldest generation."""
+    """Return the features that a CUDA device of `capability` surely has; none are known below the oldest generation."""
     if capability < GENERATIONS[0].capability:
         return frozenset()
     generation = generation_of(capability)
@@ -164,7 +164,7 @@ def features_of(capability: Capability) -> frozenset[str]:
 
 
 def parse_capability(text: str) -> Capability:
-    """The compute capability in "sm_61", "sm61", "61" or "6.1". Raises ValueError for any other text."""
+    """Parse the compute capability in "sm_61", "sm61", "61" or "6.1". Raises ValueError for any other text."""
     if not isinstance(text, str):
         raise TypeError(f"device {shown(text)} is a {type(text).__name__}; write it as a text, sm_61 or 6.1")
     match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text.strip().lower())
@@ -176,7 +176,7 @@ def parse_capability(text: str) -> Capability:
 
 @lru_cache(maxsize=64)
 def probe(kind: str, index: int = 0) -> Device:
-    """The facts of a device of this machine. `kind` is torch's device type. Needs torch for anything but "cpu"."""
+    """Look up the facts of a device of this machine. `kind` is torch's device type. Needs torch for anything but "cpu"."""
     if kind == "cpu":
         name, features = _cpu_facts()
         return Device("cpu", name, features=features, memory=_cpu_memory(), torch_code=True)
@@ -186,7 +186,7 @@ def probe(kind: str, index: int = 0) -> Device:
 
 
 def device_named(name: str | None = None) -> Device:
-    """The facts of the device that torch calls `name`, such as "cpu" or "cuda:1"; by default of the first GPU, else of the CPU.
+    """Look up the device that torch calls `name`, such as "cpu" or "cuda:1"; by default the first GPU, else the CPU.
 
     >>> device_named("cpu").type
     'cpu'
@@ -196,7 +196,7 @@ def device_named(name: str | None = None) -> Device:
 
 
 def cuda_count() -> int:
-    """How many CUDA devices torch sees; 0 with a torch without CUDA."""
+    """Count the CUDA devices that torch sees; 0 with a torch without CUDA."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -204,7 +204,7 @@ def cuda_count() -> int:
 
 @lru_cache(maxsize=1)
 def cuda_driver() -> int:
-    """The newest CUDA that the driver of this machine's GPUs knows, such as 13000 for 13.0. torch does not say which it is.
+    """Return the newest CUDA that the driver of this machine's GPUs knows, such as 13000 for 13.0. torch does not know it.
 
     Raises RuntimeError where there is no driver.
     """
@@ -214,12 +214,10 @@ def cuda_driver() -> int:
 
 
 def cuda_stream_number(stream: int) -> int:
-    """The number of the CUDA stream with this handle, which no other stream has as long as the process lives.
+    """Return the number of the CUDA stream with this handle, which no other stream has as long as the process lives.
 
-    A handle may be that of a new stream once its own is destroyed, when kernels of that may still run.
-
-    Handles of streams that each device or thread has are those of the current device and thread. Raises RuntimeError where there
-    is no driver of CUDA 12.0 or newer.
+    Handles are used again once a stream is destroyed, while its kernels may still run. Handles of streams that each device or
+    thread has are those of the current device and thread. Raises RuntimeError without a driver of CUDA 12.0 or newer.
     """
     number = ctypes.c_ulonglong()
     _ask_driver("cuStreamGetId", ctypes.c_void_p(stream), ctypes.byref(number))
@@ -227,7 +225,7 @@ def cuda_stream_number(stream: int) -> int:
 
 
 def _ask_driver(function: str, *arguments: object) -> None:
-    """Call a function of CUDA's driver. Raises RuntimeError where there is none, and where it answers with an error."""
+    """Call a function of CUDA's driver. Raises RuntimeError where there is none, and where it returns an error."""
     try:
         code = getattr(_driver(), function)(*arguments)
     except (OSError, AttributeError) as error:
@@ -242,8 +240,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether work for `device` is now recorded into a CUDA graph: on the current stream of that device, which need not be the
-    current one."""
+    """True if the current stream of `device`, which need not be the current device, is being captured into a CUDA graph."""
     import torch
 
     if device.type != "cuda":
@@ -272,7 +269,7 @@ def _cuda_facts(index: int) -> Device:
 
 
 def has_torch_code(device: Device) -> bool | None:
-    """Whether the installed torch has code for `device`, assumed or not; None when that is not known."""
+    """True if the installed torch has code for `device`, assumed or not; None when that is not known."""
     if device.torch_code is not None or device.capability is None:
         return device.torch_code
     import torch
@@ -282,7 +279,7 @@ def has_torch_code(device: Device) -> bool | None:
 
 
 def torch_has_code(capability: Capability, architectures: list[str]) -> bool:
-    """Whether a torch built for `architectures` (such as ["sm_60", "sm_90a", "compute_90"]) runs on `capability`.
+    """True if a torch built for `architectures` (such as ["sm_60", "sm_90a", "compute_90"]) runs on `capability`.
 
     A cubin ("sm_") runs on the same major and an equal or higher minor version, PTX ("compute_") on anything not older.
     Both kinds run on exactly their own capability when they end in "a", and on the same major only when they end in "f".
@@ -305,7 +302,7 @@ _FLAGS = {"avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512", "av
 
 
 def _cpu_facts() -> tuple[str, frozenset[str]]:
-    """Its name, with its numbers where a hypervisor leaves out which model it is ("AMD EPYC"), and its features."""
+    """Return the CPU's name, with family and model where a hypervisor hides the model ("AMD EPYC"), and its features."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:

@@ -25,7 +25,7 @@ class VariableError(ValueError):
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, what it means, and what holds when it is unset."""
+    """One environment variable: its name, its meaning, and its default."""
 
     name: str
     meaning: str
@@ -75,7 +75,7 @@ BF16_SETS = ("amx", "avx512bf16")
 VARIABLES = (BACKEND, CACHE_BYTES, CPU_ISA, CUDA_CACHE, GPU_PROOF, TUNED)
 
 _RAW = getattr(os.environ, "_data", None)
-"""The dict in `os.environ`: it says in a tenth of the time that a variable is unset, as most are at every call."""
+"""The dict in `os.environ`: a look-up takes a tenth of the time, and at most calls all variables are unset."""
 _RAW_NAMES = {variable.name: os.fsencode(variable.name) if os.name == "posix" else variable.name for variable in VARIABLES}
 
 _CHOICES = (BACKEND, CPU_ISA, GPU_PROOF, TUNED)
@@ -87,7 +87,7 @@ _warned: set[str] = set()
 
 
 def choices() -> tuple[object, ...]:
-    """Raw values of the variables that decide who computes: equal as long as none of them changes. It takes 0.3 us."""
+    """Return raw values of the variables that affect the choice of a backend: equal unless one changes. It takes 0.3 us."""
     if _RAW is None:
         return tuple(os.environ.get(variable.name) for variable in _CHOICES)
     get = _RAW.get
@@ -96,14 +96,14 @@ def choices() -> tuple[object, ...]:
 
 
 def _text(variable: Variable) -> str:
-    """What `variable` holds; empty if it is unset."""
+    """Return the value of `variable`; empty if it is unset."""
     if _RAW is not None and _RAW_NAMES[variable.name] not in _RAW:
         return ""
     return os.environ.get(variable.name, "")
 
 
 def check() -> None:
-    """Raise `VariableError` if a variable is malformed, and warn of one whose name is nearly that of one."""
+    """Raise `VariableError` if a variable is malformed, and warn of names that are nearly those of a variable."""
     backend_names(), cache_bytes(), cpu_isa(), cuda_cache(), gpu_proof(), tuned_file()
     for name in unknown_names():
         if (meant := similar_name(name)) and name not in _warned:
@@ -112,19 +112,19 @@ def check() -> None:
 
 
 def unknown_names() -> list[str]:
-    """The variables `DILKIT_*` that are set and that dilkit does not read."""
+    """Return the variables `DILKIT_*` that are set and that dilkit does not read."""
     return sorted(name for name in os.environ if name.startswith("DILKIT_") and name not in _RAW_NAMES)
 
 
 def similar_name(name: str) -> str | None:
-    """The variable that `name` may be a misspelling of."""
+    """Return the variable that `name` may be a misspelling of."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, _RAW_NAMES, n=1, cutoff=0.8)), None)
 
 
 def backend_names(raw: object = NOW) -> tuple[str, ...]:
-    """The names in `DILKIT_BACKEND`, or in a raw value of it from `choices()`; an empty tuple when it is unset or blank."""
+    """Return the names in `DILKIT_BACKEND`, or in a raw value of it from `choices()`; an empty tuple when unset or blank."""
     if raw is NOW:
         raw = None if _RAW is not None and _RAW_CHOICES[0] not in _RAW else choices()[0]
     if raw is None:
@@ -139,7 +139,7 @@ def backend_names(raw: object = NOW) -> tuple[str, ...]:
 
 
 def cache_bytes() -> int:
-    """The value of `DILKIT_CACHE_BYTES`, a whole number of bytes, 0 or more."""
+    """Return the value of `DILKIT_CACHE_BYTES`, a whole number of bytes, 0 or more."""
     text = _text(CACHE_BYTES)
     if not text.strip():
         return DEFAULT_CACHE_BYTES
@@ -153,9 +153,9 @@ def cache_bytes() -> int:
 
 
 def cpu_isa(available: tuple[str, ...] | None = None) -> str:
-    """The value of `DILKIT_CPU_ISA`, one of those `available` on this machine; the first of them when it is unset or blank.
+    """Return the value of `DILKIT_CPU_ISA`, one of `available` on this machine, or the first of them when unset or blank.
 
-    None: one of those that there are.
+    Without `available` it may be any known instruction set.
     """
     if _RAW is not None and _RAW_CHOICES[1] not in _RAW:
         return (available or CPU_ISAS)[0]
@@ -169,12 +169,12 @@ def cpu_isa(available: tuple[str, ...] | None = None) -> str:
 
 
 def cuda_cache() -> Path | None:
-    """The value of `DILKIT_CUDA_CACHE`, or its default; None if it is unset and there is no home folder."""
+    """Return the value of `DILKIT_CUDA_CACHE`, or its default; None if it is unset and there is no home folder."""
     return _path(CUDA_CACHE, "cuda")
 
 
 def gpu_proof() -> str:
-    """The value of `DILKIT_GPU_PROOF`, one of `GPU_PROOFS`."""
+    """Return the value of `DILKIT_GPU_PROOF`, one of `GPU_PROOFS`."""
     mode = _text(GPU_PROOF).strip() or GPU_PROOFS[0]
     if mode not in GPU_PROOFS:
         raise VariableError(f"{GPU_PROOF.name}={shown(mode)} must be one of {', '.join(GPU_PROOFS)}")
@@ -183,7 +183,7 @@ def gpu_proof() -> str:
 
 @contextmanager
 def without_proofs() -> Iterator[None]:
-    """Within the block kernels are used without a proof, in all threads: what they compute is being checked."""
+    """Use kernels without a proof within the block, in all threads: their results are being checked."""
     before = os.environ.get(GPU_PROOF.name)
     os.environ[GPU_PROOF.name] = "off"
     try:
@@ -194,17 +194,17 @@ def without_proofs() -> Iterator[None]:
 
 
 def tuned() -> str:
-    """The text of `DILKIT_TUNED`."""
+    """Return the text of `DILKIT_TUNED`."""
     return _text(TUNED)
 
 
 def tuned_file() -> Path | None:
-    """The value of `DILKIT_TUNED`, or its default; None for `none`, or if it is unset and there is no home folder."""
+    """Return the value of `DILKIT_TUNED`, or its default; None for `none`, or if it is unset and there is no home folder."""
     return None if tuned().strip() == "none" else _path(TUNED, "tuned.json")
 
 
 def _path(variable: Variable, name: str) -> Path | None:
-    """The value of `variable`, by default `name` in dilkit's folder of cached files, if there is a home folder."""
+    """Return the value of `variable`, by default `name` in dilkit's folder of cached files, if there is a home folder."""
     text = _text(variable).strip()
     caches = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
     try:
@@ -217,9 +217,9 @@ def _path(variable: Variable, name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Launch:
-    """How this process was started as one of several: by "mpirun" or "torchrun", as rank `rank` of `size`.
+    """The start of this process as one of several: by "mpirun" or "torchrun", as rank `rank` of `size`.
 
-    `local_rank` and `local_size`: the same, counted among those of this host.
+    `local_rank` and `local_size`: the same, counted among the processes of this host.
     """
 
     launcher: str
@@ -244,7 +244,7 @@ _LAUNCHERS = (
 
 
 def launch() -> Launch | None:
-    """How a launcher started this process; None for a process that was started alone."""
+    """Return the launch of this process; None for a process that was started alone."""
     for launcher, *names in _LAUNCHERS:
         rank, size, local_rank, local_size = (os.environ.get(name, "") for name in names)
         if rank.isdigit() and size.isdigit():
@@ -253,11 +253,11 @@ def launch() -> Launch | None:
 
 
 def first_of_all() -> bool:
-    """Whether this process is rank 0, or was started alone: messages of the whole job come from it."""
+    """True if this process is rank 0, or was started alone: messages of the whole job come from it."""
     started = launch()
     return started is None or started.rank == 0
 
 
 def threads_are_set() -> bool:
-    """Whether `OMP_NUM_THREADS` sets the number of threads of a process; torchrun sets it to 1 if it is unset."""
+    """True if `OMP_NUM_THREADS` sets the number of threads of a process; torchrun sets it to 1 if it is unset."""
     return bool(os.environ.get("OMP_NUM_THREADS", "").strip())

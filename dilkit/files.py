@@ -24,11 +24,11 @@ from typing import IO
 MOST_BYTES = 256 * 1024**2
 """The largest file that is read: far more than dilkit writes, and nothing that memory has no room for."""
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-"""What a system says where a disk, a file or a user's share of a disk can have no more bytes."""
+"""Error numbers where a disk, a file or a user's share of a disk can have no more bytes."""
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of `path`. Raises OSError for anything but a regular file of at most `most` bytes.
+    """Read the content of `path`. Raises OSError for anything but a regular file of at most `most` bytes.
 
     A device such as /dev/zero never ends, and a pipe waits for its other end; neither is opened for longer than to see that.
     """
@@ -41,7 +41,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def why_not(error: OSError) -> str:
-    """What keeps a file from being used, after its name: "does not exist", or the system's words where there are no better."""
+    """Return the end of a sentence on a file that cannot be used: "does not exist", or else the system's words."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return "does not exist"
     if isinstance(error, IsADirectoryError):
@@ -51,23 +51,23 @@ def why_not(error: OSError) -> str:
     return f"cannot be used: {error.strerror or error}"
 
 
-def check_regular(path: Path, found: os.stat_result, most: int = MOST_BYTES) -> None:
+def check_regular(path: Path, status: os.stat_result, most: int = MOST_BYTES) -> None:
     """Raise OSError unless this is the status of a regular file of at most `most` bytes."""
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no regular file", str(path))
-    if found.st_size > most:
-        raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, and at most {most:,} are read", str(path))
+    if status.st_size > most:
+        raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, and at most {most:,} are read", str(path))
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` in one step when the block ends; if the block raises, `path` stays as it was.
+    """Open a file that takes the place of `path` in one step when the block ends; if the block raises, `path` stays as it was.
 
-    Its content is on the disk before it takes that place: a host that loses power has one or the other. Its folder is made where
-    there is none. A device or a pipe is written to directly, and a symbolic link is followed. Raises OSError with the path, and
-    with the bytes that were written where a disk is full, also if what the block calls hides that behind an error of its own.
+    Its content is on the disk before it takes that place: a host that loses power has one or the other. Missing folders are
+    made. A device or a pipe is written to directly, and a symbolic link is followed. Raises OSError with the path and, where a
+    disk is full, the bytes that were written, also if code in the block hides that behind an error of its own.
     """
     path = Path(os.path.realpath(path))
     try:
@@ -106,7 +106,7 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Have the disk keep which files the folder has, where folders can be opened."""
+    """Write the list of the folder's files to the disk, where folders can be opened."""
     with contextlib.suppress(OSError):
         folder = os.open(path, os.O_RDONLY)
         try:
@@ -116,7 +116,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _no_room(error: BaseException | None) -> OSError | None:
-    """The error of a disk that has no room, among those in whose handling `error` was raised: torch.save hides it."""
+    """Return the error of a full disk among the causes of `error`: torch.save hides it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             return error
@@ -126,9 +126,9 @@ def _no_room(error: BaseException | None) -> OSError | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within the block no other process is within such a block for this folder, where the system can lock folders.
+    """Lock a folder against other processes within the block, where the system can lock folders.
 
-    Raises ValueError where one is.
+    Raises ValueError if another process holds the lock.
     """
     with contextlib.ExitStack() as open_handles:
         try:
@@ -145,7 +145,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Keep `content` at `path` if that is possible, in a folder that only this user can write; a reader never sees half of it."""
+    """Write `content` to `path` if possible, in a folder that only this user can write; a reader never sees half of it."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not why_others_may_write(path.parent):
@@ -154,7 +154,7 @@ def write_privately(path: Path, content: bytes) -> None:
 
 
 def why_others_may_write(path: Path) -> str:
-    """Why what is in `path` may have been put there by another user; empty if it cannot, or if there is no such path."""
+    """Return why another user may have written `path`; empty if none can have, or if there is no such path."""
     try:
         status = path.stat()
     except OSError:

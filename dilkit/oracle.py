@@ -33,7 +33,7 @@ def oracle_attention(
     block_layout: Tensor | None = None,
     dtype: str = "float64",
 ) -> tuple[Tensor, Tensor]:
-    """One softmax over the count matrix, as a matrix, differentiable by autograd.
+    """Compute one softmax over the count matrix, as a matrix, differentiable by autograd.
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        lse[i] = logsumexp of the same row
 
@@ -57,12 +57,12 @@ def oracle_attention(
         patterns = with_layouts(pattern, block_layout, len(query), query.shape[2], key.shape[2])
         options: dict[str, Any] = dict(is_causal=is_causal, sink=sink, scale=scale, softcap=softcap, dtype=dtype)
         parts = []
-        for b, own in enumerate(patterns):
+        for b, with_layout in enumerate(patterns):
             options["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[b : b + 1]
             options["dropout"] = None if dropout is None else dropout.of_sequence(b)
             options["bias"] = None if bias is None else bias.of_sequence(b, query.shape[1])
             q, k, v = (x[b : b + 1] for x in (query, key, value))
-            parts.append(oracle_attention(q, k, v, own, **options))
+            parts.append(oracle_attention(q, k, v, with_layout, **options))
         return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
     q, k, v = (x.to(getattr(torch, dtype)).transpose(1, 2) for x in (query, key, value))
     batch, heads, seq, head_dim = q.shape
@@ -91,7 +91,7 @@ def oracle_attention_varlen(
     bias: Bias | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """`oracle_attention` of each of the sequences of these `lengths`, which are packed one after the other in a batch of 1."""
+    """Compute `oracle_attention` of each sequence of these `lengths`, packed one after the other in a batch of 1."""
     import torch
 
     starts = [stop - length for stop, length in zip(accumulate(lengths), lengths, strict=True)]
@@ -102,9 +102,9 @@ def oracle_attention_varlen(
     for (length, _), numbers in alike.items():  # sequences of equal length are a batch: there may be thousands of short ones
         firsts = torch.tensor([starts[n] for n in numbers], device=query.device)
         rows = firsts[:, None] + torch.arange(length, device=query.device)
-        own: dict[str, Any] = dict(dropout=None if dropout is None else dropout.of_sequence(numbers[0]))
-        own["bias"] = None if bias is None else bias.of_rows(rows)
-        out, lse = oracle_attention(query[0, rows], key[0, rows], value[0, rows], pattern, **own, **options)
+        options["dropout"] = None if dropout is None else dropout.of_sequence(numbers[0])
+        options["bias"] = None if bias is None else bias.of_rows(rows)
+        out, lse = oracle_attention(query[0, rows], key[0, rows], value[0, rows], pattern, **options)
         parts.append((out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)))
         places.append(rows.flatten())
     order = torch.cat(places).argsort()
@@ -122,14 +122,14 @@ def oracle_attention_last(
     bias: Bias | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The `last` rows of `oracle_attention` of each sequence of a batch, of which the first `lengths[b]` rows are there."""
+    """Compute the `last` rows of `oracle_attention` of each sequence of a batch; sequence b has `lengths[b]` rows."""
     import torch
 
     parts = []
     for b, length in enumerate(lengths):
         q, k, v = (x[b : b + 1, :length] for x in (query, key, value))
-        own = None if bias is None else bias.of_sequence(b, length)
-        parts.append(oracle_attention(q, k, v, pattern, bias=own, **options))
+        options["bias"] = None if bias is None else bias.of_sequence(b, length)
+        parts.append(oracle_attention(q, k, v, pattern, **options))
     return torch.cat([out[:, -last:] for out, _ in parts]), torch.cat([lse[:, :, -last:] for _, lse in parts])
 
 
@@ -144,12 +144,12 @@ def softmax_of_count(
     bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The oracle's arithmetic, for any rows of a count.
+    """Compute the oracle's softmax, for any rows of a count.
 
     `q` is `(..., rows, head_dim)`, `k` and `v` are `(..., seq, head_dim)`, `count` is `(..., rows, seq)`; returns `out` like `q`
     and `lse` `(..., rows)`. `sink` `(heads,)`: the logit of a further key, for `q` `(..., heads, rows, head_dim)`.
-    `factors` `(..., rows, keys)`: what the weights of the first keys are multiplied by in `out`; the values of others are zeros.
-    `bias` `(..., rows, keys)`: what is added to the scores of the first keys, after they were capped.
+    `factors` `(..., rows, keys)` multiply the weights of the first keys in `out`; the values of other keys are zeros.
+    `bias` `(..., rows, keys)` is added to the scores of the first keys, after they were capped.
     """
     import torch
 
@@ -174,7 +174,7 @@ def softmax_of_count(
 
 
 def bias_of_rows(bias: Bias, queries: Tensor, keys: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
-    """What a bias adds to the scores of these rows with these keys, `(batch, heads, queries, keys)`."""
+    """Compute the bias of rows and keys, `(batch, heads, queries, keys)`."""
     import torch
 
     wide = torch.promote_types(dtype, torch.float32)
@@ -183,9 +183,9 @@ def bias_of_rows(bias: Bias, queries: Tensor, keys: Tensor, batch: int, dtype: t
 
 
 def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: int) -> Tensor | None:
-    """Which query of `rows` sees which padded key, bool `(heads, len(rows), keys)`; None where nothing is padded.
+    """Return a mask of the padded keys that the queries `rows` see, bool `(heads, len(rows), keys)`; None without padding.
 
-    Branch by branch: of segments one after the other, of windows that edges cut off place by place.
+    Keys come branch by branch: those of segments in turn, those of windows that edges cut off place by place.
     """
     import torch
 
@@ -195,29 +195,29 @@ def padded_keys(pattern: Pattern, rows: Tensor, seq: int, heads: int, kv_heads: 
         match branch:
             case DilatedSegment():
                 offsets = [pattern.head_offset(branch.dilation_rate, h // (heads // kv_heads), kv_heads) for h in range(heads)]
-                kept = _beyond_segments(branch, rows, seq, torch.tensor(offsets, device=rows.device)[:, None])
-                seen += [keys & served for keys in kept]
+                masks = _beyond_segments(branch, rows, seq, torch.tensor(offsets, device=rows.device)[:, None])
+                seen += [keys & served for keys in masks]
             case Neighborhood(border="cut"):
                 seen.append(_beyond_edges(branch, rows) & served)
     return torch.cat(seen, -1) if seen else None
 
 
 def _beyond_segments(branch: DilatedSegment, rows: Tensor, seq: int, offsets: Tensor) -> Iterator[Tensor]:
-    """Of each segment, bool `(heads, len(rows), keys)`: positions from its last token to the end of its padding.
+    """Yield a mask for each segment, bool `(heads, len(rows), keys)`: its keys from the last token to the end of the padding.
 
-    A head keeps of them what it would keep of tokens, by its offset, `(heads, 1)`.
+    A head keeps every `dilation_rate`-th of them from its offset on, `(heads, 1)`, as of tokens.
     """
     import torch
 
     length, rate = min(branch.segment_length, max(seq, 1)), branch.dilation_rate
     for start in range(0, seq, length):
         places = torch.arange(min(length, seq - start), math.ceil(length / rate) * rate, device=rows.device)
-        kept = (start <= rows) & (rows < start + length) & ((rows - start) % rate == offsets)
-        yield kept[:, :, None] & (places % rate == offsets)[:, None, :]
+        queries = (start <= rows) & (rows < start + length) & ((rows - start) % rate == offsets)
+        yield queries[:, :, None] & (places % rate == offsets)[:, None, :]
 
 
 def _beyond_edges(branch: Neighborhood, rows: Tensor) -> Tensor:
-    """Whether each place of the window of each row lies beyond an edge, bool `(len(rows), places)`."""
+    """Return a mask of the places of each row's window beyond an edge, bool `(len(rows), places)`."""
     import torch
 
     beyond = []
@@ -232,7 +232,7 @@ def _beyond_edges(branch: Neighborhood, rows: Tensor) -> Tensor:
 
 
 def with_zero_keys(key: Tensor, value: Tensor, count: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """`key`, `value` and `count` of `softmax_of_count` with the keys of `padded_keys` appended, which are zeros."""
+    """Append the keys of `padded_keys`, zeros, to `key`, `value` and `count` of `softmax_of_count`."""
     import torch
 
     if padding is None:

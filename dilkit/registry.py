@@ -14,7 +14,7 @@ from dilkit.checks import boolean, visible
 
 GROUP = "dilkit.backends"
 SEPARATORS = (",", ";")
-"""What no backend's name may hold: lists of names are written with them."""
+"""Characters that no backend's name may hold: lists of names are written with them."""
 LOADING_DEPTH = 200
 """Frames that have to be free where backends are loaded: a backend that broke for want of them would stay broken."""
 
@@ -39,13 +39,13 @@ generation = 0
 
 
 def backends() -> dict[str, Backend | Broken]:
-    """Every known backend by name, broken ones included. Entry points are loaded once, at the first call."""
+    """Return every known backend by name, broken ones included. Entry points are loaded once, at the first call."""
     with _lock:
         return {**_load_declared(), **_registered}
 
 
 def list_backends() -> tuple[str, ...]:
-    """The names of all known backends by descending priority, followed by those that could not be loaded.
+    """Return the names of all known backends by descending priority, followed by those that could not be loaded.
 
     `dilkit info` and `dilkit.explain` say which of them can compute a problem.
 
@@ -123,7 +123,7 @@ def unregister_backend(name: str) -> None:
 
 
 def _class_of(backend: Backend) -> str:
-    """The class by name: where a cell of a notebook is run again it is another object."""
+    """Return the class by name: where a cell of a notebook is run again it is another object."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
@@ -152,20 +152,20 @@ def _ours_first(point: EntryPoint) -> tuple[bool, str, str]:
 
 
 def _load(point: EntryPoint) -> Backend | Broken:
-    """Plug-ins are foreign code: whatever loading one raises, SystemExit included, becomes a value of the report."""
+    """Load a plug-in, which is foreign code: whatever it raises, SystemExit included, becomes a `Broken`."""
     try:
         named = point.load()
         if isinstance(named, ModuleType):
             raise TypeError(f"it names a module; name the class in it, as {point.value}:NAME")
-        made = named()
-        problem = _malformed(made)
-        if not problem and made.name != point.name:
-            problem = f"the entry point is called {point.name!r} but the backend {made.name!r}"
+        backend = named()
+        problem = _malformed(backend)
+        if not problem and backend.name != point.name:
+            problem = f"the entry point is called {point.name!r} but the backend {backend.name!r}"
     except (KeyboardInterrupt, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
         problem = visible(f"{type(error).__name__}: {error}")
-    return Broken(point.name, point.value, problem) if problem else made
+    return Broken(point.name, point.value, problem) if problem else backend
 
 
 def _add(backend: Backend | Broken, known: dict[str, Backend | Broken]) -> None:
@@ -177,7 +177,7 @@ def _add(backend: Backend | Broken, known: dict[str, Backend | Broken]) -> None:
 
 
 def _malformed(backend: object) -> str:
-    """What is wrong with `backend` as a backend; empty when nothing is."""
+    """Return the fault of `backend` as a backend; empty if it has none."""
     if isinstance(backend, type):
         return f"it is a class; an instance is needed, as {backend.__name__}()"
     if not isinstance(backend, Backend):
@@ -196,7 +196,7 @@ def _malformed(backend: object) -> str:
 
 
 def _older_forward(backend: Backend) -> str:
-    """The complaint on a `forward` that takes tensors one by one, as in dilkit 0.2; empty where it takes `inputs`, `problem`."""
+    """Return the fault of a `forward` that takes tensors one by one, as in dilkit 0.2; empty for `inputs` and `problem`."""
     if not callable(backend.forward):
         return "its forward is no method"
     try:

@@ -13,7 +13,7 @@ DEFAULT_BASE = 10000.0
 
 
 def rotary_embedding(x: Tensor, positions: Tensor | None = None, base: float = DEFAULT_BASE) -> Tensor:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864, eq. 34) with half-split pairs.
+    """Rotate `x` by positions (rotary embedding; RoFormer, arXiv 2104.09864, eq. 34) with half-split pairs.
 
         out[i]       = x[i]       cos(p t_i) - x[i + d/2] sin(p t_i)
         out[i + d/2] = x[i + d/2] cos(p t_i) + x[i]       sin(p t_i)        t_i = base ** (-2 i / d),  0 <= i < d/2
@@ -29,7 +29,7 @@ def rotary_embedding(x: Tensor, positions: Tensor | None = None, base: float = D
 
 
 def rotary_tables(x: Tensor, positions: Tensor | None = None, base: float = DEFAULT_BASE) -> tuple[Tensor, Tensor]:
-    """`cos(p t_i)` and `sin(p t_i)` for the rows of `x`: `(seq, 1, d/2)`, or `(batch, seq, 1, d/2)` for such `positions`.
+    """Compute `cos(p t_i)` and `sin(p t_i)` for the rows of `x`: `(seq, 1, d/2)`, or `(batch, seq, 1, d/2)`, as `positions`.
 
     The tables for 0, 1, 2, ... are kept in dilkit's byte-bounded cache (`dilkit.plan`).
     """
@@ -52,20 +52,20 @@ def rotary_tables(x: Tensor, positions: Tensor | None = None, base: float = DEFA
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` `(batch, seq, heads, d)` rotated by the tables of `rotary_tables`; a new tensor like `x`."""
+    """Rotate `x` `(batch, seq, heads, d)` by the tables of `rotary_tables`. Returns a new tensor like `x`."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def even_head_dim(head_dim: int) -> int:
-    """`head_dim`, or ValueError if it is odd."""
+    """Return `head_dim`. Raises ValueError if it is odd."""
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} is odd; rotary embedding rotates pairs of dimensions and needs an even head_dim")
     return head_dim
 
 
 def _cos_sin(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> Tensor:
-    """The tables, stacked: `(2, *positions.shape, 1, head_dim / 2)`."""
+    """Compute the tables, stacked: `(2, *positions.shape, 1, head_dim / 2)`."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / -head_dim
     angles = positions[..., None, None].double() * base**exponents
     return torch.stack((angles.cos().to(dtype), angles.sin().to(dtype)))
@@ -81,7 +81,7 @@ def _cached_cos_sin(seq: int, head_dim: int, base: float, dtype: torch.dtype, de
 
 
 def _must_not_cache(x: Tensor) -> bool:
-    """Whether a table made now would be a fake (traced code, fake tensors, torch.func) or short-lived (CUDA graphs)."""
+    """True if a table made now would be a fake (traced code, fake tensors, torch.func) or short-lived (CUDA graphs)."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._are_functorch_transforms_active():
         return True
     return capturing(x.device)

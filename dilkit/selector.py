@@ -21,7 +21,7 @@ from dilkit.selection.preference import Preference, measured_first
 from dilkit.selection.preference_table import table_preference
 
 State = tuple[tuple[str, ...], tuple[object, ...], int, int]
-"""What a choice of backends depends on besides the problem: `use_backend`, the environment, the backends, the tuned file."""
+"""All that a choice of backends depends on besides the problem: `use_backend`, the environment, the backends, the tuned file."""
 VERDICTS = ("picked", "able", "refused", "broken")
 
 _override: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("dilkit_backends", default=())
@@ -54,7 +54,7 @@ class Decision:
     reasons: tuple[str, ...] = ()
     """All reasons for the verdict; for the backend that is picked, why it came first."""
     detail: str = ""
-    """What the backend would run (`Backend.detail`)."""
+    """The backend's words on what it would run (`Backend.detail`)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Trace:
         return next(("; ".join(d.reasons) for d in self.decisions if d.verdict == "picked"), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The trace as plain data, for JSON."""
+        """Convert the trace to plain data, for JSON."""
         rows = [dict(name=d.name, verdict=d.verdict, reasons=list(d.reasons), detail=d.detail) for d in self.decisions]
         return dict(
             picked=self.picked,
@@ -88,8 +88,8 @@ class Trace:
         )
 
     def __str__(self) -> str:
-        asked = f"; asked for: {', '.join(self.requested)}" if self.requested else ""
-        lines = [f"{self.problem}", f"on {self.problem.device}{asked}"]
+        requested = f"; asked for: {', '.join(self.requested)}" if self.requested else ""
+        lines = [f"{self.problem}", f"on {self.problem.device}{requested}"]
         width = max((len(d.name) for d in self.decisions), default=0)
         for d in self.decisions:
             notes = ([d.detail] if d.detail else []) + list(d.reasons)
@@ -101,7 +101,7 @@ class Trace:
 
 @contextmanager
 def use_backend(*names: str) -> Iterator[None]:
-    """Within the block, each call uses the first backend of `names` that can compute it, and raises if none can.
+    """Have each call within the block use the first backend of `names` that can compute it, and raise if none can.
 
     The block has precedence over `DILKIT_BACKEND`, and a `backend=` argument over the block. It holds for the thread (or asyncio
     task) that entered it, and for the backward passes of the calls made in it. Compiled code (torch.compile) chooses when it
@@ -127,7 +127,7 @@ def use_backend(*names: str) -> Iterator[None]:
 
 
 def names_of(backend: str | Sequence[str]) -> tuple[str, ...]:
-    """The argument `backend` as names. Raises TypeError or ValueError for what are none; they need not be known."""
+    """Return the argument `backend` as names. Raises TypeError or ValueError for anything else; names need not be known."""
     if not isinstance(backend, (str, list, tuple)):
         raise TypeError(
             f"backend={shown(backend)} is a {type(backend).__name__}; a name, a list of names or None (automatic) is needed"
@@ -139,7 +139,7 @@ def names_of(backend: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def requested_backends(argument: str | Sequence[str] | None = None) -> tuple[str, ...]:
-    """The requested names: those of the argument, else of `use_backend`, else of `DILKIT_BACKEND`; empty: automatic choice."""
+    """Return the requested names: of the argument, else of `use_backend`, else of `DILKIT_BACKEND`; empty: automatic choice."""
     if argument is not None:
         return _check_known(names_of(argument), "backend")
     if override := _override.get():
@@ -149,14 +149,14 @@ def requested_backends(argument: str | Sequence[str] | None = None) -> tuple[str
 
 
 def requested_at(moment: State) -> tuple[str, ...]:
-    """The names that were requested by `use_backend`, else by `DILKIT_BACKEND`, at the time of `state()`."""
+    """Return the names requested by `use_backend`, else by `DILKIT_BACKEND`, at the time of `state()`."""
     override, (raw, *_), *_ = moment
     names = () if override else environment.backend_names(raw)
     return _check_known(names, environment.BACKEND.name) if names else override
 
 
 def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Trace:
-    """The choice of a backend for `problem`: every backend with its verdict and all reasons, as a `Trace`.
+    """Explain the choice of a backend for `problem`: every backend with its verdict and all reasons, as a `Trace`.
 
     Verdicts are "picked", "able", "refused" and "broken". `backend` requests backends as in `dilated_attention`. Nothing is
     computed, so `problem.device` may be a device that is not there (`Device.assume`). Raises TypeError for anything but a
@@ -178,7 +178,7 @@ def explain(problem: Problem, backend: str | Sequence[str] | None = None) -> Tra
 
 
 def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
-    """The automatic order of backends for `problem`: first those that were measured on its device, then those of the table.
+    """Return the automatic order of backends for `problem`: those measured on its device, then those of the table.
 
     Requested backends are tried in the requested order: the preference is then empty, and no file is read.
     """
@@ -188,12 +188,12 @@ def preferred(problem: Problem, requested: tuple[str, ...] = ()) -> Preference:
 
 
 def state() -> State:
-    """A value that changes whenever a choice may change: by `use_backend`, the environment, the set of backends, a tuned file."""
+    """Return a value that changes whenever a choice may: with `use_backend`, the environment, the backends or a tuned file."""
     return _override.get(), environment.choices(), registry.generation, tuned.generation
 
 
 def select(problem: Problem, requested: tuple[str, ...] = ()) -> Backend:
-    """The backend that computes `problem`. Raises `NoBackendError` (a ValueError) with the whole trace when none can."""
+    """Return the backend that computes `problem`. Raises `NoBackendError` (a ValueError) with the whole trace when none can."""
     return _select(problem, requested, state())
 
 
@@ -215,9 +215,9 @@ def _select(problem: Problem, requested: tuple[str, ...], state: State) -> Backe
 
 
 def _decided(problem: Problem, requested: tuple[str, ...], prove: bool) -> tuple[Trace, Backend | None]:
-    """The decisions, and the backend picked, whose kernels can be trusted; those that failed their proof are broken.
+    """Return the decisions, and the backend picked, whose kernels can be trusted; those that failed their proof are broken.
 
-    `prove`: whether proofs that are not known are made.
+    With `prove`, unknown proofs are made.
     """
     candidates, preference = registry.backends(), preferred(problem, requested)
     while True:
@@ -237,7 +237,7 @@ def trace(
     requested: tuple[str, ...] = (),
     preference: Preference = Preference(),  # noqa: B008
 ) -> Trace:
-    """The decisions on all candidates. A pure function: it looks at no hardware, environment, registry or file."""
+    """Decide on all candidates. A pure function: it looks at no hardware, environment, registry or file."""
     decisions: list[Decision] = []
     for candidate in ranked(candidates, requested, preference):
         decision = _judge(candidate, problem)
@@ -253,7 +253,7 @@ def trace(
 def ranked(
     candidates: Mapping[str, Backend | Broken], requested: tuple[str, ...], preference: Preference
 ) -> list[Backend | Broken]:
-    """The candidates, best first: the requested ones in their order, then the others by priority.
+    """Order the candidates, best first: the requested ones in their order, then the others by priority.
 
     The priorities of the backends that `preference` names are redistributed among them, the highest to the first. A backend that
     it does not name keeps its own priority.
@@ -269,20 +269,20 @@ def ranked(
 
 
 def _index_or_end(name: str, names: Sequence[str]) -> int:
-    """The index of `name` in `names`; their number if it is not among them."""
+    """Return the index of `name` in `names`; their number if it is not among them."""
     return names.index(name) if name in names else len(names)
 
 
 def _why(candidate: Backend | Broken, requested: tuple[str, ...], preference: Preference) -> str:
-    """Why `candidate` came before others that can compute the problem."""
+    """Return why `candidate` came before others that can compute the problem."""
     if requested:
         return "asked for"
-    own = f"by its priority, {candidate.priority}" if isinstance(candidate, Backend) else ""
-    return preference.why(candidate.name) or own
+    by_priority = f"by its priority, {candidate.priority}" if isinstance(candidate, Backend) else ""
+    return preference.why(candidate.name) or by_priority
 
 
 def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
-    """The verdict of one candidate. Its code may be another package's: an exception makes the backend broken, not the program.
+    """Judge one candidate. Its code may be another package's: an exception makes the backend broken, not the program.
 
     A malformed environment variable or pattern is the caller's, and raises.
     """
@@ -299,7 +299,7 @@ def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:
 
 
 def _check_known(names: tuple[str, ...], source: str) -> tuple[str, ...]:
-    """`names`; raises ValueError or TypeError, naming `source`, if they are none or not all known."""
+    """Return `names`. Raises ValueError or TypeError, naming `source`, if they are none or not all known."""
     if not names:
         raise ValueError(f"{source} names no backend; known: {', '.join(registry.list_backends())}")
     known = registry.backends()

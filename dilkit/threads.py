@@ -1,4 +1,4 @@
-"""How many cores this process has, and how many threads torch computes with."""
+"""The cores of this process, and the threads of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Count the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -16,7 +16,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[int]:
-    """Within the block, torch computes with `count` threads; yields how many these are.
+    """Have torch compute with `count` threads within the block. Yields their number.
 
     >>> import torch
     >>> with torch_threads(1):

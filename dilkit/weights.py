@@ -1,4 +1,4 @@
-"""What attention looks at: how much each key gets in all, and the weights of single rows. No matrix of all weights is made.
+"""Attention weights: the sum of each key's, and those of single rows. No matrix of all weights is made.
 
 P[h, i, j] = count[h, i, j] * exp(softcap(scale * q_i . k_j) + bias(h, i, j) - lse[i])        out[i] = sum_j P[h, i, j] v_j
 """
@@ -41,7 +41,7 @@ def attention_mass(
     softcap: float | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> Tensor:
-    """How much attention each key gets in all, `mass[h, j] = sum_i P[h, i, j]`: exact, in memory that is linear in `seq`.
+    """Sum the attention that each key gets, `mass[h, j] = sum_i P[h, i, j]`: exact, in memory that is linear in `seq`.
 
     The arguments are those of `dilated_attention`, without values. `P` is linear in them, so that `mass` is the gradient of the
     sum of all results with respect to the values: a forward and a backward pass of the same backend, without autograd, of an
@@ -65,14 +65,14 @@ def attention_mass(
     group, names = heads // kv_heads, "" if backend is None else ",".join(names_of(backend))
     mass = query.new_zeros((batch, heads, seq), dtype=_wide(query, key), requires_grad=False)
     for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
-        own = slice(start * group, stop * group)
+        served = slice(start * group, stop * group)
         if some := pattern.of_kv_heads(start, stop, heads, kv_heads) if start < stop else None:
             call = encode_call(some, is_causal, True, names, 0.0, scores.softcap, scores.form)
             weights, positions = scores.tensors
-            placed = () if weights is None else (weights[own], positions)
-            part = query[:, :, own], key[:, :, start:stop], None if sink is None else sink.detach()[own]
+            placed = () if weights is None else (weights[served], positions)
+            part = query[:, :, served], key[:, :, start:stop], None if sink is None else sink.detach()[served]
             with without_autocast(query.device.type):
-                mass[:, own] = _columns_summed(*part, key_padding_mask, factor, call, placed)
+                mass[:, served] = _columns_summed(*part, key_padding_mask, factor, call, placed)
     return mass
 
 
@@ -85,18 +85,19 @@ def _columns_summed(
     call: str,
     bias: tuple[Any, ...],
 ) -> Tensor:
-    """`mass` of the heads that are given, `(batch, heads, seq)`."""
+    """Compute `mass` of these heads, `(batch, heads, seq)`."""
     query, key = (x.detach().to(_wide(query, key)) for x in (query, key))
     (batch, seq, heads, dim), group = query.shape, query.shape[2] // key.shape[2]
     nothing = query.new_zeros(dim)
     value, out = nothing.expand(key.shape), nothing.expand(query.shape)  # of values 0 the results are 0
-    further = (None,) * 4
-    lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *further, *bias)[1]
+    no_dropout_nor_packing = (None,) * 4
+    lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *no_dropout_nor_packing, *bias)[1]
     parts = []
     for start in range(0, group, dim):  # the query heads of a key/value head have a column each
         columns = torch.arange(heads, device=query.device) % group - start
         dout = (columns[:, None] == torch.arange(dim, device=query.device)).to(query.dtype).expand(query.shape)
-        dvalue = backward_op(dout, query, key, value, out, lse, key_padding_mask, factor, call, *further, *bias)[2]
+        inputs = query, key, value, out, lse, key_padding_mask, factor, call
+        dvalue = backward_op(dout, *inputs, *no_dropout_nor_packing, *bias)[2]
         parts.append(dvalue[..., : group - start])
     return torch.cat(parts, dim=-1).permute(0, 2, 3, 1).reshape(batch, heads, seq)
 
@@ -114,7 +115,7 @@ def attention_rows(
     bias: Bias | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The weights of some rows, `P[h, i, j]` for i in `rows`: exact, in plain torch.
+    """Compute the weights of some rows, `P[h, i, j]` for i in `rows`: exact, in plain torch.
 
     The arguments are those of `dilated_attention`, without values; `rows` are integers, positions in the sequence.
 
@@ -154,12 +155,12 @@ def attention_rows(
 
 
 def _wide(query: Tensor, key: Tensor) -> torch.dtype:
-    """The dtype of the weights, of which an autocast, which lets dtypes differ, takes nothing away."""
+    """Return the dtype of the weights. Under autocast the dtypes of `query` and `key` may differ; the wider one counts."""
     return torch.promote_types(lse_dtype(query.dtype), lse_dtype(key.dtype))
 
 
 def _like(query: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of the shape and device of `query` in another dtype, without its memory."""
+    """Return a tensor of the shape and device of `query` in another dtype, without its memory."""
     return query.new_empty((), dtype=dtype, requires_grad=False).expand(query.shape)
 
 
@@ -172,7 +173,7 @@ def _checked(
     scale: float | None,
     sink: Tensor | None,
 ) -> float:
-    """The factor of the scores. Raises as `dilated_attention` does."""
+    """Check the arguments. Returns the factor of the scores. Raises as `dilated_attention` does."""
     check_inputs(query, key, key, pattern, key_padding_mask, sink)
     boolean("is_causal", is_causal)
     return float(query.shape[-1] ** -0.5) if scale is None else real("scale", scale)

@@ -1,1 +1,1 @@
-"""Scores that know positions: what is added to a score, as a function of where query and key are."""
+"""Position biases: numbers that are added to scores, as functions of the positions of query and key."""

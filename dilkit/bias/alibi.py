@@ -15,10 +15,10 @@ from dilkit.checks import integer, one_of
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """The slopes of ALiBi, `(heads,)`, float32: `2 ** (-8 * (h + 1) / heads)` where `heads` is a power of two.
+    """Compute the slopes of ALiBi, `(heads,)`, float32: `2 ** (-8 * (h + 1) / heads)` where `heads` is a power of two.
 
-    For other numbers those of the largest power of two below, then every other one of twice as many (arXiv 2108.12409, and its
-    authors' code). Raises ValueError for less than one head.
+    Other numbers of heads get the slopes of the largest power of two below, then every other one of twice as many
+    (arXiv 2108.12409, and its authors' code). Raises ValueError for less than one head.
 
         >>> from dilkit import alibi_slopes
         >>> alibi_slopes(4)
@@ -99,12 +99,12 @@ class CoordinateAlibi(Bias):
         check_reach("coordinates", self.coordinates, self.coordinates.dtype)
 
     def of_rows(self, rows: Tensor) -> CoordinateAlibi:
-        given = self.coordinates.squeeze(0) if self.coordinates.dim() == 3 else self.coordinates
-        return replace(self, coordinates=given[rows])
+        x = self.coordinates.squeeze(0) if self.coordinates.dim() == 3 else self.coordinates
+        return replace(self, coordinates=x[rows])
 
     def of_sequence(self, number: int, length: int) -> CoordinateAlibi:
-        given = self.coordinates.expand(1, *self.coordinates.shape[-2:]) if self.coordinates.dim() == 2 else self.coordinates
-        return replace(self, coordinates=given[number if len(given) > 1 else 0, :length])
+        x = self.coordinates if self.coordinates.dim() == 3 else self.coordinates[None]
+        return replace(self, coordinates=x[number if len(x) > 1 else 0, :length])
 
     def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
         x = self.coordinates.to(torch.promote_types(self.slopes.dtype, self.coordinates.dtype))

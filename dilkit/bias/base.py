@@ -1,4 +1,4 @@
-"""`Bias`: the interface of what is added to scores."""
+"""`Bias`: the interface of position biases."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Bias(ABC):
     weights_name: ClassVar[str]
     """The field that holds the weights."""
     by_row: ClassVar[bool] = False
-    """Whether it holds something of each row, which packed sequences have one after the other."""
+    """True if it holds values for each row, which packed sequences have one after the other."""
 
     @property
     def most_rows(self) -> int | None:
-        """The longest sequence that it is for; None for any."""
+        """The longest sequence that it fits; None for any."""
         return None
 
     @property
@@ -35,25 +35,25 @@ class Bias(ABC):
         return weights
 
     def with_weights(self, weights: Tensor) -> Bias:
-        """The same bias with other weights, such as a part of the heads'."""
+        """Return the bias with other weights, such as those of a part of the heads."""
         changed: Bias = replace(self, **{self.weights_name: weights})  # type: ignore[type-var]
         return changed
 
     def of_rows(self, rows: Tensor) -> Bias:
-        """The bias of sequences made of these rows of one, int64 `(seq,)` or `(batch, seq)`, whose positions begin anew."""
+        """Return the bias of sequences made of these rows, int64 `(seq,)` or `(batch, seq)`; positions begin anew."""
         return self
 
     def of_sequence(self, number: int, length: int) -> Bias:
-        """The bias of the first `length` rows of one sequence of a batch."""
+        """Return the bias of the first `length` rows of one sequence of a batch."""
         return self
 
     @abstractmethod
     def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The definition: `(heads, len(queries), len(keys))`, or `(batch, heads, ...)`, of rows with these numbers, int64."""
+        """Compute the definition, `(heads, len(queries), len(keys))` or `(batch, heads, ...)`, for row numbers, int64."""
 
     @abstractmethod
     def lowered(self, dtype: Any) -> LoweredBias:
-        """What kernels compute it from, with weights and positions in `dtype`; positions from 0 in the order of the rows."""
+        """Lower the bias for kernels, with weights and positions in `dtype`; positions count the rows from 0."""
 
     def check_rows(self, batch: int, seq: int) -> None:  # noqa: B027 (most fit every sequence)
         """Raise ValueError where this is no bias of `batch` sequences of `seq` rows."""

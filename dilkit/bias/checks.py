@@ -1,4 +1,4 @@
-"""What the tensors of a bias must be."""
+"""Checks of the tensors of a bias."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def check_finite(name: str, x: Tensor) -> None:
         return
     wrong = (~x.detach().isfinite()).nonzero()
     if len(wrong):
-        at = wrong[0].tolist()
-        raise ValueError(f"{name}{at} is {x.detach()[tuple(at)].item()}; finite numbers are needed")
+        place = wrong[0].tolist()
+        raise ValueError(f"{name}{place} is {x.detach()[tuple(place)].item()}; finite numbers are needed")
 
 
 def check_reach(name: str, positions: Tensor | int, dtype: torch.dtype) -> None:
@@ -67,7 +67,7 @@ def check_reach(name: str, positions: Tensor | int, dtype: torch.dtype) -> None:
 
 
 def whole(name: str, x: Any) -> Tensor:
-    """`x` as int64. Raises TypeError or ValueError unless it is a tensor `(n,)` of whole numbers, n odd."""
+    """Return `x` as int64. Raises TypeError or ValueError unless it is a tensor `(n,)` of whole numbers, n odd."""
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} is {kind}; an integer torch.Tensor is needed, a bucket for each i - j from -m to m")
@@ -77,7 +77,7 @@ def whole(name: str, x: Any) -> Tensor:
 
 
 def check_range(name: str, x: Tensor, below: int, what: str) -> None:
-    """Raise ValueError unless whole numbers are from 0 to `below` - 1, `what` that is; on a GPU the device fails later."""
+    """Raise ValueError, which ends with `what`, unless whole numbers are from 0 to `below` - 1; a GPU fails later."""
     if _traced(x):
         return
     if x.is_cuda:

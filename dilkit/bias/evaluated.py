@@ -1,4 +1,4 @@
-"""A lowered bias of single rows in plain torch, and the gradient of its weights: what backends without a kernel go by."""
+"""A lowered bias of single rows in plain torch, and the gradient of its weights, for backends without a kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dilkit.bias.form import BiasForm, LoweredBias
 
 
 def evaluate(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
-    """What is added to the scores of these rows with these keys, int64: `(batch or 1, heads, len(queries), len(keys))`."""
+    """Compute the bias of rows and keys, int64 numbers of rows: `(batch or 1, heads, len(queries), len(keys))`."""
     form, weights, _ = bias
     of_pairs = _measure(bias, queries, keys)
     if not form.sizes:
@@ -18,7 +18,7 @@ def evaluate(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def gradient(bias: LoweredBias, dscores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """The gradient of the weights, `(heads, entries)`, given that of the scores, `(batch, heads, len(queries), len(keys))`."""
+    """Compute the gradient of the weights, `(heads, entries)`, from `dscores` `(batch, heads, len(queries), len(keys))`."""
     form, weights, _ = bias
     of_pairs = _measure(bias, queries, keys)
     if not form.sizes:
@@ -29,7 +29,7 @@ def gradient(bias: LoweredBias, dscores: Tensor, queries: Tensor, keys: Tensor) 
 
 
 def _measure(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
-    """Distances, or the numbers of entries, `(batch or 1, len(queries), len(keys))`."""
+    """Return distances, or the indices of entries, `(batch or 1, len(queries), len(keys))`."""
     form, weights, positions = bias
     if positions is None:
         apart = (queries[:, None] - keys).to(weights.dtype)[None, :, :, None]

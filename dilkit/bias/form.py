@@ -1,4 +1,4 @@
-"""What a bias is to a kernel: a few numbers a head, and a function of the difference of two positions.
+"""The form of a bias that a kernel computes: a few numbers a head, and a function of the difference of two positions.
 
 distance    bias[h, i, j] = -weights[h, 0] * |p_i - p_j|            in a metric; p has one to three dimensions
 table       bias[h, i, j] = weights[h, index(p_i - p_j)]            each dimension's difference clipped to the table
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 METRICS = ("euclidean", "l1", "max")
 
 ALIBI, COORDINATES, TABLE, GRID_TABLE, APART = BIASES = "alibi", "coordinates", "table", "grid table", "apart"
-"""What a backend may take: distances along the sequence and of coordinates, tables by differences along the sequence and of
-coordinates (`BiasForm.name`), and `BiasForm.apart`."""
+"""The biases that a backend may take: distances along the sequence and of coordinates, tables by differences along the sequence
+and of coordinates (`BiasForm.name`), and `BiasForm.apart`."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class BiasForm:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of `BIASES` that a backend must take."""
+        """The names in `BIASES` that a backend must take."""
         return (self.name, APART) if self.apart else (self.name,)
 
     @property
     def code(self) -> str:
-        """What the code of a kernel depends on. In one dimension all metrics are the same, and tables have none."""
+        """The key of a kernel's code. In one dimension all metrics are the same, and tables have none."""
         metric = "" if self.sizes or self.dims == 1 else f", {self.metric}"
         return f"{self.name} in {self.dims}-D{metric}"
 
@@ -78,28 +78,23 @@ class BiasForm:
         return self.dims * (1 + self.apart)
 
     def encode(self) -> str:
-        """The form as text without a semicolon or a comma."""
+        """Encode the form as text without a semicolon or a comma."""
         sizes = "x".join([f"{size}" for size in self.sizes])  # not str, which torch.compile knows of no size
         return f"{self.dims}/{sizes}/{self.metric}/{self.placed:d}{self.learned:d}{self.apart:d}"
 
     @classmethod
     def decode(cls, text: str) -> BiasForm:
-        """The form of a text that `encode` wrote. Raises ValueError for another."""
-        dims, sizes, metric, flags = _parts(text)
+        """Decode a text that `encode` wrote. Raises ValueError for another."""
+        parts = re.fullmatch(r"(\d)/([\dx]*)/(\w+)/([01]{3})", text)
+        if parts is None:
+            raise ValueError(f"bias={text!r} of a call is not of the form 'dims/sizes/metric/flags' that encode writes")
+        dims, sizes, metric, flags = parts.groups()
         return cls(int(dims), tuple(map(int, sizes.split("x"))) if sizes else (), metric, *(flag == "1" for flag in flags))
 
     def __str__(self) -> str:
         what = f"table of {' x '.join(map(str, self.sizes))}" if self.sizes else f"{self.metric} distance in {self.dims}-D"
         placed = (" of given positions" if self.placed else "") + (", apart for queries and keys" if self.apart else "")
         return what + placed + (", learned" if self.learned else "")
-
-
-def _parts(text: str) -> tuple[str, str, str, str]:
-    parts = re.fullmatch(r"(\d)/([\dx]*)/(\w+)/([01]{3})", text)
-    if parts is None:
-        raise ValueError(f"bias={text!r} of a call is not of the form 'dims/sizes/metric/flags' that encode writes")
-    dims, sizes, metric, flags = parts.groups()
-    return dims, sizes, metric, flags
 
 
 class LoweredBias(NamedTuple):

@@ -16,7 +16,7 @@ from dilkit.checks import boolean, integer, shown
 
 
 def t5_buckets(num_buckets: int = 32, max_distance: int = 128, *, bidirectional: bool = True) -> Tensor:
-    """The buckets of T5's relative attention bias (arXiv 1910.10683), int64 `(2 * max_distance + 1,)`.
+    """Compute the buckets of T5's relative attention bias (arXiv 1910.10683), int64 `(2 * max_distance + 1,)`.
 
     Entry `i - j + max_distance` is the bucket of query i and key j. Half of the buckets of a direction are single distances, the
     others grow as logarithms up to `max_distance`, beyond which all share the last. `bidirectional`, as in T5's encoder: keys
@@ -29,14 +29,14 @@ def t5_buckets(num_buckets: int = 32, max_distance: int = 128, *, bidirectional:
     """
     boolean("bidirectional", bidirectional)
     integer("num_buckets", num_buckets, at_least=4 if bidirectional else 2)
-    own = num_buckets // 2 if bidirectional else num_buckets
-    exact = own // 2
+    one_way = num_buckets // 2 if bidirectional else num_buckets
+    exact = one_way // 2
     integer("max_distance", max_distance, at_least=exact + 1)
     after = torch.arange(max_distance, -max_distance - 1, -1)  # j - i, which T5 calls the relative position
     distance = after.abs() if bidirectional else (-after).clamp(min=0)
-    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (own - exact)
-    bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp(max=own - 1))
-    return bucket + (after > 0) * own if bidirectional else bucket
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (one_way - exact)
+    bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp(max=one_way - 1))
+    return bucket + (after > 0) * one_way if bidirectional else bucket
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class RelativeTable(Bias):
         bias(h, i, j) = table[h, buckets[clip(i - j, -m, m) + m]]
 
     - `table`: floating-point `(heads, entries)`, which may require a gradient.
-    - `buckets`: whole numbers `(2 * m + 1,)`, the entry for each `i - j` from -m to m, such as `dilkit.t5_buckets()`. By
-      default entry `i - j + m` of a table of `2 * m + 1` entries: distances are clipped (Shaw et al., arXiv 1803.02155).
+    - `buckets`: whole numbers `(2 * m + 1,)`, the entry for each `i - j` from -m to m, such as `dilkit.t5_buckets()`. The
+      default is entry `i - j + m` of a table of `2 * m + 1` entries: distances are clipped (Shaw et al., arXiv 1803.02155).
 
     Raises TypeError or ValueError for what does not fit.
 
@@ -76,7 +76,7 @@ class RelativeTable(Bias):
         object.__setattr__(self, "buckets", buckets)
 
     def _by_difference(self) -> Tensor:
-        """`(heads, 2 * m + 1)`, differentiable."""
+        """Return `(heads, 2 * m + 1)`, differentiable."""
         return self.table if self.buckets is None else self.table[:, self.buckets.to(self.table.device)]
 
     def matrix(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class GridTable(Bias):
         return math.prod(self.shape)
 
     def _coordinates(self, rows: Tensor) -> Tensor:
-        """Whole numbers `(len(rows), dims)`."""
+        """Return whole numbers `(len(rows), dims)`."""
         assert isinstance(self.dilation, tuple)
         columns, left = [], rows
         for size, step in zip(self.shape[:0:-1], self.dilation[:0:-1], strict=True):

@@ -72,7 +72,7 @@ class MultiDilatelocalAttention(nn.Module):
         return _pattern(shape, self.num_heads, self.kernel_size, self.dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`out` like `x`, `(batch, height, width, dim)`."""
+        """Return `out` like `x`, `(batch, height, width, dim)`."""
         dim = self.num_heads * self.head_dim
         if x.dim() != 4 or x.shape[-1] != dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; (batch, height, width, dim={dim}) is needed")

@@ -6,7 +6,7 @@ from dilkit.integrations.natten import NeighborhoodAttention2D      in place of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ __all__ = ["NeighborhoodAttention1D", "NeighborhoodAttention2D", "NeighborhoodAt
 
 
 class NeighborhoodAttention(nn.Module):
-    """What the layers of all dimensions share; `dims` says how many of them a map has."""
+    """The base of the layers of all dimensions; `dims` is the number of dimensions of a map."""
 
     dims: ClassVar[int]
     rpb: nn.Parameter | None
@@ -57,19 +57,15 @@ class NeighborhoodAttention(nn.Module):
         self.attn_drop = probability("attn_drop", attn_drop)
         boolean("qkv_bias", qkv_bias)
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self._make_bias(rel_pos_bias)
+        boolean("rel_pos_bias", rel_pos_bias)
+        table = torch.empty(num_heads, *(2 * size - 1 for size in self.kernel_size)) if rel_pos_bias else None
+        self._offset_dims = [*range(1, self.dims + 1)]
+        self.register_parameter("rpb", None if table is None else nn.Parameter(nn.init.trunc_normal_(table, std=0.02)))
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def _make_bias(self, rel_pos_bias: bool) -> None:
-        """`rpb`, of small random numbers as NATTEN begins with, or None."""
-        boolean("rel_pos_bias", rel_pos_bias)
-        table = torch.empty(self.num_heads, *(2 * size - 1 for size in self.kernel_size)) if rel_pos_bias else None
-        self._offset_dims = [*range(1, self.dims + 1)]
-        self.register_parameter("rpb", None if table is None else nn.Parameter(nn.init.trunc_normal_(table, std=0.02)))
-
     def forward(self, x: Tensor) -> Tensor:
-        """`out` like `x`, `(batch, *map, dim)`."""
+        """Return `out` like `x`, `(batch, *map, dim)`."""
         dim = self.num_heads * self.head_dim
         if x.dim() != self.dims + 2 or x.shape[-1] != dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; (batch, {self.dims} sizes of a map, dim={dim}) is needed")
@@ -82,7 +78,7 @@ class NeighborhoodAttention(nn.Module):
         return out[(slice(None), *map(slice, shape))] if any(missing) else out
 
     def _attend(self, x: Tensor, pattern: Pattern) -> Tensor:
-        """The heads' results side by side, like `x`, a map at least as large as a window."""
+        """Return the heads' results side by side, like `x`, a map at least as large as a window."""
         batch, *shape, dim = x.shape
         query, key, value = self.qkv(x).reshape(batch, math.prod(shape), 3, self.num_heads, self.head_dim).unbind(2)
         bias = None
@@ -94,8 +90,15 @@ class NeighborhoodAttention(nn.Module):
         return out.reshape(batch, *shape, dim)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """What `load_state_dict` calls, with a dict of its own: the values in it are those that are loaded, here and below."""
-        _rename(state_dict, prefix)
+        """Rename transformers' weights in `state_dict`, the copy that `load_state_dict` makes, before they are loaded."""
+        for kind in ("weight", "bias"):
+            apart = [f"{prefix}self.{name}.{kind}" for name in ("query", "key", "value")]
+            if all(name in state_dict for name in apart):
+                state_dict[f"{prefix}qkv.{kind}"] = torch.cat([state_dict.pop(name) for name in apart])
+        renamed = {"self.rpb": "rpb", "output.dense.weight": "proj.weight", "output.dense.bias": "proj.bias"}
+        for there, here in renamed.items():
+            if prefix + there in state_dict:
+                state_dict[prefix + here] = state_dict.pop(prefix + there)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
@@ -158,15 +161,3 @@ class NeighborhoodAttention3D(NeighborhoodAttention):
     """
 
     dims = 3
-
-
-def _rename(state: MutableMapping[str, Tensor], prefix: str) -> None:
-    """Give what `state` has of transformers' names the names of the layer at `prefix`."""
-    for kind in ("weight", "bias"):
-        apart = [f"{prefix}self.{name}.{kind}" for name in ("query", "key", "value")]
-        if all(name in state for name in apart):
-            state[f"{prefix}qkv.{kind}"] = torch.cat([state.pop(name) for name in apart])
-    renamed = {"self.rpb": "rpb", "output.dense.weight": "proj.weight", "output.dense.bias": "proj.bias"}
-    for there, here in renamed.items():
-        if prefix + there in state:
-            state[prefix + here] = state.pop(prefix + there)

@@ -34,26 +34,27 @@ def check_class(package: str, version: str, kind: type, prover: str) -> None:
     if not is_newer(package, version) or (mode := environment.gpu_proof()) == "off":
         return
     name, versions = full_name(kind), _versions(package, version)
-    found = proof.known(mode, (name, *versions))
-    if found is None:
+    verdict = proof.known(mode, (name, *versions))
+    if verdict is None:
         text = proof.outcome([sys.executable, "-m", prover, name]).rpartition("\n")[2]
         doubtful = dict(wrong="", doubt=text or "it said nothing", right=[])
         compared: dict[str, Any] = json.loads(text) if text.startswith("{") else doubtful
         for right in compared["right"]:
             proof.keep(mode, proof.Proof((right, *versions), ""))
-        found = proof.Proof((name, *versions), compared["wrong"], compared["doubt"])
-        proof.keep(mode, found)
-    if found.doubt:
-        proof.keep(mode, replace(found, doubt=""), write=False)  # warned of once
+        verdict = proof.Proof((name, *versions), compared["wrong"], compared["doubt"])
+        proof.keep(mode, verdict)
+    if verdict.doubt:
+        proof.keep(mode, replace(verdict, doubt=""), write=False)  # warned of once
         warnings.warn(
             f"{package} {version} is newer than {tested}, the newest that dilkit is tested with, and not all of {name} could be "
-            f"compared with its own attention: {found.doubt}. Compare it yourself; {environment.GPU_PROOF.name}=off ends this",
+            f"compared with its own attention: {verdict.doubt}. Compare it yourself; {environment.GPU_PROOF.name}=off ends this",
             stacklevel=2,
         )
-    if found.reason:
+    if verdict.reason:
         raise ValueError(
-            f"{name} of {package} {version} computes something else by dilkit than by its own attention: {found.reason}. Install "
-            f"{package}=={tested} or earlier, or leave it its own; {environment.GPU_PROOF.name}=off computes it all the same"
+            f"{name} of {package} {version} computes something else by dilkit than by its own attention: {verdict.reason}. "
+            f"Install {package}=={tested} or earlier, or leave it its own; {environment.GPU_PROOF.name}=off computes it all the "
+            "same"
         )
 
 

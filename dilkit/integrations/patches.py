@@ -18,7 +18,7 @@ Patch = Callable[[ModuleType], None]
 
 
 class Handle:
-    """What an `install` returns: `uninstall()`, or the end of a `with` block, undoes it."""
+    """The handle that an `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation."""
 
     patches: ClassVar[Patches]
 
@@ -28,7 +28,7 @@ class Handle:
 
     @property
     def state(self) -> str:
-        """Whether it holds, for `repr`."""
+        """ "installed" or "not installed", for `repr`."""
         return "installed" if self in self.patches.handles else "not installed"
 
     def __enter__(self) -> Self:
@@ -39,10 +39,10 @@ class Handle:
 
 
 class Patches(MetaPathFinder):
-    """What patches modules, by the names that `fnmatch` takes for theirs, and what takes all of that back.
+    """The patches of modules, by patterns of their names as `fnmatch` reads them, and the function that undoes all of them.
 
-    A patch is called of a loaded module when an `install` begins to hold, of another once it is loaded: more than once for a
-    module, and perhaps while that is being loaded. It finds the modules as Python does, by the finders that come after it.
+    A patch is called for loaded modules when an `install` begins, for others once they are loaded. It may be called more than
+    once, and while a module is being loaded. Modules are found by the finders that come after this one.
     """
 
     def __init__(self, by_name: Mapping[str, Patch], restore: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ class TitanAttention(nn.Module):
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TitanAttention:
-        """As any module, but what leaves the meta device (`to_empty`) gets its slopes then: no state dict has them."""
+        """Convert the buffer, and fill it when it leaves the meta device (`to_empty`): no state dict holds the slopes."""
         had_none = self.slopes.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if had_none and not self.slopes.is_meta:
@@ -71,7 +71,7 @@ class TitanAttention(nn.Module):
 
     @classmethod
     def of(cls, module: Any) -> TitanAttention:
-        """This attention with the parameters of TITAN's own. Raises ValueError for what is computed in another way.
+        """Make this attention with the parameters of TITAN's own. Raises ValueError for what is computed in another way.
 
         >>> from types import SimpleNamespace
         >>> from dilkit.integrations.titan import TitanAttention
@@ -87,14 +87,14 @@ class TitanAttention(nn.Module):
         if module.attn_drop_prob:
             raise ValueError(f"attn_drop_prob={module.attn_drop_prob} of the attention; 0 is needed, as in the published model")
         check_plain("the attention", module, type(module), "register hooks after replace_attention")
-        made = cls(module.num_heads, module.num_heads)  # whose layers those of the module replace
+        attention = cls(module.num_heads, module.num_heads)  # whose layers those of the module replace
         for name in ("qkv", "q_norm", "k_norm", "proj", "proj_drop"):
-            setattr(made, name, getattr(module, name))
-        place: Tensor = next(module.parameters(), made.slopes)
-        return made.to(place.device).train(module.training)
+            setattr(attention, name, getattr(module, name))
+        place: Tensor = next(module.parameters(), attention.slopes)
+        return attention.to(place.device).train(module.training)
 
     def forward(self, x: Tensor, attn_bias: Tensor, bg_mask: Tensor | None = None) -> Tensor:
-        """`out` like `x`, `(batch, 1 + tiles, dim)`, the class token first.
+        """Return `out` like `x`, `(batch, 1 + tiles, dim)`, the class token first.
 
         `attn_bias`: the coordinates of the tiles, float32 `(batch or 1, tiles, 2)`, in units of a tile; a dimension of size 1 may
         come after the first. `bg_mask`: bool, `(batch, tiles)` or on a grid, False = background, whose tokens see and are seen by
@@ -111,7 +111,7 @@ class TitanAttention(nn.Module):
         return result
 
     def _tile_rows(self, q: Tensor, k: Tensor, v: Tensor, coordinates: Tensor, tiles: Tensor | None) -> Tensor:
-        """`(batch, tiles, heads, head_dim)`: what tiles see of tiles, merged with the class token."""
+        """Return `(batch, tiles, heads, head_dim)`: tiles attend to tiles, merged with the class token."""
         call: Any = dict(key_padding_mask=None if tiles is None else ~tiles, bias=CoordinateAlibi(self.slopes, coordinates))
         seen, lse = dilated_attention(q[:, 1:], k[:, 1:], v[:, 1:], DENSE, return_lse=True, **call)
         score = torch.einsum("bnhd,bhd->bhn", q[:, 1:].to(lse.dtype), k[:, 0].to(lse.dtype)) * q.shape[-1] ** -0.5
@@ -120,7 +120,7 @@ class TitanAttention(nn.Module):
         return out if tiles is None else torch.where(tiles[:, :, None, None], out, v[:, 1:])
 
     def _coordinates(self, given: Tensor, batch: int, tiles: int) -> Tensor:
-        """`(batch or 1, tiles, 2)`. Raises TypeError or ValueError for another tensor, such as a matrix of all pairs."""
+        """Return `(batch or 1, tiles, 2)`. Raises TypeError or ValueError for another tensor, such as a matrix of all pairs."""
         x = given.squeeze(1) if given.dim() == 4 and given.shape[1] == 1 else given
         if x.dim() != 3 or x.shape[0] not in (1, batch) or x.shape[1:] != (tiles, 2):
             raise ValueError(
@@ -152,8 +152,8 @@ def replace_attention(model: nn.Module) -> None:
             f"model is a {type(model).__name__}; TITAN's model or its vision_encoder is needed, with blocks and get_alibi"
         )
     blocks = [block for block in encoder.blocks.modules() if hasattr(block, "attn")]
-    made = [block.attn if isinstance(block.attn, TitanAttention) else TitanAttention.of(block.attn) for block in blocks]
-    for block, attention in zip(blocks, made, strict=True):
+    ours = [block.attn if isinstance(block.attn, TitanAttention) else TitanAttention.of(block.attn) for block in blocks]
+    for block, attention in zip(blocks, ours, strict=True):
         block.attn = attention
     encoder.get_alibi = _grid_coordinates
     encoder.local_alibi, encoder.global_alibi = _grid_coordinates(6, 6), _grid_coordinates(14, 14)  # kept of two sizes
@@ -161,21 +161,21 @@ def replace_attention(model: nn.Module) -> None:
 
 
 def _grid_coordinates(w: int, h: int, bg_mask: Tensor | None = None) -> Tensor:
-    """The cells of a grid that `bg_mask` has, row by row, as `TitanAttention` takes them: `(1, 1, tiles, 2)`."""
+    """Return the cells of a grid that `bg_mask` has, row by row, as `TitanAttention` takes them: `(1, 1, tiles, 2)`."""
     device = None if bg_mask is None else bg_mask.device
     cells = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in (w, h)))
     return (cells if bg_mask is None else cells[bg_mask.flatten()])[None, None]
 
 
 def _tiles(bg_mask: Tensor, batch: int, tiles: int) -> Tensor:
-    """Which rows after the class token are tiles, `(batch, tiles)`. Raises ValueError for a mask of another size."""
+    """Return a mask of the rows after the class token that are tiles, `(batch, tiles)`. Raises ValueError for another size."""
     if bg_mask.dtype != torch.bool or bg_mask.shape[0] != batch or bg_mask[0].numel() != tiles:
         raise ValueError(f"bg_mask is {bg_mask.dtype} {tuple(bg_mask.shape)}; bool ({batch}, {tiles}) is needed, True = a tile")
     return bg_mask.view(batch, -1)
 
 
 def _class_row(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor | None) -> Tensor:
-    """`(batch, 1, heads, head_dim)`: the class token sees itself and all tiles, without a bias."""
+    """Return `(batch, 1, heads, head_dim)`: the class token sees itself and all tiles, without a bias."""
     mask = None if tiles is None else F.pad(tiles, (1, 0), value=True)[:, None, None]
     query, key, value = (x.transpose(1, 2) for x in (q[:, :1], k, v))
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)

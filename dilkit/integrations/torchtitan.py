@@ -22,7 +22,7 @@ ROWS, HEADS = 0, 1
 
 
 class InnerAttention(nn.Module):
-    """What `inner_attention` of torchtitan's attention is: `inner_attention(q, k, v, attention_masks=, scale=)`.
+    """The `inner_attention` of torchtitan's attention: `inner_attention(q, k, v, attention_masks=, scale=)`.
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v        of each packed sequence by itself
 
@@ -53,7 +53,7 @@ class InnerAttention(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, attention_masks: Any = None, scale: float | None = None, **options: Any
     ) -> Tensor:
-        """`out` like `q`. `options`: `enable_gqa` is taken, whatever it is; others have to be None or False."""
+        """Return `out` like `q`. `options`: `enable_gqa` is taken, whatever it is; others have to be None or False."""
         if asked := [
             name for name, value in options.items() if name != "enable_gqa" and value is not None and value is not False
         ]:
@@ -72,8 +72,8 @@ class InnerAttention(nn.Module):
         pattern, comm = self._placed(q, k)
         mine: tuple[Tensor, Tensor, Tensor] = tuple(x.to_local() for x in (q, k, v))  # type: ignore[attr-defined]
         local = nothing_seen(*mine) if pattern is None else self._attend(*mine, pattern, comm, cu_seqlens, scale)
-        given: Any = q
-        return given.from_local(local, given.device_mesh, given.placements, run_check=False, shape=q.shape, stride=q.stride())  # type: ignore[no-any-return]
+        like: Any = q
+        return like.from_local(local, like.device_mesh, like.placements, run_check=False, shape=q.shape, stride=q.stride())  # type: ignore[no-any-return]
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, comm: Any, cu_seqlens: Tensor | None, scale: float | None
@@ -88,7 +88,7 @@ class InnerAttention(nn.Module):
         return dilated_attention(q[None], k[None], v[None], pattern, **call).squeeze(0)  # type: ignore[union-attr]
 
     def _placed(self, q: Any, k: Any) -> tuple[Pattern | None, Any]:
-        """The pattern of the heads at hand, and the ranks that rows are shared out over, by the placements of DTensors."""
+        """Return the pattern of the heads at hand, and the ranks that share the rows, by the placements of DTensors."""
         pattern: Pattern | None = self.pattern
         comm, mesh = self.comm, q.device_mesh
         for dim, placement in enumerate(q.placements):
@@ -107,7 +107,7 @@ class InnerAttention(nn.Module):
         return pattern, comm
 
     def _comm(self, mesh: Any, dim: int) -> Any:
-        """Made once for each dimension of a mesh."""
+        """Return the ranks of a dimension of a mesh, made once."""
         if (mesh, dim) not in self._comms:
             self._comms[mesh, dim] = over_ranks().transport(mesh[mesh.mesh_dim_names[dim]] if mesh.ndim > 1 else mesh)
         return self._comms[mesh, dim]
@@ -139,7 +139,7 @@ class ContextParallelStyle(ParallelStyle):
 
 
 def _of_heads(pattern: Pattern, heads: int, kv_heads: int, rank: int, ranks: int) -> Pattern | None:
-    """The pattern of a rank's heads; None where no branch serves any of them."""
+    """Return the pattern of a rank's heads; None where no branch serves any of them."""
     if kv_heads % ranks or heads % ranks:
         raise ValueError(
             f"{heads} heads and {kv_heads} key/value heads over {ranks} ranks; a number of ranks that divides both is needed"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def nothing_seen(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """0 for every row, like `query` as wide as `value`, with gradients 0 of all three.
+    """Return 0 for every row, like `query` as wide as `value`, with gradients 0 of all three.
 
     A rank whose parameters had no gradients would differ from the others.
     """

@@ -3,9 +3,8 @@
 attention.py     DilatedAttention, without parameters
 multihead.py     MultiheadDilatedAttention: projections, rotary positions, caches, packed sequences
 checks.py        arguments and masks as those of nn.MultiheadAttention
-in_projection.py the weights of the projections of a state dict, packed in one or apart
 head_parallel.py HeadParallel, a style of torch's tensor parallelism; loaded at first use, for it loads torch.distributed.tensor
-rank_heads.py    what a layer computes with where a rank has a part of its heads
+rank_heads.py    the rows, parameters and norms of a layer on a rank with a part of its heads
 """
 
 from typing import TYPE_CHECKING, Any

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dilkit.attention import dilated_attention
 from dilkit.bias.base import Bias
 from dilkit.checks import real, shown
 from dilkit.decoding import DilatedCache
 from dilkit.keywords import refusing
-from dilkit.nn.kept_bias import KeptBias
 from dilkit.op.arguments import check_pattern
 from dilkit.op.scores import check_softcap
 from dilkit.orders.attention import ordered_dilated_attention
@@ -22,6 +21,9 @@ from dilkit.packed.attention import dilated_attention_varlen
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
+if TYPE_CHECKING:
+    from dilkit.nn.rank_heads import RankHeads
+
 _WHY_NOT = {
     ("cache", "key_padding_mask"): "which keeps no mask; give shorter sequences another cache",
     ("cache", "return_lse"): "which returns the result alone; leave it out",
@@ -30,7 +32,36 @@ _WHY_NOT = {
 }
 
 
-class DilatedAttention(KeptBias):
+class BiasedModule(nn.Module):
+    """A module that holds a bias: its weights are `bias_weights` of the state dict, a parameter if they are an `nn.Parameter`."""
+
+    bias_weights: Tensor
+    of_model: Bias | None
+    """The bias that was given, of all heads of the model."""
+    _rank_heads: RankHeads | None = None
+    """The heads of the rank that the bias is restricted to; `HeadParallel` sets them."""
+
+    def _set_bias(self, bias: Bias | None) -> None:
+        """Make the weights of `bias` a part of this module. Raises TypeError for anything but a bias."""
+        if bias is not None and not isinstance(bias, Bias):
+            raise TypeError(f"bias={shown(bias)} is a {type(bias).__name__}; a value such as dilkit.Alibi is needed")
+        self.of_model = bias
+        weights = None if bias is None else bias.weights
+        if weights is None or isinstance(weights, nn.Parameter):
+            self.register_parameter("bias_weights", weights)
+        else:
+            self.register_buffer("bias_weights", weights)
+
+    @property
+    def bias(self) -> Bias | None:
+        """The bias with the weights that this module has now, of the heads that it computes."""
+        if self.of_model is None:
+            return None
+        weights, ranks = self.bias_weights, self._rank_heads
+        return self.of_model.with_weights(weights if ranks is None else ranks.part_of_all(weights))
+
+
+class DilatedAttention(BiasedModule):
     """`dilkit.dilated_attention` as a module, without parameters but a bias: the inner attention of `MultiheadDilatedAttention`.
 
         out[i] = softmax_j(scale * q_i . k_j + log count[h, i, j]) . v
@@ -71,7 +102,7 @@ class DilatedAttention(KeptBias):
         self.orders = order_or_orders(order, orders)
         self.scale = None if scale is None else real("scale", scale)
         self.softcap = check_softcap(softcap) or None
-        self._keep_bias(bias)
+        self._set_bias(bias)
         if backend is not None:
             names_of(backend)  # raises for what are no names
         self.backend = backend
@@ -93,7 +124,7 @@ class DilatedAttention(KeptBias):
         max_seqlen: int | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`dilated_attention(query, key, value, self.pattern, ...)`, on tensors `(batch, seq, heads, head_dim)`.
+        """Compute `dilated_attention(query, key, value, self.pattern, ...)` on tensors `(batch, seq, heads, head_dim)`.
 
         A `bias` takes the place of the module's own. With `cu_seqlens` it is `dilated_attention_varlen`, on tensors
         `(total, heads, head_dim)`. With a `cache` of the pattern it is `cache.attend` of the next rows, which is causal.
@@ -146,5 +177,5 @@ def check_cache(cache: object) -> None:
 
 
 def appended(options: dict[str, Any]) -> str:
-    """`options` behind other arguments, for `extra_repr`."""
+    """Return `options` as text behind other arguments, for `extra_repr`."""
     return "".join(f", {name}={value!r}" for name, value in options.items())

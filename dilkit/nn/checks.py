@@ -26,7 +26,7 @@ def accept_only(name: str, given: Any, only: Any) -> None:
 
 
 def even_heads(dim: int, num_heads: int) -> int:
-    """The dimensions of each head. Raises TypeError or ValueError unless `num_heads` share `dim` evenly."""
+    """Return the dimensions of each head. Raises TypeError or ValueError unless `num_heads` share `dim` evenly."""
     integer("dim", dim, at_least=1)
     if dim % integer("num_heads", num_heads, at_least=1):
         raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}; each head needs equally many dimensions")
@@ -84,7 +84,7 @@ def check_plain(name: str, module: nn.Module, kind: type[nn.Module], way: str) -
 
 
 def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """`mask` as bool, True = ignored. Raises TypeError or ValueError unless it is bool, or 0 and -inf, a row of `query` each.
+    """Return `mask` as bool, True = ignored. Raises TypeError or ValueError unless it is bool, or 0 and -inf, for each row.
 
     `nn.TransformerEncoderLayer` turns a bool mask into the floating-point numbers that it adds to the scores: 0 and -inf.
     """
@@ -104,7 +104,7 @@ def bool_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def _ignored(added: Tensor) -> Tensor:
-    """The keys whose scores become -inf with `added`."""
+    """Return a mask of the keys whose scores become -inf with `added`."""
     ignored = added == -torch.inf
     needed = f"key_padding_mask is {added.dtype} and holds other numbers than 0 and -inf; a bool mask, True = ignored, is needed"
     _require((ignored | (added == 0)).all(), needed)

@@ -15,10 +15,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dilkit.checks import LONGEST, not_distributed
 from dilkit.compiler import not_compiled
+from dilkit.nn.attention import BiasedModule
 from dilkit.nn.checks import check_plain
-from dilkit.nn.in_projection import APART, PACKED
-from dilkit.nn.kept_bias import KeptBias
-from dilkit.nn.multihead import MultiheadDilatedAttention
+from dilkit.nn.multihead import APART, PACKED, MultiheadDilatedAttention
 from dilkit.nn.rank_heads import NormOverRanks, RankHeads
 from dilkit.pattern import BlockSparse, Pattern
 
@@ -83,7 +82,7 @@ class HeadParallel(ParallelStyle):
 
 
 def _divide(layer: MultiheadDilatedAttention, mesh: DeviceMesh, source: dict[str, Any]) -> None:
-    """Leave `layer` the part of the rank; done already, as for a layer that has two names, there is nothing to do."""
+    """Restrict `layer` to the heads of the rank, unless that is done, as for a layer that has two names."""
     ranks, before = RankHeads(mesh), layer._rank_heads
     if before == ranks:
         return
@@ -113,35 +112,35 @@ def _take_apart(layer: MultiheadDilatedAttention) -> None:
     packed = layer.in_proj_weight
     if packed is None:
         return
-    made = _made_of(packed)
+    derived = _derived_from(packed)
     for name, weight in zip(APART, packed.detach().tensor_split(layer._cuts), strict=True):
-        if name not in made:  # Copies: views would keep the packed weight in memory.
-            made[name] = nn.Parameter(weight.clone(), requires_grad=packed.requires_grad)
-        setattr(layer, name, made[name])
+        if name not in derived:  # Copies: views would keep the packed weight in memory.
+            derived[name] = nn.Parameter(weight.clone(), requires_grad=packed.requires_grad)
+        setattr(layer, name, derived[name])
     setattr(layer, PACKED, None)
 
 
 def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, source: dict[str, Any]) -> None:
     """Make the parameter `name` of `module` a DTensor, if it has one."""
-    given: nn.Parameter | None = getattr(module, name)
-    if given is not None:
-        made, where = _made_of(given), (mesh, placement)
-        if where not in made:
-            whole = distribute_tensor(given.detach(), mesh, [placement], **source)
-            made[where] = nn.Parameter(whole, requires_grad=given.requires_grad)
-        setattr(module, name, made[where])
+    parameter: nn.Parameter | None = getattr(module, name)
+    if parameter is not None:
+        derived, where = _derived_from(parameter), (mesh, placement)
+        if where not in derived:
+            whole = distribute_tensor(parameter.detach(), mesh, [placement], **source)
+            derived[where] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+        setattr(module, name, derived[where])
 
 
-_MADE: MutableMapping[Tensor, dict[Any, nn.Parameter]] = WeakTensorKeyDictionary()
+_DERIVED: MutableMapping[Tensor, dict[Any, nn.Parameter]] = WeakTensorKeyDictionary()
 
 
-def _made_of(parameter: nn.Parameter) -> dict[Any, nn.Parameter]:
-    """The parameters that were made of one: layers that share it, as T5's share their bias, share those as well."""
-    return _MADE.setdefault(parameter, {})
+def _derived_from(parameter: nn.Parameter) -> dict[Any, nn.Parameter]:
+    """Return the parameters made from one: layers that share it, as T5's share their bias, share those as well."""
+    return _DERIVED.setdefault(parameter, {})
 
 
 def _check_own(layer: MultiheadDilatedAttention) -> None:
-    """Raise ValueError where something computes the weights that are cut, or changes the results of a part."""
+    """Raise ValueError for weights that are computed, as by a parametrization, and for parts with hooks."""
     first = "divide the layer first, and change it then"
     check_plain("out_proj", layer.out_proj, nn.Linear, first)
     if layer.inner_norm is not None:
@@ -152,7 +151,7 @@ def _check_own(layer: MultiheadDilatedAttention) -> None:
 
 
 def _inner_of_rank(layer: MultiheadDilatedAttention, ranks: RankHeads, source: dict[str, Any]) -> nn.Module:
-    """The inner attention with the pattern of the rank's heads. Others may have the same module, which stays as it is.
+    """Copy the inner attention with the pattern of the rank's heads; other layers may share the original.
 
     The weights of a bias that is learned are whole on each rank, a DTensor.
     """
@@ -161,7 +160,7 @@ def _inner_of_rank(layer: MultiheadDilatedAttention, ranks: RankHeads, source: d
     part = _pattern_of_rank(pattern, mesh.get_local_rank(), mesh.size(), heads, kv_heads)
     inner: Any = copy.copy(layer.attention)
     inner.pattern, inner._parameters = part, dict(inner._parameters)
-    if isinstance(inner, KeptBias):
+    if isinstance(inner, BiasedModule):
         inner._rank_heads = ranks
         if isinstance(inner.bias_weights, nn.Parameter):
             _distribute(inner, "bias_weights", mesh, Replicate(), source)
@@ -169,7 +168,7 @@ def _inner_of_rank(layer: MultiheadDilatedAttention, ranks: RankHeads, source: d
 
 
 def _pattern_of_model(module: nn.Module) -> Pattern:
-    """The pattern that `module` holds. Raises TypeError for a module without one, ValueError for one of a part of the heads."""
+    """Return the pattern of `module`. Raises TypeError for a module without one, ValueError for one of a part of the heads."""
     pattern = getattr(module, "pattern", None)
     if not isinstance(pattern, Pattern):
         raise TypeError(
@@ -185,13 +184,13 @@ def _pattern_of_model(module: nn.Module) -> Pattern:
 
 
 def _same_for_all(module: nn.Module, pattern: Pattern) -> bool:
-    """Whether `module` computes all heads alike, whatever their numbers are."""
+    """True if `module` computes all heads alike, whatever their numbers are."""
     biased = getattr(module, "bias", None) is not None  # of the heads of the model, which the pattern then says
     return not biased and not pattern.differs_by_head and len(getattr(module, "orders", None) or ()) < 2
 
 
 def _pattern_of_rank(pattern: Pattern, rank: int, size: int, heads: int, kv_heads: int) -> Pattern:
-    """That of a model for rank `rank` of `size`, each of which has `heads` query and `kv_heads` key/value heads."""
+    """Return the part of a model's pattern for rank `rank` of `size`, with `heads` query and `kv_heads` key/value heads each."""
     pattern.check_heads(heads * size, kv_heads * size)
     first = rank * kv_heads
     part = pattern.of_kv_heads(first, first + kv_heads, heads * size, kv_heads * size)
@@ -202,20 +201,20 @@ def _pattern_of_rank(pattern: Pattern, rank: int, size: int, heads: int, kv_head
 
 @dataclass(frozen=True)
 class _BeforeCall:
-    """Called before `module` is: gives it the pattern of the heads that it is called with."""
+    """A hook before each call of a module, which gives it the pattern of the heads that it is called with."""
 
     pattern: Pattern
     rank: int
     size: int
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
-        query, key = given.get("query"), given.get("key")
+        arguments = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
+        query, key = arguments.get("query"), arguments.get("key")
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or min(query.dim(), key.dim()) < 3:
             return  # the module says what it needs
         not_distributed("query", query)
         not_distributed("key", key)
-        by_number = bool(given.get("dropout_p")) or given.get("bias") is not None
+        by_number = bool(arguments.get("dropout_p")) or arguments.get("bias") is not None
         call = (query.shape[-2], key.shape[-2], by_number)
         if getattr(module, "_placed_for", None) != call:
             self.place(module, call)
@@ -231,7 +230,7 @@ class _BeforeCall:
 
 
 def _follow_calls(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Have `module` compute the heads of the rank; done already, as for a module that several layers share, nothing is to do."""
+    """Have `module` compute the heads of the rank, unless that is done, as for a module that several layers share."""
     rank, size = mesh.get_local_rank(), mesh.size()
     for other in module._forward_pre_hooks.values():
         if isinstance(other, _BeforeCall):
@@ -240,7 +239,7 @@ def _follow_calls(module: nn.Module, mesh: DeviceMesh) -> None:
             raise ValueError(
                 f"module has its heads over {other.size} ranks already; they cannot go over the {size} ranks of {mesh} too"
             )
-    if isinstance(module, KeptBias) and module.bias_weights is not None and module.bias_weights.requires_grad:
+    if isinstance(module, BiasedModule) and module.bias_weights is not None and module.bias_weights.requires_grad:
         raise ValueError(
             f"{type(module).__name__} has a bias that is learned, of which a rank would have the gradient of its own heads; "
             "give it to a MultiheadDilatedAttention and this style to that, or use weights that are fixed, a buffer"

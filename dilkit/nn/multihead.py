@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,7 +16,6 @@ from dilkit.decoding import DilatedCache
 from dilkit.keywords import refusing
 from dilkit.nn.attention import DilatedAttention, appended, check_cache
 from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
-from dilkit.nn.in_projection import lay_out
 from dilkit.op.sequences import check_cu_seqlens, places
 from dilkit.packed.nested import is_nested, nested_like, packed_rows
 from dilkit.pattern import Pattern
@@ -24,6 +23,9 @@ from dilkit.rotary import DEFAULT_BASE, even_head_dim, rotary_tables, rotate
 
 if TYPE_CHECKING:
     from dilkit.nn.rank_heads import RankHeads
+
+PACKED = "in_proj_weight"
+APART = "q_proj_weight", "k_proj_weight", "v_proj_weight"
 
 _FILLED_BY: weakref.WeakKeyDictionary[DilatedCache, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 """The layer that each cache was given to last."""
@@ -82,8 +84,7 @@ class MultiheadDilatedAttention(nn.Module):
     batch_first = True
     # nn.TransformerEncoderLayer reads this: False keeps the module out of its inference shortcut, which is dense attention.
     _qkv_same_embed_dim = False
-    # What `HeadParallel` sets.
-    _rank_heads: RankHeads | None = None
+    _rank_heads: RankHeads | None = None  # `HeadParallel` sets it
 
     @refusing
     def __init__(
@@ -112,8 +113,8 @@ class MultiheadDilatedAttention(nn.Module):
     ) -> None:
         super().__init__()
         refused = dict(add_bias_kv=(add_bias_kv, False), add_zero_attn=(add_zero_attn, False))
-        for name, (given, only) in {**refused, "batch_first": (batch_first, True)}.items():
-            accept_only(name, given, only)
+        for name, (value, only) in {**refused, "batch_first": (batch_first, True)}.items():
+            accept_only(name, value, only)
         for name, flag in dict(bias=bias, layer_norm=layer_norm, sink=sink, is_causal=is_causal).items():
             boolean(name, flag)
         self.dropout = probability("dropout", dropout)
@@ -188,7 +189,7 @@ class MultiheadDilatedAttention(nn.Module):
         max_seqlen: int | None = None,
         score_bias: Bias | None = None,
     ) -> tuple[Tensor, None]:
-        """`(output, None)`; `output` has the shape of `query`.
+        """Return `(output, None)`; `output` has the shape of `query`.
 
         - `query`: `(batch, seq, embed_dim)`, or `(seq, embed_dim)` without a batch; or a jagged tensor of `torch.nested`
           `(batch, j, embed_dim)`, which is computed as packed sequences, `key` and `value` with the same offsets.
@@ -215,18 +216,22 @@ class MultiheadDilatedAttention(nn.Module):
         """
         accept_only("need_weights", need_weights, False)
         if is_nested(query):
-            given: Any = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
-            given |= dict(positions=positions, cache=cache, max_seqlen=max_seqlen, score_bias=score_bias)
-            return self._forward_nested(query, key, value, cu_seqlens, is_causal=is_causal, **given)
+            others: Any = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
+            others |= dict(positions=positions, cache=cache, max_seqlen=max_seqlen, score_bias=score_bias)
+            return self._forward_nested(query, key, value, cu_seqlens, is_causal=is_causal, **others)
         key = query if key is None else key
         value = key if value is None else value
-        check_rows(self._first_weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
+        weight = cast(Tensor, self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight)
+        check_rows(weight, query=(query, self.embed_dim), key=(key, self.kdim), value=(value, self.vdim))
         key_padding_mask = bool_mask(key_padding_mask, query)
         causal = self._causal(is_causal, attn_mask, query, cache=cache, cu_seqlens=cu_seqlens)
         if cache is not None:
             self._check_cache(cache)
         if cu_seqlens is not None:
-            self._check_packed(query, cu_seqlens)
+            self._plain_attention("cu_seqlens")
+            if query.dim() != 2:
+                raise ValueError(f"query has shape {tuple(query.shape)}; with cu_seqlens (total, {self.embed_dim}) is needed")
+            check_cu_seqlens(cu_seqlens, query, query.shape[0])
         elif max_seqlen is not None:
             raise ValueError(f"max_seqlen={max_seqlen} is given without cu_seqlens, which says where sequences begin; give both")
         if positions is not None and self.rotary is None:
@@ -239,7 +244,9 @@ class MultiheadDilatedAttention(nn.Module):
             positions = self._positions(q, cache, cu_seqlens) if positions is None else positions
             tables = rotary_tables(q, positions, self.rotary)
             q, k = rotate(q, *tables), rotate(k, *tables)
-        options = self._options(bias=self._bias_of_call(score_bias), cache=cache, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+        if score_bias is not None and self._rank_heads is not None:
+            score_bias = score_bias.with_weights(self._rank_heads.part_of_all(score_bias.weights))
+        options = self._options(bias=score_bias, cache=cache, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
         if cu_seqlens is not None:
             q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
         attended = self.attention(q, k, v, is_causal=causal, key_padding_mask=key_padding_mask, **options)
@@ -247,7 +254,7 @@ class MultiheadDilatedAttention(nn.Module):
         return self.out_proj(out if self.inner_norm is None else self.inner_norm(out)), None
 
     def _causal(self, is_causal: bool | None, attn_mask: Tensor | None, query: Tensor, **others: Any) -> bool:
-        """Whether the call is causal. Raises TypeError or ValueError for a mask that is not the causal one of `query`."""
+        """True if the call is causal. Raises TypeError or ValueError for a mask that is not the causal one of `query`."""
         causal = self.is_causal if is_causal is None else is_causal
         if attn_mask is None:
             return causal
@@ -259,25 +266,20 @@ class MultiheadDilatedAttention(nn.Module):
         boolean("is_causal", causal)
         return True
 
-    def _bias_of_call(self, given: Bias | None) -> Bias | None:
-        """`given`, of the heads that are computed here."""
-        ranks = self._rank_heads
-        return given if given is None or ranks is None else given.with_weights(ranks.part_of_all(given.weights))
-
     def _forward_nested(self, query: Tensor, key: Any, value: Any, cu_seqlens: Any, **options: Any) -> tuple[Tensor, None]:
-        """`forward` of a jagged tensor: of its rows as packed sequences."""
+        """Compute `forward` of a jagged tensor: of its rows as packed sequences."""
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens is given with a nested query, which says itself where its sequences begin; leave it out")
-        given = {name: x for name, x in dict(query=query, key=key, value=value).items() if x is not None}
-        rows, starts = packed_rows(3, **given)
-        packed: dict[str, Any] = dict(zip(given, rows, strict=True))
+        nested = {name: x for name, x in dict(query=query, key=key, value=value).items() if x is not None}
+        rows, starts = packed_rows(3, **nested)
+        packed: dict[str, Any] = dict(zip(nested, rows, strict=True))
         out, _ = self.forward(**packed, **options, cu_seqlens=starts)
         if self._rank_heads is not None:
             out = out.clone()  # this waits for the sum over ranks, as a nested view does not
         return nested_like(query, out), None
 
     def _positions(self, q: Tensor, cache: Any, cu_seqlens: Tensor | None) -> Tensor | None:
-        """The positions of the rows of `q` where the caller gives none; None: 0, 1, 2, ..."""
+        """Return the positions of the rows of `q` where the caller gives none; None: 0, 1, 2, ..."""
         of_attention: Any = getattr(self.attention, "positions", None)
         if cache is not None:
             return torch.arange(cache.seen, cache.seen + q.shape[1], device=q.device)
@@ -286,7 +288,7 @@ class MultiheadDilatedAttention(nn.Module):
         return None if of_attention is None else of_attention(q.shape[1], q.device)
 
     def _options(self, **given: Any) -> dict[str, Any]:
-        """Arguments of the inner attention that it gets only where the module or the call has them."""
+        """Return arguments that the inner attention gets only where the module or the call has them."""
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.sinks is not None:
             options["sink"] = self.sinks if self._rank_heads is None else self._rank_heads.part(self.sinks)
@@ -306,13 +308,6 @@ class MultiheadDilatedAttention(nn.Module):
             )
         _FILLED_BY[cache] = weakref.ref(self)
 
-    def _check_packed(self, query: Tensor, cu_seqlens: Tensor) -> None:
-        """Raise TypeError or ValueError for other rows, or an inner attention that takes no packed sequences."""
-        self._plain_attention("cu_seqlens")
-        if query.dim() != 2:
-            raise ValueError(f"query has shape {tuple(query.shape)}; with cu_seqlens (total, {self.embed_dim}) is needed")
-        check_cu_seqlens(cu_seqlens, query, query.shape[0])
-
     def _plain_attention(self, name: str) -> None:
         """Raise ValueError, naming the argument that needs it, unless the inner attention is `DilatedAttention(pattern)`."""
         inner = self.attention
@@ -320,7 +315,7 @@ class MultiheadDilatedAttention(nn.Module):
             raise ValueError(f"{name} is given, but the inner attention is {inner}; DilatedAttention(pattern) is needed")
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v, `(..., seq, heads, head_dim)`. In self-attention they are views of one product."""
+        """Compute q, k and v, `(..., seq, heads, head_dim)`. In self-attention they are views of one product."""
         if self.in_proj_weight is not None and key is query and value is query:
             projected = F.linear(query, self.in_proj_weight, self.in_proj_bias).tensor_split(self._cuts, dim=-1)
         else:
@@ -329,13 +324,8 @@ class MultiheadDilatedAttention(nn.Module):
             projected = tuple(map(F.linear, (query, key, value), *self._projections()))
         return tuple(x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
 
-    @property
-    def _first_weight(self) -> Tensor:
-        """A parameter of the layer itself, with the device and the dtype of its inputs: children may have any."""
-        return cast(Tensor, self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight)
-
     def _projections(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The weights and the biases of queries, keys and values."""
+        """Return the weights and the biases of queries, keys and values."""
         weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         bias, ranks = self.in_proj_bias, self._rank_heads
         if ranks is not None:
@@ -345,7 +335,7 @@ class MultiheadDilatedAttention(nn.Module):
         return weights, (None,) * 3 if bias is None else bias.tensor_split(self._cuts)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """What `load_state_dict` calls, with a dict of its own: the values in it are those that are loaded, here and below."""
+        """Lay out the weights in `state_dict`, a copy that `load_state_dict` made, as the layer has them."""
         lay_out(state_dict, prefix, self.in_proj_weight is not None, self._cuts)
         if self._rank_heads is not None:
             from dilkit.nn.rank_heads import distribute_values
@@ -355,7 +345,7 @@ class MultiheadDilatedAttention(nn.Module):
 
     @classmethod
     def from_torchscale(cls, module: nn.Module, *, tail: str = "zeros") -> MultiheadDilatedAttention:
-        """A copy of torchscale's `DilatedAttention`: its weights, pattern, device and dtype (`offset="block"`).
+        """Copy torchscale's `DilatedAttention`: its weights, pattern, device and dtype (`offset="block"`).
 
         `tail`: "zeros" computes what torchscale computes where segments are padded, "exact" attends to no padding. Raises
         TypeError for another module, ValueError for one with xPos, multiway weights, attention dropout or `seq_parallel`.
@@ -365,7 +355,7 @@ class MultiheadDilatedAttention(nn.Module):
         return module_of(module, tail, cls)
 
     def to_torchscale_state_dict(self) -> dict[str, Tensor]:
-        """The weights under the names of torchscale's `DilatedAttention`, which loads them with `load_state_dict`.
+        """Return the weights under the names of torchscale's `DilatedAttention`, which loads them with `load_state_dict`.
 
         Raises ValueError for what torchscale's module does not have, such as grouped heads, `rotary` or `offset="modulo"`.
         """
@@ -380,6 +370,18 @@ class MultiheadDilatedAttention(nn.Module):
         )
         shown = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
         return sizes + appended(shown | ({} if self.sinks is None else dict(sink=True)))
+
+
+def lay_out(state: MutableMapping[str, Tensor], prefix: str, packed: bool, cuts: Sequence[int]) -> None:
+    """Put the weights of the layer at `prefix` into `state` as the layer has them: packed, or cut at the rows `cuts`.
+
+    Weights that are in that layout already, or not complete, stay as they are.
+    """
+    whole, parts = prefix + PACKED, [prefix + name for name in APART]
+    if packed and whole not in state and all(name in state for name in parts):
+        state[whole] = torch.cat([state.pop(name) for name in parts])
+    elif not packed and whole in state and not any(name in state for name in parts):
+        state.update(zip(parts, state.pop(whole).tensor_split(cuts), strict=True))
 
 
 def _inner_attention(attention: Any, segment_lengths: Any, dilation_rates: Any) -> nn.Module:

@@ -1,7 +1,7 @@
-"""What a layer computes with on a rank that has a part of its heads: its rows, its parts of parameters, norms over all heads.
+"""A layer on a rank with a part of its heads: its rows, its parts of parameters, norms over all heads.
 
-Parameters are DTensors and are used as local tensors: of one cut by heads, a rank's part. Inputs are the same on all ranks, and
-each rank finds the part of their gradients that comes from its heads; the sum is their gradient.
+Parameters are DTensors and are used as local tensors: the rank's part of those that are cut by heads. Inputs are the same on all
+ranks. Each rank finds the part of their gradients that comes from its heads, and the sum is their gradient.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ class RankHeads:
         return self  # a process group is not copied
 
     def rows(self, *inputs: Tensor) -> list[Tensor]:
-        """`inputs` as local tensors whose gradients are summed over ranks; one that is given twice is one tensor again."""
-        found: list[Tensor] = []
+        """Return `inputs` as local tensors with gradients summed over ranks; one that is given twice is one tensor again."""
+        local: list[Tensor] = []
         for i, x in enumerate(inputs):
             first = next(j for j, other in enumerate(inputs) if other is x)
-            found.append(self._of_all(x) if first == i else found[first])
-        return found
+            local.append(self._of_all(x) if first == i else local[first])
+        return local
 
     def part(self, parameter: Tensor) -> Tensor:
-        """The rank's part of a parameter that is cut by heads."""
+        """Return the rank's part of a parameter that is cut by heads."""
         return cast(DTensor, parameter).to_local()
 
     def parts_of_bias(self, bias: Tensor, cuts: tuple[int, int]) -> list[Tensor]:
-        """The rank's parts of the biases of queries, keys and values, which all ranks have in one."""
+        """Return the rank's parts of the biases of queries, keys and values, which all ranks have in one."""
         rank, size = self.mesh.get_local_rank(), self.mesh.size()
         return [one.chunk(size)[rank] for one in self._of_all(bias).tensor_split(cuts)]
 
     def part_of_all(self, weights: Tensor) -> Tensor:
-        """The rank's part of what all ranks have of all heads, in the first dimension; its gradient is the sum over ranks."""
+        """Return the rank's part, in the first dimension, of weights that all ranks hold; gradients are summed over ranks."""
         return self._of_all(weights).chunk(self.mesh.size())[self.mesh.get_local_rank()]
 
     def every(self, x: Tensor) -> Tensor:
-        """`x` `(..., n)` of all ranks, one after the other: `(..., ranks * n)`."""
+        """Gather `x` `(..., n)` of all ranks, one after the other: `(..., ranks * n)`."""
         return self._of_all(DTensor.from_local(x, self.mesh, [Shard(x.dim() - 1)], run_check=False))
 
     def _of_all(self, x: Tensor) -> Tensor:
-        """`x` whole on each rank, a local tensor; its gradient is the sum over ranks."""
-        given = x if isinstance(x, DTensor) else DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
-        whole = given.redistribute(placements=[Replicate()])  # backward, this is where gradients are summed
+        """Return `x` whole on each rank, a local tensor; its gradient is the sum over ranks."""
+        distributed = x if isinstance(x, DTensor) else DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
+        whole = distributed.redistribute(placements=[Replicate()])  # backward, this is where gradients are summed
         return whole.to_local(grad_placements=[Partial()])
 
 
@@ -73,18 +73,14 @@ class NormOverRanks(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
-        means, variances = self.heads.every(_moments(wide)).view(*x.shape[:-1], self.heads.mesh.size(), 2).unbind(-1)
+        mean = wide.mean(-1, keepdim=True)
+        moments = torch.cat([mean, (wide - mean).square().mean(-1, keepdim=True)], -1)
+        means, variances = self.heads.every(moments).view(*x.shape[:-1], self.heads.mesh.size(), 2).unbind(-1)
         mean = means.mean(-1, keepdim=True)
         variance = variances.mean(-1, keepdim=True) + (means - mean).square().mean(-1, keepdim=True)
         weight, bias = self.heads.part(self.weight), self.heads.part(self.bias)
         out: Tensor = (wide - mean) * torch.rsqrt(variance + self.eps) * weight + bias
         return out if torch.is_autocast_enabled(x.device.type) else out.to(x.dtype)  # as nn.LayerNorm under autocast
-
-
-def _moments(x: Tensor) -> Tensor:
-    """Mean and variance of each row, `(..., 2)`."""
-    mean = x.mean(-1, keepdim=True)
-    return torch.cat([mean, (x - mean).square().mean(-1, keepdim=True)], -1)
 
 
 def distribute_values(state: MutableMapping[str, Any], prefix: str, module: nn.Module) -> None:

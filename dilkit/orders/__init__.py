@@ -1,4 +1,4 @@
-"""Token orders: in which order the cells of a grid become the tokens of a sequence."""
+"""Token orders: permutations that put the cells of a grid into a sequence."""
 
 from dilkit.orders.token_order import TokenOrder as TokenOrder
 from dilkit.orders.token_order import order as order

@@ -26,13 +26,13 @@ _GRID = "(n,), (rows, columns) or (depth, rows, columns)"
 
 
 def sizes(name: str, values: Any) -> tuple[int, ...]:
-    """`values`, one integer an axis, as a tuple of ints. Raises TypeError for others."""
+    """Return `values`, one integer an axis, as a tuple of ints. Raises TypeError for others."""
     if type(values) is not tuple and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
         raise TypeError(f"{name}={values!r} is a {type(values).__name__}; a sequence of integers is needed, {_GRID}")
-    given = tuple(values)
-    if {*map(type, given)} == {int}:
-        return given
-    return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(given))
+    listed = tuple(values)
+    if {*map(type, listed)} == {int}:
+        return listed
+    return tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(listed))
 
 
 def check_grid(shape: tuple[int, ...], extra_tokens: int) -> None:
@@ -68,27 +68,27 @@ def check_tile(tile: tuple[int, ...], shape: tuple[int, ...], curve: str) -> Non
 
 
 def permutation(values: Any) -> Index:
-    """A copy of `values` as row numbers. Raises TypeError or ValueError unless it is a permutation of `0 .. n - 1`."""
+    """Copy `values` as row numbers. Raises TypeError or ValueError unless it is a permutation of `0 .. n - 1`."""
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("perm is a masked array; one without a mask is needed")
     try:
-        given = np.asarray(values)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:  # lists of unequal lengths, tensors elsewhere than on the CPU
         raise TypeError(f"perm is a {type(values).__name__} that is no array of integers: {error}") from None
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"perm has dtype {given.dtype}; integers are needed")
-    if given.ndim != 1 or not len(given):
-        raise ValueError(f"perm has shape {given.shape}; (n,) with n >= 1 is needed")
-    n = len(given)
-    if given.min() != 0 or given.max() != n - 1 or not (np.bincount(given, minlength=n) == 1).all():
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"perm has dtype {array.dtype}; integers are needed")
+    if array.ndim != 1 or not len(array):
+        raise ValueError(f"perm has shape {array.shape}; (n,) with n >= 1 is needed")
+    n = len(array)
+    if array.min() != 0 or array.max() != n - 1 or not (np.bincount(array, minlength=n) == 1).all():
         raise ValueError(f"perm is no permutation: each of 0 to {n - 1} must be there once")
     copy = empty(n)
-    copy[:] = given
+    copy[:] = array
     return copy
 
 
 def empty(tokens: int) -> Index:
-    """An uninitialised table of row numbers, `(tokens,)`: int32 below 2**31 tokens, else int64. Raises MemoryError."""
+    """Return an uninitialised table of row numbers, `(tokens,)`: int32 below 2**31 tokens, else int64. Raises MemoryError."""
     dtype = np.dtype(np.int32 if tokens < 2**31 else np.int64)
     try:
         return np.empty(tokens, dtype)
@@ -111,13 +111,13 @@ def check_dim(x: Any, dim: int, name: str = "x") -> None:
 
 
 def wrong_length(what: str, tokens: int, order: TokenOrder) -> ValueError:
-    """The error for a sequence of another length than the order's; `what` begins its text."""
+    """Return the error for a sequence of another length than the order's; `what` begins its text."""
     cells, extra = len(order) - order.extra_tokens, order.extra_tokens
-    made = f"{' x '.join(map(str, order.shape))} cells and extra_tokens={extra}"
+    grid = f"{' x '.join(map(str, order.shape))} cells and extra_tokens={extra}"
     if tokens == cells:
         hint = "extra_tokens=0 fits"
     elif tokens > cells:
         hint = f"extra_tokens={tokens - cells} would leave {tokens - cells} in front, such as a class token"
     else:
         hint = f"use an order of the grid that these tokens come from, {_GRID}"
-    return ValueError(f"{what}, but the order is of {len(order)}: {made}; {hint}")
+    return ValueError(f"{what}, but the order is of {len(order)}: {grid}; {hint}")

@@ -1,4 +1,4 @@
-"""All curves through a grid side by side: their orders, with tiles that hold a segment, and what their figures say."""
+"""All curves through a grid side by side: their orders, with tiles that hold a segment, and a comparison of their figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def curve_orders(
     tile: tuple[int, ...] | None = None,
     extra_tokens: int = 0,
 ) -> dict[str, TokenOrder]:
-    """The orders of a grid by curve; a tile holds one segment, unless `tile` is its shape.
+    """Return the orders of a grid by curve; a tile holds one segment, unless `tile` is its shape.
 
     With `block`, also an order "block-tile", whose tiles hold one block of so many tokens each.
 
@@ -46,7 +46,7 @@ def curve_orders(
 
 
 def segment_tile(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """The most compact tile of `length` cells that fits the grid; about `length` where none does.
+    """Return the most compact tile of `length` cells that fits the grid; about `length` where none does.
 
     Where whole tiles fill the grid, they may be less compact: by up to the square root of 2 in their diagonal.
     """
@@ -64,12 +64,12 @@ def segment_tile(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def reading(reports: Mapping[str, LocalityReport], chosen: str = "hilbert") -> str:
-    """What reports by curve, as of `curve_orders`, say about plain tiles beside `chosen`: beside Hilbert where that is "tile"."""
+    """Compare plain tiles with the curve `chosen`, or Hilbert where that is "tile", in words, by reports for each curve."""
     if len(reports[chosen].shape) == 1:
         return "In one dimension the sequence's own order is the best there is: every curve is the identity."
     rival = "hilbert" if chosen == "tile" else chosen
     tiles, other, rows = (reports[curve] for curve in ("tile", rival, "row-major"))
-    far = [found.kept[-1].mean or 0.0 for found in (tiles, other, rows)]
+    far = [report.kept[-1].mean or 0.0 for report in (tiles, other, rows)]
     aligned = _compared(tiles.aligned.near_48, other.aligned.near_48, SAME_SHARE)
     shifted = _compared(tiles.shifted.near_48, other.shifted.near_48, SAME_SHARE)
     dilated = _compared(far[1], far[0], SAME_DISTANCE)
@@ -84,16 +84,16 @@ def reading(reports: Mapping[str, LocalityReport], chosen: str = "hilbert") -> s
 
 
 def _blocks(reports: Mapping[str, LocalityReport], rival: str) -> str:
-    """The active blocks of a window, if there was one: of tiles, the rival and row-major."""
+    """Return the active blocks of a window, if there was one: of tiles, the rival and row-major."""
     if not reports[rival].window:
         return ""
     compared = (reports.get("block-tile", reports["tile"]), reports[rival], reports["row-major"])
-    listed = dict.fromkeys(f"{found.active_blocks:.2f} for {found.name}" for found in compared)
+    listed = dict.fromkeys(f"{report.active_blocks:.2f} for {report.name}" for report in compared)
     return f"; blocks for the window: {', '.join(listed)}"
 
 
 def _compared(more: float, less: float, same: float) -> int:
-    """1 if the first is larger, -1 if the second is, 0 if there is next to no difference."""
+    """Return 1 if the first is larger, -1 if the second is, 0 if there is next to no difference."""
     return 0 if abs(more - less) < same else 1 if more > less else -1
 
 

@@ -1,4 +1,4 @@
-"""The compiled modules of token orders, or what refuses their use where they were not built."""
+"""The compiled modules of token orders, or stand-ins that refuse their use where they were not built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _NotBuilt:
-    """What stands for a compiled module that is not there: the packages can be imported, and its use is refused."""
+    """A stand-in for a compiled module that was not built: the packages can be imported, and its use is refused."""
 
     def __init__(self, name: str) -> None:
         self._name = name

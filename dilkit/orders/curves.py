@@ -1,4 +1,4 @@
-"""Permutations of grids along curves by name: which C function computes which curve, and the tile that is chosen by default."""
+"""Permutations of grids along curves, by name: the C function of each curve, and the default tile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TILE_SIDE = {1: 64, 2: 8, 3: 4}
 
 
 def curve_permutation(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int) -> Index:
-    """`(extra_tokens + cells,)`: the row-major index at each place of a curve through a grid, behind the extra tokens."""
+    """Return the row-major index at each place of a curve through a grid, behind the extra tokens: `(extra_tokens + cells,)`."""
     perm = empty(extra_tokens + prod(shape))
     perm[:extra_tokens] = np.arange(extra_tokens)
     cells = perm[extra_tokens:]
@@ -39,7 +39,7 @@ def curve_permutation(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] 
 def transposed_curve_permutation(
     shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int
 ) -> Index:
-    """`curve_permutation` for the grid with its axes reversed, in row-major indices of the grid as it is."""
+    """Return `curve_permutation` for the grid with its axes reversed, in row-major indices of the grid as it is."""
     flipped = curve_permutation(shape[::-1], curve, None if tile is None else tile[::-1], 0, threads)
     perm = empty(extra_tokens + len(flipped))
     perm[:extra_tokens] = np.arange(extra_tokens)
@@ -49,14 +49,14 @@ def transposed_curve_permutation(
 
 
 def inverse(perm: Index) -> Index:
-    """`rank` with `rank[perm[d]] = d`."""
+    """Return `rank` with `rank[perm[d]] = d`."""
     rank = empty(len(perm))
     _curves.invert(perm, rank)
     return rank
 
 
 def hilbert_rank(shape: tuple[int, ...], extra_tokens: int) -> Index:
-    """The inverse permutation of the true Hilbert curve, computed from the curve: faster than inverting the permutation."""
+    """Compute the inverse permutation of the true Hilbert curve from the curve: faster than inverting the permutation."""
     rank = empty(extra_tokens + prod(shape))
     rank[:extra_tokens] = np.arange(extra_tokens)
     _curves.hilbert_rank(rank[extra_tokens:], len(shape), shape[0].bit_length() - 1, 1)
@@ -66,13 +66,13 @@ def hilbert_rank(shape: tuple[int, ...], extra_tokens: int) -> Index:
 
 
 def is_power_of_two_cube(shape: tuple[int, ...]) -> bool:
-    """Whether all sides are the same power of two."""
+    """True if all sides are the same power of two."""
     return len(set(shape)) == 1 and shape[0].bit_count() == 1
 
 
 @lru_cache(maxsize=256)
 def chosen_tile(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The default tile: about 64 cells, as near to a square or a cube as a tile can be that fills the grid.
+    """Return the default tile: about 64 cells, as near to a square or a cube as a tile can be that fills the grid.
 
     A side is the divisor of the grid's that is nearest to 8 (in 3-D to 4) by ratio, within a factor of 2; where there is none,
     8 (or 4) itself, so that the last tiles are smaller.

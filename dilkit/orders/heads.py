@@ -21,7 +21,7 @@ Orders: TypeAlias = tuple[TokenOrder, ...]
 
 
 def as_orders(name: str, given: Any) -> Orders:
-    """One order or a sequence of them as a tuple; of equal ones, one. Raises TypeError or ValueError."""
+    """Return one order or a sequence of them as a tuple; of equal ones, one. Raises TypeError or ValueError."""
     orders = (given,) if isinstance(given, TokenOrder) else given
     if not isinstance(orders, (list, tuple)) or not all(isinstance(order, TokenOrder) for order in orders):
         raise TypeError(f"{name}={given!r} is no TokenOrder, nor a list of them; make one with dilkit.order((rows, columns))")
@@ -32,7 +32,7 @@ def as_orders(name: str, given: Any) -> Orders:
 
 
 def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | None) -> Orders | None:
-    """The orders of a module, from its argument `order` or `orders`; None for neither. Raises TypeError or ValueError.
+    """Return the orders of a module, from its argument `order` or `orders`; None for neither. Raises TypeError or ValueError.
 
     Warns of different orders that move tokens in the same way, as a generalised Hilbert curve and its transposed curve may.
     """
@@ -40,18 +40,18 @@ def order_or_orders(order: TokenOrder | None, orders: Sequence[TokenOrder] | Non
         raise ValueError(f"order={order!r} and orders={orders!r} are both given; give one order, or several as orders")
     if order is not None:
         check_order(order)
-    given = order if orders is None else orders
-    if given is None:
+        return as_orders("orders", order)
+    if orders is None:
         return None
-    orders_given = as_orders("orders", given)
-    for one, other in combinations(orders_given, 2):
+    several = as_orders("orders", orders)
+    for one, other in combinations(several, 2):
         if one != other and np.array_equal(one.perm, other.perm):
             warnings.warn(f"{one!r} and {other!r} move tokens alike: heads that use them see the same keys", stacklevel=3)
-    return orders_given
+    return several
 
 
 def shown_orders(orders: Orders | None) -> dict[str, Any]:
-    """The argument `order` or `orders` of a module, for its `extra_repr`."""
+    """Return the argument `order` or `orders` of a module, for its `extra_repr`."""
     return {} if orders is None else {"order": orders[0]} if len(orders) == 1 else {"orders": list(orders)}
 
 
@@ -86,24 +86,24 @@ def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_c
 
 
 def first_head(pattern: Pattern) -> int:
-    """The index in the whole model of the first key/value head of these tensors."""
+    """Return the index in the whole model of the first key/value head of these tensors."""
     return 0 if pattern.head_shard is None else pattern.head_shard[0]
 
 
 def total_heads(pattern: Pattern, kv_heads: int) -> int:
-    """The number of key/value heads of the whole model; these tensors hold `kv_heads` of them."""
+    """Return the number of key/value heads of the whole model; these tensors hold `kv_heads` of them."""
     return kv_heads if pattern.head_shard is None else pattern.head_shard[1]
 
 
 def used_orders(orders: Orders, first: int, kv_heads: int) -> tuple[Orders, int]:
-    """The orders that these heads use in turn, and the index of their first head: as given, unless some orders are unused."""
+    """Return the orders that these heads use in turn, and their first head's index: as given, unless some orders are unused."""
     if kv_heads >= len(orders):
         return orders, first
     return tuple(orders[(first + head) % len(orders)] for head in range(kv_heads)), 0
 
 
 def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bool = False) -> Tensor:
-    """`x` `(batch, seq, heads, ...)` with the rows of each head moved by its own order.
+    """Move the rows of each head of `x` `(batch, seq, heads, ...)` by its own order.
 
     Key/value head j of these tensors is head `first + j` of the model and uses order `(first + j) mod len(orders)`. Several heads
     of `x` may share one key/value head.
@@ -114,7 +114,7 @@ def move_heads(x: Tensor, orders: Orders, first: int, kv_heads: int, inverse: bo
 
 
 def group_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tensor]:
-    """The heads of `x` `(batch, seq, heads, ...)` grouped by order: a view `(batch, seq, heads of the order, ...)` for each."""
+    """Group the heads of `x` `(batch, seq, heads, ...)` by order: a view `(batch, seq, heads of the order, ...)` for each."""
     if orders == 1:
         return [x]
     by_kv_head = x.view(*x.shape[:2], kv_heads, x.shape[2] // kv_heads, *x.shape[3:])
@@ -122,7 +122,7 @@ def group_heads(x: Tensor, orders: int, first: int, kv_heads: int) -> list[Tenso
 
 
 def ungroup_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
-    """The inverse of `group_heads`."""
+    """Return the inverse of `group_heads`."""
     if len(parts) == 1:
         return parts[0]
     by_order = [part.unbind(2) for part in parts]
@@ -132,7 +132,7 @@ def ungroup_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
 
 @assume_constant_result
 def head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
-    """The pattern `text` for each key/value head alone, as JSON text; None for a head that no branch serves."""
+    """Return the pattern `text` for each key/value head alone, as JSON text; None for a head that no branch serves."""
     return _head_texts(text, heads, kv_heads)
 
 

@@ -1,4 +1,4 @@
-"""Figures about a token order: how compact its segments are, how far kept keys are, and how many blocks a window touches."""
+"""Figures about a token order: the compactness of segments, the distance of kept keys, the blocks that a window touches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Compactness:
-    """How compact segments are in space."""
+    """The compactness of segments in space."""
 
     near_8: float
     near_48: float
@@ -38,12 +38,12 @@ class Compactness:
 
 @dataclass(frozen=True)
 class KeptDistance:
-    """How far a token is from the nearest key that its segment keeps, in cells. None where nothing is kept."""
+    """The distance of a token from the nearest key that its segment keeps, in cells. None where nothing is kept."""
 
     rate: int
     mean: float | None
     max: float | None
-    """Of the keys that a head of offset 0 keeps."""
+    """`mean` and `max` are those of a head of offset 0."""
     mean_over_offsets: float | None
     """The mean over the heads' offsets 0 .. rate - 1; 16 of them, evenly spaced, where there are more."""
 
@@ -113,7 +113,7 @@ def locality_report(
     window: int | Sequence[int] | None = None,
     block: int = 128,
 ) -> LocalityReport:
-    """How compact the segments of `order` are, how evenly a stride covers them, and how many blocks a window needs.
+    """Measure how compact the segments of `order` are, how evenly a stride covers them, and how many blocks a window needs.
 
         near_k     = share of the pairs of cells (x, y), y one of the k nearest to x, that share a segment
         diameter   = mean over segments of sqrt(sum over axes of (max x - min x)^2)
@@ -154,7 +154,7 @@ def locality_report(
     rates, block = positive_integers("dilation_rates", dilation_rates), integer("block", block, at_least=1)
     sides = None if window is None else _window(window, len(order.shape))
     groups, half = _groups(order, length, length), _groups(order, length, length // 2 or length)
-    kept, segments_measured = _kept(order, groups, length, rates)
+    distances, segments_measured = _kept_distances(order, groups, length, rates)
     active, blocks, blocks_measured = (None, 0, 0) if sides is None else _active(order, sides, min(block, len(order)))
     return LocalityReport(
         shape=order.shape,
@@ -165,7 +165,7 @@ def locality_report(
         segments=len(groups.lengths),
         aligned=_compactness(order, groups),
         shifted=_compactness(order, half),
-        kept=kept,
+        kept=distances,
         window=sides,
         block=block,
         active_blocks=active,
@@ -187,13 +187,13 @@ def _window(window: int | Sequence[int], axes: int) -> tuple[int, ...]:
 
 
 def _space(order: TokenOrder) -> tuple[int, int, int]:
-    """The shape as (depth, rows, columns)."""
+    """Return the shape as (depth, rows, columns)."""
     depth, rows, columns = (1, 1, 1, *order.shape)[-3:]
     return depth, rows, columns
 
 
 def _groups(order: TokenOrder, length: int, first: int) -> _CellGroups:
-    """The sequence cut after `first` tokens and then every `length`."""
+    """Return the sequence cut after `first` tokens and then every `length`."""
     ends = np.arange(first, len(order), length, dtype=np.int64) - order.extra_tokens
     starts = np.concatenate([[0], ends[ends > 0], [len(order) - order.extra_tokens]])
     cells = order.perm[order.extra_tokens :] - order.extra_tokens
@@ -213,7 +213,7 @@ def _compactness(order: TokenOrder, groups: _CellGroups) -> Compactness:
 
 
 def _neighbours_kept(segment_of: NDArray[np.int32]) -> tuple[float, float]:
-    """The share of neighbouring pairs in one segment, of the 8 and of the 48 nearest. 1 where there are no pairs."""
+    """Return the share of neighbouring pairs in one segment, of the 8 and of the 48 nearest. 1 where there are no pairs."""
     pairs, same = np.zeros(2), np.zeros(2)
     for step, *weights in _neighbours(segment_of.ndim) if segment_of.ndim else ():
         spans = [(max(0, -s), min(n, n - s)) for s, n in zip(step, segment_of.shape, strict=True)]
@@ -227,7 +227,7 @@ def _neighbours_kept(segment_of: NDArray[np.int32]) -> tuple[float, float]:
 
 
 def _neighbours(axes: int) -> Iterator[tuple[tuple[int, ...], float, float]]:
-    """Steps with their weights among the 8 and the 48 nearest, one of each pair of opposite steps, which find the same pairs."""
+    """Return steps with their weights among the 8 and the 48 nearest, one of two opposite steps, which find the same pairs."""
     reach = _REACH[axes]
     steps = [step for step in product(range(-reach, reach + 1), repeat=axes) if any(step)]
     squares = [sum(s * s for s in step) for step in steps]
@@ -237,25 +237,27 @@ def _neighbours(axes: int) -> Iterator[tuple[tuple[int, ...], float, float]]:
             yield step, min(max((8 - nearer) / equal, 0.0), 1.0), min((48 - nearer) / equal, 1.0)
 
 
-def _kept(order: TokenOrder, groups: _CellGroups, length: int, rates: tuple[int, ...]) -> tuple[tuple[KeptDistance, ...], int]:
-    """The distances for each rate, and the number of segments that they come from."""
+def _kept_distances(
+    order: TokenOrder, groups: _CellGroups, length: int, rates: tuple[int, ...]
+) -> tuple[tuple[KeptDistance, ...], int]:
+    """Return the distances for each rate, and the number of segments that they come from."""
     offsets = [range(0, rate, -(-rate // _OFFSETS)) for rate in rates]
     chosen = _sampled(3 * groups.sizes.prod(1) * sum(map(len, offsets)))  # one pass over a box for each axis
     cells, starts = _cells(order, groups, chosen)
     places = np.where(chosen == 0, order.extra_tokens % length, 0)
     boxes = groups.lows[chosen], groups.sizes[chosen]
-    kept = []
+    distances = []
     for rate, some in zip(rates, offsets, strict=True):
         sums = [_locality.nearest_kept(cells, starts, places, *boxes, min(rate, length), o) for o in some if o < length]
         total, largest, tokens = sums[0]
         means = [total / tokens for total, _, tokens in sums if tokens]
         mean, most = (total / tokens, largest) if tokens else (None, None)
-        kept.append(KeptDistance(rate, mean, most, sum(means) / len(means) if means else None))
-    return tuple(kept), len(chosen)
+        distances.append(KeptDistance(rate, mean, most, sum(means) / len(means) if means else None))
+    return tuple(distances), len(chosen)
 
 
 def _active(order: TokenOrder, window: tuple[int, ...], block: int) -> tuple[float, int, int]:
-    """Active key blocks of a query block, mean; the number of query blocks, and of those that this is the mean of."""
+    """Return the mean number of active key blocks of a query block, and the numbers of query blocks and of those averaged."""
     groups = _groups(order, block, block)
     sides = np.array((1, 1, 1, *window)[-3:], np.int64)
     chosen = _sampled(groups.lengths * int(np.minimum(sides, _space(order)).prod()))
@@ -265,7 +267,7 @@ def _active(order: TokenOrder, window: tuple[int, ...], block: int) -> tuple[flo
 
 
 def _sampled(costs: Ints) -> Ints:
-    """A random sample of groups, at least one and at most as many as `WORK` allows, in ascending order."""
+    """Return a random sample of groups, at least one and at most as many as `WORK` allows, in ascending order."""
     if costs.sum() <= WORK:
         return np.arange(len(costs))
     shuffled = np.random.default_rng(0).permutation(len(costs))
@@ -273,7 +275,7 @@ def _sampled(costs: Ints) -> Ints:
 
 
 def _cells(order: TokenOrder, groups: _CellGroups, chosen: Ints) -> tuple[Ints, Ints]:
-    """The cells of some groups, `(n, 3)`, group after group, and where each of them starts."""
+    """Return the cells of some groups, `(n, 3)`, group after group, and where each of them starts."""
     lengths = groups.lengths[chosen]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     places: Any = np.arange(starts[-1]) + np.repeat(groups.starts[chosen] - starts[:-1], lengths)

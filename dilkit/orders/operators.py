@@ -22,7 +22,7 @@ reorder_op: Callable[[Tensor, int, str, bool], Tensor] = torch.ops.dilkit.reorde
 
 
 def moved(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
-    """`x.index_select(dim, perm)`, with `rank` in place of `perm` if `inverse`. Raises as `TokenOrder.apply`."""
+    """Return `x.index_select(dim, perm)`, with `rank` in place of `perm` if `inverse`. Raises as `TokenOrder.apply`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; a torch.Tensor or a numpy.ndarray is needed")
     if x.layout is not torch.strided or x.is_nested:
@@ -37,7 +37,7 @@ def moved(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
 
 
 def _select(x: Tensor, dim: int, to: Tensor) -> Tensor:
-    """`x.index_select(dim, to)`. The rows of a single sequence are those of a matrix, which torch moves faster on CPUs."""
+    """Return `x.index_select(dim, to)`. A single sequence's rows are moved as a matrix's, which is faster on CPUs."""
     lead = x.shape[: dim % x.dim()]
     if x.device.type != "cpu" or lead.numel() != 1 or not x.is_contiguous() or x.numel() == 0:
         return x.index_select(dim, to)
@@ -45,7 +45,7 @@ def _select(x: Tensor, dim: int, to: Tensor) -> Tensor:
 
 
 def _traced(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
-    """`moved` in a graph. The table of a grid is looked up when the graph runs; a given permutation is an input of the graph."""
+    """Do `moved` in a graph. A grid's table is looked up when the graph runs; a given permutation is an input of it."""
     if order.text is not None:
         return reorder_op(x, dim, order.text, inverse)
     perm = torch.as_tensor(order.perm, dtype=torch.int64, device=x.device)
@@ -53,7 +53,7 @@ def _traced(x: Tensor, dim: int, order: TokenOrder, inverse: bool) -> Tensor:
 
 
 def index_of(order: TokenOrder, device: torch.device, inverse: bool) -> Tensor:
-    """`perm` or `rank` on a device: on the CPU a view of the array, elsewhere a copy that is kept in the cache."""
+    """Return `perm` or `rank` on a device: on the CPU a view of the array, elsewhere a copy that is kept in the cache."""
     if device.type == "cpu":
         return _tensor(order, device, inverse)
     kept: Tensor = order.kept(("index", device, inverse), partial(_tensor, order, device, inverse))

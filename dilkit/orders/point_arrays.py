@@ -17,12 +17,12 @@ ColumnAddress: TypeAlias = "tuple[int, int, int, int, int]"
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x`, or the first of a tuple of axes, is a tensor; the results are then tensors, too."""
+    """True if `x`, or the first of a tuple of axes, is a tensor; the results are then tensors, too."""
     return isinstance(x[0] if isinstance(x, (tuple, list)) and x else x, Tensor)
 
 
 def numbers(name: str, x: Any) -> Array:
-    """`x` as a numpy array over the same memory. Raises TypeError for anything but an array or a CPU tensor of numbers."""
+    """Return `x` as a numpy array over the same memory. Raises TypeError for anything but an array or CPU tensor of numbers."""
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
             raise ValueError(f"{name} is on {x.device}; codes are computed on the CPU: pass {name}.cpu()")
@@ -39,7 +39,7 @@ def numbers(name: str, x: Any) -> Array:
 
 
 def to_write(name: str, x: Any) -> Any:
-    """`x`. Raises ValueError for an array in the byte order of other machines, of which `numbers` makes a copy."""
+    """Return `x`. Raises ValueError for an array in the byte order of other machines, which `numbers` copies."""
     for array in x if isinstance(x, (tuple, list)) else (x,):
         if isinstance(array, np.ndarray) and not array.dtype.isnative:
             raise ValueError(f"{name} is of dtype {array.dtype.str}; the byte order of this machine is needed to write to it")
@@ -47,12 +47,12 @@ def to_write(name: str, x: Any) -> Any:
 
 
 def apart(read: list[Array], written: list[Array]) -> list[Array]:
-    """`read`, as copies where they may share memory with what is written block by block."""
+    """Return `read`, copied where it may share memory with an array that is written block by block."""
     return [array.copy() if any(np.may_share_memory(array, out) for out in written) else array for array in read]
 
 
 def integers(name: str, x: Any) -> Array:
-    """`numbers`, but TypeError for floating-point numbers."""
+    """Return `numbers(name, x)`. Raises TypeError for floating-point numbers, too."""
     array = numbers(name, x)
     if array.dtype.kind == "f":
         raise TypeError(
@@ -63,7 +63,7 @@ def integers(name: str, x: Any) -> Array:
 
 
 def axes(name: str, x: Any) -> list[Array]:
-    """The axes of points, `(n,)` each: the columns of `(n, ndim)`, or the parts of a tuple."""
+    """Return the axes of points, `(n,)` each: the columns of `(n, ndim)`, or the parts of a tuple."""
     if isinstance(x, (tuple, list)):
         columns = [numbers(f"{name}[{i}]", axis) for i, axis in enumerate(x)]
     else:
@@ -91,11 +91,11 @@ def check_out(name: str, array: Array, count: int, bits: int) -> None:
 
 
 def value_bits(array: Array) -> int:
-    """How many bits a non-negative number of the array's dtype has."""
+    """Return the number of bits of a non-negative number of the array's dtype."""
     return int(np.iinfo(array.dtype).max).bit_length()
 
 
 def column_address(array: Array, bits: int, least: int = 0) -> ColumnAddress:
-    """The address of a column whose numbers, less `least`, must have at most `bits` bits."""
+    """Return the address of a column whose numbers, less `least`, must have at most `bits` bits."""
     most = min(bits, value_bits(array)) if least == 0 else bits
     return array.ctypes.data, array.strides[0], array.itemsize, least, 2**most - 1

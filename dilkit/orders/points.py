@@ -31,7 +31,7 @@ PER_THREAD = 2**16
 
 
 def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
-    """The codes `(n,)` of points along a curve through a square or cube of `2**bits` cells a side.
+    """Compute the codes `(n,)` of points along a curve through a square or cube of `2**bits` cells a side.
 
         codes[i] = how many cells of the grid the curve visits before the cell coords[i]
 
@@ -64,16 +64,16 @@ def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out:
     code = point_arrays.integers("out", point_arrays.to_write("out", codes))
     point_arrays.check_out("out", code, count, ndim * bits)
     axes = point_arrays.apart(axes, [code])
-    at = _run(_points.encode, curve, bits, axes, (0,) * ndim, code, threads)
-    if at < count:
-        point = tuple(int(axis[at]) for axis in axes)
+    done = _run(_points.encode, curve, bits, axes, (0,) * ndim, code, threads)
+    if done < count:
+        point = tuple(int(axis[done]) for axis in axes)
         hint = "subtract the least coordinates" if min(point) < 0 else f"pass bits={max(point).bit_length()}"
-        raise ValueError(f"coords[{at}]={point} is out of range: bits={bits} hold 0 to {2**bits - 1}; {hint}")
+        raise ValueError(f"coords[{done}]={point} is out of range: bits={bits} hold 0 to {2**bits - 1}; {hint}")
     return codes
 
 
 def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any = None, threads: int = 1) -> Any:
-    """The points `(n, ndim)`, int32, of codes: the inverse of `encode`.
+    """Compute the points `(n, ndim)`, int32, of codes: the inverse of `encode`.
 
     `codes`: `(n,)` integers, a numpy array or a torch tensor on the CPU. `out`: an array `(n, ndim)`, or a tuple of ndim arrays
     `(n,)`, which is the fastest form, of any integer dtype that holds `bits`. The other arguments and the errors are those of
@@ -95,16 +95,18 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     if any(np.shares_memory(one, other) for one, other in combinations(axes, 2)):
         raise ValueError("out has axes that share memory; each needs its own")
     (code,) = point_arrays.apart([code], axes)
-    at = _run(_points.decode, curve, bits, axes, (0,) * ndim, code, threads)
-    if at < count:
-        raise ValueError(f"codes[{at}]={code[at]} is out of range: bits={bits} in {ndim}-D give 0 to {2 ** (ndim * bits) - 1}")
+    done = _run(_points.decode, curve, bits, axes, (0,) * ndim, code, threads)
+    if done < count:
+        raise ValueError(
+            f"codes[{done}]={code[done]} is out of range: bits={bits} in {ndim}-D give 0 to {2 ** (ndim * bits) - 1}"
+        )
     return out
 
 
 def sort_points(
     coords: Any, curve: str = "hilbert", *, cell: float | None = None, batch: Any = None, threads: int = 1
 ) -> TokenOrder:
-    """The order in which a curve visits points, as a `TokenOrder` of shape `(n,)`.
+    """Order points as a curve visits them: a `TokenOrder` of shape `(n,)`.
 
         perm == np.argsort(encode(cells), kind="stable")        cells = coords - coords.min(0)
 
@@ -153,7 +155,7 @@ def sort_points(
 
 
 def instruction_set() -> str:
-    """The name of the instruction set whose code runs: `DILKIT_CPU_ISA`, by default the best that this machine has."""
+    """Return the name of the instruction set whose code runs: `DILKIT_CPU_ISA`, by default the best that this machine has."""
     sets = _points.instruction_sets()
     name = environment.cpu_isa((*sets, *environment.BF16_SETS) if "avx512" in sets else sets)
     return "avx512" if name in environment.BF16_SETS else name
@@ -170,7 +172,7 @@ def _check(ndim: int, bits: Any, curve: str) -> None:
 
 
 def _codes(count: int, bits: int, is_tensor: bool) -> Any:
-    """An empty array for codes of `bits` bits. Tensors are signed: torch has few operations on unsigned integers."""
+    """Make an empty array for codes of `bits` bits. Tensors are signed: torch has few operations on unsigned integers."""
     if is_tensor:
         return torch.empty(count, dtype=torch.int32 if bits <= 31 else torch.int64, device="cpu")
     return np.empty(count, np.uint32 if bits <= 32 else np.int64)
@@ -179,7 +181,7 @@ def _codes(count: int, bits: int, is_tensor: bool) -> Any:
 def _run(
     convert: Callable[..., int], curve: str, bits: int, axes: list[Array], least: tuple[int, ...], code: Array, threads: int
 ) -> int:
-    """Encode or decode, one thread for each range of points. The index of the first point out of range, else their number."""
+    """Encode or decode, one thread for each range of points. Returns the first point out of range, else their number."""
     ndim, count = len(axes), len(code)
     table = state_table(curve, ndim, convert is _points.decode)
     arguments = instruction_set(), table.transitions, table.start_states[-bits % 4], table.is_oriented, bits
@@ -198,7 +200,7 @@ def _run(
 
 
 def _cells(axis: Array, cell: int | float) -> Array:
-    """The cell of each coordinate, counted from the cell of the least one."""
+    """Return the cell of each coordinate, counted from the cell of the least one."""
     if not len(axis):
         return axis.astype(np.int64)
     of_floats = axis.dtype.kind == "f"
@@ -209,21 +211,15 @@ def _cells(axis: Array, cell: int | float) -> Array:
         raise ValueError(f"coords span {span:.3g} cells; a code has room for at most 2**31: pass a larger cell")
     if high - low < cell:
         return np.zeros(len(axis), np.int64)
-    places = _from_least(axis)
+    modulo_2_64 = np.dtype(np.uint64)  # where differences of integers are exact
+    places: Array = axis.astype(np.result_type(axis, np.float64) if of_floats else modulo_2_64)
+    places -= places[axis.argmin()]
     cells: Array = places // np.uint64(int(cell)) if not of_floats and cell == int(cell) else np.floor(places / cell)
     return cells.astype(np.int64)
 
 
-def _from_least(axis: Array) -> Array:
-    """How far each coordinate is from the least: of integers exactly, as uint64; of others in float64, or in what is wider."""
-    modulo_2_64 = np.dtype(np.uint64)  # where differences of integers are exact
-    wide: Array = axis.astype(np.result_type(axis, np.float64) if axis.dtype.kind == "f" else modulo_2_64)
-    wide -= wide[axis.argmin()]
-    return wide
-
-
 def _with_batch(codes: Array, bits: int, batch: Array) -> Array:
-    """Codes with the number of the cloud in the bits above them, so that they sort by cloud first."""
+    """Put the number of the cloud into the bits above each code, so that codes sort by cloud first."""
     if batch.shape != codes.shape:
         raise ValueError(f"batch has shape {batch.shape}; one number for each of the {len(codes)} points is needed")
     low, high = int(batch.min(initial=0)), int(batch.max(initial=0))

@@ -26,7 +26,7 @@ HILBERT: dict[int, tuple[Orientation, ...]] = {
         ((1, 2, 0), (1, 0, 1)),
     ),
 }
-"""By ndim: the orientation of Skilling's Hilbert curve in each part of the square or cube, in the order of its visits.
+"""The orientation of Skilling's Hilbert curve in each part of the square or cube, in the order of its visits, by ndim.
 
 The d-th part that the curve visits is at the corner whose bits, the first axis highest, are the Gray code of d, `d ^ d >> 1`.
 """
@@ -41,13 +41,13 @@ class StateTable:
     start_states: tuple[int, ...]
     """The states from which 0, 1, 2 or 3 levels of zeros lead to the state 0."""
     is_oriented: bool
-    """Whether the orientation changes, as it does for Hilbert's curve and not for Morton's. The last bit of a digit is then the
+    """True if the orientation changes, as it does for Hilbert's curve and not for Morton's. The last bit of a digit is then the
     parity of the point's bits, else the bit of the last axis."""
 
 
 @cache
 def state_table(curve: str, ndim: int, decoding: bool) -> StateTable:
-    """The state table of "hilbert" or "morton" in 2-D or 3-D."""
+    """Return the state table of "hilbert" or "morton" in 2-D or 3-D."""
     is_oriented, identity = curve == "hilbert", (tuple(range(ndim)), (0,) * ndim)
     parts = HILBERT[ndim] if is_oriented else (identity,) * 2**ndim
     table = np.zeros(256, np.uint8)
@@ -75,12 +75,12 @@ def _apply(orientation: Orientation, point: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _compose(outer: Orientation, inner: Orientation) -> Orientation:
-    """The orientation `inner` within a cube of orientation `outer`."""
+    """Return the orientation `inner` within a cube of orientation `outer`."""
     return tuple(inner[0][axis] for axis in outer[0]), _apply(outer, inner[1])
 
 
 def _start_orientations(first: Orientation, identity: Orientation) -> list[Orientation]:
-    """For 0 to 3 levels of zeros: the orientation that becomes the identity when the first part is entered that many times."""
+    """Return, for 0 to 3 levels of zeros, the orientation that becomes the identity by entering the first part so often."""
     cycle = [identity]
     while (orientation := _compose(cycle[-1], first)) != identity:
         cycle.append(orientation)
@@ -88,7 +88,7 @@ def _start_orientations(first: Orientation, identity: Orientation) -> list[Orien
 
 
 def _encoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]], is_oriented: bool) -> tuple[int, int]:
-    """The input and output bits of a step of encoding, each in a byte."""
+    """Return the input and output bits of a step of encoding, each in a byte."""
     last = [sum(point) % 2 if is_oriented else point[-1] for point in points]
     if len(points) == 2:
         return points[0][0] << 3 | points[1][0] << 2 | last[0] << 1 | last[1], (digits[0] >> 1) << 6 | (digits[1] >> 1) << 4
@@ -96,14 +96,14 @@ def _encoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]], is_or
 
 
 def _decoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]]) -> tuple[int, int]:
-    """The input and output bits of a step of decoding, each in a byte."""
+    """Return the input and output bits of a step of decoding, each in a byte."""
     if len(points) == 2:
         return digits[0] << 2 | digits[1], points[0][0] << 5 | points[1][0] << 4
     return digits[0], points[0][0] << 5 | points[0][1] << 4
 
 
 def _state(orientation: Orientation, decoding: bool) -> int:
-    """An orientation as a byte."""
+    """Return an orientation as a byte."""
     source, flip = orientation
     number = sorted(permutations(source)).index(source)
     if len(source) == 2:

@@ -50,7 +50,7 @@ def order(
     is_generation_order: bool = False,
     threads: int = 1,
 ) -> TokenOrder:
-    """The order in which `curve` visits the cells of a grid `(n,)`, `(rows, columns)` or `(depth, rows, columns)` of any size.
+    """Order the cells of a grid `(n,)`, `(rows, columns)` or `(depth, rows, columns)`, of any size, as `curve` visits them.
 
         order(shape, curve).perm[d] = row-major index of the d-th cell of the curve
 
@@ -93,7 +93,7 @@ def order(
 
 
 def _grid_order(spec: GridSpec, threads: int = 1) -> TokenOrder:
-    """The order of a grid, from the cache or made now. Raises for a `spec` that does not fit, before anything is kept."""
+    """Return the order of a grid, from the cache or made now. Raises for a `spec` that does not fit; then nothing is cached."""
     return cached(("order", spec), partial(_make_grid_order, spec, threads))
 
 
@@ -142,15 +142,15 @@ class TokenOrder:
     extra_tokens: int = 0
     """How many tokens stay in front of those of the grid."""
     is_generation_order: bool = False
-    """Whether tokens are generated in this order, so that causal attention may follow it."""
+    """True if tokens are generated in this order, so that causal attention may follow it."""
     is_transposed: bool = False
-    """Whether the curve runs through the grid with its axes reversed."""
+    """True if the curve runs through the grid with its axes reversed."""
     spec: GridSpec | None = None
     """The arguments that `order` made this from; None for a given permutation."""
     checked: InitVar[bool] = False
-    """Whether `perm` is known to be a permutation of `shape` and the extra tokens; else it is checked."""
+    """True if `perm` is known to be a permutation of `shape` and the extra tokens; else it is checked."""
     is_identity: bool = field(init=False)
-    """Whether no token moves."""
+    """True if no token moves."""
     text: str | None = field(init=False)
     """`spec` as JSON, as compiled graphs hold it; None for a given permutation."""
     _own: dict[Hashable, Any] = field(init=False, default_factory=dict)
@@ -160,7 +160,9 @@ class TokenOrder:
             self._check()
         perm = _locked(self.perm if self.perm.flags.writeable else self.perm.copy())
         object.__setattr__(self, "perm", perm)
-        object.__setattr__(self, "is_identity", _is_identity(perm))
+        some_then_all = (64, len(perm))  # most orders differ in the first few places
+        is_identity = all(np.array_equal(perm[:count], np.arange(len(perm[:count]))) for count in some_then_all)
+        object.__setattr__(self, "is_identity", is_identity)
         object.__setattr__(self, "text", None if self.spec is None else json.dumps(self.spec))
 
     def _check(self) -> None:
@@ -180,7 +182,7 @@ class TokenOrder:
     def from_permutation(
         cls, perm: Any, *, curve: str = "given", extra_tokens: int = 0, is_generation_order: bool = False
     ) -> TokenOrder:
-        """The order of a permutation `(n,)` of `0 .. n - 1`, behind `extra_tokens` more tokens. `curve` is its name.
+        """Make the order of a permutation `(n,)` of `0 .. n - 1`, behind `extra_tokens` more tokens. `curve` is its name.
 
         Raises TypeError or ValueError for values that are not a permutation.
         """
@@ -189,9 +191,9 @@ class TokenOrder:
         cells = permutation(perm)
         if extra_tokens:
             check_grid((len(cells),), extra_tokens)
-            cells, given = empty(extra_tokens + len(cells)), cells
+            grid, cells = cells, empty(extra_tokens + len(cells))
             cells[:extra_tokens] = np.arange(extra_tokens)
-            cells[extra_tokens:] = given
+            cells[extra_tokens:] = grid
             cells[extra_tokens:] += extra_tokens
         if not isinstance(curve, str):
             raise TypeError(f"curve={curve!r} is a {type(curve).__name__}; a name is needed")
@@ -199,7 +201,7 @@ class TokenOrder:
 
     @staticmethod
     def from_text(text: str) -> TokenOrder:
-        """The order of a grid that has this `text`."""
+        """Return the order of a grid that has this `text`."""
         shape, curve, tile, *options = json.loads(text)
         return _grid_order(GridSpec(tuple(shape), curve, None if tile is None else tuple(tile), *options))
 
@@ -211,7 +213,7 @@ class TokenOrder:
 
     @property
     def variant(self) -> str | None:
-        """Which Hilbert curve this is: "true" (all sides the same power of two) or "generalised"; None for other curves."""
+        """The kind of Hilbert curve: "true" (all sides the same power of two) or "generalised"; None for other curves."""
         if self.curve != "hilbert" or len(self.shape) == 1:
             return None
         return "true" if is_power_of_two_cube(self.shape) else "generalised"
@@ -234,17 +236,17 @@ class TokenOrder:
         return self._moved(x, dim, False)
 
     def restore(self, x: Any, dim: int = 1) -> Any:
-        """The inverse of `apply`: move the tokens of `x` along `dim` from this order back into row-major order."""
+        """Move the tokens of `x` along `dim` from this order back into row-major order: the inverse of `apply`."""
         return self._moved(x, dim, True)
 
     def coordinates(self) -> Index:
-        """`(cells, len(shape))`: the coordinates of the cells in this order, without the extra tokens."""
+        """Return `(cells, len(shape))`: the coordinates of the cells in this order, without the extra tokens."""
         cells: Index = np.empty((len(self) - self.extra_tokens, len(self.shape)), self.perm.dtype)
         cells.T[:] = np.unravel_index(self.perm[self.extra_tokens :] - self.perm.dtype.type(self.extra_tokens), self.shape)
         return cells
 
     def transposed(self) -> TokenOrder:
-        """The same curve through the grid with its axes reversed. Raises ValueError where there is no grid.
+        """Return the order of the curve through the grid with its axes reversed. Raises ValueError where there is no grid.
 
         A generalised Hilbert curve runs along the longest side, whichever axis that is, so it stays the same where sides differ.
         """
@@ -255,7 +257,7 @@ class TokenOrder:
         return _grid_order(self.spec._replace(is_transposed=not self.is_transposed))
 
     def index(self, device: torch.device, inverse: bool = False) -> Tensor:
-        """`perm`, or `rank` if `inverse`, as a tensor on `device`. It is kept in the cache and must not be written to."""
+        """Return `perm`, or `rank` if `inverse`, as a tensor on `device`. It stays in the cache and must not be written to."""
         from dilkit.orders.operators import index_of
 
         return index_of(self, device, inverse)
@@ -301,7 +303,7 @@ class TokenOrder:
         return _locked(inverse(self.perm))
 
     def kept(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """`make()`, kept in the cache for the order of a grid, and with the order itself for a given permutation."""
+        """Return `make()`, cached: in the pattern cache for the order of a grid, else in the order itself."""
         if self.spec is not None:
             return cached(("order", name, self.spec), make)
         return self._own[name] if name in self._own else self._own.setdefault(name, make())
@@ -314,12 +316,7 @@ def check_order(order: Any) -> None:
 
 
 def _locked(array: Index) -> Index:
-    """A read-only view. The array itself stays writable, so that torch can share its memory (`dilkit.orders.operators`)."""
+    """Return a read-only view. The array itself stays writable: torch shares its memory (`dilkit.orders.operators`)."""
     view = array.view()
     view.setflags(write=False)
     return view
-
-
-def _is_identity(perm: Index) -> bool:
-    """Whether `perm` is 0, 1, 2, ... It compares a few places first, where most orders already differ."""
-    return all(np.array_equal(perm[:places], np.arange(len(perm[:places]))) for places in (64, len(perm)))

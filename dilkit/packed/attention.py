@@ -38,7 +38,7 @@ def dilated_attention_varlen(
     backend: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Dilated attention of packed sequences: `dilated_attention` of each of them, in one call.
+    """Compute dilated attention of packed sequences: `dilated_attention` of each of them, in one call.
 
         out[s:t] = dilated_attention(query[s:t], key[s:t], value[s:t], pattern)    for s, t = cu_seqlens[b], cu_seqlens[b + 1]
 
@@ -79,13 +79,13 @@ def dilated_attention_varlen(
     check_inputs(query, key, value, pattern, sink=sink)
     scores = packed_scores(bias, softcap, query, pattern, key.shape[2], cu_seqlens)
     factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
-    further = further_arguments(dropout_p, cu_seqlens, max_seqlen, scores)
-    out, lse = attend(query, key, value, None, factor, call, sink, *further)
+    options = further_arguments(dropout_p, cu_seqlens, max_seqlen, scores)
+    out, lse = attend(query, key, value, None, factor, call, sink, *options)
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 
 def batch_of_one(name: str, x: object) -> Tensor:
-    """Packed rows `(total, heads, head_dim)` as a batch of one element. Raises TypeError or ValueError for other dimensions."""
+    """Return packed rows `(total, heads, head_dim)` as a batch of one. Raises TypeError or ValueError for other dimensions."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; a torch.Tensor is needed")
     if x.dim() != 3:

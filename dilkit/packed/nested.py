@@ -19,7 +19,7 @@ _MAKE = "torch.nested.nested_tensor([...], layout=torch.jagged)"
 
 
 def is_nested(x: object) -> bool:
-    """Whether `x` is a nested tensor, of whatever layout."""
+    """True if `x` is a nested tensor, of whatever layout."""
     return isinstance(x, Tensor) and x.is_nested
 
 
@@ -32,7 +32,7 @@ def attend_nested(
     return_lse: bool,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`dilated_attention` of jagged query, key and value, as one packed call: jagged `out`, and `lse` `(batch, heads, j)`."""
+    """Compute `dilated_attention` of jagged tensors as one packed call: jagged `out`, and `lse` `(batch, heads, j)`."""
     if key_padding_mask is not None:
         raise ValueError("key_padding_mask is given with nested tensors; leave the ignored keys out of the sequences")
     (query_rows, key_rows, value_rows), cu_seqlens = packed_rows(4, query=query, key=key, value=value)
@@ -44,7 +44,7 @@ def attend_nested(
 
 
 def packed_rows(dimensions: int, **tensors: Any) -> tuple[list[Tensor], Tensor]:
-    """The rows of all sequences of each tensor, `(total, ...)`, and the `cu_seqlens` that they share.
+    """Return the rows of all sequences of each tensor, `(total, ...)`, and the `cu_seqlens` that they share.
 
     Raises TypeError or ValueError, naming the tensor, unless all are jagged, of so many dimensions and of the same sequences.
     """
@@ -60,7 +60,7 @@ def packed_rows(dimensions: int, **tensors: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def nested_like(like: Any, rows: Tensor) -> Tensor:
-    """`rows` `(total, ...)` as a jagged tensor of the sequences of `like`."""
+    """Return `rows` `(total, ...)` as a jagged tensor of the sequences of `like`."""
     nested: Tensor = torch.nested.nested_tensor_from_jagged(rows, like.offsets())
     return nested
 

@@ -1,4 +1,4 @@
-"""The attention pattern, a value: which query sees which key, and how many times."""
+"""The attention pattern, a value: how many times each query sees each key."""
 
 from dilkit.pattern.checks import OFFSETS, OVERLAPS, TAILS, WHOLE_SEQUENCE, PatternError
 from dilkit.pattern.kinds import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from itertools import islice
 from typing import Any
 
@@ -34,12 +34,13 @@ class PatternError(ValueError):
 
 
 def positive_integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    """`values` as a tuple of integers from 1 to 2**63 - 1, at least one of them."""
+    """Return `values` as a tuple of integers from 1 to 2**63 - 1, at least one of them."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name}={shown(values)} must be a sequence of integers, such as [2048, 4096]")
-    given = tuple(islice(values, MOST_BRANCHES + 1))
-    check_number_of_branches(name, len(given) if len(given) <= MOST_BRANCHES else _length(values))
-    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(given))
+    listed = tuple(islice(values, MOST_BRANCHES + 1))
+    if len(listed) > MOST_BRANCHES:
+        check_number_of_branches(name, len(values) if isinstance(values, Sized) else None)
+    checked = tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(listed))
     if not checked:
         raise PatternError(f"{name} is empty; a pattern has at least one branch (Pattern.dense() is ordinary attention)")
     for i, value in enumerate(checked):
@@ -58,12 +59,8 @@ def check_number_of_branches(name: str, number: int | None) -> None:
         )
 
 
-def _length(values: Any) -> int | None:
-    return len(values) if hasattr(values, "__len__") else None
-
-
 def head_ranges(heads: Any, branches: int) -> tuple[tuple[int, int] | None, ...] | None:
-    """One (start, stop) pair or None for each branch; None when every branch serves all heads."""
+    """Return one (start, stop) pair or None for each branch; None when every branch serves all heads."""
     if heads is None:
         return None
     if isinstance(heads, (str, range)) or not isinstance(heads, Sequence):
@@ -75,7 +72,7 @@ def head_ranges(heads: Any, branches: int) -> tuple[tuple[int, int] | None, ...]
 
 
 def head_range(name: str, entry: Any) -> tuple[int, int] | None:
-    """The heads that a branch serves as a pair (start, stop); None: all of them."""
+    """Return the heads that a branch serves as a pair (start, stop); None: all of them."""
     if entry is None:
         return None
     if isinstance(entry, range):
@@ -96,7 +93,7 @@ def head_range(name: str, entry: Any) -> tuple[int, int] | None:
 
 
 def shard_of_heads(shard: Any) -> tuple[int, int] | None:
-    """`(first, total)`: the key/value heads at hand are those from `first` on, of `total`; None: they are all."""
+    """Return `(first, total)`: the key/value heads at hand are those from `first` on, of `total`; None: they are all."""
     if shard is None:
         return None
     if isinstance(shard, str) or not isinstance(shard, Sequence) or len(shard) != 2:

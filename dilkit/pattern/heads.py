@@ -33,24 +33,24 @@ class Heads:
         return range(self.first * self.group, self.first * self.group + self.count)
 
     def offset(self, rate: int, kv_head: int) -> int:
-        """The first row that key/value head `kv_head`, of those at hand, keeps of a segment with this rate."""
+        """Return the first row that key/value head `kv_head`, of those at hand, keeps of a segment with this rate."""
         if self.rule == "modulo":
             return (self.first + kv_head) % rate
         return (self.first + kv_head) // -(-self.total // rate)
 
     def offsets(self, rate: int, served: range) -> Tensor:
-        """`offset` of the query heads `served`, int64 `(len(served),)`."""
+        """Return `offset` of the query heads `served`, int64 `(len(served),)`."""
         import torch
 
         return torch.tensor([self.offset(rate, head // self.group) for head in served], dtype=torch.int64, device="cpu")
 
     def below(self, limit: int, rate: int, served: range) -> int:
-        """How many of the query heads `served` have an offset below `limit`, without a look at each of them."""
+        """Count the query heads among `served` with an offset below `limit`, without a look at each of them."""
         return self._below(limit, rate, served.stop) - self._below(limit, rate, served.start)
 
     def _below(self, limit: int, rate: int, stop: int) -> int:
         def before(kv_head: int) -> int:
-            """How many key/value heads of the model before this one have such an offset."""
+            """Count the key/value heads of the model before this one with such an offset."""
             if self.rule == "modulo":
                 return kv_head // rate * limit + min(kv_head % rate, limit)
             return min(kv_head, limit * -(-self.total // rate))

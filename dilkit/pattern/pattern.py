@@ -1,4 +1,4 @@
-"""The attention pattern: which query sees which key, and how many times.
+"""The attention pattern: how many times each query sees each key.
 
 A pattern is a count: `count[h, i, j]` = how many times query i of head h sees key j. Attention is one softmax over it:
 
@@ -27,13 +27,12 @@ from dilkit.pattern.checks import (
     positive_integers,
     shard_of_heads,
 )
-from dilkit.pattern.fields import fields_of, json_of
 from dilkit.pattern.heads import Heads
 from dilkit.pattern.kinds import Branch, DilatedSegment, check_branches
 from dilkit.pattern.kinds.registry import READ_WITH_CLASSES
 from dilkit.pattern.lowering.checks import sees
 from dilkit.pattern.presets import Presets
-from dilkit.pattern.text import description, full_text, short_text
+from dilkit.pattern.text import description, fields_of, full_text, json_of, short_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,9 +129,9 @@ class Pattern(Presets):
         head_shard: tuple[int, int] | None = None,
         tail: str = "exact",
     ) -> Pattern:
-        """The pattern of these branches, of any kinds in any mix; the other arguments are those of `Pattern`.
+        """Make the pattern of these branches, of any kinds in any mix; the other arguments are those of `Pattern`.
 
-        Of dilated segments alone it is equal to `Pattern(segment_lengths, dilation_rates)`. Raises `PatternError` or TypeError.
+        Dilated segments alone give `Pattern(segment_lengths, dilation_rates)`. Raises `PatternError` or TypeError.
 
             >>> from dilkit import DilatedSegment, Pattern, SlidingWindow
             >>> pattern = Pattern.of(DilatedSegment(8, 4), SlidingWindow(2))
@@ -172,12 +171,12 @@ class Pattern(Presets):
 
     @cached_property
     def is_evaluated(self) -> bool:
-        """Whether the forms of some branch hold for one length alone."""
+        """True if the forms of some branch hold for one length alone."""
         return any(branch.is_evaluated for branch in self.branches)
 
     @property
     def only_segments(self) -> bool:
-        """Whether all branches are dilated segments."""
+        """True if all branches are dilated segments."""
         return all(isinstance(branch, DilatedSegment) for branch in self.branches)
 
     @property
@@ -192,7 +191,7 @@ class Pattern(Presets):
 
     @classmethod
     def dense(cls) -> Pattern:
-        """Ordinary attention: one branch with one segment as long as the sequence, every token kept.
+        """Make ordinary attention: one branch with one segment as long as the sequence, every token kept.
 
         >>> from dilkit import Pattern
         >>> Pattern.dense().count(seq=3, heads=1, is_causal=True).tolist()
@@ -209,7 +208,7 @@ class Pattern(Presets):
         offset: str = "modulo",
         overlap: str = "count",
     ) -> Pattern:
-        """The pattern of the older PyTorch implementations: each branch serves its own range of the heads.
+        """Return the pattern of the older PyTorch implementations: each branch serves its own range of the heads.
 
         The ranges are equal; the first `num_heads mod len(segment_lengths)` branches serve one head more.
 
@@ -225,16 +224,16 @@ class Pattern(Presets):
         return cls(segment_lengths, dilation_rates, offset, overlap, list(pairwise(cuts)))
 
     def head_offset(self, dilation_rate: int, kv_head: int, kv_heads: int) -> int:
-        """The offset of key/value head `kv_head` of `kv_heads`: the position in a segment of the first row that it keeps."""
+        """Return the offset of key/value head `kv_head` of `kv_heads`: the place of its first kept row in a segment."""
         return self.among(kv_heads, kv_heads).offset(dilation_rate, kv_head)
 
     def among(self, heads: int, kv_heads: int | None) -> Heads:
-        """So many query and key/value heads, and where they stand in the whole model."""
+        """Return `heads` query and `kv_heads` key/value heads with their place in the whole model."""
         held = heads if kv_heads is None else kv_heads
         return Heads(heads, held, self.offset, *(self.head_shard or (0, held)))
 
     def of_kv_heads(self, start: int, stop: int, heads: int, kv_heads: int) -> Pattern | None:
-        """The pattern for the key/value heads `start` to `stop - 1` by themselves, and their query heads.
+        """Return the pattern for the key/value heads `start` to `stop - 1` by themselves, and their query heads.
 
         They see what they see among `heads` query and `kv_heads` key/value heads. None where no branch serves any of them.
 
@@ -248,7 +247,7 @@ class Pattern(Presets):
         return self.with_branches(*chosen, head_shard=(first + start, total)) if chosen else None
 
     def with_branches(self, *branches: Branch, **changes: Any) -> Pattern:
-        """The pattern of other branches by the same rules; `changes` are arguments of `Pattern.of` that differ.
+        """Return the pattern of other branches by the same rules; `changes` are arguments of `Pattern.of` that differ.
 
         >>> from dilkit import Pattern, SlidingWindow
         >>> Pattern([8], [2], offset="block").with_branches(SlidingWindow(4), overlap="once") == Pattern.of(
@@ -281,7 +280,7 @@ class Pattern(Presets):
 
     @property
     def differs_by_head(self) -> bool:
-        """Whether heads see different keys, so that a part of a model's heads has to know which they are (`head_shard`).
+        """True if heads see different keys, so that a part of a model's heads needs their numbers (`head_shard`).
 
         >>> from dilkit import Pattern, SlidingWindow
         >>> Pattern([16, 64], [1, 4]).differs_by_head, Pattern.of(SlidingWindow(16)).differs_by_head
@@ -310,12 +309,11 @@ class Pattern(Presets):
         return next((branch for branch in self.branches if branch.is_given_by_call), None)
 
     def with_layout(self, layout: Any) -> Pattern:
-        """The pattern with a layout for `given_blocks`, bools `(heads or 1, blocks, blocks)` of the model's heads."""
-        own = [branch.with_layout(layout) if branch.is_given_by_call else branch for branch in self.branches]
-        return self.with_branches(*own)
+        """Return the pattern with a layout for `given_blocks`, bools `(heads or 1, blocks, blocks)` of the model's heads."""
+        return self.with_branches(*(one.with_layout(layout) if one.is_given_by_call else one for one in self.branches))
 
     def count(self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
-        """`count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
+        """Return `count[h, i, j]`, how many times query i of head h sees key j: an int32 tensor `(heads, seq, seq)`.
 
         The oracle computes with this matrix; it is meant for small `seq`. Raises `PatternError` beyond 2**31 entries and for
         heads that do not fit, TypeError or ValueError for sizes that are not integers or too small.
@@ -332,16 +330,16 @@ class Pattern(Presets):
         return self.count_rows(torch.arange(seq, device="cpu"), seq, heads, kv_heads=kv_heads, is_causal=is_causal)
 
     def count_rows(self, rows: Tensor, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False) -> Tensor:
-        """The rows `rows` (int64, `(m,)`) of `count`: an int32 tensor `(heads, m, seq)` on the device of `rows`."""
+        """Return the rows `rows` (int64, `(m,)`) of `count`: an int32 tensor `(heads, m, seq)` on the device of `rows`."""
         import torch
 
         self.check_heads(heads, kv_heads)
         self.check_seq(seq)
-        given, keys = self.among(heads, kv_heads), torch.arange(seq, device=rows.device)
+        at_hand, keys = self.among(heads, kv_heads), torch.arange(seq, device=rows.device)
         total = torch.zeros(heads, len(rows), seq, dtype=torch.int32, device=rows.device)
         for branch in self.branches:
-            served = branch.served(given)
-            total[served.start : served.stop] += sees(branch, rows, keys, given)
+            served = branch.served(at_hand)
+            total[served.start : served.stop] += sees(branch, rows, keys, at_hand)
         if is_causal:
             total *= rows[:, None] >= keys
         return total.clamp_(max=1) if self.overlap == "once" else total
@@ -349,7 +347,7 @@ class Pattern(Presets):
     def zero_keys(
         self, seq: int, heads: int, *, kv_heads: int | None = None, is_causal: bool = False, rows: Tensor | None = None
     ) -> Tensor:
-        """How many keys of score 0 and value 0 each query sees beside its count: int32 `(heads, seq)`, all 0 for tail="exact".
+        """Count the keys of score 0 and value 0 that each query sees: int32 `(heads, seq)`, all 0 for tail="exact".
 
             zero_keys[h, i] = sum over the branches that keep i for h of ceil(w / r) - tokens in the segment of i that h keeps
 
@@ -373,19 +371,19 @@ class Pattern(Presets):
         return self.zero_keys_of(rows, torch.tensor(seq, device=rows.device), heads, kv_heads or heads)
 
     def zero_keys_of(self, rows: Tensor, seq: Tensor, heads: int, kv_heads: int) -> Tensor:
-        """`zero_keys` with tail="zeros", of rows of sequences of different lengths: `seq` is that of each row's, or of all."""
+        """Return `zero_keys` with tail="zeros" for sequences of different lengths; `seq`: of each row, or of all."""
         import torch
 
-        total, given = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device), self.among(heads, kv_heads)
+        total, at_hand = torch.zeros(heads, len(rows), dtype=torch.int32, device=rows.device), self.among(heads, kv_heads)
         for branch in self.branches:
-            served = branch.served(given)
-            total[served.start : served.stop] += branch.zero_keys(rows, seq, given)
+            served = branch.served(at_hand)
+            total[served.start : served.stop] += branch.zero_keys(rows, seq, at_hand)
         return total
 
     def flops(
         self, seq: int, heads: int, head_dim: int, *, batch: int = 1, kv_heads: int | None = None, is_causal: bool = False
     ) -> int:
-        """Nominal forward FLOPs: `4 * head_dim * batch *` the sum over heads and branches of the pairs seen (2 matmuls).
+        """Return nominal forward FLOPs: `4 * head_dim * batch *` the sum over heads and branches of the pairs seen (2 matmuls).
 
         A key seen by several branches counts each time, even where a backend scores it once; those that `tail="zeros"` pads
         with do not. A backward pass is nominally 2.5 times this.
@@ -399,15 +397,15 @@ class Pattern(Presets):
         boolean("is_causal", is_causal)
         self.check_heads(heads, kv_heads)
         self.check_seq(seq)
-        given = self.among(heads, kv_heads)
-        return 4 * head_dim * batch * sum(branch.pairs(seq, given, is_causal) for branch in self.branches)
+        at_hand = self.among(heads, kv_heads)
+        return 4 * head_dim * batch * sum(branch.pairs(seq, at_hand, is_causal) for branch in self.branches)
 
     def describe(self) -> str:
-        """A text for people, with one line for each branch."""
+        """Describe the pattern, one line for each branch."""
         return description(self)
 
     def to_json(self) -> str:
-        """This pattern as canonical JSON text, as the torch operators and result files hold it.
+        """Return this pattern as canonical JSON text, as the torch operators and result files hold it.
 
         >>> from dilkit import Pattern
         >>> pattern = Pattern([512], [2])
@@ -418,7 +416,7 @@ class Pattern(Presets):
 
     @staticmethod
     def from_json(text: str) -> Pattern:
-        """The pattern that `to_json` wrote. Raises ValueError or TypeError for any other text."""
+        """Return the pattern that `to_json` wrote. Raises ValueError or TypeError for any other text."""
         if not isinstance(text, str):
             raise TypeError(f"text={shown(text)} is a {type(text).__name__}; a text is needed, as Pattern.to_json() writes it")
         return _from_json(text) if len(text) <= _MAX_KEPT_TEXT else _parsed(text)
@@ -430,7 +428,7 @@ class Pattern(Presets):
         return full_text(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """For IPython and hypothesis, which print dataclasses field by field: patterns of other kinds lack two fields."""
+        """Print for IPython and hypothesis, which would go by fields: patterns of other kinds lack two."""
         printer.text(repr(self))
 
 

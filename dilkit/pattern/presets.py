@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Presets:
-    """What `Pattern` inherits. In all of them a key counts once, as in the models."""
+    """The presets that `Pattern` inherits. In all of them a key counts once, as in the models."""
 
     @classmethod
     def of(cls, *branches: Branch, overlap: str = "count", tail: str = "exact") -> Self:
-        """The pattern of these branches."""
+        """Make the pattern of these branches."""
         raise NotImplementedError
 
     @classmethod
     def mistral(cls, window: int) -> Self:
-        """Causal sliding windows: `0 <= i - j < window` with `is_causal=True` (Mistral 7B, arXiv 2310.06825).
+        """Make causal sliding windows: `0 <= i - j < window` with `is_causal=True` (Mistral 7B, arXiv 2310.06825).
 
         >>> from dilkit import Pattern
         >>> Pattern.mistral(3).count(6, 1, is_causal=True)[0, 5].tolist()
@@ -33,7 +33,7 @@ class Presets:
 
     @classmethod
     def streaming_llm(cls, window: int, sinks: int = 4) -> Self:
-        """Causal windows, and the first tokens for ever: `i - j < window or j < sinks` (arXiv 2309.17453).
+        """Make causal windows, and the first tokens for ever: `i - j < window or j < sinks` (arXiv 2309.17453).
 
         >>> from dilkit import Pattern
         >>> Pattern.streaming_llm(2, sinks=1).count(6, 1, is_causal=True)[0, 5].tolist()
@@ -43,7 +43,7 @@ class Presets:
 
     @classmethod
     def longformer(cls, window: int, global_tokens: int) -> Self:
-        """Windows of `window / 2` tokens on each side, and the first tokens see all and are seen by all.
+        """Make windows of `window / 2` tokens on each side, and first tokens that see all and are seen by all.
 
             i sees j  if  |i - j| <= window / 2  or  i < global_tokens  or  j < global_tokens
 
@@ -61,7 +61,7 @@ class Presets:
 
     @classmethod
     def bigbird(cls, seq: int, block_size: int = 64, *, random_blocks: int = 3, seed: int = 0, heads: int = 1) -> Self:
-        """Blocks that see three around them, the first and the last block, and `random_blocks` others, drawn by `seed`.
+        """Make blocks that see three around them, the first and the last block, and `random_blocks` others, drawn by `seed`.
 
         For up to `seq` tokens; with `heads`, each head draws its own (BigBird, arXiv 2007.14062;
         `BlockSparse.bigbird` has more arguments).
@@ -75,7 +75,7 @@ class Presets:
 
     @classmethod
     def natten(cls, shape: Sequence[int], kernel_size: int | Sequence[int], dilation: int | Sequence[int] = 1) -> Self:
-        """The neighborhood of each cell of a row-major grid (arXiv 2204.07143; `Neighborhood`).
+        """Make the neighborhood of each cell of a row-major grid (arXiv 2204.07143; `Neighborhood`).
 
         >>> from dilkit import Pattern
         >>> Pattern.natten((3, 4), kernel_size=3).count(12, 1)[0, 0].view(3, 4).tolist()
@@ -87,7 +87,7 @@ class Presets:
     def dilateformer(
         cls, shape: Sequence[int], heads: int, kernel_size: int | Sequence[int] = 3, dilations: Sequence[int] = (1, 2, 3)
     ) -> Self:
-        """Windows around each cell of a row-major grid, padded with zeros beyond its edges (DilateFormer, arXiv 2302.01791).
+        """Make windows around each cell of a row-major grid, with zeros beyond its edges (DilateFormer, arXiv 2302.01791).
 
         The `heads` are as many equal groups as there are `dilations`, one for each group, in this order.
 
@@ -109,7 +109,7 @@ class Presets:
 
     @classmethod
     def sparse_transformer(cls, stride: int) -> Self:
-        """The strided pattern: `i - j <= stride or (i - j) mod stride == 0`, causal (arXiv 1904.10509).
+        """Make the strided pattern: `i - j <= stride or (i - j) mod stride == 0`, causal (arXiv 1904.10509).
 
         Both parts in every head. With a stride near the root of the length, two layers see all.
 

@@ -15,7 +15,7 @@ UNBOUNDED = 2**62
 
 
 def union(*sets: Positions) -> Positions:
-    """The positions that are in any of the sets."""
+    """Return the positions that are in any of the sets."""
     import numpy as np
 
     joined: list[list[int]] = []
@@ -28,7 +28,7 @@ def union(*sets: Positions) -> Positions:
 
 
 def complement(runs: Positions, seq: int) -> Positions:
-    """The positions below `seq` that are not in `runs`."""
+    """Return the positions below `seq` that are not in `runs`."""
     import numpy as np
 
     ends = np.concatenate(([0], np.minimum(runs, seq).reshape(-1), [seq])).reshape(-1, 2)
@@ -36,12 +36,12 @@ def complement(runs: Positions, seq: int) -> Positions:
 
 
 def difference(runs: Positions, without: Positions, seq: int) -> Positions:
-    """The positions of `runs` below `seq` that are not in `without`."""
+    """Return the positions of `runs` below `seq` that are not in `without`."""
     return complement(union(complement(runs, seq), without), seq)
 
 
 def progressions(runs: Positions) -> Positions:
-    """The positions as arithmetic progressions `(n, 3)`: first, step, count. Single positions at equal distances are one."""
+    """Return arithmetic progressions `(n, 3)` of the positions: first, step, count. Single ones at equal distances are joined."""
     import numpy as np
 
     lengths = runs[:, 1] - runs[:, 0]
@@ -49,25 +49,25 @@ def progressions(runs: Positions) -> Positions:
         return np.stack((runs[:, 0], np.ones(len(runs), np.int64), lengths), axis=1)
     longer, single = runs[lengths > 1], runs[lengths == 1, 0].tolist()
     triples = np.stack((longer[:, 0], np.ones(len(longer), np.int64), longer[:, 1] - longer[:, 0]), axis=1).tolist()
-    at = 0
-    while at < len(single):
-        step = single[at + 1] - single[at] if at + 1 < len(single) else 1
-        stop = at + 1
+    first = 0
+    while first < len(single):
+        step = single[first + 1] - single[first] if first + 1 < len(single) else 1
+        stop = first + 1
         while stop < len(single) and single[stop] == single[stop - 1] + step:
             stop += 1
-        triples.append([single[at], step, stop - at])
-        at = stop
+        triples.append([single[first], step, stop - first])
+        first = stop
     return np.array(sorted(triples), np.int64).reshape(-1, 3)
 
 
 def classes(runs: Positions, rate: int) -> Positions:
-    """The positions as `progressions`: of each run those that are a multiple of `rate` apart."""
+    """Return the positions as `progressions`: in each run, those a multiple of `rate` apart are one."""
     import numpy as np
 
     if rate == 1:
         return progressions(runs)
     lengths = runs[:, 1] - runs[:, 0]
     residues = np.minimum(lengths, rate)
-    of = np.repeat(np.arange(len(runs)), residues)
-    residue = np.arange(len(of)) - np.repeat(np.cumsum(residues) - residues, residues)
-    return np.stack((runs[of, 0] + residue, np.full(len(of), rate), (lengths[of] - residue - 1) // rate + 1), axis=1)
+    run = np.repeat(np.arange(len(runs)), residues)
+    residue = np.arange(len(run)) - np.repeat(np.cumsum(residues) - residues, residues)
+    return np.stack((runs[run, 0] + residue, np.full(len(run), rate), (lengths[run] - residue - 1) // rate + 1), axis=1)

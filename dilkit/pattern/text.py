@@ -1,17 +1,25 @@
-"""A pattern as text: for people, as the call that makes it, and with all of its arguments."""
+"""A pattern as text: for people, as the call that makes it, with all of its arguments, and as JSON."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dilkit.checks import shown
+from dilkit.pattern.checks import PatternError, check_number_of_branches
+from dilkit.pattern.kinds import Branch, branch_of
 
 if TYPE_CHECKING:
     from dilkit.pattern.pattern import Pattern
 
+LISTS = ("segment_lengths", "dilation_rates", "heads")
+RULES = ("offset", "overlap", "head_shard", "tail")
 _DEFAULTS = {"offset": "modulo", "overlap": "count", "heads": None, "head_shard": None, "tail": "exact"}
 
 
 def description(pattern: Pattern) -> str:
-    """One line for each branch, and one for the rules."""
+    """Describe each branch in a line, and the rules in one more."""
     offset = {"modulo": "head mod rate", "block": "head // ceil(heads / rate)"}[pattern.offset]
     overlap = {"count": "a key seen by m branches counts m times", "once": "a key seen by several branches counts once"}
     lines = [f"branch {i}: {branch}" for i, branch in enumerate(pattern.branches)]
@@ -21,7 +29,7 @@ def description(pattern: Pattern) -> str:
 
 
 def short_text(pattern: Pattern) -> str:
-    """The call that makes the pattern, without the arguments that are as by default."""
+    """Return the call that makes the pattern, without arguments that have their default."""
     changed = {name: getattr(pattern, name) for name, default in _DEFAULTS.items() if getattr(pattern, name) != default}
     if pattern.only_segments:
         return f"Pattern({_listed(str([*pattern.segment_lengths]), str([*pattern.dilation_rates]), **changed)})"
@@ -30,7 +38,7 @@ def short_text(pattern: Pattern) -> str:
 
 
 def full_text(pattern: Pattern) -> str:
-    """The call with all of the arguments."""
+    """Return the call with all of the arguments."""
     rules = {name: getattr(pattern, name) for name in _DEFAULTS}
     if pattern.only_segments:
         lists = dict(segment_lengths=pattern.segment_lengths, dilation_rates=pattern.dilation_rates)
@@ -41,3 +49,47 @@ def full_text(pattern: Pattern) -> str:
 
 def _listed(*arguments: str, **named: object) -> str:
     return ", ".join([*arguments, *(f"{name}={value!r}" for name, value in named.items())])
+
+
+def json_of(values: Mapping[str, Any], branches: Sequence[Branch]) -> str:
+    """Return the text of a pattern: by its lists if of segments alone, as patterns have always been written; else by branches."""
+    if "segment_lengths" not in values:
+        values = dict(branches=[branch.to_fields() for branch in branches], **{name: values[name] for name in RULES})
+    return json.dumps(values, separators=(",", ":"))
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """Return the arguments of `Pattern`, or of `Pattern.of` if `branches` is among them, that `Pattern.to_json` wrote as `text`.
+
+    Raises `PatternError` for any other text.
+    """
+    said = shown(text)
+    try:
+        fields = json.loads(text, object_pairs_hook=_once_each)
+    except (ValueError, RecursionError) as error:
+        raise PatternError(f"text={said} is not JSON ({error}); write it with Pattern.to_json()") from None
+    if not isinstance(fields, dict):
+        raise PatternError(f"text={said} is not a JSON object; write it with Pattern.to_json()")
+    by_branch = "branches" in fields
+    known = ("branches", *RULES) if by_branch else (*LISTS[:2], RULES[0], RULES[1], LISTS[2], *RULES[2:])
+    if unknown := fields.keys() - known:
+        raise PatternError(f"text={said} has {', '.join(map(shown, sorted(unknown)))}; a pattern has {', '.join(known)}")
+    if missing := [name for name in LISTS[:2] if name not in fields and not by_branch]:
+        raise PatternError(f"text={said} has no {' and no '.join(missing)}; write it with Pattern.to_json()")
+    if isinstance(fields.get("heads"), list):
+        fields["heads"] = [tuple(value) if isinstance(value, list) else value for value in fields["heads"]]  # JSON has no pairs
+    if by_branch:
+        if not isinstance(fields["branches"], list):
+            raise PatternError(f"text={said} has branches that are no list; write it with Pattern.to_json()")
+        check_number_of_branches("branches", len(fields["branches"]))
+        fields["branches"] = [branch_of(values) for values in fields["branches"]]
+    return fields
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError for a field that is there twice: Python would take the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{shown(next(name for name in names if names.count(name) > 1))} is there twice")
+    return fields

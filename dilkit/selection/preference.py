@@ -16,9 +16,9 @@ ON_H200 = "as measured on an NVIDIA H200 (docs/results/gpu.md), until `dilkit tu
 MEASURED = "measured by `dilkit tune`"
 
 LAUNCH_BOUND = {"float32": 2**36, "bfloat16": 2**37, "float16": 2**37}
-"""By dtype, the most nominal FLOPs of a launch-bound forward pass. Of three quarters of them, on an H200 in bf16, `cupy_raw` took
-0.3 to 0.4 ms, in one launch, and torch's kernels 0.8 to 2.2 ms, most of it between launches. In float32, of half as many again,
-both took as long."""
+"""The most nominal FLOPs of a launch-bound forward pass, by dtype. On an H200 in bf16, with three quarters of them, `cupy_raw`
+took 0.3 to 0.4 ms, in one launch, and torch's kernels 0.8 to 2.2 ms, most of it between launches. In float32, with half as many
+again, both took as long."""
 
 Range = tuple[Capability, Capability]
 OLDEST: Capability = (0, 0)
@@ -37,7 +37,7 @@ class Preference:
         return tuple(name for name, _ in self.places)
 
     def why(self, name: str) -> str | None:
-        """The reason for the place of `name`; None for a backend that is not named."""
+        """Return the reason for the place of `name`; None for a backend that is not named."""
         return dict(self.places).get(name)
 
 
@@ -57,7 +57,7 @@ class PreferenceRow:
     basis: str = BY_DESIGN
 
     def fits(self, problem: Problem) -> bool:
-        """Whether this row applies to `problem`."""
+        """True if this row applies to `problem`."""
         device = problem.device
         if device.type != self.device or problem.dtype not in self.dtypes:
             return False
@@ -79,13 +79,13 @@ class PreferenceRow:
         return Preference(((first, f"first {self.basis}: {self.why}"), *((name, after) for name in others)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """Convert the row to plain data, for JSON."""
         lists = dict(dtypes=list(self.dtypes), features=list(self.features), order=list(self.order))
         return dict(device=self.device, where=self.where, **lists, why=self.why, basis=self.basis)
 
 
 def measured_first(seconds: Sequence[tuple[str, float]], otherwise: Preference) -> Preference:
-    """The measured backends with their seconds a call, best first, followed by those of `otherwise`."""
+    """Order the measured backends by their seconds a call, followed by those of `otherwise`."""
     if not seconds:
         return otherwise
     shown = ", ".join(f"{name} {1e3 * taken:.3g} ms" for name, taken in seconds)
@@ -96,23 +96,18 @@ def measured_first(seconds: Sequence[tuple[str, float]], otherwise: Preference) 
 
 
 def _shares_keys(problem: Problem) -> bool:
-    """Whether several branches serve a head: their keys overlap, and a library computes the branches one by one."""
+    """True if several branches serve a head: their keys overlap, and a library computes the branches one by one."""
     branches = problem.pattern.branches
     if problem.pattern.heads is None:
         return len(branches) > 1
     return any(sum(branch.serves(head) for branch in branches) > 1 for head in range(problem.heads))
 
 
-def _nothing_dilated(problem: Problem) -> bool:
-    """Whether every form shows all rows and columns in its reach."""
-    return all(form.rate == 1 for form in problem.forms if isinstance(form, (Segments, Band)))
-
-
 FEATURES: dict[str, Callable[[Problem], bool]] = {
     "shared keys": _shares_keys,
     "key padding mask": lambda problem: problem.key_padding_mask,
     "training": lambda problem: problem.requires_grad,
-    "nothing dilated": _nothing_dilated,
+    "nothing dilated": lambda problem: all(form.rate == 1 for form in problem.forms if isinstance(form, (Segments, Band))),
     "runs": lambda problem: Runs.name in problem.forms.names,
     "stored rows": lambda problem: bool(problem.stored),
     "launch-bound": lambda problem: problem.flops() <= LAUNCH_BOUND.get(problem.dtype, 0),

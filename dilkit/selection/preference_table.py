@@ -59,20 +59,13 @@ TABLE = (
         _RAW_FIRST,
         f"bfloat16 in memory, float32 arithmetic: {why_float32('bfloat16', OLDEST)}, and no kernel of torch takes it there",
     ),
-    PreferenceRow(
-        *("cuda", _MAXWELL, ("float16",), ()),
-        _RAW_FIRST,
-        f"float16 in memory, float32 arithmetic: {why_float32('float16', OLDEST)}",
-    ),
-    PreferenceRow(
-        *("cuda", _PASCAL_OF_DESKTOPS, ("float16",), ()),
-        _RAW_FIRST,
-        f"float16 in memory, float32 arithmetic: {why_float32('float16', (6, 1))}",
-    ),
-    PreferenceRow(
-        *("cuda", _PASCAL, ("float16",), ()),
-        _RAW_FIRST,
-        f"float16 in memory, float32 arithmetic: {why_float32('float16', (6, 0))}",
+    *(
+        PreferenceRow(
+            *("cuda", capabilities, ("float16",), ()),
+            _RAW_FIRST,
+            f"float16 in memory, float32 arithmetic: {why_float32('float16', capability)}",
+        )
+        for capabilities, capability in ((_MAXWELL, OLDEST), (_PASCAL_OF_DESKTOPS, (6, 1)), (_PASCAL, (6, 0)))
     ),
     PreferenceRow(
         *("cuda", _VOLTA, ("float16",), ()),
@@ -164,15 +157,15 @@ ON_GPUS = (
     "branches, for steps of decoding, for key padding masks and, in float32 without gradients, for heads of up to 64. Below 8.0 "
     "they take dilkit's kernels, but torch's for float16 on Volta.",
 )
-"""What stands of GPUs, in three paragraphs: the pages and `dilkit info` all say it in these words."""
+"""The state of support for GPUs, in three paragraphs, for the pages and `dilkit info`."""
 
 
 def row_of(problem: Problem) -> PreferenceRow | None:
-    """The first row of `TABLE` that fits `problem`."""
+    """Return the first row of `TABLE` that fits `problem`."""
     return next((row for row in TABLE if row.fits(problem)), None)
 
 
 def table_preference(problem: Problem) -> Preference:
-    """The preference of the first row of `TABLE` that fits `problem`; an empty one if no row fits."""
+    """Return the preference of the first row of `TABLE` that fits `problem`; an empty one if no row fits."""
     row = row_of(problem)
     return Preference() if row is None else row.preference

@@ -39,12 +39,12 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """The verdict in one word."""
         return "failed" if self.reason else "none" if self.doubt else "passed"
 
 
 def failure(backend: Backend, problem: Problem, run: bool) -> str:
-    """Why the kernels of `backend` are not to be trusted with `problem`; empty if they are, or if they need no proof.
+    """Return why the kernels of `backend` are not to be trusted with `problem`; empty if they are, or if they need no proof.
 
     `run`: whether a proof that is not known is made; without it, unknown kernels are trusted. Raises RuntimeError where one is
     needed while a CUDA graph is captured, and ValueError for a malformed `DILKIT_GPU_PROOF`.
@@ -68,28 +68,28 @@ def failure(backend: Backend, problem: Problem, run: bool) -> str:
 
 def known(mode: str, facts: tuple[str, ...]) -> Proof | None:
     """Return the proof by these facts that this process knows or, with the mode `once`, that is written down."""
-    found = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
-    if found is not None:
-        _proofs[mode, facts] = found
-    return found
+    proof = _proofs.get((mode, facts)) or (_read(facts) if mode == "once" else None)
+    if proof is not None:
+        _proofs[mode, facts] = proof
+    return proof
 
 
 def keep(mode: str, proof: Proof, write: bool = True) -> None:
     """Remember a proof in this process and, with `write`, for others."""
     _proofs[mode, proof.facts] = proof
-    if write:
-        _write(proof)
+    if write and (place := _place(proof.facts)) is not None:
+        files.write_privately(place, json.dumps(asdict(proof)).encode())
 
 
 def recorded() -> list[Proof]:
-    """All proofs that are written down, of whichever device, driver and kernels."""
+    """Read all proofs that are written down, of whichever device, driver and kernels."""
     folder = environment.cuda_cache()
     proofs = (_load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))) if folder and folder.is_dir() else ()
     return sorted((proof for proof in proofs if proof is not None), key=lambda proof: proof.facts)
 
 
 _proofs: dict[tuple[str, tuple[str, ...]], Proof] = {}
-"""Those that this process knows, by the mode in which it came by them."""
+"""The proofs that this process knows, by the mode in which it came by them."""
 
 
 def _prove(name: str, problem: Problem, facts: tuple[str, ...], mode: str) -> Proof:
@@ -98,10 +98,10 @@ def _prove(name: str, problem: Problem, facts: tuple[str, ...], mode: str) -> Pr
     flags = dict(
         gradients=problem.requires_grad, varlen=problem.varlen, dropout=problem.dropout_p > 0, softcap=problem.softcap > 0
     )
-    asked = request | flags | dict(kinds=not problem.pattern.only_segments, head_dim=problem.head_dim)
-    asked |= dict(stored=problem.stored, group=problem.heads // problem.kv_heads)
-    asked |= dict(bias="" if problem.bias is None else problem.bias.encode())
-    command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(asked)]
+    features = request | flags | dict(kinds=not problem.pattern.only_segments, head_dim=problem.head_dim)
+    features |= dict(stored=problem.stored, group=problem.heads // problem.kv_heads)
+    features |= dict(bias="" if problem.bias is None else problem.bias.encode())
+    command = [sys.executable, "-m", "dilkit.selection.proving", json.dumps(features)]
     proof = Proof(facts, outcome(command))
     keep(mode, proof)
     if proof.reason:
@@ -127,7 +127,7 @@ def _check_not_capturing(name: str, problem: Problem) -> None:
 
 
 def outcome(command: Sequence[str], most_seconds: float = MOST_SECONDS) -> str:
-    """Why the proof that `command` makes failed: what it says, how it crashed, or that it never ended; empty if it passed."""
+    """Run a proof. Returns why it failed: its output, how it crashed, or that it never ended; empty if it passed."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=most_seconds)
     except subprocess.TimeoutExpired:
@@ -152,7 +152,7 @@ def _read(facts: tuple[str, ...]) -> Proof | None:
 
 
 def _load(place: Path) -> Proof | None:
-    """What is written there; None for nothing, for what is malformed, or if another user may have written it."""
+    """Read a proof; None where there is none, or a malformed one, or if another user may have written it."""
     if files.why_others_may_write(place.parent) or files.why_others_may_write(place):
         return None
     try:
@@ -162,9 +162,3 @@ def _load(place: Path) -> Proof | None:
         return None
     texts = isinstance(facts, list) and all(isinstance(x, str) for x in (*facts, reason, doubt))
     return Proof(tuple(facts), reason, doubt) if texts else None
-
-
-def _write(proof: Proof) -> None:
-    place = _place(proof.facts)
-    if place is not None:
-        files.write_privately(place, json.dumps(asdict(proof)).encode())

@@ -1,4 +1,4 @@
-"""`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print what was wrong; nothing if all was right.
+"""`python -m dilkit.selection.proving REQUEST`: compute the cases of a proof, and print the faults; nothing if all was right.
 
 REQUEST is JSON: backend, device, dtype, head_dim, gradients, varlen, dropout, kinds, softcap, bias, stored, group; with a dtype
 of stored rows it is for steps of decoding.
@@ -43,7 +43,7 @@ def cases(
     softcap: bool = False,
     bias: BiasForm | None = None,
 ) -> Iterator[Case]:
-    """A few problems with every feature that kernels are used with: each takes a GPU less than a millisecond.
+    """Yield a few problems with every feature that kernels are used with: each takes a GPU less than a millisecond.
 
     `kinds`: with branches of other kinds than segments, too. `softcap`: with scores that are capped. `bias`: with one that is
     computed by the same code.
@@ -77,15 +77,15 @@ def cases(
 
 
 def main(request: str) -> int:
-    """Print what is wrong with each case that is not right, or that none was computed."""
-    asked = json.loads(request)
-    if asked["stored"]:
-        return prove_steps(asked)
-    features = {name: asked[name] for name in ("varlen", "dropout", "kinds", "softcap")}
-    bias = BiasForm.decode(asked["bias"]) if asked["bias"] else None
-    chosen = cases(asked["dtype"], asked["head_dim"], asked["gradients"], bias=bias, **features)
+    """Print the faults of each case that is not right, or that none was computed."""
+    options = json.loads(request)
+    if options["stored"]:
+        return prove_steps(options)
+    features = {name: options[name] for name in ("varlen", "dropout", "kinds", "softcap")}
+    bias = BiasForm.decode(options["bias"]) if options["bias"] else None
+    chosen = cases(options["dtype"], options["head_dim"], options["gradients"], bias=bias, **features)
     with environment.without_proofs():
-        results = [check(asked["backend"], case, asked["device"]) for case in chosen]
+        results = [check(options["backend"], case, options["device"]) for case in chosen]
     texts = " | ".join(f"{r.case.variant}: {'; '.join(r.reasons)}" for r in results if r.verdict in ("failed", "broken"))
     if texts:
         print(f"computed wrongly: {texts}")
@@ -94,13 +94,13 @@ def main(request: str) -> int:
     return 0
 
 
-def prove_steps(asked: dict[str, Any]) -> int:
-    """The same of steps of decoding. A backend that refuses them raises."""
-    from dilkit.selection.step_cases import StepProof
+def prove_steps(options: dict[str, Any]) -> int:
+    """Print the faults of decoding steps. A backend that refuses them raises."""
+    from dilkit.selection.decoding_proof import StepProof
 
-    sizes = {name: asked[name] for name in ("backend", "device", "dtype", "stored", "head_dim", "group", "softcap")}
+    sizes = {name: options[name] for name in ("backend", "device", "dtype", "stored", "head_dim", "group", "softcap")}
     with environment.without_proofs():
-        wrong = list(StepProof(**sizes, bias=BiasForm.decode(asked["bias"]) if asked["bias"] else None).complaints())
+        wrong = list(StepProof(**sizes, bias=BiasForm.decode(options["bias"]) if options["bias"] else None).complaints())
     if wrong:
         print(f"computed wrongly: {' | '.join(wrong)}")
     return 0

@@ -21,7 +21,7 @@ from dilkit.selection.tuned_file import Seconds, TunedError, TunedSetup, TunedSh
 
 
 def seconds(problem: Problem) -> Seconds:
-    """The measured backends for problems like this one, fastest first; empty if nothing was measured.
+    """Return the measured backends for problems like this one, fastest first; empty if nothing was measured.
 
     Warns, once for each file, if the file is malformed or out of date for this kind of device.
     """
@@ -43,20 +43,20 @@ def read_again() -> None:
 
 
 def setup_of(device: Device) -> TunedSetup:
-    """The setup of this process on `device`."""
+    """Return the setup of this process on `device`."""
     capability = "none" if device.capability is None else f"{device.capability[0]}.{device.capability[1]}"
     return TunedSetup(device.type, device.name or device.type, capability, _torch_version(), __version__)
 
 
 def shape_of(problem: Problem) -> TunedShape:
-    """The shape under which measurements of `problem` are kept."""
+    """Return the shape under which measurements of `problem` are kept."""
     flags = dict(is_causal=problem.is_causal, requires_grad=problem.requires_grad, dropout=problem.dropout_p > 0)
     flags |= dict(key_padding_mask=problem.key_padding_mask, varlen=problem.varlen, kv_cache=problem.kv_cache)
     return TunedShape(problem.dtype, problem.head_dim, branches=branches_of(problem), seq=bucket(problem.seq), **flags)
 
 
 def branches_of(problem: Problem) -> str:
-    """The pattern's branches as "2048/1 4096/2": segment length, rounded to a power of two and at most `seq`, and rate.
+    """Return the pattern's branches as "2048/1 4096/2": segment length, rounded to a power of two and at most `seq`, and rate.
 
     Branches of other kinds are written as they are.
     """
@@ -76,9 +76,9 @@ _warned: dict[str, object] = {}
 
 @lru_cache(maxsize=8)
 def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShape], Seconds], str]:
-    """The measurements in `path` by setup and shape, and what is wrong with the file: empty if nothing is.
+    """Read the measurements in `path`, by setup and shape, and the fault of the file: empty if it has none.
 
-    That the file is not there is wrong only where a variable names it.
+    A missing file is a fault only where a variable names it.
     """
     if environment.tuned().strip() and not path.exists():
         return {}, "there is no such file"
@@ -89,7 +89,7 @@ def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShap
 
 
 def _stale(entries: Iterable[tuple[TunedSetup, TunedShape]], here: TunedSetup) -> str:
-    """Why no measurement for this kind of device applies here; empty if one does, or if there is none."""
+    """Return why no measurement for this kind of device applies here; empty if one does, or if there is none."""
     setups = {setup: None for setup, _ in entries if setup.device == here.device}
     if not setups or here in setups:
         return ""
@@ -105,7 +105,7 @@ def _warn_once(path: Path, complaint: str) -> None:
 
 @lru_cache(maxsize=1)
 def _torch_version() -> str:
-    """The version of torch, without importing it."""
+    """Return the version of torch, without importing it."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

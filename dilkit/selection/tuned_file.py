@@ -1,4 +1,4 @@
-"""The file that `dilkit tune` writes: its entries, and how it is read, checked and written."""
+"""The file that `dilkit tune` writes: its entries, and functions to read, check and write it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TunedError(ValueError):
 
 @dataclass(frozen=True)
 class TunedSetup:
-    """What a measured time depends on beside the problem: the device and the versions of torch and dilkit."""
+    """The setup of a measurement: the device and the versions of torch and dilkit."""
 
     device: str
     name: str
@@ -45,7 +45,7 @@ class TunedSetup:
 class TunedShape:
     """The facts of a problem that a measured time depends on. `seq` and segment lengths are rounded to powers of two.
 
-    What has a default is in files only where it is true: a backend may run another kernel then.
+    Fields with a default are in files only where they are true: a backend may run another kernel then.
     """
 
     dtype: str
@@ -90,17 +90,17 @@ class TunedEntry:
 
 
 def load(path: Path) -> tuple[TunedEntry, ...]:
-    """The entries in the file `path`, none if there is no such file. Raises `TunedError` for a malformed file."""
+    """Read the entries in the file `path`, none if there is no such file. Raises `TunedError` for a malformed file."""
     try:
-        found = json.loads(files.read_bytes(path).decode())
+        content = json.loads(files.read_bytes(path).decode())
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:
         raise TunedError(f"{path}: {type(error).__name__}: {error}") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("entries"), list):
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("entries"), list):
         raise TunedError(f"{path}: no object with schema {SCHEMA} and a list of entries")
     entries = []
-    for i, data in enumerate(found["entries"]):
+    for i, data in enumerate(content["entries"]):
         try:
             entries.append(_entry(data))
         except (TypeError, ValueError) as error:
@@ -109,13 +109,13 @@ def load(path: Path) -> tuple[TunedEntry, ...]:
 
 
 def to_text(entries: Iterable[TunedEntry]) -> str:
-    """The file that `load` reads."""
+    """Return the text of a file that `load` reads."""
     listed = [dict(setup=asdict(e.setup), shape=_said(e.shape), seconds=dict(e.seconds)) for e in entries]
     return json.dumps(dict(schema=SCHEMA, entries=listed), indent=1, allow_nan=False) + "\n"
 
 
 def bucket(length: int) -> int:
-    """The power of two that is nearest to `length` by ratio; 1 for 0."""
+    """Return the power of two that is nearest to `length` by ratio; 1 for 0."""
     return 1 << round(math.log2(max(length, 1)))
 
 
@@ -124,11 +124,11 @@ def _said(shape: TunedShape) -> dict[str, Any]:
 
 
 def _entry(data: Any) -> TunedEntry:
-    found = _fields(data, "entry", {"setup", "shape", "seconds"})
-    setup, shape = (_fields(found[name], name, {f.name for f in fields(kind)}) for name, kind in _PARTS)
-    if not isinstance(found["seconds"], dict):
+    parts = _fields(data, "entry", {"setup", "shape", "seconds"})
+    setup, shape = (_fields(parts[name], name, {f.name for f in fields(kind)}) for name, kind in _PARTS)
+    if not isinstance(parts["seconds"], dict):
         raise TypeError("seconds is no object of backends and seconds")
-    return TunedEntry(TunedSetup(**setup), TunedShape(**shape), tuple(found["seconds"].items()))
+    return TunedEntry(TunedSetup(**setup), TunedShape(**shape), tuple(parts["seconds"].items()))
 
 
 _PARTS: tuple[tuple[str, Any], ...] = (("setup", TunedSetup), ("shape", TunedShape))

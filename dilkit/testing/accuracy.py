@@ -1,4 +1,4 @@
-"""How exact a result has to be: the one rule that the conformance suite, benchmarks and ranks go by.
+"""The tolerance of results: the one rule of the conformance suite, benchmarks and ranks.
 
     allowed = limit * (max|plain - exact| + a few roundings)        limit: 2, for gradients 3
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 Results = dict[str, "Tensor"]
 """`out`, `lse`, `dq`, `dk`, `dv`, `dsink` and `dbias`, or some of them, by name."""
 LIMITS = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dsink": 3.0, "dbias": 3.0}
-"""How many times the error of plain torch math is still right."""
+"""The allowed multiples of the error of plain torch math."""
 DROPOUT_SEED = 7
-"""What torch's generator is seeded with before calls that drop weights."""
+"""The seed of torch's generator before calls that drop weights."""
 SHORT, WIDE, KEYS = 512, 8, 8
 """Tokens of a shortened problem, at most; heads in all sequences beyond which there are fewer; keys that segments keep."""
 
@@ -62,7 +62,7 @@ class Check:
 
     @classmethod
     def of(cls, what: str, seq: int, error: float, plain_error: float, allowed: float) -> Check:
-        """Passed where the error is within what is allowed."""
+        """Make a check, which is passed if the error is within what is allowed."""
         errors = [x if math.isfinite(x) else str(x) for x in (error, plain_error, allowed)]
         return cls(what, seq, errors[0], errors[1], errors[2], error <= allowed)
 
@@ -86,7 +86,7 @@ class Expected:
 
     @classmethod
     def of(cls, compute: Callable[[str], Results], problem: Problem, tensors: Tensors) -> Expected:
-        """`compute(dtype)` is the definition on `tensors`, all arithmetic in that dtype."""
+        """Make it of `compute(dtype)`, the definition on `tensors` with all arithmetic in that dtype."""
         import torch
 
         single = "float32" if problem.dtype == "float64" else problem.dtype
@@ -98,7 +98,7 @@ class Expected:
         return cls(exact, {n: shrink * (tiny[n] + (error if math.isfinite(error) else 0.0)) for n, error in errors.items()})
 
     def checks(self, found: Results, seq: int, where: str = "") -> tuple[Check, ...]:
-        """One check of each result in `found`, whose name is followed by `where`."""
+        """Return one check of each result in `found`, whose name is followed by `where`."""
         return tuple(
             Check.of(f"{name}{where}", seq, distance(x, self.exact[name]), self.error[name], LIMITS[name] * self.error[name])
             for name, x in found.items()
@@ -106,7 +106,7 @@ class Expected:
 
 
 def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), last: int = 0) -> Expected:
-    """What any backend is compared with on `tensors`: `out` and `lse`, with gradients where the problem asks for them.
+    """Compute the expected results on `tensors`: `out` and `lse`, with gradients where the problem asks for them.
 
     `lengths`: those of the sequences of a packed call, or of those in a cache, of which the `last` rows are computed.
     """
@@ -132,7 +132,7 @@ def expected(problem: Problem, tensors: Tensors, lengths: Sequence[int] = (), la
 
 
 def dropout_in(problem: Problem) -> Dropout | None:
-    """What calls of `problem` in `seeded` drop; None where the problem has no dropout."""
+    """Return the dropout of calls of `problem` within `seeded`; None where the problem has none."""
     import torch
 
     from dilkit.op.dropout import Dropout, draw_seed
@@ -154,19 +154,19 @@ def seeded() -> Iterator[None]:
 
 
 def expected_rows(problem: Problem, tensors: Tensors, rows: Tensor) -> Expected:
-    """The same for some rows of a problem of any length: `out` and `lse`, and `dq` where the problem asks for gradients."""
+    """Compute the expected `out` and `lse` of some rows, and `dq` where the problem asks for gradients, at any length."""
     return Expected.of(partial(exact_rows, problem, tensors, rows), problem, tensors)
 
 
 def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "float64") -> Results:
-    """`out`, `dq` `(batch, rows, heads, head_dim)` and `lse` `(batch, heads, rows)` of the queries in `rows`, head by head."""
+    """Compute `out`, `dq` `(batch, rows, heads, head_dim)` and `lse` `(batch, heads, rows)` of the queries in `rows`, by head."""
     import torch
 
     kind, group = getattr(torch, dtype), problem.heads // problem.kv_heads
     count = problem.pattern.count_rows(rows, problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
     padding = None if problem.is_causal else padded_keys(problem.pattern, rows, problem.seq, problem.heads, problem.kv_heads)
     dropout, keys = dropout_in(problem), torch.arange(problem.seq, device=rows.device)
-    kept = None if dropout is None else dropout.kept(problem.heads, rows, keys, problem.batch).to(kind) * dropout.factor
+    scaled = None if dropout is None else dropout.kept(problem.heads, rows, keys, problem.batch).to(kind) * dropout.factor
     added = None if tensors.bias is None else bias_of_rows(tensors.bias, rows, keys, problem.batch, kind)
     rows_by_name: dict[str, list[Tensor]] = dict(out=[], lse=[], **(dict(dq=[]) if problem.requires_grad else {}))
     for head in range(problem.heads):
@@ -175,7 +175,7 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
         seen = count[head][None] if tensors.mask is None else count[head] * ~tensors.mask[:, None, :]
         sink = None if tensors.sink is None else tensors.sink.detach()[head : head + 1]
         inputs = with_zero_keys(key, value, seen, None if padding is None else padding[head])
-        factors, bias = (None if x is None else x[:, head] for x in (kept, added))
+        factors, bias = (None if x is None else x[:, head] for x in (scaled, added))
         out, lse = softmax_of_count(query, *inputs, problem.scale, sink, factors, bias, problem.softcap or None)
         if problem.requires_grad:
             rows_by_name["dq"] += torch.autograd.grad(out, query, tensors.dout[:, rows, head].to(kind))
@@ -185,7 +185,7 @@ def exact_rows(problem: Problem, tensors: Tensors, rows: Tensor, dtype: str = "f
 
 
 def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool) -> Results:
-    """`attend(q, k, v, mask) -> (out, lse)` and, with `gradients`, its gradients: through `lse` too where there is a `dlse`.
+    """Compute `attend(q, k, v, mask) -> (out, lse)`, with `gradients` its gradients: through `lse` too where there is a `dlse`.
 
     Where there are sinks they are a fifth argument, and a bias is given by its name.
     """
@@ -208,16 +208,16 @@ def differentiated(attend: Callable[..., Any], tensors: Tensors, gradients: bool
     return results
 
 
-def distance(found: Tensor, exact: Tensor) -> float:
-    """The largest |found - exact|; infinite where one is finite and the other not, or of another sign of infinity."""
+def distance(result: Tensor, exact: Tensor) -> float:
+    """Return the largest |result - exact|; infinite where one is finite and the other not, or of another sign of infinity."""
     import torch
 
-    found = found.detach().double().to(exact.device)
-    return torch.where(found == exact, 0.0, (found - exact).abs()).nan_to_num(nan=math.inf).max().item()
+    wide = result.detach().double().to(exact.device)
+    return torch.where(wide == exact, 0.0, (wide - exact).abs()).nan_to_num(nan=math.inf).max().item()
 
 
 def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Results) -> dict[str, float]:
-    """An absolute error that stands for a rounding or two in the accumulating dtype and one half in the result's, `dtype`.
+    """Return an absolute error of a rounding or two in the accumulating dtype and one half in the result's, `dtype`.
 
     The accumulating dtype is fp32 for half types. A gradient of scores is the difference of two terms as large as |dout| . |v|.
     A score and its lse are rounded by themselves, so that `exp(score - lse)` has a relative error of about `eps * |lse|`: partial
@@ -242,11 +242,11 @@ def _few_roundings(problem: Problem, tensors: Tensors, dtype: str, exact: Result
 
 
 def shortened(problem: Problem) -> Problem:
-    """`problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are.
+    """Return `problem` with lengths divided by the power of two that leaves at most `SHORT` tokens; rates stay as they are.
 
-    Of many heads and sequences fewer tokens are left, so that the oracle's matrices are no larger than those of `WIDE`. A segment
-    keeps `KEYS` of its keys, as far as it has them: of a single key no query would have a gradient. Branches of other kinds stay.
-    A grid is made smaller as a whole; with grids of several shapes, nothing is.
+    Problems of many heads and sequences keep fewer tokens, so that the oracle's matrices are no larger than those of `WIDE`. A
+    segment keeps `KEYS` of its keys, as far as it has them: with a single key no query would have a gradient. Branches of other
+    kinds stay. A grid is made smaller as a whole; with grids of several shapes, nothing is.
     """
     grids = [branch for branch in problem.pattern.branches if isinstance(branch, Neighborhood)]
     if len({grid.shape for grid in grids}) > 1:
@@ -259,7 +259,7 @@ def shortened(problem: Problem) -> Problem:
 
 
 def _smaller_grid(grids: Sequence[Neighborhood], tokens: int) -> tuple[int, ...]:
-    """The one shape of `grids`, its largest sides halved until there are at most so many `tokens`, or no room for a window."""
+    """Halve the largest sides of the one shape of `grids` until it has at most `tokens` cells, or no room for a window."""
     shape, dimensions = list(grids[0].shape), range(len(grids[0].shape))
     least = [max(grid.kernel_size[i] * grid.dilation[i] for grid in grids) for i in dimensions]
     while math.prod(shape) > tokens and (wide := [i for i in dimensions if shape[i] > least[i]]):

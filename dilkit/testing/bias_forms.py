@@ -22,7 +22,7 @@ BIAS_FORMS = {
 
 
 def form_like(form: BiasForm) -> str:
-    """Which of `BIAS_FORMS` a kernel computes with the same code as `form`.
+    """Return the name in `BIAS_FORMS` of a form that kernels compute with the same code as `form`.
 
     >>> from dilkit.bias.form import BiasForm
     >>> from dilkit.testing.bias_forms import form_like

@@ -13,7 +13,7 @@ from dilkit.testing.bias_forms import BIAS_FORMS
 
 
 def made_bias(form: BiasForm, heads: int, batch: int, seq: int, draw: torch.Generator, device: str = "cpu") -> Bias:
-    """A bias of this form, of `batch` sequences of `seq` rows, in float64. A tenth of the longest distance is worth about 1."""
+    """Make a bias of this form for `batch` sequences of `seq` rows, in float64. A tenth of the longest distance adds about 1."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, dtype=torch.float64, device=draw.device).to(device)
@@ -33,7 +33,7 @@ def made_bias(form: BiasForm, heads: int, batch: int, seq: int, draw: torch.Gene
 
 
 def largest_distance(bias: Bias, seq: int) -> float:
-    """How much the weights of a bias are multiplied by at most: 1 for tables."""
+    """Return the largest factor of the weights of a bias: 1 for tables."""
     if isinstance(bias, Alibi):
         return float(seq)
     if isinstance(bias, CoordinateAlibi):

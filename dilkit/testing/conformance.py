@@ -31,7 +31,7 @@ _CALLERS = kernels.__file__, kvcache.__file__, plain_call.__file__
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a backend on a case: "passed", "failed", "refused" or "broken", with error ratios and reasons."""
+    """The verdict on a backend and a case: "passed", "failed", "refused" or "broken", with error ratios and reasons."""
 
     backend: str
     case: Case
@@ -63,7 +63,7 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
         return Result(backend, case, decision.verdict, reasons=decision.reasons)
     try:
         tensors = make_tensors(case, device)
-        before = [x.clone() for x in _given(tensors)]
+        before = [x.clone() for x in _inputs(tensors)]
         with poisoned_memory():
             results = differentiated(partial(_call, case, backend), tensors, requires_grad)
     except (KeyboardInterrupt, GeneratorExit):
@@ -72,21 +72,21 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
         reasons = (visible(f"{type(error).__name__}: {error}"),)
         return Result(backend, case, "failed", reasons=reasons, raised_in=_raised_in(error))
     complaints = _malformed(results, tensors, case)
-    if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _given(tensors), strict=True)):
+    if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _inputs(tensors), strict=True)):
         complaints.append("an input was changed; they are read-only")
     ratios, wrong = _judge(_clean(results, case), expected(case))
     return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
 
 
 def _raised_in(error: BaseException) -> tuple[str, ...]:
-    """The frames of the backend: those that the operator called."""
+    """Return the frames of the backend: those that the operator called."""
     frames = traceback.extract_tb(error.__traceback__)
-    called = [at for at, frame in enumerate(frames) if frame.filename in _CALLERS]
+    called = [i for i, frame in enumerate(frames) if frame.filename in _CALLERS]
     return tuple(traceback.format_list(frames[called[-1] + 1 :] if called else frames))
 
 
 def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:
-    """How many of `repeats` further computations of `case`, forward and gradients, differ in a bit from the first, or fail."""
+    """Count the repeats of `case`, forward and gradients, that differ in a bit from the first computation, or fail."""
     tensors = make_tensors(case, device)
     compute = partial(differentiated, partial(_call, case, backend), tensors, case.gradients)
 
@@ -103,8 +103,8 @@ def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> 
     return sum(differs(first) for _ in range(repeats))
 
 
-def _given(tensors: Tensors) -> list[Tensor]:
-    """What a backend is given to read."""
+def _inputs(tensors: Tensors) -> list[Tensor]:
+    """Return the tensors that a backend only reads."""
     bias = tensors.bias
     of_bias = () if bias is None else (bias.weights, getattr(bias, "coordinates", None))
     return [x for x in (*tensors.qkv, tensors.mask, tensors.sink, *of_bias) if x is not None]
@@ -112,7 +112,7 @@ def _given(tensors: Tensors) -> list[Tensor]:
 
 @lru_cache(maxsize=1024)
 def expected(case: Case) -> Expected:
-    """What every backend is compared with on `case`: computed once a process, on the CPU, and without what poisons it."""
+    """Compute the expected results of `case`, once a process, on the CPU, and without poisoned sequences."""
     tensors = make_tensors(replace(case, poisoned=False))
     exact = accuracy.expected(case.problem(), tensors, case.lengths, case.rows)
     return replace(exact, exact=_clean(exact.exact, case))
@@ -147,10 +147,10 @@ def _call(
 
 
 def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, backend: str, bias: Bias | None) -> Any:
-    """The last rows against a cache that holds what is before them, and NaN from there on."""
+    """Compute the last rows against a cache that holds those before them, and NaN from there on."""
     before = torch.tensor(case.lengths, device=q.device) - case.rows
     places = before[:, None] + torch.arange(case.rows, device=q.device)
-    query, key, value = (torch.stack([one[at] for one, at in zip(x, places, strict=True)]) for x in (q, k, v))
+    query, key, value = (torch.stack([one[rows] for one, rows in zip(x, places, strict=True)]) for x in (q, k, v))
     unwritten = torch.arange(case.seq, device=q.device) >= before[:, None]
     k_cache, v_cache = (x.masked_fill(unwritten[:, :, None, None], torch.nan) for x in (k, v))
     options: dict[str, Any] = dict(scale=case.scale, sink=sink, backend=backend, return_lse=True, cache_seqlens=before.int())
@@ -158,38 +158,38 @@ def _last_rows(case: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None,
     return dilated_attention_with_kvcache(query, k_cache, v_cache, case.pattern, key=key, value=value, **options)
 
 
-def _clean(found: Results, case: Case) -> Results:
-    """The results of rows that are not poisoned; gradients of sinks and biases are of all rows."""
+def _clean(results: Results, case: Case) -> Results:
+    """Return the results of rows that are not poisoned; gradients of sinks and biases, which are of all rows, are left out."""
     if not case.poisoned:
-        return found
-    rows, by_row = clean_rows(case).to(found["out"].device), {"lse": 2}
+        return results
+    rows, by_row = clean_rows(case).to(results["out"].device), {"lse": 2}
     return {
-        name: x[(slice(None),) * by_row.get(name, 1) + (rows,)] for name, x in found.items() if name not in ("dsink", "dbias")
+        name: x[(slice(None),) * by_row.get(name, 1) + (rows,)] for name, x in results.items() if name not in ("dsink", "dbias")
     }
 
 
-def _malformed(found: Results, tensors: Tensors, case: Case) -> list[str]:
-    """What is wrong with the form of the results, whatever their values."""
+def _malformed(results: Results, tensors: Tensors, case: Case) -> list[str]:
+    """Return the faults in shapes and dtypes of the results, and values in rows that see nothing."""
     wrong = []
     batch, seq, heads, head_dim = tensors.query.shape
     query, key = (batch, case.rows or seq, heads, head_dim), tuple(tensors.key.shape)
     shapes = dict(out=query, lse=(query[0], query[2], query[1]), dq=query, dk=key, dv=key, dsink=query[2:3])
     if tensors.bias is not None:
         shapes["dbias"] = tuple(tensors.bias.weights.shape)
-    for name, x in found.items():
+    for name, x in results.items():
         dtype = lse_dtype(tensors.query.dtype) if name in ("lse", "dbias") else tensors.query.dtype
         if x.dtype != dtype or tuple(x.shape) != shapes[name]:
             wrong.append(f"{name} is {x.dtype} {tuple(x.shape)}; {dtype} {shapes[name]} is right")
-    clean = _clean(found, case)
+    clean = _clean(results, case)
     unseen = clean["lse"] == -torch.inf
     if clean["out"].transpose(1, 2)[unseen].any():
         wrong.append("out is not 0 in rows that see nothing")
     return wrong
 
 
-def _judge(found: Results, want: Expected) -> tuple[dict[str, float], list[str]]:
-    """The error ratios of all results, and a text for each that exceeds its limit."""
-    ratios = {name: _ratio(distance(x, want.exact[name]), want.error[name]) for name, x in found.items()}
+def _judge(results: Results, want: Expected) -> tuple[dict[str, float], list[str]]:
+    """Return the error ratios of all results, and a text for each that exceeds its limit."""
+    ratios = {name: _ratio(distance(x, want.exact[name]), want.error[name]) for name, x in results.items()}
     wrong = []
     for name, ratio in ratios.items():
         if not ratio <= LIMITS[name]:

@@ -22,12 +22,12 @@ class MeasureError(RuntimeError):
 
 
 def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
-    """Peak extra memory of one call in bytes: the most held during it, its result included, over what was held before.
+    """Measure the peak extra memory of one call in bytes: the most held during it, with its result, over what was held before.
 
-    On CUDA the allocator's statistics. On the CPU the kernel's high-water mark of the process's resident memory, which counts
-    every allocation of every thread and library, but in pages: memory is counted when first written to. Pages of files, such as
-    those of code, do not count. Good to about 0.5 MiB. Warm `function` up first, or what it caches counts as well. Only Linux
-    with glibc's allocator can do this: elsewhere, and where a known allocation is not seen in full, `MeasureError` is raised.
+    On CUDA it reads the allocator's statistics; on the CPU, the kernel's high-water mark of the process's resident memory, which
+    counts every allocation of every thread and library, but in pages: memory is counted when first written to. Pages of files,
+    such as those of code, do not count. It is good to about 0.5 MiB. Warm `function` up first, or its caches count as well.
+    Raises `MeasureError` anywhere but on Linux with glibc's allocator, and where a known allocation is not seen in full.
     """
     check_peak_memory(device)
     return _cuda_peak(function) if device == "cuda" else _resident_peak(function)
@@ -54,7 +54,7 @@ def _cuda_peak(function: Callable[[], Any]) -> int:
 
 
 def _resident_peak(function: Callable[[], Any]) -> int:
-    """Less what was read from files: code that the system has taken out of memory comes back when it is called."""
+    """Measure the resident peak, less pages read from files: code that was taken out of memory comes back when called."""
     before, mapped = _start_anew(), _status_bytes("RssFile")
     result = function()
     peak, read = _status_bytes("VmHWM"), max(0, _status_bytes("RssFile") - mapped)
@@ -63,7 +63,7 @@ def _resident_peak(function: Callable[[], Any]) -> int:
 
 
 def _start_anew() -> int:
-    """Bytes resident now, to which the high-water mark is set back.
+    """Return the bytes resident now, to which the high-water mark is set back.
 
     Freed memory that the allocator keeps would be reused unseen, so it is given back to the system first.
     """
@@ -99,5 +99,5 @@ def _check_resident_method() -> None:
                 return
     except OSError as error:
         raise MeasureError(f"peak memory: {error}; the system does not let a process reset its high-water mark") from error
-    expected, found = _SELF_CHECK_BYTES // MIB, ", ".join(f"{size / MIB:.1f}" for size in seen[1:])
-    raise MeasureError(f"peak memory: a known {expected} MiB was seen as {found} MiB; is another allocator preloaded?")
+    expected, sizes = _SELF_CHECK_BYTES // MIB, ", ".join(f"{size / MIB:.1f}" for size in seen[1:])
+    raise MeasureError(f"peak memory: a known {expected} MiB was seen as {sizes} MiB; is another allocator preloaded?")

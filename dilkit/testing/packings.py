@@ -17,10 +17,10 @@ LENGTHS: dict[str, tuple[int, ...]] = {
     "many short": tuple(i * 7 % 6 for i in range(60)),
     "one long": (3, 150, 2, 1),
 }
-"""Of the sequences that packed cases have, by name."""
+"""The lengths of the sequences of packed cases, by name."""
 
 RANDOM = 16
-"""How many cases pack sequences at random, by a fixed seed."""
+"""The number of cases that pack sequences at random, by a fixed seed."""
 
 _FIELDS: dict[str, Fields] = {
     "causal": dict(is_causal=True),
@@ -44,7 +44,7 @@ def _packed(variant: str, lengths: tuple[int, ...], **fields: object) -> Case:
 
 
 def _random(count: int) -> Iterator[Case]:
-    """Cases that join features at random; the seed is fixed, so the list is the same everywhere."""
+    """Return cases that join features at random; the seed is fixed, so the list is the same everywhere."""
     draw = random.Random(20261122)
     for i in range(count):
         heads, kv_heads = draw.choice([(1, 1), (3, 3), (4, 4), (4, 2), (4, 1), (6, 2)])
@@ -129,7 +129,7 @@ _KINDS_CACHED: dict[str, Fields] = {
 
 
 def _random_kinds(count: int) -> Iterator[Case]:
-    """Packings of branches of all kinds that sequences of any length have, at random by a fixed seed."""
+    """Return packings of branches of all kinds that sequences of any length have, at random by a fixed seed."""
     draw = random.Random(20261123)
     for i in range(count):
         size, tokens = draw.randint(1, 30), sorted(draw.sample(range(25), draw.randint(1, 4)))

@@ -36,10 +36,10 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def clean_rows(case: Case) -> Tensor:
-    """Which rows of a packed case are not poisoned: the second sequence, the fourth, ..., of those that are not empty, or all of
-    the only one. Bool `(total,)`.
+    """Return a mask, bool `(total,)`, of the rows of a packed case that are not poisoned.
 
-    The first is poisoned, for its first row is what kernels read, and should drop, in the place of rows that are not there.
+    Every other sequence that is not empty is poisoned, unless it is the only one. The first is: kernels read its first row in
+    the place of rows that are not there, and must drop it.
     """
     clean = torch.ones(case.seq, dtype=torch.bool)
     if case.poisoned:
@@ -50,7 +50,7 @@ def clean_rows(case: Case) -> Tensor:
 
 
 def poisoned(case: Case, x: Tensor) -> Tensor:
-    """Rows `(1, total, heads, head_dim)` of a packed case, with NaN and inf in those that are not clean; laid out as before."""
+    """Put NaN and inf into the rows `(1, total, heads, head_dim)` of a packed case that are not clean, in the same layout."""
     bad = torch.tensor([float("nan"), float("inf"), -float("inf")]).to(x)
     rows = (~clean_rows(case)).nonzero().squeeze(-1).to(x.device)
     return x.index_copy(1, rows, bad[rows % 3][None, :, None, None].expand(1, -1, *x.shape[2:]))

@@ -1,4 +1,4 @@
-"""The problem list: what every backend is checked on. The tests, `dilkit verify` and the docs use this one list."""
+"""The problem list that every backend is checked on. The tests, `dilkit verify` and the docs use this one list."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dilkit.pattern import (
     Intervals,
     Neighborhood,
     Pattern,
+    PatternError,
     Prefix,
     SlidingWindow,
     Strided,
@@ -34,11 +35,11 @@ SINKS = ("random", "large", "of some heads")
 VALUES = ("normal", "large query", "large key", "large value", "huge", "constant value", "ignored NaN")
 Fields = dict[str, Any]
 MIXED = 80
-"""How many cases join several features at random, by a fixed seed."""
+"""The number of cases that join several features at random, by a fixed seed."""
 
 
 BLOCKS = "bools", "bools by head", "numbers", "numbers for all"
-"""How the block layout of a call is given: as bools or as numbers, for how many heads; "for all": also for all of a batch."""
+"""The forms of the block layout of a call: bools or numbers, for how many heads; "for all": also for all of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +87,11 @@ class Case:
 
     @property
     def zero_keys(self) -> bool:
-        """Whether rows may see keys of value 0 beside those of the count, which a backend's own passes know nothing of."""
+        """True if rows may see keys of value 0 beside those of the count, which a backend's own passes know nothing of."""
         return self.sink != "none" or self.pattern.tail != "exact"
 
     def problem(self, device: Device | None = None, requires_grad: bool = True) -> Problem:
-        """This case as the selector sees it, on `device` (default: the CPU)."""
+        """Return this case as the selector sees it, on `device` (default: the CPU)."""
         sizes: Fields = dict(seq=self.seq, heads=self.heads, kv_heads=self.kv_heads or self.heads, head_dim=self.head_dim)
         flags: Fields = dict(is_causal=self.is_causal, key_padding_mask=self.mask != "none", scale=self.scale)
         many: Fields = dict(varlen=bool(self.lengths) and not self.rows, kv_cache=bool(self.rows), dropout_p=self.dropout_p)
@@ -205,11 +206,11 @@ FEATURES: dict[str, dict[str, Fields]] = {
         "mask grouped": dict(pattern=Pattern.dense(), mask="random", kv_heads=2),
     },
 }
-"""Every feature alone. Of each variant: the fields in which its case differs from the default one."""
+"""Every feature alone, and for each variant the fields in which its case differs from the default one."""
 
 
 def _mixed(count: int) -> Iterator[Case]:
-    """Cases that join features at random; the seed is fixed, so the list is the same everywhere."""
+    """Return cases that join features at random; the seed is fixed, so the list is the same everywhere."""
     draw = random.Random(20230705)
     for i in range(count):
         heads, kv_heads = draw.choice([(1, 1), (2, 2), (3, 3), (4, 4), (4, 2), (4, 1), (6, 2), (8, 4)])
@@ -427,3 +428,46 @@ LARGE = tuple(
     for dtype in ("float32", "bfloat16", "float16")
 )
 """Cases of many tiles, for devices: on a CPU the oracle alone takes seconds for each."""
+
+_ONE_PATTERN: dict[str, Fields] = {
+    "plain": {},
+    "causal": dict(is_causal=True),
+    "mask": dict(mask="random"),
+    "mask causal": dict(mask="left", is_causal=True),
+    "grouped heads": dict(kv_heads=1),
+    "sink": dict(sink="random"),
+    "dropout": dict(dropout_p=0.2),
+    "bias": dict(bias="alibi"),
+    "softcap": dict(softcap=1.0),
+    "sliced": dict(layout="sliced"),
+}
+"""Every feature of a call, for the cases of one pattern."""
+
+
+def cases_of(pattern: Pattern, seq: int = 48, heads: int = 4) -> tuple[Case, ...]:
+    """Make the cases that check one pattern: each feature of a call alone, packed sequences and last rows, in every dtype.
+
+    Raises PatternError where `pattern` takes no sequence of `seq` tokens.
+
+    >>> len(cases_of(Pattern([8, 16], [1, 2])))
+    48
+    """
+    pattern.check_seq(seq)
+    lengths = (seq, *(shorter for shorter in (seq // 3, 1, 0) if _takes(pattern, shorter)), seq)
+    packed: Fields = dict(lengths=lengths, seq=sum(lengths), batch=1)
+    last_rows: Fields = dict(lengths=(seq, seq), seq=seq, rows=min(seq, 3), is_causal=True, gradients=False)
+    whole = {name: dict(seq=seq, **fields) for name, fields in _ONE_PATTERN.items()}
+    features = whole | {"packed": packed, "last rows": last_rows}
+    return tuple(
+        Case(feature=feature, variant="pattern", pattern=pattern, heads=heads, dtype=dtype, **fields)
+        for feature, fields in features.items()
+        for dtype in DTYPES
+    )
+
+
+def _takes(pattern: Pattern, seq: int) -> bool:
+    try:
+        pattern.check_seq(seq)
+    except PatternError:
+        return False
+    return True

@@ -40,7 +40,7 @@ class Tensors:
 
     @classmethod
     def random(cls, problem: Problem, seed: int = 0) -> Tensors:
-        """Standard normal tensors on the problem's device; query, key and value ask for gradients where the problem does.
+        """Draw standard normal tensors on the problem's device; query, key and value ask for gradients where the problem does.
 
         The mask, where the problem has one, ignores the last eighth of every sequence.
         """
@@ -71,14 +71,14 @@ class Tensors:
         return self.query, self.key, self.value
 
     def to(self, dtype: str) -> Tensors:
-        """The same numbers in `dtype`, which ask for no gradients; a bias, whose dtype is its own, stays."""
+        """Convert to `dtype`, without gradients; a bias, which has its own dtype, stays."""
         q, k, v, dout = (x.detach().to(getattr(torch, dtype)) for x in (*self.qkv, self.dout))
         sink = None if self.sink is None else self.sink.detach().to(q.dtype)
         return Tensors(q, k, v, self.mask, dout, self.dlse, sink, self.bias, self.block_layout)
 
 
 def make_tensors(case: Case, device: str = "cpu") -> Tensors:
-    """The tensors of `case` on `device`, laid out as it says: the same numbers at every call, on every device, in every dtype."""
+    """Make the tensors of `case` on `device` in its layout: the same numbers at every call, on every device, in every dtype."""
     draw = torch.Generator().manual_seed(zlib.crc32(f"{case.feature} {case.variant}".encode()))
     kind = getattr(torch, case.dtype)
     by_query = case.batch, case.seq, case.heads, case.head_dim
@@ -102,14 +102,12 @@ def make_tensors(case: Case, device: str = "cpu") -> Tensors:
 
 
 def _block_layout(problem: Problem, form: str, draw: torch.Generator, device: torch.device) -> Tensor | None:
-    """The layout of a call, where the pattern needs one: a third of the blocks, but for no block at all in every fifth row."""
+    """Make the layout of a call, where the pattern needs one: a third of the blocks, none in every fifth row."""
     branch = problem.pattern.given_blocks
     if branch is None:
         return None
-    blocks, by_head = (
-        -(-problem.seq // branch.unit),
-        dict(zip(BLOCKS, (1, problem.heads, problem.kv_heads, 1), strict=True))[form],
-    )
+    blocks = -(-problem.seq // branch.unit)
+    by_head = dict(zip(BLOCKS, (1, problem.heads, problem.kv_heads, 1), strict=True))[form]
     batch = 1 if form == "numbers for all" else problem.batch
     seen = torch.rand(batch, by_head, blocks, blocks, generator=draw, device=device) < 1 / 3
     seen[:, :, ::5] = False
@@ -124,12 +122,12 @@ def _block_layout(problem: Problem, form: str, draw: torch.Generator, device: to
 def _bias(case: Case, draw: torch.Generator, device: str) -> Bias | None:
     if case.bias == "none":
         return None
-    made = made_bias(BIAS_FORMS[case.bias], case.heads, case.batch, case.seq, draw, device)
-    return in_dtype(made, lse_dtype(getattr(torch, case.dtype)))
+    bias = made_bias(BIAS_FORMS[case.bias], case.heads, case.batch, case.seq, draw, device)
+    return in_dtype(bias, lse_dtype(getattr(torch, case.dtype)))
 
 
 def in_dtype(bias: Bias, dtype: torch.dtype) -> Bias:
-    """`bias` with weights in `dtype`."""
+    """Return `bias` with weights in `dtype`."""
     return bias.with_weights(bias.weights.to(dtype))
 
 
@@ -147,7 +145,7 @@ def _sized(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _mask(case: Case, draw: torch.Generator) -> Tensor | None:
-    """Bool `(batch, seq)`, True = ignored."""
+    """Make bools `(batch, seq)`, True = ignored."""
     if case.mask == "none":
         return None
     if case.mask == "random":
@@ -159,7 +157,7 @@ def _mask(case: Case, draw: torch.Generator) -> Tensor | None:
 
 
 def _sink(case: Case, draw: torch.Generator) -> Tensor | None:
-    """Logits `(heads,)`; those of every other head are -inf where only some heads have one."""
+    """Make logits `(heads,)`; those of every other head are -inf where only some heads have one."""
     if case.sink == "none":
         return None
     logits = torch.randn(case.heads, generator=draw, dtype=torch.float64)
@@ -169,7 +167,7 @@ def _sink(case: Case, draw: torch.Generator) -> Tensor | None:
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:
-    """`x` with the same shape and last stride 1; "expanded" repeats the first batch element without copies."""
+    """Return `x` with the same shape and last stride 1; "expanded" repeats the first batch element without copies."""
     batch, seq, heads, dim = x.shape
     if layout == "sliced":
         room = x.new_full((batch + 1, 2 * seq, heads + 2, dim + 8), float("nan"))

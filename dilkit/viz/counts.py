@@ -27,9 +27,9 @@ def draw_count(
 ) -> None:
     """Draw how often each query sees each key into a matplotlib figure, which gets the size that it needs.
 
-    `count` `(heads, seq, seq)` is that of `Pattern.count`: heads stand side by side, and the colour is the count. Of a causal one
-    the future is left white. `labels`: of the rows, the columns and the colours, for another matrix than that; `names`: of what
-    stands side by side, where it is no heads.
+    `count` `(heads, seq, seq)` is that of `Pattern.count`: heads stand side by side, and the colour is the count. The future
+    of a causal count is left white. `labels`: of the rows, the columns and the colours, for another matrix than that; `names`: of
+    the matrices side by side, where they are no heads.
 
     Example:
 
@@ -65,7 +65,7 @@ def draw_count(
 
 
 def _scale(largest: int) -> dict[str, Any]:
-    """A colour for each count from 0 to `largest`, and the bins that they fill."""
+    """Return a colour map with a colour for each count from 0 to `largest`, and its norm."""
     from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap
 
     if largest < len(SCALE):

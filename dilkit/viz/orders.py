@@ -21,8 +21,8 @@ FLATTEST, TALLEST = 0.1, 1.6
 """Height over width of a panel: cells of a grid beyond are drawn higher than wide, or the panel is left wide."""
 
 
-class View:
-    """The cells of an order along the curve: where each is drawn, its segment with its colour, and whether it is kept."""
+class OrderView:
+    """The cells of an order along the curve: the place of each in the picture, its segment and colour, and if it is kept."""
 
     def __init__(self, order: TokenOrder, length: int, rate: int) -> None:
         places, cells = np.arange(order.extra_tokens, len(order)), order.coordinates()
@@ -30,19 +30,19 @@ class View:
         across = ceil(sqrt(depth))
         self.layer, row, column = np.unravel_index(order.perm[order.extra_tokens :] - order.extra_tokens, (depth, rows, columns))
         self.shape = ceil(depth / across) * (rows + 1) - 1, across * (columns + 1) - 1
-        self.at = self.layer // across * (rows + 1) + row, self.layer % across * (columns + 1) + column
+        self.place = self.layer // across * (rows + 1) + row, self.layer % across * (columns + 1) + column
         self.segment = places // length
-        self.kept = places % length % rate == 0
+        self.is_key = places % length % rate == 0
         self.colours = _palette(int(self.segment[-1]) + 1)[self.segment]
         token = (cells == [min(3 * side // 8 + 1, side - 1) for side in order.shape]).all(1)
-        self.token = self.at[1][token], self.at[0][token]
+        self.token = self.place[1][token], self.place[0][token]
         self.inside = self.segment == self.segment[token]
         """The cells in the segment of this one token, which is neither at the edge nor on the border of two halves."""
 
     def image(self, strength: Any) -> np.ndarray:
-        """`(rows, columns, 3)`: the segments' colours, mixed with white."""
+        """Return the segments' colours, mixed with white: `(rows, columns, 3)`."""
         image = np.ones((*self.shape, 3))
-        image[self.at] = 1 - strength * (1 - self.colours)
+        image[self.place] = 1 - strength * (1 - self.colours)
         return image
 
 
@@ -63,16 +63,16 @@ def draw_orders(figure: Any, orders: Sequence[tuple[TokenOrder, LocalityReport]]
         >>> figure.savefig("orders.png")  # doctest: +SKIP
     """
     _check_orders(orders)
-    views = [View(order, found.segment_length, found.kept[-1].rate) for order, found in orders]
+    views = [OrderView(order, report.segment_length, report.kept[-1].rate) for order, report in orders]
     rows, columns = views[0].shape
     flatness = min(TALLEST, max(FLATTEST, rows / columns))
     height = len(orders) * (5.0 * flatness + 0.75)
     figure.set_size_inches(10.4, height)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.14, rect=(0, 0, 1, 1 - 0.08 / height))
     axes = figure.subplots(len(orders), 2, squeeze=False)
-    for view, (_, found), (left, right) in zip(views, orders, axes, strict=True):
-        _draw_segments(left, view, found)
-        _draw_kept(right, view, found)
+    for view, (_, report), (left, right) in zip(views, orders, axes, strict=True):
+        _draw_segments(left, view, report)
+        _draw_keys(right, view, report)
 
 
 def _check_orders(orders: Sequence[tuple[TokenOrder, LocalityReport]]) -> None:
@@ -80,50 +80,50 @@ def _check_orders(orders: Sequence[tuple[TokenOrder, LocalityReport]]) -> None:
     if len(shapes := sorted({order.shape for order, _ in orders})) != 1:
         raise ValueError(f"orders are of {len(shapes)} grids {shapes}; one figure shows orders of one grid, at least one")
     for order, report in orders:
-        own, reported = (
+        drawn, reported = (
             {name: getattr(one, name) for name in ("shape", "curve", "tile", "extra_tokens")} for one in (order, report)
         )
-        if own != reported:
+        if drawn != reported:
             raise ValueError(
                 f"the report with {order!r} is of another order: {reported}; pass locality_report of the order drawn"
             )
 
 
-def _draw_segments(ax: Any, view: View, found: LocalityReport) -> None:
-    """The curve over its segments; its jumps are thin, and steps to another layer not drawn, or they would hide the rest."""
+def _draw_segments(ax: Any, view: OrderView, report: LocalityReport) -> None:
+    """Draw the curve over its segments; jumps are thin, and steps to another layer left out, or they would hide the rest."""
     from matplotlib.collections import LineCollection
 
     fine = max(view.shape) <= LINE_CELLS
     ax.imshow(view.image(0.30 if fine else 0.85), interpolation="nearest")
     if fine:
-        points = np.stack(view.at[::-1], 1)
+        points = np.stack(view.place[::-1], 1)
         jumps = np.abs(np.diff(points, axis=0)).sum(1) > 1
         widths = np.where(jumps, 0.25, 1.0) * (np.diff(view.layer) == 0) * min(2.6, 130 / max(view.shape))
         lines = list(np.stack([points[:-1], points[1:]], 1))
         ax.add_collection(LineCollection(lines, colors=view.colours[:-1], linewidths=widths, capstyle="round"))
     _draw_borders(ax, view, view.segment, "white")
-    compact = found.aligned
+    compact = report.aligned
     across = f"{compact.diameter:.1f} cells across, {compact.near_48:.0%} of the 48 nearest neighbours inside"
-    _dress(ax, view, f"{found.name}: segments of {found.segment_length:,} tokens", across)
+    _dress(ax, view, f"{report.name}: segments of {report.segment_length:,} tokens", across)
 
 
-def _draw_kept(ax: Any, view: View, found: LocalityReport) -> None:
-    """The keys that are kept, those of one token's segment in full."""
-    strength = np.where(view.kept, np.where(view.inside, 1.0, 0.42), np.where(view.inside, 0.22, 0.07))
+def _draw_keys(ax: Any, view: OrderView, report: LocalityReport) -> None:
+    """Draw the keys that are kept, those of one token's segment in full."""
+    strength = np.where(view.is_key, np.where(view.inside, 1.0, 0.42), np.where(view.inside, 0.22, 0.07))
     ax.imshow(view.image(strength[:, None]), interpolation="nearest")
     _draw_borders(ax, view, view.inside, INK)
     ax.plot(*view.token, "o", markersize=7, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=1.4, zorder=4)
-    kept = found.kept[-1]
-    far = "none" if kept.mean is None else f"{kept.mean:.2f} cells away, at most {kept.max:.1f}"
-    _dress(ax, view, f"{found.name}: keys kept at rate {kept.rate}", f"nearest key {far}; in full: one token's segment")
+    nearest = report.kept[-1]
+    far = "none" if nearest.mean is None else f"{nearest.mean:.2f} cells away, at most {nearest.max:.1f}"
+    _dress(ax, view, f"{report.name}: keys kept at rate {nearest.rate}", f"nearest key {far}; in full: one token's segment")
 
 
-def _draw_borders(ax: Any, view: View, of: np.ndarray, colour: str) -> None:
-    """Lines, beneath the curve, between cells whose values in `of` differ, and around what is not 0 at the grid's edge."""
+def _draw_borders(ax: Any, view: OrderView, values: np.ndarray, colour: str) -> None:
+    """Draw lines, beneath the curve, between cells whose `values` differ, and around cells other than 0 at the grid's edge."""
     from matplotlib.collections import LineCollection
 
     grid = np.zeros([side + 2 for side in view.shape], int)
-    grid[view.at[0] + 1, view.at[1] + 1] = of
+    grid[view.place[0] + 1, view.place[1] + 1] = values
     lines: list[Any] = []
     for down, right in ((1, 0), (0, 1)):
         r, c = np.nonzero(grid[down:, right:] != grid[: grid.shape[0] - down, : grid.shape[1] - right])
@@ -132,7 +132,7 @@ def _draw_borders(ax: Any, view: View, of: np.ndarray, colour: str) -> None:
     ax.add_collection(LineCollection(lines, colors=colour, linewidths=1.2, capstyle="projecting", zorder=1.5))
 
 
-def _dress(ax: Any, view: View, title: str, figures: str) -> None:
+def _dress(ax: Any, view: OrderView, title: str, figures: str) -> None:
     rows, columns = view.shape
     ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xticks=[], yticks=[])
     ax.set_aspect("equal" if rows >= FLATTEST * columns else "auto")
@@ -143,7 +143,7 @@ def _dress(ax: Any, view: View, title: str, figures: str) -> None:
 
 
 def _palette(count: int) -> np.ndarray:
-    """`(count, 3)`: a colour for each segment; neighbours along the curve are alike but can be distinguished."""
+    """Return a colour for each segment, `(count, 3)`; neighbours along the curve are alike but can be distinguished."""
     from matplotlib.colors import LinearSegmentedColormap
 
     chosen = LinearSegmentedColormap.from_list("segments", SCALE[1:])

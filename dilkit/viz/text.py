@@ -17,7 +17,7 @@ Matrix = Sequence[Sequence[int]]
 
 
 def count_text(count: Tensor, width: int = 100, colours: bool = False, down: str = "queries") -> str:
-    """How often each query (down) sees each key (across), as text for a terminal of `width` columns.
+    """Show how often each query (down) sees each key (across), as text for a terminal of `width` columns.
 
     `count` `(heads, seq, seq)` is that of `Pattern.count`: as many heads stand side by side as there is room for. Too long a
     sequence is reduced to blocks, which is said. `colours` are those of the pictures, as escape sequences; `down`: what rows are.
@@ -55,12 +55,12 @@ def count_text(count: Tensor, width: int = 100, colours: bool = False, down: str
 
 
 def shaded(matrix: Matrix) -> list[str]:
-    """One line a row, one character a cell."""
+    """Return one line a row, one character a cell."""
     return ["".join(SHADES[min(count, len(SHADES) - 1)] for count in row) for row in matrix]
 
 
 def coloured(matrix: Matrix) -> list[str]:
-    """One line for two rows: a half block in the upper row's colour on the lower row's, so that cells are square."""
+    """Return one line for two rows: half blocks in the upper row's colour on the lower row's, so that cells are square."""
     lines = []
     for i in range(0, len(matrix), 2):
         upper, lower = matrix[i], matrix[i + 1] if i + 1 < len(matrix) else None
@@ -73,7 +73,7 @@ def coloured(matrix: Matrix) -> list[str]:
 
 
 def side_by_side(panels: list[list[str]], width: int, room: int, gap: int = 3) -> list[str]:
-    """Panels, each a heading and lines `width` columns wide, in rows of as many as `room` columns hold."""
+    """Arrange panels, each a heading and lines `width` columns wide, in rows of as many as `room` columns hold."""
     per_row = max(1, (room + gap) // (width + gap))
     lines = []
     for start in range(0, len(panels), per_row):

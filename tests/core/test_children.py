@@ -46,7 +46,7 @@ def torchscale_layer() -> nn.Module:
 
 
 def of_torchscale(layer: Any, x: Tensor) -> Tensor:
-    out, _ = torchscale.forward.attend(torchscale.forward.Options("exact", "use", None), "", layer, x, x, x)
+    out, _ = torchscale.forward.attend(torchscale.forward.Choices("exact", "use", None), "", layer, x, x, x)
     return out
 
 

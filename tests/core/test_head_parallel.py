@@ -36,7 +36,7 @@ from dilkit import (
 )
 from dilkit.comm import Comm, RingDilatedAttention, TorchComm, shard, sum_over_ranks
 from dilkit.nn import HeadParallel
-from dilkit.nn.in_projection import APART, lay_out
+from dilkit.nn.multihead import APART, lay_out
 
 BATCH, SEQ, EMBED, HEADS = 2, 40, 32, 8
 LAYOUTS = torch.rand(HEADS, 5, 5, generator=torch.Generator().manual_seed(3)) < 0.6

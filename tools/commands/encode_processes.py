@@ -22,11 +22,10 @@ from dilkit.comm.launch.processes import Job as ProcessJob
 from dilkit.comm.transports.base import Comm
 from dilkit.integrations.gigapath import SlideEncoder, load_slide_encoder
 from dilkit.integrations.gigapath.checkpoint import config_of, is_pooling_open, needed_tile_encoder, read_checkpoint
-from dilkit.integrations.gigapath.cohort.job import Job
-from dilkit.integrations.gigapath.cohort.listing import Refusal
+from dilkit.integrations.gigapath.cohort.listing import RefusedFile
 from dilkit.integrations.gigapath.cohort.manifest import SlideRecord, read_manifest
 from dilkit.integrations.gigapath.cohort.run import Plan, Progress, embed_share, finish, plan_cohort
-from dilkit.integrations.gigapath.cohort.settings import ModelRecord, ReadSettings, sha256_of
+from dilkit.integrations.gigapath.cohort.settings import CohortJob, ModelRecord, ReadSettings, sha256_of
 from dilkit.integrations.gigapath.config import known_as
 from dilkit.integrations.gigapath.hub import local_file
 from dilkit.threads import usable_cores
@@ -39,7 +38,7 @@ class Outcome:
     """What became of the slides that were to be embedded."""
 
     records: list[SlideRecord]
-    refused: list[Refusal]
+    refused: list[RefusedFile]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Task:
     """
 
     paths: list[Path]
-    job: Job
+    job: CohortJob
     arch: str | None
     device: str
     backend: tuple[str, ...] | None
@@ -90,7 +89,7 @@ def task_of(args: argparse.Namespace, paths: list[Path]) -> Task:
     encoder = needed_tile_encoder(found, args.tile_encoder)
     reading = ReadSettings(args.tile_size, encoder, config.in_chans, args.coords, args.microns_per_pixel)
     is_open = args.global_pool is None and is_pooling_open(found, config)
-    return Task(paths, Job(args.out, model, reading, args.heatmap), args.arch, args.device, args.backend, is_open)
+    return Task(paths, CohortJob(args.out, model, reading, args.heatmap), args.arch, args.device, args.backend, is_open)
 
 
 PLAN, OUTCOME = "plan", "outcome-{rank}"

@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.device import probe
     from dilkit.integrations.gigapath.checkpoint import needed_tile_encoder, read_checkpoint
     from dilkit.integrations.gigapath.features import check_apart
-    from dilkit.integrations.gigapath.finetuning import encoders, finetune, look_through, read_labels, split_examples
+    from dilkit.integrations.gigapath.finetuning import finetune, look_through, read_labels, split_examples
+    from dilkit.integrations.gigapath.finetuning.model import check_tile_encoder, config_for, first_encoder
     from dilkit.integrations.gigapath.hub import local_file
     from dilkit.tools.report.files import publish
     from dilkit.tools.results.decode import encode
@@ -107,10 +108,10 @@ def run(args: argparse.Namespace) -> int:
         done = partial(shown, total=len(labels.examples))
         slides = look_through(labels, args.features, args.tile_size, done, tile_encoder)
     if found is not None and tile_encoder is not None:
-        encoders.check_tile_encoder(slides, tile_encoder)
-    config = encoders.config_for(slides, args.arch, found, **{name: getattr(args, name) for name in CHANGES})
+        check_tile_encoder(slides, tile_encoder)
+    config = config_for(slides, args.arch, found, **{name: getattr(args, name) for name in CHANGES})
     options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "backend", "seed", "activation_checkpointing")}
-    encoder = encoders.first_encoder(config, found, **options)
+    encoder = first_encoder(config, found, **options)
     make_folder("--out", args.out)
     with _bar("step") as shown:
         record = finetune(labels, slides, encoder, args.out, settings, splits=splits, resume=args.resume, progress=shown)

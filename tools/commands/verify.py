@@ -15,9 +15,8 @@ from dilkit.problem import DTYPES
 from dilkit.registry import backends as known_backends
 from dilkit.registry import list_backends
 from dilkit.selector import requested_backends
-from dilkit.testing.one_pattern import cases_of
 from dilkit.testing.packings import SEQUENCES
-from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS, SCORES
+from dilkit.testing.problems import DROPPING, LARGE, OTHER_KINDS, PROBLEMS, SCORES, cases_of
 from dilkit.tools.console.arguments import add_backend_argument, add_written_pattern, device_here, whole
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json

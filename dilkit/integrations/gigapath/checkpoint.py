@@ -58,7 +58,7 @@ def load_slide_encoder(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> SlideEncoder:
-    """GigaPath's slide encoder, in eval mode; it needs neither flash-attn nor GigaPath's own code.
+    """Load GigaPath's slide encoder, in eval mode; it needs neither flash-attn nor GigaPath's own code.
 
     - `checkpoint`: a file `{"model": weights}` such as the published `slide_encoder.pth`, or of the weights alone; without it
       they are random. Only tensors and plain values are read from it, no code. `"hf_hub:prov-gigapath/prov-gigapath"` is the
@@ -81,24 +81,23 @@ def load_slide_encoder(
         >>> sum(weight.numel() for weight in model.parameters())
         86330880
     """
-    found = None if checkpoint is None else read_checkpoint(local_file(checkpoint))
+    stored = None if checkpoint is None else read_checkpoint(local_file(checkpoint))
     lengths = None if segment_lengths is None else tuple(segment_lengths)
-    given = dict(ngrids=ngrids, tile_size=tile_size, segment_lengths=lengths, tail=tail, global_pool=global_pool)
-    config = config_of(found, arch, given)
+    changes = dict(ngrids=ngrids, tile_size=tile_size, segment_lengths=lengths, tail=tail, global_pool=global_pool)
+    config = config_of(stored, arch, changes)
     options: dict[str, Any] = dict(backend=backend, comm=comm, device=device, dtype=dtype)
     model = SlideEncoder(config, activation_checkpointing=activation_checkpointing, **options).eval()
-    if found is not None:
-        check_weights(found.weights, model, f"checkpoint {checkpoint}", f"arch={known_as(config)!r}")
-        model.load_state_dict(found.weights)
-        if global_pool is None and is_pooling_open(found, config):
+    if stored is not None:
+        load_weights(stored, model, f"checkpoint {checkpoint}", f"arch={known_as(config)!r}")
+        if global_pool is None and is_pooling_open(stored, config):
             warnings.warn(UNTRAINED, stacklevel=2)
     return model
 
 
 def config_of(found: Checkpoint | None, arch: str | None, given: Mapping[str, Any]) -> SlideEncoderConfig:
-    """The configuration by `given`, else by the checkpoint, else by `arch`; of what is given None is left out.
+    """Return the configuration: fields from `given` unless None, then from the checkpoint, then from `arch`.
 
-    Raises ValueError for an unknown `arch`, and where `arch` or `given` contradicts what the checkpoint stores.
+    Raises ValueError for an unknown `arch`, and where `arch` or `given` contradicts the checkpoint.
     """
     name = DEFAULT if arch is None else arch
     one_of("arch", name, tuple(ARCHITECTURES))
@@ -108,23 +107,25 @@ def config_of(found: Checkpoint | None, arch: str | None, given: Mapping[str, An
 
 
 def settled(found: Checkpoint | None, base: SlideEncoderConfig, given: Mapping[str, Any]) -> SlideEncoderConfig:
-    """`base` with what the checkpoint stores and what is given. Raises ValueError where these contradict each other."""
+    """Return `base` changed by the checkpoint's settings and by `given`. Raises ValueError where these two contradict."""
     stored = {} if found is None else found.settings
-    given = {name: value for name, value in given.items() if value is not None}
-    other = [name for name in TRAINED if name in stored and name in given and stored[name] != given[name]]
+    changes = {name: value for name, value in given.items() if value is not None}
+    other = [name for name in TRAINED if name in stored and name in changes and stored[name] != changes[name]]
     if found is not None and other:
-        said, kept = (", ".join(f"{name}={values[name]!r}" for name in other) for values in (given, stored))
-        raise ValueError(f"{said} contradicts checkpoint {found.file}, whose weights were trained with {kept}; leave it out")
-    return replace(base, **{**stored, **given})
+        asked_for, trained = (", ".join(f"{name}={values[name]!r}" for name in other) for values in (changes, stored))
+        raise ValueError(
+            f"{asked_for} contradicts checkpoint {found.file}, whose weights were trained with {trained}; leave it out"
+        )
+    return replace(base, **{**stored, **changes})
 
 
 def is_pooling_open(found: Checkpoint, config: SlideEncoderConfig) -> bool:
-    """True if the class token of a checkpoint is pooled that does not store it: pretraining did not train that token."""
+    """True if the class token is pooled and the checkpoint does not ask for it: pretraining did not train that token."""
     return "global_pool" not in found.settings and not config.global_pool
 
 
 def needed_tile_encoder(found: Checkpoint | None, given: str | None) -> str:
-    """The tile encoder whose features the weights take: part of its name.
+    """Return the tile encoder whose features the weights take: part of its name.
 
     Raises ValueError where `given` is no part of the name that the checkpoint stores.
     """
@@ -155,7 +156,7 @@ def load_tensors(path: Path, mapped: bool = False) -> Any:
 
 
 def _why_not_loaded(path: Path, error: Exception) -> str:
-    """What is wrong with a file, in words that do not ask anybody to run code from it, as torch's do."""
+    """Return why a file cannot be read. Torch's own message would suggest running code from it."""
     with path.open("rb") as file:
         begin = file.read(4)
     if not begin.startswith((b"PK\x03\x04", b"\x80")):  # an archive, or pickles of older versions
@@ -166,7 +167,7 @@ def _why_not_loaded(path: Path, error: Exception) -> str:
 
 
 def read_checkpoint(path: Path, mapped: bool = False) -> Checkpoint:
-    """The checkpoint in a file; `mapped`: its weights stay on the disk until they are used.
+    """Return the checkpoint in a file; `mapped`: its weights stay on the disk until they are used.
 
     Raises OSError, or ValueError for any other file, and for settings that no encoder can have.
     """
@@ -181,8 +182,8 @@ def read_checkpoint(path: Path, mapped: bool = False) -> Checkpoint:
     except (TypeError, ValueError) as error:
         raise ValueError(f"checkpoint {path} stores settings that no encoder has: {error}") from None
     encoder = content.get("tile_encoder") if names else None
-    own = {name: getattr(config, name) for name in settings}
-    return Checkpoint(str(path), dict(weights), own, encoder if isinstance(encoder, str) else None)
+    checked = {name: getattr(config, name) for name in settings}
+    return Checkpoint(str(path), dict(weights), checked, encoder if isinstance(encoder, str) else None)
 
 
 def is_dense(value: Any) -> bool:
@@ -194,19 +195,20 @@ def is_dense(value: Any) -> bool:
     )
 
 
-def check_weights(weights: Mapping[str, Tensor], model: SlideEncoder, what: str, arch: str) -> None:
-    """Raise ValueError unless `weights` are all that `model` needs.
+def load_weights(checkpoint: Checkpoint, model: SlideEncoder, what: str, arch: str) -> None:
+    """Load the weights into `model`. Raises ValueError unless they are all that it needs.
 
     `what` names them, and `arch` is the architecture, for the error: `arch='gigapath_slide_enc12l768d'`.
     """
-    expected = model.state_dict()
+    weights, expected = checkpoint.weights, model.state_dict()
     lists = _differences(weights, expected)
     if not any(lists.values()):
+        model.load_state_dict(weights)
         return
     if (fitting := _fitting(weights)) is not None and lists["of another shape"]:
-        own, others = (tuple(given[WIDTHS].shape) for given in (weights, expected))
+        stored, needed = (tuple(tensors[WIDTHS].shape) for tensors in (weights, expected))
         raise ValueError(
-            f"{what} does not fit {arch}: {WIDTHS} is {own} in it and {others} in the model, (embed_dim, in_chans); it fits "
+            f"{what} does not fit {arch}: {WIDTHS} is {stored} in it and {needed} in the model, (embed_dim, in_chans); it fits "
             f"{arch.partition('=')[0]}={fitting!r} with in_chans={ARCHITECTURES[fitting].in_chans}"
         )
     raise ValueError(
@@ -220,7 +222,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _fitting(weights: Mapping[str, Tensor]) -> str | None:
-    """The architecture that has weights of these names and shapes."""
+    """Return the architecture that has weights of these names and shapes."""
     for name, config in ARCHITECTURES.items():
         if not any(_differences(weights, SlideEncoder(config, device="meta").state_dict()).values()):
             return name
@@ -228,7 +230,7 @@ def _fitting(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def _differences(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """The names in which weights differ from those expected, by how they differ."""
+    """Return the names in which weights differ from those expected, by how they differ."""
     both = [name for name in expected if name in weights]
     return {
         "missing": [name for name in expected if name not in weights],

@@ -14,7 +14,7 @@ SIZES = ("embed_dim", "depth", "num_heads", "in_chans")
 
 
 def segment_lengths_of(slide_pixels: int = 262144, tile_size: int = 256) -> tuple[int, ...]:
-    """The five segment lengths for slides of up to `slide_pixels` squared: powers of 2, evenly spaced, cut to integers.
+    """Return the five segment lengths for slides of up to `slide_pixels` squared: powers of 2, evenly spaced, cut to integers.
 
     Raises TypeError or ValueError unless `slide_pixels` is an integer of at least one tile.
 
@@ -28,7 +28,7 @@ def segment_lengths_of(slide_pixels: int = 262144, tile_size: int = 256) -> tupl
 
 @dataclass(frozen=True)
 class SlideEncoderConfig:
-    """What a slide encoder is made of; the defaults are those of `gigapath_slide_enc12l768d`.
+    """The sizes and options of a slide encoder; the defaults are those of `gigapath_slide_enc12l768d`.
 
     - `embed_dim` (a multiple of 4), `depth`, `num_heads`, `in_chans`: the sizes; the feed-forward network is 4 times as wide.
     - `segment_lengths`, `dilation_rates`: the pattern, with `offset="block"`.
@@ -75,7 +75,7 @@ class SlideEncoderConfig:
 
     @property
     def pattern(self) -> Pattern:
-        """What sees what, the class token being the first of the sequence."""
+        """The attention pattern of a sequence that begins with the class token."""
         return Pattern(self.segment_lengths, self.dilation_rates, offset="block", tail=self.tail)
 
 
@@ -95,6 +95,6 @@ ARCHITECTURES = {
 
 
 def known_as(config: SlideEncoderConfig) -> str:
-    """The published architecture of these sizes, or "other sizes"."""
+    """Return the published architecture of these sizes, or "other sizes"."""
     sizes = [name for name, known in ARCHITECTURES.items() if all(getattr(known, one) == getattr(config, one) for one in SIZES)]
     return sizes[0] if sizes else "other sizes"

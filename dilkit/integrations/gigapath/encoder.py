@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from dilkit.checks import boolean
 from dilkit.integrations.gigapath.config import SlideEncoderConfig
 from dilkit.integrations.gigapath.layers import EPS, EncoderLayer
-from dilkit.integrations.gigapath.over_ranks import Ranks, digest
+from dilkit.integrations.gigapath.over_ranks import Ranks
 from dilkit.integrations.gigapath.positions import GridPositions
 from dilkit.integrations.gigapath.spacing import check_spacing
+from dilkit.integrations.ranks import digest
 from dilkit.nn import DilatedAttention
 from dilkit.nn.checks import is_plain
 
@@ -77,7 +78,7 @@ class SlideEncoder(nn.Module):
 
     @property
     def config(self) -> SlideEncoderConfig:
-        """What the encoder is made of. Of its fields `tile_size` and `global_pool` can be set, on the encoder itself."""
+        """The configuration. Its fields `tile_size` and `global_pool` can be set on the encoder itself."""
         return self._config
 
     @property
@@ -91,7 +92,7 @@ class SlideEncoder(nn.Module):
 
     @property
     def global_pool(self) -> bool:
-        """Whether the mean of the tiles is taken instead of the class token."""
+        """True if the mean of the tiles is pooled, not the class token."""
         return self._config.global_pool
 
     @global_pool.setter
@@ -108,7 +109,7 @@ class SlideEncoder(nn.Module):
     def forward(
         self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None = None, all_layer_embed: bool = False
     ) -> list[Tensor]:
-        """`[embedding]`, `(batch, embed_dim)`; with `all_layer_embed` `[embedding of the input, of layer 0, of layer 1, ...]`.
+        """Return `[embedding]`, `(batch, embed_dim)`; with `all_layer_embed` those of the input, layer 0, layer 1, ...
 
         - `tiles`: `(batch, n, in_chans)`, the features of the tiles.
         - `coords`: `(batch, n, 2)`, their x and y in pixels, integers or float32 or float64.
@@ -124,7 +125,7 @@ class SlideEncoder(nn.Module):
         return self.embeddings(tiles, coords, key_padding_mask, all_layer_embed)
 
     def embeddings(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, all_layer_embed: bool) -> list[Tensor]:
-        """What `forward` returns, whose callers warnings point at: it is to be called by a `forward`."""
+        """Compute `forward`. Only a `forward` may call it: warnings point at the caller of that."""
         boolean("all_layer_embed", all_layer_embed)
         x, lengths = self.packed(tiles, coords, key_padding_mask)
         pooled = [self._pool(x, lengths)] if all_layer_embed else []
@@ -135,34 +136,34 @@ class SlideEncoder(nn.Module):
         return pooled or [self._pool(self.encoder["layer_norm"](x), lengths)]
 
     def packed(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, list[int]]:
-        """The rows that enter the first layer, `(rows, embed_dim)`, and how many of them each slide has, class token first.
+        """Return the rows that enter the first layer, `(rows, embed_dim)`, and their number per slide, class token first.
 
         Over ranks, they are this rank's.
         """
-        given = partial(self._placed, tiles, coords, key_padding_mask)
         if self.ranks is None:
-            rows, cells, lengths = given()
+            rows, cells, lengths = self._placed(tiles, coords, key_padding_mask)
             return self._embed(rows, cells, lengths), [length + 1 for length in lengths]
-        rows, cells, lengths = self.ranks.agreed(given, lambda slide: self._facts(*slide))
+        placed = partial(self._placed, tiles, coords, key_padding_mask)
+        rows, cells, lengths = self.ranks.agreed(placed, lambda slide: self._facts(*slide))
         held, first = self.ranks.tiles(lengths)
         x = self._embed(rows[held], cells[held], [held.stop - held.start], first)
         return x, [len(x)]
 
     def _placed(self, tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, list[int]]:
-        """The tiles that there are, packed, the cells that they are in, and how many each slide has."""
+        """Return the tiles that there are, packed, the cells that they are in, and how many each slide has."""
         rows, where, lengths = tiles_of(tiles, coords, key_padding_mask, self.config.in_chans, self.cls_token)
         cells = self.positions.cells(where, self.tile_size)
         check_spacing(where, cells, lengths, self.tile_size)
         return rows, cells, lengths
 
     def _facts(self, rows: Tensor, cells: Tensor, lengths: list[int]) -> dict[str, Any]:
-        """What all ranks must have alike: each computes its own rows of one slide, with the same weights."""
+        """Return the values in which ranks must agree: each computes its own rows of one slide, with the same weights."""
         drops = self.training and (self.config.dropout > 0 or self.config.drop_path > 0)
         facts = dict(tiles=lengths, coords=digest(cells), cls_token=digest(self.cls_token), config=str(self.config))
         return facts | dict(dtype=str(rows.dtype), training=drops)
 
     def _embed(self, tiles: Tensor, cells: Tensor, lengths: Sequence[int], with_class: bool = True) -> Tensor:
-        """The packed rows that enter the first layer, each slide's class token first if it is to be there.
+        """Return the packed rows that enter the first layer, each slide's class token first if it is to be there.
 
         Under autocast they are of the model's dtype, as all sums of layers are: only what is added is of the half type.
         """
@@ -172,23 +173,23 @@ class SlideEncoder(nn.Module):
         return F.dropout(x, self.config.dropout, self.training)
 
     def layers(self) -> list[EncoderLayer]:
-        """The encoder layers."""
+        """Return the encoder layers."""
         return list(cast("Iterable[EncoderLayer]", self.encoder["layers"]))
 
     def _through(self, layer: EncoderLayer, x: Tensor, lengths: list[int]) -> tuple[Tensor, list[int]]:
-        """What a layer returns, and how many rows of each slide: after the last layer, the first alone if no other is pooled."""
-        kept = layer.draw(x, len(lengths))
-        if self.ranks is not None and kept is not None:
-            self.ranks.take_from_first(kept)
+        """Apply a layer. Returns its rows and their number per slide: 1 after the last layer if the class token is pooled."""
+        factors = layer.draw(x, len(lengths))
+        if self.ranks is not None and factors is not None:
+            self.ranks.take_from_first(factors)
         last_of_class = self.ranks is None and not self.config.global_pool and layer is self.layers()[-1]
         first_alone = last_of_class and is_plain(layer, EncoderLayer) and is_plain(self.attention, DilatedAttention)
         call: Callable[..., Tensor] = partial(layer, attention=self.attention)
         if first_alone:
             call = partial(layer.first_rows, pattern=self.config.pattern)
         if self.activation_checkpointing and torch.is_grad_enabled():
-            out = cast(Tensor, checkpoint(call, x, lengths, kept=kept, use_reentrant=False))
+            out = cast(Tensor, checkpoint(call, x, lengths, factors=factors, use_reentrant=False))
         else:
-            out = call(x, lengths, kept=kept)
+            out = call(x, lengths, factors=factors)
         return out, [1] * len(lengths) if first_alone else lengths
 
     def _pool(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -203,22 +204,22 @@ class SlideEncoder(nn.Module):
 def tiles_of(
     tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, in_chans: int, weight: Tensor
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """Features `(rows, in_chans)` and coordinates `(rows, 2)` of the tiles that there are, slide by slide, and how many each has.
+    """Return features `(rows, in_chans)` and coordinates `(rows, 2)` of all tiles, slide by slide, and the tiles per slide.
 
     Raises TypeError or ValueError for tensors that do not fit one another, `in_chans`, or the model that has `weight`.
     """
-    kept = _kept(tiles, coords, key_padding_mask, in_chans, weight)
-    lengths = [tiles.shape[1]] * len(tiles) if kept is None else kept.sum(dim=1).tolist()
+    there = _there(tiles, coords, key_padding_mask, in_chans, weight)
+    lengths = [tiles.shape[1]] * len(tiles) if there is None else there.sum(dim=1).tolist()
     if 0 in lengths:
-        mask = "" if kept is None else " (key_padding_mask is True where there is no tile: ~mask if yours says where one is)"
+        mask = "" if there is None else " (key_padding_mask is True where there is no tile: ~mask if yours says where one is)"
         raise ValueError(f"tiles: slide {lengths.index(0)} of {len(lengths)} has no tiles; leave it out{mask}")
-    if kept is None:
+    if there is None:
         return tiles.flatten(0, 1), coords.flatten(0, 1), lengths
-    return tiles[kept], coords[kept], lengths
+    return tiles[there], coords[there], lengths
 
 
-def _kept(tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, in_chans: int, weight: Tensor) -> Tensor | None:
-    """Where there are tiles, bool `(batch, n)`; None means everywhere."""
+def _there(tiles: Tensor, coords: Tensor, key_padding_mask: Tensor | None, in_chans: int, weight: Tensor) -> Tensor | None:
+    """Return a mask that is True at tiles, bool `(batch, n)`, or None if all are. Raises as `tiles_of` does."""
     masks = {} if key_padding_mask is None else dict(key_padding_mask=key_padding_mask)
     _check_kinds(weight, tiles=tiles, coords=coords, **masks)
     if tiles.dim() != 3 or tiles.shape[2] != in_chans:

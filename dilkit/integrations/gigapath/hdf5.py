@@ -28,7 +28,7 @@ _SERVE = "import sys; sys.path[:] = {path!r}; from dilkit.integrations.gigapath.
 
 
 def list_datasets(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
-    """The shapes of a file's datasets, those of its groups as GROUP/NAME, and its attributes and theirs.
+    """Return the shapes of a file's datasets, those of its groups as GROUP/NAME, and its attributes and theirs.
 
     Raises ImportError without h5py, ValueError naming the file for one that cannot be read.
     """
@@ -37,12 +37,12 @@ def list_datasets(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any
 
 
 def read_dataset(path: Path, name: str) -> Any:
-    """The numbers of a dataset. Raises as `list_datasets`."""
+    """Return the numbers of a dataset. Raises as `list_datasets`."""
     return _reader().ask(path, name)
 
 
 def _reader() -> _Reader:
-    """The reader of this process: a fork has none of its parent's."""
+    """Return the reader of this process: a fork has none of its parent's."""
     return _readers.setdefault(os.getpid(), _Reader())
 
 
@@ -108,7 +108,7 @@ def _end() -> None:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """A process that waits for questions. Raises OSError where Python cannot start one."""
+    """Return a process that waits for questions. Raises OSError where Python cannot start one."""
     command = [sys.executable, "-c", _SERVE.format(path=sys.path)]
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process = subprocess.Popen(command, **pipes, pipesize=1 << 20)
@@ -120,7 +120,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _asked(process: subprocess.Popen[bytes], path: str, name: str | None) -> tuple[str, Any]:
-    """The answer to a question. Raises EOFError or OSError where the process has ended."""
+    """Return the answer to a question. Raises EOFError or OSError where the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump((path, name), process.stdin)

@@ -12,7 +12,7 @@ FOLDER = Path("~/.cache")
 
 
 def local_file(checkpoint: str | Path, folder: str | Path | None = None) -> Path:
-    """The file of `checkpoint`: a path as it is; of a name on the hub, `slide_encoder.pth` in `folder`, `FOLDER` by default.
+    """Return the path `checkpoint`, or for a name on the hub `slide_encoder.pth` in `folder`, `FOLDER` by default.
 
     Where huggingface_hub can be imported, it downloads the file unless the one in the folder is that of the hub; else the file
     has to be there. Raises ImportError where neither is the case, OSError for what cannot be downloaded, FileNotFoundError for a

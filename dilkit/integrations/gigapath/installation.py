@@ -20,7 +20,7 @@ from dilkit.selector import names_of
 PACKAGE = "gigapath"
 MODULE = "gigapath.slide_encoder"
 NEEDED = ("timm", "huggingface_hub", "einops", "fairscale")
-"""What `gigapath.slide_encoder` imports, and cannot be imported without."""
+"""Packages without which `gigapath.slide_encoder` cannot be imported."""
 FLASH = "gigapath.torchscale.component.flash_attention"
 """The module whose `flash_attn_func` is None where flash-attn cannot be used, for which packages look."""
 FLASH_ATTN = "flash_attn"
@@ -42,7 +42,7 @@ _with_flash: list[ModuleType] = []
 
 
 class Installation(Handle):
-    """What `install` returns: `uninstall()`, or the end of a `with` block, undoes it.
+    """The handle that `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation.
 
     >>> from dilkit.integrations.gigapath import install
     >>> handle = install(backend="reference")
@@ -63,15 +63,15 @@ def install(*, backend: str | Sequence[str] | None = None, flash_attn: str | Non
 
     Where GigaPath's package is installed, its function is replaced, now or when it is imported. Where it is not, or cannot be
     imported for want of timm, huggingface_hub, einops or fairscale, a module stands in, with `create_model` and `LongNetViT`.
-    What has been taken out of the module by `from gigapath.slide_encoder import create_model` before stays theirs.
+    A function that `from gigapath.slide_encoder import create_model` took out of the module before stays theirs.
 
     - `backend`: of the models made, as in `dilkit.dilated_attention`.
     - `flash_attn`: for packages that ask for flash-attn before they make a model: the version, such as "2.5.8" for TRIDENT, of a
       module `flash_attn` that stands in where flash-attn is not installed. Its functions raise RuntimeError, and it stays until
       the last installation is undone. An installed flash-attn is left alone.
 
-    Returns a handle: `uninstall()` undoes the installation, and so does the end of a `with` block. Of several installations, the
-    latest that is not undone rules. Raises TypeError or ValueError for arguments that do not fit.
+    Returns a handle: `uninstall()` undoes the installation, and so does the end of a `with` block. The latest installation that
+    is not undone rules. Raises TypeError or ValueError for arguments that do not fit.
 
         >>> from dilkit.integrations.gigapath import install
         >>> with install():
@@ -104,19 +104,19 @@ def _check_version(flash_attn: Any) -> None:
 
 
 def _is_there(name: str) -> bool:
-    """Whether a module is loaded, by whatever means, or can be found."""
+    """True if a module is loaded, by whatever means, or can be found."""
     return sys.modules.get(name) is not None or find_spec(name) is not None
 
 
 def _folders() -> list[str]:
-    """Where the modules of GigaPath's package lie, if it is there."""
+    """Return the folders of GigaPath's package, if it is there."""
     loaded = sys.modules.get(PACKAGE)
     spec = None if loaded is not None else find_spec(PACKAGE)
     return list((spec.submodule_search_locations if spec else getattr(loaded, "__path__", None)) or ())
 
 
 def _can_be_imported() -> bool:
-    """Whether `gigapath.slide_encoder` is there, with what it needs, or stands in already."""
+    """True if `gigapath.slide_encoder` is there with the packages that it needs, or a stand-in is."""
     if sys.modules.get(MODULE) is not None:
         return True
     return PathFinder.find_spec(MODULE, _folders()) is not None and all(map(_is_there, NEEDED))
@@ -142,8 +142,8 @@ def _patch(module: ModuleType) -> None:
     ) -> Any:
         handles = Installation.patches.handles[-1:]
         if not handles:
-            given = {} if local_dir is None else {"local_dir": local_dir}
-            return original(pretrained, model_arch, in_chans, **given, **settings)
+            folder = {} if local_dir is None else {"local_dir": local_dir}
+            return original(pretrained, model_arch, in_chans, **folder, **settings)
         return created(pretrained, model_arch, in_chans, local_dir, cast(Installation, handles[0]).backend, settings)
 
     _originals[module] = original, create_model
@@ -151,7 +151,7 @@ def _patch(module: ModuleType) -> None:
 
 
 def _patch_flash(module: ModuleType) -> None:
-    """Let it have a function, which raises, where flash-attn stands in."""
+    """Give the module a function that raises, where flash-attn is a stand-in."""
     if is_stand_in(sys.modules.get(FLASH_ATTN)) and vars(module).get("flash_attn_func", module) is None:
         module.flash_attn_func = refusing(f"{FLASH}.flash_attn_func", NO_FLASH)  # type: ignore[attr-defined]
         _with_flash.append(module)
@@ -191,7 +191,7 @@ def place(name: str, path: Iterable[str] = (), **content: Any) -> None:
 
 
 def is_stand_in(module: ModuleType | None) -> bool:
-    """Whether `place` made it."""
+    """True if `place` made the module."""
     return module in _placed
 
 
@@ -206,7 +206,7 @@ def take_away() -> None:
 
 
 def refusing(name: str, why: str) -> Callable[..., NoReturn]:
-    """A function that raises RuntimeError, whatever it is called with."""
+    """Return a function that raises RuntimeError, whatever it is called with."""
 
     def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise RuntimeError(f"{name} is a {ORIGIN}, and computes nothing: {why}")

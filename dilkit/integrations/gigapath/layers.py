@@ -36,12 +36,12 @@ class SelfAttention(nn.Module):
         self.inner_attn_ln = nn.LayerNorm(embed_dim, eps=EPS, **factory)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, `(rows, heads, head_dim)`."""
+        """Return queries, keys and values, `(rows, heads, head_dim)`."""
         shape = (len(x), self.num_heads, x.shape[1] // self.num_heads)
         return self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
 
     def first_row(self, x: Tensor, pattern: Pattern) -> Tensor:
-        """What attention returns for the first row of one slide, `(1, embed_dim)`, side by side for all heads."""
+        """Compute attention of the first row of one slide: `(1, embed_dim)`, the heads side by side."""
         rows, dim = x.shape
         shape = (1, rows, self.num_heads, dim // self.num_heads)
         key, value = self.k_proj(x).view(shape), self.v_proj(x).view(shape)
@@ -50,7 +50,7 @@ class SelfAttention(nn.Module):
         return torch.einsum("bhms,bshd->bmhd", weights, value.to(weights.dtype)).to(x.dtype).reshape(1, dim)
 
     def projected(self, x: Tensor) -> Tensor:
-        """The summand of a layer, `(rows, embed_dim)`, of what attention returned, side by side for all heads."""
+        """Return the summand of a layer, `(rows, embed_dim)`, of what attention returned, side by side for all heads."""
         out: Tensor = self.out_proj(self.inner_attn_ln(x))
         return out
 
@@ -84,38 +84,38 @@ class EncoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(embed_dim, eps=EPS, **factory)
         self.dropout, self.drop_path = dropout, drop_path
 
-    def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention, kept: Tensor | None = None) -> Tensor:
-        """`kept`: the factors of both summands, as `draw` gives them; None: 1."""
+    def forward(self, x: Tensor, lengths: Sequence[int], attention: Attention, factors: Tensor | None = None) -> Tensor:
+        """Apply the layer to packed rows; `factors` of both summands are those of `draw`, None for 1."""
         parts = list(_of_one_length(lengths))
-        if self.training or torch.is_grad_enabled() or kept is not None or len(x) <= CHUNK:
+        if self.training or torch.is_grad_enabled() or factors is not None or len(x) <= CHUNK:
             seen = [self._seen(x[rows], length, attention) for rows, length in parts]
-            factors = () if kept is None else kept.repeat_interleave(torch.tensor(lengths, device=x.device), dim=1)
-            return self._rows(x, torch.cat(seen) if len(seen) > 1 else seen[0], *factors)
+            of_rows = () if factors is None else factors.repeat_interleave(torch.tensor(lengths, device=x.device), dim=1)
+            return self._rows(x, torch.cat(seen) if len(seen) > 1 else seen[0], *of_rows)
         out = torch.empty_like(x)
         for rows, length in parts:
             of_slides = out[rows], x[rows], self._seen(x[rows], length, attention)
-            for result, *given in zip(*(torch.split(one, CHUNK) for one in of_slides), strict=True):
-                result.copy_(self._rows(*given))
+            for result, *chunk in zip(*(torch.split(one, CHUNK) for one in of_slides), strict=True):
+                result.copy_(self._rows(*chunk))
         return out
 
-    def first_rows(self, x: Tensor, lengths: Sequence[int], pattern: Pattern, kept: Tensor | None = None) -> Tensor:
-        """The results of the first row of each slide, `(slides, embed_dim)`: all that is read where the class token is pooled."""
+    def first_rows(self, x: Tensor, lengths: Sequence[int], pattern: Pattern, factors: Tensor | None = None) -> Tensor:
+        """Compute the first row of each slide, `(slides, embed_dim)`: pooling the class token reads no other."""
         slides = torch.split(x, list(lengths))
         seen = torch.cat([self.self_attn.first_row(self.self_attn_layer_norm(rows), pattern) for rows in slides])
-        return self._rows(torch.cat([rows[:1] for rows in slides]), seen, *(() if kept is None else kept))
+        return self._rows(torch.cat([rows[:1] for rows in slides]), seen, *(() if factors is None else factors))
 
     def _seen(self, x: Tensor, length: int, attention: Attention) -> Tensor:
-        """What each row of slides of one length sees of its slide, `(rows, embed_dim)`, side by side for all heads."""
+        """Compute attention within slides of one length: `(rows, embed_dim)`, the heads side by side."""
         heads = self.self_attn.heads(self.self_attn_layer_norm(x))
         return attention(*(one.view(-1, length, *one.shape[1:]) for one in heads)).view(x.shape)
 
     def _rows(self, x: Tensor, seen: Tensor, first: Tensor | None = None, second: Tensor | None = None) -> Tensor:
-        """The results of rows, with factors `(rows, 1)` of both summands: no row depends on another."""
+        """Compute rows, with factors `(rows, 1)` of both summands: no row depends on another."""
         x = x + self._dropped(self.self_attn.projected(seen), first)
         return x + self._dropped(self.ffn(self.final_layer_norm(x)), second)
 
     def draw(self, x: Tensor, slides: int) -> Tensor | None:
-        """In training, the factors of both summands of each slide, `(2, slides, 1)`: 0, or what makes up for that."""
+        """Draw the factors of both summands of each slide in training, `(2, slides, 1)`: 0, or what makes up for that."""
         if not self.training or self.drop_path == 0:
             return None
         return x.new_empty(2, slides, 1).bernoulli_(1 - self.drop_path).div(1 - self.drop_path)
@@ -129,7 +129,7 @@ class EncoderLayer(nn.Module):
 
 
 def _of_one_length(lengths: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """The rows of neighbouring slides of one length, which are computed together, and that length."""
+    """Yield the rows of neighbouring slides of one length, which are computed together, and that length."""
     start = 0
     for length, slides in groupby(lengths):
         stop = start + length * sum(1 for _ in slides)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dilkit.checks import integer, one_of, shown
-from dilkit.integrations.gigapath.checkpoint import check_weights, is_pooling_open, read_checkpoint, settled
+from dilkit.integrations.gigapath.checkpoint import is_pooling_open, load_weights, read_checkpoint, settled
 from dilkit.integrations.gigapath.config import ARCHITECTURES, SIZES, SlideEncoderConfig, check_share, segment_lengths_of
 from dilkit.integrations.gigapath.encoder import SlideEncoder
 from dilkit.integrations.gigapath.hub import HUB, local_file
@@ -54,7 +54,7 @@ class LongNetViT(SlideEncoder):
         return self.config.ngrids
 
     def forward(self, x: Tensor, coords: Tensor, all_layer_embed: bool = False) -> list[Tensor]:  # type: ignore[override]
-        """As that of `SlideEncoder`, of `x` `(batch, n, in_chans)` and `coords` `(batch, n, 2)`."""
+        """Compute `SlideEncoder.forward` for `x` `(batch, n, in_chans)` and `coords` `(batch, n, 2)`."""
         if self.training and not torch.is_grad_enabled() and (self.config.dropout or self.config.drop_path):
             warnings.warn(TRAINING, stacklevel=4)  # the call of the model
         if isinstance(coords, Tensor) and coords.dtype == torch.float16:
@@ -66,7 +66,7 @@ class LongNetViT(SlideEncoder):
 def create_model(
     pretrained: str | Path, model_arch: str, in_chans: int, local_dir: str | Path | None = None, **settings: Any
 ) -> LongNetViT:
-    """GigaPath's slide encoder by the arguments of `gigapath.slide_encoder.create_model`: what `install` puts in its place.
+    """Make GigaPath's slide encoder by the arguments of `gigapath.slide_encoder.create_model`, which `install` replaces.
 
     - `pretrained`: a file such as the published `slide_encoder.pth`; `"hf_hub:prov-gigapath/prov-gigapath"`, which is
       downloaded to `local_dir`, `~/.cache` by default; or `""` for random weights.
@@ -74,7 +74,7 @@ def create_model(
     - `settings`: `global_pool`, `tile_size`, `slide_ngrids`, `dropout` and `drop_path_rate`, those of `SlideEncoderConfig`; None
       stands for the default. `max_wsi_size`: segment lengths are those for slides of so many pixels, `segment_lengths_of`. In its
       place `segment_length`, and with it or not `dilated_ratio`: numbers, or a text of them, which GigaPath's code ignores here.
-      What is not given is as the checkpoint stores it; what contradicts it is refused.
+      A setting that is not given is as the checkpoint stores it; one that contradicts it is refused.
 
     The model is in training mode, as theirs is, and has their `state_dict`. `model(x, coords)` returns `[embedding]`, and with
     `all_layer_embed=True` those of the input and of each layer: `[11]` is the embedding after the eleventh of 12 layers, and a
@@ -100,22 +100,21 @@ def created(
     backend: str | Sequence[str] | None,
     settings: Mapping[str, Any],
 ) -> LongNetViT:
-    """`create_model` on `backend`; warnings point at who calls the caller."""
-    base, given = _config(model_arch, in_chans, {name: value for name, value in settings.items() if value is not None})
+    """Do as `create_model`, on `backend`; warnings point at the caller's caller."""
+    base, changes = _config(model_arch, in_chans, {name: value for name, value in settings.items() if value is not None})
     file = _file(pretrained, local_dir)
-    found = None if file is None else read_checkpoint(file)
-    config = settled(found, base, given)
+    stored = None if file is None else read_checkpoint(file)
+    config = settled(stored, base, changes)
     model = LongNetViT(config, backend=backend)
-    if found is not None:
-        check_weights(found.weights, model, f"pretrained={str(pretrained)!r}", f"model_arch={model_arch!r}")
-        model.load_state_dict(found.weights)
-        if is_pooling_open(found, config):
+    if stored is not None:
+        load_weights(stored, model, f"pretrained={str(pretrained)!r}", f"model_arch={model_arch!r}")
+        if is_pooling_open(stored, config):
             warnings.warn(UNTRAINED, stacklevel=3)
     return model
 
 
 def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
-    """The file of the weights; None for random ones."""
+    """Return the file of the weights; None for random ones."""
     if not isinstance(pretrained, (str, Path)):
         raise TypeError(f"pretrained={shown(pretrained)} is a {type(pretrained).__name__}; a path, 'hf_hub:NAME' or '' is needed")
     if pretrained == "":
@@ -129,7 +128,7 @@ def _file(pretrained: str | Path, local_dir: str | Path | None) -> Path | None:
 
 
 def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> tuple[SlideEncoderConfig, dict[str, Any]]:
-    """The configuration of an architecture, and the fields that `given` holds: a checkpoint must not contradict these."""
+    """Return an architecture's configuration, and the fields in `given`, which a checkpoint must not contradict."""
     one_of("model_arch", model_arch, tuple(ARCHITECTURES))
     if unknown := [name for name in given if name not in (*FIELDS, *LENGTHS)]:
         known = ", ".join((*FIELDS, *LENGTHS))
@@ -146,7 +145,7 @@ def _config(model_arch: str, in_chans: int, given: Mapping[str, Any]) -> tuple[S
 
 
 def _pattern(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the pattern that `given` says. Segment lengths are derived from the size of slides, in tiles."""
+    """Return the fields of the pattern that `given` says. Segment lengths are derived from the size of slides, in tiles."""
     fields = {"dilation_rates": _numbers("dilated_ratio", given["dilated_ratio"])} if "dilated_ratio" in given else {}
     if "segment_length" in given:
         if "max_wsi_size" in given:
@@ -158,7 +157,7 @@ def _pattern(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    """Whole numbers, or a text such as '[1024, 5792]', in which LongNet's configuration has them."""
+    """Parse whole numbers, or a text such as '[1024, 5792]', in which LongNet's configuration has them."""
     try:
         listed = list(ast.literal_eval(value) if isinstance(value, str) else value)
     except (SyntaxError, TypeError, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,28 +16,28 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """What a slide encoder asks of a process group, a `dilkit.comm.Comm`."""
+    """The operations of a slide encoder on a process group, a `dilkit.comm.Comm`."""
 
     def __init__(self, comm: Any, pattern: Pattern) -> None:
         self.comm, self.pattern = comm, pattern
 
     def attention(self, backend: str | Sequence[str] | None) -> nn.Module:
-        """The attention of all ranks together."""
+        """Return the attention of all ranks together."""
         return over_ranks().attention_module(self.pattern, self.comm, backend)
 
-    def agreed(self, given: Callable[[], T], facts: Callable[[T], dict[str, Any]]) -> T:
-        """What `given()` returns. Raises on every rank where it raises on one, or where ranks differ in its `facts`."""
+    def agreed(self, compute: Callable[[], T], facts: Callable[[T], dict[str, Any]]) -> T:
+        """Return `compute()`. Raises on every rank if it raises on one, or if ranks differ in its `facts`."""
         values: list[T] = []
 
-        def own() -> dict[str, Any]:
-            values.append(given())
+        def facts_here() -> dict[str, Any]:
+            values.append(compute())
             return facts(values[0])
 
-        over_ranks().agree_on(self.comm, own, step="arguments of SlideEncoder")
+        over_ranks().agree_on(self.comm, facts_here, step="arguments of SlideEncoder")
         return values[0]
 
     def tiles(self, lengths: Sequence[int]) -> tuple[slice, bool]:
-        """Which tiles of a slide this rank holds, and whether it holds the class token, which is the first of all rows.
+        """Return the slice of a slide's tiles on this rank, and True if it holds the class token, the first of all rows.
 
         Raises ValueError for several slides.
         """
@@ -49,7 +48,7 @@ class Ranks:
         return slice(max(start - 1, 0), stop - 1), self.comm.rank == 0
 
     def pool(self, x: Tensor, global_pool: bool) -> Tensor:
-        """The mean of all tiles, or the class token: `(1, embed_dim)`, the same on each rank, from the rows that each holds."""
+        """Return the mean of all tiles, or the class token, `(1, embed_dim)`, the same on each rank, from the rows of each."""
         classes = int(self.comm.rank == 0)
         rows = x[classes:] if global_pool else x[:classes]
         wide = lse_dtype(rows.dtype)
@@ -62,16 +61,11 @@ class Ranks:
         over_ranks().copy_from_rank([x], self.comm)
 
     def on_first(self, module: nn.Module, x: Tensor) -> Tensor:
-        """`module(x)`, which every rank computes of the same `x`; the gradients of its parameters are the first rank's alone."""
+        """Return `module(x)`, on every rank of the same `x`; only the first rank's parameters get gradients."""
         first = self.comm.rank == 0
         weights = {name: _OnFirst.apply(weight, first) for name, weight in module.named_parameters()}  # type: ignore[no-untyped-call]
         out: Tensor = torch.func.functional_call(module, weights, (x,))
         return out
-
-
-def digest(x: Tensor) -> str:
-    """A short text that differs where a number of `x` differs."""
-    return hashlib.sha256(x.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -11,7 +11,7 @@ BASE = 10000.0
 
 
 def holds_pixels(dtype: torch.dtype) -> bool:
-    """Whether coordinates of this dtype hold every pixel of a slide: half types round beyond 2,048, or 256."""
+    """True if coordinates of this dtype hold every pixel of a slide: half types round beyond 2,048, or 256."""
     if dtype.is_floating_point:
         return dtype in (torch.float32, torch.float64)
     return not dtype.is_complex and dtype != torch.bool
@@ -35,7 +35,7 @@ class GridPositions(nn.Module):
         self.register_buffer("halves", halves, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GridPositions:
-        """As any module, but what leaves the meta device (`to_empty`) gets its numbers then: no state dict has them."""
+        """Convert the buffer, and fill it when it leaves the meta device (`to_empty`): no state dict holds its numbers."""
         had_none = self.halves.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if had_none and not self.halves.is_meta:
@@ -43,12 +43,12 @@ class GridPositions(nn.Module):
         return self
 
     def forward(self, cells: Tensor) -> Tensor:
-        """`(n, embed_dim)` for `cells` `(n, 2)`, x and y, as `cells` gives them."""
+        """Return `(n, embed_dim)` for `cells` `(n, 2)`, x and y, as `cells` gives them."""
         x, y = cells.unbind(dim=1)
         return torch.cat((self.halves[y], self.halves[x]), dim=1)
 
     def cells(self, coords: Tensor, tile_size: int) -> Tensor:
-        """The cells of the grid that tiles at `coords` `(n, 2)`, pixels x and y, are in: `(n, 2)`, x and y.
+        """Return the cells of the grid that tiles at `coords` `(n, 2)`, pixels x and y, are in: `(n, 2)`, x and y.
 
         Raises TypeError for numbers that do not hold every pixel, ValueError for a tile outside the grid.
         """

@@ -1,4 +1,4 @@
-"""Whether the tiles of a slide lie as tiles of that size do. If not, coordinates are in other units, or the size is wrong.
+"""Checks of the distances between tiles against their size: a mismatch means other units, or a wrong size.
 
 Tiles that do not overlap never share a cell of the grid, and most of them have a neighbour one tile further on.
 """
@@ -26,7 +26,7 @@ LEAST_SIZE = 16
 
 
 def settled_tile_size(said: int | None, given: int | None, coords: Tensor, option: str = "tile_size") -> tuple[int, str]:
-    """Pixels a side of a slide's tiles, and who says so: its file, `option`, or nobody where they lie as usual tiles do.
+    """Return a tile's side in pixels, and who says so: the file, `option`, or nobody where tiles lie as usual ones do.
 
     `said`: what the file says, `given`: what `option` does. Raises ValueError where these differ, or nobody says it and tiles
     lie as those of another size.
@@ -73,13 +73,13 @@ def _warn(text: str) -> None:
 
 
 def crowding(cells: Tensor) -> tuple[int, int]:
-    """How many cells `(n, 2)` there are without repetitions, and how many of the n are there more than once."""
+    """Return the number of distinct cells in `(n, 2)`, and the number of the n that share their cell."""
     _, counts = torch.unique((cells[:, 0] << 32) + cells[:, 1], return_counts=True)
     return len(counts), int(counts[counts > 1].sum())
 
 
 def commonest_step(coords: Tensor) -> int | None:
-    """The distance in pixels that most tiles have to the next one of their row; None where there are few of one distance."""
+    """Return the pixels from most tiles to the next of their row; None where few have the same distance."""
     numbers = coords.round().long() if coords.is_floating_point() else coords.long()
     by_x = numbers[numbers[:, 0].argsort()]
     steps_x, steps_y = by_x[by_x[:, 1].argsort(stable=True)].diff(dim=0).unbind(dim=1)

@@ -11,12 +11,12 @@ from dilkit.weights import attention_rows
 
 
 def attention_map(model: SlideEncoder, tiles: Tensor, coords: Tensor, layer: int = -1) -> Tensor:
-    """The weights of the class token in a layer's attention, `(batch, heads, n)`: one for each tile, exact.
+    """Return the weights of the class token in a layer's attention, `(batch, heads, n)`: one for each tile, exact.
 
     `tiles` and `coords` are those of `SlideEncoder.forward`, slides of one length. `layer` counts from 0, or from the last with
     -1. A head's weights sum to 1 less what the class token gives to itself and to padding. In a branch only heads with offset 0
     keep the class token: of the 16 heads of the published models 8 see tiles beyond the first 1,024 tokens, 4 beyond 5,792, 2
-    beyond 32,768. What all tiles together look at is `dilkit.attention_mass`. With `global_pool` the embedding is not the class
+    beyond 32,768. `dilkit.attention_mass` says it of all tiles. With `global_pool` the embedding is not the class
     token's, which GigaPath's pretraining did not train.
 
     Raises IndexError for a layer that is not there, ValueError in training mode with dropout, which would make another map of

@@ -1,6 +1,6 @@
 """torchscale's `DilatedAttention`, computed by dilkit: on any device, with no flash-attn.
 
-install.py   which classes are patched, when, and how that is undone
+install.py   the classes that are patched, and the end of it
 forward.py   one call of the patched `forward`
 proving.py   the program that compares a class of a version that is not tested
 weights.py   weights to and from `dilkit.MultiheadDilatedAttention`

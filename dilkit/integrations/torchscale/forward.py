@@ -36,7 +36,7 @@ class MaskMemory:
         self._last: tuple[Callable[[], Tensor | None], int, bool] = (lambda: None, 0, True)
 
     def hides(self, mask: Tensor) -> bool:
-        """Whether `mask`, bool, has a True. It counts as having one where that cannot be found out or remembered."""
+        """True if `mask`, bool, has a True, or if that cannot be found out or remembered."""
         if torch.compiler.is_compiling():
             return True
         if mask.device.type == "cpu":
@@ -51,7 +51,7 @@ class MaskMemory:
 
 
 def _look(mask: Tensor) -> bool:
-    """Whether the mask hides anything. Warns where it hides a whole sequence, as masks of tokens do, the other way round."""
+    """True if the mask hides anything. Warns if it hides a whole sequence, as an inverted mask does."""
     hides = bool(mask.any())
     if hides and int(mask.sum(dim=-1).max()) == mask.shape[-1]:
         warnings.warn(
@@ -63,8 +63,8 @@ def _look(mask: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Options:
-    """The arguments of `install`, and what its calls remember."""
+class Choices:
+    """The choices of an `install`, its arguments, and the memory of its calls."""
 
     tail: str
     mask: str
@@ -74,10 +74,10 @@ class Options:
 
 
 def pattern_of(module: Any, tail: str) -> Pattern:
-    """The pattern of torchscale's module: its lengths and ratios in pairs; what has no partner is left out."""
+    """Return the pattern of torchscale's module: its lengths and ratios in pairs; what has no partner is left out."""
     for name in ("segment_length", "dilated_ratio"):
-        if isinstance(given := getattr(module.args, name, None), str) or not given:
-            raise ValueError(f"args.{name}={given!r} of {type(module).__name__} is no list; a list of integers is needed")
+        if isinstance(values := getattr(module.args, name, None), str) or not values:
+            raise ValueError(f"args.{name}={values!r} of {type(module).__name__} is no list; a list of integers is needed")
     pairs = tuple(zip(module.args.segment_length, module.args.dilated_ratio, strict=False))
     return _patterns[_name_of_pattern(pairs, tail)]
 
@@ -100,7 +100,7 @@ _patterns: dict[str, Pattern] = {}
 
 @assume_constant_result
 def _name_of_pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> str:
-    """The name in `_patterns` of the pattern, which is made unless it is there."""
+    """Return the name in `_patterns` of the pattern, which is made unless it is there."""
     name = f"{tail} {pairs}"
     if name not in _patterns:
         lengths, ratios = zip(*pairs, strict=True)
@@ -109,7 +109,7 @@ def _name_of_pattern(pairs: tuple[tuple[int, int], ...], tail: str) -> str:
 
 
 def attend(
-    options: Options,
+    options: Choices,
     package: str,
     module: Any,
     query: Tensor,
@@ -122,13 +122,13 @@ def attend(
     is_first_step: bool = False,
     is_causal: bool = False,
 ) -> tuple[Tensor, None]:
-    """What `forward` of `module` returns; `package` is where its class and the `utils` that belong to it lie.
+    """Compute `forward` of `module`, of a class in `package`, whose `utils` know the process groups.
 
-    The incremental state says how many keys there are; at `is_first_step` there are none.
+    `incremental_state` holds the keys and values of earlier rows; at `is_first_step` there are none.
     """
     _check_supported(module, attn_mask, rel_pos)
     if is_first_step and incremental_state:
-        held = {name: tuple(kept.shape) for name, kept in incremental_state.items()}
+        held = {name: tuple(rows.shape) for name, rows in incremental_state.items()}
         raise ValueError(f"is_first_step is given with an incremental_state that holds {held}; give a new one, or leave it out")
     q, k, v = (_heads(module, x) for x in (module.q_proj(query), module.k_proj(key), module.v_proj(value)))
     if incremental_state is not None:
@@ -142,8 +142,11 @@ def attend(
         q, k = _rotated(module, q, before, False).type_as(v), _rotated(module, k, 0, True).type_as(v)
     q = F.pad(q, (0, 0, 0, 0, before, 0)) if before else q  # rows that were decoded before; their results are not needed again
     group = _group(module, package)
-    _check_ranks(group, incremental_state=incremental_state, xPos=module.xpos)
-    out = _attention(options, pattern_of(module, options.tail), (q, k, v), _bool(key_padding_mask), is_causal, group)
+    refused = dict(incremental_state=incremental_state, xPos=module.xpos)  # xPos would count from each rank's first row
+    if group is not None and (given := [name for name, value in refused.items() if value is not None]):
+        raise ValueError(f"{' and '.join(given)} is given with seq_parallel: run it on one rank, without seq_parallel")
+    mask = None if key_padding_mask is None else key_padding_mask.to(torch.bool)
+    out = _attention(options, pattern_of(module, options.tail), (q, k, v), mask, is_causal, group)
     out = out[:, before:].reshape(query.shape)
     return module.out_proj(out if module.inner_attn_ln is None else module.inner_attn_ln(out)), None
 
@@ -164,18 +167,12 @@ def _check_supported(module: Any, attn_mask: Tensor | None, rel_pos: Tensor | No
         )
 
 
-def _check_ranks(group: Any, **refused: Any) -> None:
-    """xPos would take the first row of each rank for the first of the sequence, as torchscale does."""
-    if group is not None and (given := [name for name, value in refused.items() if value is not None]):
-        raise ValueError(f"{' and '.join(given)} is given with seq_parallel: run it on one rank, without seq_parallel")
-
-
 def _heads(module: Any, x: Tensor) -> Tensor:
     return x.view(*x.shape[:2], module.num_heads, module.head_dim)
 
 
 def _appended(state: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
-    """The rows of `state[name]`, `(batch, heads, rows, head_dim)` as torchscale keeps them, and `new`, which are added to it."""
+    """Append the rows `new` to `state[name]`, `(batch, heads, rows, head_dim)` as torchscale keeps them, and return all."""
     rows = new.transpose(1, 2)
     if name in state:
         batch, heads, _, head_dim = rows.shape
@@ -189,18 +186,19 @@ def _appended(state: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
 
 
 def _rotated(module: Any, x: Tensor, offset: int, downscale: bool) -> Tensor:
-    """`x` with the module's xPos, which takes one head at a time."""
+    """Rotate `x` by the module's xPos, which takes one head at a time."""
     rows = x.transpose(1, 2)
     turned: Tensor = module.xpos(rows.flatten(0, 1), offset=offset, downscale=downscale)
     return turned.view(rows.shape).transpose(1, 2)
 
 
-def _bool(mask: Tensor | None) -> Tensor | None:
-    return mask if mask is None or mask.dtype == torch.bool else mask.to(torch.bool)
-
-
 def _attention(
-    options: Options, pattern: Pattern, rows: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, is_causal: bool, group: Any
+    options: Choices,
+    pattern: Pattern,
+    rows: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    is_causal: bool,
+    group: Any,
 ) -> Tensor:
     mask = None if options.mask == "ignore" else mask
     ranks = 1 if group is None else torch.distributed.get_world_size(group)
@@ -217,7 +215,7 @@ def _attention(
 
 
 def _group(module: Any, package: str) -> Any:
-    """The process group over which `module` shards its sequences, as its own package makes it; None if it does not."""
+    """Return the process group over which `module` shards its sequences, as its own package makes it; None if it does not."""
     if not getattr(module.args, "seq_parallel", False):
         return None
     group = sys.modules[f"{package}.utils"].get_data_parallel_group()
@@ -229,8 +227,8 @@ def _transport(group: Any) -> Any:
     return over_ranks().transport(group)
 
 
-def _warn_of_difference(options: Options, pattern: Pattern, seq: int) -> None:
-    """Where torchscale's results are not those of dilated attention, and so not dilkit's, say so once."""
+def _warn_of_difference(options: Choices, pattern: Pattern, seq: int) -> None:
+    """Warn, once a branch, if torchscale's own results are not dilated attention, and so differ from dilkit's."""
     for branch in pattern.segments:
         w, r = sizes = branch.segment_length, branch.dilation_rate
         if w % r and seq > w and sizes not in options.warned:

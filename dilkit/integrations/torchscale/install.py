@@ -1,4 +1,4 @@
-"""Which classes are patched, when, and how that is undone."""
+"""`install`: the classes that are patched, when they are loaded, and the end of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dilkit.checks import one_of
 from dilkit.compiler import assume_constant_result
 from dilkit.integrations.newer import check_class, is_newer
 from dilkit.integrations.patches import Handle, Patches
-from dilkit.integrations.torchscale.forward import Options, attend, check_procedure
+from dilkit.integrations.torchscale.forward import Choices, attend, check_procedure
 from dilkit.pattern import TAILS
 from dilkit.selector import names_of
 
@@ -28,7 +28,7 @@ _with_numpy: list[ModuleType] = []
 
 
 class Installation(Handle):
-    """What `install` returns: `uninstall()`, or the end of a `with` block, undoes it.
+    """The handle that `install` returns: `uninstall()`, or the end of a `with` block, undoes the installation.
 
     >>> from dilkit.integrations.torchscale import install
     >>> handle = install(mask="ignore")
@@ -37,7 +37,7 @@ class Installation(Handle):
     <dilkit for torchscale: tail='zeros', mask='ignore', backend=None, not installed>
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Choices) -> None:
         self.options = options
 
     def __repr__(self) -> str:
@@ -56,8 +56,8 @@ def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence
     - `mask`: "apply" hides the keys of `key_padding_mask`; "ignore" lets it have no effect, as torchscale does.
     - `backend`: as in `dilkit.dilated_attention`.
 
-    Returns a handle: `uninstall()` undoes the installation, and so does the end of a `with` block. Of several installations, the
-    latest that is not undone rules. Raises ValueError or TypeError for arguments that do not fit; a call of a patched module does
+    Returns a handle: `uninstall()` undoes the installation, and so does the end of a `with` block. The latest installation that
+    is not undone rules. Raises ValueError or TypeError for arguments that do not fit; a call of a patched module does
     so for `attn_mask`, `rel_pos`, attention dropout in training, xPos with `seq_parallel`, an `incremental_state` of other
     sequences, and subclasses that change a part of torchscale's procedure.
 
@@ -72,7 +72,7 @@ def install(*, tail: str = "zeros", mask: str = "apply", backend: str | Sequence
     one_of("mask", mask, ("apply", "ignore"))
     if backend is not None:
         names_of(backend)  # raises for what are no names
-    handle = Installation(Options(tail, mask, backend))
+    handle = Installation(Choices(tail, mask, backend))
     handle.patches.add(handle)
     return handle
 

@@ -26,14 +26,14 @@ def main(name: str) -> int:
     kind = getattr(importlib.import_module(module), kind_name)
     spare_flash_attention(module)
     torch.manual_seed(1)
-    made, x, wrong = layer(kind, [8, 16], [1, 2]), torch.randn(2, 43, 32, dtype=torch.float64), []
+    attention, x, wrong = layer(kind, [8, 16], [1, 2]), torch.randn(2, 43, 32, dtype=torch.float64), []
     with environment.without_proofs(), torch.no_grad(), install():
         for call, is_causal in (("a forward pass", False), ("a causal one", True)):
-            own, found = (
-                forward(made, x, x, x, is_causal=is_causal)[0] for forward in (inspect.unwrap(kind.forward), kind.forward)
+            expected, out = (
+                forward(attention, x, x, x, is_causal=is_causal)[0] for forward in (inspect.unwrap(kind.forward), kind.forward)
             )
-            if not torch.allclose(found, own, rtol=0, atol=1e-10):
-                wrong.append(f"{call} is off by {float((found - own).abs().max()):.2g}")
+            if not torch.allclose(out, expected, rtol=0, atol=1e-10):
+                wrong.append(f"{call} is off by {float((out - expected).abs().max()):.2g}")
     print(json.dumps(dict(wrong="; ".join(wrong), doubt="", right=[] if wrong else [name])))
     return 0
 
@@ -46,7 +46,7 @@ def spare_flash_attention(module: str) -> None:
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
-    """Out and lse, fp32 or fp64, of `(batch, rows, heads, head_dim)`; under causality row i sees keys up to the i-th."""
+    """Compute out and lse, fp32 or fp64, of `(batch, rows, heads, head_dim)`; under causality row i sees keys up to the i-th."""
     scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])
     if is_causal:
         rows, keys = scores.shape[-2:]
@@ -56,16 +56,16 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 
 
 def layer(kind: type[Any], lengths: list[int], ratios: list[int], heads: int = 4, dropout: float = 0.0, **others: Any) -> Any:
-    """A layer of 8 dimensions a head, in fp64, with weights that make scores large enough to tell keys apart."""
-    made = kind(arguments(lengths, ratios, **others), 8 * heads, heads, dropout, self_attention=True, subln=True).double()
+    """Return a layer of 8 dimensions a head, in fp64, with weights that make scores large enough to tell keys apart."""
+    module = kind(arguments(lengths, ratios, **others), 8 * heads, heads, dropout, self_attention=True, subln=True).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in module.parameters():
             parameter.normal_(std=0.3)
-    return made
+    return module
 
 
 def arguments(lengths: list[int], ratios: list[int], **others: Any) -> SimpleNamespace:
-    """The `args` that torchscale's class reads."""
+    """Return the `args` that torchscale's class reads."""
     defaults = dict(flash_attention=True, multiway=False, xpos_rel_pos=False, xpos_scale_base=512, layernorm_eps=1e-5)
     return SimpleNamespace(segment_length=lengths, dilated_ratio=ratios, **{**defaults, "seq_parallel": False, **others})
 

@@ -18,10 +18,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def module_of(module: Any, tail: str, kind: type[MultiheadDilatedAttention]) -> MultiheadDilatedAttention:
-    """A `kind` with the pattern and copies of the parameters of torchscale's `module`."""
+    """Return a `kind` with the pattern and copies of the parameters of torchscale's `module`."""
     _check_module(module)
     norm, weight = module.inner_attn_ln, module.out_proj.weight
-    made = kind(
+    ours = kind(
         module.embed_dim,
         module.num_heads,
         DilatedAttention(pattern_of(module, tail)),
@@ -30,8 +30,8 @@ def module_of(module: Any, tail: str, kind: type[MultiheadDilatedAttention]) -> 
         device=weight.device,
         dtype=weight.dtype,
     )
-    made.load_state_dict(_renamed(module.state_dict()))
-    return made.train(module.training)
+    ours.load_state_dict(_renamed(module.state_dict()))
+    return ours.train(module.training)
 
 
 def _check_module(module: Any) -> None:
@@ -62,26 +62,26 @@ def _check_module(module: Any) -> None:
 
 
 def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """torchscale's state dict under the names of `nn.MultiheadAttention`."""
-    made = {f"in_proj_{part}": torch.cat([state[f"{name}.{part}"] for name in PROJECTIONS]) for part in ("weight", "bias")}
+    """Return torchscale's state dict under the names of `nn.MultiheadAttention`."""
+    renamed = {f"in_proj_{part}": torch.cat([state[f"{name}.{part}"] for name in PROJECTIONS]) for part in ("weight", "bias")}
     for name, value in state.items():
         if name.startswith(("out_proj.", "inner_attn_ln.")):
-            made[name.replace("inner_attn_ln", "inner_norm")] = value
-    return made
+            renamed[name.replace("inner_attn_ln", "inner_norm")] = value
+    return renamed
 
 
 def torchscale_state_dict(module: MultiheadDilatedAttention) -> dict[str, Tensor]:
-    """Copies of the parameters of `module` under torchscale's names."""
+    """Copy the parameters of `module` under torchscale's names."""
     state = module.state_dict()
     _check_attention(module, state)
-    made = {}
+    renamed = {}
     for part in ("weight", "bias"):
         for name, value in zip(PROJECTIONS, state[f"in_proj_{part}"].chunk(3), strict=True):
-            made[f"{name}.{part}"] = value.clone()
+            renamed[f"{name}.{part}"] = value.clone()
     for name, value in state.items():
         if name.startswith(("out_proj.", "inner_norm.")):
-            made[name.replace("inner_norm", "inner_attn_ln")] = value.clone()
-    return made
+            renamed[name.replace("inner_norm", "inner_attn_ln")] = value.clone()
+    return renamed
 
 
 def _check_attention(module: MultiheadDilatedAttention, state: dict[str, Tensor]) -> None:

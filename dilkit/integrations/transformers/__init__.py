@@ -1,12 +1,12 @@
 """Models of Hugging Face's transformers on dilated attention: `register`, `convert`, `load`, `context_parallel`, `dilated_cache`.
 
     registration.py the names that transformers looks the functions up by
-    choice.py       which attention a model is made with: one that would not ask is refused
-    patterns.py     which pattern a layer has: of the model's configuration, or of the call of `register`
+    choice.py       the attention that a model is made with: one that would not ask is refused
+    patterns.py     the pattern of a layer, by the model's configuration or the call of `register`
     masks.py        the mask function: which keys are tokens, and which rows are one sequence; its result is in token_mask.py
     attention.py    the attention function: which call of dilkit computes what a layer asks for
-    heads.py        which of the model's heads a layer holds, where ranks share them out
-    checks.py       what of it is refused
+    heads.py        the heads of the model that a layer holds, where ranks share them out
+    checks.py       calls that are refused
     packing.py      padded batches as packed sequences
     biases/         position biases of T5, Bloom and MPT, of which no tensor of all pairs is made
     cross_attention.py of T5's decoder to its encoder, which torch computes

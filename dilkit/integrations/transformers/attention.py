@@ -56,7 +56,7 @@ def attend(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers: `(batch, heads, rows, head_dim)` in, `(batch, rows, heads, head_dim)` out.
+    """Attend as a function of transformers: `(batch, heads, rows, head_dim)` in, `(batch, rows, heads, head_dim)` out.
 
     `given`, `mesh`: those of `register`. `attention_mask`: what `tokens_seen` returned, which also says what is causal; None
     where nobody asked it: then the layer does. Raises ValueError, with the reason, for what dilated attention does not compute.
@@ -68,7 +68,9 @@ def attend(
     if bias is None:
         check_one_sequence(module)
     mask = checked_mask(attention_mask, module, query, key)
-    causal = mask.causal if mask is not None and mask.causal is not None else _layer_is_causal(module, is_causal)
+    causal = None if mask is None else mask.causal
+    if causal is None:
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     width, held = value.shape[-1], held_heads(module, query.shape[1], key.shape[1])
     pattern = on_held_heads(pattern_of(given, module), module, held, mesh)
     if pattern is None:
@@ -106,7 +108,7 @@ def _of_rows(
     dropout: float,
     call: dict[str, Any],
 ) -> Tensor:
-    """What rows get of the keys in their sequences, or in a cache of all keys."""
+    """Attend to the keys in the sequences of the rows, or in a cache of all keys."""
     seen = k.shape[1] if tokens is None else tokens.shape[1]
     k, v = k[:, :seen], v[:, :seen]
     if q.shape[1] == seen:
@@ -116,12 +118,8 @@ def _of_rows(
     if _by_cache(q, k, tokens, dropout):
         return last_rows(q, k, v, pattern, tokens, **call)
     whole = F.pad(q, (0, 0, 0, 0, seen - q.shape[1], 0))
-    own = None if tokens is None else of_tokens(tokens)
-    return _all_rows(whole, k, v, pattern, own, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
-
-
-def _layer_is_causal(module: Any, is_causal: bool | None) -> bool:
-    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    unpadded = None if tokens is None else of_tokens(tokens)
+    return _all_rows(whole, k, v, pattern, unpadded, is_causal=True, dropout_p=dropout, **call)[:, -q.shape[1] :]
 
 
 def _all_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, packing: Packing | None, **call: Any) -> Tensor:
@@ -134,7 +132,7 @@ def _all_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, packi
 
 
 def _by_cache(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> bool:
-    """Whether the last rows can be taken from a cache: all are tokens, none wants a gradient, and no weight is dropped."""
+    """True if the last rows can be taken from a cache: all are tokens, none wants a gradient, and no weight is dropped."""
     rows = query.shape[1]
     if dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
         if mask is not None and rows == 1 and not bool(mask[:, -1].all()):
@@ -149,7 +147,7 @@ def _by_cache(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -
 def attend_across(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: TokenMask | None, dropout: float, scaling: float | None
 ) -> Tensor:
-    """By torch, `(batch, rows, heads, head_dim)`, of queries and keys `(batch, heads, rows, head_dim)`.
+    """Compute cross-attention by torch: `(batch, rows, heads, head_dim)` from queries and keys `(batch, heads, rows, head_dim)`.
 
     Raises ValueError for keys of a cache that leaves some out.
     """

@@ -20,15 +20,15 @@ KEPT_BY = "dilkit_layer"
 
 
 def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, tokens: Tensor | None, **options: Any) -> Tensor:
-    """What the last rows get, `(batch, rows, heads, head_dim)` like `query`, of keys `(batch, seen, kv_heads, head_dim)`.
+    """Attend from the last rows to keys `(batch, seen, kv_heads, head_dim)`: `(batch, rows, heads, head_dim)` like `query`.
 
     `tokens` bool `(batch, seen)`: which of the keys are tokens; None means all. The rows are the last tokens.
     `options`: further arguments of `dilated_attention_with_kvcache`.
     """
 
     def call(batch: slice, start: int) -> Tensor:
-        own = query[batch], key[batch, start:], value[batch, start:]
-        return cast(Tensor, dilated_attention_with_kvcache(*own, pattern, cache_seqlens=lengths[batch], **options))
+        part = query[batch], key[batch, start:], value[batch, start:]
+        return cast(Tensor, dilated_attention_with_kvcache(*part, pattern, cache_seqlens=lengths[batch], **options))
 
     batch, rows = query.shape[:2]
     if tokens is None:
@@ -36,15 +36,17 @@ def last_rows(query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, token
         return call(slice(None), 0)
     lengths = tokens.sum(1).clamp(min=rows).int()
     starts = _starts(tokens, lengths)
-    if starts is None:
-        key, value = _tokens_first(key, value, tokens)
+    if starts is None:  # copies, with the tokens of each sequence in front
+        order = (~tokens).to(torch.int8).argsort(dim=1, stable=True)
+        which = torch.arange(order.shape[0], device=order.device)[:, None], order
+        key, value = key[which], value[which]
         return call(slice(None), 0)
-    groups = [(start, list(found)) for start, found in groupby(range(batch), starts.__getitem__)]
-    return torch.cat([call(slice(found[0], found[-1] + 1), start) for start, found in groups])
+    groups = [(start, list(elements)) for start, elements in groupby(range(batch), starts.__getitem__)]
+    return torch.cat([call(slice(elements[0], elements[-1] + 1), start) for start, elements in groups])
 
 
 def _starts(tokens: Tensor, lengths: Tensor) -> list[int] | None:
-    """Where the tokens of each sequence begin; None where they are no run, or better copied.
+    """Return the first token of each sequence; None where tokens are no run, or better copied.
 
     On a GPU a copy costs less than a call for each sequence, and torch.compile cannot know how many calls there would be.
     """
@@ -53,10 +55,3 @@ def _starts(tokens: Tensor, lengths: Tensor) -> list[int] | None:
     first, places = tokens.int().argmax(1), torch.arange(tokens.shape[1])
     run = (places >= first[:, None]) & (places < (first + lengths)[:, None])
     return cast("list[int]", first.tolist()) if torch.equal(run, tokens) else None
-
-
-def _tokens_first(key: Tensor, value: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of keys and values with the tokens of each sequence in front."""
-    order = (~tokens).to(torch.int8).argsort(dim=1, stable=True)
-    which = torch.arange(order.shape[0], device=order.device)[:, None], order
-    return key[which], value[which]

@@ -1,4 +1,4 @@
-"""What of a layer's call dilated attention does not compute, each with its reason and a way out."""
+"""Checks of a layer's call: refusals of all that dilated attention does not compute, with the reason and a way out."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _PARSING = threading.Lock()
 
 def check_options(module: Any, options: dict[str, Any], key: Tensor) -> None:
     """Raise ValueError for arguments that ask for another attention, or for one that the holder of the keys does not compute."""
-    kept, over_ranks = getattr(key, KEPT_BY, None) is not None, getattr(module, KEPT_AS, None) is not None
-    if kept and (softcap := options.get("softcap")) is not None:
+    in_cache, over_ranks = getattr(key, KEPT_BY, None) is not None, getattr(module, KEPT_AS, None) is not None
+    if in_cache and (softcap := options.get("softcap")) is not None:
         raise ValueError(
             f"softcap={softcap} with a dilated_cache(), which caps no scores; take a DynamicCache, or set it to None"
         )
-    if kept and over_ranks:
+    if in_cache and over_ranks:
         raise ValueError(
             f"{type(module).__name__} under context_parallel with a dilated_cache(), which has no rows of other ranks; generate "
             "with a model that context_parallel was not called on"
         )
-    if kept and isinstance(options.get("position_bias"), PositionBias):
+    if in_cache and isinstance(options.get("position_bias"), PositionBias):
         raise ValueError(f"position_bias of {type(module).__name__} with a dilated_cache(), which adds none; take a DynamicCache")
     for name, reason in REFUSED.items():
-        if (asked := options.get(name)) is not None and asked is not False and not isinstance(asked, PositionBias):
-            raise ValueError(f"{name}={_short(asked)} of {type(module).__name__}: {reason}")
+        if (value := options.get(name)) is not None and value is not False and not isinstance(value, PositionBias):
+            raise ValueError(f"{name}={_short(value)} of {type(module).__name__}: {reason}")
     for name in _unknown_arguments(type(module)):
         if options.get(name) is not None:
             raise ValueError(
@@ -67,7 +67,7 @@ def _unknown_arguments(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _unknown(kind: Any) -> tuple[str, ...]:
-    """Arguments that a class of layers calls the attention function with, by its source, and that are not among KNOWN."""
+    """Find arguments, not among KNOWN, that a class of layers passes to the attention function by its source."""
     try:
         source = textwrap.dedent(inspect.getsource(kind.forward))
     except (OSError, TypeError):
@@ -86,13 +86,18 @@ def check_one_sequence(module: Any) -> None:
     """Raise ValueError for a model, or a layer, in which the keys are of another sequence than the queries."""
     kind: Any = type(module)
     config, across = module.config, getattr(module, "is_cross_attention", None)
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise ValueError(
-            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
-        )
+    check_no_cross_attention(config)
     if across or (across is None and not hasattr(config, "add_cross_attention") and _takes_other_states(kind)):
         raise ValueError(
             f"{type(module).__name__} is cross-attention, of two sequences; dilated attention is of one sequence with itself"
+        )
+
+
+def check_no_cross_attention(config: Any) -> None:
+    """Raise ValueError for the configuration of a model with cross-attention."""
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one sequence with itself"
         )
 
 
@@ -109,7 +114,7 @@ def arguments_of(kind: Any) -> frozenset[str]:
 
 @cache
 def source_of(forward: Any) -> str:
-    """The source of `forward` of a class of modules; nothing where there is none, as in a notebook."""
+    """Return the source of `forward` of a class of modules; "" where there is none, as in a notebook."""
     try:
         return inspect.getsource(forward)
     except (OSError, TypeError):
@@ -117,7 +122,7 @@ def source_of(forward: Any) -> str:
 
 
 def checked_mask(mask: object, module: Any, query: Tensor, key: Tensor) -> TokenMask | None:
-    """`mask`, if it is one for these queries and keys, `(batch, heads, rows, head_dim)`. Raises ValueError otherwise."""
+    """Return `mask`. Raises ValueError unless it fits these queries and keys, `(batch, heads, rows, head_dim)`."""
     if mask is None:
         return None
     if not isinstance(mask, TokenMask):
@@ -151,7 +156,7 @@ def check_decoding(causal: bool, mask: TokenMask | None, dropout: float, options
 
 
 def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, options: dict[str, Any]) -> None:
-    """Raise ValueError for what is not computed of a batch of continuous batching."""
+    """Raise ValueError for calls that are not computed in continuous batching."""
     kind = type(module).__name__
     if sequences != 1:
         raise ValueError(f"{kind} in continuous batching has a batch of {sequences}; the rows of all sequences as one are needed")
@@ -166,7 +171,7 @@ def check_continuous(module: Any, sequences: int, causal: bool, dropout: float, 
 
 
 def check_window(module: Any, pattern: Pattern, causal: bool, mask: TokenMask | None, options: dict[str, Any]) -> None:
-    """Raise ValueError where `own_pattern` of a layer is not what transformers computes of it."""
+    """Raise ValueError where transformers computes another pattern than `own_pattern` of the layer."""
     windows = [branch.window for branch in pattern.branches if isinstance(branch, SlidingWindow)]
     window = windows[0] if windows else None
     if window is not None and not causal:

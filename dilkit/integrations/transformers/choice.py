@@ -1,4 +1,4 @@
-"""Which attention a model of transformers is made with, looked at when it is made, loaded or changed.
+"""Checks of the attention that a model of transformers is made with, whenever it is made, loaded or changed.
 
 transformers knows the name alone, and asks dilkit nothing until a layer calls. So a model that never looks attention up by name
 would compute its own without a word, and so would one that was converted, if it is loaded without `attn_implementation`.
@@ -49,8 +49,8 @@ def check_proven(kind: Any) -> None:
 
     A class of somebody else is taken for the one of transformers that it is derived from.
     """
-    own = next((x for x in kind.__mro__ if x.__module__.startswith("transformers.models.")), kind)
-    check_class("transformers", sys.modules["transformers"].__version__, own, "dilkit.integrations.transformers.proof.proving")
+    base = next((x for x in kind.__mro__ if x.__module__.startswith("transformers.models.")), kind)
+    check_class("transformers", sys.modules["transformers"].__version__, base, "dilkit.integrations.transformers.proof.proving")
 
 
 def classes_with(model: Any, layers: Iterable[Any]) -> dict[Any, None]:

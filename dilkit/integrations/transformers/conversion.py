@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dilkit.integrations.transformers.checks import check_one_sequence, source_of
+from dilkit.integrations.transformers.checks import check_no_cross_attention, check_one_sequence, source_of
 from dilkit.integrations.transformers.choice import check_proven, classes_with
 from dilkit.integrations.transformers.patterns import (
     FULL,
@@ -47,7 +47,7 @@ class ConvertedLayer:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` changed, layer by layer; `print` shows a line for each.
+    """The layers that `convert` changed; `print` shows a line for each.
 
     >>> from dilkit.integrations.transformers import Conversion
     >>> print(Conversion(layers=()))
@@ -85,11 +85,12 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
         model.layers.0.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
         model.layers.1.self_attn (LlamaAttention): sdpa -> Pattern([16, 64], [1, 4])
     """
-    given = None if pattern is None else checked(pattern)
-    everywhere = attention_layers(model)
-    layers = everywhere if given is not None else {path: x for path, x in everywhere.items() if _says_its_own(x)} or everywhere
-    _check(model, layers, given)
-    stated = {id(x.config): stated_patterns(None, x.config) if given is None else given for x in layers.values()}
+    wanted = None if pattern is None else checked(pattern)
+    everywhere = layers = attention_layers(model)
+    if wanted is None:
+        layers = {path: x for path, x in everywhere.items() if _has_pattern(x.config)} or everywhere
+    _check(model, layers, wanted)
+    stated = {id(x.config): stated_patterns(None, x.config) if wanted is None else wanted for x in layers.values()}
     registered = patterns_registered(name)
     if None in stated.values() and registered is not None:
         raise ValueError(
@@ -99,31 +100,27 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
         ConvertedLayer(path, type(x).__name__, str(x.config._attn_implementation), pattern_of_layer(stated[id(x.config)], x))
         for path, x in layers.items()
     ]
-    parts = [model] if len(layers) == len(everywhere) else _parts_of(model, stated)
+    parts = [model]
+    if len(layers) != len(everywhere):  # the models within it, such as those of texts
+        parts = [x for x in model.modules() if hasattr(x, "set_attn_implementation") and id(x.config) in stated]
     for kind in [kind for part in parts for kind in classes_with(part, layers.values())]:
         check_proven(kind)
     if not is_registered(name):
         register(None, name)
-    if given is not None:
+    if wanted is not None:
         for config in {id(x.config): x.config for x in (model, *layers.values())}.values():
-            config.dilkit = to_config(given)
+            config.dilkit = to_config(wanted)
     for part in parts:
         part.set_attn_implementation(name)
     return Conversion(tuple(changed))
 
 
-def _says_its_own(layer: Any) -> bool:
-    """Whether the configuration of a layer says what it computes."""
-    return stated_patterns(None, layer.config) is not None or has_windows(layer.config)
-
-
-def _parts_of(model: Any, configs: Container[int]) -> list[Any]:
-    """The models within `model`, those of texts for example, that have one of the `configs`, by their ids."""
-    return [x for x in model.modules() if hasattr(x, "set_attn_implementation") and id(x.config) in configs]
+def _has_pattern(config: Any) -> bool:
+    return stated_patterns(None, config) is not None or has_windows(config)
 
 
 def attention_layers(model: Any) -> dict[str, Any]:
-    """The modules of `model` that look an attention function up by name, by their paths."""
+    """Return the modules of `model` that look an attention function up by name, by their paths."""
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"model is a {type(model).__name__}; a model of transformers is needed, such as LlamaForCausalLM")
     layers = {path: x for path, x in model.named_modules() if hasattr(x, "config") and LOOKED_UP in source_of(type(x).forward)}
@@ -137,11 +134,7 @@ def attention_layers(model: Any) -> dict[str, Any]:
 
 def _check(model: Any, layers: dict[str, Any], given: Patterns | None) -> None:
     """Raise ValueError for layers that dilated attention cannot take the place of."""
-    config = model.config
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise ValueError(
-            f"{type(config).__name__} has cross-attention, of two sequences; dilated attention is of one with itself"
-        )
+    check_no_cross_attention(model.config)
     for path, x in layers.items():
         check_one_sequence(x)
         if (kind := kind_of(x)) not in (FULL, WINDOWED):

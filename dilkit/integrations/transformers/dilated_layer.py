@@ -16,7 +16,7 @@ _CacheLayer: Any = importlib.import_module("transformers.cache_utils").CacheLaye
 
 
 class DilatedLayer(_CacheLayer):  # type: ignore[misc]
-    """What one layer keeps: `cache`, a `DilatedCache` of its pattern, None before its first tokens.
+    """The cache of one layer: `cache`, a `DilatedCache` of its pattern, None before its first tokens.
 
     `update` hands on the keys and values of new tokens with itself as an attribute, by which the attention function finds it.
     """
@@ -42,7 +42,7 @@ class DilatedLayer(_CacheLayer):  # type: ignore[misc]
         return key_states, value_states
 
     def claim(self) -> None:
-        """The attention function has found the keys that were handed on. Raises ValueError where it has found them before."""
+        """Note that the attention function has the keys that `update` handed on. Raises ValueError if it had them already."""
         if not self.handed_on:
             raise ValueError(
                 "several attention calls of the model share the keys of one layer (num_kv_shared_layers, or attention computed "
@@ -51,7 +51,7 @@ class DilatedLayer(_CacheLayer):  # type: ignore[misc]
         self.handed_on = False
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, **options: Any) -> Tensor:
-        """What the new rows get; all are `(batch, rows, heads, head_dim)`."""
+        """Attend from the new rows; all tensors are `(batch, rows, heads, head_dim)`."""
         if self.cache is None:
             self.cache = DilatedCache(pattern, key.shape[2], rollback=self.rollback)
         elif self.cache.pattern != pattern:

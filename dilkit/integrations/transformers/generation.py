@@ -1,4 +1,4 @@
-"""`dilated_cache`: a cache for models of transformers that keeps what later rows can still see, and no more.
+"""`dilated_cache`: a cache for models of transformers that stores only the rows that later ones can still see.
 
 model: key, value of the new tokens -> `DilatedLayer.update` -> the same, with the layer beside them
 attention: query, key, value        -> `DilatedLayer.attend` -> `DilatedCache.attend`
@@ -14,7 +14,7 @@ from dilkit.checks import integer
 
 
 def dilated_cache(rollback: int = 0) -> Any:
-    """An empty cache, for `generate(past_key_values=...)`, with a `dilkit.DilatedCache` for each layer, made at its first tokens.
+    """Make an empty cache for `generate(past_key_values=...)`: each layer makes a `dilkit.DilatedCache` at its first tokens.
 
     It keeps what the pattern of the layer needs: of segments the open one, of windows the last rows, global tokens for ever. All
     sequences of a batch have the same length: padding is refused. There are no gradients, and no `torch.compile`.

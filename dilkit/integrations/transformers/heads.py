@@ -1,4 +1,4 @@
-"""Which of a model's heads a layer holds, where ranks share them out: under tensor parallelism, or sequence parallelism by heads.
+"""The heads of a model that a layer holds where ranks share them out: in tensor parallelism, or sequence parallelism by heads.
 
 all heads                              the pattern as it is
 a part, and Pattern(head_shard=)       what it says
@@ -36,7 +36,7 @@ class HeldHeads:
 
     @property
     def divide_alike(self) -> bool:
-        """Whether as large a part of the key/value heads is here as of the query heads."""
+        """True if the held parts of the key/value heads and of the query heads are equally large."""
         return self.total is not None and self.kv_total is not None and self.heads * self.kv_total == self.kv_heads * self.total
 
 
@@ -56,7 +56,7 @@ def check_mesh(mesh: Any) -> None:
 
 
 def held_heads(module: Any, heads: int, kv_heads: int) -> HeldHeads:
-    """What the attention layer `module` holds, by the configuration of its model."""
+    """Return the heads that the attention layer `module` holds, by the configuration of its model."""
     config = module.config
     if getattr(config, "is_heterogeneous", False):
         config = config.per_layer_config[module.layer_idx]
@@ -65,7 +65,7 @@ def held_heads(module: Any, heads: int, kv_heads: int) -> HeldHeads:
 
 
 def on_held_heads(pattern: Pattern, module: Any, held: HeldHeads, mesh: Any) -> Pattern | None:
-    """`pattern` for the heads that are held; None where no branch serves any of them.
+    """Restrict `pattern` to the heads that are held; None where no branch serves any of them.
 
     Raises ValueError where it differs by head and nothing says which they are.
     """
@@ -85,11 +85,17 @@ def on_held_heads(pattern: Pattern, module: Any, held: HeldHeads, mesh: Any) -> 
         )
     assert held.total is not None
     assert held.kv_total is not None
-    return _of_kv_heads(pattern, first, first + held.kv_heads, held.total, held.kv_total)
+    which = first, first + held.kv_heads, held.total, held.kv_total
+    if torch.compiler.is_compiling():
+        return _PARTS[_known_part(pattern.to_json(), *which)]
+    return _part(pattern, *which)
 
 
 def sinks_of(sinks: Tensor | None, module: Any, pattern: Pattern, held: HeldHeads, mesh: Any) -> Tensor | None:
-    """The sinks `(heads,)` of the heads that are held, of those of all heads or of these alone; `pattern` of `on_held_heads`."""
+    """Return the sinks `(heads,)` of the heads that are held, from those of all heads or of these alone.
+
+    `pattern` is that of `on_held_heads`.
+    """
     if sinks is None or sinks.shape != (held.total,) or not held.are_a_part:
         return sinks
     first = _first(module, held, mesh) if pattern.head_shard is None else pattern.head_shard[0]
@@ -103,12 +109,13 @@ def sinks_of(sinks: Tensor | None, module: Any, pattern: Pattern, held: HeldHead
 
 
 def _first(module: Any, held: HeldHeads, mesh: Any) -> int | None:
-    """The number in the model of the first key/value head that is held; None where nothing says it."""
+    """Return the number in the model of the first key/value head that is held; None where nothing says it."""
     if not held.divide_alike:
         return None
     if mesh is None:
         return _by_projections(module, held)
-    rank, size = _place_in(mesh)
+    size: int = mesh.size()
+    rank: int = mesh.get_local_rank() if hasattr(mesh, "get_local_rank") else mesh.rank()
     if held.kv_heads * size != held.kv_total:
         raise ValueError(
             f"{_part_of_heads(module, held)}, and mesh={mesh} has {size} ranks: each holds as many of the {held.kv_total} "
@@ -118,7 +125,7 @@ def _first(module: Any, held: HeldHeads, mesh: Any) -> int | None:
 
 
 def _by_projections(module: Any, held: HeldHeads) -> int | None:
-    """What the layer's weights say, if they are DTensors whose rows are split as the key/value heads are."""
+    """Return the first held head by the layer's weights, if they are DTensors whose rows are split as the key/value heads are."""
     if not isinstance(module, nn.Module) or held.kv_total is None:
         return None
     begins = {_first_head(weight, held.kv_heads, held.kv_total) for weight in _by_heads(module)}
@@ -127,9 +134,9 @@ def _by_projections(module: Any, held: HeldHeads) -> int | None:
 
 
 def _by_heads(module: nn.Module) -> Iterator[Any]:
-    """The DTensors among the weights of a layer that tensor parallelism may have made.
+    """Yield the DTensors among the weights of a layer that tensor parallelism may have made.
 
-    Of a projection that `fully_shard` wraps by itself, weights are DTensors too: cut by what is stored, and not by heads.
+    A projection that `fully_shard` wraps by itself has DTensors too, cut as they are stored, and not by heads.
     """
     for part in module.modules():
         if part is module or not hasattr(part, "set_requires_gradient_sync"):
@@ -137,7 +144,7 @@ def _by_heads(module: nn.Module) -> Iterator[Any]:
 
 
 def _first_head(weight: Any, kv_heads: int, kv_total: int) -> int | None:
-    """Where a DTensor `(rows, columns)` begins, counted in key/value heads; None unless its rows are split as these heads are."""
+    """Return the first key/value head in a DTensor `(rows, columns)`; None unless its rows are split as these heads are."""
     splits = [dim for dim, placement in enumerate(weight.placements) if placement.is_shard(0)]
     if len(splits) != 1 or weight.ndim != 2 or weight.shape[0] % kv_total:
         return None
@@ -146,11 +153,6 @@ def _first_head(weight: Any, kv_heads: int, kv_total: int) -> int | None:
     first = min(weight.device_mesh.get_local_rank(dim) * chunk, rows)
     held = min(chunk, rows - first)
     return first * kv_total // rows if held * kv_total == kv_heads * rows else None
-
-
-def _place_in(mesh: Any) -> tuple[int, int]:
-    """This process's rank in a device mesh of one dimension, or in a process group, and its size."""
-    return (mesh.get_local_rank(), mesh.size()) if hasattr(mesh, "get_local_rank") else (mesh.rank(), mesh.size())
 
 
 def _check_total(pattern: Pattern, held: HeldHeads) -> None:
@@ -173,15 +175,9 @@ _PARTS: dict[str, Pattern | None] = {}
 """Patterns of a part of the heads, by what `_known_part` returns."""
 
 
-def _of_kv_heads(pattern: Pattern, start: int, stop: int, heads: int, kv_heads: int) -> Pattern | None:
-    if torch.compiler.is_compiling():
-        return _PARTS[_known_part(pattern.to_json(), start, stop, heads, kv_heads)]
-    return _part(pattern, start, stop, heads, kv_heads)
-
-
 @assume_constant_result
 def _known_part(text: str, *which: int) -> str:
-    """The key under which `_PARTS` has the part. torch.compile can keep a text, but not a pattern, and can make none."""
+    """Return the key under which `_PARTS` has the part. torch.compile can keep a text, but not a pattern, and can make none."""
     key = f"{text} {which}"
     if key not in _PARTS:
         _PARTS[key] = _part(Pattern.from_json(text), *which)

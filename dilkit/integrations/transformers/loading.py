@@ -8,7 +8,7 @@ from dilkit.integrations.transformers.registration import is_registered, registe
 
 
 def load(source: Any, **options: Any) -> Any:
-    """The model of `source`, a folder or a name on the Hub, with dilated attention by the pattern of its files, `config.dilkit`.
+    """Load the model of `source`, a folder or a name on the Hub, with the pattern of its files, `config.dilkit`.
 
     Its class is the one that it was saved as. `options` are those of `from_pretrained` of that class, such as `dtype`,
     `device_map` or `tp_plan`. The name of the attention is the one that it was saved with, "dilkit" where its files have none

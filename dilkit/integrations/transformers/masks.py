@@ -24,8 +24,8 @@ COMPUTED = (
     *("and_masks", "remap_positions_for_packed_sequence"),
     *("sliding_window_overlay", "sliding_window_bidirectional_overlay"),
 )
-"""What transformers composes masks of, as far as attention computes it: packed sequences begin where positions say so, and what
-window a layer has says its pattern."""
+"""Parts of transformers' masks that attention computes itself: positions say where packed sequences begin, and a pattern says
+the window of a layer."""
 
 WITHOUT_EFFECT = ("allow_is_causal_skip", "allow_is_bidirectional_skip", "dtype", "local_size")
 """Options that transformers asks for a mask with, and that do not change which keys are tokens."""
@@ -45,21 +45,21 @@ def tokens_seen(
     config: Any = None,
     **options: Any,
 ) -> TokenMask:
-    """Which of the keys seen so far are tokens, of which the rows of the call are the last `q_length`, and what is packed.
+    """Make the mask of a call, whose rows are the last `q_length` tokens: which keys seen so far are tokens, and what is packed.
 
-    Of a cache that keeps a window, the `kv_offset` keys that it has left out are left out here too: the others are the sequence.
-    One row against a cache of fixed size gets tokens `(batch, kv_length)`, False for what has not been written, so that the shape
+    The `kv_offset` keys that a cache with a window has dropped are left out here too: the others are the sequence. One row
+    against a cache of fixed size gets tokens `(batch, kv_length)`, False for rows that are not written yet, so that the shape
     stays the same at every step. Raises ValueError for a mask that is no padding, and where the pattern, one `given` to
-    `register` or that of the configuration, sees what has been left out.
+    `register` or that of the configuration, sees dropped keys.
     """
     if isinstance(attention_mask, TokenMask):
         return attention_mask
     _check_shape(attention_mask, kv_length)
     _check(mask_function, use_vmap, config, options)
     causal = _is_causal(mask_function, options)
-    made = partial(TokenMask, causal, q_length, kv_length)
+    mask = partial(TokenMask, causal, q_length, kv_length)
     if causal is False and q_length != kv_length:  # the keys are of another sequence
-        return made(_tokens(batch_size, kv_length, kv_length, attention_mask, device))
+        return mask(_tokens(batch_size, kv_length, kv_length, attention_mask, device))
     if torch.compiler.is_compiling() and causal and q_length == kv_length > 1 and _is_composed(mask_function):
         before = torch.arange(q_length - 1, device=device)
         ahead = _sees(mask_function, batch_size, before, before + 1)
@@ -70,7 +70,7 @@ def tokens_seen(
         if attention_mask is not None:
             attention_mask = attention_mask[:, kv_offset:]
     if q_length == 1 and (isinstance(q_offset, Tensor) or q_offset + 1 < kv_length):
-        return made(_one_row(batch_size, kv_length, q_offset, attention_mask, device))
+        return mask(_one_row(batch_size, kv_length, q_offset, attention_mask, device))
     if isinstance(q_offset, Tensor):
         if torch.compiler.is_compiling():
             raise ValueError(
@@ -80,15 +80,15 @@ def tokens_seen(
         q_offset = int(q_offset)
     tokens = _tokens(batch_size, q_offset + q_length, kv_length, attention_mask, device)
     if tokens is not None:
-        return made(tokens, of_tokens(tokens) if tokens.shape[1] == q_length else None)
+        return mask(tokens, of_tokens(tokens) if tokens.shape[1] == q_length else None)
     if attention_mask is None and kv_length == q_length and _may_be_packed(mask_function):
         rows = torch.arange(1, q_length, device=device)
-        return made(None, of_neighbours(_sees(mask_function, batch_size, rows, rows - 1)))
-    return made()
+        return mask(None, of_neighbours(_sees(mask_function, batch_size, rows, rows - 1)))
+    return mask()
 
 
 def _tokens(batch: int, seen: int, kv_length: int, attention_mask: Tensor | None, device: torch.device | None) -> Tensor | None:
-    """Bool `(batch, seen)`; None where all `kv_length` keys are tokens."""
+    """Return bools `(batch, seen)`; None where all `kv_length` keys are tokens."""
     if attention_mask is None:
         return None if seen == kv_length else torch.ones(batch, seen, dtype=torch.bool, device=device)
     if attention_mask.shape[1] < seen:
@@ -118,7 +118,7 @@ def _check_shape(attention_mask: Tensor | None, keys: int) -> None:
 
 
 def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any, options: dict[str, Any]) -> None:
-    """Raise ValueError for what is neither causal nor bidirectional attention over padded or packed sequences."""
+    """Raise ValueError unless attention is causal or bidirectional, over padded or packed sequences."""
     if unknown := sorted(name for name, x in options.items() if name not in WITHOUT_EFFECT and x is not None):
         raise ValueError(
             f"transformers asks for a mask with {', '.join(unknown)}, which dilkit does not know; use another "
@@ -135,7 +135,7 @@ def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any
 
 
 def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int) -> None:
-    """Raise ValueError for a pattern that a row needs more for than the keys of itself and the `before` ones before it."""
+    """Raise ValueError for a pattern in which a row sees more than itself and the `before` keys before it."""
     types = getattr(config, "layer_types", None)
     patterns = (stated,) if isinstance(stated, Pattern) else stated or ()
     for layer, pattern in enumerate(patterns):
@@ -148,14 +148,14 @@ def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int
 
 
 def _asked_for(mask_function: Callable[..., Any] | None, config: Any) -> list[str]:
-    """What the mask is composed of. torch.compile does not let functions be looked into: there the configuration says it."""
+    """Return the functions that the mask is composed of. torch.compile hides them: there the configuration decides."""
     if torch.compiler.is_compiling():
         return ["chunked_overlay"] if getattr(config, "attention_chunk_size", None) else []
     return [] if mask_function is None else list(_parts(mask_function))
 
 
 def _parts(mask_function: Callable[..., Any]) -> Iterator[str]:
-    """The names of `mask_function` and of the functions that it is composed of."""
+    """Yield the names of `mask_function` and of the functions that it is composed of."""
     yield mask_function.__qualname__.partition(".")[0]
     for cell in getattr(mask_function, "__closure__", None) or ():
         held = cell.cell_contents
@@ -165,14 +165,14 @@ def _parts(mask_function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _is_causal(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> bool | None:
-    """Whether no row sees a later key: of what the mask is composed of or, compiled, of which skips transformers allows."""
+    """True if no row sees a later key, by the functions of the mask or, compiled, by the skips that transformers allows."""
     if torch.compiler.is_compiling():
         return "allow_is_bidirectional_skip" not in options if "allow_is_causal_skip" in options else None
     return None if mask_function is None else "bidirectional_mask_function" not in _parts(mask_function)
 
 
 def _is_composed(mask_function: Callable[..., Any] | None) -> bool:
-    """Whether there is more to it than causality, which under `torch.compile` only calling it tells."""
+    """True if the mask hides more than causality does. Under `torch.compile` only a call shows what."""
     return mask_function is not None and mask_function.__name__ not in ("causal_mask_function", "bidirectional_mask_function")
 
 
@@ -183,6 +183,6 @@ def _may_be_packed(mask_function: Callable[..., Any] | None) -> bool:
 
 
 def _sees(mask_function: Any, batch: int, rows: Tensor, keys: Tensor) -> Tensor:
-    """Which of the `rows` `(n,)` see the key beside them in `keys` `(n,)`: bool `(batch, n)`."""
+    """Return a mask, bool `(batch, n)`, of the `rows` `(n,)` that see the key at their place in `keys` `(n,)`."""
     seen: Tensor = mask_function(torch.arange(batch, device=rows.device)[:, None], 0, rows[None], keys[None])
     return seen.expand(batch, rows.shape[0])  # len() would be a constant of torch.export

@@ -32,18 +32,18 @@ class Packing:
         return Packing(self.cu_seqlens.to(device, **options), self.longest, rows)
 
     def pack(self, x: Tensor) -> Tensor:
-        """`(batch, seq, heads, head_dim)` as `(total, heads, head_dim)`."""
+        """Reshape `(batch, seq, heads, head_dim)` to `(total, heads, head_dim)`."""
         return x.flatten(0, 1) if self.rows is None else x[self.rows]
 
     def unpack(self, packed: Tensor, batch: int, seq: int) -> Tensor:
-        """`(total, heads, head_dim)` as `(batch, seq, heads, head_dim)`, 0 where there is no token."""
+        """Move `(total, heads, head_dim)` to `(batch, seq, heads, head_dim)`, 0 where there is no token."""
         if self.rows is None:
             return packed.view(batch, seq, *packed.shape[1:])
         return packed.new_zeros(batch, seq, *packed.shape[1:]).index_put(self.rows, packed)
 
 
 def of_tokens(tokens: Tensor) -> Packing:
-    """The rows of a padded batch that are tokens, bool `(batch, seq)`, a sequence for each element of the batch."""
+    """Pack the tokens, bool `(batch, seq)`, of a padded batch: one sequence for each element of the batch."""
     seq, lengths = tokens.shape[1], tokens.sum(1)
     ends = F.pad(lengths.cumsum(0), (1, 0))
     if not torch.compiler.is_compiling():
@@ -55,13 +55,13 @@ def of_tokens(tokens: Tensor) -> Packing:
 
 
 def of_positions(position_ids: Tensor, batch: int) -> Packing | None:
-    """The sequences of a packed batch, which begin where positions `(batch or 1, seq)` do not go on by 1, or None."""
+    """Pack sequences that begin where positions `(batch or 1, seq)` do not go on by 1; None where all rows are one sequence."""
     goes_on = position_ids.diff() == 1
     return of_neighbours(goes_on.expand(batch, goes_on.shape[1]))
 
 
 def of_neighbours(goes_on: Tensor) -> Packing | None:
-    """The sequences of a packed batch, of whether rows 1, 2, ... go on with the one before, bool `(batch, seq - 1)`.
+    """Pack sequences by `goes_on`, bool `(batch, seq - 1)`: True where rows 1, 2, ... continue the one before.
 
     None where each element of the batch is one sequence, which `torch.compile` cannot know.
     """

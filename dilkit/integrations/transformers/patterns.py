@@ -1,4 +1,4 @@
-"""Which pattern a layer has: that of `config.dilkit`, that of the call of `register`, or its own window by the configuration."""
+"""The pattern of a layer: from `config.dilkit`, from the call of `register`, or its own window by the configuration."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dilkit.pattern import Pattern, SlidingWindow
 Patterns = Pattern | tuple[Pattern, ...]
 """One for all layers, or one for each."""
 _KNOWN: dict[str, Patterns] = {}
-"""Those of configurations, by their JSON, and those of windows."""
+"""The patterns of configurations, by their JSON, and of windows."""
 WINDOWED, FULL = "sliding_attention", "full_attention"
-"""What transformers calls layers with a window, and without."""
+"""The names that transformers has for layers with a window, and without."""
 
 
 def checked(pattern: object) -> Patterns:
-    """`pattern`, a Pattern or a sequence of them, one a layer. Raises TypeError or ValueError for anything else."""
+    """Return `pattern`, a Pattern or a sequence of them, one a layer. Raises TypeError or ValueError for anything else."""
     if isinstance(pattern, Pattern):
         return pattern
     if not isinstance(pattern, Sequence) or isinstance(pattern, str) or not all(isinstance(x, Pattern) for x in pattern):
@@ -31,34 +31,42 @@ def checked(pattern: object) -> Patterns:
 
 
 def to_config(pattern: Patterns) -> Any:
-    """What `config.dilkit` is for `pattern`: plain values that JSON has, an object or a list of them."""
+    """Convert `pattern` to the value of `config.dilkit`: an object of JSON, or a list of them."""
     if isinstance(pattern, tuple):
         return [to_config(one) for one in pattern]
     return json.loads(pattern.to_json())
 
 
 def pattern_of(given: Patterns | None, module: Any) -> Pattern:
-    """The pattern of the attention layer `module`. Raises ValueError or TypeError if there is none for it."""
+    """Return the pattern of the attention layer `module`. Raises ValueError or TypeError if there is none for it."""
     return pattern_of_layer(stated_patterns(given, module.config), module)
 
 
 def pattern_of_layer(stated: Patterns | None, module: Any) -> Pattern:
-    """The pattern of the attention layer `module` among those `stated` for its model."""
+    """Return the pattern of the attention layer `module` among those `stated` for its model."""
     if isinstance(stated, Pattern):
         return stated
-    return own_pattern(module) if stated is None else _of_layer(stated, getattr(module, "layer_idx", None))
+    if stated is None:
+        return own_pattern(module)
+    layer: int | None = getattr(module, "layer_idx", None)
+    if layer is None or layer >= len(stated):
+        raise ValueError(
+            f"there are {len(stated)} patterns, one a layer, but this layer has the number {layer}; "
+            "give as many as the model has layers, or one for all of them"
+        )
+    return stated[layer]
 
 
 def stated_patterns(given: Patterns | None, config: Any) -> Patterns | None:
-    """Those of `config.dilkit`, which are of this model alone, or else of `register`; None if neither says any."""
+    """Return the patterns of `config.dilkit`, which are of this model alone, or else those of `register`; None without either."""
     stated = getattr(config, "dilkit", None)
     return given if stated is None else _KNOWN[_known_as(stated)]
 
 
 def own_pattern(module: Any) -> Pattern:
-    """What the layer computes by itself: a causal window, or all earlier tokens in a model that has layers with windows.
+    """Return the pattern of a layer by itself: a causal window, or all earlier tokens in a model that has layers with windows.
 
-    Raises ValueError for a model without, which is to be given a pattern.
+    Raises ValueError for a model without windows, which needs a pattern.
     """
     config = module.config
     if not has_windows(config):
@@ -72,18 +80,18 @@ def own_pattern(module: Any) -> Pattern:
 
 
 def has_windows(config: Any) -> bool:
-    """Whether a model has layers with windows, by its configuration."""
+    """True if a model has layers with windows, by its configuration."""
     types = getattr(config, "layer_types", None)
     return WINDOWED in types if types else getattr(config, "sliding_window", None) is not None
 
 
 def is_of_windows(pattern: Pattern, reach: int) -> bool:
-    """Whether a row sees none but itself and some of the `reach` tokens before it, wherever it is in the sequence."""
+    """True if a row sees at most itself and the `reach` tokens before it, wherever it is in the sequence."""
     return all(isinstance(branch, SlidingWindow) and branch.reach <= reach for branch in pattern.branches)
 
 
 def kind_of(module: Any) -> str:
-    """What transformers calls the attention of a layer. Raises ValueError for one that several layers share (Zamba)."""
+    """Return transformers' name for the attention of a layer. Raises ValueError for one that several layers share (Zamba)."""
     config, types = module.config, getattr(module.config, "layer_types", None)
     if types:
         if (number := getattr(module, "layer_idx", None)) is None:
@@ -97,7 +105,7 @@ def kind_of(module: Any) -> str:
 
 @assume_constant_result
 def _known_window(window: int | None) -> str:
-    """The key under which `_KNOWN` has the pattern of a window, or of all earlier tokens."""
+    """Return the key under which `_KNOWN` has the pattern of a window, or of all earlier tokens."""
     key = f"window {window}"
     if key not in _KNOWN:
         _KNOWN[key] = Pattern.dense() if window is None else Pattern.mistral(window)
@@ -106,7 +114,7 @@ def _known_window(window: int | None) -> str:
 
 @assume_constant_result
 def _known_as(stated: Any) -> str:
-    """The key under which `_KNOWN` has the patterns of `config.dilkit`. torch.compile can keep a text, but not a pattern."""
+    """Return the key of the patterns of `config.dilkit` in `_KNOWN`. torch.compile can keep a text, but not a pattern."""
     if isinstance(stated, Pattern):
         raise TypeError(
             "config.dilkit is a Pattern, which a configuration cannot be saved with; json.loads(pattern.to_json()) is needed"
@@ -119,12 +127,3 @@ def _known_as(stated: Any) -> str:
 
 def _from_json(value: Any) -> Pattern:
     return Pattern.from_json(value if isinstance(value, str) else json.dumps(value))
-
-
-def _of_layer(patterns: tuple[Pattern, ...], layer: int | None) -> Pattern:
-    if layer is None or layer >= len(patterns):
-        raise ValueError(
-            f"there are {len(patterns)} patterns, one a layer, but this layer has the number {layer}; "
-            "give as many as the model has layers, or one for all of them"
-        )
-    return patterns[layer]

@@ -1,15 +1,14 @@
-"""`register`: the names that transformers looks dilated attention up by."""
+"""`register`: the names that transformers looks dilated attention up by, and its hooks for continuous batching."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from dilkit.integrations.transformers.attention import attend
 from dilkit.integrations.transformers.choice import watch_models
-from dilkit.integrations.transformers.continuous.manager import watch_managers
 from dilkit.integrations.transformers.heads import check_mesh
 from dilkit.integrations.transformers.masks import tokens_seen
 from dilkit.integrations.transformers.patterns import Patterns, checked
@@ -17,6 +16,8 @@ from dilkit.pattern import Pattern
 
 TAKEN = ("flash", "sdpa", "flex", "eager", "paged", "/", "|")
 """Parts of a name by which transformers takes another way."""
+SWITCH = "switch_to_cb_friendly_attn"
+"""The method that decides on the attention of a model; in a version without it transformers refuses ours."""
 
 
 def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "dilkit", *, mesh: Any = None) -> None:
@@ -67,23 +68,23 @@ def register(pattern: Pattern | Sequence[Pattern] | None = None, name: str = "di
         raise ValueError(
             f"name={name!r} must not be empty or contain {', '.join(map(repr, TAKEN))}: transformers reads meaning into them"
         )
-    given, package = None if pattern is None else checked(pattern), transformers()
+    patterns, package = None if pattern is None else checked(pattern), transformers()
     check_mesh(mesh)
-    package.AttentionInterface.register(name, partial(attend, given, mesh))
-    package.AttentionMaskInterface.register(name, partial(tokens_seen, given))
+    package.AttentionInterface.register(name, functools.partial(attend, patterns, mesh))
+    package.AttentionMaskInterface.register(name, functools.partial(tokens_seen, patterns))
     watch_models(package.PreTrainedModel, is_registered)
-    watch_managers(is_registered)
+    _watch_managers()
 
 
 def is_registered(name: object) -> bool:
-    """Whether `name` is that of a registration."""
+    """True if `name` is registered."""
     return getattr(_function(name), "func", None) is attend
 
 
 def patterns_registered(name: object) -> Patterns | None:
-    """The pattern that `name` was registered with."""
-    given: Patterns | None = _function(name).args[0] if is_registered(name) else None
-    return given
+    """Return the patterns that `name` was registered with."""
+    patterns: Patterns | None = _function(name).args[0] if is_registered(name) else None
+    return patterns
 
 
 def _function(name: object) -> Any:
@@ -91,10 +92,53 @@ def _function(name: object) -> Any:
 
 
 def transformers() -> Any:
-    """The package. Raises ImportError with the way to install it."""
+    """Return the package. Raises ImportError with the way to install it."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise ImportError(
             f"transformers cannot be imported ({error}); install it with: pip install dilkit[transformers]"
         ) from error
+
+
+def _watch_managers() -> None:
+    """Have the manager of continuous batching leave the attention of a model as it is where it is ours; once is enough.
+
+    It knows "eager", "sdpa" and flash attention by name. It replaces others by flash attention, or refuses without it.
+    """
+    package = importlib.import_module("transformers.generation.continuous_batching")
+    manager: Any = package.ContinuousBatchingManager
+    switch = getattr(manager, SWITCH, None)
+    if switch is None or getattr(switch, "watched_by", None) == __name__:
+        return
+    _watch_pools(package.PagedAttentionCache)
+
+    @functools.wraps(switch)
+    def watched(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_registered(model.config._attn_implementation):
+            switch(self, model, *args, **kwargs)
+        elif not model._supports_attention_backend:
+            raise ValueError(
+                f"{type(model).__name__} in continuous batching: its layers hand nothing on to the attention function, which "
+                "would not see the pool (transformers says so by _supports_attention_backend=False); take generate"
+            )
+
+    watched.watched_by = __name__  # type: ignore[attr-defined]
+    setattr(manager, SWITCH, watched)
+
+
+def _watch_pools(pool: Any) -> None:
+    """Have `pool.update` hand the pool itself on to our attention function, which reads and writes it.
+
+    From transformers 5.24 on, each layer calls `update` before its attention, and it copies all keys out of the pool.
+    """
+    update = pool.update
+
+    @functools.wraps(update)
+    def watched(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_registered(self.config._attn_implementation):
+            return update(self, key_states, value_states, *args, **kwargs)
+        kwargs["kwargs"]["cache"] = self  # the options of the layer's call
+        return key_states, value_states
+
+    pool.update = watched

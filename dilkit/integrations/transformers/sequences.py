@@ -27,7 +27,7 @@ _DIFFER = "differ; the same is needed: dilated attention is of one sequence with
 
 
 def packing_of(query: Tensor, key_rows: int, mask: TokenMask | None, options: dict[str, Any]) -> Packing | None:
-    """The sequences of the rows of a call, `(batch, rows, heads, head_dim)`; None where each element of the batch is one."""
+    """Return the sequences of the rows of a call, `(batch, rows, heads, head_dim)`; None where each element is one."""
     batch, rows = query.shape[:2]
     if options.get("cu_seq_lens_q") is not None:
         if key_rows != rows:
@@ -70,7 +70,7 @@ def check_first(mask: TokenMask | None, first: int) -> None:
 
 
 def packing_given(total: int, padded: bool, options: Mapping[str, Any]) -> Packing:
-    """That of `cu_seq_lens_q`. Raises ValueError where it is not all that there is to know of `total` rows."""
+    """Return the packing of `cu_seq_lens_q`. Raises ValueError for padding, or other sequences of the keys."""
     cu_seqlens, of_keys, longest = (options.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q"))
     assert cu_seqlens is not None
     if padded:

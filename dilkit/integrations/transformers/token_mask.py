@@ -1,4 +1,4 @@
-"""`TokenMask`: what the mask function tells the attention function.
+"""`TokenMask`: the value that the mask function hands to the attention function.
 
 mask function    which keys are tokens, which rows are of one sequence, causal or not    -> TokenMask
 transformers     hands it to each layer, unread
@@ -24,7 +24,7 @@ COMPUTED_WITH = (
 
 @dataclass(frozen=True, eq=False)
 class TokenMask:
-    """Of a call with `rows` queries and `keys` keys, which of these are tokens, and where sequences begin.
+    """The tokens among the keys of a call with `rows` queries and `keys` keys, and the sequences of its rows.
 
     - `causal`: whether a row sees none after it; None where `torch.compile` hides it: the layer says it then.
     - `tokens`: bool `(batch, seen)`, True for tokens, of the keys seen so far; None means that all keys are.
@@ -43,7 +43,7 @@ class TokenMask:
     ndim: ClassVar[int] = 0  # transformers reads it of a mask that it gets back, and converts those of 2
 
     def to(self, device: torch.device | torch.dtype | str | int, **options: Any) -> TokenMask:
-        """The same on another device, for models whose layers lie on several. Of a dtype, which MPT asks for, itself."""
+        """Move the mask to another device, for models on several. A dtype, which MPT asks for, changes nothing."""
         if isinstance(device, torch.dtype):
             return self
         tokens = None if self.tokens is None else self.tokens.to(device, **options)
@@ -70,7 +70,7 @@ class TokenMask:
 
     @cached_property
     def _has_gaps(self) -> bool:
-        """Looked at once, not once in each layer: on a GPU it is waited for."""
+        """True if padding lies between tokens. Looked at once, not in each layer: on a GPU it is waited for."""
         return self.tokens is not None and bool(gaps(self.tokens))
 
     def contiguous(self) -> TokenMask:

@@ -61,7 +61,7 @@ def check_branches(branches: tuple[Branch, ...]) -> None:
 
 
 def branch_of(values: Any) -> Branch:
-    """The branch that `Branch.to_fields` wrote. Raises `PatternError` or TypeError for anything else."""
+    """Return the branch that `Branch.to_fields` wrote. Raises `PatternError` or TypeError for anything else."""
     kind = values.get("kind") if isinstance(values, Mapping) else None
     cls = kind_class(kind) if isinstance(kind, str) else None
     if cls is None:

@@ -1,4 +1,4 @@
-"""`BlockLayout`: which blocks of a sequence see which, as an immutable value."""
+"""`BlockLayout`: the pairs of blocks of a sequence that see each other, as an immutable value."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BlockLayout:
 
     @classmethod
     def of(cls, layout: Any) -> BlockLayout:
-        """The layout with these bools: an array, tensor or nested lists, `(heads or 1, blocks, blocks)` or `(blocks, blocks)`."""
+        """Make the layout of bools: an array, tensor or nested lists, `(heads or 1, blocks, blocks)` or `(blocks, blocks)`."""
         import numpy as np
 
         try:
@@ -76,14 +76,14 @@ class BlockLayout:
         return cls(array.shape[0], array.shape[1], np.packbits(array).tobytes())
 
     def array(self) -> NDArray[np.bool_]:
-        """The bools, `(heads, blocks, blocks)`, read-only; kept in the pattern cache, as far as they fit it."""
+        """Return the bools, `(heads, blocks, blocks)`, read-only; kept in the pattern cache, as far as they fit it."""
         bools: NDArray[np.bool_] = plan.cached(("layout", self), _unpacked, self)
         return bools
 
     def runs(self, heads: range, blocks: int) -> NDArray[np.int64]:
-        """What is seen, int64 `(n, 4)`: head, counted from `heads.start`, row, and the columns from one to before another.
+        """Return the runs seen, int64 `(n, 4)`: head, counted from `heads.start`, row, first column and the one after the last.
 
-        Of the first `blocks` rows and columns; ascending. The time it takes grows with what is seen, and next to nothing beside.
+        They are those of the first `blocks` rows and columns, ascending. The time grows with their number alone.
 
             >>> from dilkit.pattern import BlockLayout
             >>> BlockLayout.of([[True, True, False], [False, False, False], [True, False, True]]).runs(range(1), 3).tolist()
@@ -92,7 +92,7 @@ class BlockLayout:
         return self._runs(heads.start * self.blocks, heads.stop * self.blocks, range(blocks), heads.start)
 
     def _runs(self, first_row: int, last_row: int, within: range, first_head: int = 0) -> NDArray[np.int64]:
-        """Those of the rows `first_row .. last_row - 1` of all matrices, one after the other; of rows and columns `within`."""
+        """Return the runs of rows `first_row .. last_row - 1` of all matrices in turn, limited to rows and columns `within`."""
         import numpy as np
 
         packed, last = np.frombuffer(self.bits, np.uint8), -(-last_row * self.blocks // 8)
@@ -112,7 +112,7 @@ class BlockLayout:
 
     @classmethod
     def of_runs(cls, runs: NDArray[np.int64], heads: int, blocks: int) -> BlockLayout:
-        """The layout in which these runs are seen, as `runs` gives them; those of a row are apart, or touch.
+        """Return the layout in which these runs are seen, as `runs` gives them; those of a row are apart, or touch.
 
         >>> from dilkit.pattern import BlockLayout
         >>> layout = BlockLayout.of([[True, True, False], [False, False, False], [True, False, True]])
@@ -128,7 +128,7 @@ class BlockLayout:
         return cls.of(np.cumsum(steps, 2, np.int8)[:, :, :-1] > 0)
 
     def part(self, first: int, last: int) -> BlockLayout:
-        """The layout of the blocks `first .. last - 1` by themselves."""
+        """Return the layout of the blocks `first .. last - 1` by themselves."""
         import numpy as np
 
         starts = range(0, self.heads * self.blocks, self.blocks)
@@ -137,12 +137,12 @@ class BlockLayout:
         return self.of_runs(runs, self.heads, last - first)
 
     def text(self) -> str:
-        """`bits` in base64."""
+        """Return `bits` in base64."""
         return base64.b64encode(self.bits).decode()
 
     @classmethod
     def from_text(cls, heads: Any, blocks: Any, text: Any) -> BlockLayout:
-        """The layout whose `text` this is. Raises `PatternError` or TypeError."""
+        """Return the layout whose `text` this is. Raises `PatternError` or TypeError."""
         sizes = integer("layout_heads", heads), integer("blocks", blocks)
         if not isinstance(text, str):
             raise TypeError(f"layout is a {type(text).__name__}; a text in base64 is needed, as Pattern.to_json() writes it")
@@ -158,7 +158,7 @@ class BlockLayout:
 
 
 def _runs_of_places(places: NDArray[np.int64], blocks: int) -> NDArray[np.int64]:
-    """Ascending places in all matrices, one row after the other, as runs: head, row, first column and the one after the last."""
+    """Join ascending places in all matrices, row after row, to runs: head, row, first column and the one after the last."""
     import numpy as np
 
     column = places % blocks

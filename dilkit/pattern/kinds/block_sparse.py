@@ -49,14 +49,14 @@ class BlockSparse(Branch):
     heads: tuple[int, int] | None = None
 
     def __init__(self, layout: Any, block_size: int, heads: range | tuple[int, int] | None = None) -> None:
-        made = layout if layout is None or isinstance(layout, BlockLayout) else BlockLayout.of(layout)
-        for name, value in dict(layout=made, block_size=block_size, heads=heads).items():
+        checked = layout if layout is None or isinstance(layout, BlockLayout) else BlockLayout.of(layout)
+        for name, value in dict(layout=checked, block_size=block_size, heads=heads).items():
             object.__setattr__(self, name, value)
         self._settle(block_size=block_size)
 
     @classmethod
     def local_global(cls, blocks: int, block_size: int, *, window: int = 3, global_blocks: int = 1) -> BlockSparse:
-        """Blocks that see those around them, `window` in all, and `global_blocks` first ones, which see all and are seen by all.
+        """Make blocks see `window` blocks around them, and `global_blocks` first ones, which see all and are seen by all.
 
         >>> from dilkit import BlockSparse
         >>> BlockSparse.local_global(5, 16).layout.array()[0, 3].tolist()
@@ -76,7 +76,7 @@ class BlockSparse(Branch):
         seed: int = 0,
         heads: int = 1,
     ) -> BlockSparse:
-        """BigBird (arXiv 2007.14062): window, global blocks, and in each row of blocks `random_blocks` others, drawn by `seed`.
+        """Make BigBird's blocks (arXiv 2007.14062): a window, global ones, and `random_blocks` others a row, drawn by `seed`.
 
         Half of the global blocks are the first ones and half the last. With `heads`, each head of the model draws its own.
 
@@ -150,8 +150,9 @@ class BlockSparse(Branch):
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         import torch
 
-        chosen = torch.from_numpy(self._of_heads(heads).copy()).to(rows.device)
-        return chosen[:, rows // self.block_size][:, :, keys // self.block_size]
+        chosen = self._layouts(heads)
+        layouts = torch.from_numpy(self.own_layout.array()[chosen.start : chosen.stop].copy()).to(rows.device)
+        return layouts[:, rows // self.block_size][:, :, keys // self.block_size]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
         import numpy as np
@@ -163,8 +164,8 @@ class BlockSparse(Branch):
         rows, before = np.diff(edges).astype(object), np.minimum(stop, row) if is_causal else stop  # sums are of any size
         total = (rows[row] * (edges[np.maximum(before, start)] - edges[start])).sum()
         if is_causal:
-            own = rows[row[(start <= row) & (row < stop)]]
-            total += (own * (own + 1) // 2).sum()
+            diagonal = rows[row[(start <= row) & (row < stop)]]
+            total += (diagonal * (diagonal + 1) // 2).sum()
         return int(total) * (len(self.served(heads)) if self.layout.heads == 1 else 1)
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Form]:
@@ -179,14 +180,9 @@ class BlockSparse(Branch):
             yield Runs(heads=served, queries=queries, keys=keys, block=block)
 
     def _layouts(self, heads: Heads) -> range:
-        """The numbers of the layouts of the heads that the branch serves."""
+        """Return the numbers of the layouts of the heads that the branch serves."""
         served = self.served(heads)
         return range(1) if self.own_layout.heads == 1 else heads.in_model[served.start : served.stop]
-
-    def _of_heads(self, heads: Heads) -> Any:
-        """The layouts of the heads that the branch serves, `(heads served or 1, blocks, blocks)`."""
-        chosen = self._layouts(heads)
-        return self.own_layout.array()[chosen.start : chosen.stop]
 
     def to_fields(self) -> dict[str, Any]:
         if self.layout is None:
@@ -222,7 +218,7 @@ class BlockSparse(Branch):
 
 
 def _local_global(blocks: int, window: int, global_blocks: int, both_ends: bool = False) -> Any:
-    """Bools `(1, blocks, blocks)`: `window` blocks around each, and global ones at the beginning, or half of them at the end."""
+    """Return bools `(1, blocks, blocks)`: `window` blocks around each, and global ones, first or half of them last."""
     import numpy as np
 
     BlockLayout.check_size(1, blocks := integer("blocks", blocks, at_least=1))

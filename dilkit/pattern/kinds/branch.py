@@ -1,4 +1,4 @@
-"""`Branch`: what every kind of branch of a pattern can say about itself."""
+"""`Branch`: the interface of a kind of branch of a pattern."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Branch(ABC):
 
     @abstractmethod
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
-        """Which keys at `keys` `(n,)` the queries at `rows` `(m,)` see, causality aside: bool `(heads served or 1, m, n)`."""
+        """Return a mask, bool `(heads served or 1, m, n)`: query `rows[i]` `(m,)` sees key `keys[j]` `(n,)`, causality aside."""
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
-        """How many query-key pairs the branch has over all heads that it serves; by default they are looked at, one by one."""
+        """Count the query-key pairs over all heads that the branch serves; by default one by one."""
         from dilkit.pattern.lowering.evaluated import counted
 
         return counted(self, seq, heads, is_causal)
@@ -65,11 +65,11 @@ class Branch(ABC):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether `forms` are those of `seq` tokens and of shorter sequences alone, for they are not said by a formula."""
+        """True if `forms` hold for `seq` tokens and shorter sequences alone, not by a formula for any length."""
         return type(self).forms is Branch.forms
 
     def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
-        """How many zero keys `tail="zeros"` adds for `rows` of sequences of `seq` tokens: `(heads served or 1, m)`, or none."""
+        """Count the zero keys that `tail="zeros"` adds for `rows` of `seq` tokens: `(heads served or 1, m)`, or 0."""
         return 0
 
     def check_heads(self, in_model: int) -> None:  # noqa: B027 - most kinds serve all
@@ -82,21 +82,21 @@ class Branch(ABC):
 
     @property
     def is_of_whole_sequences(self) -> bool:
-        """Whether what a token sees depends on how many tokens come after it: no cache holds that of a sequence that grows."""
+        """True if the keys that a token sees depend on the tokens after it: no cache can serve a sequence that grows."""
         return False
 
     @property
     def is_given_by_call(self) -> bool:
-        """Whether each call says what the branch shows (`block_layout` of `dilkit.dilated_attention`)."""
+        """True if each call gives the layout of the branch (`block_layout` of `dilkit.dilated_attention`)."""
         return False
 
     def with_layout(self, layout: Any) -> Branch:
-        """The branch with what a call says, where `is_given_by_call`."""
+        """Return the branch with the layout of a call, where `is_given_by_call`."""
         return self
 
     @property
     def forgets_every(self) -> int:
-        """A row sees nothing before the last multiple of so many tokens."""
+        """The period in tokens: a row sees nothing before the last multiple of it."""
         return WHOLE_SEQUENCE
 
     @property
@@ -106,7 +106,7 @@ class Branch(ABC):
 
     @property
     def goes_by_cells(self) -> bool:
-        """Whether a sequence has to be the cells of a grid row by row: it does not go with a curve through a grid then."""
+        """True if a sequence has to be the cells of a grid row by row, and so goes with no curve through a grid."""
         return False
 
     def check_seq(self, seq: int) -> None:  # noqa: B027
@@ -119,61 +119,61 @@ class Branch(ABC):
         """
 
     def of_tokens(self, seq: int) -> Branch | None:
-        """The branch without the tokens named that a sequence of `seq` tokens lacks; None if it has no others."""
+        """Return the branch without the named tokens that a sequence of `seq` tokens lacks; None if no others are left."""
         return self
 
     @property
     def differs_by_head(self) -> bool:
-        """Whether not all heads of a model see the same of it."""
+        """True if the heads of a model do not all see the same keys."""
         return self.heads is not None
 
     def serves(self, head: int) -> bool:
-        """Whether query head `head` takes part in this branch."""
+        """True if query head `head` takes part in this branch."""
         return self.heads is None or self.heads[0] <= head < self.heads[1]
 
     def served(self, heads: Heads) -> range:
-        """The query heads that take part in it, of those at hand."""
+        """Return the query heads at hand that take part in the branch."""
         return range(*self.range_served(heads))
 
     def range_served(self, heads: Heads) -> tuple[int, int]:
-        """`served` as start and stop."""
+        """Return `served` as start and stop."""
         return self.heads or (0, heads.count)
 
     def within(self, start: int, stop: int) -> Branch | None:
-        """The branch for the query heads `start` to `stop - 1` alone, numbered from 0; None if it serves none of them."""
+        """Return the branch for the query heads `start` to `stop - 1`, numbered from 0; None if it serves none of them."""
         if self.heads is None:
             return self
         first, last = max(self.heads[0], start), min(self.heads[1], stop)
         return self.of_heads((first - start, last - start)) if first < last else None
 
     def of_heads(self, heads: tuple[int, int] | None) -> Branch:
-        """The branch for the query heads `start` to `stop - 1`, or for all."""
+        """Return the branch for the query heads `start` to `stop - 1`, or for all."""
         changes: dict[str, Any] = dict(heads=heads)
         return dataclasses.replace(self, **changes)
 
     def to_fields(self) -> dict[str, Any]:
-        """Kind and arguments as values that JSON has."""
+        """Return the kind and the arguments as values of JSON."""
         return dict(kind=self.kind, **{field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def arguments(cls) -> dict[str, bool]:
-        """The fields that `to_fields` writes beside the kind, and whether they cannot be left out."""
+        """Return the fields that `to_fields` writes beside the kind; True for those that are required."""
         return {field.name: field.default is MISSING for field in fields(cls)}
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> Branch:
-        """The branch whose arguments `to_fields` wrote."""
+        """Return the branch whose arguments `to_fields` wrote."""
         return cls(**{name: _tupled(value) for name, value in values.items()})
 
     def call(self) -> str:
-        """The call that makes this branch, without the arguments that are as by default."""
-        given = [(field, getattr(self, field.name)) for field in fields(self)]
-        positional = [repr(value) for field, value in given if field.default is MISSING]
-        named = [f"{f.name}={value!r}" for f, value in given if f.default is not MISSING and value != f.default]
+        """Return the call that makes this branch, without arguments that have their default."""
+        values = [(field, getattr(self, field.name)) for field in fields(self)]
+        positional = [repr(value) for field, value in values if field.default is MISSING]
+        named = [f"{f.name}={value!r}" for f, value in values if f.default is not MISSING and value != f.default]
         return f"{type(self).__name__}({', '.join([*positional, *named])})"
 
     def heads_text(self) -> str:
-        """The end of a description: which heads there are."""
+        """Return the end of a description: the heads that the branch serves."""
         return "" if self.heads is None else f", heads {self.heads[0]}-{self.heads[1] - 1}"
 
     def _settle(self, **positive: Any) -> None:
@@ -187,5 +187,5 @@ class Branch(ABC):
 
 
 def _tupled(value: Any) -> Any:
-    """What JSON has as lists, as the tuples that they were."""
+    """Return the tuples that JSON wrote as lists."""
     return tuple(map(_tupled, value)) if isinstance(value, list) else value

@@ -91,10 +91,10 @@ class DilatedSegment(Branch):
 
     def __str__(self) -> str:
         length = "the whole sequence" if self.segment_length == WHOLE_SEQUENCE else f"{self.segment_length:,} tokens"
-        kept = "every token" if self.dilation_rate == 1 else f"1 token in {self.dilation_rate}"
-        return f"segments of {length}, {kept}{self.heads_text()}"
+        share = "every token" if self.dilation_rate == 1 else f"1 token in {self.dilation_rate}"
+        return f"segments of {length}, {share}{self.heads_text()}"
 
 
 def _seen(rows: int, is_causal: bool) -> int:
-    """Query-key pairs of one segment in which a head keeps `rows` rows."""
+    """Count the query-key pairs of one segment in which a head keeps `rows` rows."""
     return rows * (rows + 1) // 2 if is_causal else rows * rows

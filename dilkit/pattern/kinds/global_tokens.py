@@ -33,7 +33,7 @@ class GlobalTokens(Branch):
 
     - `tokens`: how many there are, the first ones of the sequence, or their positions in it. A position that a call's sequence
       does not have is refused. It may yet come under causality and in caches, and of packed sequences the shorter ones do without
-      it. Of a number of tokens a shorter sequence has all of its own.
+      it. With a number, all tokens of a shorter sequence are global.
     - `direction`: "both" is Longformer's global attention (arXiv 2004.05150), "read" the attention sinks of StreamingLLM
       (arXiv 2309.17453). Under causality no query sees a global token after itself.
     - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
@@ -64,7 +64,7 @@ class GlobalTokens(Branch):
 
     @property
     def positions(self) -> range | tuple[int, ...]:
-        """Where the global tokens are, in ascending order."""
+        """The positions of the global tokens, in ascending order."""
         return range(self.tokens) if isinstance(self.tokens, int) else self.tokens
 
     def check_tokens(self, seq: int) -> None:
@@ -81,7 +81,7 @@ class GlobalTokens(Branch):
         return replace(self, tokens=tokens) if tokens else None
 
     def count(self, seq: int) -> int:
-        """How many global tokens a sequence of `seq` tokens has."""
+        """Count the global tokens of a sequence of `seq` tokens."""
         return min(self.tokens, seq) if isinstance(self.tokens, int) else sum(token < seq for token in self.tokens)
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
@@ -112,7 +112,7 @@ class GlobalTokens(Branch):
         return [Global(heads=self.range_served(heads), rows=tokens if self.direction == "both" else tokens[:0], columns=tokens)]
 
     def runs(self) -> Positions:
-        """The global tokens as runs of positions `(n, 2)`, start and stop."""
+        """Return the global tokens as runs of positions `(n, 2)`, start and stop."""
         import numpy as np
 
         if isinstance(self.tokens, int):
@@ -132,16 +132,16 @@ class GlobalTokens(Branch):
 
 
 def _checked(tokens: Any) -> int | tuple[int, ...]:
-    """A number of tokens, or their positions in ascending order; a number where they are the first ones."""
+    """Return a number of first tokens, or positions in ascending order. Raises TypeError or `PatternError` for others."""
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable) or getattr(tokens, "ndim", 1) == 0:
         count = integer("tokens", tokens)
         if not 1 <= count <= WHOLE_SEQUENCE:
             raise PatternError(f"tokens={count} must be from 1 to 2**63 - 1, or a list of positions")
         return count
-    given = list(islice(tokens, MOST_POSITIONS + 1))
-    if len(given) > MOST_POSITIONS:
+    listed = list(islice(tokens, MOST_POSITIONS + 1))
+    if len(listed) > MOST_POSITIONS:
         raise PatternError(f"tokens has more than {MOST_POSITIONS:,} positions; give fewer, or the number of the first ones")
-    positions = sorted(integer(f"tokens[{i}]", token) for i, token in enumerate(given))
+    positions = sorted(integer(f"tokens[{i}]", token) for i, token in enumerate(listed))
     if not positions:
         raise PatternError("tokens is empty; give the positions of at least one global token, or their number")
     if positions[0] < 0 or positions[-1] >= WHOLE_SEQUENCE:

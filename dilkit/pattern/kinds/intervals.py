@@ -1,4 +1,4 @@
-"""`Intervals`: of each row, from which to which column it sees."""
+"""`Intervals`: one or two intervals of columns that each row sees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_ROWS = 2**26
 class RowIntervals:
     """One or two intervals of columns for each row as `numbers`: int64 `(rows, intervals, 2)`, start and stop, row by row.
 
-    Those of a row ascend and are apart; empty ones are 0, 0 and last. So rows that see the same are equal values.
+    The intervals of a row ascend and are apart; empty ones are 0, 0 and last. So rows that see the same are equal values.
 
         >>> from dilkit.pattern.kinds.intervals import RowIntervals
         >>> RowIntervals.of([0, 0, 1], [0, 5, 0]).array().tolist()
@@ -42,7 +42,7 @@ class RowIntervals:
 
     @classmethod
     def of(cls, first: Any, last: Any) -> RowIntervals:
-        """Those from `first` up to `last`, each `(rows,)` or `(rows, 1 or 2)`: arrays, tensors or lists of integers."""
+        """Make the intervals from `first` to `last`, each `(rows,)` or `(rows, 1 or 2)`: arrays, tensors or lists of integers."""
         import numpy as np
 
         start, stop = _columns("first", first), _columns("last", last)
@@ -62,13 +62,13 @@ class RowIntervals:
         return cls(rows, table.astype("<i8").tobytes())
 
     def array(self) -> NDArray[np.int64]:
-        """The numbers, `(rows, 1 or 2, 2)`, read-only."""
+        """Return the numbers, `(rows, 1 or 2, 2)`, read-only."""
         import numpy as np
 
         return np.frombuffer(self.numbers, "<i8").reshape(self.rows, -1, 2)
 
     def text(self) -> str:
-        """The numbers in base64, each less the one of the row before, compressed."""
+        """Return the numbers in base64, each less the one of the row before, compressed."""
         import numpy as np
 
         changes = np.diff(self.array(), axis=0, prepend=0).astype("<i8")
@@ -76,7 +76,7 @@ class RowIntervals:
 
     @classmethod
     def from_text(cls, rows: Any, text: Any) -> RowIntervals:
-        """The intervals that `text` wrote. Raises `PatternError` for any other text."""
+        """Return the intervals that `text` wrote. Raises `PatternError` for any other text."""
         import numpy as np
 
         if not 1 <= integer("rows", rows) <= MOST_ROWS:
@@ -89,10 +89,10 @@ class RowIntervals:
         if len(numbers) not in (16 * rows, 32 * rows):
             raise PatternError(f"intervals are {len(numbers)} bytes for rows={rows}; 16 or 32 bytes a row are needed")
         table = np.cumsum(np.frombuffer(numbers, "<i8").reshape(rows, -1, 2), axis=0)
-        made = cls.of(table[..., 0], table[..., 1] - 1)
-        if made.array().shape != table.shape or (made.array() != table).any():
+        intervals = cls.of(table[..., 0], table[..., 1] - 1)
+        if intervals.array().shape != table.shape or (intervals.array() != table).any():
             raise PatternError("intervals of a row do not ascend, or reach beyond the rows; write them with Pattern.to_json()")
-        return made
+        return intervals
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,8 +105,8 @@ class Intervals(Branch):
       hashed by their content. An interval ends at the first and the last row; one whose last column is before its first is empty.
     - `heads`: the range (start, stop) of query heads that the branch serves; None means all of them.
 
-    A sequence has at most as many tokens as there are rows; of fewer tokens, it has the first rows and columns. What FlashMask
-    (arXiv 2410.01359) says for each column is said for each row here: documents that are causal, prefixes, windows of any
+    A sequence has at most as many tokens as there are rows; of fewer tokens, it has the first rows and columns. Each row has
+    here what each column has in FlashMask (arXiv 2410.01359): documents that are causal, prefixes, windows of any
     lengths. Raises `PatternError` or TypeError.
 
         >>> from dilkit import Intervals, Pattern
@@ -129,10 +129,10 @@ class Intervals(Branch):
 
     @classmethod
     def of_rows(cls, rows: RowIntervals, heads: tuple[int, int] | None = None) -> Intervals:
-        """The branch with these intervals."""
-        made = cls.__new__(cls)
-        made._make(rows, heads)
-        return made
+        """Return the branch with these intervals."""
+        branch = cls.__new__(cls)
+        branch._make(rows, heads)
+        return branch
 
     @property
     def max_seq(self) -> int:
@@ -193,7 +193,7 @@ class Intervals(Branch):
 
 
 def _columns(name: str, given: Any) -> NDArray[np.int64]:
-    """`given` as int64 `(rows, 1 or 2)`. Raises TypeError or `PatternError` naming it."""
+    """Convert `given` to int64 `(rows, 1 or 2)`. Raises TypeError or `PatternError` naming it."""
     import numpy as np
 
     try:

@@ -136,24 +136,24 @@ class Neighborhood(Branch):
         return seen[None]
 
     def zero_keys(self, rows: Tensor, seq: Tensor, heads: Heads) -> Tensor | int:
-        """`(1, m)`: the cells of a window that lie beyond an edge which cuts it off."""
+        """Count the cells of each row's window beyond an edge that cuts it off: `(1, m)`."""
         if self.border == "move":
             return 0
         there, cells = rows.new_ones(len(rows)), self.tokens
         for size, width, step in zip(self.shape, self.kernel_size, self.dilation, strict=True):
             cells //= size
-            at = rows // cells % size
-            before, after = at // step, (size - 1 - at) // step
+            place = rows // cells % size
+            before, after = place // step, (size - 1 - place) // step
             there = there * (before.clamp(max=width // 2) + after.clamp(max=width // 2) + 1)
         return (math.prod(self.kernel_size) - there)[None]
 
     def pairs(self, seq: int, heads: Heads, is_causal: bool) -> int:
-        earlier, own, all_pairs = 0, 1, 1  # pairs whose key comes before the query, is it, and all: from the last dimension on
+        earlier, cells, all_pairs = 0, 1, 1  # pairs whose key comes before the query, is it, and all: from the last dimension on
         for size, width, step in zip(*map(reversed, (self.shape, self.kernel_size, self.dilation)), strict=True):
             before = size * (width // 2) if self.border == "move" else _cut_before(size, width, step)
             earlier = before * all_pairs + size * earlier
-            own, all_pairs = own * size, all_pairs * (size + 2 * before)
-        return len(self.served(heads)) * (earlier + own if is_causal else all_pairs)
+            cells, all_pairs = cells * size, all_pairs * (size + 2 * before)
+        return len(self.served(heads)) * (earlier + cells if is_causal else all_pairs)
 
     def forms(self, heads: Heads, seq: int) -> Iterable[Grid]:
         steps = tuple(map(min, self.dilation, self.shape))  # beyond, each cell is alone as well
@@ -168,7 +168,7 @@ class Neighborhood(Branch):
 
 
 def _cut_before(size: int, width: int, step: int) -> int:
-    """The pairs along a dimension whose key comes before the query, of windows that edges cut off: residue by residue."""
+    """Count the pairs along a dimension whose key comes before the query, in windows that edges cut off, by residue."""
     cells, more = divmod(size, step)  # of a residue; so many have one more
     pairs = 0
     for count, length in ((more, cells + 1), (step - more, cells)):
@@ -178,16 +178,16 @@ def _cut_before(size: int, width: int, step: int) -> int:
 
 
 def _sizes(name: str, sizes: Any, count: int | None) -> tuple[int, ...]:
-    """`sizes` as a tuple, one for each dimension; a single integer holds for all `count`, which None leaves open."""
+    """Return `sizes` as a tuple, one for each dimension; a single integer holds for all `count`, which None leaves open."""
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
         number = integer(name, sizes)
-        given: tuple[int, ...] = (number,) * (count or 1)
+        checked: tuple[int, ...] = (number,) * (count or 1)
     else:
-        given = tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(sizes))
-    if not 1 <= len(given) <= 3 or count not in (None, len(given)):
+        checked = tuple(integer(f"{name}[{i}]", size) for i, size in enumerate(sizes))
+    if not 1 <= len(checked) <= 3 or count not in (None, len(checked)):
         wanted = "1 to 3" if count is None else str(count)
-        raise PatternError(f"{name}={given} has {len(given)} dimensions; {wanted} are needed")
-    for size in given:
+        raise PatternError(f"{name}={checked} has {len(checked)} dimensions; {wanted} are needed")
+    for size in checked:
         if not 1 <= size <= WHOLE_SEQUENCE:
-            raise PatternError(f"{name}={given}: {size} must be from 1 to 2**63 - 1")
-    return given
+            raise PatternError(f"{name}={checked}: {size} must be from 1 to 2**63 - 1")
+    return checked

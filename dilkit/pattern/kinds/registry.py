@@ -40,7 +40,7 @@ KINDS: dict[str, type[Branch]] = {cls.kind: cls for cls in _OWN}
 """The classes that are known by now, by the names of their kinds, as JSON has them."""
 
 READ_WITH_CLASSES: list[Callable[[], None]] = []
-"""What empties the caches of values that were read with these classes, beside the pattern cache."""
+"""Functions that empty the caches of values read with these classes, beside the pattern cache."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -48,8 +48,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def register_kind(cls: type[Branch]) -> type[Branch]:
     """Make a kind of branch known in this process: patterns of it are read from JSON, and called. Returns the class.
 
-    A kind is a frozen dataclass, a subclass of `Branch`, with the name `kind`, a field `heads`, the last, and `sees`. What it
-    shows is evaluated for every pair, for up to 32,768 tokens; a kind that defines `forms` and `pairs` says it by formula, for
+    A kind is a frozen dataclass, a subclass of `Branch`, with the name `kind`, a field `heads`, the last, and `sees`. `sees`
+    is evaluated for every pair, for up to 32,768 tokens; a kind that defines `forms` and `pairs` says it by formula, for
     sequences of any length. A package declares an entry point in the group `dilkit.kinds` instead.
 
     Raises TypeError for a class that is none of these, and `PatternError` for a kind that another class has.
@@ -80,12 +80,15 @@ def register_kind(cls: type[Branch]) -> type[Branch]:
         raise PatternError(f"kind={cls.kind!r} is that of {known.__module__}.{known.__qualname__}; give yours another name")
     if known is not cls:
         KINDS[cls.kind] = cls
-        _forget_all(known)
+        if known is not None:  # as where a cell of a notebook is run again: nothing read with the old class is kept
+            plan.cache_clear()
+            for forget in READ_WITH_CLASSES:
+                forget()
     return cls
 
 
 def kind_class(kind: str) -> type[Branch] | None:
-    """The class of a kind, loaded if a package announces it; None if nobody does. Raises `PatternError` if loading fails."""
+    """Return a kind's class, loaded if a package announces it, or None. Raises `PatternError` if loading fails."""
     if kind not in KINDS and (entries := entry_points(group=GROUP, name=kind)):
         values = sorted({entry.value for entry in entries})
         if len(values) > 1:
@@ -96,7 +99,7 @@ def kind_class(kind: str) -> type[Branch] | None:
 
 
 def _loaded(kind: str, entry: EntryPoint) -> type[Branch]:
-    """The class of an entry point, which is foreign code: all that it raises, SystemExit included, is a `PatternError`."""
+    """Load the class of an entry point: all that its foreign code raises, even SystemExit, becomes a `PatternError`."""
     try:
         cls: type[Branch] = entry.load()
         _check(cls)
@@ -122,7 +125,7 @@ def broken_kinds() -> dict[str, str]:
 
 
 def known_kinds() -> tuple[str, ...]:
-    """The names of all kinds, those that packages announce as well."""
+    """Return the names of all kinds, those that packages announce as well."""
     return (*KINDS, *sorted({entry.name for entry in entry_points(group=GROUP)} - KINDS.keys()))
 
 
@@ -139,11 +142,3 @@ def _check(cls: type[Branch]) -> None:
         raise TypeError(f"{name} has no last field `heads: tuple[int, int] | None = None`, the query heads that it serves")
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise TypeError(f"{name} has no {', '.join(missing)}")
-
-
-def _forget_all(known: type[Branch] | None) -> None:
-    """A class took the place of another, as where a cell of a notebook is run again: nothing read with that one is kept."""
-    if known is not None:
-        plan.cache_clear()
-        for forget in READ_WITH_CLASSES:
-            forget()

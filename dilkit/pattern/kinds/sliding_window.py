@@ -47,7 +47,7 @@ class SlidingWindow(Branch):
 
     @property
     def reach(self) -> int:
-        """How far away the farthest key is that a query sees, on either side."""
+        """The distance of the farthest key that a query sees, on either side."""
         return (self.window - 1) // self.dilation_rate * self.dilation_rate
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
@@ -64,5 +64,5 @@ class SlidingWindow(Branch):
         return [Band(heads=self.range_served(heads), back=reach, ahead=reach, rate=min(self.dilation_rate, UNBOUNDED))]
 
     def __str__(self) -> str:
-        kept = "" if self.dilation_rate == 1 else f", 1 token in {self.dilation_rate}"
-        return f"a window of {self.window:,} tokens{kept}{self.heads_text()}"
+        share = "" if self.dilation_rate == 1 else f", 1 token in {self.dilation_rate}"
+        return f"a window of {self.window:,} tokens{share}{self.heads_text()}"

@@ -1,4 +1,4 @@
-"""The lowering of patterns: what branches of any kind show, as a few forms, each with the heads that it serves."""
+"""The lowering of patterns: branches of any kind as a few forms, each with the heads that it serves."""
 
 from dilkit.pattern.lowering.checks import forms_of
 from dilkit.pattern.lowering.forms import FORMS, Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments, Unlowered

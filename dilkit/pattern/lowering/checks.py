@@ -1,4 +1,4 @@
-"""Checks of what kinds of branches give: forms whose numbers kernels can follow, and `sees` of the right shape.
+"""Checks of the results of branches: forms whose numbers kernels can follow, and `sees` of the right shape.
 
 branch.forms  --->  forms_of  --->  lower, caches  --->  backends, ranks: they check no form again
 branch.sees   --->  sees      --->  the oracle, the evaluation pair by pair, masks of decoding
@@ -44,21 +44,21 @@ def forms_of(branch: Branch, heads: Heads, seq: int) -> list[Form]:
     """
     kind = type(branch).__name__
     try:
-        given = list(branch.forms(heads, seq if branch.is_evaluated else WHOLE_SEQUENCE))
+        forms = list(branch.forms(heads, seq if branch.is_evaluated else WHOLE_SEQUENCE))
     except Exception as error:
         if isinstance(error, PatternError):
             raise
         raise PatternError(f"{kind}.forms raised {type(error).__name__}: {error}") from error
-    if not given:
+    if not forms:
         raise PatternError(f"{kind}.forms gives no form; at least one is needed, if only a Global without rows and columns")
-    blocks = sum(isinstance(form, GivenBlocks) for form in given)
+    blocks = sum(isinstance(form, GivenBlocks) for form in forms)
     if blocks != branch.is_given_by_call:
         raise PatternError(
             f"{kind}.forms gives {blocks} GivenBlocks with is_given_by_call={branch.is_given_by_call}; they stand for the layout "
             "of a call: one is needed where the property is True, none elsewhere"
         )
     served = branch.range_served(heads)
-    return [_checked(form, branch, served, seq) for form in given]
+    return [_checked(form, branch, served, seq) for form in forms]
 
 
 def sees(branch: Branch, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:

@@ -1,4 +1,4 @@
-"""The forms of a branch that says only which tokens see which: its `sees` is evaluated for every pair.
+"""The forms of a branch that has `sees` alone: it is evaluated for every pair.
 
     sees(rows, all columns)    rows that see the same, one after the other, are a run of rows; so are columns
     sees(all rows, columns)    the same with keys as rows
@@ -33,7 +33,7 @@ _PAIRS_AT_ONCE = 2**24
 
 
 def evaluated(branch: Branch, heads: Heads, seq: int) -> Iterator[Form]:
-    """What `branch.sees` says of the first `seq` tokens, as runs; heads next to each other that see the same share a form."""
+    """Evaluate `branch.sees` for the first `seq` tokens, as runs; adjacent heads that see the same share a form."""
     served = branch.range_served(heads)
     if seq > MOST_TOKENS:
         way_out = f"define {type(branch).__name__}.forms, which says it without looking at every pair"
@@ -44,13 +44,13 @@ def evaluated(branch: Branch, heads: Heads, seq: int) -> Iterator[Form]:
     first = 0
     for head in range(1, count + 1):
         if head == count or not (_same(queries[head], queries[first]) and _same(keys[head], keys[first])):
-            of = served if count == 1 else (served[0] + first, served[0] + head)
-            yield Runs(heads=of, queries=queries[first], keys=keys[first])
+            alike = served if count == 1 else (served[0] + first, served[0] + head)
+            yield Runs(heads=alike, queries=queries[first], keys=keys[first])
             first = head
 
 
 def counted(branch: Branch, seq: int, heads: Heads, is_causal: bool) -> int:
-    """The pairs among the first `seq` tokens, over all heads that the branch serves. The time grows with the square of `seq`."""
+    """Count the pairs among the first `seq` tokens, over all heads that the branch serves, in time that grows as `seq ** 2`."""
     import numpy as np
 
     served, first, total = len(branch.served(heads)), 0, 0
@@ -68,7 +68,7 @@ def _same(one: RunTable, other: RunTable) -> bool:
 
 
 def _tables(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[RunTable]:
-    """A table for each head, or one for all, with queries or with keys as rows."""
+    """Yield a table for each head, or one for all, with queries or with keys as rows."""
     builders: list[_Builder] = []
     for block in _blocks(branch, heads, seq, of_keys):
         builders = builders or [_Builder() for _ in block]
@@ -78,7 +78,7 @@ def _tables(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[R
 
 
 def _blocks(branch: Branch, heads: Heads, seq: int, of_keys: bool) -> Iterator[Bools]:
-    """`sees` of some rows after the other, `(heads served or 1, rows, seq)`."""
+    """Yield `sees` block by block of rows, `(heads served or 1, rows, seq)`."""
     import torch
 
     places = torch.arange(seq, device="cpu")
@@ -100,7 +100,7 @@ class _Builder:
         self._rows = 0
 
     def add(self, rows: Bools) -> None:
-        """The next rows, bool `(rows, columns)`."""
+        """Add the next rows, bool `(rows, columns)`."""
         import numpy as np
 
         before = np.concatenate((~rows[:1] if self._last is None else self._last[None], rows[:-1]))
@@ -113,7 +113,7 @@ class _Builder:
         self._last, self._rows = rows[-1], self._rows + len(rows)
 
     def table(self) -> RunTable:
-        """The rows so far, and none that see anything after them."""
+        """Return the table of the rows so far; later ones see nothing."""
         import numpy as np
 
         none = np.zeros(0, np.int64)

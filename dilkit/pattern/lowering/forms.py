@@ -1,4 +1,4 @@
-"""Forms: what branches show, in the few shapes that kernels, ranks and caches compute.
+"""Forms: the pairs of branches, in the few shapes that kernels, ranks and caches compute.
 
     Segments   i and j are kept by the head, and lie in one segment
     Band       first <= |i - j|,  i - back <= j <= i + ahead,  and (i - j) mod rate == 0
@@ -43,7 +43,7 @@ class Form:
     """The places of forms, among those of the pattern, whose pairs are left out one by one."""
 
     def serves(self, head: int) -> bool:
-        """Whether query head `head` takes part."""
+        """True if query head `head` takes part."""
         return self.heads[0] <= head < self.heads[1]
 
     @property
@@ -53,7 +53,7 @@ class Form:
         return sum(getattr(value, "nbytes", 8) for value in values)
 
     def of_heads(self, start: int, stop: int) -> Form:
-        """The form for the query heads `start .. stop - 1`, all of which it serves."""
+        """Return the form for the query heads `start .. stop - 1`, all of which it serves."""
         return replace(self, heads=(start, stop))
 
 
@@ -75,7 +75,7 @@ class Segments(Form):
         return replace(self, heads=(start, stop), offsets=self.offsets[start - first : stop - first])
 
     def shares_offsets(self, group: int) -> bool:
-        """Whether the query heads of each key/value head, of which there are `group`, have one offset."""
+        """True if the `group` query heads of each key/value head have one offset."""
         offsets = {(head // group, offset) for head, offset in enumerate(self.offsets, self.heads[0])}
         return len(offsets) == len({kv_head for kv_head, _ in offsets})
 
@@ -154,7 +154,7 @@ class GivenBlocks(Form):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Unlowered(Form):
-    """What could not be said as any form, and `why`: whoever computes forms refuses it."""
+    """Pairs that no form can describe, and `why`: computing them is refused."""
 
     name = "unlowered"
 

@@ -32,7 +32,7 @@ class Forms(tuple[Form, ...]):
 
 
 def lower(pattern: Pattern, seq: int, heads: int, kv_heads: int | None = None) -> Forms:
-    """What `pattern` shows to `heads` query heads over `kv_heads` key/value heads, as forms (`dilkit.pattern.lowering.forms`).
+    """Lower `pattern` for `heads` query heads over `kv_heads` key/value heads to forms (`dilkit.pattern.lowering.forms`).
 
         count[h, i, j] = number of forms that serve h and show (i, j), less what they leave out
 
@@ -52,8 +52,8 @@ def lower(pattern: Pattern, seq: int, heads: int, kv_heads: int | None = None) -
 
 
 def _lowered(pattern: Pattern, seq: int, heads: int, kv_heads: int) -> Forms:
-    given = pattern.among(heads, kv_heads)
-    forms = [replace(form, branch=at) for at, branch in enumerate(pattern.branches) for form in forms_of(branch, given, seq)]
+    at_hand = pattern.among(heads, kv_heads)
+    forms = [replace(form, branch=i) for i, branch in enumerate(pattern.branches) for form in forms_of(branch, at_hand, seq)]
     lowered = Forms(counted_once(forms) if pattern.overlap == "once" else forms)
     if (nbytes := lowered.nbytes) > _SMALL and 0 < (limit := environment.cache_bytes()) < 2 * nbytes:
         warnings.warn(

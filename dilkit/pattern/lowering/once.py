@@ -1,4 +1,4 @@
-"""How a pair that several forms show counts once: each form leaves out what those before it show.
+"""The forms of `overlap="once"`, which counts each pair once: each form leaves out the pairs of those before it.
 
     Global      first: of its rows that see all and columns that all see, none takes part in a later form
     Segments
@@ -25,16 +25,16 @@ _TURNS: tuple[type[Form], ...] = (Global, Segments, Band, Grid, CutGrid, Runs, G
 
 
 def counted_once(forms: Sequence[Form]) -> tuple[Form, ...]:
-    """The forms in the order in which they leave each other out, cut into ranges of heads that the same forms serve."""
-    bounds, found = sorted({end for form in forms for end in form.heads}), list[Form]()
+    """Return the forms in the order in which they leave each other out, cut into ranges of heads that the same forms serve."""
+    bounds, disjoint = sorted({end for form in forms for end in form.heads}), list[Form]()
     for heads in pairwise(bounds):
         alike = [form.of_heads(*heads) for form in forms if form.serves(heads[0])]
-        found += _one_after_another(_in_order(alike), first=len(found))
-    return tuple(found)
+        disjoint += _one_after_another(_in_order(alike), first=len(disjoint))
+    return tuple(disjoint)
 
 
 def _in_order(forms: Sequence[Form]) -> Iterator[tuple[Form, int | None]]:
-    """Each form with the branch whose forms have no pair in common with it, if there is one."""
+    """Yield each form with the branch whose forms have no pair in common with it, if there is one."""
     runs = [form for form in forms if isinstance(form, Runs)]
     others = (form for form in forms if not isinstance(form, Runs))
     yield from ((form, form.branch) for form in sorted(others, key=_turn))
@@ -50,7 +50,7 @@ def _turn(form: Form) -> tuple[int, int, int]:
 
 
 def _one_after_another(forms: Iterable[tuple[Form, int | None]], first: int) -> Iterator[Form]:
-    """Each form without those before it; `first`: the place of the first one that is left."""
+    """Yield each form without those before it; `first`: the place of the first one that is left."""
     before: list[Form] = []
     for form, branch in forms:
         left = _without(form, [(place, other) for place, other in enumerate(before, first) if other.branch != branch])
@@ -60,7 +60,7 @@ def _one_after_another(forms: Iterable[tuple[Form, int | None]], first: int) -> 
 
 
 def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
-    """A form without others, each given with its place."""
+    """Subtract other forms, each given with its place, from a form."""
     if others and any(isinstance(one, GivenBlocks) for one in (form, *(other for _, other in others))):
         return Unlowered(heads=form.heads, branch=form.branch, why=_GIVEN)
     if any(other.without_rows is not None for _, other in others):
@@ -69,9 +69,9 @@ def _without(form: Form, others: Sequence[tuple[int, Form]]) -> Form:
         without=tuple(place for place, other in others if not isinstance(other, Global) and not _ends_before(other, form))
     )
     if seen := [other for _, other in others if isinstance(other, Global)]:
-        own_rows, own_columns = ([] if own is None else [own] for own in (form.without_rows, form.without_columns))
-        changes["without_rows"] = union(*own_rows, *(other.rows for other in seen))
-        changes["without_columns"] = union(*own_columns, *(other.columns for other in seen))
+        rows, columns = ([] if runs is None else [runs] for runs in (form.without_rows, form.without_columns))
+        changes["without_rows"] = union(*rows, *(other.rows for other in seen))
+        changes["without_columns"] = union(*columns, *(other.columns for other in seen))
     if isinstance(form, Band):
         ends = (other.back + 1 for _, other in others if isinstance(other, Band) and _ends_before(other, form))
         changes["beyond"] = max(ends, default=0)
@@ -83,7 +83,7 @@ _NO_FORM = 'with overlap="once", a branch without the pairs of one that some row
 
 
 def _ends_before(other: Form, form: Form) -> bool:
-    """Whether what is left of a band without another is what lies beyond that one's end."""
+    """True if the rest of band `form` without band `other` is the part beyond the end of `other`."""
     if not (isinstance(other, Band) and isinstance(form, Band)):
         return False
     return form.rate % other.rate == 0 and other.begin == 0 and other.back == other.ahead

@@ -1,4 +1,4 @@
-"""`RunTable`: which runs of columns each run of consecutive rows sees."""
+"""`RunTable`: the runs of columns that each run of consecutive rows sees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunTable(NamedTuple):
 
     @classmethod
     def of_blocks(cls, runs: Int64Array, blocks: int, block_size: int) -> RunTable:
-        """The rows block by block. `runs` `(n, 3)`, ascending: a block of rows, and from which to before which block it sees."""
+        """Make a table of blocks from `runs` `(n, 3)`, ascending: a block of rows, the first block it sees, one past the last."""
         import numpy as np
 
         row, first, last = runs.T
@@ -38,7 +38,7 @@ class RunTable(NamedTuple):
         return cls(stop, np.bincount(row[begins], minlength=blocks).astype(np.int64), columns.astype(np.int64))
 
     def joined(self) -> RunTable:
-        """The same with rows that follow one another and see the same columns as one run."""
+        """Join consecutive rows that see the same columns into one run."""
         import numpy as np
 
         row = np.repeat(np.arange(len(self.runs)), self.runs)
@@ -50,7 +50,7 @@ class RunTable(NamedTuple):
         return RunTable(self.stop[last], self.runs[changed], self.columns[np.repeat(changed, self.runs)])
 
     def below(self, seq: int) -> RunTable:
-        """What the rows below `seq` see of the columns below `seq`."""
+        """Cut the table to the rows and columns below `seq`."""
         import numpy as np
 
         count = int(np.searchsorted(self.stop, seq)) + 1
@@ -61,7 +61,7 @@ class RunTable(NamedTuple):
 
     @classmethod
     def any_of(cls, tables: Sequence[RunTable]) -> RunTable:
-        """Each row sees what it sees in any of the tables."""
+        """Unite tables: a row sees the columns that it sees in any of them."""
         import numpy as np
 
         if len(tables) == 1:
@@ -69,10 +69,11 @@ class RunTable(NamedTuple):
         stops, seen = np.unique(np.concatenate([table.stop for table in tables])), []
         ends = [np.concatenate(([0], np.cumsum(table.runs))) for table in tables]
         for first in (0, *stops[:-1]):
-            at = [int(np.searchsorted(table.stop, first, side="right")) for table in tables]
-            parts = [
-                table.columns[end[i] : end[i + 1]] for table, end, i in zip(tables, ends, at, strict=True) if i < len(table.stop)
-            ]
+            parts = []
+            for table, end in zip(tables, ends, strict=True):
+                run = int(np.searchsorted(table.stop, first, side="right"))
+                if run < len(table.stop):
+                    parts.append(table.columns[end[run] : end[run + 1]])
             seen.append(union(*parts))
         return cls(stops, np.array([len(columns) for columns in seen]), np.concatenate(seen))
 
@@ -93,7 +94,7 @@ def hash_of_pairs(table: RunTable, seq: int, turned: bool = False) -> int:
 
 
 def _hashed(positions: Int64Array, salt: int) -> Any:
-    """64 bits for each position (SplitMix64)."""
+    """Return 64 bits for each position (SplitMix64)."""
     import numpy as np
 
     mixed = (positions.astype(np.uint64) * np.uint64(2) + np.uint64(salt + 1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -103,7 +104,7 @@ def _hashed(positions: Int64Array, salt: int) -> Any:
 
 
 def turned(runs: Int64Array) -> Int64Array:
-    """`runs` `(n, 3)`, of each row its columns, as the runs of rows of each column. Takes memory for what is returned alone.
+    """Transpose `runs` `(n, 3)`: a row's run of columns becomes runs of rows for each column. Memory is that of the result.
 
     A run of rows begins in a row for the columns that the row before it does not see, and ends the other way round.
 
@@ -119,8 +120,8 @@ def turned(runs: Int64Array) -> Int64Array:
     rows, edges = rows[order], edges[order]
     change = np.cumsum(np.repeat((1, -1, -1, 1), len(row))[order])  # 1 where runs of rows begin, -1 where they end
     count = np.append(np.diff(edges), 0) * (change != 0)
-    of = np.repeat(np.arange(len(count)), count)
-    columns = np.arange(len(of)) - (np.cumsum(count) - count)[of] + edges[of]
-    order = np.lexsort((rows[of], columns))
-    columns, rows = columns[order], rows[of][order]
+    edge = np.repeat(np.arange(len(count)), count)
+    columns = np.arange(len(edge)) - (np.cumsum(count) - count)[edge] + edges[edge]
+    order = np.lexsort((rows[edge], columns))
+    columns, rows = columns[order], rows[edge][order]
     return np.stack((columns[::2], rows[::2], rows[1::2]), axis=1)

@@ -44,7 +44,7 @@ def write_heatmap(path: Path, weights: Tensor, coords: Tensor, tile_size: int) -
 
 
 def _grid(weights: Tensor, coords: Tensor, tile_size: int) -> tuple[Any, Any]:
-    """Cells of one tile each, NaN where there is no tissue, and the values of the tiles; those that share a cell are averaged."""
+    """Return the values of the tiles in cells of one tile, NaN without tissue; tiles that share a cell are averaged."""
     places = np.floor_divide(coords.double().numpy(), tile_size).astype(np.int64)
     columns, rows = (places - places.min(axis=0)).T
     values = weights.double().numpy() / (float(weights.double().mean()) or 1.0)

@@ -12,12 +12,12 @@ import torch
 from dilkit.integrations.gigapath.checkpoint import load_tensors
 from dilkit.integrations.gigapath.cohort.settings import ReadSettings
 from dilkit.integrations.gigapath.features import read_header
-from dilkit.integrations.gigapath.over_ranks import digest
 from dilkit.integrations.gigapath.spacing import settled_tile_size
+from dilkit.integrations.ranks import digest
 
 
 @dataclass(frozen=True)
-class Slide:
+class ListedSlide:
     """One slide to embed: its file with size and time of change, its output, tiles and their size, and who says that size.
 
     `places` is a digest of the coordinates, which may lie in another file; `microns` is how many micrometres a pixel of them has,
@@ -37,30 +37,30 @@ class Slide:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedFile:
     """A file that will not do, and why."""
 
     path: Path
     reason: str
 
 
-def refusal(path: Path, error: Exception) -> Refusal:
-    """The refusal of a file, in one line that names it. Raises `error` again where it is no fault of a slide.
+def refusal(path: Path, error: Exception) -> RefusedFile:
+    """Return the refusal of a file, in one line that names it. Raises `error` again where it is no fault of a slide.
 
     Faults of a slide are what it holds, and more tiles than memory has room for.
     """
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
-        return Refusal(path, f"{path}: memory has no room for its tiles ({text or type(error).__name__})")
+        return RefusedFile(path, f"{path}: memory has no room for its tiles ({text or type(error).__name__})")
     if not isinstance(error, (ValueError, OSError)):
         raise error
-    return Refusal(path, text if str(path) in text else f"{path}: {text}")
+    return RefusedFile(path, text if str(path) in text else f"{path}: {text}")
 
 
 def list_slides(
     paths: Iterable[Path], out: Path, settings: ReadSettings, recorded: Container[str]
-) -> tuple[list[Slide], list[Refusal]]:
-    """The slides of these files in their order, and the files that will not do.
+) -> tuple[list[ListedSlide], list[RefusedFile]]:
+    """Return the slides of these files in their order, and the files that will not do.
 
     Features are not read. `recorded`: the outputs in `out` of which a manifest has records; one of them that cannot be read is
     removed. Raises ValueError where two files would be written as one, ImportError where a library is missing.
@@ -77,7 +77,7 @@ def list_slides(
     return slides, refused
 
 
-def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container[str]) -> Slide:
+def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container[str]) -> ListedSlide:
     status = path.stat()
     header = read_header(path, **settings.reading)
     _make_room(output, recorded)
@@ -88,7 +88,7 @@ def _slide(path: Path, output: Path, settings: ReadSettings, recorded: Container
         )
     size, whence = settled_tile_size(header.tile_size, settings.tile_size, header.coords, "--tile-size")
     facts = (header.tiles, header.in_chans, size, whence, digest(header.coords), header.microns)
-    return Slide(path, status.st_size, status.st_mtime_ns, output, *facts)
+    return ListedSlide(path, status.st_size, status.st_mtime_ns, output, *facts)
 
 
 def _make_room(output: Path, recorded: Container[str]) -> None:

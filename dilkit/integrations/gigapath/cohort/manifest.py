@@ -14,7 +14,7 @@ from typing import Any
 
 from dilkit import files
 from dilkit.integrations.gigapath.checkpoint import load_tensors
-from dilkit.integrations.gigapath.cohort.listing import Refusal, Slide
+from dilkit.integrations.gigapath.cohort.listing import ListedSlide, RefusedFile
 from dilkit.integrations.gigapath.cohort.settings import ModelRecord, versions
 
 NAME, PART = "manifest.json", "manifest-{rank}.json"
@@ -40,8 +40,8 @@ class SlideRecord:
     warnings: tuple[str, ...] = ()
 
 
-def record_of(slide: Slide, maps: Iterable[Path] = (), warnings: Iterable[str] = ()) -> SlideRecord:
-    """The record of a slide that was embedded."""
+def record_of(slide: ListedSlide, maps: Iterable[Path] = (), warnings: Iterable[str] = ()) -> SlideRecord:
+    """Return the record of a slide that was embedded."""
     return SlideRecord(
         file=str(slide.path),
         bytes=slide.bytes,
@@ -64,7 +64,7 @@ class Manifest:
     model: ModelRecord
     rank: int = 0
     slides: dict[str, SlideRecord] = field(default_factory=dict)
-    refused: list[Refusal] = field(default_factory=list)
+    refused: list[RefusedFile] = field(default_factory=list)
 
     @property
     def path(self) -> Path:
@@ -88,7 +88,7 @@ class Manifest:
         with files.replacing(self.path) as file:
             file.write(json.dumps(content, indent=1).encode())
 
-    def forget(self, slides: Iterable[Slide]) -> None:
+    def forget(self, slides: Iterable[ListedSlide]) -> None:
         """Leave out slides that are embedded anew, before that begins: of an output that is replaced no old record may stay."""
         stale = {slide.output.name for slide in slides} & set(self.slides)
         if stale or parts_in(self.folder)[1:]:
@@ -102,8 +102,8 @@ class Manifest:
             if path != self.path:
                 path.unlink(missing_ok=True)
 
-    def keeps(self, slide: Slide, maps: Iterable[Path]) -> SlideRecord | None:
-        """The record of a slide whose outputs are there, whole and of the same file; None where it has to be embedded."""
+    def keeps(self, slide: ListedSlide, maps: Iterable[Path]) -> SlideRecord | None:
+        """Return the record of a slide whose outputs are whole and of the same file; None if it has to be embedded."""
         record = self.slides.get(slide.output.name)
         if record is None or Path(record.file).name != slide.path.name:
             return None
@@ -116,12 +116,12 @@ class Manifest:
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """The manifests in a folder, those of single ranks too."""
+    """Return the manifests in a folder, those of single ranks too."""
     return [path for path in (folder / NAME, *sorted(folder.glob(PART.format(rank="*")))) if path.is_file()]
 
 
 def read_manifest(folder: Path, model: ModelRecord) -> Manifest:
-    """The manifest in a folder; empty where there is none, or none with embeddings.
+    """Return the manifest in a folder; empty where there is none, or none with embeddings.
 
     Raises ValueError for embeddings of another model or other settings, and for a file that is no manifest: neither is replaced.
     """
@@ -156,7 +156,7 @@ def _record(path: Path, values: Any) -> SlideRecord:
 
 
 def _is_whole(path: Path, layers: bool) -> bool:
-    """Whether an output can be read, and holds what is wanted."""
+    """True if an output can be read and holds the embeddings of all layers, or the last one, as asked."""
     try:
         content = load_tensors(path)
     except (OSError, ValueError):

@@ -1,23 +1,26 @@
-"""What all slides of a run have in common: the model, and how files are read and written."""
+"""Settings that all slides of a run share: the model, how files are read and written, and the folder of the outputs."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import dilkit
 from dilkit.files import check_regular
 
+if TYPE_CHECKING:
+    from dilkit.integrations.gigapath.cohort.listing import ListedSlide
+
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """What embeddings are made with: two runs with the same one make the same embeddings, but for rounding.
+    """The model of a run. Two runs with equal records compute the same embeddings, but for rounding.
 
     `sha256` is that of the checkpoint's file; `layers` says whether the embeddings of all layers are written.
     """
@@ -32,21 +35,23 @@ class ModelRecord:
     layers: bool
 
     def differences(self, other: dict[str, object]) -> str:
-        """The settings in which the record of a manifest differs, as text.
+        """Return the settings in which the record of a manifest differs, as text.
 
         The checkpoint's file may have moved, and the grid may be larger: the embeddings are the same.
         """
-        own = {name: value for name, value in asdict(self).items() if name not in ("checkpoint", "ngrids")}
-        names = [name for name, value in own.items() if other.get(name) != value]
-        said = {name: f"{name} {other.get(name)!r}, not {getattr(self, name)!r}" for name in names}
-        if "sha256" in said:
-            said["sha256"] = f"another checkpoint ({other.get('checkpoint')})"
-        return "; ".join(said.values())
+        differences = {
+            name: f"{name} {other.get(name)!r}, not {value!r}"
+            for name, value in asdict(self).items()
+            if name not in ("checkpoint", "ngrids") and other.get(name) != value
+        }
+        if "sha256" in differences:
+            differences["sha256"] = f"another checkpoint ({other.get('checkpoint')})"
+        return "; ".join(differences.values())
 
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """How files of features are read: what they leave open, and what their features must be of."""
+    """Options for reading files of features: values that the files leave open, and the tile encoder and width required."""
 
     tile_size: int | None = None
     tile_encoder: str = "gigapath"
@@ -64,8 +69,36 @@ class ReadSettings:
             raise ValueError(f"--coords: {str(self.coords)!r} is no folder; name that of the files of coordinates")
 
 
+@dataclass(frozen=True)
+class CohortJob:
+    """The task of a run: the folder of the outputs, the model, how files are read; `heatmaps`: maps of attention are drawn."""
+
+    out: Path
+    model: ModelRecord
+    reading: ReadSettings = field(default_factory=ReadSettings)
+    heatmaps: bool = False
+
+    def maps_of(self, slide: ListedSlide) -> tuple[Path, ...]:
+        """Return the paths of a slide's image and GeoJSON; none without `heatmaps`."""
+        return tuple(slide.output.with_suffix(end) for end in (".png", ".geojson")) if self.heatmaps else ()
+
+    def level0_pixels(self, slide: ListedSlide) -> float:
+        """Return the side of a pixel of the slide's coordinates, in pixels of level 0.
+
+        Raises ValueError where coordinates come from micrometres and `microns_per_pixel` is not set.
+        """
+        if slide.microns is None:
+            return 1.0
+        if self.reading.microns_per_pixel is None:
+            raise ValueError(
+                f"{slide.path}: coords are in micrometres, and the squares of a GeoJSON are pixels of level 0; "
+                "give --microns-per-pixel, as the scan says, or leave out --heatmap"
+            )
+        return slide.microns / self.reading.microns_per_pixel
+
+
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal digits. Raises OSError for a device or a pipe, which may never end."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits. Raises OSError for a device or a pipe, which may not end."""
     check_regular(path, path.stat(), most=sys.maxsize)
     with path.open("rb") as file:
         digest = hashlib.sha256()
@@ -75,5 +108,5 @@ def sha256_of(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes."""
+    """Return the versions of the software that computes."""
     return {"dilkit": dilkit.__version__, "torch": torch.__version__, "python": platform.python_version()}

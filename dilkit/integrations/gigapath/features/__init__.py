@@ -2,12 +2,11 @@
 
 slide.py        the tiles of one slide, and its header
 arrays.py       the arrays that a file holds, by the ending of its name
-beside.py       coordinates that lie in a file of their own
+folders.py      the files that are named, or lie in folders, and files of coordinates
 attributes.py   what a file says of its tiles
-search.py       the files that are named, or lie in folders
 """
 
-from dilkit.integrations.gigapath.features.search import check_apart, features_in, others_in
+from dilkit.integrations.gigapath.features.folders import check_apart, features_in, others_in
 from dilkit.integrations.gigapath.features.slide import Features, Header, read_features, read_header
 
 __all__ = ["Features", "Header", "check_apart", "features_in", "others_in", "read_features", "read_header"]

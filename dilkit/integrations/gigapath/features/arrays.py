@@ -19,7 +19,7 @@ from dilkit.integrations.gigapath.hdf5 import list_datasets, read_dataset
 
 SUFFIXES = (".pt", ".npy", ".npz", ".h5")
 NAMES = ("features", "tile_embeds", "feats")
-"""What features are called: by TRIDENT, CLAM and slide2vec, by GigaPath, and by STAMP."""
+"""The names of features: by TRIDENT, CLAM and slide2vec, by GigaPath, and by STAMP."""
 COORDS = "coords"
 
 
@@ -33,13 +33,13 @@ class Content:
     numbers: Callable[[str], Any]
 
     def read(self, name: str) -> Any:
-        """The numbers of an array. Raises ValueError naming the file where they cannot be read."""
+        """Read the numbers of an array. Raises ValueError naming the file where they cannot be read."""
         with _naming(self.path):
             return self.numbers(name)
 
 
 def content_of(path: Path) -> Content:
-    """The content of a file.
+    """Read the content of a file.
 
     Raises OSError for one that cannot be opened, ImportError without h5py, and ValueError naming it for what is no such file.
     """
@@ -47,12 +47,18 @@ def content_of(path: Path) -> Content:
         raise ValueError(f"{path} is no file of features; one of {', '.join(SUFFIXES)} is needed")
     check_regular(path, path.stat(), MOST_BYTES)
     with _naming(path):
-        return {".pt": _pt, ".npy": _npy, ".npz": _npz, ".h5": _h5}[path.suffix](path)
+        if path.suffix == ".npy":
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            return Content(path, {NAMES[0]: array.shape}, {}, lambda _: array)
+        if path.suffix == ".h5":
+            shapes, said = list_datasets(path)
+            return Content(path, shapes, said, partial(read_dataset, path))
+        return _pt(path) if path.suffix == ".pt" else _npz(path)
 
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Within the block, whatever a library raises over a damaged file is a ValueError that names it."""
+    """Turn whatever a library raises over a damaged file within the block into a ValueError that names the file."""
     try:
         yield
     except MemoryError:
@@ -65,7 +71,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _pt(path: Path) -> Content:
-    """A dictionary, or features alone. Tensors are mapped into memory where the file's format allows it."""
+    """Read a dictionary, or features alone. Tensors are mapped into memory where the file's format allows it."""
     content = load_tensors(path, mapped=True)
     if isinstance(content, Tensor):
         content = {NAMES[0]: content}
@@ -84,11 +90,6 @@ def _entry(content: Mapping[str, Any], name: str) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _npy(path: Path) -> Content:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    return Content(path, {NAMES[0]: array.shape}, {}, lambda _: array)
-
-
 def _npz(path: Path) -> Content:
     with zipfile.ZipFile(path) as archive:
         shapes = {name.removesuffix(".npy"): _shape_in(archive, name) for name in archive.namelist()}
@@ -102,13 +103,8 @@ def _member(path: Path, name: str) -> Any:
 
 
 def _shape_in(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    """The shape of an array, from its header alone."""
+    """Read the shape of an array from its header."""
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         return header(file)[0]
-
-
-def _h5(path: Path) -> Content:
-    shapes, said = list_datasets(path)
-    return Content(path, shapes, said, partial(read_dataset, path))

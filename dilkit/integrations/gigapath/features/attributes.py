@@ -1,4 +1,4 @@
-"""What a file of tile features says of its tiles beside their numbers, by the names that its producers write."""
+"""The attributes of tiles in a file of features: units, sizes and tile encoder, under the names that each producer writes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MICRONS = ("um", "\N{MICRO SIGN}m", "\N{GREEK SMALL LETTER MU}m", "micron", "mic
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Where tiles lie: coordinates `(n, 2)` in pixels, how many of them a tile has a side, and how many micrometres one has.
+class TileGrid:
+    """The places of tiles: coordinates `(n, 2)` in pixels, the side of a tile in pixels, and of a pixel in micrometres.
 
-    `tile_size` is None where nobody says it; `microns` is None where the file's own coordinates are pixels, of level 0.
+    `tile_size` is None where the file has none; `microns` is None where the file's own coordinates are pixels, of level 0.
     """
 
     coords: Tensor
@@ -28,8 +28,8 @@ class Grid:
     microns: float | None = None
 
 
-def grid_of(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None = None) -> Grid:
-    """The places of tiles in pixels. STAMP's micrometres are turned into pixels of the tiles as they were embedded.
+def grid_of(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None = None) -> TileGrid:
+    """Return the places of tiles in pixels. STAMP's micrometres are turned into pixels of the tiles as they were embedded.
 
     `microns_per_pixel` serves where the file does not say how many pixels a tile has. Raises ValueError for coordinates in other
     units, or that lie outside the slide.
@@ -40,11 +40,11 @@ def grid_of(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | 
     if unit is not None and unit not in PIXELS:
         raise ValueError(f"coords are in unit={unit!r}; pixels or micrometres are needed")
     check_inside(coords, said)
-    return Grid(coords, tile_size_of(said))
+    return TileGrid(coords, tile_size_of(said))
 
 
-def _from_microns(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None) -> Grid:
-    """Rounded to whole pixels: a tile that begins at a multiple of the tile size would else fall into the cell before."""
+def _from_microns(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None) -> TileGrid:
+    """Convert micrometres to whole pixels: unrounded, a tile at a multiple of the tile size may fall into the cell before."""
     sizes = [positive(name, said[name]) for name in ("tile_size_um", "tile_size") if name in said]
     if "tile_size_px" in said and sizes:
         pixels = _whole("tile_size_px", said["tile_size_px"])
@@ -56,14 +56,14 @@ def _from_microns(coords: Tensor, said: Mapping[str, Any], microns_per_pixel: fl
             "as STAMP 2.1 and later write them); give microns_per_pixel (--microns-per-pixel) of level 0, as the scan says"
         )
     elif not sizes:
-        return Grid((coords.double() / microns_per_pixel).round().long(), None, microns_per_pixel)
+        return TileGrid((coords.double() / microns_per_pixel).round().long(), None, microns_per_pixel)
     else:
         pixels = max(1, round(sizes[0] / microns_per_pixel))
-    return Grid((coords.double() * pixels / sizes[0]).round().long(), pixels, sizes[0] / pixels)
+    return TileGrid((coords.double() * pixels / sizes[0]).round().long(), pixels, sizes[0] / pixels)
 
 
 def tile_size_of(said: Mapping[str, Any]) -> int | None:
-    """Pixels of level 0 a side; None where that is not said. CLAM says it by the level that tiles are cut at.
+    """Return pixels of level 0 a side; None where the file does not say. CLAM says it by the level that tiles are cut at.
 
     Raises ValueError for what is no size.
     """
@@ -82,7 +82,7 @@ def tile_size_of(said: Mapping[str, Any]) -> int | None:
 
 
 def tile_encoder_of(said: Mapping[str, Any]) -> str | None:
-    """The name of the network that made the features; None where that is not said."""
+    """Return the name of the network that made the features; None where that is not said."""
     names = [text_of(said[name]) for name in ("encoder", "extractor", "encoder_name") if name in said]
     return names[0] if names and names[0] != "None" else None
 
@@ -110,7 +110,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def positive(name: str, value: Any) -> float:
-    """A number above 0. Raises ValueError naming it for anything else."""
+    """Return a number above 0. Raises ValueError naming it for anything else."""
     numbers = np.asarray(value)
     if numbers.size != 1 or numbers.dtype.kind not in "iuf" or not 0 < numbers.item() < float("inf"):
         raise ValueError(f"{name}={value!r} is no number above 0")
@@ -118,5 +118,5 @@ def positive(name: str, value: Any) -> float:
 
 
 def text_of(value: Any) -> str:
-    """A text that a file holds as text or as bytes."""
+    """Return a text that a file holds as text or as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dilkit.integrations.gigapath.checkpoint import is_dense
 from dilkit.integrations.gigapath.features.arrays import COORDS, NAMES, Content, content_of
-from dilkit.integrations.gigapath.features.attributes import Grid, grid_of, tile_encoder_of
-from dilkit.integrations.gigapath.features.beside import ENDINGS, NPY, coordinates_of
+from dilkit.integrations.gigapath.features.attributes import TileGrid, grid_of, tile_encoder_of
+from dilkit.integrations.gigapath.features.folders import ENDINGS, NPY, coordinates_of
 from dilkit.integrations.gigapath.positions import holds_pixels
 
 GROUP = f"{NAMES[0]}/"
@@ -39,7 +39,7 @@ class Features(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a file of features says without its features being read.
+    """The header of a file of features: all but the features themselves.
 
     `tiles` and `in_chans` are the shape of the features; `coords`, `tile_size` and `tile_encoder` those of `Features`; `microns`
     is how many micrometres a pixel of `coords` has where the file has micrometres, else None.
@@ -60,7 +60,7 @@ def read_features(
     microns_per_pixel: float | None = None,
     tile_encoder: str | None = None,
 ) -> Features:
-    """The tiles of one slide: `Features(tiles, coords, tile_size, tile_encoder)`.
+    """Read the tiles of one slide: `Features(tiles, coords, tile_size, tile_encoder)`.
 
     - `.pt`: a dictionary of tensors, `features`, `tile_embeds` or `feats`, and `coords`; no code is read.
     - `.h5`: datasets of these names, as TRIDENT, CLAM and STAMP write them; or AtlasPatch's `features/ENCODER`, of which
@@ -72,7 +72,7 @@ def read_features(
     says, or in the folder `coords`: `NAME.h5` of CLAM's patches, `NAME_patches.h5` of TRIDENT, `NAME.coordinates.npz` of
     slide2vec. The file in that folder says the tile size, too, of features in whose own file nothing is said, as in CLAM's.
 
-    What else a file says is in attributes of an `.h5` file or its datasets, or in entries of the dictionary:
+    A file says the rest in attributes of an `.h5` file or its datasets, or in entries of the dictionary:
     `patch_size_level0`, `tile_size_lv0`, or `patch_size` with `patch_level` and `downsample`; `encoder`, `extractor` or
     `encoder_name`; `level0_width`, `level0_height` and `unit` are checked. STAMP's micrometres become pixels of its tiles by
     `tile_size_um` and `tile_size_px`; where a file lacks these, `microns_per_pixel` is needed. A first dimension of 1 is dropped.
@@ -112,7 +112,7 @@ def read_header(
     microns_per_pixel: float | None = None,
     tile_encoder: str | None = None,
 ) -> Header:
-    """What a file says of its tiles; the features themselves stay where they are. Raises as `read_features` does.
+    """Read a file's header, without the features. Raises as `read_features` does.
 
     >>> import tempfile, torch
     >>> from pathlib import Path
@@ -134,7 +134,7 @@ def read_header(
 
 
 def _features(content: Content, tile_encoder: str | None) -> str:
-    """The name of the features. Raises ValueError unless there is one array of such a name, or one of this tile encoder."""
+    """Return the name of the features. Raises ValueError unless one array has such a name, or one is of this tile encoder."""
     named = [name for name in NAMES if name in content.shapes]
     if not named and (encoders := [name for name in content.shapes if name.startswith(GROUP)]):
         return _of_encoder(content.path, encoders, tile_encoder)
@@ -148,7 +148,7 @@ _NAMES = " or ".join(NAMES)
 
 
 def _of_encoder(path: Path, names: Sequence[str], tile_encoder: str | None) -> str:
-    """The features of one tile encoder: that of this name, or the only one with this in its name."""
+    """Return the features of one tile encoder: that of this name, or the only one with this in its name."""
     known = {name.removeprefix(GROUP): name for name in names}
     if tile_encoder in known:
         return known[tile_encoder]
@@ -160,23 +160,20 @@ def _of_encoder(path: Path, names: Sequence[str], tile_encoder: str | None) -> s
 
 
 def _coordinates(content: Content, folder: str | Path | None, features: str) -> tuple[Tensor, Mapping[str, Any]]:
-    """The coordinates of the tiles, and all that is said of these; the file of the features itself has the last word."""
+    """Return the coordinates of the tiles and their attributes; those in the file of the features take precedence."""
     path = content.path
-    beside, said = coordinates_of(path, None if folder is None else Path(folder))
-    own = content.read(COORDS) if COORDS in content.shapes else None
-    if folder is not None and beside is None:
+    sidecar, said = coordinates_of(path, None if folder is None else Path(folder))
+    if folder is not None and sidecar is None:
         raise ValueError(f"{path}: the folder {folder} has no coordinates of it: {path.stem}.h5, or {', '.join(ENDINGS)}")
-    if own is not None and beside is not None and not _are_equal(_tensor(path, COORDS, own), _tensor(path, COORDS, beside)):
-        raise ValueError(f"{path}: its coords are not those of the file with its coordinates; name the folder of these tiles")
-    where = beside if own is None else own
-    if where is None:
+    has_coords = COORDS in content.shapes
+    numbers = content.read(COORDS) if has_coords else sidecar
+    if numbers is None:
         raise ValueError(f"{path}: the coordinates of its tiles are missing; {_needed(content)}")
+    where = _tensor(path, COORDS, numbers)
+    if has_coords and sidecar is not None and not torch.equal(where.double(), _tensor(path, COORDS, sidecar).double()):
+        raise ValueError(f"{path}: its coords are not those of the file with its coordinates; name the folder of these tiles")
     named = {"encoder": features.removeprefix(GROUP)} if features.startswith(GROUP) else {}
-    return _tensor(path, COORDS, where), {**said, **content.said, **named}
-
-
-def _are_equal(own: Tensor, beside: Tensor) -> bool:
-    return own.shape == beside.shape and bool((own.double() == beside.double()).all())
+    return where, {**said, **content.said, **named}
 
 
 def _needed(content: Content) -> str:
@@ -186,8 +183,10 @@ def _needed(content: Content) -> str:
     return f"it holds {held}; {COORDS} and one of {_NAMES} are needed, or the folder of the coordinates (--coords)"
 
 
-def _grid(path: Path, shape: tuple[int, ...], coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None) -> Grid:
-    """Where tiles lie. Raises ValueError for shapes, dtypes and numbers that do not fit."""
+def _grid(
+    path: Path, shape: tuple[int, ...], coords: Tensor, said: Mapping[str, Any], microns_per_pixel: float | None
+) -> TileGrid:
+    """Return the places of tiles. Raises ValueError for shapes, dtypes and numbers that do not fit."""
     if len(shape) != 2 or coords.shape != (shape[0], 2):
         raise ValueError(f"{path}: features {tuple(shape)} and coords {tuple(coords.shape)}; (n, in_chans) and (n, 2) are needed")
     if shape[0] == 0:
@@ -204,15 +203,13 @@ def _grid(path: Path, shape: tuple[int, ...], coords: Tensor, said: Mapping[str,
 
 def _tensor(path: Path, name: str, value: Any) -> Tensor:
     try:
-        tensor = value if isinstance(value, Tensor) else torch.from_numpy(_in_native_order(np.array(value)))
+        if not isinstance(value, Tensor):
+            numbers = np.array(value)
+            value = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {name} is no array of numbers: {error}") from None
-    if not is_dense(tensor):
+    if not is_dense(value):
         raise ValueError(f"{path}: {name} is a sparse, quantised, nested or empty tensor; a dense one is needed")
-    tensor = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor
+    tensor: Tensor = value[0] if value.dim() == 3 and len(value) == 1 else value
     is_read_region = name == COORDS and tensor.dim() == 2 and tensor.shape[1] == 5  # AtlasPatch's: x, y, width, height, level
     return tensor[:, :2] if is_read_region else tensor
-
-
-def _in_native_order(numbers: Any) -> Any:
-    return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)

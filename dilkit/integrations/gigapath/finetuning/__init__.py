@@ -4,11 +4,9 @@
     splits.py       who is learnt from and who is judged, patient by patient
     slides.py       files of tile features
     settings.py     how training goes
-    encoders.py     the encoder that training begins with
-    model.py        that, and the head
+    model.py        the encoder that training begins with, and the head
     objectives.py   cross entropy, and Cox's partial likelihood
-    accumulation.py gradients of several slides, one after the other
-    training.py     the steps, saved and resumed
+    training.py     the steps, their gradients, saved and resumed
     metrics.py      AUROC, C-index and their intervals
     record.py       what was found
     run.py          all of it

@@ -1,4 +1,4 @@
-"""`read_labels`: what a CSV file says of slides. Imports no torch."""
+"""`read_labels`: the slides of a CSV file with their labels or survival times. Imports no torch."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Labels:
 
     @property
     def is_survival(self) -> bool:
-        """Whether time and event are learnt, not a label."""
+        """True if time and event are learnt, not a label."""
         return not self.classes
 
 
 def read_labels(path: str | Path) -> Labels:
-    """The slides of a CSV file in UTF-8, one a line, with a header.
+    """Read the slides of a CSV file in UTF-8, one a line, with a header.
 
     - `slide`: the name of its file of tile features, without the ending.
     - `label`, any text; or `time` (0 or more, of one unit) and `event` (1: seen at that time, 0: observation ended then).
@@ -79,7 +79,7 @@ def read_labels(path: str | Path) -> Labels:
     _check_header(path, header)
     complaints: list[str] = []
     examples = [one for line, cells in rows if (one := _example(line, cells, header, complaints))]
-    _refuse(path, [*complaints, *_disagreements(examples)])
+    refuse(str(path), [*complaints, *_disagreements(examples)])
     classes = tuple(sorted({one.label for one in examples if one.label is not None}))
     if not examples or ("label" in header and len(classes) < 2):
         what = f"the one label {shown(classes[0])}" if classes else "no slides"
@@ -89,7 +89,7 @@ def read_labels(path: str | Path) -> Labels:
 
 
 def _rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The names of the columns, and the cells of each line that has any, with its number."""
+    """Return the names of the columns, and the cells of each line that has any, with its number."""
     try:
         text = files.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 
 def _example(line: int, cells: list[str], header: list[str], complaints: list[str]) -> Example | None:
-    """The slide of a line; None where it does not fit, with a complaint added to `complaints`."""
+    """Return the slide of a line; None where it does not fit, with a complaint added to `complaints`."""
     if len(cells) != len(header):
         complaints.append(f"line {line} has {len(cells)} values, and line 1 names {len(header)} columns")
         return None
@@ -139,7 +139,7 @@ def _example(line: int, cells: list[str], header: list[str], complaints: list[st
 
 
 def _faults(row: dict[str, str]) -> Iterator[str]:
-    """What is wrong with the values of a line."""
+    """Yield the faults in the values of a line."""
     for name in ("slide", "patient", "label"):
         if row.get(name) == "":
             yield f"{name} is empty; give it, or leave the line out"
@@ -159,7 +159,7 @@ def _is_time(text: str) -> bool:
 
 
 def _disagreements(examples: Sequence[Example]) -> Iterator[str]:
-    """Lines that cannot both be right."""
+    """Yield lines that cannot both be right."""
     slides: dict[str, int] = {}
     patients: dict[str, Example] = {}
     for one in examples:
@@ -173,8 +173,8 @@ def _disagreements(examples: Sequence[Example]) -> Iterator[str]:
             yield f"{who} has another time or event than on line {first.line}"
 
 
-def _refuse(path: Path, complaints: Sequence[str]) -> None:
+def refuse(source: str, complaints: Sequence[str]) -> None:
     """Raise ValueError with the first complaints, if there are any."""
     if complaints:
         more = f"; and {len(complaints) - MOST_COMPLAINTS} more" if len(complaints) > MOST_COMPLAINTS else ""
-        raise ValueError(f"{path}: {'; '.join(complaints[:MOST_COMPLAINTS])}{more}")
+        raise ValueError(f"{source}: {'; '.join(complaints[:MOST_COMPLAINTS])}{more}")

@@ -1,4 +1,4 @@
-"""How right scores are: AUROC and ROC curves, by torchmetrics, and Harrell's C-index; intervals by a bootstrap over patients."""
+"""Metrics of scores: AUROC and ROC curves, by torchmetrics, and Harrell's C-index; intervals by a bootstrap over patients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COVERED = 0.95
 
 
 def torchmetrics_curves() -> Any:
-    """torchmetrics' functions of classes. Raises ImportError saying what to install."""
+    """Import torchmetrics' functions of classes. Raises ImportError saying what to install."""
     try:
         return importlib.import_module("torchmetrics.functional.classification")
     except ImportError as error:
@@ -27,26 +27,26 @@ def torchmetrics_curves() -> Any:
 
 
 def margins(scores: Tensor) -> Tensor:
-    """The logit of each class's probability, `(n, classes)` like `scores`: in it no two probabilities near 1 become one."""
+    """Return the logit of each class's probability, `(n, classes)` like `scores`: it tells apart probabilities near 1."""
     classes = scores.shape[1]
     others = torch.stack([scores[:, [c for c in range(classes) if c != own]].logsumexp(dim=1) for own in range(classes)], dim=1)
     return scores - others
 
 
 def auroc(scores: Tensor, positive: Tensor) -> float:
-    """The chance that a positive slide has a higher score than another, ties counted half; `(n,)` both."""
+    """Return the chance that a positive slide has a higher score than another, ties counted half; `(n,)` both."""
     value: Tensor = torchmetrics_curves().binary_auroc(_ranks(scores), positive.long())
     return value.item()
 
 
 def roc(label: str, scores: Tensor, positive: Tensor) -> Roc:
-    """The ROC curve of `scores` `(n,)` for the class `label`, from (0, 0) to (1, 1)."""
+    """Return the ROC curve of `scores` `(n,)` for the class `label`, from (0, 0) to (1, 1)."""
     false, true, _ = torchmetrics_curves().binary_roc(_ranks(scores), positive.long())
     return Roc(label, tuple(zip(false.tolist(), true.tolist(), strict=True)))
 
 
 def _ranks(scores: Tensor) -> Tensor:
-    """`scores` as equally spaced numbers between 0 and 1 in the same order: others torchmetrics rounds by a sigmoid."""
+    """Return `scores` as equally spaced numbers from 0 to 1 in the same order: torchmetrics rounds others by a sigmoid."""
     values, places = torch.unique(scores, return_inverse=True)
     ranks: Tensor = (places + 0.5).double() / len(values)
     return ranks
@@ -55,7 +55,7 @@ def _ranks(scores: Tensor) -> Tensor:
 def auroc_interval(
     scores: Tensor, targets: Tensor, classes: Sequence[int], patients: Sequence[str], resamples: int, seed: int
 ) -> Interval | None:
-    """The mean AUROC of these classes, each against all others; None where a class, or all others, are missing.
+    """Return the mean AUROC of these classes, each against all others; None where a class, or all others, are missing.
 
     `scores` `(n, classes)`, `targets` `(n,)`, and whose the slides are.
     """
@@ -71,7 +71,7 @@ def auroc_interval(
 
 
 def c_index(risks: Tensor, times: Tensor, events: Tensor) -> float | None:
-    """Harrell's C: of all pairs that can be compared, the share in which who has the event first has the higher risk.
+    """Return Harrell's C: of all pairs that can be compared, the share in which who has the event first has the higher risk.
 
     A pair can be compared where the earlier time is that of an event; of an event and an end of observation at the same time the
     event is the earlier one; two events at the same time cannot be compared. Equal risks count half. All are `(n,)`. None where
@@ -86,7 +86,7 @@ def c_index(risks: Tensor, times: Tensor, events: Tensor) -> float | None:
 
 
 def _pairs(risks: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each pair, `(n, n)`, how right it is, 0, 0.5 or 1, and 1 where it can be compared, the first having the event first."""
+    """Return two matrices `(n, n)`: 1 for concordant pairs (0.5 for ties), and 1 for comparable ones, the earlier event first."""
     first = (times[:, None] < times) | ((times[:, None] == times) & ~events)
     comparable = (events[:, None] & first).double()
     right = (risks[:, None] > risks).double() + 0.5 * (risks[:, None] == risks)
@@ -94,7 +94,7 @@ def _pairs(risks: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor
 
 
 def c_index_interval(risks: Tensor, times: Tensor, events: Tensor, resamples: int, seed: int) -> Interval | None:
-    """Harrell's C of patients, `(n,)` each, with its interval as `bootstrap` has it; None without pairs.
+    """Return Harrell's C of patients, `(n,)` each, with its interval as `bootstrap` has it; None without pairs.
 
     A patient who is drawn several times is no pair with itself, so that pairs are weighed by how often both were drawn.
     """
@@ -108,7 +108,7 @@ def c_index_interval(risks: Tensor, times: Tensor, events: Tensor, resamples: in
 
 
 def bootstrap(value: Callable[[Tensor], float | None], patients: Sequence[str], resamples: int, seed: int) -> Interval | None:
-    """`value` of all rows, and between which values those of 95% of resamples lie; None where it is not defined.
+    """Return `value` of all rows, and the bounds of 95% of its resamples; None where it is not defined.
 
     A resample draws as many patients as there are, with replacement, and takes all rows of each; those that `value` is not
     defined for are left out. With one of them left, the interval is that value.

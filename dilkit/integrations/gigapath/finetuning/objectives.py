@@ -1,4 +1,4 @@
-"""What is minimised: cross entropy of classes, or Cox's partial likelihood of times.
+"""The objectives of training: cross entropy of classes, or Cox's partial likelihood of times.
 
 An objective holds the targets of all slides; `loss(scores, indices)` is of the scores `(n, outputs)` of those slides.
 """
@@ -58,12 +58,12 @@ class SurvivalObjective:
         return bool(self.events[list(indices)].any())
 
     def loss(self, scores: Tensor, indices: Sequence[int]) -> Tensor:
-        own = list(indices)
-        return cox_loss(scores[:, 0], self.times[own].to(scores.device), self.events[own].to(scores.device))
+        rows = list(indices)
+        return cox_loss(scores[:, 0], self.times[rows].to(scores.device), self.events[rows].to(scores.device))
 
 
 def objective_of(labels: Labels) -> Objective:
-    """The objective of what the file says: cross entropy for classes, Cox's partial likelihood for survival."""
+    """Return the objective of what the file says: cross entropy for classes, Cox's partial likelihood for survival."""
     if labels.is_survival:
         times = torch.tensor([one.time for one in labels.examples], dtype=torch.float64)
         return SurvivalObjective(times, torch.tensor([bool(one.event) for one in labels.examples]))
@@ -73,18 +73,18 @@ def objective_of(labels: Labels) -> Objective:
 
 
 def cox_loss(scores: Tensor, times: Tensor, events: Tensor) -> Tensor:
-    """-1 / events * sum over events i of (scores_i - log(sum over times_j >= times_i of exp(scores_j)))
+    """Return -1 / events * sum over events i of (scores_i - log(sum over times_j >= times_i of exp(scores_j)))
 
-    `scores`, `times` and `events` (bool) are `(n,)`; a higher score is a higher risk. Of d events at one time, the tied ones are
-    taken by Efron's rule: the k-th of them, k = 0 to d - 1, has k / d of what they contribute to the sum taken from it. Without
-    an event the loss is 0, and so is its gradient.
+    `scores`, `times` and `events` (bool) are `(n,)`; a higher score is a higher risk. Efron's rule
+    treats d events at one time: the sum of the k-th of them, k = 0 to d - 1, loses k / d of their contributions. Without an event
+    the loss is 0, and so is its gradient.
     """
     if not bool(events.any()):
         return scores.sum() * 0.0
-    own, at = scores[events], times[events]
-    at_risk = torch.where(times >= at[:, None], scores, -torch.inf).logsumexp(dim=1)
-    same_time = at == at[:, None]
-    tied = torch.where(same_time, own, -torch.inf).logsumexp(dim=1)
+    event_scores, event_times = scores[events], times[events]
+    at_risk = torch.where(times >= event_times[:, None], scores, -torch.inf).logsumexp(dim=1)
+    same_time = event_times == event_times[:, None]
+    tied = torch.where(same_time, event_scores, -torch.inf).logsumexp(dim=1)
     earlier, events_at_time = (x.sum(dim=1).to(scores.dtype) for x in (same_time.tril(-1), same_time))
     taken = torch.log1p(-earlier / events_at_time * (tied - at_risk).exp())
-    return (at_risk + taken - own).mean()
+    return (at_risk + taken - event_scores).mean()

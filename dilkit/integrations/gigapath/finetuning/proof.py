@@ -1,4 +1,4 @@
-"""What a small encoder learns of made-up slides, beside a linear model on the mean of their tiles.
+"""A comparison on synthetic slides: a small encoder, fine-tuned, against a linear model on the mean of their tiles.
 
     python -m dilkit.integrations.gigapath.finetuning.proof --seeds 0 1 2
 
@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from dilkit import files
 from dilkit.integrations.gigapath.config import SlideEncoderConfig
 from dilkit.integrations.gigapath.encoder import SlideEncoder
-from dilkit.integrations.gigapath.finetuning.accumulation import seeded
 from dilkit.integrations.gigapath.finetuning.labels import read_labels
 from dilkit.integrations.gigapath.finetuning.metrics import auroc_interval
+from dilkit.integrations.gigapath.finetuning.model import seeded
 from dilkit.integrations.gigapath.finetuning.objectives import objective_of
 from dilkit.integrations.gigapath.finetuning.record import Interval
 from dilkit.integrations.gigapath.finetuning.run import finetune
@@ -35,12 +35,13 @@ from dilkit.threads import torch_threads
 
 SLIDES = 2000
 WIDTH = 16
+"""Features of a tile."""
 ENCODER = SlideEncoderConfig(embed_dim=48, depth=2, num_heads=4, in_chans=WIDTH, ngrids=16, dropout=0.0, drop_path=0.0)
 EPOCHS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class LearntBySeed:
     """The AUROC on held-out patients of the encoder and of the mean of tiles, and the seconds that training took."""
 
     seed: int
@@ -50,8 +51,8 @@ class Proof:
     seconds: float
 
 
-def prove(folder: Path, seed: int, slides: int = SLIDES, epochs: int = EPOCHS) -> Proof:
-    """Make slides up in `folder`, and train both on them."""
+def prove(folder: Path, seed: int, slides: int = SLIDES, epochs: int = EPOCHS) -> LearntBySeed:
+    """Write synthetic slides into `folder`, and train both models on them."""
     labels = read_labels(write_made_up(folder, slides, seed))
     settings = Settings(epochs=epochs, accumulate=4, base_rate=0.064, seed=seed)
     with seeded(seed, torch.device("cpu")):
@@ -62,11 +63,13 @@ def prove(folder: Path, seed: int, slides: int = SLIDES, epochs: int = EPOCHS) -
     if held_out.auroc is None:
         raise ValueError(f"slides={slides} are too few: all that are held out are of one class")
     linear = mean_of_tiles(folder, settings)
-    return Proof(seed=seed, patients=held_out.patients, encoder=held_out.auroc, mean_of_tiles=linear, seconds=record.seconds)
+    return LearntBySeed(
+        seed=seed, patients=held_out.patients, encoder=held_out.auroc, mean_of_tiles=linear, seconds=record.seconds
+    )
 
 
 def mean_of_tiles(folder: Path, settings: Settings) -> Interval:
-    """The AUROC on held-out patients of a logistic regression on the mean of each slide's tiles."""
+    """Return the AUROC on held-out patients of a logistic regression on the mean of each slide's tiles."""
     labels = read_labels(folder / "labels.csv")
     read = slide_reader(look_through(labels, folder), torch.empty(0))
     x = torch.stack([read(i).tiles[0].mean(dim=0) for i in range(len(labels.examples))]).double()
@@ -102,7 +105,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-"""Features of a tile."""
 SIDES = (7, 8, 9)
 """Tiles a side of a slide, which is a square."""
 BLOCK = 3
@@ -116,7 +118,7 @@ TILE = 256
 def write_made_up(folder: Path, slides: int, seed: int = 0) -> Path:
     """Write so many slides into `folder`, two a patient, and the table of them, `labels.csv`: its path.
 
-    Of ten patients seven are to learn from, one is to watch, two are to judge.
+    Seven of ten patients are to learn from, one is to watch, two are to judge.
     """
     generator = torch.Generator().manual_seed(seed)
     table = io.StringIO()
@@ -134,7 +136,7 @@ def write_made_up(folder: Path, slides: int, seed: int = 0) -> Path:
 
 
 def made_up_slide(together: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Features `(n, WIDTH)` and coordinates `(n, 2)` of a slide, its marked tiles in a block or anywhere."""
+    """Make features `(n, WIDTH)` and coordinates `(n, 2)` of a slide, its marked tiles in a block or anywhere."""
 
     def chance(below: int) -> int:
         return int(torch.randint(below, (), generator=generator))

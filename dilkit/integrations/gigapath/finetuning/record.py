@@ -1,4 +1,4 @@
-"""What fine-tuning found, as values that a JSON file holds. Imports no torch."""
+"""The record of a fine-tuning run, as values that a JSON file can hold. Imports no torch."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Roc:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """How right the scores of a split are.
+    """The metrics of the scores of a split.
 
     `auroc`: of two classes that of the second; of more the mean of `by_class`, each against all others, over slides. `c_index`:
-    over patients, each with the mean risk of the patient's slides. What is not defined, such as the AUROC of slides of one class,
-    is None.
+    over patients, each with the mean risk of the patient's slides. A metric that is not defined, such as the AUROC of slides of
+    one class, is None.
     """
 
     slides: int
@@ -69,7 +69,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFacts:
-    """What was trained, and how much of it."""
+    """The sizes and options of a trained encoder, and its numbers of parameters."""
 
     embed_dim: int
     depth: int

@@ -14,17 +14,16 @@ from torch import Tensor
 
 from dilkit import files
 from dilkit.integrations.gigapath.encoder import SlideEncoder
-from dilkit.integrations.gigapath.finetuning.accumulation import seeded
 from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels
 from dilkit.integrations.gigapath.finetuning.metrics import auroc_interval, c_index_interval, margins, roc, torchmetrics_curves
-from dilkit.integrations.gigapath.finetuning.model import SlideModel, saved
+from dilkit.integrations.gigapath.finetuning.model import SlideModel, saved, seeded
 from dilkit.integrations.gigapath.finetuning.objectives import objective_of
 from dilkit.integrations.gigapath.finetuning.record import EncoderFacts, Finetuning, Judgement, Prediction
 from dilkit.integrations.gigapath.finetuning.settings import Settings
 from dilkit.integrations.gigapath.finetuning.slides import SlideFile, slide_reader
 from dilkit.integrations.gigapath.finetuning.splits import Splits, check_splits, split_examples
 from dilkit.integrations.gigapath.finetuning.training import Training
-from dilkit.integrations.gigapath.over_ranks import digest
+from dilkit.integrations.ranks import digest
 
 CHECKPOINT, MODEL = "checkpoint.pt", "model.pt"
 UNKNOWN_PATIENTS = (
@@ -44,7 +43,7 @@ def finetune(
     resume: bool = False,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Finetuning:
-    """A linear head on the embeddings of slides, trained together with the encoder, or alone: all that was found.
+    """Train a linear head on the embeddings of slides, together with the encoder or alone, and return the results.
 
     - `labels`: of `read_labels`. Classes are learnt with cross entropy, survival with Cox's partial likelihood among the slides
       of a step, ties by Efron's rule.
@@ -126,7 +125,7 @@ def _check_slides(labels: Labels, slides: Sequence[SlideFile], encoder: SlideEnc
 def _facts(
     labels: Labels, slides: Sequence[SlideFile], encoder: SlideEncoder, splits: Splits, settings: Settings
 ) -> dict[str, str]:
-    """What a checkpoint must be of to go on from it."""
+    """Return the values that a checkpoint must match for training to go on from it."""
     places = [(one.path.name, one.tiles, one.tile_size) for one in slides]
     weights = "".join(digest(weight) for weight in encoder.state_dict().values())
     return dict(
@@ -181,7 +180,7 @@ def _encoder_facts(model: SlideModel) -> EncoderFacts:
 
 
 def predictions(labels: Labels, splits: Splits, scores: Tensor) -> tuple[Prediction, ...]:
-    """What the scores `(slides, outputs)` say of all slides that are in a split, in the order of the file."""
+    """Return the predictions by `scores` `(slides, outputs)` of all slides in a split, in the order of the file."""
     side = {index: name for name in SPLITS for index in getattr(splits, name)}
     results = []
     for index in sorted(side):
@@ -196,7 +195,7 @@ def predictions(labels: Labels, splits: Splits, scores: Tensor) -> tuple[Predict
 
 
 def judged(labels: Labels, splits: Splits, scores: Tensor, settings: Settings) -> dict[str, Judgement]:
-    """How right the scores of each split are, of those that have slides."""
+    """Return the metrics of each split that has slides."""
     judge = _judged_survival if labels.is_survival else _judged_classes
     by_split = {}
     for name in SPLITS:

@@ -9,7 +9,7 @@ from dilkit.checks import boolean, integer, real
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a slide encoder is fine-tuned; the defaults are those of GigaPath's script for PANDA.
+    """The settings of fine-tuning a slide encoder; the defaults are those of GigaPath's script for PANDA.
 
     - `epochs`, `warmup_epochs`: the learning rate rises from 0 for `warmup_epochs`, then falls as half a cosine.
     - `accumulate`: slides a step of the optimizer; the last step of an epoch may have fewer.

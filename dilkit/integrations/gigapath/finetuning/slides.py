@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dilkit.checks import shown
 from dilkit.integrations.gigapath.features import features_in, read_features
-from dilkit.integrations.gigapath.finetuning.labels import MOST_COMPLAINTS, Labels
+from dilkit.integrations.gigapath.finetuning.labels import Labels, refuse
 from dilkit.integrations.gigapath.spacing import settled_tile_size
 
 
@@ -41,7 +41,7 @@ def look_through(
     progress: Callable[[int], None] | None = None,
     tile_encoder: str | None = None,
 ) -> tuple[SlideFile, ...]:
-    """The file of each slide, in the order of `labels`, all of them read once; `progress` is called with how many are.
+    """Read each slide once and return the files in the order of `labels`; `progress` is called with the number read so far.
 
     `tile_size`, `tile_encoder`: the size of tiles where no file has it, and which features of a file with several.
 
@@ -72,14 +72,12 @@ def look_through(
             complaints.append(f"line {one.line}: {error}")
         if progress:
             progress(count)
-    if complaints:
-        more = f"; and {len(complaints) - MOST_COMPLAINTS} more" if len(complaints) > MOST_COMPLAINTS else ""
-        raise ValueError(f"{labels.source}: {'; '.join(complaints[:MOST_COMPLAINTS])}{more}")
+    refuse(labels.source, complaints)
     return tuple(several)
 
 
 def slide_reader(files: Sequence[SlideFile], like: Tensor) -> Callable[[int], Slide]:
-    """A function that reads the slide of an index, with tiles of the dtype and on the device of `like`."""
+    """Return a function that reads the slide of an index, with tiles of the dtype and on the device of `like`."""
 
     def read(index: int) -> Slide:
         one = files[index]

@@ -1,4 +1,4 @@
-"""Which slides are learnt from, watched and judged: a patient's are all on one side. Imports no torch."""
+"""The splits of slides for training, validation and test: all of a patient's are in one. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dilkit.checks import integer, real
+from dilkit.checks import integer
+from dilkit.integrations.gigapath.config import check_share
 from dilkit.integrations.gigapath.finetuning.labels import SPLITS, Example, Labels
 
 OTHERWISE = "choose another seed or larger shares, or give a column split"
@@ -26,7 +27,7 @@ class Splits:
 
 
 def split_examples(labels: Labels, seed: int = 0, val_share: float = 0.1, test_share: float = 0.2) -> Splits:
-    """The splits that the file says; otherwise patients are drawn, `test_share` and `val_share` of them, the rest is `train`.
+    """Split by the file, or else draw `test_share` and `val_share` of the patients; the rest is `train`.
 
     Patients of each class (for survival, with and without the event) are spread evenly over the splits. A patient is of the class
     of the first slide. A share of 0 draws none.
@@ -54,8 +55,7 @@ def split_examples(labels: Labels, seed: int = 0, val_share: float = 0.1, test_s
 
 def _drawn(labels: Labels, seed: int, val_share: float, test_share: float) -> Splits:
     for name, share in (("val_share", val_share), ("test_share", test_share)):
-        if not 0 <= real(name, share) < 1:
-            raise ValueError(f"{name}={share} must be at least 0 and less than 1")
+        check_share(name, share)
     test, val = Fraction(str(test_share)), Fraction(str(val_share))
     if test + val >= 1:
         raise ValueError(f"val_share={val_share} and test_share={test_share} leave nothing to learn from: less than 1 is needed")
@@ -68,13 +68,13 @@ def _drawn(labels: Labels, seed: int, val_share: float, test_share: float) -> Sp
 
 
 def _members(labels: Labels, side: dict[str, str], drawn: bool) -> Splits:
-    """The slides of each split, by the side that each patient is on."""
+    """Return the slides of each split, by the side that each patient is on."""
     train, val, test = (tuple(i for i, one in enumerate(labels.examples) if side[one.patient] == name) for name in SPLITS)
     return Splits(train, val, test, drawn)
 
 
 def _shuffled_by_class(labels: Labels, seed: int) -> list[str]:
-    """All patients, those of a class side by side, in an order of chance."""
+    """Return all patients, those of a class side by side, in an order of chance."""
     firsts: dict[str, Example] = {}
     for one in labels.examples:
         firsts.setdefault(one.patient, one)
@@ -89,7 +89,7 @@ def _shuffled_by_class(labels: Labels, seed: int) -> list[str]:
 
 
 def _every(patients: list[str], share: Fraction) -> dict[str, None]:
-    """This share of the patients, at even distances."""
+    """Return this share of the patients, at even distances."""
     half = Fraction(1, 2)
     chosen = (one for i, one in enumerate(patients) if math.floor((i + 1) * share + half) > math.floor(i * share + half))
     return dict.fromkeys(chosen)
@@ -118,8 +118,8 @@ def check_splits(labels: Labels, splits: Splits) -> None:
 def _check_classes(labels: Labels, train: Sequence[Example], test: Sequence[Example]) -> None:
     """Raise ValueError for a class that is in one of both alone."""
     for name, others, other in (("train", test, "test"), ("test", train, "train")):
-        own = {one.label for one in (train if name == "train" else test)}
-        if lacking := [one for one in others if one.label not in own]:
+        classes = {one.label for one in (train if name == "train" else test)}
+        if lacking := [one for one in others if one.label not in classes]:
             raise ValueError(
                 f"{labels.source}: split {name} has no slide of class {lacking[0].label!r}, which line {lacking[0].line} of "
                 f"split {other} is of; {OTHERWISE}"
@@ -127,7 +127,7 @@ def _check_classes(labels: Labels, train: Sequence[Example], test: Sequence[Exam
 
 
 def _are_comparable(examples: Iterable[Example]) -> bool:
-    """Whether somebody's event was seen before somebody else's time was over."""
+    """True if the event of one patient was seen before the time of another was over."""
     seen = [one for one in examples if one.time is not None]
     first = min((one.time for one in seen if one.event and one.time is not None), default=math.inf)
     return any(one.time is not None and one.time > first for one in seen)

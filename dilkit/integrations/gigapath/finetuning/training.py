@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from dilkit import files
 from dilkit.integrations.gigapath.checkpoint import load_tensors
-from dilkit.integrations.gigapath.finetuning.accumulation import MIXER, accumulate
-from dilkit.integrations.gigapath.finetuning.model import SlideModel
+from dilkit.integrations.gigapath.finetuning.model import SlideModel, seeded
 from dilkit.integrations.gigapath.finetuning.objectives import Objective
 from dilkit.integrations.gigapath.finetuning.record import Epoch
 from dilkit.integrations.gigapath.finetuning.settings import Settings
 from dilkit.integrations.gigapath.finetuning.splits import Splits
 
+MIXER = 1_000_003
+"""Factor of a seed before a step or a slide is added, so that seeds do not meet."""
 SAVE_SECONDS = 600.0
 """Within an epoch too, training is saved as often as that."""
 FORMAT = 2
@@ -30,8 +31,8 @@ class Training:
     """Training of a `SlideModel` on the slides of `splits.train`. `losses` are those of the steps so far, `curve` of the epochs.
 
     A step whose slides have no loss, such as Cox's where nobody has the event, is passed over, with 0 as its loss.
-    What is random depends on the seed, the step and the slide alone, so that what `save` wrote and `load` reads goes on as if
-    nothing had been between. `facts` say by name what a run is of; a file of a run with others is refused.
+    Random numbers depend on the seed, the step and the slide alone, so that training that `save` wrote and `load` reads goes on
+    as if nothing had been between. `facts` say by name what a run is of; a file of a run with others is refused.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Training:
             saved = time.monotonic()
 
     def scores(self, indices: Sequence[int]) -> Tensor:
-        """The scores `(n, outputs)` of slides, in eval mode, in double precision on the CPU."""
+        """Return the scores `(n, outputs)` of slides, in eval mode, in double precision on the CPU."""
         self.model.eval()
         with torch.no_grad():
             return torch.stack([self.model(index) for index in indices]).double().cpu()
@@ -92,18 +93,16 @@ class Training:
         content = load_tensors(path)
         if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("facts"), dict):
             raise ValueError(f"{path} is no checkpoint of format {FORMAT}, as this version writes it; choose another folder")
-        self._check_facts(path, content["facts"])
+        facts = content["facts"]
+        differing = [
+            f"{name} ({facts.get(name)} there, {here} here)" for name, here in self.facts.items() if facts.get(name) != here
+        ]
+        if differing:
+            raise ValueError(f"{path} is of a run with other {'; '.join(differing)}; give the same, or another folder")
         self.model.load_trained(content["weights"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.losses, self.seconds = list(content["losses"]), content["seconds"]
         self.curve = [Epoch(*values) for values in content["curve"]]
-
-    def _check_facts(self, path: Path, facts: Mapping[str, Any]) -> None:
-        differing = [
-            f"{name} ({facts.get(name)} there, {own} here)" for name, own in self.facts.items() if facts.get(name) != own
-        ]
-        if differing:
-            raise ValueError(f"{path} is of a run with other {'; '.join(differing)}; give the same, or another folder")
 
     def _step(self) -> None:
         step = len(self.losses)
@@ -126,7 +125,7 @@ class Training:
         return rate_at(step / self.steps_of_epoch, self.settings)
 
     def _slides_of(self, step: int) -> list[int]:
-        """The slides of a step: those of an epoch in an order of chance, cut into groups."""
+        """Return the slides of a step: those of an epoch in an order of chance, cut into groups."""
         epoch, part = divmod(step, self.steps_of_epoch)
         generator = torch.Generator().manual_seed(self.settings.seed * MIXER + epoch)
         order = torch.randperm(len(self.splits.train), generator=generator).tolist()
@@ -134,7 +133,7 @@ class Training:
         return [self.splits.train[place] for place in order[part * size : (part + 1) * size]]
 
     def _epoch(self) -> Epoch:
-        """What to note of the epoch that has just ended."""
+        """Return the losses and the rate of the epoch that has just ended."""
         last = self.losses[-self.steps_of_epoch :]
         groups = [self._slides_of(step) for step in range(len(self.losses) - len(last), len(self.losses))]
         sizes = [len(group) if self.objective.defined(group) else 0 for group in groups]
@@ -145,13 +144,44 @@ class Training:
         return Epoch(len(self.curve) + 1, self._rate(len(self.losses) - 1), train, val)
 
 
+def accumulate(model: SlideModel, indices: Sequence[int], objective: Objective, seed: int) -> float:
+    """Add the gradients of the joint loss of these slides to those of the parameters. Returns the loss.
+
+    They are those of one batch of all these slides. Where the loss of several slides is not the mean of their own, scores are
+    computed first, without gradients, then the gradient of each score, and with that the slide once more. `seed` decides what is
+    dropped, of each slide anew, and alike in both passes.
+    """
+    if objective.separable:
+        total = 0.0
+        for index in indices:
+            loss = objective.loss(_scored(model, index, seed)[None], [index]) / len(indices)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        return total
+    with torch.no_grad():
+        scores = torch.stack([_scored(model, index, seed) for index in indices])
+    scores.requires_grad_()
+    loss = objective.loss(scores, indices)
+    (gradients,) = torch.autograd.grad(loss, scores)
+    for index, gradient in zip(indices, gradients, strict=True):
+        _scored(model, index, seed).backward(gradient)  # type: ignore[no-untyped-call]
+    return loss.item()
+
+
+def _scored(model: SlideModel, index: int, seed: int) -> Tensor:
+    """Return the scores of a slide, with random numbers that depend on the seed and the slide alone."""
+    with seeded(seed * MIXER + index, model.encoder.cls_token.device):
+        out: Tensor = model(index)
+        return out
+
+
 FIRST = ("cls_token", "patch_embed.")
 """Parameters before the first layer."""
 LAYER = "encoder.layers."
 
 
 def layer_scale(name: str, depth: int, decay: float) -> float:
-    """`decay` to the power of the layers that follow a parameter of `SlideEncoder`, the head being one: 1 for its last norms.
+    """Return `decay` to the power of the layers after a parameter of `SlideEncoder`, the head being one: 1 for its last norms.
 
     Raises ValueError for a name that no such parameter has.
 
@@ -168,7 +198,7 @@ def layer_scale(name: str, depth: int, decay: float) -> float:
 
 
 def optimizer_of(encoder: nn.Module, head: nn.Module, depth: int, settings: Settings) -> torch.optim.AdamW:
-    """AdamW on what is trained, grouped by scale of the rate and weight decay; vectors, such as biases, do not decay."""
+    """Make AdamW for the trained parameters, grouped by scale of the rate and weight decay; vectors do not decay."""
     scaled = [(weight, 1.0) for weight in head.parameters()]
     scaled += [
         (weight, layer_scale(name, depth, settings.layer_decay))
@@ -183,7 +213,7 @@ def optimizer_of(encoder: nn.Module, head: nn.Module, depth: int, settings: Sett
 
 
 def rate_at(epoch: float, settings: Settings) -> float:
-    """The rate of the head after `epoch` epochs, a fraction within one: rising linearly, then half a cosine.
+    """Return the rate of the head after `epoch` epochs, a fraction within one: rising linearly, then half a cosine.
 
     >>> [round(rate_at(epoch, Settings(epochs=5, base_rate=8e-3, least_rate=0.0)), 6) for epoch in (0, 0.5, 1, 3, 5)]
     [0.0, 0.0005, 0.001, 0.0005, 0.0]

@@ -26,9 +26,9 @@ WITHOUT_EFFECT = ("use_cache", "output_attentions")
 
 
 def watch_alibi(model: Any, is_ours: Callable[[object], bool]) -> bool:
-    """Have the layers of a class of models ask for attention by name where `is_ours` says so of it; whether it has such layers.
+    """Have Bloom's and MPT's layers look attention up by name where `is_ours(name)`. Returns True if the model has such layers.
 
-    Layers that are made from then on know their configuration, which says the name.
+    Layers that are made from then on know their configuration, which holds the name.
     """
     homes = {kind.__module__ for kind in model.__mro__} & set(LAYERS)
     for home in homes:
@@ -40,7 +40,7 @@ def watch_alibi(model: Any, is_ours: Callable[[object], bool]) -> bool:
 
 
 def _without_weights(call: Any) -> Any:
-    """`__call__` of a block, which says whether weights are asked for; not all of them tell their attention."""
+    """Wrap `__call__` of a block to refuse `output_attentions`, which not all blocks hand on to their attention."""
 
     @functools.wraps(call)
     def watched(block: Any, *args: Any, output_attentions: bool = False, **options: Any) -> Any:
@@ -73,7 +73,7 @@ def _watched(forward: Any, asking: Any, is_ours: Callable[[object], bool]) -> An
 
 
 def _attended(layer: Any, rows: tuple[Tensor, Tensor, Tensor], mask: Any, bias: PositionBias, **options: Any) -> Tensor:
-    """What the attention function of the layer's name returns for queries, keys and values, `(batch, rows, heads * head_dim)`."""
+    """Call the attention function of the layer's name on queries, keys and values: `(batch, rows, heads * head_dim)`."""
     interface = sys.modules["transformers"].AttentionInterface()  # torch.compile traces no import
     out: Tensor = interface[layer.config._attn_implementation](layer, *rows, mask, position_bias=bias, **options)[0]
     return out.flatten(2)
@@ -99,7 +99,7 @@ def _with_cached(layer: Any, key: Tensor, value: Tensor, **options: Any) -> tupl
 def _bloom(
     layer: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Any, cache: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """`BloomAttention.forward`."""
+    """Do as `BloomAttention.forward`."""
     query, key, value = layer._reshape(layer.query_key_value(hidden_states))
     key, value = _with_cached(layer, key, value, cache=cache, **options)
     out = _attended(
@@ -116,7 +116,7 @@ def _bloom(
 def _mpt(
     layer: Any, hidden_states: Tensor, position_bias: Tensor, cache: Any = None, attention_mask: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """`MptAttention.forward`."""
+    """Do as `MptAttention.forward`."""
     rows = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         rows = rows.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)

@@ -1,4 +1,4 @@
-"""`PositionBias`: what a layer hands to the attention function in place of a tensor of all pairs."""
+"""`PositionBias`: the value that a layer hands to the attention function in place of a tensor of all pairs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class PositionBias:
 
     @property
     def is_of_other_states(self) -> bool:
-        """Whether it is that of cross-attention."""
+        """True for the bias of cross-attention."""
         return self.make is None
 
     def of_call(self, mask: TokenMask | None, kind: str, device: torch.device) -> Bias | None:
-        """The bias as dilkit takes it, on `device`: later layers may lie on another than the first, whose table it is.
+        """Make the bias on `device`: later layers may lie on another device than the first, which owns the table.
 
         Raises ValueError, naming `kind`, the layer's class, where padding lies between tokens and distances count it.
         """
@@ -35,5 +35,5 @@ class PositionBias:
             return None
         if mask is not None and self.counts_padding:
             mask.check_gaps(kind, "distances of its position bias count")
-        made = self.make()
-        return made.with_weights(made.weights.to(device))
+        bias = self.make()
+        return bias.with_weights(bias.weights.to(device))

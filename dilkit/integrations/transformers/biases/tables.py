@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,14 +25,16 @@ from dilkit.integrations.transformers.token_mask import TokenMask
 MADE_BY = ("compute_bias", "_relative_position_bucket")
 """The methods of a layer with a table of buckets."""
 HANDED_ON = {"mask", "key_value_states", "position_bias"}
-"""What such a layer's `forward` takes, beside its input."""
+"""Arguments of such a layer's `forward`, beside its input."""
 
 
 def watch_tables(model: Any) -> None:
     """Have the layers of a class of models hand on a `PositionBias` where dilkit computes their attention; once is enough."""
-    for kind in _layers(model):
-        if getattr(kind.forward, "watched_by", None) != __name__:
-            kind.forward = _watched(kind.forward)
+    for home in {kind.__module__ for kind in model.__mro__ if kind.__module__.startswith("transformers.models.")}:
+        layers: list[Any] = [x for x in vars(sys.modules[home]).values() if isinstance(x, type) and _has_table(x)]
+        for layer in layers:
+            if getattr(layer.forward, "watched_by", None) != __name__:
+                layer.forward = _watched(layer.forward)
 
 
 def table_of(layer: Any, device: torch.device | str = "cpu") -> RelativeTable:
@@ -59,12 +60,6 @@ class _FirstTable:
         learned = any(weight.requires_grad for weight in self._layer.relative_attention_bias.parameters())
         wanted = torch.is_grad_enabled() and learned
         return table_of(self._layer, self._bias.table.device) if wanted and not self._bias.table.requires_grad else self._bias
-
-
-def _layers(model: Any) -> Iterator[Any]:
-    """The classes of layers with T5's bias that stand beside `model`, or beside a class that it is derived from."""
-    for home in {kind.__module__ for kind in model.__mro__ if kind.__module__.startswith("transformers.models.")}:
-        yield from (kind for kind in vars(sys.modules[home]).values() if isinstance(kind, type) and _has_table(kind))
 
 
 def _has_table(kind: Any) -> bool:

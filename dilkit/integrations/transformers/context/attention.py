@@ -48,7 +48,7 @@ class LayerRanks:
         options: dict[str, Any],
         **call: Any,
     ) -> Tensor:
-        """What this rank's rows get, `(batch, rows, heads, head_dim)` like `query`.
+        """Attend from this rank's rows over all ranks: `(batch, rows, heads, head_dim)` like `query`.
 
         `options`: further arguments of the layer's call; `call`: those of `ring_dilated_attention`.
 
@@ -91,17 +91,12 @@ class LayerRanks:
         if ranks[0]["first"] > 0:
             check_first(mask, ranks[0]["first"])
         if (cu_seqlens := options.get("cu_seq_lens_q")) is not None:
-            begins = cu_seqlens.tolist()
-            told = [
-                facts["cut"] for facts, start in zip(ranks, starts, strict=False) if _any_within(begins, start, facts["rows"])
-            ]
-            if not told or not all(told):
+            cuts = []
+            for facts, start in zip(ranks, starts, strict=False):
+                if any(start < begin < start + facts["rows"] for begin in cu_seqlens.tolist()):  # where its mask shows a cut
+                    cuts.append(facts["cut"])
+            if not cuts or not all(cuts):
                 raise ValueError(ONE_SEQUENCE)
-
-
-def _any_within(begins: list[int], start: int, rows: int) -> bool:
-    """True if a sequence begins at a row of a rank but its first: then the rank's mask shows whether the model cuts there."""
-    return any(start < begin < start + rows for begin in begins)
 
 
 def _check_own_rows(query: Tensor, key: Tensor, mask: TokenMask | None) -> None:

@@ -22,9 +22,9 @@ from dilkit.integrations.transformers.token_mask import gaps
 IGNORED = -100
 """The label of a row that predicts nothing."""
 BY_ROWS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "labels", "shift_labels")
-"""What of a batch has a row for each token."""
+"""The tensors of a batch that have a row for each token."""
 DESCRIBES = ("attention_mask", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch")
-"""What else a batch may have: which rows are tokens, where sequences begin, and how many labels there are."""
+"""Other entries that a batch may have: which rows are tokens, where sequences begin, and how many labels there are."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WholeBatch:
 
 
 def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window: int | None = None) -> WholeBatch:
-    """`batch` with labels shifted, the `positions` of the model written out, and without padding.
+    """Return `batch` with labels shifted, the `positions` of the model written out, and without padding.
 
     `window`: the model's own, which counts padding.
 
@@ -66,8 +66,8 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window
     rows = {name: batch[name] for name in BY_ROWS if name in batch}
     if "labels" in rows and "shift_labels" not in rows:
         rows["shift_labels"] = F.pad(rows["labels"], (0, 1), value=IGNORED)[:, 1:]
-    tokens, given = batch["attention_mask"].bool() if "attention_mask" in batch else None, "position_ids" in rows
-    if not given:
+    tokens, has_positions = batch["attention_mask"].bool() if "attention_mask" in batch else None, "position_ids" in rows
+    if not has_positions:
         rows["position_ids"] = positions.of_rows(rows, tokens)
     rows["position_ids"] = rows["position_ids"].expand(shape)
     padded = tokens is not None and not bool(tokens.all())
@@ -80,9 +80,9 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window
                 "leaves it out; put padding before or after the tokens"
             )
         return _without_padding(rows, tokens)
-    packing = of_positions(rows["position_ids"], shape[0]) if given else None
+    packing = of_positions(rows["position_ids"], shape[0]) if has_positions else None
     if packing is None:
-        return WholeBatch(rows, None, given and bool((rows["position_ids"][:, 0] > 0).any()))
+        return WholeBatch(rows, None, has_positions and bool((rows["position_ids"][:, 0] > 0).any()))
     if tokens is not None:
         raise ValueError(
             "position_ids begin anew or jump within a row, but with an attention_mask transformers takes the row for one "
@@ -92,7 +92,7 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window
 
 
 def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
-    """`(batch, seq)`, the same of all tensors."""
+    """Return `(batch, seq)`, the same of all tensors."""
     shapes = {name: tuple(batch[name].shape[:2]) for name in (*BY_ROWS, "attention_mask") if name in batch}
     first = next((name for name in ("input_ids", "inputs_embeds") if name in shapes), None)
     if first is None:
@@ -110,7 +110,7 @@ def _in_one_row(rows: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_padding(rows: dict[str, Tensor], tokens: Tensor) -> WholeBatch:
-    """The tokens alone, packed. Padding has no results, so that what it would predict is left out too."""
+    """Pack the tokens alone. Padding has no results, so that its predictions are left out too."""
     lengths = tokens.sum(1)
     lengths = lengths[lengths > 0]
     cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()

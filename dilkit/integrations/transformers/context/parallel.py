@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dilkit.integrations.ranks import over_ranks
+from dilkit.integrations.ranks import digest, over_ranks
 from dilkit.integrations.transformers.checks import source_of
 from dilkit.integrations.transformers.context.attention import BY_POSITIONS, KEPT_AS, LayerRanks
 from dilkit.integrations.transformers.context.batch import WholeBatch, whole_batch
@@ -59,7 +58,7 @@ class ContextParallel:
         return int(self.comm.size * (1 if self.replicas is None else self.replicas.size))
 
     def shard(self, batch: Mapping[str, Any], labelled: int | None = None) -> dict[str, Any]:
-        """This rank's part of `batch`, which all ranks of a sequence hold whole: the arguments of the model's `forward`.
+        """Return this rank's part of `batch`, which all ranks of a sequence hold whole: the arguments of the model's `forward`.
 
             loss of the model = ranks / labelled * sum over this rank's rows of -log p(label)
 
@@ -77,38 +76,38 @@ class ContextParallel:
         """
         whole: list[WholeBatch] = []
 
-        def own() -> dict[str, Any]:
+        def digests() -> dict[str, Any]:
             whole.append(whole_batch(batch, self.positions, self.window))
             self.positions.check(whole[0].rows["position_ids"])
-            return {name: _shown(x) for name, x in whole[0].rows.items()}
+            return {name: f"{x.dtype} {tuple(x.shape)} {digest(x)}" for name, x in whole[0].rows.items()}
 
-        over_ranks().agree_on(self.comm, own, STEP)
-        given = whole[0]
-        start, stop = self._cuts(given)[self.comm.rank : self.comm.rank + 2]
-        part: dict[str, Any] = {name: x[:, start:stop].contiguous() for name, x in given.rows.items()}
-        if given.cu_seqlens is not None:
-            longest = int(given.cu_seqlens.diff().max())
+        over_ranks().agree_on(self.comm, digests, STEP)
+        ready = whole[0]
+        start, stop = self._cuts(ready)[self.comm.rank : self.comm.rank + 2]
+        part: dict[str, Any] = {name: x[:, start:stop].contiguous() for name, x in ready.rows.items()}
+        if ready.cu_seqlens is not None:
+            longest = int(ready.cu_seqlens.diff().max())
             part |= dict(
-                cu_seq_lens_q=given.cu_seqlens, cu_seq_lens_k=given.cu_seqlens, max_length_q=longest, max_length_k=longest
+                cu_seq_lens_q=ready.cu_seqlens, cu_seq_lens_k=ready.cu_seqlens, max_length_q=longest, max_length_k=longest
             )
-        if given.by_positions:
+        if ready.by_positions:
             part[BY_POSITIONS] = True
         if "shift_labels" in part:
             stated = batch.get("num_items_in_batch") if labelled is None else labelled
-            items = self._over_replicas(given.labelled) if stated is None else stated
+            items = self._over_replicas(ready.labelled) if stated is None else stated
             part["num_items_in_batch"] = torch.tensor(max(float(items), 1) / (self.ranks if self.averages else 1))
         return part
 
     def count(self, *batches: Mapping[str, Any]) -> int:
-        """How many rows of `batches` predict a token, on all replicas: `labelled` of a step that accumulates gradients."""
+        """Count the rows of `batches` that predict a token, on all replicas: `labelled` of a step that accumulates gradients."""
         return self._over_replicas(sum(whole_batch(batch, self.positions).labelled for batch in batches))
 
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The rows of all ranks of a sequence put together along `dim`, such as logits, without gradients."""
+        """Return the rows of all ranks of a sequence put together along `dim`, such as logits, without gradients."""
         return over_ranks().unshard(x.detach(), self.comm, dim)
 
     def mean(self, loss: Tensor) -> float:
-        """The mean over all tokens, of what each rank's model found as its loss: the same number on every rank."""
+        """Return the mean over all tokens, of what each rank's model found as its loss: the same number on every rank."""
         total = loss.detach().double().reshape(1).cpu()
         for comm in (self.comm, self.replicas):
             if comm is not None:
@@ -190,17 +189,18 @@ def context_parallel(
     positions = Positions.of_model(model)
     comm, others = (None if group is None else over_ranks().transport(group) for group in (mesh, replicas))
     if pattern is not None or not is_registered(model.config._attn_implementation):
-        own = model.config.get_text_config()
-        has_own = getattr(own, "dilkit", None) is not None or has_windows(own)
-        convert(model, Pattern.dense() if pattern is None and not has_own else pattern)
-    given = patterns_registered(model.config._attn_implementation)
+        text = model.config.get_text_config()
+        has_pattern = getattr(text, "dilkit", None) is not None or has_windows(text)
+        convert(model, Pattern.dense() if pattern is None and not has_pattern else pattern)
+    registered = patterns_registered(model.config._attn_implementation)
     layers = {path: layer for path, layer in layers.items() if is_registered(layer.config._attn_implementation)}
-    patterns = {pattern_of(given, layer) for layer in layers.values()}
+    patterns = {pattern_of(registered, layer) for layer in layers.values()}
     first = {id(layer.config): layer for layer in reversed(layers.values())}  # of each part, as one for images is
     for layer in layers.values():
         setattr(layer, KEPT_AS, LayerRanks(over_ranks(), comm, schedule, keep, layer is first[id(layer.config)]))
-    own = (getattr(x.config, "sliding_window", None) for x in layers.values() if stated_patterns(given, x.config) is None)
-    window = min((size for size in own if size is not None), default=None)
+    unstated = (x.config for x in layers.values() if stated_patterns(registered, x.config) is None)
+    sizes = (getattr(config, "sliding_window", None) for config in unstated)
+    window = min((size for size in sizes if size is not None), default=None)
     return ContextParallel(comm, others, averages, patterns.pop() if len(patterns) == 1 else None, positions, window)
 
 
@@ -223,9 +223,3 @@ def _check_model(model: Any) -> None:
         raise ValueError(f"{name} scales its embeddings by the mask tokens of a whole sequence (token_dropout); set it to False")
     if getattr(config, "output_router_logits", False):
         raise ValueError(f"{name} adds a loss of its routers (output_router_logits), which is no sum over rows; set it to False")
-
-
-def _shown(x: Tensor) -> str:
-    """What ranks compare of a tensor."""
-    content = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return f"{x.dtype} {tuple(x.shape)} {hashlib.sha256(content).hexdigest()[:16]}"

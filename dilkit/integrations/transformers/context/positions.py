@@ -49,7 +49,7 @@ class Positions:
         return cls(by_mask, None if counting is None else counting.padding_idx, _limit(model.config.get_text_config()))
 
     def of_rows(self, rows: dict[str, Tensor], tokens: Tensor | None) -> Tensor:
-        """`(batch or 1, seq)` for a batch `rows`, of which bool `tokens` says which are no padding.
+        """Return `(batch or 1, seq)` for a batch `rows`, of which bool `tokens` says which are no padding.
 
         Raises ValueError for padding that no mask names, where it has no number of its own.
         """
@@ -80,7 +80,7 @@ OF_ROWS = Positions()
 
 
 def _limit(config: Any) -> int | None:
-    """Positions from which rotary embeddings of a model choose their frequencies by the largest one."""
+    """Return the number of positions from which rotary embeddings of a model choose their frequencies by the largest one."""
     stated = getattr(config, "rope_parameters", None) or {}
     kinds = [stated] if "rope_type" in stated else [kind for kind in stated.values() if isinstance(kind, dict)]
     lengths = (

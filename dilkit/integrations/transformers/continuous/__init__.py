@@ -1,8 +1,7 @@
 """Continuous batching of transformers, `generate_batch`, whose rows lie in a pool of its own.
 
-manager.py     what lets transformers' manager take a model with dilated attention
-batch.py       a batch as a layer gets it: which rows are whose, and where the pool has what came before
-attention.py   what a layer computes
+batch.py       a batch as a layer gets it: the rows of each sequence, and the places in the pool of those before
+attention.py   a layer's attention
 
 batch, the new rows of all sequences   (1, rows)
   |  prompts                ---> dilated_attention_varlen

@@ -1,4 +1,4 @@
-"""What a layer computes of a batch of continuous batching.
+"""The attention of a layer in continuous batching.
 
 cu_seq_lens, read_index ---> `BatchTables`, once for the layers of a pattern
                                   |
@@ -39,7 +39,7 @@ TABLES = "dilkit_tables"
 
 @dataclass(frozen=True)
 class BatchTables:
-    """What layers of one pattern that keep the same tokens share, `made_of` two more tensors of the batch."""
+    """The tables that layers of one pattern with the same stored tokens share, `made_of` two more tensors of the batch."""
 
     made_of: tuple[Tensor, Tensor]
     versions: tuple[int, ...] | None
@@ -51,31 +51,32 @@ class BatchTables:
 
     @classmethod
     def of(cls, batch: LayerBatch, pattern: Pattern, layout: Layout, rows: int) -> BatchTables:
-        """Those of `rows` new rows, made by the first layer that asks."""
+        """Return the tables of `rows` new rows; the first layer that asks makes them."""
         shared: dict[Any, BatchTables] = batch.ends_of_rows.__dict__.setdefault(TABLES, {})
         which, tensors = (batch.allocator.index, pattern, layout), (batch.ends_of_keys, batch.read_index)
         versions = _versions(batch.ends_of_rows, *tensors)
         known = shared.get(which)
         if known is not None and versions is not None and known.versions == versions and all(map(is_, known.made_of, tensors)):
             return known
-        sequences, made = batch.sequences(rows), BatchSpans(pattern, layout)
+        sequences, spans = batch.sequences(rows), BatchSpans(pattern, layout)
         for sequence in sequences:
             if not sequence.is_prompt:
-                made.add(sequence)
+                spans.add(sequence)
         prompts = [Prompt(sequence.rows) for sequence in sequences if sequence.is_prompt]
-        tables = table(made.spans, len(Span._fields)), tuple(made.unseen), batch.read_index.cpu().numpy()
+        tables = table(spans.spans, len(Span._fields)), tuple(spans.unseen), batch.read_index.cpu().numpy()
         most = max((sequence.length for sequence in sequences), default=0)
         shared[which] = cls(tensors, versions, prompts, *tables, most)
         return shared[which]
 
     def step(self, query: Tensor, stored: tuple[Tensor, ...], sink: Tensor | None) -> Step:
-        """The rows of `query` `(1, rows, heads, head_dim)` that are of no prompt; `stored`: of the pool, and new ones."""
-        own = None if sink is None else sink.detach().to(lse_dtype(query.dtype)).contiguous()
-        return Step(query, stored, self.spans, NO_WRITES, sink=own, unseen=self.unseen, pages=self.pages)
+        """Make the step of the rows of `query` `(1, rows, heads, head_dim)` in no prompt; `stored`: the pool, and new rows."""
+        if sink is not None:
+            sink = sink.detach().to(lse_dtype(query.dtype)).contiguous()
+        return Step(query, stored, self.spans, NO_WRITES, sink=sink, unseen=self.unseen, pages=self.pages)
 
 
 def _versions(*tensors: Tensor) -> tuple[int, ...] | None:
-    """Other numbers once one of them has been written to; None where torch counts none."""
+    """Return numbers that differ once one of the tensors has been written to; None where torch counts none."""
     return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
 
 
@@ -83,9 +84,10 @@ def _versions(*tensors: Tensor) -> tuple[int, ...] | None:
 def attend_batch(
     layer: int, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, options: dict[str, Any], **call: Any
 ) -> Tensor:
-    """What the new rows get, `(1, rows, heads, head_dim)` like `query`; their keys and values go into the pool of `options`.
+    """Attend from the new rows, `(1, rows, heads, head_dim)`, and store their keys and values in the pool of `options`.
 
-    `call`: the sink, the scale and the softcap. Raises TypeError or ValueError for what is not computed, and then keeps nothing.
+    `call`: the sink, the scale and the softcap. Raises TypeError or ValueError for calls that are not computed; nothing is stored
+    then.
     """
     batch = LayerBatch.of(layer, options)
     _check_pattern(pattern, batch)
@@ -93,14 +95,14 @@ def attend_batch(
     check_rows(rows, pattern, layout, call["sink"])
     tables = BatchTables.of(batch, pattern, layout, query.shape[1])
     pattern.check_seq(tables.most)
-    own = prepare_call(rows, pattern, layout, tables.most, bias=None, backend=None, **call)
+    prepared = prepare_call(rows, pattern, layout, tables.most, bias=None, backend=None, **call)
     if len(tables.spans):
-        step = tables.step(query, (*batch.pool, *rows[1:]), own.sink)
-        out = own.backend.attend_stored(step, own.problem)[0]
+        step = tables.step(query, (*batch.pool, *rows[1:]), prepared.sink)
+        out = prepared.backend.attend_stored(step, prepared.problem)[0]
     else:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if tables.prompts:
-        attend_prompts(tables.prompts, rows, out[0], pattern, layout, own)
+        attend_prompts(tables.prompts, rows, out[0], pattern, layout, prepared)
     batch.store(*rows[1:])
     return out
 
@@ -135,7 +137,7 @@ class BatchSpans:
         self._kept = [one for of_branch in kept_tokens(self.pattern, self._given) for one in of_branch]
 
     def add(self, sequence: BatchSequence) -> None:
-        """The new rows of a sequence."""
+        """Add the spans of the new rows of a sequence."""
         for row in range(sequence.rows.start, sequence.rows.stop):
             token = sequence.before + row - sequence.rows.start
             for one in self._kept:
@@ -155,17 +157,17 @@ class BatchSpans:
                 self.unseen.append(hidden[..., place : place + len(run)].contiguous())
             if run.start < sequence.before:
                 paged = dict(pages=sequence.first, page_rows=1, page=width, page_first=run.start, page_step=run.step)
-                at = first, 0, step, width
-                self.spans.append(Span(*served, len(run), _POOL[0], *at, _POOL[1], *at, unseen=number, **paged))
+                layout = first, 0, step, width
+                self.spans.append(Span(*served, len(run), _POOL[0], *layout, _POOL[1], *layout, unseen=number, **paged))
             else:
-                at = first + (sequence.rows.start + run.start - sequence.before) * width, 0, step, run.step * width
-                self.spans.append(Span(*served, len(run), _NEW[0], *at, _NEW[1], *at, unseen=number))
+                layout = first + (sequence.rows.start + run.start - sequence.before) * width, 0, step, run.step * width
+                self.spans.append(Span(*served, len(run), _NEW[0], *layout, _NEW[1], *layout, unseen=number))
 
 
 def _runs(tokens: range | Tensor, before: int) -> Iterator[tuple[int, range]]:
-    """Tokens at equal distances, with the number of the first; none has some before token `before` and some from there on."""
+    """Yield runs of tokens at equal distances, split at token `before`, and the place of each run's first token."""
     if isinstance(tokens, range):
-        kept = len(range(tokens.start, min(tokens.stop, before), tokens.step))
-        yield from ((place, run) for place, run in ((0, tokens[:kept]), (kept, tokens[kept:])) if run)
+        split = len(range(tokens.start, min(tokens.stop, before), tokens.step))
+        yield from ((place, run) for place, run in ((0, tokens[:split]), (split, tokens[split:])) if run)
     else:
         yield from ((place, range(token, token + 1)) for place, token in enumerate(tokens.tolist()))

@@ -1,4 +1,4 @@
-"""A batch of continuous batching as a layer gets it: which rows are whose, and where the pool has what came before.
+"""A batch of continuous batching as a layer gets it: the rows of each sequence, and the places in the pool of those before.
 
 cu_seq_lens_q    0 1       5                  rows of the batch: one of the first sequence, four of the second
 cu_seq_lens_k    0             7           13 places of `read_index`: 6 rows before and 1 new, then 2 before and 4 new
@@ -37,13 +37,13 @@ class BatchSequence:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether the rows see none of those before, and are worth a kernel of their own."""
+        """True for two rows and more with none before: they are worth a kernel of their own."""
         return self.before == 0 and self.count > 1
 
 
 @dataclass(frozen=True)
 class LayerBatch:
-    """What transformers says of a batch to layer number `layer`, whose rows an `allocator` keeps in a pool."""
+    """The arguments that transformers hands to layer number `layer`, whose rows an `allocator` stores in a pool."""
 
     layer: int
     allocator: Any
@@ -56,7 +56,7 @@ class LayerBatch:
 
     @classmethod
     def of(cls, layer: int, options: dict[str, Any]) -> LayerBatch:
-        """That of the options of a call. Raises TypeError where they are not as transformers' manager gives them."""
+        """Read the options of a call. Raises TypeError where they are not as transformers' manager gives them."""
         try:
             allocator = options["cache"].layer_to_allocator[layer]
             ends, place, kind = options["cu_seq_lens_k"], allocator.index, allocator.layer_type  # no kind before 5.19
@@ -71,14 +71,14 @@ class LayerBatch:
             ) from error
 
     def layout(self, heads: int) -> Layout:
-        """Sizes of the rows that the pool takes."""
+        """Return sizes of the rows that the pool takes."""
         keys = self.pool[0]
         kv_heads, head_dim = keys.shape[1:]
         return Layout(1, heads, kv_heads, head_dim, dtype=keys.dtype, device=keys.device, stored=keys.dtype)
 
     def sequences(self, total: int) -> list[BatchSequence]:
-        """Those of `total` new rows. Raises ValueError where these and the tensors do not fit each other."""
-        rows, keys, kept = self.ends_of_rows.tolist(), self.ends_of_keys.tolist(), len(self.read_index)
+        """Return the sequences of `total` new rows. Raises ValueError where these and the tensors do not fit each other."""
+        rows, keys, indexed = self.ends_of_rows.tolist(), self.ends_of_keys.tolist(), len(self.read_index)
         if rows[:1] != [0] or rows[-1] != total:
             raise ValueError(
                 f"cu_seq_lens_q={rows} of {total} rows; from 0 to {total} is needed. Where transformers pads a batch, for CUDA "
@@ -89,14 +89,14 @@ class LayerBatch:
             for (start, stop), (first, last) in zip(pairwise(rows), pairwise(keys), strict=False)
         ]
         fits = all(x.rows.start <= x.rows.stop and x.before >= 0 <= x.first for x in sequences)
-        if len(rows) != len(keys) or not fits or any(x.before and x.first + x.before > kept for x in sequences):
+        if len(rows) != len(keys) or not fits or any(x.before and x.first + x.before > indexed for x in sequences):
             raise ValueError(
-                f"cu_seq_lens_q={rows}, cu_seq_lens_k={keys} and a read_index of {kept} are of no batch: ascending ones of one "
-                "length are needed, at least as many keys as rows in each sequence, and an index of all keys"
+                f"cu_seq_lens_q={rows}, cu_seq_lens_k={keys} and a read_index of {indexed} are of no batch: ascending ones of "
+                "one length are needed, at least as many keys as rows in each sequence, and an index of all keys"
             )
         return sequences
 
     def store(self, key: Tensor, value: Tensor) -> None:
-        """Keep new rows `(rows, kv_heads, head_dim)`, as transformers does where nothing is read."""
+        """Store new rows `(rows, kv_heads, head_dim)`, as transformers does where nothing is read."""
         nothing = torch.empty_like(self.read_index[:0])
         self.allocator.update(key, value, self.layer, nothing, self.write_index)

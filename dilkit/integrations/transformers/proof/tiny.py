@@ -59,29 +59,29 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"head_dim": 16, "hidden_size": 64, "num_key_value_heads": 4},
     {"hidden_size": 512, "num_hidden_layers": 4},
 )
-"""What differs from `SMALL`."""
+"""Sizes that differ from `SMALL`."""
 
 
 def config_of(kind: Any, variant: dict[str, Any]) -> Any:
-    """A small configuration of the class `kind`. Raises whatever the class does if no sizes fit."""
+    """Return a small configuration of the class `kind`. Raises whatever the class does if no sizes fit."""
     known, sizes = _known(kind), SMALL | variant
-    given = {name: size for name, size in sizes.items() if name in known and not _fixed(kind, name)}
+    chosen = {name: size for name, size in sizes.items() if name in known and not _fixed(kind, name)}
     for name, part in _parts(kind).items():
-        given[name] = config_of(part, variant).to_dict()
+        chosen[name] = config_of(part, variant).to_dict()
     for _ in range(10):  # without the sizes that an error names
         try:
-            return kind(**given)
+            return kind(**chosen)
         except Exception as error:
-            named = [name for name in given if name in str(error)]
+            named = [name for name in chosen if name in str(error)]
             if not named:
                 raise
             for name in named:
-                del given[name]
+                del chosen[name]
     return kind()
 
 
 def _known(kind: Any) -> set[str]:
-    """The arguments of a class of configurations."""
+    """Return the arguments of a class of configurations."""
     names: set[str] = set()
     for base in kind.__mro__:
         names |= {*vars(base).get("__annotations__", {})}
@@ -91,7 +91,7 @@ def _known(kind: Any) -> set[str]:
 
 
 def _fixed(kind: Any, name: str) -> bool:
-    """Whether a size is to stay: one for each part, or none, or one head that all others share."""
+    """True if a size is to stay: one for each part, none, or one key/value head that all others share."""
     usual = getattr(kind, name, 0)
     if name == "num_key_value_heads" and usual == 1:
         return True
@@ -99,14 +99,14 @@ def _fixed(kind: Any, name: str) -> bool:
 
 
 def _parts(kind: Any) -> dict[str, Any]:
-    """The classes of the configurations that are parts of this one, as they are by default."""
+    """Return the classes of the configurations that are parts of this one, as they are by default."""
     parts = getattr(kind, "sub_configs", None) or {}
     usual = kind() if parts else None
     return {name: type(part) for name in parts if (part := getattr(usual, name, None)) is not None}
 
 
 def inputs_of(model: Any, and_images: bool = False) -> dict[str, Any]:
-    """Arguments of `model.forward`: two texts, images or sounds, by its main input, always the same."""
+    """Make arguments of `model.forward`: two texts, images or sounds, by its main input, always the same."""
     torch.manual_seed(2)
     accepted, main = inspect.signature(model.forward).parameters, getattr(model, "main_input_name", "input_ids")
     ids, image = torch.randint(4, VOCABULARY - 4, (2, SEQ)), torch.randn(2, 3, IMAGE, IMAGE)

@@ -1,4 +1,4 @@
-"""A tiny model of a class, and what of it is compared with eager attention: forward pass, padding, cached steps, generation."""
+"""A tiny model of a class, compared with eager attention: forward pass, padding, cached steps, generation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Tiny:
         self.inputs, self.wanted = self._computed()
 
     def _computed(self) -> tuple[dict[str, Any], Tensor]:
-        """Inputs, and what `eager` gives: those of the main input or, if they are too few, images beside."""
+        """Return inputs and the result of `eager` on them: the main input or, if it is too little, images beside it."""
         first, more = inputs_of(self.eager), inputs_of(self.eager, and_images=True)
         try:
             return first, computed(self.eager, first)
@@ -92,7 +92,7 @@ def _asked(tiny: Tiny) -> bool:
 
 @contextmanager
 def asking() -> Iterator[list[Any]]:
-    """The layers that ask for dilated attention meanwhile."""
+    """Yield a list, to which the layers that ask for dilated attention meanwhile are added."""
     interface, layers = registration.transformers().AttentionInterface, []
     before = interface().get(DENSE)
 
@@ -150,16 +150,16 @@ class Trial:
 
     def difference(self) -> str:
         """Return how far the result is off, in words; nothing if it is equal. Raises what refuses it."""
-        found = self.run()
-        if found.shape != self.wanted.shape:
-            return f"of shape {tuple(found.shape)}, not {tuple(self.wanted.shape)}"
-        off = float((found - self.wanted).abs().max())
+        result = self.run()
+        if result.shape != self.wanted.shape:
+            return f"of shape {tuple(result.shape)}, not {tuple(self.wanted.shape)}"
+        off = float((result - self.wanted).abs().max())
         most = 0.0 if self.exact else CLOSE * max(1.0, float(self.wanted.abs().max()))
         return "" if off <= most else f"off by {off:.2g}"
 
 
 def trials(tiny: Tiny, model: Any) -> Iterator[Trial]:
-    """Everything that `model`, on dilated attention, is tried with: as far as eager attention can do it."""
+    """Yield all trials of `model`, on dilated attention, that eager attention can do too."""
     yield Trial("a forward pass", partial(computed, model, tiny.inputs), tiny.wanted)
     if "input_ids" not in tiny.inputs:
         return
@@ -202,7 +202,7 @@ def _if_possible(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def changed(inputs: dict[str, Any], place: int) -> dict[str, Any]:
-    """`inputs` with another token at `place`."""
+    """Return `inputs` with another token at `place`."""
     ids = inputs["input_ids"].clone()
     ids[:, place] = (ids[:, place] + 7) % 50 + 4
     return inputs | {name: ids for name in ("input_ids", "decoder_input_ids") if name in inputs}

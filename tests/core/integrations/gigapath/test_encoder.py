@@ -218,7 +218,7 @@ def test_drop_path_leaves_out_whole_slides():
     assert not torch.equal(*kept)
     left_out = torch.zeros(2, 100, 1, dtype=torch.float64)
     assert torch.equal(layer(x, lengths, model.attention, left_out), x)
-    whole, found = (layer(x, lengths, model.attention, kept=one).split(lengths) for one in (left_out + 1, kept))
+    whole, found = (layer(x, lengths, model.attention, factors=one).split(lengths) for one in (left_out + 1, kept))
     for i in range(100):  # a slide stays as it is where both summands are left out
         assert torch.equal(found[i], x.split(lengths)[i]) == (not kept[:, i].any())
     assert all(torch.equal(a, b) for a, b in zip(layer(x, lengths, model.attention).split(lengths), whole, strict=True))

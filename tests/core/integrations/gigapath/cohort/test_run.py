@@ -21,10 +21,9 @@ from dilkit import files
 from dilkit.integrations.gigapath import attention_map
 from dilkit.integrations.gigapath.cohort import run
 from dilkit.integrations.gigapath.cohort.embedding import write_geojson
-from dilkit.integrations.gigapath.cohort.job import Job
 from dilkit.integrations.gigapath.cohort.listing import refusal
 from dilkit.integrations.gigapath.cohort.run import embed_share, finish, packs_of, plan_cohort, shares_of
-from dilkit.integrations.gigapath.cohort.settings import ModelRecord, ReadSettings, sha256_of
+from dilkit.integrations.gigapath.cohort.settings import CohortJob, ModelRecord, ReadSettings, sha256_of
 
 LENGTHS = (30, 7, 12, 7, 3)
 NAMES = [f"s{i}.pt" for i in range(len(LENGTHS))]
@@ -36,17 +35,17 @@ def write_slide(path: Path, n: int, seed: int = 0, **said: Any) -> Path:
     return path
 
 
-def cohort(folder: Path, **changes: Any) -> tuple[list[Path], Job]:
+def cohort(folder: Path, **changes: Any) -> tuple[list[Path], CohortJob]:
     """Slides in files, and the job of embedding them; `changes` are of the job."""
     (folder / "out").mkdir()
     torch.save({"model": small().state_dict()}, folder / "weights.pth")
     paths = [write_slide(folder / f"s{i}.pt", n, seed=i) for i, n in enumerate(LENGTHS)]
     facts = dict(pooling="class token", dtype="float64", tail="zeros", ngrids=20, layers=False)
     model = ModelRecord("tiny", str(folder / "weights.pth"), sha256_of(folder / "weights.pth"), **facts)
-    return paths, replace(Job(folder / "out", model), **changes)
+    return paths, replace(CohortJob(folder / "out", model), **changes)
 
 
-def embed(paths: list[Path], job: Job) -> tuple[list[str], list[str], list[str]]:
+def embed(paths: list[Path], job: CohortJob) -> tuple[list[str], list[str], list[str]]:
     """Run a job in this process: the outputs that were written, those that were kept, and reasons of refusals."""
     plan = plan_cohort(paths, job)
     records, refused = embed_share(small(), plan, job)

@@ -15,14 +15,12 @@ from dilkit.integrations.gigapath import ARCHITECTURES, load_slide_encoder
 from dilkit.integrations.gigapath.checkpoint import read_checkpoint
 from dilkit.integrations.gigapath.finetuning import Finetuning, Settings, finetune, look_through, read_labels, split_examples
 from dilkit.integrations.gigapath.finetuning import training as training_module
-from dilkit.integrations.gigapath.finetuning.accumulation import accumulate
-from dilkit.integrations.gigapath.finetuning.encoders import check_tile_encoder, config_for, first_encoder
 from dilkit.integrations.gigapath.finetuning.labels import Labels
-from dilkit.integrations.gigapath.finetuning.model import SlideModel
+from dilkit.integrations.gigapath.finetuning.model import SlideModel, check_tile_encoder, config_for, first_encoder
 from dilkit.integrations.gigapath.finetuning.objectives import objective_of
 from dilkit.integrations.gigapath.finetuning.proof import BLOCK, made_up_slide, prove, write_made_up
 from dilkit.integrations.gigapath.finetuning.slides import SlideFile, slide_reader
-from dilkit.integrations.gigapath.finetuning.training import layer_scale, optimizer_of, rate_at, set_rate
+from dilkit.integrations.gigapath.finetuning.training import accumulate, layer_scale, optimizer_of, rate_at, set_rate
 
 SETTINGS = Settings(epochs=3, accumulate=4, base_rate=0.3, resamples=20)
 DROPPING: dict[str, Any] = dict(dropout=0.2, drop_path=0.2)

@@ -29,13 +29,12 @@ PATTERNS = {
 }
 PROMPT, STEPS, KV_HEADS, BATCH = 150, 5, 2, 2
 LIMITS = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
-"""By how much results may differ, of numbers about 1."""
+"""The largest difference of results, of numbers about 1, by dtype."""
 
 
 @dataclass(frozen=True)
 class StepProof:
-    """What is asked of steps: the dtypes of rows and of stored ones, query heads of each key/value head, and what scores have
-    beside."""
+    """The options of a proof of steps: dtypes of rows and stored rows, query heads of each key/value head, softcap, bias."""
 
     backend: str
     device: str
@@ -47,12 +46,10 @@ class StepProof:
     bias: BiasForm | None
 
     def complaints(self) -> Iterator[str]:
-        """What is wrong with each kind of cache. A `PagedCache` keeps no coordinates."""
-        kinds = (
-            {"": self._of_a_batch}
-            if self.bias is not None and self.bias.placed
-            else {"": self._of_a_batch, "paged ": self._of_pages}
-        )
+        """Yield the faults of each kind of cache. A `PagedCache` keeps no coordinates."""
+        kinds = {"": self._of_a_batch}
+        if self.bias is None or not self.bias.placed:
+            kinds["paged "] = self._of_pages
         for (name, pattern), (kind, steps) in product(PATTERNS.items(), kinds.items()):
             ours, right = (steps(pattern, backend) for backend in (self.backend, "reference"))
             error = float((ours.double() - right.double()).abs().max())
@@ -61,30 +58,31 @@ class StepProof:
 
     def _of_a_batch(self, pattern: Pattern, backend: str) -> Tensor:
         draw = torch.Generator().manual_seed(0)
-        cache = DilatedCache(pattern, kv_heads=KV_HEADS, stored=self._kept)
+        cache = DilatedCache(pattern, kv_heads=KV_HEADS, stored=self._stored)
         bias, rows = self._bias(draw), self._rows(draw, BATCH, PROMPT + STEPS)
         outs = []
         for start, stop in pairwise((0, *range(PROMPT, PROMPT + STEPS + 1))):
-            options = self._options(_until(bias, stop))
+            so_far = replace(bias, coordinates=bias.coordinates[:, :stop]) if isinstance(bias, CoordinateAlibi) else bias
+            options = self._options(so_far)
             outs.append(cache.attend(*(x[:, start:stop] for x in rows), backend=backend if start else "reference", **options))
         return torch.cat(outs[1:], 1)
 
     def _of_pages(self, pattern: Pattern, backend: str) -> Tensor:
-        """Two sequences of other lengths, a step of each together."""
+        """Compute steps of two sequences of different lengths, one of each together."""
         draw = torch.Generator().manual_seed(1)
         sizes = KV_HEADS * self.group, KV_HEADS, self.head_dim
-        where: dict[str, Any] = dict(dtype=getattr(torch, self.dtype), device=self.device, stored=self._kept)
+        where: dict[str, Any] = dict(dtype=getattr(torch, self.dtype), device=self.device, stored=self._stored)
         cache = PagedCache(pattern, *sizes, nbytes=1 << 23, page_rows=8, **where)
         sequences, options = [cache.add(), cache.add()], self._options(self._bias(draw))
         start = PROMPT + 40
         q, k, v = (x[0] for x in self._rows(draw, 1, start + 2 * STEPS))
         cache.attend(q[:start], k[:start], v[:start], sequences, [PROMPT, 40], backend="reference", **options)
-        steps = (slice(at, at + 2) for at in range(start, start + 2 * STEPS, 2))
-        return torch.cat([cache.attend(q[at], k[at], v[at], sequences, backend=backend, **options) for at in steps])
+        steps = (slice(row, row + 2) for row in range(start, start + 2 * STEPS, 2))
+        return torch.cat([cache.attend(q[rows], k[rows], v[rows], sequences, backend=backend, **options) for rows in steps])
 
     @property
-    def _kept(self) -> str | None:
-        """What is asked of a cache."""
+    def _stored(self) -> str | None:
+        """The argument `stored` of a cache."""
         return None if self.stored == self.dtype else self.stored
 
     def _bias(self, draw: torch.Generator) -> Bias | None:
@@ -100,8 +98,3 @@ class StepProof:
         make = partial(torch.randn, generator=draw)
         q, k, v = (make(batch, seq, n, self.head_dim).to(self.device, getattr(torch, self.dtype)) for n in heads)
         return q, k, v
-
-
-def _until(bias: Bias | None, stop: int) -> Bias | None:
-    """A bias of the first `stop` tokens."""
-    return replace(bias, coordinates=bias.coordinates[:, :stop]) if isinstance(bias, CoordinateAlibi) else bias

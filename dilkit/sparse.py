@@ -1,4 +1,4 @@
-"""`top_k_blocks`: for each block of queries the blocks of keys that score highest in the mean."""
+"""Blocks that a model chooses at each step, for `block_layout=` of `dilkit.dilated_attention`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from dilkit.checks import boolean, integer
 from dilkit.op.arguments import check_inputs
 from dilkit.pattern import Pattern
 
+__all__ = ["top_k_blocks"]
+
 WHOLE = Pattern.dense()
-"""No part of the heads, which tensors are checked by. torch.compile can make no patterns."""
+"""A pattern of all heads, for the checks of tensors. Made here: torch.compile can make no patterns."""
 
 
 @torch.no_grad()
 def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_causal: bool = False) -> Tensor:
-    """The `k` blocks of keys that each block of queries scores highest, itself always among them.
+    """Choose the `k` blocks of keys that each block of queries scores highest, itself always among them.
 
         score[b, g, r, c] = (mean of the queries of block r, over the query heads of g too) . (mean of the keys of block c)
 
@@ -51,12 +53,12 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
     if is_causal:
         scores = scores.masked_fill(torch.ones(blocks, blocks, dtype=torch.bool, device=scores.device).triu(1), -torch.inf)
     scores.diagonal(dim1=2, dim2=3).fill_(torch.inf)
-    found = scores.topk(min(most, blocks), dim=-1)
-    return found.indices.masked_fill(found.values == -torch.inf, -1)
+    highest = scores.topk(min(most, blocks), dim=-1)
+    return highest.indices.masked_fill(highest.values == -torch.inf, -1)
 
 
 def _means(x: Tensor, size: int) -> Tensor:
-    """Of each block of rows `(batch, seq, heads, head_dim)`, in float32 or more: `(batch, blocks, heads, head_dim)`."""
+    """Average each block of rows `(batch, seq, heads, head_dim)`: `(batch, blocks, heads, head_dim)`, in float32 or more."""
     seq, wide = x.shape[1], x.to(torch.promote_types(x.dtype, torch.float32))
     blocks = -(-seq // size)
     filled = F.pad(wide, (0, 0, 0, 0, 0, blocks * size - seq))
