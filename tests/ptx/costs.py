@@ -34,9 +34,10 @@ from dilkit.backends.tiles.schedule import TILE
 from dilkit.device import Capability, probe
 from dilkit.problem import Problem
 from dilkit.tools.bench.configuration import HEADS
-from dilkit.tools.bench.suites.costs import CARDS, CostsResult, KernelCost, Whole
+from dilkit.tools.bench.suites.costs import CARDS, LAUNCHES, WHOLE
 from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
 from dilkit.tools.results.file import new_result, write_result
+from dilkit.tools.results.rows import Row, RowsResult
 
 COUNTED = Options(counted=True, checked=False)
 HEAD_DIMS = 64, 128
@@ -60,12 +61,22 @@ class Counted:
     counts: Counts
 
 
-class FewTiles(PTXLauncher):
-    """Runs a tile of each class, as a block of its own. `launched`: what all launches have issued."""
+class AllTiles(PTXLauncher):
+    """Runs every tile, by blocks that stay. `launched`: what all launches have issued."""
 
     def __init__(self, capability: Capability) -> None:
         super().__init__(capability, COUNTED)
         self.launched = list[Counted]()
+
+    def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: object = None) -> None:
+        before = self.emulator.counts.get(kernel.name, Counts())
+        super().launch(kernel, blocks, arguments)
+        tiles = int(arguments["tile_count"]) or blocks
+        self.launched.append(Counted(kernel.name, tiles, tiles, 0, True, self.emulator.counts[kernel.name] - before))
+
+
+class FewTiles(AllTiles):
+    """Runs a tile of each class, as a block of its own."""
 
     def resident(self, kernel: CudaKernel, device: object = None) -> int:
         return 2**30
@@ -98,20 +109,6 @@ def classes_of(arguments: Any, blocks: int) -> tuple[list[np.ndarray], int]:
     return [np.flatnonzero(number == one) for one in range(number.max() + 1)], int(tiles["rows"].sum())
 
 
-class AllTiles(PTXLauncher):
-    """Runs every tile, by blocks that stay. `launched`: as `FewTiles`."""
-
-    def __init__(self, capability: Capability) -> None:
-        super().__init__(capability, COUNTED)
-        self.launched = list[Counted]()
-
-    def launch(self, kernel: CudaKernel, blocks: int, arguments: Any, device: object = None) -> None:
-        before = self.emulator.counts.get(kernel.name, Counts())
-        super().launch(kernel, blocks, arguments)
-        tiles = int(arguments["tile_count"]) or blocks
-        self.launched.append(Counted(kernel.name, tiles, tiles, 0, True, self.emulator.counts[kernel.name] - before))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs/results/costs.json"))
@@ -119,10 +116,9 @@ def main() -> int:
     args = parser.parse_args()
     asked = [one for one in problems() if args.only in " ".join(map(str, one))]
     rows = [row for one in tqdm(asked, unit="problem") for row in costs(*one)]
-    wholes = tuple(whole for one in WHOLES for whole in compared(*one)) if not args.only else ()
-    version = ".".join(map(str, compiler_version()))
-    fields = dict(nvrtc=version, rows=tuple(row.row() for row in rows), wholes=wholes)
-    write_result(new_result(CostsResult, probe("cpu"), **fields), args.out)
+    rows += [whole for one in WHOLES for whole in compared(*one)] if not args.only else []
+    facts = dict(nvrtc=".".join(map(str, compiler_version())))
+    write_result(new_result(RowsResult, probe("cpu"), kind="costs", facts=facts, rows=tuple(rows)), args.out)
     return 0
 
 
@@ -136,23 +132,25 @@ def problems() -> Iterator[tuple[str, int, str, Capability]]:
             yield name, head_dim, "float32", card.capability
 
 
-def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Iterator[KernelCost]:
+def costs(name: str, head_dim: int, dtype: str, capability: Capability) -> Iterator[Row]:
     """A row for each launch, forward and backward."""
     problem = CONFIGURATIONS[name]._replace(heads=1).problem(head_dim, dtype=dtype, requires_grad=True)
     seen: dict[str, int] = {}
     for role, one in launches(problem, FewTiles(capability)):
         number = seen[role] = seen.get(role, -1) + 1
-        what = name, head_dim, dtype, "sm_{}{}".format(*capability), role, one.name, number, one.tiles * HEADS, one.run
-        yield KernelCost(*what, *issued(one.counts.times(HEADS)), memory=HEADS * memory_bytes(role, one, problem))
+        case = dict(configuration=name, head_dim=head_dim, dtype=dtype, architecture="sm_{}{}".format(*capability), role=role)
+        values = dict(tiles=one.tiles * HEADS, run=one.run) | issued(one.counts.times(HEADS))
+        values["memory"] = HEADS * memory_bytes(role, one, problem)
+        yield Row(table=LAUNCHES, case=case | dict(launch=number), who=one.name, values=values)
 
 
-def issued(counts: Counts) -> tuple[int, ...]:
-    """The fields of a `KernelCost` from `products` on, but for the last."""
-    products = counts.products_k16 + counts.products_k8 // 2
+def issued(counts: Counts) -> dict[str, int]:
+    """The counts of a row by name."""
     least = counts.shared_least_wavefronts
-    first = products, counts.matrix_wavefronts, least, counts.shared_wavefronts - least, counts.shuffles, counts.barriers
-    by_threads = counts.fma, counts.fp32, counts.special, counts.atomics
-    return *first, *by_threads, counts.global_loaded, counts.copied, counts.global_stored
+    shared = dict(matrices=counts.matrix_wavefronts, shared=least, conflicts=counts.shared_wavefronts - least)
+    alike = {name: getattr(counts, name) for name in ("shuffles", "barriers", "fma", "fp32", "special", "atomics", "copied")}
+    products = counts.products_k16 + counts.products_k8 // 2
+    return dict(products=products, loaded=counts.global_loaded, stored=counts.global_stored) | shared | alike
 
 
 def memory_bytes(role: str, launch: Counted, problem: Problem) -> int:
@@ -162,7 +160,7 @@ def memory_bytes(role: str, launch: Counted, problem: Problem) -> int:
     return launch.rows * ((given + results * (1 if launch.is_first else 2)) * size + numbers * 4)
 
 
-def launches(problem: Problem, launcher: FewTiles | AllTiles) -> Iterator[tuple[str, Counted]]:
+def launches(problem: Problem, launcher: AllTiles) -> Iterator[tuple[str, Counted]]:
     """The launches of a forward and a backward pass, each with its role."""
     backend = CudaOnPTX(launcher)
     torch.manual_seed(0)
@@ -185,20 +183,20 @@ WHOLES: tuple[tuple[str, int, int, str, Capability], ...] = (
 """Configuration, what its lengths are divided by, and the rest of a problem that is run whole."""
 
 
-def compared(name: str, divisor: int, head_dim: int, dtype: str, capability: Capability) -> Iterator[Whole]:
+def compared(name: str, divisor: int, head_dim: int, dtype: str, capability: Capability) -> Iterator[Row]:
     """The largest difference of each launch."""
     sizes = dict(head_dim=head_dim, divisor=divisor, dtype=dtype, requires_grad=True)
     whole = CONFIGURATIONS[name].problem(**sizes)
     few = CONFIGURATIONS[name]._replace(heads=1).problem(**sizes)
     shown = f"{name} with lengths 1/{divisor}, {dtype}, head_dim {head_dim}, " + "sm_{}{}".format(*capability)
     both = launches(whole, AllTiles(capability)), launches(few, FewTiles(capability))
-    for (_, right), (_, found) in zip(*both, strict=True):
+    for number, ((_, right), (_, found)) in enumerate(zip(*both, strict=True)):
         counts = asdict(right.counts), asdict(found.counts.times(HEADS))
         differ = {count: abs(counts[1][count] - counts[0][count]) / max(counts[0][count], 1) for count in counts[0]}
         del differ["atomics"]  # of the counter, which a launch of a block a tile has no use for
         count = max(differ, key=lambda name: differ[name])
-        worst = dict(count=count, whole=counts[0][count], from_few=counts[1][count])
-        yield Whole(problem=shown, name=right.name, tiles=right.tiles, run=found.run, **worst)
+        worst = dict(tiles=right.tiles, run=found.run, count=count, whole=counts[0][count], from_few=counts[1][count])
+        yield Row(table=WHOLE, case=dict(problem=shown, launch=number), who=right.name, values=worst)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,8 +27,9 @@ from ptx.run import PLACE, read, write
 from ptx.trials import cpu_seconds, is_installed, run
 from tqdm import tqdm
 
-from dilkit.tools.bench.suites.ptx import Broken, code_digest, digest
+from dilkit.tools.bench.suites.ptx import FAULTS, code_digest, digest
 from dilkit.tools.results.environment import now
+from dilkit.tools.results.rows import Row
 
 SEEDS = 0, 1
 
@@ -56,7 +58,8 @@ def main() -> int:
     parser.add_argument("--anew", action="store_true", help="break also the kernels that the file has")
     args = parser.parse_args()
     executed, broken = read(args.out)
-    by_kernel = {one.kernel: one for one in broken if not args.anew and not one.lives and one.machine == machine(one.kernel)}
+    noticed = {row.case["kernel"]: row for row in broken if not args.anew and not row.values["lives"]}
+    by_kernel = {kernel: row for kernel, row in noticed.items() if row.values["machine"] == machine(kernel)}
     is_whole = not args.each and not args.only
     reasons: dict[str, str] = {}
     for kernel, subject in SUBJECTS.items():
@@ -83,14 +86,12 @@ def try_all(chosen: Iterable[Mutation]) -> dict[str, str]:
     return reasons
 
 
-def result(kernel: str, reasons: dict[str, str], seconds: float) -> Broken:
+def result(kernel: str, reasons: dict[str, str], seconds: float) -> Row:
     lives = {name for name, reason in reasons.items() if not reason}
     backend = SUBJECTS[kernel].backend
-    return Broken(
-        **dict(kernel=kernel, backend=backend, source=digest(backend), machine=machine(kernel), date=now()),
-        **dict(caught=len(reasons) - len(lives), explained=len(lives & set(SURVIVORS)), seconds=round(seconds, 1)),
-        lives=tuple(sorted(lives - set(SURVIVORS))),
-    )
+    values: dict[str, Any] = dict(source=digest(backend), machine=machine(kernel), date=now(), seconds=round(seconds, 1))
+    values |= dict(caught=len(reasons) - len(lives), explained=len(lives & set(SURVIVORS)), lives=sorted(lives - set(SURVIVORS)))
+    return Row(table=FAULTS, case=dict(kernel=kernel), who=backend, values=values)
 
 
 @cache

@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from ptx.trials import MODULES, Outcome, Trial, every_trial, is_installed, run
 from tqdm import tqdm
 
 from dilkit.device import probe
-from dilkit.tools.bench.suites.ptx import Broken, Executed, Key, PTXResult, digest
+from dilkit.tools.bench.suites.ptx import FAULTS, TRIALS, current, digest
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
+from dilkit.tools.results.rows import Row, RowsResult
 
 PLACE = Path(__file__).parents[2] / "docs/results/ptx.json"
 
@@ -70,59 +70,55 @@ def summary(outcomes: list[Outcome]) -> Iterator[str]:
     yield f"{counts}, worst error {worst:.2f}, {sum(one.seconds for one in outcomes) / 60:.1f} minutes of CPU time"
 
 
-def read(path: Path) -> tuple[list[Executed], list[Broken]]:
-    """Return the results for the kernels as they are."""
-    result = read_result(path, PTXResult) if path.exists() else None
-    executed, broken = (result.executed, result.broken) if result else ((), ())
-    return (
-        [one for one in executed if one.source == digest(one.backend)],
-        [one for one in broken if one.source == digest(one.backend)],
-    )
+def read(path: Path) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the kernels as they are: trials, and faults."""
+    rows = [row for row in read_result(path, RowsResult, "ptx").rows if current(row)] if path.exists() else []
+    return [row for row in rows if row.table == TRIALS], [row for row in rows if row.table == FAULTS]
 
 
-def write(path: Path, executed: Iterable[Executed], broken: Iterable[Broken]) -> None:
-    write_result(new_result(PTXResult, probe("cpu"), executed=tuple(executed), broken=tuple(broken)), path)
+def write(path: Path, executed: Iterable[Row], broken: Iterable[Row]) -> None:
+    write_result(new_result(RowsResult, probe("cpu"), kind="ptx", rows=(*executed, *broken)), path)
 
 
-def is_known(trial: Trial, executed: Iterable[Executed]) -> bool:
+def is_known(trial: Trial, executed: Iterable[Row]) -> bool:
     """Return True if the trial was run, and was not wrong."""
-    return any(trial.case_name in (*one.passed, *one.refused) for one in executed if one.key == key_of(trial))
+    rows = (row.values for row in executed if (row.who, row.case) == group_of(trial))
+    return any(trial.case_name in (*values["passed"], *values["refused"]) for values in rows)
 
 
-def key_of(trial: Trial) -> Key:
-    return trial.backend, trial.listed, trial.architecture, trial.rounded
+def group_of(trial: Trial) -> tuple[str, dict[str, Any]]:
+    """Return backend and case of a trial's row."""
+    return trial.backend, dict(listed=trial.listed, architecture=trial.architecture, rounded=trial.rounded)
 
 
-def brought_up_to_date(known: Iterable[Executed], every: Iterable[Trial], outcomes: Iterable[Outcome]) -> list[Executed]:
+def brought_up_to_date(known: Iterable[Row], every: Iterable[Trial], outcomes: Iterable[Outcome]) -> list[Row]:
     """Return a row for each group of `every`, with what is known and what was run now."""
-    rows = {one.key: one for one in known}
-    groups: dict[Key, list[Trial]] = {}
-    anew: dict[Key, list[Outcome]] = {}
+    rows = {str((row.who, row.case)): row for row in known}
+    groups: dict[str, list[Trial]] = {}
+    anew: dict[str, list[Outcome]] = {}
     for trial in every:
-        groups.setdefault(key_of(trial), []).append(trial)
+        groups.setdefault(str(group_of(trial)), []).append(trial)
     for outcome in outcomes:
-        anew.setdefault(key_of(outcome.trial), []).append(outcome)
-    return [_row(key, group, rows.get(key), anew.get(key, [])) for key, group in groups.items()]
+        anew.setdefault(str(group_of(outcome.trial)), []).append(outcome)
+    return [_row(group, rows.get(key), anew.get(key, [])) for key, group in groups.items()]
 
 
-def _row(key: Key, group: list[Trial], known: Executed | None, outcomes: list[Outcome]) -> Executed:
-    backend, listed, architecture, rounded = key
-    of: dict[str, Any] = dict(backend=backend, listed=listed, architecture=architecture, rounded=rounded)
-    row = replace(known or Executed(**of, trials=0, source=digest(backend)), trials=len(group))
+def _row(group: list[Trial], known: Row | None, outcomes: list[Outcome]) -> Row:
+    backend, case = group_of(group[0])
+    nothing = dict(source=digest(backend), date="", seconds=0.0, passed=[], refused=[], wrong=[])
+    values = known.values if known else nothing
     anew = {outcome.trial.case_name for outcome in outcomes}
     kept = {trial.case_name for trial in group} - anew
-    came: dict[str, list[str]] = dict(
-        passed=[name for name in row.passed if name in kept],
-        refused=[name for name in row.refused if name in kept],
-        wrong=[text for text in row.wrong if text.split(": ", 1)[0] in kept],
-    )
+    kinds = "passed", "refused", "wrong"
+    came = {kind: [text for text in values[kind] if text.split(": ", 1)[0] in kept] for kind in kinds}
     for outcome in outcomes:
         name = outcome.trial.case_name
         kind = "refused" if outcome.skipped else "wrong" if outcome.reason else "passed"
         came[kind].append(f"{name}: --seed {outcome.seed}: {outcome.reason}" if kind == "wrong" else name)
-    seconds = round(row.seconds + sum(outcome.seconds for outcome in outcomes), 1)
-    fields: dict[str, Any] = {kind: tuple(sorted(names)) for kind, names in came.items()}
-    return replace(row, **fields, seconds=seconds, date=now() if outcomes else row.date)
+    seconds = round(values["seconds"] + sum(outcome.seconds for outcome in outcomes), 1)
+    counted = dict(trials=len(group), seconds=seconds, date=now() if outcomes else values["date"])
+    names = {kind: sorted(names) for kind, names in came.items()}
+    return Row(table=TRIALS, case=case, who=backend, values=values | counted | names)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,18 @@ from ptx.trials import SINGLE, Outcome
 from dilkit.device import probe
 from dilkit.tools.bench.suites import ptx as report
 from dilkit.tools.results.file import new_result
+from dilkit.tools.results.rows import Row, RowsResult
 
 Files = dict[str, str]
 TRIALS = SINGLE[:3]
 FIRST, SECOND, THIRD = TRIALS
 OWN = report.digest("cupy_raw")
-ROW = report.Executed(
-    **dict(backend="cupy_raw", listed="list", architecture="sm_80", rounded=False),
-    **dict(trials=9, source=OWN, date="2026-01-02T03:04:05+00:00", seconds=90.0, passed=("a", "b"), refused=("c",)),
-)
-BROKEN = report.Broken(
-    **dict(kernel="mma_forward", backend="cupy_raw", source=OWN, machine="", date=ROW.date, seconds=60.0, caught=7, explained=2)
-)
+DATED = dict(source=OWN, date="2026-01-02T03:04:05+00:00")
+CASE = dict(listed="list", architecture="sm_80", rounded=False)
+CAME = DATED | dict(trials=9, seconds=90.0, passed=["a", "b"], refused=["c"], wrong=[])
+NOTICED = DATED | dict(machine="", seconds=60.0, caught=7, explained=2, lives=[])
+ROW = Row(table=report.TRIALS, case=CASE, who="cupy_raw", values=CAME)
+BROKEN = Row(table=report.FAULTS, case=dict(kernel="mma_forward"), who="cupy_raw", values=NOTICED)
 
 
 def outcome(number: int, reason: str = "", skipped: str = "") -> Outcome:
@@ -33,33 +33,35 @@ def outcome(number: int, reason: str = "", skipped: str = "") -> Outcome:
 def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> None:
     rows = brought_up_to_date([], TRIALS, [outcome(0), outcome(1, reason="off")])
     [row] = rows
-    assert (row.trials, row.run, row.seconds, row.source) == (3, 2, 60.0, OWN)
-    assert row.wrong == (f"{SECOND.case_name}: --seed 5: off",)
+    assert (row.values["trials"], report.ended(row), row.values["seconds"], row.values["source"]) == (3, 2, 60.0, OWN)
+    assert row.values["wrong"] == [f"{SECOND.case_name}: --seed 5: off"]
     write(tmp_path / "ptx.json", rows, [])
     known, _ = read(tmp_path / "ptx.json")
     assert [is_known(trial, known) for trial in TRIALS] == [True, False, False]
     [row] = brought_up_to_date(known, TRIALS, [outcome(1), outcome(2, skipped="refused")])
-    assert (set(row.passed), row.refused, row.wrong) == ({FIRST.case_name, SECOND.case_name}, (THIRD.case_name,), ())
+    passed = sorted((FIRST.case_name, SECOND.case_name))
+    assert [row.values[kind] for kind in ("passed", "refused", "wrong")] == [passed, [THIRD.case_name], []]
     [row] = brought_up_to_date([row], TRIALS[1:], [])
-    assert (row.trials, row.passed) == (2, (SECOND.case_name,)), "what is no longer listed is dropped"
+    assert (row.values["trials"], row.values["passed"]) == (2, [SECOND.case_name]), "what is no longer listed is dropped"
     text = (tmp_path / "ptx.json").read_text()
     (tmp_path / "ptx.json").write_text(text.replace(OWN, "0" * len(OWN)))
     assert read(tmp_path / "ptx.json") == ([], []), "of kernels that have changed nothing is known"
 
 
 def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> None:
-    def result(*executed: report.Executed, broken: tuple[report.Broken, ...] = ()) -> report.PTXResult:
-        return new_result(report.PTXResult, probe("cpu"), executed=executed, broken=broken)
+    def result(*rows: Row) -> RowsResult:
+        return new_result(RowsResult, probe("cpu"), kind="ptx", rows=rows)
 
-    rounded = replace(ROW, rounded=True, trials=4, passed=("a",), refused=(), wrong=("b: --seed 0: off",))
-    shown = report.document(result(ROW, rounded, broken=(BROKEN,)))
+    few = CAME | dict(trials=4, passed=["a"], refused=[], wrong=["b: off"])
+    rounded = replace(ROW, case=CASE | dict(rounded=True), values=few)
+    shown = report.REPORT.document(result(ROW, rounded, BROKEN))
     assert shown.tables[0].rows == (("cupy_raw", "sm_80", "2 of 9", "2 of 4", "1", "1", "3.0", "2026-01-02"),)
     assert shown.tables[1].rows == (("mma_forward", "9", "7", "2", "0", "1.0", "2026-01-02"),)
-    assert report.sentence(result(ROW, rounded)).endswith("; 1 are WRONG.")
-    assert "none is wrong. Of 9 faults put into it 7 were caught and 2 are" in report.sentence(result(ROW, broken=(BROKEN,)))
-    assert "1 were NOT CAUGHT" in report.sentence(result(broken=(replace(BROKEN, lives=("x",)),)))
-    older = replace(rounded, rounded=False, source="0" * report.DIGITS)
-    shown = report.document(result(older, broken=(replace(BROKEN, source=older.source),)))
+    assert report.REPORT.sentence(result(ROW, rounded)).endswith("; 1 are WRONG.")
+    assert "none is wrong. Of 9 faults put into it 7 were caught and 2 are" in report.REPORT.sentence(result(ROW, BROKEN))
+    assert "1 were NOT CAUGHT" in report.REPORT.sentence(result(replace(BROKEN, values=NOTICED | dict(lives=["x"]))))
+    old = dict(source="0" * report.DIGITS)
+    shown = report.REPORT.document(result(replace(ROW, values=few | old), replace(BROKEN, values=NOTICED | old)))
     assert [table.rows for table in shown.tables] == [(("cupy_raw", "sm_80", "0 of 4", "", "0", "0", "0.0", ""),)]
 
 

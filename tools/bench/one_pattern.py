@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +49,9 @@ def measure(
                 problem = replace(longest, seq=seq)
                 rows += call_rows(problem, runner.run(problem))
     facts = facts_of(longest) | dict(min_time_s=runner.min_time, budget_s=budget)
-    done = len({row.case["length"] for row in rows})
-    return result_of(KIND, longest, facts, rows, repeats, interrupted=done < len(lengths))
-
-
-def result_of(kind: str, problem: Problem, facts: dict[str, Any], rows: Iterable[Row], repeats: int, **fields: Any) -> RowsResult:
-    """The result of a run on the device of `problem`."""
-    return new_result(RowsResult, problem.device, kind=kind, suite="", repeats=repeats, facts=facts, rows=tuple(rows), **fields)
+    interrupted = len({row.case["length"] for row in rows}) < len(lengths)
+    fields: dict[str, Any] = dict(repeats=repeats, facts=facts, rows=tuple(rows), interrupted=interrupted)
+    return new_result(RowsResult, longest.device, kind=KIND, **fields)
 
 
 def facts_of(problem: Problem) -> dict[str, Any]:
@@ -81,30 +77,23 @@ def call_rows(problem: Problem, measured: Mapping[str, Any]) -> list[Row]:
 
 def times(result: RowsResult, more: tuple[views.Column, ...] = ()) -> Iterator[Table]:
     """A row for every measured implementation; with the forward pass's memory where a call is more than that."""
-    batch, ranks = result.facts["batch"], result.facts.get("world_size", 1)
 
     def who(row: Row, case: CaseRows) -> str:
         return f"{row.who} (differs)" if row.values.get("differs") else row.who
 
     def tokens_per_s(row: Row, case: CaseRows) -> str:
-        return f"{batch * row.values['tokens'] / row.median_s:,.0f}"
+        return f"{result.facts['batch'] * row.values['tokens'] / row.median_s:,.0f}"
 
     def kb_per_token(row: Row, case: CaseRows) -> str:
-        known = _kb_per_token(row, batch / ranks)
+        known = _kb_per_token(result, row)
         return "-" if known is None else f"{known:.2f}"
 
     forward = (views.value("forward_peak_bytes", "of forward", "bytes"), _in_outputs("forward_peak_bytes"))
     columns = (
-        views.fact("tokens", template="{:,}"),
-        views.Column("who", who),
-        views.TIME,
-        views.QUARTILES,
-        views.Column("GFLOP/s", lambda row, case: f"{row.gflops:,.1f}"),
-        views.OF_MATMUL,
-        views.Column("tokens/s", tokens_per_s),
-        views.Column("kB/token", kb_per_token),
-        views.value("peak_bytes", "extra memory", "bytes"),
-        _in_outputs("peak_bytes"),
+        *(views.fact("tokens", template="{:,}"), views.Column("who", who), views.TIME, views.QUARTILES),
+        *(views.Column("GFLOP/s", lambda row, case: f"{row.gflops:,.1f}"), views.OF_MATMUL),
+        *(views.Column("tokens/s", tokens_per_s), views.Column("kB/token", kb_per_token)),
+        *(views.value("peak_bytes", "extra memory", "bytes"), _in_outputs("peak_bytes")),
         *(forward if result.facts["backward"] else ()),
         *more,
     )
@@ -121,8 +110,9 @@ def _in_outputs(name: str) -> views.Column:
     return views.Column("x output", cell)
 
 
-def _kb_per_token(row: Row, batch: float) -> float | None:
-    known = row.values.get("peak_bytes")
+def _kb_per_token(result: RowsResult, row: Row) -> float | None:
+    """Extra memory for each token of a rank."""
+    known, batch = row.values.get("peak_bytes"), result.facts["batch"] / result.facts.get("world_size", 1)
     return None if known is None else known / 1000 / (batch * row.values["tokens"])
 
 
@@ -148,24 +138,22 @@ def timed_lengths(result: RowsResult) -> list[tuple[CaseRows, list[Row]]]:
 
 def drawn(result: RowsResult) -> Iterator[Plot]:
     """Time, memory and speed-ups over lengths, of one length as bars; then the roofline."""
-    batch = result.facts["batch"] / result.facts.get("world_size", 1)
 
     def extra_memory(row: Row, case: CaseRows) -> Point | None:
         return plain("", row.values["peak_bytes"]) if row.values.get("peak_bytes") else None
 
     def memory_of_a_token(row: Row, case: CaseRows) -> Point | None:
-        known = _kb_per_token(row, batch)
+        known = _kb_per_token(result, row)
         return plain("", known) if known else None
 
-    measures = {
-        "Time of a call": (views.time, views.SECONDS),
-        "Peak extra memory of a call": (extra_memory, Axis("memory", "bytes")),
-        "Memory a token": (memory_of_a_token, Axis("memory a token", "kb")),
-    }
     single = len(result.cases()) == 1
-    for title, (value, axis) in measures.items():
+    for title, measure, axis in (
+        ("Time of a call", views.time, views.SECONDS),
+        ("Peak extra memory of a call", extra_memory, Axis("memory", "bytes")),
+        ("Memory a token", memory_of_a_token, Axis("memory a token", "kb")),
+    ):
         x = "{length}" if single else "tokens"
-        yield from views.PlotView(title, TABLE, x, value, (views.TOKENS, axis), "bars" if single else "lines").each(result)
+        yield from views.PlotView(title, TABLE, x, measure, (views.TOKENS, axis), "bars" if single else "lines").each(result)
     bars = ((f"{first} over {other}", point) for first, other, point in _versus_first(result))
     axes = Axis("", "tokens"), views.TIMES
     yield Plot("Speed-up, with 95% intervals", "bars", series_by_name(bars), axes, mark=1.0)

@@ -15,20 +15,21 @@ from tqdm import tqdm
 from dilkit.comm import Comm
 from dilkit.comm.collectives import gather_values
 from dilkit.problem import Problem
-from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import one_pattern
+from dilkit.tools.bench.workloads.rank_jobs import memory_note, peaks_of
 from dilkit.tools.console import rank_arguments as ranks
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.measure import ceilings
 from dilkit.tools.measure.case import over_budget
 from dilkit.tools.measure.rank_times import seconds_of, time_in_turns
-from dilkit.tools.measure.ranks_call import RanksCall
+from dilkit.tools.measure.ranks_call import RanksCall, judged
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Plot, Series
 from dilkit.tools.report.files import publish
 from dilkit.tools.report.points import plain
+from dilkit.tools.results.file import new_result
 from dilkit.tools.results.record import Entry, Exchange
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
 
@@ -46,16 +47,14 @@ def run(args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int)
 
 
 def _work(comm: Comm, args: Namespace, problem: Problem, lengths: Sequence[int], repeats: int) -> int:
-    budget = args.budget or BUDGET
     with tqdm(lengths, unit="length", disable=True if comm.rank else None) as bar:
-        how = dict(backend=args.backend, repeats=repeats, budget=budget, alone=args.comm != "threads")
-        runner = RanksRunner(comm, args.schedules, say=bar.set_description, **how)
+        runner = RanksRunner(comm, args, repeats, bar.set_description)
         rows = [row for seq in bar for row in runner.run(replace(problem, seq=seq))]
     facts = one_pattern.facts_of(problem) | dict(
-        budget_s=budget, comm=args.comm, transport=transport_name(args.comm), world_size=comm.size,
+        budget_s=args.budget or BUDGET, comm=args.comm, transport=transport_name(args.comm), world_size=comm.size,
         threads_of_a_rank=torch.get_num_threads(),
     )  # fmt: skip
-    result = one_pattern.result_of(KIND, problem, facts, rows, repeats)
+    result = new_result(RowsResult, problem.device, kind=KIND, repeats=repeats, facts=facts, rows=tuple(rows))
     if comm.rank == 0:
         publish(result, args.out, "bench", "dilkit bench", args.json)
     return 1 if any(row.verdict == "wrong" for row in rows) else 0
@@ -77,22 +76,18 @@ def transport_name(kind: str) -> str:
 class RanksRunner:
     """Schedules on the ranks of `comm`: all ranks make the same calls in the same order, and get the same results.
 
-    `alone` says that no other rank is in this process, so that its memory is this rank's. `say(text)` is called with what comes
-    next.
+    `say(text)` is called with what comes next.
     """
 
     comm: Comm
-    schedules: Sequence[str]
-    backend: tuple[str, ...] | None = None
-    repeats: int = 7
-    budget: float = 20.0
-    alone: bool = True
-    say: Callable[[str], Any] = lambda text: None
+    args: Namespace
+    repeats: int
+    say: Callable[[str], Any]
 
     def run(self, problem: Problem) -> list[Row]:
         """A row for each schedule at the length of `problem`, whatever became of it."""
-        calls = {name: RanksCall(self.comm, problem, name, backend=self.backend) for name in self.schedules}
-        inputs = calls[self.schedules[0]].shard()
+        calls = {name: RanksCall(self.comm, problem, name, backend=self.args.backend) for name in self.args.schedules}
+        inputs = next(iter(calls.values())).shard()
         entries = {name: self._admit(call, inputs) for name, call in calls.items()}
         able = {name: call for name, call in calls.items() if entries[name].verdict == "measured"}
         self.say(f"{problem.seq:,} tokens: time")
@@ -100,60 +95,42 @@ class RanksRunner:
         own_size, _ = ceilings.square_matmul(problem.dtype, problem.device.type)
         smallest = min(gather_values(self.comm, own_size))
         size, multiply = ceilings.square_matmul(problem.dtype, problem.device.type, smallest)
-        timed_calls: dict[str, Callable[[], Any]] = {
-            MATMUL: multiply,
-            **{name: partial(call.once, inputs) for name, call in able.items()},
-        }
-        timed = time_in_turns(self.comm, timed_calls, self.repeats)
+        timed_calls: dict[str, Callable[[], Any]] = {name: partial(call.once, inputs) for name, call in able.items()}
+        timed = time_in_turns(self.comm, {MATMUL: multiply} | timed_calls, self.repeats)
         one = ceilings.matmul_rate(size, problem.dtype, timed[MATMUL])
         for name, call in able.items():
             self.say(f"{problem.seq:,} tokens: memory of {name}")
-            entry = replace(entries[name], time=timed[name], flops=call.flops)
-            entries[name] = self._with_memory(entry, call, inputs)
+            entries[name] = replace(entries[name], time=timed[name], flops=call.flops, **self._memory(call, inputs))
         measured = dict(entries=entries, matmul=replace(one, gflops=self.comm.size * one.gflops))
         return one_pattern.call_rows(problem, measured)
 
     def _admit(self, call: RanksCall, inputs: Tensors) -> Entry:
         """The beginning of an entry: the verdict, and the check and the count of bytes that it rests on."""
         try:
-            plan, planned = call.plan, call.planned_bytes()
+            plan = call.plan
         except ValueError as error:
             return Entry(verdict="refused", reasons=(str(error),))
         self.say(f"{call.problem.seq:,} tokens: check of {call.schedule}")
-        checks, before = call.check(), self.comm.sent_bytes
-        seconds = seconds_of(self.comm, partial(call.once, inputs))
-        sent = tuple(gather_values(self.comm, self.comm.sent_bytes - before))
+        checks, counted = call.check(), dict[str, list[int]]()
+        seconds = seconds_of(self.comm, lambda: counted.update(call.count(inputs)))
+        entry, budget = judged(checks, counted), self.args.budget or BUDGET
+        if entry.verdict == "measured" and seconds > budget:
+            entry = replace(entry, verdict="skipped", reasons=(over_budget("took", seconds, budget),))
+        sent, planned = (tuple(counted[name]) for name in ("sent_bytes", "planned_bytes"))
         work = tuple(plan.work(rank) for rank in range(self.comm.size))
-        exchange = Exchange(routes=tuple(route.kind for route in plan.routes), planned_bytes=planned, sent_bytes=sent, work=work)
-        wrong = [check.complaint for check in checks if not check.passed]
-        if sent != planned:
-            wrong.append(f"bytes sent by rank: {list(sent)}; the plan says {list(planned)}")
-        late = (over_budget("took", seconds, self.budget),) if seconds > self.budget else ()
-        verdict = "wrong" if wrong else "skipped" if late else "measured"
-        return Entry(verdict=verdict, reasons=tuple(wrong) or late, check=checks, ranks=exchange)
+        routes = tuple(route.kind for route in plan.routes)
+        return replace(entry, ranks=Exchange(routes=routes, planned_bytes=planned, sent_bytes=sent, work=work))
 
-    def _with_memory(self, entry: Entry, call: RanksCall, inputs: Tensors) -> Entry:
-        """`entry` with the peak extra bytes of a call on the rank that needs most; or why they are not known."""
-        problem, device = call.problem, call.problem.device.type
-        if reasons := list(filter(None, gather_values(self.comm, memory_note(self.alone, device)))):
-            return replace(entry, memory_note=f"memory is not measured: {reasons[0]}")
-        forward = replace(call, problem=replace(problem, requires_grad=False))
-        peak, of_forward = (
-            max(gather_values(self.comm, memory.peak_memory(partial(one.once, inputs), device))) if wanted else None
-            for one, wanted in ((call, True), (forward, problem.requires_grad))
-        )
-        return replace(entry, peak_bytes=peak, forward_peak_bytes=of_forward)
-
-
-def memory_note(alone: bool, device: str = "cpu") -> str | None:
-    """The reason why the memory of a rank cannot be measured, or None. `alone`: no other rank is in its process."""
-    if not alone:
-        return "all ranks are in one process"
-    try:
-        memory.check_peak_memory(device)
-    except memory.MeasureError as error:
-        return str(error)
-    return None
+    def _memory(self, call: RanksCall, inputs: Tensors) -> dict[str, Any]:
+        """Peak extra bytes of a call on the rank that needs most, and of its forward pass alone; or why they are not known."""
+        device = call.problem.device.type
+        if reasons := list(filter(None, gather_values(self.comm, memory_note(self.args.comm != "threads", device)))):
+            return dict(memory_note=f"memory is not measured: {reasons[0]}")
+        peaks = dict(peak_bytes=max(peaks_of(self.comm, partial(call.once, inputs), device)))
+        if call.problem.requires_grad:
+            forward = replace(call, problem=replace(call.problem, requires_grad=False))
+            peaks["forward_peak_bytes"] = max(peaks_of(self.comm, partial(forward.once, inputs), device))
+        return peaks
 
 
 def _busiest(name: str, header: str) -> views.Column:

@@ -6,7 +6,7 @@ One thread computes: the costs arise in one, and waking others takes longer than
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,11 @@ from dilkit.problem import Problem
 from dilkit.threads import torch_threads
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis, Table
+from dilkit.tools.report.document import Axis
 from dilkit.tools.report.headline import placed
 from dilkit.tools.results.file import new_result
 from dilkit.tools.results.problem import problem_text
-from dilkit.tools.results.rows import CaseRows, RowsResult, rows_of
+from dilkit.tools.results.rows import CaseRows, RowsResult, row_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +38,10 @@ def measure(problem: Problem, backend: str | None, repeats: int) -> RowsResult:
         for mode, pair in pairs.items():
             calls = dict(zip((PUBLIC, DIRECT), pair, strict=True))
             timed = time_interleaved(calls, repeats, warmup=20, min_time=0.002, device=problem.device.type)
-            entries = {who: Entry(time=samples) for who, samples in timed.items()}
-            rows += rows_of("call", dict(mode=mode), dict(entries=entries))
+            rows += [row_of("call", dict(mode=mode), who, Entry(time=samples)) for who, samples in timed.items()]
         sizes = problem_text(problem, f"{problem.seq} tokens").partition(", ")[2]  # the passes are those of each mode
         facts = dict(problem=sizes, pattern=str(problem.pattern), scale=problem.scale, backend=name)
-        return new_result(
-            RowsResult, problem.device, kind="overhead", suite="", repeats=repeats, facts=facts, rows=tuple(rows)
-        )  # fmt: skip
+        return new_result(RowsResult, problem.device, kind="overhead", repeats=repeats, facts=facts, rows=tuple(rows))
 
 
 def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[str, Pair]]:
@@ -91,15 +88,15 @@ def overhead_s(case: CaseRows) -> float:
     return statistics.median(public - direct for public, direct in pairs)
 
 
-def _times(result: RowsResult) -> Iterator[Table]:
-    """Times of both ways, with the overhead in the median and between the fastest samples."""
-    rows = []
-    for case in result.cases():
-        public, direct = case.rows[PUBLIC], case.rows[DIRECT]
-        fastest = min(public.samples) - min(direct.samples)
-        times = public.median_s, direct.median_s, overhead_s(case), fastest
-        rows.append((case.label("{mode}"), *(f"-{in_seconds(-time)}" if time < 0 else in_seconds(time) for time in times)))
-    yield Table("Time of a call", ("a call", PUBLIC, DIRECT, "overhead", "of the fastest"), tuple(rows))
+def _signed(seconds: float) -> str:
+    return f"-{in_seconds(-seconds)}" if seconds < 0 else in_seconds(seconds)
+
+
+COLUMNS = (
+    *(views.label("a call", "{mode}"), views.Column(PUBLIC, views.TIME.cell), views.of(DIRECT, views.TIME)),
+    views.Column("overhead", lambda row, case: _signed(overhead_s(case))),
+    views.Column("of the fastest", lambda row, case: _signed(min(row.samples) - min(case.rows[DIRECT].samples))),
+)
 
 
 def sentence(result: RowsResult) -> str:
@@ -115,7 +112,7 @@ REPORT = views.Report(
         "{problem}, {pattern}",
     ),
     place="{device_name}, 1 thread",
-    tables=(_times,),
+    tables=(views.TableView("Time of a call", "call", COLUMNS, who=(PUBLIC,)),),
     plots=(
         views.PlotView(
             "Time of a call, with 95% intervals",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,14 +50,23 @@ class Target:
 
 
 def each(
-    tables: str | tuple[str, ...], measure: Callable[[CaseRows], float | None], name: str = "{what}", **facts: Any
+    tables: str | tuple[str, ...],
+    measure: Callable[[CaseRows], float | None],
+    name: str = "{what}",
+    combine: Callable[[list[float]], float] | None = None,
+    **facts: Any,
 ) -> Callable[[RowsResult], Values]:
-    """Read `measure` of the cases of tables that have these facts, each named by the template `name`; None is left out."""
+    """Read `measure` of the cases of tables that have these facts; None is left out.
+
+    Each is named by the template `name`. Of values that have the same name, the last counts, or what `combine` makes of all.
+    """
 
     def read(result: RowsResult) -> Values:
-        cases = result.cases(*([tables] if isinstance(tables, str) else tables), **facts)
-        values = ((case.label(name), measure(case)) for case in cases)
-        return {label: value for label, value in values if value is not None}
+        values: dict[str, list[float]] = {}
+        for case in result.cases(*([tables] if isinstance(tables, str) else tables), **facts):
+            if (value := measure(case)) is not None:
+                values.setdefault(case.label(name), []).append(value)
+        return {label: combine(of_label) if combine else of_label[-1] for label, of_label in values.items()}
 
     return read
 
@@ -94,11 +103,3 @@ def memory_ratio(table: str, large: str, small: str, name: str = "{what}", **fac
         return above / below if above and below else None
 
     return each(table, ratio, name, **facts)
-
-
-def least(pairs: Iterable[tuple[str, float]]) -> Values:
-    """The least of the values that have the same name."""
-    lowest: dict[str, float] = {}
-    for name, value in pairs:
-        lowest[name] = min(value, lowest.get(name, value))
-    return lowest

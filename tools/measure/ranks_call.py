@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check, Results, differentiated, expected, shortened
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS
+from dilkit.tools.results.record import Entry, Samples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +85,13 @@ class RanksCall:
         counts = [self.plan.all_bytes(phase, **sizes) for phase in phases]
         return tuple(int(sum(of_rank)) for of_rank in zip(*counts, strict=True))
 
+    def count(self, inputs: Tensors) -> dict[str, list[int]]:
+        """Make a call, and return the bytes that each rank sent in it, beside those of the plan."""
+        before = self.comm.sent_bytes
+        self.once(inputs)
+        sent = gather_values(self.comm, self.comm.sent_bytes - before)
+        return dict(sent_bytes=sent, planned_bytes=[*self.planned_bytes()])
+
     def check(self) -> tuple[Check, ...]:
         """Compare the results of all ranks with the oracle, on a shortened problem."""
         short = replace(self, problem=shortened(self.problem))
@@ -94,6 +103,14 @@ class RanksCall:
         results = self.together(whole)
         checks = expected(self.problem, whole).checks(results, self.problem.seq) if self.comm.rank == 0 else ()
         return gather_values(self.comm, checks)[0]
+
+
+def judged(checks: tuple[Check, ...], counted: Mapping[str, Sequence[int]], time: Samples | None = None) -> Entry:
+    """The entry of a call over ranks; without a time if a check failed or other bytes were `counted` than planned."""
+    wrong = [check.complaint for check in checks if not check.passed]
+    if counted and counted["sent_bytes"] != counted["planned_bytes"]:
+        wrong.append(f"bytes sent by rank: {counted['sent_bytes']}; the plan says {counted['planned_bytes']}")
+    return Entry(verdict="wrong", reasons=tuple(wrong), check=checks) if wrong else Entry(check=checks, time=time)
 
 
 def plan_of(problem: Problem, ranks: int, schedule: str = "auto", fuse_branches: bool = True, keep: str = "rows") -> ExchangePlan:

@@ -249,7 +249,7 @@ class Report:
         figure_columns: values of figures with a column each, such as "head_dim 64".
         headline: options of `suite_headline`.
         subject: templates of lines above the place.
-        summary: function that writes the sentence, of a result that has no figures.
+        summary: function that writes the sentence, of a result that has no figures. `summary_first`: the page begins with it.
         side_by_side: results of several machines are shown together; rows then have the fact "machine".
         figure_note: text below the figures of machines side by side.
     """
@@ -264,6 +264,7 @@ class Report:
     headline: Mapping[str, str] = field(default_factory=dict)
     subject: tuple[str, ...] = ()
     summary: Callable[[RowsResult], str] | None = None
+    summary_first: bool = False
     side_by_side: bool = False
     figure_note: str = ""
 
@@ -292,6 +293,8 @@ class Report:
         facts = _run_facts(result)
         options = {name: template.format(**facts) for name, template in self.headline.items()}
         lines = [template.format(**facts) for template in self.subject]
+        if self.summary and self.summary_first:
+            lines.insert(0, self.summary(result))
         return (*lines, *suite_headline(result, self.place.format(**facts), **options))
 
     def _notes(self, result: RowsResult) -> list[str]:

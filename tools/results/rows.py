@@ -141,8 +141,8 @@ class RowsResult(Result):
     SCHEMA: ClassVar[int] = 2
 
     schema: int = SCHEMA
-    suite: str
-    repeats: int
+    suite: str = ""
+    repeats: int = 0
     quick: int = 0
     chosen: dict[str, Any] = field(default_factory=dict)
     steps: tuple[tuple[str, str], ...] = ()

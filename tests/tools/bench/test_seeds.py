@@ -19,10 +19,8 @@ from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import run
 from dilkit.tools.bench.suite import Step
-from dilkit.tools.bench.suites.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting
-from dilkit.tools.bench.workloads.seeds_claims import claims
-from dilkit.tools.bench.workloads.seeds_report import REPORT
-from dilkit.tools.bench.workloads.seeds_ways import bisect
+from dilkit.tools.bench.suites.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting, bisect
+from dilkit.tools.bench.workloads.seeds_report import REPORT, claims
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.rows import Row, RowsResult
@@ -70,7 +68,7 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
     assert [row.values["seq"] > 0 for row in result.rows if row.table == "longest"] == 4 * [True]
     tables = {table.title: table for table in REPORT.document(result).tables}
     assert len(tables["Every published figure"].rows) == len(claims()) == 188
-    off = {row[1]: row[8].split()[0] for row in tables["Implementations side by side"].rows}
+    off = {row[1]: row[6].split()[0] for row in tables["Implementations side by side"].rows}
     assert (off["auto"], off["head-split"], off["longnet"]) == ("-", "result", "gradient")
 
 
@@ -83,8 +81,8 @@ def test_ranks_that_fail_or_are_wrong_decide_on_the_exit_code(error: bool, monke
 
     monkeypatch.setattr(RanksCall, "check", check)
     suite = SeedsSuite(quick=True, repeats=2, sizes=TINY, processes=())
-    rows = suite.over_ranks("ranks", 1, [(TWO, False)], "threads")
-    assert [(row.who, row.verdict, len(row.reasons)) for row in rows] == [("ranks", "failed" if error else "wrong", 1)]
+    rows = next(step for step in suite.steps() if step.table == "ranks").measure()
+    assert {(row.who, row.verdict) for row in rows} == {("the job", "failed") if error else ("ranks", "wrong")}
     result = replace(run.begin(suite, [], {}, dict(mpi="", ranks="threads")), rows=tuple(rows))
     assert suite.wrong(result)
     assert rows[0].reasons[0] in " ".join(REPORT.document(result).notes)

@@ -6,17 +6,17 @@ torch has it, on the strided views of each branch, with what merges the branches
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, replace
+from itertools import product
 
 from dilkit.device import Capability
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
-from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
-from dilkit.tools.report.headline import place
-from dilkit.tools.report.points import plain
-from dilkit.tools.results.packed import PackedResult, PackedRow
+from dilkit.tools.report.document import Axis, Plot, Point, Table
+from dilkit.tools.report.points import plain, series_of
+from dilkit.tools.report.views import Column, Report, TableView, fact
+from dilkit.tools.results.rows import Row, RowsResult
 
 WARP, SPECIAL, SHARED_BYTES = 32, 16, 128
 """Threads of a warp; special functions, and bytes of shared memory, that a multiprocessor does in a clock cycle: NVIDIA, CUDA C++
@@ -62,107 +62,44 @@ CARDS = (
 whitepaper has 720 GB/s, of T4 the datasheet 300, of B200 the driver 7,672, and at its clock fp32 has 75 TFLOP/s."""
 
 
-@dataclass(frozen=True)
-class KernelCost(PackedRow):
-    """Counts of what one launch issues, over all its blocks and all heads: one row of the file.
+COUNTS = {
+    "products": ("TFLOP of products", 1e12 / PRODUCT),
+    "fma": ("G fp32 FMA", 1e9),
+    "fp32": ("G other fp32", 1e9),
+    "special": ("G special functions", 1e9),
+    "matrices": ("M wavefronts of matrices", 1e6),
+    "shared": ("M wavefronts of other accesses, at least", 1e6),
+    "conflicts": ("M more of these, if 8 bytes a lane go by half a warp, 16 by a quarter", 1e6),
+    "shuffles": ("M shuffles of a warp", 1e6),
+    "barriers": ("k barriers of a block", 1e3),
+    "memory": ("GB of tensors, each row once", 1e9),
+}
+"""Header and unit of what a launch issues, over all its blocks and all heads: values of a row.
 
-    `configuration`: "A", "B" or "C", of head_dim `head_dim`; `launch`: which of the launches of `role` it is, one for each group
-    of branches. `tiles`, of which `run` were run.
-
-    By warps: `products` of (16, 16) by (16, 8) matrices; `matrices`, the wavefronts of shared memory that take what products are
-    given; `shared`, those of other loads and stores, at least; `conflicts`, what these take beyond that if lanes of 8 and 16
-    bytes are served by halves and quarters of a warp; `shuffles`, votes and reductions. By blocks: `barriers`. By threads:
-    `fma`; `fp32`, other sums and products; `special`, powers of 2, reciprocals and quotients; `atomics`. In bytes: `loaded` and
-    `copied` from global memory, `stored` to it; `memory`, what of it is there once, so that no cache saves it.
-    """
-
-    configuration: str
-    head_dim: int
-    dtype: str
-    architecture: str
-    role: str
-    name: str
-    launch: int
-    tiles: int
-    run: int
-    products: int
-    matrices: int
-    shared: int
-    conflicts: int
-    shuffles: int
-    barriers: int
-    fma: int
-    fp32: int
-    special: int
-    atomics: int
-    loaded: int
-    copied: int
-    stored: int
-    memory: int
-
-    @property
-    def problem(self) -> Problem:
-        """Configuration, head_dim and dtype."""
-        return self.configuration, self.head_dim, "float32" if self.dtype == "float32" else "half"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """A launch of which all tiles were run, and which was also counted from a few; the count of which the two differ most."""
-
-    problem: str
-    name: str
-    tiles: int
-    run: int
-    count: str
-    whole: int
-    from_few: int
-
-    @property
-    def apart(self) -> float:
-        """Error of the count from a few tiles, as a share of the whole."""
-        return abs(self.from_few - self.whole) / max(self.whole, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostsResult(PackedResult):
-    """Every launch of A, B and C, forward and backward, for each kind of GPU."""
-
-    KIND: ClassVar[str] = "costs"
-    ROW = KernelCost
-
-    wholes: tuple[Whole, ...] = ()
-
-    def costs(self) -> list[KernelCost]:
-        """The rows."""
-        return self.unpacked()
-
-
-RECORD = CostsResult
+By warps: `products` of (16, 16) by (16, 8) matrices; `matrices`, the wavefronts of shared memory that take what products are
+given; `shared`, those of other loads and stores, at least; `conflicts`, what these take beyond that if lanes of 8 and 16 bytes
+are served by halves and quarters of a warp; `shuffles`, votes and reductions. By blocks: `barriers`. By threads: `fma`; `fp32`,
+other sums and products; `special`, powers of 2, reciprocals and quotients; `atomics`. In bytes: `loaded` and `copied` from
+global memory, `stored` to it; `memory`, what of it is there once, so that no cache saves it. Beside them: `tiles`, of which
+`run` were run.
+"""
 Problem = tuple[str, int, str]
 """Configuration, head_dim and dtype; float16 of a card is "half", as bfloat16 of another."""
+LAUNCHES, WHOLE = "launches", "run whole"
+"""Tables of rows: every launch of A, B and C, forward and backward, for each kind of GPU; launches of which all tiles were run,
+with the count in which what a few tiles say differs most."""
 PASSES = {"forward": ("forward",), "backward": ("dots", "dquery", "dkeyvalue")}
 OURS, FLASH, NOMINAL = "cupy_raw", "FlashAttention-2 on views", "the nominal FLOPs"
 
 
-def sentence(result: CostsResult) -> str:
-    """For docs/measurements.md: what was counted, and how well a few tiles speak for all."""
-    costs = result.costs()
-    gpus, few, tiles = len({cost.architecture for cost in costs}), sum(c.run for c in costs), sum(c.tiles for c in costs)
-    worst = max((whole.apart for whole in result.wholes), default=0.0)
+def _summary(result: RowsResult) -> str:
+    """Tell what was counted, and how well a few tiles speak for all."""
+    launches, wholes = ([row for row in result.rows if row.table == table] for table in (LAUNCHES, WHOLE))
+    few, tiles = (sum(row.values[name] for row in launches) for name in ("run", "tiles"))
+    gpus, worst = len({row.case["architecture"] for row in launches}), max(map(_apart, wholes), default=0.0)
     return (
-        f"{len(costs)} launches of CUDA kernels for {gpus} GPUs, counted from {few:,} of {tiles:,} tiles; of "
-        f"{len(result.wholes)} launches that were run whole, a few tiles give every count within {worst:.2%}."
-    )
-
-
-def document(result: CostsResult) -> Document:
-    """Least times of passes, then of kernels by unit, the counts of A, and the launches that were run whole."""
-    costs = result.costs()
-    return Document(
-        headline=(sentence(result), place(result)),
-        tables=tables(_passes(costs), _kernels(costs), _counts(costs), _wholes(result), _rates()),
-        plots=plots(*(_bars(costs, card) for card in CARDS)),
+        f"{len(launches)} launches of CUDA kernels for {gpus} GPUs, counted from {few:,} of {tiles:,} tiles; of "
+        f"{len(wholes)} launches that were run whole, a few tiles give every count within {worst:.2%}."
     )
 
 
@@ -190,22 +127,27 @@ class Bound:
 UNITS = tuple(Bound.__dataclass_fields__)
 
 
-def bound_of(cost: KernelCost, card: Card) -> Bound:
+def bound_of(counts: Mapping[str, int], card: Card) -> Bound:
     """The bound of a launch on a card of its architecture."""
     return Bound(
-        tensor=cost.products * PRODUCT / card.tensor if cost.products else 0.0,
-        fp32=(cost.fma + cost.fp32) / (card.lanes * card.cycles),
-        shared=(cost.matrices + cost.shared) / card.cycles,
-        special=cost.special / (SPECIAL * card.cycles),
-        shuffles=cost.shuffles * WARP / (SHUFFLED * card.cycles),
-        memory=cost.memory / card.memory,
+        tensor=counts["products"] * PRODUCT / card.tensor if counts["products"] else 0.0,
+        fp32=(counts["fma"] + counts["fp32"]) / (card.lanes * card.cycles),
+        shared=(counts["matrices"] + counts["shared"]) / card.cycles,
+        special=counts["special"] / (SPECIAL * card.cycles),
+        shuffles=counts["shuffles"] * WARP / (SHUFFLED * card.cycles),
+        memory=counts["memory"] / card.memory,
     )
 
 
-def bounds(costs: Iterable[KernelCost], problem: Problem, card: Card, name: str) -> list[Bound]:
+def problem_of(row: Row) -> Problem:
+    """Configuration, head_dim and dtype of a launch."""
+    return row.case["configuration"], row.case["head_dim"], "float32" if row.case["dtype"] == "float32" else "half"
+
+
+def bounds(result: RowsResult, problem: Problem, card: Card, name: str) -> list[Bound]:
     """The bounds of our launches of a pass on a card."""
-    launches = (cost for cost in costs if (cost.architecture, cost.problem) == (card.architecture, problem))
-    return [bound_of(cost, card) for cost in launches if cost.role in PASSES[name]]
+    rows = [row for row in result.rows if row.table == LAUNCHES and row.case["architecture"] == card.architecture]
+    return [bound_of(row.values, card) for row in rows if row.case["role"] in PASSES[name] and problem_of(row) == problem]
 
 
 def flash_bounds(problem: Problem, card: Card, name: str) -> list[Bound]:
@@ -282,93 +224,102 @@ def _milliseconds(launches: list[Bound]) -> str:
     return f"{_digits(seconds(launches) * 1e3)} {longest.limit}" if longest else ""
 
 
-def _passes(costs: list[KernelCost]) -> Table:
+def _problems(result: RowsResult) -> list[Problem]:
+    return sorted({problem_of(row) for row in result.rows if row.table == LAUNCHES})
+
+
+def _passes(result: RowsResult) -> Iterator[Table]:
     rows: list[tuple[str, ...]] = []
-    for problem in sorted({cost.problem for cost in costs}):
-        for name in PASSES:
-            ours = [bounds(costs, problem, card, name) for card in CARDS]
-            theirs = [flash_bounds(problem, card, name) for card in CARDS]
-            peaks = (nominal(problem, card, name) if own else 0.0 for card, own in zip(CARDS, ours, strict=True))
-            cells = {OURS: [*map(_milliseconds, ours)], FLASH: [*map(_milliseconds, theirs)]}
-            cells[NOMINAL] = [_digits(peak * 1e3) if peak else "" for peak in peaks]
-            rows += [(*map(str, problem), name, who, *texts) for who, texts in cells.items() if any(texts) or who == NOMINAL]
+    for problem, name in product(_problems(result), PASSES):
+        ours = [bounds(result, problem, card, name) for card in CARDS]
+        theirs = [flash_bounds(problem, card, name) for card in CARDS]
+        peaks = (nominal(problem, card, name) if launches else 0.0 for card, launches in zip(CARDS, ours, strict=True))
+        cells = {OURS: [*map(_milliseconds, ours)], FLASH: [*map(_milliseconds, theirs)]}
+        cells[NOMINAL] = [_digits(peak * 1e3) if peak else "" for peak in peaks]
+        rows += [(*map(str, problem), name, who, *texts) for who, texts in cells.items() if any(texts) or who == NOMINAL]
     header = ("configuration", "head_dim", "dtype", "pass", "who", *(card.name for card in CARDS))
     note = "Of FlashAttention-2's gradients, loads from shared memory are not counted: its bounds are too low by as much."
-    return Table("Milliseconds below which a pass cannot be, and what limits its longest launch", header, tuple(rows), note)
+    yield Table("Milliseconds below which a pass cannot be, and what limits its longest launch", header, tuple(rows), note)
 
 
-def _first_launches(costs: list[KernelCost]) -> Iterator[tuple[Card, KernelCost]]:
-    """The first launch of each kernel of A: of halves where there are tensor cores for them, of float32 elsewhere."""
+def _first_launches(result: RowsResult) -> Iterator[Table]:
+    """Bounds and counts of the first launch of each kernel of A: in halves where tensor cores take them, else in float32."""
+    rows = []
     for card in CARDS:
-        for cost in costs:
-            wanted = (cost.dtype == "float32") == (not card.tensor)
-            if wanted and (cost.architecture, cost.configuration, cost.launch) == (card.architecture, "A", 0):
-                yield card, cost
+        of_card = (row for row in result.rows if row.table == LAUNCHES and row.case["architecture"] == card.architecture)
+        rows += [row for row in of_card if (row.case["dtype"] == "float32") == (not card.tensor)]
+    first = replace(result, rows=tuple(rows))
+    for title, columns in (("milliseconds that each unit needs at least", NEEDED), ("what it issues", ISSUED)):
+        where, title = dict(configuration="A", launch=0), f"Configuration A, the first launch of each kernel: {title}"
+        yield TableView(title, LAUNCHES, (*KERNEL, *columns), where=where, timed=False).made(first)
 
 
-def _kernels(costs: list[KernelCost]) -> Table:
-    rows = []
-    for card, cost in _first_launches(costs):
-        bound = bound_of(cost, card)
-        units = (_digits(value * 1e3) for value in astuple(bound))
-        rows.append((card.name, cost.name, cost.dtype, str(cost.head_dim), *units, bound.limit))
-    title = "Configuration A, the first launch of each kernel: milliseconds that each unit needs at least"
-    return Table(title, ("card", "kernel", "dtype", "head_dim", *UNITS, "limit"), tuple(rows))
+def _count(header: str, unit: float, *names: str) -> Column:
+    return Column(header, lambda row, case: _digits(sum(row.values[name] for name in names) / unit))
 
 
-COUNTS = {
-    "products": ("TFLOP of products", 1e12 / PRODUCT),
-    "fma": ("G fp32 FMA", 1e9),
-    "fp32": ("G other fp32", 1e9),
-    "special": ("G special functions", 1e9),
-    "matrices": ("M wavefronts of matrices", 1e6),
-    "shared": ("M wavefronts of other accesses, at least", 1e6),
-    "conflicts": ("M more of these, if 8 bytes a lane go by half a warp, 16 by a quarter", 1e6),
-    "shuffles": ("M shuffles of a warp", 1e6),
-    "barriers": ("k barriers of a block", 1e3),
-    "memory": ("GB of tensors, each row once", 1e9),
-}
-"""Counts of a launch: header, and unit."""
+def _least(unit: str) -> Column:
+    return Column(unit, lambda row, case: _digits(getattr(bound_of(row.values, _card(row)), unit) * 1e3))
 
 
-def _counts(costs: list[KernelCost]) -> Table:
-    rows = []
-    for card, cost in _first_launches(costs):
-        numbers = [getattr(cost, name) / unit for name, (_, unit) in COUNTS.items()]
-        numbers += [(cost.loaded + cost.copied) / 1e9, cost.stored / 1e9]
-        rows.append((card.name, cost.name, cost.dtype, str(cost.head_dim), *map(_digits, numbers)))
-    headers = (*(header for header, _ in COUNTS.values()), "GB that loads and copies ask for", "GB that stores write")
-    title = "Configuration A, the first launch of each kernel: what it issues"
-    return Table(title, ("card", "kernel", "dtype", "head_dim", *headers), tuple(rows))
+def _card(row: Row) -> Card:
+    return next(card for card in CARDS if card.architecture == row.case["architecture"])
 
 
-def _wholes(result: CostsResult) -> Table:
-    rows = []
-    for one in result.wholes:
-        counts = f"{one.whole:,}", f"{one.from_few:,}", f"{one.apart:.2%}"
-        rows.append((one.problem, one.name, f"{one.tiles:,}", str(one.run), one.count, *counts))
-    header = ("problem", "kernel", "tiles", "of which run", "count that differs most", "run whole", "from few", "apart")
-    return Table("Launches that were run whole, beside what a few of their tiles say", header, tuple(rows))
+def _apart(row: Row) -> float:
+    """Error of the count from a few tiles, as a share of that of all."""
+    return float(abs(row.values["from_few"] - row.values["whole"]) / max(row.values["whole"], 1))
 
 
-def _rates() -> Table:
+KERNEL = (
+    *(Column("card", lambda row, case: _card(row).name), Column("kernel", lambda row, case: row.who)),
+    *(fact("dtype"), fact("head_dim")),
+)
+NEEDED = (*map(_least, UNITS), Column("limit", lambda row, case: bound_of(row.values, _card(row)).limit))
+ISSUED = (
+    *(_count(header, unit, name) for name, (header, unit) in COUNTS.items()),
+    *(_count("GB that loads and copies ask for", 1e9, "loaded", "copied"), _count("GB that stores write", 1e9, "stored")),
+)
+COMPARED = (
+    *(fact("problem"), Column("kernel", lambda row, case: row.who), fact("tiles", template="{:,}"), fact("run", "of which run")),
+    *(fact("count", "count that differs most"), fact("whole", "run whole", "{:,}"), fact("from_few", "from few", "{:,}")),
+    Column("apart", lambda row, case: f"{_apart(row):.2%}"),
+)
+
+
+def _rates(result: RowsResult) -> Iterator[Table]:
     rows = []
     for card in CARDS:
         rates = f"{card.tensor / 1e12:,.5g}" if card.tensor else "", f"{card.fp32 / 1e12:.3g}", f"{card.memory / 1e9:,.0f}"
         rows.append((card.name, card.architecture, *rates, f"{card.cycles / 1e9:.1f}", card.source))
     units = "TFLOP/s of tensor cores", "TFLOP/s of fp32", "GB/s", "G cycles/s of all multiprocessors"
-    return Table("Published rates", ("card", "for", *units, "source"), tuple(rows))
+    yield Table("Published rates", ("card", "for", *units, "source"), tuple(rows))
 
 
-def _bars(costs: list[KernelCost], card: Card) -> Plot:
+def _bars(result: RowsResult) -> Iterator[Plot]:
     """Least times of passes over those of the nominal FLOPs: of halves where there are tensor cores for them."""
-    drawn: dict[str, list[Point]] = {OURS: [], FLASH: []}
-    for problem in sorted({cost.problem for cost in costs if (cost.dtype != "float32") == bool(card.tensor)}):
-        for name in PASSES:
-            least = {OURS: bounds(costs, problem, card, name), FLASH: flash_bounds(problem, card, name)}
-            for who, launches in least.items():
-                label = f"{problem[0]}, d={problem[1]}, {name}"
-                drawn[who] += [plain(label, seconds(launches) / nominal(problem, card, name))] if launches else []
-    axes = Axis("", "number"), Axis("times as long", "times", log=False)
-    series = tuple(Series(who, tuple(points)) for who, points in drawn.items())
-    return Plot(f"{card.name}: least time, over that of the nominal FLOPs at its peak", "bars", series, axes, mark=1.0)
+    for card in CARDS:
+        drawn: dict[str, list[Point]] = {OURS: [], FLASH: []}
+        for problem, name in product(_problems(result), PASSES):
+            ours = bounds(result, problem, card, name)
+            if (problem[2] == "half") == bool(card.tensor) and ours:
+                for who, launches in ((OURS, ours), (FLASH, flash_bounds(problem, card, name))):
+                    label = f"{problem[0]}, d={problem[1]}, {name}"
+                    drawn[who] += [plain(label, seconds(launches) / nominal(problem, card, name))] if launches else []
+        axes = Axis("", "number"), Axis("times as long", "times", log=False)
+        title = f"{card.name}: least time, over that of the nominal FLOPs at its peak"
+        yield Plot(title, "bars", series_of(drawn), axes, mark=1.0)
+
+
+REPORT = Report(
+    summary=_summary,
+    summary_first=True,
+    place="{device_name}, threads: {threads}, NVRTC {nvrtc}",
+    tables=(
+        _passes,
+        _first_launches,
+        TableView("Launches that were run whole, beside what a few of their tiles say", WHOLE, COMPARED, timed=False),
+        _rates,
+    ),
+    plots=(_bars,),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
-from dilkit.tools.bench.target import MIB, Target, Values, each, least, time_ratio
+from dilkit.tools.bench.target import MIB, Target, Values, each, time_ratio
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.measure.case import admit, failed, output_bytes, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
@@ -28,7 +28,7 @@ from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, 
 from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.roofline import rooflines
-from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.record import Samples
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
 
 CONFIGURATIONS = {
@@ -71,12 +71,7 @@ def _nominal_rate(case: CaseRows) -> float | None:
 
 def _worst(slow: str, fast: str, **facts: Any) -> Callable[[RowsResult], Values]:
     """Read the least ratio of times of all configurations in fp32, by head_dim."""
-
-    def read(result: RowsResult) -> Values:
-        cases = [case for case in result.cases(FORMS, dtype="float32", **facts) if case.timed(slow, fast)]
-        return least((case.label("{head_dim}"), case.ratio(slow, fast)) for case in cases)
-
-    return read
+    return time_ratio(FORMS, slow, fast, "{head_dim}", combine=min, dtype="float32", **facts)
 
 
 def _best_of_torch(case: CaseRows) -> float | None:
@@ -93,23 +88,13 @@ def _training(result: RowsResult) -> Values:
     return {"64": slow / fast}
 
 
-def _scratch(result: RowsResult) -> Values:
-    held = (case.rows[OURS[0]].values.get("scratch_bytes") for case in result.cases("memory") if OURS[0] in case.rows)
-    return _largest(None if one is None else one / MIB for one in held)
+def _scratch_mib(case: CaseRows) -> float | None:
+    size = case.rows[OURS[0]].values.get("scratch_bytes") if OURS[0] in case.rows else None
+    return None if size is None else size / MIB
 
 
-def _longest(result: RowsResult) -> Values:
-    return _largest(case.case["seq"] for case in result.cases("long") if case.rows[OURS[0]].verdict == "measured")
-
-
-def _largest(values: Iterable[float | None]) -> Values:
-    """The largest value, as that of head_dim 64; nothing where there is none."""
-    largest = max((value for value in values if value is not None), default=None)
-    return {} if largest is None else {"64": largest}
-
-
-def _no_hopper(result: RowsResult) -> str | None:
-    return None if result.environment.capability == "9.0" else "stated for an H100"
+def _longest(case: CaseRows) -> float | None:
+    return case.case["seq"] if case.rows[OURS[0]].verdict == "measured" else None
 
 
 FORWARD: dict[str, Any] = dict(of="A", backward=False, causal=False)
@@ -127,7 +112,8 @@ TARGETS = (
     ),
     Target(
         "A: fp32 forward, nominal rate over an H100's 67 TFLOP/s", 0.5, 0.7,
-        each(FORMS, _nominal_rate, "{head_dim}", **FORWARD, dtype="float32"), "", missing=_no_hopper,
+        each(FORMS, _nominal_rate, "{head_dim}", **FORWARD, dtype="float32"), "",
+        missing=lambda result: None if result.environment.capability == "9.0" else "stated for an H100",
     ),
     Target(
         "fp32 forward: sdpa memory-efficient's time over cupy_raw's, worst of A-C, causal and not", 1.3, 2.0,
@@ -146,8 +132,8 @@ TARGETS = (
         "fp32 forward: cupy_raw's time over numba_cuda's, worst of A-C", 0.3, 0.5,
         _worst(OURS[0], OURS[1], backward=False, causal=False), "",
     ),
-    Target("A: forward's memory beyond out and lse", 1, 0, _scratch, " MiB", lower=True),
-    Target("the longest sequence, bf16 forward on one GPU", 2**23, 2**24, _longest, " tokens"),
+    Target("A: forward's memory beyond out and lse", 1, 0, each("memory", _scratch_mib, "64", max), " MiB", lower=True),
+    Target("the longest sequence, bf16 forward on one GPU", 2**23, 2**24, each("long", _longest, "64", max), " tokens"),
 )  # fmt: skip
 
 
@@ -241,7 +227,7 @@ class GpuSuite(Suite):
         yield from chosen
 
     def every_step(self) -> Iterator[Step]:
-        """All that there are, whatever `rows` says."""
+        """Every step, whatever `rows` says."""
         yield Step(LAUNCHES, f"{self.sizes.launch_bound:,} tokens, launches", self.launch_bound)
         for dtype in self.sizes.dtypes:
             yield Step("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
@@ -276,7 +262,7 @@ class GpuSuite(Suite):
         return self.sizes.configurations[name].problem(dim, self.divisor, device=probe(self.device), **fields)
 
     def configuration(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> list[Row]:
-        """All implementations on one configuration: the forward pass, or the backward pass alone."""
+        """Measure all implementations on one configuration: the forward pass, or the backward pass alone."""
         problem = self.problem(letter, dim, dtype=dtype, is_causal=causal, requires_grad=backward)
         what = f"{letter}, {SHORT[dtype]}, d={dim}{', causal' * causal}{', backward' * backward}"
         facts = dict(what=what, of=letter, dtype=dtype, head_dim=dim, causal=causal, backward=backward)
@@ -296,7 +282,8 @@ class GpuSuite(Suite):
     def compare(self, table: str, facts: Mapping[str, Any], problem: Problem, in_a_row: bool = False, **values: Any) -> list[Row]:
         """Check, then time in turns, beside a matmul and a copy."""
         inputs, chosen = Tensors.random(problem), self.implementations()
-        entries = {one.name: self.admit(one, problem, inputs) for one in chosen}
+        expected = {one.name: partial(expected_seconds, one, problem) for one in chosen}
+        entries = {one.name: admit(one, problem, inputs, self.budget, expected[one.name]) for one in chosen}
         calls: dict[str, Call] = {}
         for one in chosen:
             if entries[one.name].verdict == "measured":
@@ -317,11 +304,6 @@ class GpuSuite(Suite):
         if in_a_row:
             return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.device)
         return time_interleaved(calls, self.repeats, clock=cold_cuda_seconds if self.device == "cuda" else None)
-
-    def admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
-        """The beginning of an entry: the verdict, and the check that it rests on."""
-        rate = LEAST_FLOPS.get(implementation.name, 2e12)
-        return admit(implementation, problem, inputs, self.budget, lambda: implementation.flops(problem) / rate)
 
     def memory(self, dtype: str) -> list[Row]:
         """Memory that a forward pass on A holds beyond out and lse."""
@@ -366,6 +348,11 @@ def implementations() -> list[Implementation]:
     """The automatic choice, ours, and each of torch's kernels by itself."""
     names = [name for name in list_backends() if name in OURS or name.startswith("sdpa:")]
     return [automatic(), *backend_implementations(names)]
+
+
+def expected_seconds(implementation: Implementation, problem: Problem) -> float:
+    """Return the most that a call should take."""
+    return implementation.flops(problem) / LEAST_FLOPS.get(implementation.name, 2e12)
 
 
 def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem) -> Call:

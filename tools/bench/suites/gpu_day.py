@@ -27,13 +27,12 @@ class GpuDayReport(Report):
     def document(self, *results: RowsResult) -> Document:
         """Make the document: what is wrong, the figures, rows of the preference table, then every step."""
         (result,) = results
-        made, bad = super().document(result), _bad(result)
+        document, bad = super().document(result), _bad(result)
         verdict = f"{len(bad)} of {len(_steps(result))} steps found something WRONG" if bad else "nothing was found wrong"
         headline = f"{verdict}; {len(_left(result))} of {len(result.steps)} steps are left", place(result)
         rows = tuple((row.case["name"], row.values["ended"], "; ".join(row.reasons)) for row in bad)
-        return replace(
-            made, headline=headline, tables=(*([Table("WRONG", ("step", "what", "found"), rows)] if bad else []), *made.tables)
-        )
+        wrong = [Table("WRONG", ("step", "what", "found"), rows)] if bad else []
+        return replace(document, headline=headline, tables=(*wrong, *document.tables))
 
 
 def _summary(result: RowsResult) -> str:

@@ -29,9 +29,9 @@ from dilkit.tools.bench.workloads.rank_jobs import SCHEDULES, job_step
 from dilkit.tools.bench.workloads.sequence_parallel import PEERS
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.measure.rank_times import hidden_share, rank_speed, time_in_turns
-from dilkit.tools.measure.ranks_call import RanksCall
+from dilkit.tools.measure.ranks_call import RanksCall, judged
 from dilkit.tools.report.views import QUARTILES, TIME, WHO, Column, PlotView, Report, TableView, fact, over
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
@@ -80,10 +80,6 @@ def _faults(measure: Callable[[Mapping[str, Any]], float]) -> Callable[[RowsResu
     return each("faults", lambda case: measure(case.rows["rank 1"].values), "{kind}, {transport}")
 
 
-def _on_the_wire(result: RowsResult) -> Values:
-    return {f"{row.who}, {row.case['link']}": _wire_ratio(row) for row in result.rows if row.table == "links"}
-
-
 TARGETS = (
     *(
         Target(f"{SLOWEST}: time of {scheme} over auto's", must, aim, time_ratio("links", who, "auto", "{link}", links=SLOWEST))
@@ -97,19 +93,20 @@ TARGETS = (
         f"{FASTEST}: share of auto's sends that no rank waits for", 0.6, 0.9,
         each("links", lambda case: case.rows["auto"].values["hidden"], "{link}", links=FASTEST), unit="",
     ),
-    Target("bytes of the hosts' interfaces over planned bytes", 1.05, 1.02, _on_the_wire, lower=True),
+    Target(
+        "bytes of the hosts' interfaces over planned bytes", 1.05, 1.02,
+        lambda result: {f"{row.who}, {row.case['link']}": _wire_ratio(row) for row in result.rows if row.table == "links"},
+        lower=True,
+    ),
     Target("schedules: predicted over measured time, the least", 0.75, None, _predicted(min), unit=""),
     Target("schedules: predicted over measured time, the most", 1.33, None, _predicted(max), unit="", lower=True),
-    Target(
-        "faults: seconds to an error beyond the timeout", SLACK, None, _faults(lambda v: v["seconds"] - v["timeout"]),
-        unit=" s", lower=True,
-    ),
-    Target(
-        "faults whose error does not name the rank", 0, None, _faults(lambda v: int(not v["names_rank"])), unit="", lower=True,
-    ),
-    Target(
-        "faults: processes that the launcher left behind, and the job then ended", 0, None, _faults(lambda v: v["left_behind"]),
-        unit="", lower=True,
+    *(
+        Target(name, must, None, _faults(measure), unit, lower=True)
+        for name, must, measure, unit in (
+            ("faults: seconds to an error beyond the timeout", SLACK, lambda v: v["seconds"] - v["timeout"], " s"),
+            ("faults whose error does not name the rank", 0, lambda v: int(not v["names_rank"]), ""),
+            ("faults: processes that the launcher left behind, and the job then ended", 0, lambda v: v["left_behind"], ""),
+        )
     ),
 )  # fmt: skip
 
@@ -242,50 +239,34 @@ def compare(
     repeats: int,
     case: Mapping[str, Any],
 ) -> list[Row]:
-    """On every rank: check every way, count its bytes, and time all in turns."""
+    """Check every way, count its bytes, and time all in turns; every rank does."""
     calls: dict[str, RanksCall] = {name: RanksCall(comm, problem, name) for name in schedules}
     calls |= {name: PEERS[name](comm, problem) for name in peers}
     shard = calls[schedules[0]].shard()
     checks = {name: replace(call, problem=checked).check_whole() for name, call in calls.items()}
     for call in calls.values():
         call.once(shard)
-    values = {name: _counted(call, shard) | dict(hidden=hidden_share(call, shard)) for name, call in calls.items()}
+    values: dict[str, dict[str, Any]] = {
+        name: _counted(call, shard) | dict(hidden=hidden_share(call, shard)) for name, call in calls.items()
+    }
     speeds = [rank_speed(comm, problem)]
     times = time_in_turns(comm, {name: partial(call.once, shard) for name, call in calls.items()}, repeats)
     speeds.append(rank_speed(comm, problem))  # after it too: others may have begun to use the machine meanwhile
     for name in schedules:
         routes = dict.fromkeys(route.kind for route in calls[name].plan.routes)
         values[name] |= dict(routes=", ".join(routes)) | _forecast(calls[name], speeds)
-    rows = []
-    for name, one in values.items():
-        reasons = [check.complaint for check in checks[name] if not check.passed]
-        if one["sent_bytes"] != one["planned_bytes"]:
-            reasons.append(f"bytes sent by rank: {one['sent_bytes']}; planned {one['planned_bytes']}")
-        became = dict(verdict="wrong", reasons=tuple(reasons)) if reasons else dict(samples=times[name].samples_s)
-        rows.append(
-            Row(
-                table="links",
-                case=dict(case),
-                who=name,
-                checks=checks[name],
-                values=one | dict(hosts=comm.size, problem=str(problem)),
-                **became,
-            )
-        )
-    return rows
+    common = dict(hosts=comm.size, problem=str(problem))
+    return [row_of("links", case, name, judged(checks[name], one, times[name]), **one, **common) for name, one in values.items()]
 
 
-def _counted(call: RanksCall, shard: Tensors) -> dict[str, Any]:
+def _counted(call: RanksCall, shard: Tensors) -> dict[str, list[int]]:
     """Bytes of rows that each rank sent in a call, those planned, and those of each host's interface."""
-    comm = call.comm
-    comm.share(b"", "beginning together")
+    call.comm.share(b"", "beginning together")
     time.sleep(SETTLED)
-    before, wire_before = comm.sent_bytes, namespaces.sent_bytes()
-    call.once(shard)
-    sent = comm.sent_bytes - before
+    wire_before = namespaces.sent_bytes()
+    counted = call.count(shard)
     time.sleep(SETTLED)
-    sent_bytes, wire_bytes = zip(*gather_values(comm, (sent, namespaces.sent_bytes() - wire_before)), strict=True)
-    return dict(planned_bytes=[*call.planned_bytes()], sent_bytes=[*sent_bytes], wire_bytes=[*wire_bytes])
+    return counted | dict(wire_bytes=gather_values(call.comm, namespaces.sent_bytes() - wire_before))
 
 
 def _forecast(call: RanksCall, speeds: Sequence[Speed]) -> dict[str, float]:

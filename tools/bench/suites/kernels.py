@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import astuple, dataclass, fields
+from typing import Any, ClassVar
 
-from dilkit.device import Capability
 from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
 from dilkit.tools.report.headline import place
 from dilkit.tools.report.points import plain
-from dilkit.tools.results.packed import PackedResult, PackedRow
+from dilkit.tools.results.record import Result
 
-SHARED_KIB: dict[Capability, int] = {
-    (7, 0): 96,
-    (7, 5): 64,
-    (8, 0): 163,
-    (8, 6): 99,
-    (8, 9): 99,
-    (9, 0): 227,
-    (10, 0): 227,
-    (12, 0): 99,
-}
+SHARED_KIB = dict(sm_70=96, sm_75=64, sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99)
 """Shared memory that a block may have, where that is more than the `STATIC_KIB` that a kernel may declare anywhere."""
 STATIC_KIB = 48
 DTYPES = ("float32", "float16", "bfloat16")
@@ -30,8 +20,8 @@ Key = tuple[str, str, str, int, str, int]
 
 
 @dataclass(frozen=True)
-class KernelUse(PackedRow):
-    """Resources of a kernel, compiled for one architecture, dtype and head_dim: one row of the file.
+class KernelUse:
+    """Resources of a kernel, compiled for one architecture, dtype and head_dim: a line of the file, a word for each field.
 
     `form`: "elements" where rows are read by the element, else 16 bytes at a time: of "plain" calls, or "packed", "dropout" or
     "packed-dropout". `dynamic` and `shared` are bytes of shared memory, asked for at launch and declared; `registers` are those
@@ -54,6 +44,19 @@ class KernelUse(PackedRow):
     spills: int
     stack: int
 
+    @classmethod
+    def read(cls, row: str) -> KernelUse:
+        """Return the kernel of a line. Raises ValueError."""
+        words, whole = row.split(), [field.type == "int" for field in fields(cls)]
+        if len(words) != len(whole) or not all(word.isdecimal() for word, one in zip(words, whole, strict=True) if one):
+            raise ValueError(f"rows: {row[:40]!r} where {', '.join(FIELDS)} are needed")
+        values: list[Any] = [int(word) if one else word for word, one in zip(words, whole, strict=True)]
+        return cls(*values)
+
+    def row(self) -> str:
+        """Return the line of the file."""
+        return " ".join(map(str, astuple(self)))
+
     @property
     def key(self) -> Key:
         """Facts that tell kernels apart, whatever the compiler makes of them."""
@@ -62,27 +65,36 @@ class KernelUse(PackedRow):
     @property
     def complaints(self) -> list[str]:
         """Faults: spills, a stack, too much shared memory."""
-        number = int(self.architecture.removeprefix("sm_"))
-        limit = SHARED_KIB.get(divmod(number, 10), STATIC_KIB)
+        limit = SHARED_KIB.get(self.architecture, STATIC_KIB)
         sizes = [f"{size} bytes of {name}" for name, size in (("spills", self.spills), ("stack", self.stack)) if size]
         if self.shared > STATIC_KIB * 1024 or self.shared + self.dynamic > limit * 1024:
             sizes.append(f"{self.shared} + {self.dynamic} bytes of shared memory, at most {limit} KiB")
         return [f"{' '.join(self.row().split()[:5])}: {text}" for text in sizes]
 
 
+FIELDS = tuple(field.name for field in fields(KernelUse))
+
+
 @dataclass(frozen=True, kw_only=True)
-class KernelsResult(PackedResult):
-    """Every kernel for every kind of GPU. `older`: rows of sources that have changed since."""
+class KernelsResult(Result):
+    """Every kernel for every kind of GPU. `fields`: the words of a row; `older`: rows of sources that have changed since."""
 
     KIND: ClassVar[str] = "kernels"
-    ROW = KernelUse
 
+    nvrtc: str
+    fields: tuple[str, ...] = FIELDS
+    rows: tuple[str, ...]
     quick: bool
     older: int = 0
 
+    def __post_init__(self) -> None:
+        if self.fields != FIELDS:
+            raise ValueError(f"fields: {', '.join(self.fields)[:80]} where {', '.join(FIELDS)} are needed")
+        self.kernels()
+
     def kernels(self) -> list[KernelUse]:
         """The rows."""
-        return self.unpacked()
+        return [KernelUse.read(row) for row in self.rows]
 
 
 RECORD = KernelsResult

@@ -1,4 +1,4 @@
-"""What of the kernels' PTX has been executed on the CPU: the result of `tests/ptx/run.py` and `tests/ptx/mutations.py`."""
+"""Trials of the kernels' PTX on the CPU, and faults put into it: what `tests/ptx/run.py` and `tests/ptx/mutations.py` write."""
 
 from __future__ import annotations
 
@@ -6,172 +6,124 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
 
 import dilkit.backends
-from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
-from dilkit.tools.report.headline import place
+from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.results.record import Result
+from dilkit.tools.report.views import NAMES, Report
+from dilkit.tools.results.rows import Row, RowsResult
 
-Key = tuple[str, str, str, bool]
-"""Backend, list, architecture and rounding of trials."""
+TRIALS, FAULTS = "trials", "faults"
+"""Tables of rows, of which `who` is a backend. Values: `source`, a digest of its kernels; `date` of the last run; CPU `seconds`.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Executed:
-    """Trials of one list that one backend has for one kind of GPU: how many there are, and what became of those that were run.
-
-    `rounded`: as tensor cores are measured to round. `source`: a digest of the kernels. `date` of the last run, `seconds` of CPU
-    time of all. `passed` and `refused`, as on a GPU or by the emulator, are names of cases, `wrong` too, each with its reason.
-    """
-
-    backend: str
-    listed: str
-    architecture: str
-    rounded: bool
-    trials: int
-    source: str
-    date: str = ""
-    seconds: float = 0.0
-    passed: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    wrong: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> Key:
-        """What it is, whatever came of it."""
-        return self.backend, self.listed, self.architecture, self.rounded
-
-    @property
-    def run(self) -> int:
-        """How many trials were run to their end."""
-        return len(self.passed) + len(self.wrong)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Broken:
-    """Faults that the PTX of a kernel was given: how many were `caught`, or are `explained` as none; others, by name, that live.
-
-    `source`: a digest of the kernels, `machine` of the emulator and of what shows faults of this kernel.
-    """
-
-    kernel: str
-    backend: str
-    source: str
-    machine: str
-    date: str
-    seconds: float
-    caught: int
-    explained: int
-    lives: tuple[str, ...] = ()
-
-    @property
-    def tried(self) -> int:
-        """How many in all."""
-        return self.caught + self.explained + len(self.lives)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PTXResult(Result):
-    """Every list of trials of every backend, and the kernels that were broken."""
-
-    KIND: ClassVar[str] = "ptx"
-
-    executed: tuple[Executed, ...] = ()
-    broken: tuple[Broken, ...] = ()
-
-
+A row of trials is of one list for one kind of GPU, `rounded` as tensor cores are measured to round: how many `trials` there are,
+and by name the cases that `passed`, were `refused`, as on a GPU or by the emulator, or are `wrong`, each with its reason.
+A row of faults is of a kernel: how many were `caught`, or are `explained` as none; by name those that live, `lives`; `machine`,
+a digest of the emulator and of what shows faults of this kernel.
+"""
 BACKENDS = ("cupy_raw", "triton", "numba_cuda")
 COLUMNS = ("backend", "architecture", "rounded once", "rounded as measured", "wrong", "refused", "minutes", "last run")
 OF_FAULTS = ("kernel", "faults", "caught", "explained", "not noticed", "minutes", "last run")
 
 
-def sentence(result: PTXResult) -> str:
+def current(row: Row) -> bool:
+    """True if it is of the kernels as they are."""
+    return bool(row.values["source"] == digest(row.who))
+
+
+def ended(row: Row) -> int:
+    """Trials that were run to their end."""
+    return len(row.values["passed"]) + len(row.values["wrong"])
+
+
+def tried(row: Row) -> int:
+    """Faults in all."""
+    return int(row.values["caught"] + row.values["explained"] + len(row.values["lives"]))
+
+
+def _summary(result: RowsResult) -> str:
     """For README.md: how much of what there is has been run, and what was wrong."""
-    wrong = sum(len(one.wrong) for one in result.executed if current(one))
-    *first, last = (_counted(backend, [one for one in result.executed if one.backend == backend]) for backend in BACKENDS)
-    trials = (
+    trials, faults = ([row for row in result.rows if row.table == table] for table in (TRIALS, FAULTS))
+    wrong = sum(len(row.values["wrong"]) for row in trials if current(row))
+    *first, last = (_counted(backend, [row for row in trials if row.who == backend]) for backend in BACKENDS)
+    executed = (
         f"The PTX of today's kernels was executed on a CPU, instruction by instruction: {', '.join(first)} and {last}; "
         f"{f'{wrong} are WRONG' if wrong else 'none is wrong'}."
     )
-    broken = [one for one in result.broken if current(one)]
-    if not broken:
-        return trials
-    tried, caught, explained = (sum(getattr(one, name) for one in broken) for name in ("tried", "caught", "explained"))
-    lives = sum(len(one.lives) for one in broken)
-    noticed = f"Of {tried:,} faults put into it {caught:,} were caught and {explained} are explained as harmless"
-    return f"{trials} {noticed}{f'; {lives} were NOT CAUGHT' if lives else ''}."
-
-
-def document(result: PTXResult) -> Document:
-    """Trials by backend and kind of GPU, and faults by kernel."""
-    groups: dict[tuple[str, str], list[Executed]] = {}
-    for one in result.executed:
-        groups.setdefault((one.backend, one.architecture), []).append(one)
-    faults = (
-        (one.kernel, *map(str, (one.tried, one.caught, one.explained, len(one.lives))), *_spent([one]))
-        for one in result.broken
-        if current(one)
+    if not (faults := [row for row in faults if current(row)]):
+        return executed
+    caught, explained = (sum(row.values[name] for row in faults) for name in ("caught", "explained"))
+    lives = sum(len(row.values["lives"]) for row in faults)
+    noticed = (
+        f"Of {sum(map(tried, faults)):,} faults put into it {caught:,} were caught and {explained} are explained as harmless"
     )
-    return Document(
-        headline=(sentence(result), place(result)),
-        tables=tables(
-            Table("Trials, by backend and kind of GPU", COLUMNS, tuple(_row(groups[key]) for key in sorted(groups, key=_order))),
-            Table("Faults that the PTX was given, by kernel", OF_FAULTS, tuple(faults)),
-        ),
-        plots=plots(_bars(groups)),
-    )
+    return f"{executed} {noticed}{f'; {lives} were NOT CAUGHT' if lives else ''}."
 
 
-def current(one: Executed | Broken) -> bool:
-    """True if it is of the kernels as they are."""
-    return one.source == digest(one.backend)
-
-
-def _run(group: Iterable[Executed]) -> int:
-    return sum(one.run for one in group if current(one))
-
-
-def _counted(backend: str, group: Sequence[Executed]) -> str:
+def _counted(backend: str, rows: Sequence[Row]) -> str:
     """Trials of a backend, and the kinds of GPU for which some were run."""
-    kinds = len({one.architecture for one in group if current(one) and one.run})
-    counts = f"{_run(group):,} of {sum(one.trials for one in group):,} trials of {backend}"
+    kinds = len({row.case["architecture"] for row in rows if current(row) and ended(row)})
+    counts = f"{_run(rows):,} of {_all(rows):,} trials of {backend}"
     return f"{counts} for {kinds} kind{'s' * (kinds != 1)} of GPU" if kinds else counts
 
 
-def _order(key: tuple[str, str]) -> tuple[int, int]:
-    backend, architecture = key
-    return BACKENDS.index(backend), int(architecture.removeprefix("sm_"))
+def _run(rows: Iterable[Row]) -> int:
+    return sum(ended(row) for row in rows if current(row))
 
 
-def _row(group: Sequence[Executed]) -> tuple[str, ...]:
-    """The row of a backend and kind of GPU."""
-    counts = []
-    for rounded in (False, True):
-        alike = [one for one in group if one.rounded == rounded]
-        trials = sum(one.trials for one in alike)
-        counts.append(f"{_run(alike):,} of {trials:,}" if trials else "")
-    run = [one for one in group if current(one)]
-    came = sum(len(one.wrong) for one in run), sum(len(one.refused) for one in run)
-    return (group[0].backend, group[0].architecture, *counts, *map(str, came), *_spent(run))
+def _all(rows: Iterable[Row]) -> int:
+    return sum(row.values["trials"] for row in rows)
 
 
-def _spent(rows: Sequence[Executed | Broken]) -> tuple[str, str]:
+def _groups(result: RowsResult) -> dict[tuple[str, str], list[Row]]:
+    """Rows of trials by backend and kind of GPU."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in (row for row in result.rows if row.table == TRIALS):
+        groups.setdefault((row.who, row.case["architecture"]), []).append(row)
+    return groups
+
+
+def _tables(result: RowsResult) -> Iterator[Table]:
+    """Trials by backend and kind of GPU, and faults by kernel."""
+
+    def order(group: tuple[tuple[str, str], list[Row]]) -> tuple[int, int]:
+        backend, architecture = group[0]
+        return BACKENDS.index(backend), int(architecture.removeprefix("sm_"))
+
+    rows = []
+    for (backend, architecture), group in sorted(_groups(result).items(), key=order):
+        alike = [[row for row in group if row.case["rounded"] == rounded] for rounded in (False, True)]
+        counts = [f"{_run(rows_alike):,} of {_all(rows_alike):,}" if rows_alike else "" for rows_alike in alike]
+        run = [row for row in group if current(row)]
+        came = (str(sum(len(row.values[name]) for row in run)) for name in ("wrong", "refused"))
+        rows.append((backend, architecture, *counts, *came, *_spent(run)))
+    yield Table("Trials, by backend and kind of GPU", COLUMNS, tuple(rows))
+    faults = []
+    for row in (row for row in result.rows if row.table == FAULTS and current(row)):
+        numbers = tried(row), row.values["caught"], row.values["explained"], len(row.values["lives"])
+        faults.append((row.case["kernel"], *map(str, numbers), *_spent([row])))
+    yield Table("Faults that the PTX was given, by kernel", OF_FAULTS, tuple(faults))
+
+
+def _spent(rows: Sequence[Row]) -> tuple[str, str]:
     """Minutes of CPU time, and the last day."""
-    return f"{sum(one.seconds for one in rows) / 60:.1f}", max((one.date[:10] for one in rows), default="")
+    days = (row.values["date"][:10] for row in rows)
+    return f"{sum(row.values['seconds'] for row in rows) / 60:.1f}", max(days, default="")
 
 
-def _bars(groups: dict[tuple[str, str], list[Executed]]) -> Plot:
+def _bars(result: RowsResult) -> Iterator[Plot]:
     """Trials that were run, beside all."""
-    labelled = {", ".join(key): group for key, group in groups.items()}
-    run = tuple(plain(label, _run(group)) for label, group in labelled.items())
-    trials = tuple(plain(label, sum(one.trials for one in group)) for label, group in labelled.items())
-    axes = Axis("", "number"), Axis("trials", "number", log=False)
-    return Plot("Trials", "bars", (Series("run", run), Series("all", trials)), axes)
+    labelled = {", ".join(key): rows for key, rows in _groups(result).items()}
+    counted = (("run", _run), ("all", _all))
+    series = (Series(name, tuple(plain(label, count(rows)) for label, rows in labelled.items())) for name, count in counted)
+    yield Plot("Trials", "bars", tuple(series), (NAMES, Axis("trials", "number", log=False)))
+
+
+REPORT = Report(
+    summary=_summary, summary_first=True, place="{device_name}, threads: {threads}", tables=(_tables,), plots=(_bars,)
+)  # fmt: skip
 
 
 FOLDER = Path(dilkit.backends.__path__[0])
@@ -227,6 +179,3 @@ def _is_silent(node: object) -> bool:
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return isinstance(node, ast.Import | ast.ImportFrom)
-
-
-RECORD = PTXResult

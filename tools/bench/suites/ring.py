@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dilkit.comm.launch.processes import mpi_version, transports
 from dilkit.comm.launch.task import ended, run
@@ -19,13 +19,16 @@ from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
 from dilkit.tools.bench.target import MIB, Target, Values, memory_ratio, time_ratio
 from dilkit.tools.bench.workloads import rank_jobs
 from dilkit.tools.bench.workloads.rank_faults import FAULT_RANKS, FAULT_TABLE, FAULTS, SLACK, fail, fail_on_threads, fault_row
-from dilkit.tools.bench.workloads.rank_jobs import FAILED, SCHEDULES, check_calls, job_step
+from dilkit.tools.bench.workloads.rank_jobs import FAILED, SCHEDULES, job_step
 from dilkit.tools.console.text import in_seconds
-from dilkit.tools.measure.ranks_call import plan_of
+from dilkit.tools.measure.ranks_call import RanksCall, plan_of
 from dilkit.tools.report.document import Axis, Plot, Point, Series
 from dilkit.tools.report.points import plain
 from dilkit.tools.report.views import NAMES, Column, PlotView, Report, TableView, fact, stored, time, value
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
+
+if TYPE_CHECKING:
+    from dilkit.comm import Comm
 
 SECONDS_PER_FLOP = 1 / 100e9
 SMALL = {
@@ -58,36 +61,22 @@ class RingSizes(Sizes):
     threads: int = 4
 
 
-def _target(
-    table: str,
-    name: str,
-    must: float,
-    read: Callable[[RowsResult], Values],
-    unit: str = "",
-    lower: bool = True,
-    exact: bool = False,
-) -> Target:
+Read = Callable[[RowsResult], Values]
+
+
+def _target(table: str, name: str, must: float, read: Read, unit: str = "", lower: bool = True, exact: bool = False) -> Target:
     """A target of rows of `table`, or of a part of them; where one of its jobs failed, there is no figure."""
-
-    def read_whole(result: RowsResult) -> Values:
-        return {} if result.cases(FAILED, table=table) else read(result)
-
-    return Target(name, must, None, read_whole, unit, lower, exact)
+    return Target(name, must, None, lambda result: {} if result.cases(FAILED, table=table) else read(result), unit, lower, exact)
 
 
-def combined(
-    table: str,
-    measure: Callable[[Mapping[str, Any]], float | None],
-    combine: Callable[[list[float]], float],
-    name: str = "{transport}",
-) -> Callable[[RowsResult], Values]:
-    """Read `combine` of what `measure` makes of the values of rows that have the same `name`, a template of their cases."""
+def combined(table: str, measure: Callable[[Mapping[str, Any]], float | None], combine: Callable[[list[float]], float]) -> Read:
+    """Read `combine` of what `measure` makes of the values of all rows of a transport, or else of all."""
 
     def read(result: RowsResult) -> Values:
         values: dict[str, list[float]] = {}
         for row in result.rows:
             if row.table == table and (measured := measure(row.values)) is not None:
-                values.setdefault(name.format(**row.case), []).append(measured)
+                values.setdefault(row.case.get("transport", "worst"), []).append(measured)
         return {label: combine(measured) for label, measured in values.items()}
 
     return read
@@ -134,7 +123,7 @@ TARGETS = (
     _target("growth", "growth of memory per rank at fixed n/p, from p=1", 3.0, _grows, " %"),
     _target(
         "work", "work per rank, causal: max over mean", 1.0,
-        combined("work", lambda v: v["max_over_mean"], lambda shares: round(max(shares), 4), "worst"), exact=True,
+        combined("work", lambda v: v["max_over_mean"], lambda shares: round(max(shares), 4)), exact=True,
     ),
     _target(
         "race", "A, forward + backward: ranks of one thread, in units of one rank's speed", 0.9,
@@ -302,19 +291,17 @@ class RingSuite(Suite):
         for ranks in (1, 2) if self.quick else (1, 2, 4, 8):
             problem = replace(quarter, seq=quarter.seq // 8 * ranks)
             yield job_step("growth", f"{FIXED}, p={ranks}", partial(self.memory, "growth", FIXED, problem, ranks))
-        yield job_step("race", "four ranks beside one", self.race)
-        yield job_step("timeline", "one step", self.timeline)
+        race = partial(rank_jobs.race, one_rank_threads=self.threads(1), repeats=self.repeats)
+        yield job_step("race", "four ranks beside one", partial(self.step, race))
+        yield job_step("timeline", "one step", partial(self.step, rank_jobs.timeline, is_causal=True))
 
     def volumes(self) -> list[Row]:
         """Forward bytes of the busiest rank by the plan, for each schedule and number of ranks; beside a ring of all keys."""
         problem, rows = self.problem("million", dtype="bfloat16"), []
         row_bytes = problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
         for ranks in (2, 4, 8) if self.quick else (2, 4, 8, 16, 32, 64):
-            plans = {name: plan_of(problem, ranks, name) for name in SCHEDULES}
-            sent = {
-                name: int(plan.all_bytes("forward", head_dim=problem.head_dim, dtype=problem.dtype).max())
-                for name, plan in plans.items()
-            }
+            sizes: dict[str, Any] = dict(head_dim=problem.head_dim, dtype=problem.dtype)
+            sent = {name: int(plan_of(problem, ranks, name).all_bytes("forward", **sizes).max()) for name in SCHEDULES}
             sent[FULL_RING] = (ranks - 1) * 2 * (problem.seq // ranks) * row_bytes
             case = dict(tokens=problem.seq, ranks=ranks)
             rows += [Row(table="volumes", case=case, who=who, values=dict(planned_bytes=x)) for who, x in sent.items()]
@@ -333,8 +320,7 @@ class RingSuite(Suite):
     def calls(self, kind: str, ranks: int) -> list[Row]:
         """Bytes and results of small problems, forward and backward, for every schedule."""
         problems = {name: replace(small, requires_grad=True) for name, small in self.sizes.small.items()}
-        case = dict(transport=kind, ranks=ranks)
-        task = partial(check_calls, problems=problems, schedules=SCHEDULES, compared_in="float32", case=case)
+        task = partial(rank_jobs.check_calls, problems=problems, case=dict(transport=kind, ranks=ranks))
         return run(kind, ranks, task, limit=300.0)
 
     def fault(self, transport: str, kind: str, options: tuple[str, ...] = ()) -> list[Row]:
@@ -349,22 +335,13 @@ class RingSuite(Suite):
 
     def memory(self, table: str, config: str, problem: Problem, ranks: int, keep: str = "rows") -> list[Row]:
         """Peak memory of each rank, forward and backward, inputs counted; each rank a fresh process."""
-        threads = self.threads(ranks)
-        case, values = dict(config=config, tokens=problem.seq), dict(ranks=ranks, threads=threads)
-        row = Row(table=table, case=case, who=f"p={ranks}", values=values)
-        task = partial(rank_jobs.memory, problem=problem, keep=keep, row=row)
-        return run(self.processes[0], ranks, task, threads=threads, limit=600.0)
+        threads, task = self.threads(ranks), partial(rank_jobs.memory, problem=problem, keep=keep)
+        peak = run(self.processes[0], ranks, task, threads=threads, limit=600.0)
+        case, values = dict(config=config, tokens=problem.seq), dict(ranks=ranks, threads=threads) | peak
+        return [Row(table=table, case=case, who=f"p={ranks}", values=values)]
 
-    def race(self) -> list[Row]:
-        """Four ranks with a thread each, and one with four threads, in turns in one job."""
-        return self._step(partial(rank_jobs.race, one_rank_threads=self.threads(1), repeats=self.repeats))
-
-    def timeline(self) -> list[Row]:
-        """What each rank does in one forward and backward pass."""
-        return self._step(rank_jobs.timeline, is_causal=True)
-
-    def _step(self, task: Callable[..., list[Row]], **options: Any) -> list[Row]:
-        """A job of a forward and backward pass of configuration A."""
+    def step(self, task: Callable[..., list[Row]], **options: Any) -> list[Row]:
+        """A job of a forward and backward pass of configuration A: four ranks with a thread each."""
         kind, ranks = self.processes[0], 2 if self.quick else 4
         problem = self.problem("A", requires_grad=True, **options)
         case = dict(tokens=problem.seq, ranks=ranks, transport=kind)
@@ -377,7 +354,12 @@ class RingSuite(Suite):
         if expected > self.budget:
             why = f"a run would take about {expected:.0f} s; the budget is {self.budget:g} s (--budget)"
             return [Row(table="million", case=case, who="auto", verdict="skipped", reasons=(why,))]
-        return run("threads", ranks, partial(rank_jobs.count_bytes, problem=problem, case=case))
+
+        def counted(comm: Comm) -> list[Row]:
+            call = RanksCall(comm, problem)
+            return [Row(table="million", case=case, who="auto", values=call.count(call.shard()))]
+
+        return run("threads", ranks, counted)
 
     def problem(self, config: str, **fields: Any) -> Problem:
         """The problem of a configuration, or of a quarter of the million."""

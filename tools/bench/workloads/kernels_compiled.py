@@ -22,6 +22,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from dilkit.backends.cuda import compile as cuda_compile
 from dilkit.backends.cuda import report as cuda_report
 from dilkit.backends.cuda.steps import kernel_of
@@ -58,16 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="of those that have changed, the ones whose names hold this text")
     args = parser.parse_args(argv)
     quick = [*builds(head_dims=[64], forms=["plain"]), *step_builds(head_dims=[64])] if args.quick else None
-    asked = quick or [*builds(), *step_builds()]
+    wanted = quick or [*builds(), *step_builds()]
     version = ".".join(map(str, cuda_compile.compiler_version()))
     before = read_result(args.out, KernelsResult) if args.out.exists() else None
     known = {kernel.key: kernel for kernel in before.kernels()} if before and before.nvrtc == version else {}
-    sources = {key: build.source for build in asked for key in build.keys}
+    sources = {key: build.source for build in wanted for key in build.keys}
     current = {key for key, kernel in known.items() if kernel.source == sources.get(key)}
-    changed = [build for build in asked if args.only in build.name and not current.issuperset(build.keys)]
-    with suppress(KeyboardInterrupt), multiprocessing.get_context("spawn").Pool(args.jobs, _ignore_interrupts) as pool:
-        for done, uses in enumerate(pool.imap(compiled, changed), 1):
-            print(f"\r{done} of {len(changed)}", end="" if done < len(changed) else "\n", file=sys.stderr, flush=True)
+    changed = [build for build in wanted if args.only in build.name and not current.issuperset(build.keys)]
+    ignored = signal.SIGINT, signal.SIG_IGN
+    with suppress(KeyboardInterrupt), multiprocessing.get_context("spawn").Pool(args.jobs, signal.signal, ignored) as pool:
+        for uses in tqdm(pool.imap(compiled, changed), total=len(changed), unit="build"):
             known |= {kernel.key: kernel for kernel in uses}
             current.update(kernel.key for kernel in uses)
     kernels = [known[key] for key in sources if key in known]
@@ -77,10 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(wrong), file=sys.stderr)
     print(f"written: {args.out}, {len(kernels)} kernels, {facts['older']} of older sources, {len(wrong)} complaints")
     return 1 if wrong else 0
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ class Build:
     @property
     def keys(self) -> list[Key]:
         """Keys of its rows."""
-        of = self.architecture, self.dtype, self.head_dim, self.form, self.kernel.tile_rows
-        return [(name, *of) for name in self.names]
+        facts = self.architecture, self.dtype, self.head_dim, self.form, self.kernel.tile_rows
+        return [(name, *facts) for name in self.names]
 
     @property
     def source(self) -> str:
@@ -144,13 +142,13 @@ def step_builds(
     groups: Iterable[int] = (1, 2, 4, MOST_GROUP),
 ) -> list[Build]:
     """Return the compilations of steps of decoding, for stored rows of every dtype, and groups of so many query heads."""
-    asked = []
+    step_kernels = []
     for capability, dtype, head_dim, group in product(capabilities, dtypes, head_dims, groups):
         for stored in (dtype, *STORED[dtype]):
             sizes: dict[str, Any] = dict(seq=1, heads=group, kv_heads=1, head_dim=head_dim, is_causal=True)
             kernel = kernel_of(Problem(pattern=Pattern.dense(), dtype=dtype, stored=stored, **sizes), capability)
-            asked.append(Build((kernel.name,), kernel, capability, dtype, head_dim, f"{stored}-{group}"))
-    return asked
+            step_kernels.append(Build((kernel.name,), kernel, capability, dtype, head_dim, f"{stored}-{group}"))
+    return step_kernels
 
 
 def compiled(build: Build) -> list[KernelUse]:

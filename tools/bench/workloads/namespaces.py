@@ -126,7 +126,7 @@ def why_not() -> str:
 
 
 def launchers() -> tuple[str, ...]:
-    """What starts ranks on hosts here: torchrun and, where it is Open MPI's, mpirun."""
+    """Launchers of ranks on hosts here: torchrun and, where it is Open MPI's, mpirun."""
     programs = mpi_launchers()
     return ("mpi", "torch") if programs and is_open_mpi(str(programs[0])) else ("torch",)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,68 +12,56 @@ from typing import TYPE_CHECKING, Any
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.launch.processes import JobError
 from dilkit.problem import Problem
-from dilkit.testing.accuracy import Check
-from dilkit.testing.memory import check_peak_memory, peak_memory
+from dilkit.testing.memory import MeasureError, check_peak_memory, peak_memory
 from dilkit.testing.tensors import Tensors
+from dilkit.threads import torch_threads
 from dilkit.tools.bench.suite import Step
+from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.rank_times import noted, seconds_of, time_in_turns
-from dilkit.tools.measure.ranks_call import RanksCall
+from dilkit.tools.measure.ranks_call import RanksCall, judged
 from dilkit.tools.results.record import Entry
-from dilkit.tools.results.rows import NOTHING, Row, row_of
+from dilkit.tools.results.rows import Row, row_of
 
 if TYPE_CHECKING:
     from dilkit.comm import Comm
 
 Case = Mapping[str, Any]
 SCHEDULES = ("auto", "scatter", "gather", "ring")
-FAILED, JOB = "failed jobs", "the job"
-"""The table of jobs that failed, and who did."""
+FAILED = "failed jobs"
+"""The table of jobs that failed."""
 LARGEST = 1e300
 """Ratio of errors that stands for one that is no number, which JSON has not."""
 
 
-def job_step(table: str, what: str, job: Callable[[], list[Row]]) -> Step:
+def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float = 1.0) -> Step:
     """A step whose job may fail: then its row says why, and other measurements go on."""
 
     def measure() -> list[Row]:
         try:
             return job()
-        except JobError as error:
-            case = dict(table=table, what=what)
-            return [Row(table=FAILED, case=case, who=JOB, verdict="failed", reasons=(str(error),))]
+        except Exception as error:
+            reason = str(error) if isinstance(error, JobError) else error_line(error)
+            return [Row(table=FAILED, case=dict(table=table, what=what), who="the job", verdict="failed", reasons=(reason,))]
 
-    return Step(table, f"{table}: {what}", measure)
+    return Step(table, f"{table}: {what}", measure, weight)
 
 
-def check_calls(
-    comm: Comm, problems: Mapping[str, Problem], schedules: Sequence[str], compared_in: str, case: Case = NOTHING
-) -> list[Row]:
-    """Count the bytes of each problem and schedule beside those of the plan, and compare results with the definition.
+def check_calls(comm: Comm, problems: Mapping[str, Problem], case: Case) -> list[Row]:
+    """Count the bytes of each problem and schedule beside those of the plan, and compare results in fp32 with the definition.
 
-    `compared_in`: the dtype of the problems whose results are compared. The last row of a problem compares bits with one rank.
+    The last row of a problem compares bits with one rank.
     """
     rows = []
     for name, problem in problems.items():
-        case, compared = {**case, "problem": name}, replace(problem, dtype=compared_in)
-        for schedule in schedules:
+        case, compared = {**case, "problem": name}, replace(problem, dtype="float32")
+        for schedule in SCHEDULES:
             ratios = [check.ratio for check in RanksCall(comm, compared, schedule).check_whole()]
             values = dict(ratio=max(ratio if math.isfinite(ratio) else LARGEST for ratio in ratios))
-            rows.append(Row(table="calls", case=case, who=schedule, values=_sent(RanksCall(comm, problem, schedule)) | values))
+            call = RanksCall(comm, problem, schedule)
+            rows.append(Row(table="calls", case=case, who=schedule, values=call.count(call.shard()) | values))
         rows.append(Row(table="calls", case=case, who="one by one", values=dict(bitwise=_bitwise(comm, compared))))
     return rows
-
-
-def count_bytes(comm: Comm, problem: Problem, case: Case) -> list[Row]:
-    """Count the bytes of one call beside those of the plan."""
-    return [Row(table="million", case=dict(case), who="auto", values=_sent(RanksCall(comm, problem)))]
-
-
-def _sent(call: RanksCall) -> dict[str, Any]:
-    """Bytes that each rank sent in a call, and those of the plan."""
-    before = call.comm.sent_bytes
-    call.once(call.shard())
-    return dict(sent_bytes=gather_values(call.comm, call.comm.sent_bytes - before), planned_bytes=[*call.planned_bytes()])
 
 
 def _bitwise(comm: Comm, problem: Problem) -> bool:
@@ -88,11 +76,10 @@ def _bitwise(comm: Comm, problem: Problem) -> bool:
     return all(gather_values(comm, all(torch.equal(x, one[name]) for name, x in many.items())))
 
 
-def memory(comm: Comm, problem: Problem, keep: str, row: Row) -> list[Row]:
+def memory(comm: Comm, problem: Problem, keep: str) -> dict[str, int]:
     """Measure the peak bytes of the rank that needs most, over those before its tensors: inputs, results, all between.
 
-    `row`, whose values these complete, is of an fp32 problem with a backward pass. `tensors_bytes`: those of a rank's part of
-    query, key, value, dout, out, lse and the gradients.
+    `tensors_bytes`: those of a rank's part of query, key, value, dout, out, lse and the gradients, in fp32.
     """
     warm = RanksCall(comm, replace(problem, seq=min(problem.seq, 1024 * comm.size)), keep=keep)
     warm.once(warm.shard())  # what is loaded and kept at the first call is no part of a call
@@ -103,28 +90,35 @@ def memory(comm: Comm, problem: Problem, keep: str, row: Row) -> list[Row]:
         return inputs, call.once(inputs)
 
     by_query = problem.heads * (4 * problem.head_dim + 1) + problem.kv_heads * 4 * problem.head_dim
-    tensors_bytes = problem.seq * by_query * 4 // comm.size
-    return [replace(row, values=row.values | dict(peak_bytes=max(peaks_of(comm, step)), tensors_bytes=tensors_bytes))]
+    return dict(peak_bytes=max(peaks_of(comm, step)), tensors_bytes=problem.seq * by_query * 4 // comm.size)
 
 
-def peaks_of(comm: Comm, step: Callable[[], Any]) -> tuple[int, ...]:
+def memory_note(alone: bool, device: str = "cpu") -> str | None:
+    """The reason why the memory of a rank cannot be measured, or None. `alone`: no other rank is in its process."""
+    if not alone:
+        return "all ranks are in one process"
+    try:
+        check_peak_memory(device)
+    except MeasureError as error:
+        return str(error)
+    return None
+
+
+def peaks_of(comm: Comm, step: Callable[[], Any], device: str = "cpu") -> list[int]:
     """Peak bytes of a step on each rank, all having begun together."""
-    check_peak_memory()
+    check_peak_memory(device)
     comm.share(b"", "beginning together")
-    return tuple(gather_values(comm, peak_memory(step)))
+    return gather_values(comm, peak_memory(step, device))
 
 
 def race(comm: Comm, problem: Problem, one_rank_threads: int, repeats: int, case: Case) -> list[Row]:
     """Time all ranks with a thread each beside rank 0 alone with more, in turns; checked at a shortened length before."""
-    checks, entries = beside_one_rank(RanksCall(comm, problem), one_rank_threads, repeats)
-    wrong = tuple(check.complaint for check in checks if not check.passed)
-    became: dict[str, Any] = dict(verdict="wrong", reasons=wrong, time=None) if wrong else {}
-    entries["ranks"] = replace(entries["ranks"], check=checks, **became)
+    entries = beside_one_rank(RanksCall(comm, problem), one_rank_threads, repeats)
     what = {"ranks": f"{comm.size} ranks of one thread", "one rank": f"one rank of {one_rank_threads} threads"}
     return [row_of("race", case, who, entry, what=what[who]) for who, entry in entries.items()]
 
 
-def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> tuple[tuple[Check, ...], dict[str, Entry]]:
+def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dict[str, Entry]:
     """Check a call over ranks, and time it beside the same on rank 0 alone; by itself where there is but one rank."""
     comm, checks, inputs = call.comm, call.check(), call.shard()
     calls: dict[str, Callable[[], Any]] = {"ranks": partial(call.once, inputs)}
@@ -133,20 +127,15 @@ def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> tup
         calls["one rank"] = partial(_alone, call.problem, whole, one_rank_threads)
     for warm in calls.values():
         seconds_of(comm, warm)
-    return checks, {name: Entry(time=samples) for name, samples in time_in_turns(comm, calls, repeats).items()}
+    timed = time_in_turns(comm, calls, repeats)
+    return {name: judged(checks if name == "ranks" else (), {}, samples) for name, samples in timed.items()}
 
 
 def _alone(problem: Problem, whole: Tensors | None, threads: int) -> None:
     """Make one rank's call on rank 0; nothing on the others, which have `whole` None."""
-    import torch
-
-    if whole is None:
-        return
-    (native,) = backend_implementations(["native"])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    native.once(whole, problem)
-    torch.set_num_threads(before)
+    if whole is not None:
+        with torch_threads(threads):
+            backend_implementations(["native"])[0].once(whole, problem)
 
 
 def timeline(comm: Comm, problem: Problem, case: Case) -> list[Row]:

@@ -133,7 +133,7 @@ class Peer(RanksCall):
 
 @dataclass(frozen=True)
 class FullRing(Peer):
-    """All keys and values go round; backward they go round once more, and their gradients with them, a step behind."""
+    """A ring: all keys and values go round; backward they go round once more, and their gradients with them, a step behind."""
 
     @property
     def sent(self) -> tuple[float, float]:
@@ -192,8 +192,8 @@ class AllGather(Peer):
         for other, block, added in zip(others, blocks, gradients, strict=True):
             added.copy_(self.add_gradients(dquery, dout, query, block, out, lse, other))
         under_way = self.exchanged(gradients, shards, shards)
-        own_dquery, *own = self.own_gradients(dout, query, key, value, out, lse=lse)
-        dkey, dvalue = torch.cat(own).add_(under_way.wait().view(blocks.shape).to(WIDE).sum(0)).chunk(2)
+        own_dquery, *own_dkv = self.own_gradients(dout, query, key, value, out, lse=lse)
+        dkey, dvalue = torch.cat(own_dkv).add_(under_way.wait().view(blocks.shape).to(WIDE).sum(0)).chunk(2)
         return out, own_dquery + dquery, dkey, dvalue
 
 
@@ -215,7 +215,7 @@ class Ulysses(Peer):
         return out_rows, *self._to_rows(*backward_op(dout, *heads, out, lse, None, p.scale, call)[:3])
 
     def _to_heads(self, *tensors: Tensor) -> list[Tensor]:
-        """From all heads of this rank's rows to this rank's heads of all rows."""
+        """Exchange all heads of this rank's rows for this rank's heads of all rows."""
         size, d = self.comm.size, self.problem.head_dim
         parts = torch.stack(tensors).view(len(tensors), self.rows, size, -1, d).permute(2, 0, 1, 3, 4)
         received = self._to_all(parts).permute(1, 0, 2, 3, 4)
