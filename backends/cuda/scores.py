@@ -30,12 +30,12 @@ def macros(role: str, softcap: bool, form: BiasForm | None) -> tuple[tuple[str, 
     """The macros of `kernels/scores.cuh` for the kernel of `role`, without those that are 0."""
     if role == "dots":
         return ()
-    values = {"SOFTCAP": int(softcap)}
+    asked = {"SOFTCAP": int(softcap)}
     if form is not None:
-        values |= {"BIASED": BY_TABLE if form.sizes else BY_DISTANCE, "PLACED": int(form.placed)}
-        values |= {"DIMS": form.dims if form.dims > 1 else 0, "LEARNED": int(form.learned and role == "dquery")}
-        values |= {"METRIC": 0 if form.sizes or form.dims == 1 else METRICS.index(form.metric)}
-    return tuple((name, value) for name, value in values.items() if value)
+        asked |= {"BIASED": BY_TABLE if form.sizes else BY_DISTANCE, "PLACED": int(form.placed)}
+        asked |= {"DIMS": form.dims if form.dims > 1 else 0, "LEARNED": int(form.learned and role == "dquery")}
+        asked |= {"METRIC": 0 if form.sizes or form.dims == 1 else METRICS.index(form.metric)}
+    return tuple((name, value) for name, value in asked.items() if value)
 
 
 def bias_parts(kernel: CudaKernel, problem: Problem, blocks: int, dbias: Tensor | None) -> Tensor | None:

@@ -185,8 +185,8 @@ def kernel_for(
     Raises ValueError for what no kernel serves.
     """
     size = padded(head_dim)
-    flags = tuple((name, 1) for name, wanted in (("PACKED", packed), ("DROPOUT", dropout)) if wanted)
-    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *flags, *scores
+    asked = tuple((name, 1) for name, wanted in (("PACKED", packed), ("DROPOUT", dropout)) if wanted)
+    defines = ("HEAD_DIM", size), ("STORAGE", STORAGE[dtype]), ("VECTOR", int(vector)), *asked, *scores
     changed = scores != ()
     for family in TABLE:
         if family.role != role or dtype not in family.dtypes or capability < family.dtypes[dtype]:

@@ -31,8 +31,8 @@ def bias_view(tensors: Tensors, problem: Problem, sums: Tensor | None) -> Any:
 
     apart = 0 if positions is None or len(positions) == 1 else positions.stride(0)
     first, second, third = (*form.sizes, 1, 1, 1)[:3]
-    position_tensor, sum_tensor = (weights if x is None else x for x in (positions, sums))
-    return BiasView(weights, position_tensor, sum_tensor, apart, form.entries, (first, second, third))
+    at, own = (weights if x is None else x for x in (positions, sums))
+    return BiasView(weights, at, own, apart, form.entries, (first, second, third))
 
 
 def bias_sums(programs: int, dbias: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def _strips(group: Group, lists: _Lists, once: bool, columns: int) -> tuple[Ints
 
 def _runs(group: Group, lists: _Lists) -> list[Ints]:
     """Runs of equally spaced positions, between two ends of segments: list, first, count, branch, active branches, row."""
-    cuts, runs = np.sort(np.concatenate([lists.starts, lists.stops], 1), axis=1), []
+    cuts, found = np.sort(np.concatenate([lists.starts, lists.stops], 1), axis=1), []
     rates = [int(rate) for rate in group.branches["rate"]]
     for start, stop in zip(cuts.T[:-1], cuts.T[1:], strict=True):
         active = np.zeros_like(start)
@@ -122,8 +122,8 @@ def _runs(group: Group, lists: _Lists) -> list[Ints]:
             listed = np.flatnonzero((active >> b & 1 > 0) & (active & _shown_by(rates, b) == 0) & (first < stop))
             count = (stop - first - 1) // rate + 1
             columns = listed, first[listed], count[listed], np.full_like(listed, b), active[listed], lists.rows[listed]
-            runs.append(np.stack(columns, 1))
-    return runs
+            found.append(np.stack(columns, 1))
+    return found
 
 
 def _shown_by(rates: list[int], b: int) -> int:
@@ -132,27 +132,27 @@ def _shown_by(rates: list[int], b: int) -> int:
 
 
 def _biases(group: Group, branch: Ints, active: Ints, once: bool, columns: int) -> tuple[Ints, Ints, NDArray[np.float32]]:
-    """Return the offset and the period of each run's biases, and all biases, `columns` beyond each period."""
+    """Return the at and the period of each run's own, and all own, `columns` beyond each period."""
     kinds, of_run = np.unique(active << 5 | branch, return_inverse=True)
     tables, places, periods = [np.zeros(0, np.float32)], [], []
     for kind in kinds.tolist():
-        biases = _period(group, kind & 31, kind >> 5, once, columns)
+        own = _period(group, kind & 31, kind >> 5, once, columns)
         places.append(sum(map(len, tables)))
-        periods.append(len(biases) - columns)
-        tables.append(biases)
-    offset, period = (np.array(x, np.int64)[of_run] for x in (places, periods))
-    return offset, period, np.concatenate(tables)
+        periods.append(len(own) - columns)
+        tables.append(own)
+    at, period = (np.array(x, np.int64)[of_run] for x in (places, periods))
+    return at, period, np.concatenate(tables)
 
 
 def _period(group: Group, branch: int, active: int, once: bool, columns: int) -> NDArray[np.float32]:
     """The biases of the positions of `branch` where the branches `active` reach, by distance from the row: a period, and
     `columns` more."""
     rates = [int(rate) for rate in group.branches["rate"]]
-    own_rate, reach = rates[branch], [b for b in range(len(rates)) if active >> b & 1]
-    period = lcm(*(rates[b] for b in reach)) // own_rate
+    own, reach = rates[branch], [b for b in range(len(rates)) if active >> b & 1]
+    period = lcm(*(rates[b] for b in reach)) // own
     if 4 * period > strips.MOST_BYTES:
-        raise ValueError(f"rates {rates} repeat after {period * own_rate} tokens, too many for tables; use another backend")
-    distance = np.arange(period + columns, dtype=np.int64) * own_rate
+        raise ValueError(f"rates {rates} repeat after {period * own} tokens, too many for tables; use another backend")
+    distance = np.arange(period + columns, dtype=np.int64) * own
     count = sum((distance % rates[b] == 0).astype(np.float32) for b in reach)
     hidden = np.zeros(len(distance), bool)
     for b in reach:

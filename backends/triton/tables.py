@@ -98,21 +98,27 @@ def strips_of_relation(problem: Problem, relation: Relation, tiles: NDArray[np.v
     strips = _strips(relation.numbered(of_keys), rate, columns)
     number = (tiles["set"].astype(np.int64) - 1) * rate + tiles["row"] % rate  # below 0, where there is no list, without a part
     if of_keys:
-        per_head, (start, stop) = problem.heads // problem.kv_heads, relation.heads
-        heads = tiles["head"].astype(np.int64)[:, None] * per_head + np.arange(per_head)
-        number = np.where((start <= heads) & (heads < stop), number[:, None], -1).reshape(-1)
+        number = np.where(_serves(relation, problem, tiles), number[:, None], -1).reshape(-1)
     return Strips(in_order(strips), np.zeros(columns, np.float32), number, np.zeros(len(tiles), np.int64))
 
 
 def _strips(parts: list[tuple[int, Part]], rate: int, columns: int) -> Ints:
-    column_classes = [classes(part.columns, rate) for _, part in parts]
-    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *column_classes]).T
-    lists = np.repeat([rate * p for p, _ in parts], [*map(len, column_classes)]).astype(np.int64) + first % rate
+    own = [classes(part.columns, rate) for _, part in parts]
+    first, step, count = np.concatenate([np.zeros((0, 3), np.int64), *own]).T
+    lists = np.repeat([rate * p for p, _ in parts], [*map(len, own)]).astype(np.int64) + first % rate
     run, done = cut(count, columns)
     nothing = np.zeros(len(run), np.int64)
     return np.stack(
         (lists[run], first[run] + done * step[run], step[run], np.minimum(count[run] - done, columns), nothing), axis=1
     )
+
+
+def _serves(relation: Relation, problem: Problem, tiles: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return which query heads of each tile of keys the relation serves."""
+    per_head = problem.heads // problem.kv_heads
+    heads = tiles["head"].astype(np.int64)[:, None] * per_head + np.arange(per_head)
+    start, stop = relation.heads
+    return (start <= heads) & (heads < stop)
 
 
 class DeviceGroup(NamedTuple):
@@ -152,7 +158,7 @@ def _copied(problem: Problem, sizes: Sizes, kind: str, device: torch.device) -> 
 def _on(device: torch.device, problem: Problem, group: Group, kind: str, sizes: Sizes) -> DeviceGroup:
     import torch
 
-    host = make_tables(problem, group, kind, sizes.columns)
-    tables = tuple(torch.from_numpy(x).to(device) for x in (host.tiles, host.spans, host.strips, host.biases))
+    made = make_tables(problem, group, kind, sizes.columns)
+    tables = tuple(torch.from_numpy(x).to(device) for x in (made.tiles, made.spans, made.strips, made.biases))
     bounds = (group.ahead, group.back) if kind == KEYS else (group.back, group.ahead)
     return DeviceGroup(tables, *bounds)
