@@ -1,36 +1,37 @@
 """Kernels in numba.cuda: the readable GPU implementation, for whoever wants to change one.
 
-The kernels are Python functions in `forward` and `backward`; a group of a tile schedule is one launch, with a block for each
-tile. Tensors are handed over without a copy, and kernels run on torch's current stream. Arithmetic is fp32.
+    call --> schedule --> groups of branches --> a launch each, a block for each tile --> kernels in `forward` and `backward`
+
+Tensors are handed over without a copy, and kernels run on torch's current stream. Arithmetic is fp32.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Limits
 from dilkit.backends.ignored_keys import without_ignored
-from dilkit.backends.numba.arguments import LaunchGroup, Options, ProblemSizes, TensorView, Tiling, mask_view, view
+from dilkit.backends.numba.arguments import BY_ROW, RESULTS, LaunchGroup, ProblemNumbers, TensorView, Tiling, signature, view
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule, proof_facts
 from dilkit.backends.tiles.schedule import TILE
+from dilkit.device import Capability
 from dilkit.pattern.lowering import Segments
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dilkit.op.dropout import Dropout
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks of a launch."""
-
 
 MAX_HEAD_DIM = 128
 
@@ -53,39 +54,22 @@ guesses until they are measured on a GPU."""
 TABLE = {"forward": FORWARD, "dots": FORWARD, "dquery": BACKWARD, "dkeyvalue": BACKWARD}
 
 
-def tiling_for(role: str, head_dim: int) -> Tiling:
-    """The first tiling that holds `head_dim`. Raises ValueError where none does."""
-    for tiling in TABLE[role]:
-        if head_dim <= tiling.head_dim:
-            return tiling
-    raise ValueError(f"head_dim={head_dim}: kernels are made for at most {MAX_HEAD_DIM}; use another backend")
-
-
-class NumbaLauncher(Protocol):
-    """Runs the kernels in numba.cuda."""
-
-    def tiling(self, role: str, head_dim: int) -> Tiling:
-        """Return the tiling of the kernel of a role."""
-        ...
-
-    def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
-        """Run so many blocks after what was launched before. `arguments` are those of its `signature`, on one device."""
-        ...
-
-
 class DeviceLauncher:
-    """Launches on the tensors' GPU."""
+    """Compiles kernels and launches them on the tensors' GPU; stand-ins for GPUs are subclasses."""
 
     def tiling(self, role: str, head_dim: int) -> Tiling:
-        return tiling_for(role, head_dim)
+        """Return a kernel's first tiling that holds `head_dim`. Raises ValueError where none does."""
+        for tiling in TABLE[role]:
+            if head_dim <= tiling.head_dim:
+                return tiling
+        raise ValueError(f"head_dim={head_dim}: kernels are made for at most {MAX_HEAD_DIM}; use another backend")
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
+        """Launch so many blocks on the current stream. `arguments` are those of the role's `signature`, on one device."""
         import torch
         from numba import cuda
 
-        from dilkit.backends.numba.kernels import compiled
-
-        device = _device(arguments)
+        device = next(x for x in arguments if isinstance(x, TensorView)).numbers.device
         with cuda.gpus[device.index]:
             stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
             kernel = compiled(role, dtype, tiling, torch.cuda.get_device_capability(device))
@@ -96,10 +80,7 @@ class DeviceLauncher:
 
 
 class NumbaCuda(TiledBackend):
-    """The tiles of all branches in one pass, in Python.
-
-    `launcher` runs the kernels (default: on CUDA devices).
-    """
+    """The tiles of all branches in one pass, by kernels in Python that `launcher` runs (default: on CUDA devices)."""
 
     name = "numba_cuda"
     summary = "our kernels in numba.cuda, fp32 arithmetic, written for reading: CUDA from 5.2 on"
@@ -114,46 +95,64 @@ class NumbaCuda(TiledBackend):
     )
     priority = 4
 
-    def __init__(self, launcher: NumbaLauncher | None = None) -> None:
+    def __init__(self, launcher: DeviceLauncher | None = None) -> None:
         self.launcher = launcher or DeviceLauncher()
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
-        here = isinstance(self.launcher, DeviceLauncher)  # stand-ins launch nothing on a device
-        return proof_facts(problem, self.name, *_compiler_facts()) if here else ()
+        on_device = type(self.launcher) is DeviceLauncher  # stand-ins launch nothing on a device
+        return proof_facts(problem, self.name, *_compiler_facts()) if on_device else ()
 
     def launch_role(self, role: str, tensors: Tensors, problem: Problem, dropout: Dropout | None = None) -> None:
+        """Launch the kernel of `role`: "dots" once, for it needs no tiles, and the others for each group of branches.
+
+        The tiles of the first group have every row, so it writes; later ones continue from that.
+        """
+        import torch
+
+        tiling, mask = self.launcher.tiling(role, problem.head_dim), tensors.get("mask")
+        sizes = problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim
+        causal, once, masked = int(problem.is_causal), int(problem.pattern.overlap == "once"), int(mask is not None)
+        numbers = ProblemNumbers(*sizes, causal, once, masked, problem.scale)
+        present = {name: x for name, x in tensors.items() if x is not None}
+        results = [present[name] if name in BY_ROW else view(present[name]) for name in RESULTS[role]]
         if role == "dots":
-            self._launch_dots(_present(tensors), problem)
-        else:
-            self._launch_groups(role, _present(tensors), tensors["mask"], problem)
-
-    def _launch_dots(self, tensors: dict[str, Tensor], problem: Problem) -> None:
-        """Launch the kernel that needs neither tiles nor branches."""
-        tiling = self.launcher.tiling("dots", problem.head_dim)
-        blocks = -(-tensors["delta"].numel() // tiling.threads)
-        self._launch("dots", problem, tiling, blocks, *_results("dots", tensors))
-
-    def _launch_groups(self, role: str, tensors: dict[str, Tensor], mask: Tensor | None, problem: Problem) -> None:
-        """Launch a kernel for each group of branches. The tiles of the first have every row, so it writes; later ones continue
-        from that."""
-        tiling, device = self.launcher.tiling(role, problem.head_dim), tensors["query"].device
-        schedule = device_schedule(problem, tiling.rows, KEYS if role == "dkeyvalue" else QUERIES, device)
+            self._launch(role, problem, tiling, -(-present["delta"].numel() // tiling.threads), numbers, *results)
+            return
+        kind = KEYS if role == "dkeyvalue" else QUERIES
+        schedule = device_schedule(problem, tiling.rows, kind, present["query"].device)
         schedule.keep_while_used()
-        options = Options(int(problem.is_causal), int(problem.pattern.overlap == "once"), problem.scale)
-        key, value = (without_ignored(tensors[name], mask) for name in ("key", "value"))
-        views = mask_view(mask, schedule.data), *(view(x) for x in (tensors["query"], key, value))
+        mask_bytes = (schedule.data if mask is None else mask).view(torch.uint8)  # without a mask, never read
+        inputs = present["query"], *(without_ignored(present[name], mask) for name in ("key", "value"))
+        views = [view(x) for x in (mask_bytes[:, :, None, None], *inputs)]
         for i, part in enumerate(schedule.groups):
             tiles = _records(schedule.data, part.tiles, part.tile_count)
             branches = _records(schedule.data, part.branches, len(part.group.branches))
-            group, blocks = LaunchGroup(tiles, branches, int(i == 0)), part.tile_count * problem.batch
-            self._launch(role, problem, tiling, blocks, options, group, *views, *_results(role, tensors))
+            group = LaunchGroup(tiles, branches, int(i == 0))
+            self._launch(role, problem, tiling, part.tile_count * problem.batch, numbers, group, *views, *results)
 
     def _launch(self, role: str, problem: Problem, tiling: Tiling, blocks: int, *arguments: Any) -> None:
         if blocks > MAX_BLOCKS:
             raise ValueError(f"{problem}: {blocks} blocks for {role}, at most {MAX_BLOCKS}; use a smaller batch")
         if blocks:
-            sizes = ProblemSizes(problem.batch, problem.seq, problem.heads, problem.kv_heads, problem.head_dim)
-            self.launcher.launch(role, problem.dtype, tiling, blocks, (sizes, *arguments))
+            self.launcher.launch(role, problem.dtype, tiling, blocks, arguments)
+
+
+def kernels() -> dict[str, Callable[[Tiling], Callable[..., None]]]:
+    """Return the makers of kernels by role: each returns the kernel for a tiling."""
+    from dilkit.backends.numba.backward import dkeyvalue, dots, dquery
+    from dilkit.backends.numba.forward import forward
+
+    return {"forward": forward, "dots": dots, "dquery": dquery, "dkeyvalue": dkeyvalue}
+
+
+@lru_cache(maxsize=256)
+def compiled(role: str, dtype: str, tiling: Tiling, capability: Capability | None) -> Any:
+    """Return the kernel compiled for the current device, of `capability`; the simulator has none and compiles nothing."""
+    from numba import cuda
+
+    from dilkit.backends.numba.compiling import KERNEL_OPTIONS
+
+    return cuda.jit(signature(role, dtype), **KERNEL_OPTIONS)(kernels()[role](tiling))
 
 
 @lru_cache(maxsize=1)
@@ -166,26 +165,8 @@ def _compiler_facts() -> tuple[str, ...]:
     return (*versions, f"sources {hashlib.sha256(sources).hexdigest()[:16]}")
 
 
-RESULTS = {
-    "forward": ("out", "lse"),
-    "dots": ("dout", "out", "delta"),
-    "dquery": ("dout", "lse", "delta", "dquery"),
-    "dkeyvalue": ("dout", "lse", "delta", "dkey", "dvalue"),
-}
-"""By role, the last tensors among a kernel's arguments."""
-
-
-def _results(role: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
-    """The last arguments of a kernel: `lse` and `delta` as they are, the others as views."""
-    return tuple(tensors[name] if name in ("lse", "delta") else view(tensors[name]) for name in RESULTS[role])
-
-
-def _present(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: x for name, x in tensors.items() if x is not None}
-
-
 def _as_arrays(x: Any) -> Any:
-    """`x` with its tensors, on whatever level, as numba's arrays of the same memory."""
+    """Return `x` with its tensors, on whatever level, as numba's arrays of the same memory."""
     import torch
     from numba import cuda
 
@@ -194,12 +175,7 @@ def _as_arrays(x: Any) -> Any:
     return type(x)(*map(_as_arrays, x)) if isinstance(x, tuple) else x
 
 
-def _device(arguments: tuple[Any, ...]) -> torch.device:
-    """Return the device of a kernel's arguments, of which at least one is a view."""
-    return next(x for x in arguments if isinstance(x, TensorView)).numbers.device
-
-
 def _records(data: Tensor, address: int, count: int) -> Tensor:
-    """The tiles or branches that lie at `address` inside `data`, int32 `(count, 4)`."""
+    """Return the tiles or branches that lie at `address` inside `data`, int32 `(count, 4)`."""
     first = (address - data.data_ptr()) // TILE.itemsize
     return data[first : first + count]

@@ -19,179 +19,173 @@ from numba import cuda
 from numpy import float32, int32
 
 from dilkit.backends.numba.arguments import Tiling
-from dilkit.backends.numba.compiling import ALIGN, ONE, ZERO, device
-from dilkit.backends.numba.memory import block_memory
-from dilkit.backends.numba.tiles import (
-    RowTerms,
-    accumulate,
-    dot_products,
-    fill,
-    load,
-    place,
-    rows_of,
-    score_gradients,
-    score_tile,
-    store,
-    thread_at,
-    tile_of,
-    to_weights,
-)
-from dilkit.backends.numba.visible import branches_of_head
-from dilkit.backends.numba.windows import (
-    KeyValue,
-    find_queries,
-    find_rows,
-    key_value_rows,
-    look_up_keys,
-    look_up_queries,
-    query_tile,
-    start_key_terms,
-    start_query_terms,
-)
+from dilkit.backends.numba.compiling import ALIGN, LOG2E, NEG_INF, ONE, ZERO, device, exp2
+from dilkit.backends.numba.tiles import accumulate, dot_products, fill, load, place, rows_of, score_tile, store
+from dilkit.backends.numba.visible import block_start, list_queries, look_up_keys, masked, query_tile, tile_of, visible_position
+from dilkit.backends.tiles.schedule import MAX_SEQ
+
+LARGE_LSE, LSE_ROUNDING = float32(2.0**13), float32(3 * 2.0**-23)
+"""Beyond the first, the rounding of an lse changes weights by 1/512 or more. The second bounds it, relative to the lse."""
 
 
 def dots(tiling: Tiling) -> Callable[..., None]:
-    """The kernel that writes `delta`, (batch, heads, seq): a thread for each row of each head."""
+    """Return the kernel that writes `delta`, (batch, heads, seq): a thread for each row of each head."""
     ACROSS, THREADS = tiling.across, tiling.threads
 
-    def kernel(sizes, dout, out, delta):
+    def kernel(problem, dout, out, delta):
         item = cuda.blockIdx.x * THREADS + cuda.threadIdx.y * ACROSS + cuda.threadIdx.x
-        head, row, batch = item % sizes.heads, item // sizes.heads % sizes.seq, item // sizes.heads // sizes.seq
-        if batch < sizes.batch:
+        head, row, batch = item % problem.heads, item // problem.heads % problem.seq, item // problem.heads // problem.seq
+        if batch < problem.batch:
             left = batch * dout.batch + row * dout.row + head * dout.head
             right = batch * out.batch + row * out.row + head * out.head
             total = ZERO
-            for c in range(sizes.head_dim):
+            for c in range(problem.head_dim):
                 total += float32(dout.numbers[left + c]) * float32(out.numbers[right + c])
             delta[batch, head, row] = total
 
     return kernel
 
 
-@device
-def add_keys(sums, products, weights, terms, queries, douts, memory, rows, start, scale, thread):
-    """Add to the gradient of queries what comes from the keys of a score tile, from number `start` of the window on."""
-    cuda.syncthreads()
-    load(memory.stream, rows.values, memory.columns.positions, start, thread)
-    cuda.syncthreads()
-    dot_products(products, douts, memory.stream, thread)
-    cuda.syncthreads()
-    load(memory.stream, rows.keys, memory.columns.positions, start, thread)
-    cuda.syncthreads()
-    score_tile(weights, queries, memory, start, scale, terms, False, thread)
-    to_weights(weights)
-    score_gradients(products, weights, memory.columns, start, terms, False, thread)
-    place(memory.weights, products, thread)
-    cuda.syncthreads()
-    accumulate(sums, memory.weights, memory.stream, thread)
-
-
 def dquery(tiling: Tiling) -> Callable[..., None]:
-    """The kernel that writes the gradient of queries."""
-    DOWN, ACROSS, WINDOW, COLUMNS = tiling.down, tiling.across, tiling.threads, tiling.columns
-    ROW_TILE, ROWS, SCORES, SUMS = tiling.row_tile, tiling.own_rows, tiling.own_scores, tiling.own_sums
-    allocate = block_memory(tiling)
+    """Return the kernel that writes the gradient of queries."""
+    TILE, SCORES, SUMS, start_block = tiling.row_tile, tiling.thread_scores, tiling.thread_sums, block_start(tiling)
+    THREAD_ROWS, COLUMNS, WINDOW = SCORES[0], tiling.columns, tiling.threads
 
-    def kernel(sizes, options, group, mask, query, key, value, dout, lse, delta, dquery):
-        memory = allocate()
-        queries = cuda.shared.array(ROW_TILE, float32, ALIGN)
-        douts = cuda.shared.array(ROW_TILE, float32, ALIGN)
+    def kernel(problem, group, mask, query, key, value, dout, lse, delta, dquery):
+        memory, thread = start_block()
+        queries = cuda.shared.array(TILE, float32, ALIGN)
+        douts = cuda.shared.array(TILE, float32, ALIGN)
         weights = cuda.local.array(SCORES, float32)
         products = cuda.local.array(SCORES, float32)
         sums = cuda.local.array(SUMS, float32)
-        biases = cuda.local.array(ROWS, float32)
-        deltas = cuda.local.array(ROWS, float32)
-        limits = cuda.local.array(ROWS, int32)
-        terms = RowTerms(biases, deltas, limits)
+        biases = cuda.local.array(THREAD_ROWS, float32)
+        deltas = cuda.local.array(THREAD_ROWS, float32)
+        limits = cuda.local.array(THREAD_ROWS, int32)
 
-        thread = thread_at(cuda.threadIdx.x, cuda.threadIdx.y, ACROSS, DOWN)
-        tile = query_tile(memory, sizes, options, group, thread)
-        rows = key_value_rows(key, value, tile, sizes)
+        tile, key_rows, value_rows = query_tile(cuda.blockIdx.x, memory, key, value, group, problem, thread)
         cuda.syncthreads()
-        load(queries, rows_of(query, tile, tile.head, sizes), memory.rows, 0, thread)
-        load(douts, rows_of(dout, tile, tile.head, sizes), memory.rows, 0, thread)
+        load(queries, rows_of(query, tile, tile.head, problem), memory.rows, 0, thread)
+        load(douts, rows_of(dout, tile, tile.head, problem), memory.rows, 0, thread)
         fill(sums, ZERO)
-        start_query_terms(terms, lse, delta, memory, tile, options.causal, thread)
+        for i in range(THREAD_ROWS):
+            position = memory.rows[thread.y + i * thread.down]
+            biases[i], deltas[i] = query_terms(lse, delta, tile, tile.head, position)
+            limits[i] = position if problem.causal else MAX_SEQ
 
         for window in range(0, memory.visible.sizes[0], WINDOW):
             cuda.syncthreads()
-            look_up_keys(memory, window, tile, group, mask, options.once, thread)
+            look_up_keys(memory, window, tile, group, mask, problem, thread)
             for start in range(0, min(WINDOW, memory.visible.sizes[0] - window), COLUMNS):
-                add_keys(sums, products, weights, terms, queries, douts, memory, rows, start, options.scale, thread)
+                cuda.syncthreads()
+                load(memory.stream, value_rows, memory.positions, start, thread)
+                cuda.syncthreads()
+                dot_products(products, douts, memory.stream, thread)
+                cuda.syncthreads()
+                load(memory.stream, key_rows, memory.positions, start, thread)
+                cuda.syncthreads()
+                score_tile(weights, queries, memory, start, problem.scale, biases, limits, False, thread)
+                to_weights(weights)
+                for i in range(SCORES[0]):
+                    for j in range(SCORES[1]):
+                        products[i, j] = weights[i, j] * (products[i, j] - deltas[i])
+                place(memory.weights, products, thread)
+                cuda.syncthreads()
+                accumulate(sums, memory.weights, memory.stream, thread)
+        store(rows_of(dquery, tile, tile.head, problem), sums, problem.scale, not group.first, memory.rows, thread)
 
-        dquery_rows = rows_of(dquery, tile, tile.head, sizes)
-        store(dquery_rows, sums, options.scale, not group.first, memory.rows, thread)
+    return kernel
+
+
+def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
+    """Return the kernel that writes the gradients of keys and values."""
+    TILE, SCORES, SUMS, start_block = tiling.row_tile, tiling.thread_scores, tiling.thread_sums, block_start(tiling)
+    THREAD_ROWS, COLUMNS, WINDOW = SCORES[0], tiling.columns, tiling.threads
+
+    def kernel(problem, group, mask, query, key, value, dout, lse, delta, dkey, dvalue):
+        memory, thread = start_block()
+        keys = cuda.shared.array(TILE, float32, ALIGN)
+        values = cuda.shared.array(TILE, float32, ALIGN)
+        weights = cuda.local.array(SCORES, float32)
+        products = cuda.local.array(SCORES, float32)
+        key_sums = cuda.local.array(SUMS, float32)
+        value_sums = cuda.local.array(SUMS, float32)
+        biases = cuda.local.array(THREAD_ROWS, float32)
+        limits = cuda.local.array(THREAD_ROWS, int32)
+
+        tile = tile_of(cuda.blockIdx.x, memory, group, problem, thread)
+        heads = problem.heads // problem.kv_heads
+        cuda.syncthreads()
+        load(keys, rows_of(key, tile, tile.head, problem), memory.rows, 0, thread)
+        load(values, rows_of(value, tile, tile.head, problem), memory.rows, 0, thread)
+        fill(key_sums, ZERO)
+        fill(value_sums, ZERO)
+        for i in range(THREAD_ROWS):
+            position = memory.rows[thread.y + i * thread.down]
+            biases[i] = NEG_INF if masked(mask, position, tile, problem) else ZERO
+            limits[i] = position if problem.causal else -1
+
+        for head in range(tile.head * heads, (tile.head + 1) * heads):
+            query_rows, dout_rows = rows_of(query, tile, head, problem), rows_of(dout, tile, head, problem)
+            cuda.syncthreads()
+            chosen = list_queries(memory, tile, head, group, problem, thread)
+            cuda.syncthreads()
+            for window in range(0, memory.visible.sizes[0], WINDOW):
+                cuda.syncthreads()
+                look_up_queries(memory, window, tile, head, chosen, group, lse, delta, problem, thread)
+                for start in range(0, min(WINDOW, memory.visible.sizes[0] - window), COLUMNS):
+                    cuda.syncthreads()
+                    load(memory.stream, query_rows, memory.positions, start, thread)
+                    cuda.syncthreads()
+                    score_tile(weights, keys, memory, start, problem.scale, biases, limits, True, thread)
+                    to_weights(weights)
+                    place(memory.weights, weights, thread)
+                    cuda.syncthreads()
+                    load(memory.stream, dout_rows, memory.positions, start, thread)
+                    cuda.syncthreads()
+                    accumulate(value_sums, memory.weights, memory.stream, thread)
+                    dot_products(products, values, memory.stream, thread)
+                    cuda.syncthreads()
+                    load(memory.stream, query_rows, memory.positions, start, thread)
+                    for i in range(SCORES[0]):
+                        for j in range(SCORES[1]):
+                            delta_of_query = memory.deltas[start + thread.x + j * thread.across]
+                            products[i, j] = weights[i, j] * (products[i, j] - delta_of_query)
+                    place(memory.weights, products, thread)
+                    cuda.syncthreads()
+                    accumulate(key_sums, memory.weights, memory.stream, thread)
+        store(rows_of(dkey, tile, tile.head, problem), key_sums, problem.scale, not group.first, memory.rows, thread)
+        store(rows_of(dvalue, tile, tile.head, problem), value_sums, ONE, not group.first, memory.rows, thread)
 
     return kernel
 
 
 @device
-def add_queries(sums, products, weights, terms, own, memory, query_rows, dout_rows, start, scale, thread):
-    """Add to the gradients of keys and values what comes from the queries of a score tile, from number `start` of the window
-    on."""
-    cuda.syncthreads()
-    load(memory.stream, query_rows, memory.columns.positions, start, thread)
-    cuda.syncthreads()
-    score_tile(weights, own.keys, memory, start, scale, terms, True, thread)
-    to_weights(weights)
-    place(memory.weights, weights, thread)
-    cuda.syncthreads()
-    load(memory.stream, dout_rows, memory.columns.positions, start, thread)
-    cuda.syncthreads()
-    accumulate(sums.values, memory.weights, memory.stream, thread)
-    dot_products(products, own.values, memory.stream, thread)
-    cuda.syncthreads()
-    load(memory.stream, query_rows, memory.columns.positions, start, thread)
-    score_gradients(products, weights, memory.columns, start, terms, True, thread)
-    place(memory.weights, products, thread)
-    cuda.syncthreads()
-    accumulate(sums.keys, memory.weights, memory.stream, thread)
+def query_terms(lse, delta, tile, head, position):
+    """Return minus the lse in base 2 and delta of the query at `position`; NEG_INF and 0 if it sees nothing.
+
+    A large lse is lowered by what rounding made of it and of the scores: the key that a row sees almost alone then has a weight
+    of 1, not of 2 to a rounding error.
+    """
+    total = lse[tile.batch, head, max(position, 0)]
+    if abs(total) > LARGE_LSE:
+        total -= LSE_ROUNDING * abs(total)
+    if position >= 0 and total > NEG_INF:
+        return -total * LOG2E, delta[tile.batch, head, position]
+    return NEG_INF, ZERO
 
 
-def dkeyvalue(tiling: Tiling) -> Callable[..., None]:
-    """The kernel that writes the gradients of keys and values."""
-    DOWN, ACROSS, WINDOW, COLUMNS = tiling.down, tiling.across, tiling.threads, tiling.columns
-    ROW_TILE, ROWS, SCORES, SUMS = tiling.row_tile, tiling.own_rows, tiling.own_scores, tiling.own_sums
-    allocate = block_memory(tiling)
+@device
+def look_up_queries(memory, window, tile, head, chosen, group, lse, delta, problem, thread):
+    """Write the visible queries of `head` from number `window` on, as columns. One that sees nothing has no gradient."""
+    position, bias = visible_position(memory.visible, window + thread.number, group, chosen, tile.row, problem.once)
+    minus_lse, memory.deltas[thread.number] = query_terms(lse, delta, tile, head, position)
+    memory.positions[thread.number] = position
+    memory.biases[thread.number] = bias + minus_lse
 
-    def kernel(sizes, options, group, mask, query, key, value, dout, lse, delta, dkey, dvalue):
-        memory = allocate()
-        keys = cuda.shared.array(ROW_TILE, float32, ALIGN)
-        values = cuda.shared.array(ROW_TILE, float32, ALIGN)  # a line of its own, by which the simulator tells arrays apart
-        own = KeyValue(keys, values)
-        weights = cuda.local.array(SCORES, float32)
-        products = cuda.local.array(SCORES, float32)
-        sums = KeyValue(cuda.local.array(SUMS, float32), cuda.local.array(SUMS, float32))
-        biases = cuda.local.array(ROWS, float32)
-        limits = cuda.local.array(ROWS, int32)
-        terms = RowTerms(biases, biases, limits)  # its deltas are not used: those of queries are with the columns
 
-        thread = thread_at(cuda.threadIdx.x, cuda.threadIdx.y, ACROSS, DOWN)
-        tile = tile_of(cuda.blockIdx.x, group, sizes.batch)
-        heads = sizes.heads // sizes.kv_heads
-        find_rows(memory, tile, thread)
-        cuda.syncthreads()
-        load(own.keys, rows_of(key, tile, tile.head, sizes), memory.rows, 0, thread)
-        load(own.values, rows_of(value, tile, tile.head, sizes), memory.rows, 0, thread)
-        fill(sums.keys, ZERO)
-        fill(sums.values, ZERO)
-        start_key_terms(terms, mask, memory, tile, options.causal, thread)
-
-        for head in range(tile.head * heads, (tile.head + 1) * heads):
-            chosen = tile.branches & branches_of_head(group.branches, head)
-            query_rows, dout_rows = rows_of(query, tile, head, sizes), rows_of(dout, tile, head, sizes)
-            cuda.syncthreads()
-            find_queries(memory, tile, chosen, group, sizes.seq, options.causal, thread)
-            cuda.syncthreads()
-            for window in range(0, memory.visible.sizes[0], WINDOW):
-                cuda.syncthreads()
-                look_up_queries(memory, window, tile, head, chosen, group, lse, delta, options.once, thread)
-                for start in range(0, min(WINDOW, memory.visible.sizes[0] - window), COLUMNS):
-                    add_queries(
-                        *(sums, products, weights, terms, own, memory, query_rows, dout_rows, start, options.scale, thread)
-                    )
-
-        store(rows_of(dkey, tile, tile.head, sizes), sums.keys, options.scale, not group.first, memory.rows, thread)
-        store(rows_of(dvalue, tile, tile.head, sizes), sums.values, ONE, not group.first, memory.rows, thread)
-
-    return kernel
+@device
+def to_weights(scores):
+    """scores = 2 ** min(scores, 0): rounding takes large scores far above 0. NaN stays NaN."""
+    for i in range(scores.shape[0]):
+        for j in range(scores.shape[1]):
+            scores[i, j] = exp2(ZERO if scores[i, j] > ZERO else scores[i, j])

@@ -13,81 +13,20 @@ The loops in which the time goes are `while` loops: a `range` counts in two numb
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
-from numpy import float32, int32, uint32, uint64
+from numpy import float32, uint64
 
-from dilkit.backends.numba.compiling import LOG2E, NEG_INF, ZERO, device, exp2
+from dilkit.backends.numba.compiling import LOG2E, NEG_INF, ZERO, device
 
-
-class Thread(NamedTuple):
-    """A thread's place in its block of `down x across` threads, and its number there."""
-
-    x: Any
-    y: Any
-    number: Any
-    across: int
-    down: int
-
-
-class Tile(NamedTuple):
-    """A tile of the schedule: rows `row, row + step, ...`, the bit set of its branches, its head, and its place in the batch."""
-
-    row: Any
-    branches: Any
-    step: Any
-    head: Any
-    rows: Any
-    batch: Any
-
-
-class HeadRows(NamedTuple):
-    """The rows of one head of a tensor: its numbers, where the row at position 0 begins, the stride and length of rows."""
-
-    numbers: Any
-    first: Any
-    stride: Any
-    head_dim: Any
-
-
-class Columns(NamedTuple):
-    """A window of columns, in shared memory: position (-1: none), what is added to scores in base 2, and, of queries, delta."""
-
-    positions: Any
-    biases: Any
-    deltas: Any
-
-
-class RowTerms(NamedTuple):
-    """Terms of each row of a thread: the bias of its scores in base 2, and delta of a query.
-
-    `limits`: the last position that a query sees, or the first that sees a key.
-    """
-
-    biases: Any
-    deltas: Any
-    limits: Any
+HeadRows = namedtuple("HeadRows", "numbers first stride head_dim")
+"""The rows of one head of a tensor: its numbers, where the row at position 0 begins, the stride and length of rows."""
 
 
 @device
-def thread_at(x, y, across, down):
-    """The thread at column `x` and row `y` of its block."""
-    x, y = uint32(x), uint32(y)
-    return Thread(x, y, y * across + x, across, down)
-
-
-@device
-def tile_of(block, group, batch):
-    """Return the tile that block number `block` of a group's launch computes."""
-    tiles, tile = group.tiles, block // batch
-    head, rows = int32(tiles[tile, 3] & 0xFFFF), int32(tiles[tile, 3] >> 16)
-    return Tile(tiles[tile, 0], tiles[tile, 1], tiles[tile, 2], head, rows, block % batch)
-
-
-@device
-def rows_of(view, tile, head, sizes):
-    """The rows of one head of a tensor, at the tile's place in the batch."""
-    return HeadRows(view.numbers, tile.batch * view.batch + head * view.head, view.row, sizes.head_dim)
+def rows_of(view, tile, head, problem):
+    """Return the rows of one head of a tensor, at the tile's place in the batch."""
+    return HeadRows(view.numbers, tile.batch * view.batch + head * view.head, view.row, problem.head_dim)
 
 
 @device
@@ -105,36 +44,18 @@ def load(tile, source, positions, start, thread):
 
 
 @device
-def column(thread, j):
-    """Return the accumulator's column that is number `j` of a thread; the thread's quads are `across` apart."""
-    return (thread.x + j // 4 * thread.across) * 4 + j % 4
-
-
-@device
-def fetch(sums, source, positions, thread):
-    """sums = source[positions[r]]: the rows and columns of a thread that are there."""
-    for i in range(sums.shape[0]):
-        position = positions[thread.y + i * thread.down]
-        place = source.first + max(position, 0) * source.stride
-        for j in range(sums.shape[1]):
-            c = column(thread, j)
-            if position >= 0 and c < source.head_dim:
-                sums[i, j] = float32(source.numbers[uint64(place + c)])
-
-
-@device
-def store(target, sums, factor, add, positions, thread):
-    """target[positions[r]] = factor * sums, or += if `add`: the rows and columns of a thread that are there."""
-    for i in range(sums.shape[0]):
-        position = positions[thread.y + i * thread.down]
-        place = target.first + max(position, 0) * target.stride
-        for j in range(sums.shape[1]):
-            c = column(thread, j)
-            if position >= 0 and c < target.head_dim:
-                number = factor * sums[i, j]
-                if add:
-                    number += float32(target.numbers[uint64(place + c)])
-                target.numbers[uint64(place + c)] = number
+def dot_products(products, rows, columns, thread):
+    """products[i, j] = rows[r] . columns[c]: r = y + i * down, c = x + j * across."""
+    fill(products, ZERO)
+    d = 0
+    while d < rows.shape[1] - 1:
+        for i in range(products.shape[0]):
+            r = thread.y + i * thread.down
+            for j in range(products.shape[1]):
+                c = thread.x + j * thread.across
+                for u in range(4):
+                    products[i, j] += rows[r, d, u] * columns[c, d, u]
+        d += 1
 
 
 @device
@@ -146,54 +67,20 @@ def fill(numbers, number):
 
 
 @device
-def dot_products(products, rows, columns, thread):
-    """products[i, j] = rows[r] . columns[c]: r = y + i * down, c = x + j * across."""
-    fill(products, ZERO)
-    d = 0
-    while d < rows.shape[1] - 1:
-        for i in range(products.shape[0]):
-            r = thread.y + i * thread.down
-            a0, a1, a2, a3 = rows[r, d, 0], rows[r, d, 1], rows[r, d, 2], rows[r, d, 3]
-            for j in range(products.shape[1]):
-                c = thread.x + j * thread.across
-                total = products[i, j]
-                total += a0 * columns[c, d, 0]
-                total += a1 * columns[c, d, 1]
-                total += a2 * columns[c, d, 2]
-                total += a3 * columns[c, d, 3]
-                products[i, j] = total
-        d += 1
+def score_tile(scores, rows, memory, start, scale, biases, limits, rows_are_keys, thread):
+    """scores = scale * log2(e) * rows . stream + bias of the column + bias of the row; NEG_INF where a query may not see a key.
 
-
-@device
-def score_tile(scores, rows, memory, start, scale, terms, rows_are_keys, thread):
-    """scores = scale * log2(e) * rows . stream + bias of the column + bias of the row; NEG_INF where the query may not see the
-    key. The stream holds the columns from number `start` of the window on."""
+    The stream holds the columns from number `start` of the window on. `limits`: the last position that a query sees, or the
+    first that sees a key.
+    """
     dot_products(scores, rows, memory.stream, thread)
-    columns, scale2 = memory.columns, scale * LOG2E
+    scale2 = scale * LOG2E
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
             c = start + thread.x + j * thread.across
-            position, limit = columns.positions[c], terms.limits[i]
+            position, limit = memory.positions[c], limits[i]
             hidden = position < limit if rows_are_keys else position > limit
-            scores[i, j] = NEG_INF if hidden else scores[i, j] * scale2 + (columns.biases[c] + terms.biases[i])
-
-
-@device
-def to_weights(scores):
-    """scores = 2 ** min(scores, 0): rounding takes large scores far above 0. NaN stays NaN."""
-    for i in range(scores.shape[0]):
-        for j in range(scores.shape[1]):
-            scores[i, j] = exp2(ZERO if scores[i, j] > ZERO else scores[i, j])
-
-
-@device
-def score_gradients(products, weights, columns, start, terms, rows_are_keys, thread):
-    """products = weights * (products - delta of the query): from dout . v to the gradients of scores."""
-    for i in range(products.shape[0]):
-        for j in range(products.shape[1]):
-            delta = columns.deltas[start + thread.x + j * thread.across] if rows_are_keys else terms.deltas[i]
-            products[i, j] = weights[i, j] * (products[i, j] - delta)
+            scores[i, j] = NEG_INF if hidden else scores[i, j] * scale2 + (memory.biases[c] + biases[i])
 
 
 @device
@@ -207,7 +94,10 @@ def place(tile, numbers, thread):
 
 @device
 def accumulate(sums, weights, columns, thread):
-    """sums[i] += sum over k of weights[r, k] * columns[k], in the thread's quads of columns: r = y + i * down."""
+    """sums[i] += sum over k of weights[r, k] * columns[k], in the thread's quads of columns: r = y + i * down.
+
+    The innermost products are written out: a loop more, and the compiler does not unroll those of a head_dim of 96.
+    """
     k = 0
     while k < weights.shape[1] - 1:
         for i in range(sums.shape[0]):
@@ -223,3 +113,24 @@ def accumulate(sums, weights, columns, thread):
                     total += w3 * columns[k * 4 + 3, c, u]
                     sums[i, q * 4 + u] = total
         k += 1
+
+
+@device
+def sum_column(thread, j):
+    """Return the accumulator's column that is number `j` of a thread; the thread's quads are `across` apart."""
+    return (thread.x + j // 4 * thread.across) * 4 + j % 4
+
+
+@device
+def store(target, sums, factor, add, positions, thread):
+    """target[positions[r]] = factor * sums, or += if `add`: the rows and columns of a thread that are there."""
+    for i in range(sums.shape[0]):
+        position = positions[thread.y + i * thread.down]
+        place = target.first + max(position, 0) * target.stride
+        for j in range(sums.shape[1]):
+            c = sum_column(thread, j)
+            if position >= 0 and c < target.head_dim:
+                number = factor * sums[i, j]
+                if add:
+                    number += float32(target.numbers[uint64(place + c)])
+                target.numbers[uint64(place + c)] = number

@@ -21,8 +21,8 @@ from unittest import mock
 from numba import cuda
 
 from dilkit.backends.cuda.report import usages
-from dilkit.backends.numba.backend import tiling_for
-from dilkit.backends.numba.kernels import KERNELS, signature
+from dilkit.backends.numba.arguments import signature
+from dilkit.backends.numba.backend import DeviceLauncher, kernels
 
 
 def main(shown: str, dtype: str, head_dim: str) -> int:
@@ -30,14 +30,14 @@ def main(shown: str, dtype: str, head_dim: str) -> int:
     major, minor = map(int, shown.split("."))
     device = SimpleNamespace(compute_capability=(major, minor))
     with mock.patch("numba.cuda.dispatcher.get_current_device", return_value=device):
-        print(json.dumps({role: facts(role, dtype, int(head_dim), (major, minor)) for role in KERNELS}))
+        print(json.dumps({role: facts(role, dtype, int(head_dim), (major, minor)) for role in kernels()}))
     return 0
 
 
 def facts(role: str, dtype: str, head_dim: int, capability: tuple[int, int]) -> dict[str, Any]:
     """What there is to know of one kernel's code."""
-    tiling = tiling_for(role, head_dim)
-    ptx, _ = cuda.compile_ptx(KERNELS[role](tiling), signature(role, dtype), cc=capability, device=False)
+    tiling = DeviceLauncher().tiling(role, head_dim)
+    ptx, _ = cuda.compile_ptx(kernels()[role](tiling), signature(role, dtype), cc=capability, device=False)
     known = {"threads": tiling.threads, "vector_loads": ptx.count("ld.shared.v4"), "depots": ptx.count("__local_depot")}
     return {**known, **assembled(ptx, f"sm_{capability[0]}{capability[1]}")}
 

@@ -32,9 +32,8 @@ from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: E402
 
 from dilkit import Pattern, register_backend  # noqa: E402
 from dilkit.backends.numba.arguments import Tiling  # noqa: E402
-from dilkit.backends.numba.backend import NumbaCuda  # noqa: E402
-from dilkit.backends.numba.kernels import compiled  # noqa: E402
-from dilkit.backends.numba.visible import MAX_RUNS, VisibleRuns, branches_of_head, list_visible, visible_position  # noqa: E402
+from dilkit.backends.numba.backend import DeviceLauncher, NumbaCuda, compiled  # noqa: E402
+from dilkit.backends.numba.visible import MAX_RUNS, VisibleRuns, list_visible, visible_position  # noqa: E402
 from dilkit.backends.tiles.schedule import MAX_BRANCHES, schedule  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
 from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
@@ -56,7 +55,7 @@ LISTED = (
 )
 
 
-class SimulatorLauncher:
+class SimulatorLauncher(DeviceLauncher):
     """The kernels with tiles that suit a simulator: eight threads, and several tiles even in short sequences."""
 
     def tiling(self, role: str, head_dim: int) -> Tiling:
@@ -111,13 +110,15 @@ def lists_the_count(pattern: Pattern) -> bool:
     found = np.zeros((4, seq, seq))
     for group in schedule(problem, 8).groups:
         branches = group.branches.view(np.int32).reshape(-1, 4)
+        part = SimpleNamespace(branches=branches)
         for tile in group.query_tiles:
-            visible = VisibleRuns(*(np.zeros(shape, int) for shape in ((MAX_RUNS, 4), (MAX_BRANCHES, 3), 2)))
+            visible = VisibleRuns(*(np.zeros(shape, int) for shape in ((MAX_RUNS, 3), (MAX_BRANCHES, 3), 2)))
             row, rows, step, head = (int(tile[name]) for name in ("row", "rows", "step", "head"))
-            chosen = int(tile["set"]) & branches_of_head(branches, head)
-            list_visible(visible, branches, chosen, row, seq, 0, seq)
+            serving = sum(1 << b for b, (*_, start, stop) in enumerate(branches) if start <= head < stop)
+            chosen = int(tile["set"]) & serving
+            list_visible(visible, part, chosen, row, seq, 0, seq)
             for index in range(visible.sizes[0]):
-                position, bias = visible_position(visible, index, len(branches), chosen, row, once)
+                position, bias = visible_position(visible, index, part, chosen, row, once)
                 found[head, row : row + rows * step : step, position] += np.exp2(bias)
     return np.allclose(found, pattern.count(seq, 4, kv_heads=2))
 

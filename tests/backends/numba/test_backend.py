@@ -6,7 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,25 +16,23 @@ from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.backends.numba import backend as numba_cuda
-from dilkit.backends.numba.arguments import Options, TensorView, Tiling, view
-from dilkit.backends.numba.backend import TABLE, DeviceLauncher, NumbaCuda, tiling_for
+from dilkit.backends.numba.arguments import LaunchGroup, TensorView, Tiling, view
+from dilkit.backends.numba.backend import TABLE, DeviceLauncher, NumbaCuda
 from dilkit.backends.tiles.schedule import schedule
 from dilkit.device import Device
 from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 
+tiling_for = DeviceLauncher().tiling
 GROUPS = Pattern([256, 512, 512], [1, 4, 64])
 
 
-class Recorder:
+class Recorder(DeviceLauncher):
     """A launcher on the CPU that runs nothing."""
 
     def __init__(self) -> None:
         self.launches: list[SimpleNamespace] = []
-
-    def tiling(self, role: str, head_dim: int) -> Tiling:
-        return tiling_for(role, head_dim)
 
     def launch(self, role: str, dtype: str, tiling: Tiling, blocks: int, arguments: tuple[Any, ...]) -> None:
         self.launches.append(SimpleNamespace(role=role, dtype=dtype, tiling=tiling, blocks=blocks, arguments=arguments))
@@ -61,10 +59,10 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
     assert len(groups) > 1
     for i, (launch, group) in enumerate(zip(recorder.launches, groups, strict=True)):
         assert (launch.role, launch.dtype, launch.blocks) == ("forward", "float32", 2 * len(group.query_tiles))
-        sizes, options, (tiles, branches, first), mask, *views, given_lse = launch.arguments
-        assert (sizes, options, first) == ((2, 500, 4, 2, 64), (1, 0, 0.25), int(i == 0))
+        facts, (tiles, branches, first), mask, *views, given_lse = launch.arguments
+        assert (facts, first) == ((2, 500, 4, 2, 64, 1, 0, int(masked), 0.25), int(i == 0))
         assert (tiles.tolist(), branches.tolist()) == (numbers(group.query_tiles), numbers(group.branches))
-        assert (mask.present, mask.numbers.dtype, mask.numbers.dim()) == (masked, torch.uint8, 1)
+        assert (mask.numbers.dtype, mask.numbers.dim()) == (torch.uint8, 1)
         assert ignored is None or (mask.numbers.data_ptr(), mask.batch, mask.row) == (ignored.data_ptr(), 500, 1)
         in_place = [x.numbers.data_ptr() == y.data_ptr() for x, y in zip(views, (q, k, v, out), strict=True)]
         assert in_place == [True, not masked, not masked, True]  # of a mask, keys and values are copied without what it ignores
@@ -74,7 +72,7 @@ def test_forward_launches_each_group_once(masked: bool) -> None:
 def test_a_pattern_that_counts_once_is_launched_so() -> None:
     recorder, problem = Recorder(), pose(pattern=Pattern([256, 512], [1, 4], overlap="once"))
     NumbaCuda(recorder).forward(Inputs(*Tensors.random(problem).qkv), problem)
-    assert [launch.arguments[1].once for launch in recorder.launches] == [1]
+    assert [launch.arguments[0].once for launch in recorder.launches] == [1]
 
 
 def test_backward_writes_delta_then_the_gradients() -> None:
@@ -93,8 +91,8 @@ def test_backward_writes_delta_then_the_gradients() -> None:
     for launch, group in zip(rest, (*groups, *groups), strict=True):
         tiles = group.query_tiles if launch.role == "dquery" else group.key_tiles
         assert launch.blocks == 2 * len(tiles)
-        assert launch.arguments[2].tiles.tolist() == numbers(tiles)
-        dout, given_lse, given_delta, *written = launch.arguments[7:]
+        assert launch.arguments[1].tiles.tolist() == numbers(tiles)
+        dout, given_lse, given_delta, *written = launch.arguments[6:]
         assert dout.numbers.data_ptr() == q.data_ptr()
         assert given_lse.is_contiguous()
         assert given_delta is delta
@@ -129,6 +127,10 @@ def test_more_blocks_than_a_launch_has_are_refused(monkeypatch: pytest.MonkeyPat
 def test_what_is_refused(fields: dict[str, Any], reason: str) -> None:
     found = NumbaCuda().refusals(pose(**{"device": Device.assume("sm_61"), **fields}))
     assert reason in [str(refusal) for refusal in found if refusal.code != "module"]
+
+
+def test_a_stand_in_for_a_gpu_leaves_no_proof() -> None:
+    assert NumbaCuda(Recorder()).proof_facts(pose(device=Device.assume("sm_61"))) == ()
 
 
 class FakeNumba:
@@ -173,16 +175,14 @@ class OnDevice(Tensor):
 def test_a_launch_goes_to_the_current_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNumba()
     monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=fake))
-    kernels = ModuleType("dilkit.backends.numba.kernels")
-    kernels.compiled = fake.compiled  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "dilkit.backends.numba.kernels", kernels)
+    monkeypatch.setattr(numba_cuda, "compiled", fake.compiled)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=70 + device.index))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, device.index))
     x = torch.ones(3, requires_grad=True).as_subclass(OnDevice)
     tiling = tiling_for("forward", 64)
-    DeviceLauncher().launch("forward", "float32", tiling, 7, (Options(1, 0, 0.5), TensorView(x, 8, 4, 1), x, 7))
+    DeviceLauncher().launch("forward", "float32", tiling, 7, (LaunchGroup(x, x, 1), TensorView(x, 8, 4, 1), x, 7))
     array = "array", x.data_ptr()
-    launched = Options(1, 0, 0.5), TensorView(array, 8, 4, 1), array, 7
+    launched = LaunchGroup(array, array, 1), TensorView(array, 8, 4, 1), array, 7
     assert fake.events == [
         ("compiled", 1, ("forward", "float32", tiling, (6, 1))),
         ("launched", 1, (7, (tiling.across, tiling.down), ("stream", 71)), launched),

@@ -20,10 +20,9 @@ from numba.cuda import dispatcher
 from ptx.emulator import Emulator
 from ptx.launches.over_tensors import launch
 
-from dilkit.backends.numba import kernels
-from dilkit.backends.numba.arguments import Tiling
-from dilkit.backends.numba.backend import NumbaCuda
-from dilkit.backends.numba.kernels import KERNELS, signature
+from dilkit.backends.numba import backend
+from dilkit.backends.numba.arguments import Tiling, signature
+from dilkit.backends.numba.backend import NumbaCuda, kernels
 from dilkit.device import Capability
 from dilkit.problem import Problem
 
@@ -44,7 +43,7 @@ def opened(capability: Capability, emulator: Emulator) -> Iterator[NumbaCuda]:
     """Yield the backend for tensors of the CPU, as on devices of `capability`."""
     stands_in = mock.patch.object
     with (
-        stands_in(kernels, "compiled", partial(RedirectedKernel, emulator)),
+        stands_in(backend, "compiled", partial(RedirectedKernel, emulator)),
         stands_in(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=capability)),
         stands_in(cuda, "gpus", defaultdict(nullcontext)),
         stands_in(cuda, "external_stream", lambda address: address),
@@ -52,9 +51,9 @@ def opened(capability: Capability, emulator: Emulator) -> Iterator[NumbaCuda]:
         stands_in(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0)),
         stands_in(torch.cuda, "get_device_capability", lambda device: capability),
     ):
-        backend = NumbaOnPTX()
-        backend.name = "numba's PTX on sm_{}{}".format(*capability)  # type: ignore[misc]
-        yield backend
+        on_ptx = NumbaOnPTX()
+        on_ptx.name = "numba's PTX on sm_{}{}".format(*capability)  # type: ignore[misc]
+        yield on_ptx
 
 
 class RedirectedKernel:
@@ -76,7 +75,7 @@ class RedirectedKernel:
 @lru_cache(maxsize=256)
 def compiled(role: str, dtype: str, tiling: Tiling, capability: Capability) -> str:
     """Compile a kernel to PTX."""
-    ptx, _ = cuda.compile_ptx(KERNELS[role](tiling), signature(role, dtype), cc=capability, device=False)
+    ptx, _ = cuda.compile_ptx(kernels()[role](tiling), signature(role, dtype), cc=capability, device=False)
     return str(ptx)
 
 
