@@ -86,12 +86,12 @@ def _main(argv: list[str]) -> int:
 
 
 def command(name: str) -> ModuleType:
-    """The module of a command."""
+    """Return the module of a command."""
     return importlib.import_module(f"dilkit.tools.{COMMANDS[name]}")
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of a command's arguments."""
+    """Return the parser of a command's arguments."""
     module = command(name)
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"dilkit {name}", description=module.HELP, formatter_class=layout, allow_abbrev=False)
@@ -109,7 +109,7 @@ def _run(name: str, argv: list[str]) -> int:
     try:
         args = parser.parse_args(argv)
         if preset := getattr(args, "preset", None):
-            parser.set_defaults(**preset.defaults)
+            parser.set_defaults(**command(name).PRESETS[preset][1])
             args = parser.parse_args(argv)  # again: what is given wins over the preset
         if name not in ("info", "doctor"):  # which show what is malformed
             environment.check()
@@ -153,7 +153,7 @@ def _top_parser(with_help: bool) -> Parser:
 
 
 def _first_line(name: str) -> str:
-    """What the command does, in one line; a command that cannot be loaded says so and hides no other."""
+    """Return a line on a command; one that cannot be loaded says so and hides no other."""
     try:
         return str(command(name).HELP).splitlines()[0]
     except Exception as error:
@@ -161,7 +161,7 @@ def _first_line(name: str) -> str:
 
 
 def _why_not_loaded(error: Exception, what: str) -> str:
-    """Say what is wrong, and the way out where only a checkout has what is missing."""
+    """Return the fault, and the way out where only a checkout has the missing module."""
     absent = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if absent.startswith("dilkit.tools.") and not importlib.util.find_spec("dilkit.tools.site"):
         return f"needs a checkout: {absent} is not installed; `pip install -e .` in a clone of the repository has it"

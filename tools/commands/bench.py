@@ -15,9 +15,8 @@ from dilkit.tools.bench import suites
 from dilkit.tools.commands import compare
 from dilkit.tools.console import arguments
 from dilkit.tools.console import rank_arguments as job
-from dilkit.tools.console.arguments import whole
+from dilkit.tools.console.arguments import names, whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
-from dilkit.tools.console.text import nearest
 
 if TYPE_CHECKING:
     from dilkit.tools.measure.implementation import Implementation
@@ -46,9 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
     group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
     group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
-    group.add_argument("--backend", type=_names, metavar="A,B", help="backends to measure (default: DILKIT_BACKEND's, else all)")
+    arguments.add_backend_argument(group, "backends to measure (default: DILKIT_BACKEND's, else all)")
     peers = f"measure beside them, or all of: {', '.join(PEERS)}; docs/measurements.md describes them"
-    group.add_argument("--baseline", "--peers", type=_names, default=(), metavar="A,B", help=peers)
+    known = names(lambda: (*PEERS, "all"))
+    group.add_argument("--baseline", "--peers", type=known, default=(), metavar="A,B", help=peers)
     group.add_argument("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
     repeats = f"samples of each implementation (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
     group.add_argument("--repeats", type=whole(1), metavar="N", help=repeats)
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
     words = "suite gpu: only the steps whose names have all of these words, as in bfloat16,backward; --backend goes with it"
-    group.add_argument("--rows", type=_names, metavar="A,B", help=words)
+    group.add_argument("--rows", type=names(), metavar="A,B", help=words)
     group.add_argument("--full", action="store_true", help="suite seeds: on to a million tokens and more; slides: gradients too")
     group.add_argument(
         "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_arguments(parser)
     parser.add_argument_group("ranks").add_argument(
         "--schedules",
-        type=_schedules,
+        type=names(lambda: SCHEDULES),
         metavar="A,B",
         help=f"with --comm: schedules of exchange to measure (default {','.join(SCHEDULES)})",
     )
@@ -95,27 +95,21 @@ def run(args: Namespace) -> int:
         load_torch()
         kind, file = suites.suite(args.suite).kind(), "suite.json"
     if args.against:
-        _check_earlier(args, kind, file)
-    code = _suite(args) if args.suite else _one_pattern(args)
+        if (earlier := compare.load(args.against).kind) != kind:
+            raise ValueError(f"--against {args.against}: a result of kind {earlier!r}; one of {kind!r} is needed")
+        if args.against.resolve() == (args.out / file).resolve():
+            raise ValueError(f"--against {args.against}: this run overwrites that file; choose another folder with --out")
+        if args.json:
+            raise ValueError(f"--against: does not go with --json; run dilkit compare --json {args.against} {args.out / file}")
+    if args.suite:
+        from dilkit.tools.bench import run as suite_run
+
+        code = suite_run.run(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
+    else:
+        code = _one_pattern(args)
     if code == INTERRUPTED or not args.against:
         return code
     return max(code, compare.run(Namespace(old=args.against, new=args.out / file, margin=compare.MARGIN, all=False, json=False)))
-
-
-def _check_earlier(args: Namespace, kind: str, file: str) -> None:
-    """Raise `ResultError` or ValueError, before anything is measured, for a file that nothing can be compared with."""
-    if (earlier := compare.load(args.against).kind) != kind:
-        raise ValueError(f"--against {args.against}: a result of kind {earlier!r}; one of {kind!r} is needed")
-    if args.against.resolve() == (args.out / file).resolve():
-        raise ValueError(f"--against {args.against}: this run overwrites that file; choose another folder with --out")
-    if args.json:
-        raise ValueError(f"--against: does not go with --json; run dilkit compare --json {args.against} {args.out / file}")
-
-
-def _suite(args: Namespace) -> int:
-    from dilkit.tools.bench import run as suite_run
-
-    return suite_run.run(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
 
 
 def _one_pattern(args: Namespace) -> int:
@@ -138,9 +132,9 @@ def _one_pattern(args: Namespace) -> int:
     return _overhead(args, problem) if args.overhead else _lengths(args, problem, lengths)
 
 
-def _leave_out(args: Namespace, why: str, *names: str) -> None:
+def _leave_out(args: Namespace, why: str, *options: str) -> None:
     """Raise ValueError where any of these options is given."""
-    for name in names:
+    for name in options:
         if getattr(args, name):
             raise ValueError(f"--{'backward' if name == 'train' else name}: {why}; leave it out")
 
@@ -155,8 +149,8 @@ def _overhead(args: Namespace, problem: Problem) -> int:
         "against",
     )
     if (args.backend is not None and len(args.backend) != 1) or (args.seqs is not None and len(args.seqs) != 1):
-        names, lengths = ",".join(args.backend or ("all",)), ",".join(map(str, args.seqs or (problem.seq,)))
-        raise ValueError(f"--overhead: one backend at one length is measured, not {names} at {lengths} tokens; name one of each")
+        named, lengths = ",".join(args.backend or ("all",)), ",".join(map(str, args.seqs or (problem.seq,)))
+        raise ValueError(f"--overhead: one backend at one length is measured, not {named} at {lengths} tokens; name one of each")
     arguments.make_folder("--out", args.out)
     load_torch()
     from dilkit.tools.bench import overhead
@@ -191,32 +185,9 @@ def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
 
 
 def _implementations(args: Namespace) -> list[Implementation]:
-    from dilkit.registry import list_backends
     from dilkit.selector import requested_backends
     from dilkit.tools.measure.baselines import BASELINES
     from dilkit.tools.measure.implementation import backend_implementations
 
-    asked = ("--backend", args.backend or (), list_backends()), ("--baseline", args.baseline, (*BASELINES, "all"))
-    for option, names, known in asked:
-        for name in names:
-            if name not in known:
-                raise ValueError(f"{option}: {name!r} is not known; choose from {', '.join(known)}{nearest(name, known)}")
     backends = backend_implementations(args.backend or requested_backends() or None)
-    chosen = BASELINES if "all" in args.baseline else args.baseline
-    return backends + [BASELINES[name] for name in chosen]
-
-
-def _schedules(text: str) -> tuple[str, ...]:
-    names = _names(text)
-    for name in names:
-        if name not in SCHEDULES:
-            known = f"{', '.join(SCHEDULES)}{nearest(name, SCHEDULES)}"
-            raise argparse.ArgumentTypeError(f"{name!r} is not known; choose from {known}")
-    return names
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    if not all(names) or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty or repeated name; write it as sdpa,reference")
-    return names
+    return backends + [BASELINES[name] for name in (BASELINES if "all" in args.baseline else args.baseline)]

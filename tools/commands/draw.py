@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dilkit.pattern import Pattern
 from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of, picture_file
@@ -54,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
             draw_count(figure, count, title(pattern, args), is_causal=args.causal or args.kept, labels=labels)
             save(figure, args.out, dpi=280)
     if args.json:
-        print_json("draw", _facts(count, pattern, args))
+        call = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, is_causal=args.causal)
+        seen = dict(largest=int(count.max()), share_seen=int((count > 0).sum()) / count.numel(), count=count.tolist())
+        report = dict(pattern=json.loads(pattern.to_json()), **call, out=str(args.out) if args.out else None, **seen)
+        print_json("draw", report)
     elif args.out:
         print(f"wrote {args.out}")
     else:
@@ -74,13 +77,7 @@ def _matrix(pattern: Pattern, args: argparse.Namespace) -> Tensor:
 
 
 def title(pattern: Pattern, args: argparse.Namespace) -> str:
-    """What is drawn, in one line."""
+    """Return the drawn pattern and problem in one line."""
     grouped = f" over {args.kv_heads} key/value heads" if args.kv_heads not in (None, args.heads) else ""
     kind = ", causal" if args.causal else ", kept" if args.kept else ""
     return f"{pattern}, {args.seq} tokens, {args.heads} head{'s' * (args.heads > 1)}{grouped}{kind}"
-
-
-def _facts(count: Tensor, pattern: Pattern, args: argparse.Namespace) -> dict[str, Any]:
-    asked = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, is_causal=args.causal)
-    seen = dict(largest=int(count.max()), share_seen=int((count > 0).sum()) / count.numel(), count=count.tolist())
-    return dict(pattern=json.loads(pattern.to_json()), **asked, out=str(args.out) if args.out else None, **seen)

@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 from dilkit import environment, files
-from dilkit.comm.launch.processes import Ended, start
-from dilkit.comm.launch.processes import Job as ProcessJob
+from dilkit.comm.launch import processes
 from dilkit.comm.transports.base import Comm
 from dilkit.integrations.gigapath import SlideEncoder, load_slide_encoder
 from dilkit.integrations.gigapath.checkpoint import config_of, is_pooling_open, needed_tile_encoder, read_checkpoint
@@ -35,7 +34,7 @@ MEAN, CLASS_TOKEN = "mean of tiles", "class token"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the slides that were to be embedded."""
+    """Records of embedded slides, and refused ones."""
 
     records: list[SlideRecord]
     refused: list[RefusedFile]
@@ -56,12 +55,12 @@ class Task:
     is_pooling_open: bool
 
     def load(self) -> SlideEncoder:
-        """The model, on the device of this process: of several with one GPU each, its own."""
+        """Return the model on the device of this process: of several with one GPU each, its own."""
         started, model = environment.launch(), self.job.model
-        own = f"cuda:{started.local_rank % torch.cuda.device_count()}" if started and self.device == "cuda" else self.device
+        device = f"cuda:{started.local_rank % torch.cuda.device_count()}" if started and self.device == "cuda" else self.device
         pool, dtype = model.pooling == MEAN, getattr(torch, model.dtype)
-        where = dict(device=own, dtype=dtype, backend=self.backend)
-        return load_slide_encoder(model.checkpoint, self.arch, ngrids=model.ngrids, tail=model.tail, global_pool=pool, **where)
+        options = dict(device=device, dtype=dtype, backend=self.backend)
+        return load_slide_encoder(model.checkpoint, self.arch, ngrids=model.ngrids, tail=model.tail, global_pool=pool, **options)
 
     def embed(self, plan: Plan, rank: int, progress: Progress, model: SlideEncoder | None = None) -> Outcome:
         """Embed the slides of a rank; `progress` is given the tiles of each."""
@@ -69,7 +68,7 @@ class Task:
 
 
 def task_of(args: argparse.Namespace, paths: list[Path]) -> Task:
-    """The task that arguments and checkpoint describe.
+    """Return the task that arguments and checkpoint describe.
 
     Raises OSError for a checkpoint that cannot be read or downloaded, ValueError for one that arguments contradict.
     """
@@ -99,7 +98,7 @@ _MOST_LINES = 40
 
 
 def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -> Outcome:
-    """What became of the slides of all ranks.
+    """Embed all slides in processes of this machine, and return their outcome.
 
     Raises ChildProcessError where a process fails or is killed; what has been written until then stays, and is kept next time.
     """
@@ -107,7 +106,7 @@ def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -
         folder, limit = Path(name), 0.0
         (folder / PLAN).write_bytes(pickle.dumps((task, plan)))
         threads = max(1, usable_cores() // ranks)
-        job = start("torch", ranks, ["-m", "dilkit.tools.commands.encode_processes", name], threads=threads)
+        job = processes.start("torch", ranks, ["-m", "dilkit.tools.commands.encode_processes", name], threads=threads)
         try:
             _follow(job, task, plan, progress)
             limit = math.inf  # they have ended, or one has failed
@@ -115,11 +114,13 @@ def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -
             ended = job.finish(limit)
         outcomes = [folder / OUTCOME.format(rank=rank) for rank in range(ranks)]
         if ended.code or not all(path.exists() for path in outcomes):
-            raise ChildProcessError(_complaint(ranks, ended))
+            printed = "\n".join(ended.text.strip().splitlines()[-_MOST_LINES:]) or "nothing"
+            failed = f"a process ended with {ended.code}, and all have been ended"
+            raise ChildProcessError(f"--ranks {ranks}: {failed}. They printed:\n{printed}")
         return together_of([pickle.loads(path.read_bytes()) for path in outcomes])
 
 
-def _follow(job: ProcessJob, task: Task, plan: Plan, progress: Progress) -> None:
+def _follow(job: processes.Job, task: Task, plan: Plan, progress: Progress) -> None:
     """Wait until all processes have ended or one has failed; report the tiles of slides whose records are there."""
     wanted = {slide.output.name: slide.tiles for share in plan.shares for pack in share for slide in pack}
     while job.code is None and not any(process.poll() for process in job.processes):
@@ -128,13 +129,8 @@ def _follow(job: ProcessJob, task: Task, plan: Plan, progress: Progress) -> None
         progress(sum(wanted.pop(name) for name in done))
 
 
-def _complaint(ranks: int, ended: Ended) -> str:
-    printed = "\n".join(ended.text.strip().splitlines()[-_MOST_LINES:])
-    return f"--ranks {ranks}: a process ended with {ended.code}, and all have been ended. They printed:\n{printed or 'nothing'}"
-
-
 def main(folder: Path) -> int:
-    """What each of the processes runs."""
+    """Run one of the processes."""
     task, plan = pickle.loads((folder / PLAN).read_bytes())
     started = environment.launch()
     rank = 0 if started is None else started.rank
@@ -151,27 +147,21 @@ def work(task: Task, comm: Comm, show: Callable[[Plan], None], report: Callable[
     """Embed the slides of this rank. The first one shows the plan and reports; its exit code is what `report` returns."""
     model = task.load()
     with files.locked(task.job.out) if comm.rank == 0 else nullcontext():
-        return _work(task, comm, model, show, report)
-
-
-def _work(
-    task: Task, comm: Comm, model: SlideEncoder, show: Callable[[Plan], None], report: Callable[[Plan, Outcome], int]
-) -> int:
-    planned = pickle.dumps(plan_cohort(task.paths, task.job, comm.size)) if comm.rank == 0 else b""
-    plan: Plan = pickle.loads(comm.share(planned, "plan")[0])
-    if comm.rank == 0:
-        show(plan)
-    own = task.embed(plan, comm.rank, lambda tiles: None, model)
-    outcomes: list[Outcome] = [pickle.loads(one) for one in comm.share(pickle.dumps(own), "outcomes")]
-    if comm.rank:
-        return 0
-    together = together_of(outcomes)
-    finish(plan, task.job, [*plan.refused, *together.refused])
-    return report(plan, together)
+        planned = pickle.dumps(plan_cohort(task.paths, task.job, comm.size)) if comm.rank == 0 else b""
+        plan: Plan = pickle.loads(comm.share(planned, "plan")[0])
+        if comm.rank == 0:
+            show(plan)
+        mine = task.embed(plan, comm.rank, lambda tiles: None, model)
+        outcomes: list[Outcome] = [pickle.loads(one) for one in comm.share(pickle.dumps(mine), "outcomes")]
+        if comm.rank:
+            return 0
+        together = together_of(outcomes)
+        finish(plan, task.job, [*plan.refused, *together.refused])
+        return report(plan, together)
 
 
 def together_of(outcomes: list[Outcome]) -> Outcome:
-    """What became of the slides of all ranks."""
+    """Return the outcome of all ranks."""
     records = chain.from_iterable(one.records for one in outcomes)
     return Outcome(list(records), list(chain.from_iterable(one.refused for one in outcomes)))
 

@@ -17,7 +17,6 @@ from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json, table
 
 if TYPE_CHECKING:
-    from dilkit.integrations.gigapath.cohort.manifest import SlideRecord
     from dilkit.integrations.gigapath.cohort.run import Plan
     from dilkit.tools.commands.encode_processes import Outcome, Task
 
@@ -47,7 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", choices=ARCHITECTURES, help=arch)
     grid = "cells of a tile a side (default: the checkpoint's, else 1000)"
     parser.add_argument("--ngrids", type=whole(1), metavar="N", help=grid)
-    _add_reading(parser)
+    size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
+    parser.add_argument("--tile-size", type=whole(1), metavar="PIXELS", help=size)
+    coords = "folder of coordinates, where they are not with the features: CLAM's or TRIDENT's patches, slide2vec's tiles"
+    parser.add_argument("--coords", type=Path, metavar="DIR", help=coords)
+    microns = (
+        "micrometres of a pixel of level 0, for STAMP's files that do not say how many pixels a tile has, and their --heatmap"
+    )
+    parser.add_argument("--microns-per-pixel", type=positive, metavar="UM", help=microns)
+    encoder = "the tile encoder named in the file must have this in its name (default: the checkpoint's, else gigapath)"
+    parser.add_argument("--tile-encoder", metavar="NAME", help=encoder)
     tail = "padded keys, or none (default: the checkpoint's, else zeros)"
     parser.add_argument("--tail", choices=("zeros", "exact"), help=tail)
     pool = (
@@ -64,20 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")
 
 
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    """Add what files of features leave open."""
-    size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
-    parser.add_argument("--tile-size", type=whole(1), metavar="PIXELS", help=size)
-    coords = "folder of coordinates, where they are not with the features: CLAM's or TRIDENT's patches, slide2vec's tiles"
-    parser.add_argument("--coords", type=Path, metavar="DIR", help=coords)
-    microns = (
-        "micrometres of a pixel of level 0, for STAMP's files that do not say how many pixels a tile has, and their --heatmap"
-    )
-    parser.add_argument("--microns-per-pixel", type=positive, metavar="UM", help=microns)
-    encoder = "the tile encoder named in the file must have this in its name (default: the checkpoint's, else gigapath)"
-    parser.add_argument("--tile-encoder", metavar="NAME", help=encoder)
-
-
 def run(args: argparse.Namespace) -> int:
     """Embed all slides: 0, or 1 where one would not do. Raises ValueError or OSError where none can be embedded."""
     started = environment.launch()
@@ -86,31 +80,22 @@ def run(args: argparse.Namespace) -> int:
     if (args.ranks or 1) > MOST_STARTED:
         raise ValueError(f"--ranks: {args.ranks} processes, and at most {MOST_STARTED} are started on one machine; use torchrun")
     load_torch()
+    from tqdm import tqdm
+
+    from dilkit.comm.launch.ranks import run_ranks
+    from dilkit.integrations.gigapath.cohort.run import finish, plan_cohort
     from dilkit.integrations.gigapath.features import check_apart, features_in, others_in
-    from dilkit.tools.commands.encode_processes import task_of
+    from dilkit.tools.commands import encode_processes as processes
 
     paths = features_in(args.features)
     check_apart("--out", args.out, args.features)
     unread = [path for path in others_in(args.features) if path.resolve() != args.out.resolve()]
     make_folder("--out", args.out)
-    task = task_of(args, paths)
+    task = processes.task_of(args, paths)
     if started is not None and started.size > 1:
-        from dilkit.comm.launch.ranks import run_ranks
-        from dilkit.tools.commands.encode_processes import WAIT, work
-
         kind = "torch" if started.launcher == "torchrun" else "mpi"
         prints = partial(show, args), partial(report, args, task, unread)
-        return run_ranks(kind, lambda comm: work(task, comm, *prints), timeout=WAIT)
-    return report(args, task, unread, *_planned_and_embedded(task, args))
-
-
-def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, Outcome]:
-    """The plan, and what became of its slides, in this process or in those of --ranks."""
-    from tqdm import tqdm
-
-    from dilkit.integrations.gigapath.cohort.run import finish, plan_cohort
-    from dilkit.tools.commands.encode_processes import embed_in_processes
-
+        return run_ranks(kind, lambda comm: processes.work(task, comm, *prints), timeout=processes.WAIT)
     model = task.load()  # before anything is changed: a checkpoint that does not fit ends it here
     with files.locked(args.out):
         plan = plan_cohort(task.paths, task.job, args.ranks or 1)
@@ -120,9 +105,9 @@ def _planned_and_embedded(task: Task, args: argparse.Namespace) -> tuple[Plan, O
                 outcome = task.embed(plan, 0, bar.update, model)
             else:
                 del model
-                outcome = embed_in_processes(task, plan, args.ranks, bar.update)
+                outcome = processes.embed_in_processes(task, plan, args.ranks, bar.update)
         finish(plan, task.job, [*plan.refused, *outcome.refused])
-    return plan, outcome
+    return report(args, task, unread, plan, outcome)
 
 
 UNSAID_POOLING = (
@@ -135,47 +120,38 @@ def show(args: argparse.Namespace, plan: Plan) -> None:
     """Print the slides with their tiles and tile sizes, and how much there is to do; nothing where programs read the output."""
     if args.json:
         return
-    kept = {record.output for record in plan.kept}
+    done = {record.output for record in plan.kept}
     rows = [("slide", "tiles", "tile size", "")]
     for slide in plan.slides:
         size = f"{slide.tile_size} ({slide.tile_size_from})"
-        rows.append((slide.path.name, f"{slide.tiles:,}", size, "kept" if slide.output.name in kept else "to embed"))
+        rows.append((slide.path.name, f"{slide.tiles:,}", size, "kept" if slide.output.name in done else "to embed"))
     print("\n".join(table(rows)))
-    print(f"{len(plan.slides) - len(kept)} of {len(plan.slides)} slides to embed, {plan.tiles:,} tiles", flush=True)
+    print(f"{len(plan.slides) - len(done)} of {len(plan.slides)} slides to embed, {plan.tiles:,} tiles", flush=True)
 
 
 def report(args: argparse.Namespace, task: Task, unread: Sequence[Path], plan: Plan, outcome: Outcome) -> int:
-    """Print what became of all slides; the exit code, 1 where one would not do."""
+    """Print the outcome of all slides; return the exit code, 1 where a slide was refused."""
     records = {one.output: (one, kept) for ones, kept in ((plan.kept, True), (outcome.records, False)) for one in ones}
     slides = [records[slide.output.name] for slide in plan.slides if slide.output.name in records]
     refused = sorted([*plan.refused, *outcome.refused], key=lambda one: str(one.path))
     if args.json:
-        model = task.job.model
+        model, shown = task.job.model, []
+        for record, kept in slides:
+            size = dict(tile_size=record.tile_size, tile_size_from=record.tile_size_from)
+            maps = [str(args.out / name) for name in record.maps]
+            names = dict(features=record.file, out=str(args.out / record.output), maps=maps, kept=kept)
+            shown.append({**names, "tiles": record.tiles, **size, "warnings": list(record.warnings)})
         facts = dict(arch=model.arch, device=args.device, dtype=model.dtype, pooling=model.pooling)
         reasons = [dict(features=str(one.path), reason=one.reason) for one in refused]
-        shown = [_shown(args.out, *one) for one in slides]
         print_json("encode-slide", {**facts, "slides": shown, "refused": reasons, "not_read": list(map(str, unread))})
     else:
-        new = len(outcome.records)
-        kept = f", kept {len(plan.kept)}" if plan.kept else ""
-        print(f"wrote {new} embedding{'s' * (new != 1)} to {args.out}{kept}{_sizes([record for record, _ in slides])}")
+        new, kept_text = len(outcome.records), f", kept {len(plan.kept)}" if plan.kept else ""
+        sizes = Counter((record.tile_size, record.tile_size_from) for record, _ in slides)
+        text = "".join(f"; {count} with tiles of {size} pixels ({whence})" for (size, whence), count in sizes.items())
+        print(f"wrote {new} embedding{'s' * (new != 1)} to {args.out}{kept_text}{text}")
     notes = [UNSAID_POOLING] if task.is_pooling_open else []
     notes += [f"{path} is no file of features, and is not read" for path in unread]
     notes += [f"{record.file}: {text}" for record, _ in slides for text in record.warnings]
     for note in (*notes, *(one.reason for one in refused)):
         print(f"dilkit encode-slide: {note}", file=sys.stderr)
     return 1 if refused else 0
-
-
-def _shown(out: Path, record: SlideRecord, kept: bool) -> dict[str, object]:
-    """A slide for programs."""
-    size = dict(tile_size=record.tile_size, tile_size_from=record.tile_size_from)
-    maps = [str(out / name) for name in record.maps]
-    where = dict(features=record.file, out=str(out / record.output), maps=maps, kept=kept)
-    return {**where, "tiles": record.tiles, **size, "warnings": list(record.warnings)}
-
-
-def _sizes(records: Sequence[SlideRecord]) -> str:
-    """How large the tiles of the slides were taken to be, who says so, and of how many slides."""
-    sizes = Counter((record.tile_size, record.tile_size_from) for record in records)
-    return "".join(f"; {slides} with tiles of {size} pixels ({whence})" for (size, whence), slides in sizes.items())

@@ -1,32 +1,30 @@
-"""Facts of this machine, and findings on them. Every probe is guarded: the installation may be broken."""
+"""Facts of this machine. Every probe is guarded: the installation may be broken."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import dilkit
 from dilkit import environment
 from dilkit.backend import torch_hint
 from dilkit.backends.native.backend import instruction_set, is_built
-from dilkit.checks import visible
 from dilkit.device import Device, cuda_count, has_torch_code, probe
-from dilkit.environment import VariableError
 from dilkit.selector import requested_backends
-from dilkit.tools.console.text import error_line, in_bytes
+from dilkit.tools.console.text import in_bytes
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A probe that failed, which is a finding."""
+    """A probe that failed."""
 
     error: str
 
@@ -35,7 +33,7 @@ class Failure:
 
 
 def guarded(look: Callable[[], T]) -> T | Failure:
-    """What `look()` returns, or the failure that came of it."""
+    """Return the result of `look()`, or its failure."""
     try:
         return look()
     except Exception as error:
@@ -54,7 +52,7 @@ class TorchBuild:
 
 
 def versions() -> dict[str, str | TorchBuild | Failure]:
-    """Versions of what a result depends on."""
+    """Return versions on which results depend."""
     return dict(
         dilkit=dilkit.__version__,
         python=platform.python_version(),
@@ -66,7 +64,7 @@ def versions() -> dict[str, str | TorchBuild | Failure]:
 
 
 def devices() -> list[Device | Failure]:
-    """The devices of this machine, the CPU first: a `Device`, or the error that came of looking for it."""
+    """Return the devices of this machine, the CPU first: a `Device`, or the error of looking for it."""
     count = guarded(cuda_count)
     gpus = [count] if isinstance(count, Failure) else [guarded(partial(probe, "cuda", i)) for i in range(count)]
     return [guarded(lambda: probe("cpu")), *gpus]
@@ -74,7 +72,7 @@ def devices() -> list[Device | Failure]:
 
 @dataclass(frozen=True)
 class VariableFacts:
-    """An environment variable: its value (None when unset), and what is wrong with it (None when nothing is)."""
+    """An environment variable: its value (None when unset), and its fault (None when it has none)."""
 
     name: str
     value: str | None
@@ -90,7 +88,7 @@ class VariableFacts:
 
 @dataclass(frozen=True)
 class CacheBound:
-    """The most bytes that the pattern cache keeps, and the variable that says so."""
+    """The most bytes that the pattern cache keeps, and the variable that sets them."""
 
     limit: int
     variable: str = environment.CACHE_BYTES.name
@@ -100,12 +98,12 @@ class CacheBound:
 
 
 def pattern_cache() -> CacheBound | Failure:
-    """What bounds the pattern cache."""
+    """Return the bound of the pattern cache."""
     return guarded(lambda: CacheBound(environment.cache_bytes()))
 
 
 def variables() -> list[VariableFacts]:
-    """The environment variables that dilkit reads."""
+    """Return the environment variables that dilkit reads."""
     read: dict[environment.Variable, Callable[[], object]] = {
         environment.BACKEND: requested_backends,
         environment.CACHE_BYTES: environment.cache_bytes,
@@ -120,7 +118,7 @@ def variables() -> list[VariableFacts]:
 
 
 def _cpu_isa() -> object:
-    """The instruction set of the CPU kernel; None without it, or without torch, which it needs: the versions tell of that."""
+    """Return the instruction set of the CPU kernel; None without it, or without torch: `versions` reports that."""
     try:
         return instruction_set() if is_built() else None
     except ImportError:
@@ -128,7 +126,7 @@ def _cpu_isa() -> object:
 
 
 def torch_note(device: Device) -> str | None:
-    """What stands between the installed torch and `device`, and what to install; None when nothing does."""
+    """Return the fault of the installed torch on `device`, and the torch to install; None where there is none."""
     torch = guarded(_torch)
     if isinstance(torch, Failure):
         return f"torch cannot be imported, so nothing can run here: {torch}"
@@ -141,48 +139,3 @@ def torch_note(device: Device) -> str | None:
 
 def _torch() -> ModuleType:
     return importlib.import_module("torch")
-
-
-REPORT = "this is unexpected: report it, with all that `dilkit doctor` prints"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found of `name`, and the way out of it. "absent": it is optional, and not there or of no use here."""
-
-    name: str
-    state: Literal["works", "absent", "WRONG"]
-    found: str
-    way_out: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.found}\nway out: {self.way_out}" if self.way_out else self.found
-
-
-def works(name: str, found: str) -> Finding:
-    """A finding of something that works."""
-    return Finding(name, "works", found)
-
-
-def absent(name: str, found: str, way_out: str = "") -> Finding:
-    """A finding of something optional that is not there."""
-    return Finding(name, "absent", visible(found), way_out)
-
-
-def wrong(name: str, found: str, way_out: str = REPORT) -> Finding:
-    """A finding of something that does not work."""
-    return Finding(name, "WRONG", visible(found), way_out)
-
-
-def all_of(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """What `look` finds, and what it raises: the installation may be broken anywhere."""
-    findings: list[Finding] = []
-    try:
-        findings.extend(look())
-    except ImportError as error:
-        findings.append(wrong("this part", error_line(error), "install the module that it names again"))
-    except VariableError as error:
-        findings.append(wrong("this part", error_line(error), "correct it, or unset it"))
-    except Exception as error:
-        findings.append(wrong("this part", error_line(error)))
-    return findings

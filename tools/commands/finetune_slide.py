@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dilkit.integrations.gigapath.config import ARCHITECTURES
+from dilkit.integrations.gigapath.finetuning.record import Finetuning, Interval, Judgement
 from dilkit.integrations.gigapath.finetuning.settings import Settings
 from dilkit.tools.console.arguments import add_backend_argument, device_here, make_folder, number, whole
 from dilkit.tools.console.interrupt import load_torch
+from dilkit.tools.report.document import Axis, Plot, Series, Table
+from dilkit.tools.report.points import plain
+from dilkit.tools.report.views import RunReport, thinned
+from dilkit.tools.results.decode import decode, encode
+from dilkit.tools.results.rows import RowsResult
 
 DEFAULTS = Settings()
 SETTINGS = ("epochs", "warmup_epochs", "accumulate", "base_rate", "layer_decay", "weight_decay", "freeze", "seed", "resamples")
@@ -41,12 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out, to the same result")
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
     add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")
-    _add_encoder(parser.add_argument_group("encoder"))
-    _add_training(parser.add_argument_group("training"))
-
-
-def _add_encoder(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = parser.add_argument_group("encoder").add_argument
     add("--checkpoint", type=Path, metavar="FILE", help="the weights, such as slide_encoder.pth (default: random weights)")
     arch = f"default: the sizes that the checkpoint stores, else {next(iter(ARCHITECTURES))}"
     add("--arch", choices=ARCHITECTURES, help=arch)
@@ -63,10 +64,7 @@ def _add_encoder(group: argparse._ArgumentGroup) -> None:
     add("--drop-path", type=_share, default=0.0, metavar="P", help="default %(default)s")
     again = "compute each layer anew in the backward pass, instead of holding what it needs (default: do)"
     add("--activation-checkpointing", action=argparse.BooleanOptionalAction, default=True, help=again)
-
-
-def _add_training(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = parser.add_argument_group("training").add_argument
     add("--freeze", action="store_true", help="train the head alone, on embeddings that are computed once")
     add("--epochs", type=whole(1), default=DEFAULTS.epochs, metavar="N", help="default %(default)s")
     rise = "of the rising learning rate (default %(default)s)"
@@ -94,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.integrations.gigapath.finetuning.model import check_tile_encoder, config_for, first_encoder
     from dilkit.integrations.gigapath.hub import local_file
     from dilkit.tools.report.files import publish
-    from dilkit.tools.results.decode import encode
     from dilkit.tools.results.file import new_result
-    from dilkit.tools.results.rows import RowsResult
 
     settings = Settings(**{name: getattr(args, name) for name in SETTINGS})
     check_apart("--out", args.out, [args.features])
@@ -124,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _bar(unit: str) -> Iterator[Callable[..., None]]:
-    """A function of how many are done, how many there are, and the loss, which moves a bar on a terminal."""
+    """Yield a function of the number done, the total and the loss, which moves a bar on a terminal."""
     from tqdm import tqdm
 
     with tqdm(unit=unit, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
@@ -135,3 +131,79 @@ def _bar(unit: str) -> Iterator[Callable[..., None]]:
             bar.update(done - bar.n)
 
         yield show
+
+
+def run_of(result: RowsResult) -> Finetuning:
+    """Return the record of the run. Raises `DecodeError` for a damaged one."""
+    return decode(Finetuning, result.facts["run"], "facts.run")
+
+
+def outcome(result: RowsResult) -> str:
+    """Return how right the scores of the held-out patients are."""
+    run = run_of(result)
+    held_out = run.judged["test"]
+    interval = _value(held_out)
+    shown = "{} ({})".format(*_cells(interval)) if interval else "not defined"
+    return f"{_metric(run)} {shown} on {held_out.patients:,} held-out patients ({held_out.slides:,} slides)"
+
+
+def made_tables(result: RowsResult) -> Iterable[Table]:
+    """Yield scores by split and class, the course of training, and the facts of the run."""
+    run = run_of(result)
+    judged = [(name, f"{one.slides:,}", f"{one.patients:,}", *_cells(_value(one))) for name, one in run.judged.items()]
+    header = "split", "slides", "patients", _metric(run), "95% interval"
+    yield Table("How right the scores are", header, tuple(judged))
+    classes = [(name, *_cells(interval)) for name, interval in run.judged["test"].by_class.items()]
+    yield Table("By class, on test", ("class", "AUROC", "95% interval"), tuple(classes))
+    losses = [(f"{x.epoch}", f"{x.rate:.3g}", f"{x.train:.4f}", "-" if x.val is None else f"{x.val:.4f}") for x in run.curve]
+    yield Table("Training", ("epoch", "rate", "loss", "loss on val"), tuple(losses))
+    encoder = run.encoder
+    sizes = f"{encoder.depth} layers, width {encoder.embed_dim}, {encoder.num_heads} heads, {encoder.in_chans} features a tile"
+    trained = f"{encoder.trained_parameters:,} of {encoder.parameters:,} parameters" + ", frozen" * run.settings.freeze
+    facts = (
+        ("labels", f"{run.labels}: {', '.join(run.classes) or 'time and event'}; {run.tiles:,} tiles"),
+        ("splits", "drawn, patient by patient" if run.drawn_splits else "of the column split"),
+        ("encoder", f"{sizes}, {encoder.pooling}; trained: {trained}"),
+        ("began with", result.facts["checkpoint"] or "random weights"),
+        ("training", f"{len(run.losses):,} steps of {run.settings.accumulate} slides in {run.seconds:,.0f} s"),
+    )
+    yield Table("The run", ("", "what"), facts)
+
+
+def made_plots(result: RowsResult) -> Iterable[Plot]:
+    """Yield the losses, and ROC curves of held-out slides beside chance."""
+    run = run_of(result)
+    steps = len(run.losses) / max(len(run.curve), 1)
+    by_step = thinned([plain((i + 1) / steps, loss) for i, loss in enumerate(run.losses)])
+    train = tuple(plain(one.epoch, one.train) for one in run.curve)
+    val = tuple(plain(one.epoch, one.val) for one in run.curve if one.val is not None)
+    axes = Axis("epochs", "number", log=False), Axis("loss", "number", log=False)
+    series = Series("each step", by_step, dashed=True), Series("train", train), Series("val", val)
+    yield Plot("Loss in the course of training", "lines", series, axes)
+    curves = [Series(one.label, thinned([plain(x, y) for x, y in one.points])) for one in run.judged["test"].roc]
+    chance = Series("by chance", (plain(0.0, 0.0), plain(1.0, 1.0)), dashed=True)
+    axes = Axis("false-positive rate", "number", log=False), Axis("true-positive rate", "number", log=False)
+    yield Plot("ROC of held-out slides", "lines", (*curves, chance), axes)
+
+
+def _metric(run: Finetuning) -> str:
+    return "AUROC" if run.classes else "C-index"
+
+
+def _value(judgement: Judgement) -> Interval | None:
+    return judgement.auroc or judgement.c_index
+
+
+def _cells(interval: Interval | None) -> tuple[str, str]:
+    return ("-", "-") if interval is None else (f"{interval.value:.3f}", f"{interval.low:.3f} - {interval.high:.3f}")
+
+
+REPORT = RunReport(
+    "dilkit finetune-slide", outcome, made_tables, made_plots,
+    "Intervals hold 95% of {run[settings][resamples]:,} resamples of a bootstrap over patients. AUROC is over slides, of more "
+    "than two classes the mean of each against all others; Harrell's C-index is over patients, each with the mean risk of the "
+    "patient's slides. Scores are those of the last epoch. AdamW; the learning rate of a layer is {run[settings][layer_decay]:g} "
+    "times that of the next, and that of the head {peak_rate:.3g} after a warm-up of {run[settings][warmup_epochs]:g} epochs, "
+    "then half a cosine.",
+    lambda result: run_of(result).notes,
+)  # fmt: skip

@@ -4,40 +4,45 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import dilkit
-from dilkit.device import Device, device_named, has_torch_code
+from dilkit.device import Device, device_named, has_torch_code, why_float32
+from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.pattern import broken_kinds
 from dilkit.problem import Problem
 from dilkit.selection.preference_table import ON_GPUS
-from dilkit.selection.proof import Proof, recorded
+from dilkit.selection.proof import recorded
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands import info_tables
-from dilkit.tools.commands.facts import (
-    CacheBound,
-    Failure,
-    TorchBuild,
-    VariableFacts,
-    devices,
-    guarded,
-    pattern_cache,
-    torch_note,
-    variables,
-    versions,
-)
-from dilkit.tools.commands.info_tables import Cell, KindCell, kind_cells
+from dilkit.tools.commands.facts import Failure, devices, guarded, pattern_cache, torch_note, variables, versions
 from dilkit.tools.console import arguments
-from dilkit.tools.console.presets import Preset, add_preset_argument
 from dilkit.tools.console.text import in_bytes, print_json, table, wrapped
 from dilkit.tools.results.decode import encode
 
+NAMES_IN_ORDER = "  several names, comma-separated, are tried in order; nothing else is ever taken in their place"
 HELP = "show devices, versions and which backend computes a problem, with all reasons"
+_SLIDES = ARCHITECTURES["gigapath_slide_enc12l768d"]
+PRESETS: dict[str, tuple[str, dict[str, object]]] = {
+    "gigapath": (
+        "GigaPath's slide encoder on 10,000 tiles",
+        dict(
+            seq=10_001,  # with the class token
+            heads=_SLIDES.num_heads,
+            dim=_SLIDES.embed_dim // _SLIDES.num_heads,
+            dtype=None,
+            segments=_SLIDES.pattern.segment_lengths,
+            rates=_SLIDES.pattern.dilation_rates,
+            offset=_SLIDES.pattern.offset,
+            tail=_SLIDES.pattern.tail,
+        ),
+    )
+}
+"""Attention in one layer of a published model, by name: words, and defaults of arguments. No dtype: it is the device's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what names the device and the problem."""
+    """Add the device and the problem."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--assume", type=arguments.assumed_device, metavar="sm_61", help="a GPU that need not be here, or cpu")
     here = "a device of this machine (default: the first GPU, else the CPU)"
@@ -46,69 +51,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help=every)
     of_kinds = "also who computes each kind of branch on the device, for what calls may ask for"
     parser.add_argument("--kinds", action="store_true", help=of_kinds)
-    add_preset_argument(parser)
+    known = ", ".join(f"{name}: {what}" for name, (what, _) in PRESETS.items())
+    preset = f"a named problem, {known}; arguments that are given win over it, and without --dtype it is the device's"
+    parser.add_argument("--preset", choices=PRESETS, metavar="NAME", help=preset)
     arguments.add_pattern_arguments(parser)
     arguments.add_call_arguments(parser)
     arguments.add_backend_argument(parser, "names in order of preference (default: DILKIT_BACKEND's, else by capability)")
 
 
-@dataclass(frozen=True)
-class Report:
-    """All that this command finds; `matrix` with --all alone, `kinds` with --kinds."""
-
-    versions: dict[str, str | TorchBuild | Failure]
-    devices: list[Device | Failure]
-    proofs: list[Proof]
-    """What came of the proofs of kernels on GPUs, as far as it is written down."""
-    trace: Trace | Failure
-    pattern_cache: CacheBound | Failure
-    environment: list[VariableFacts]
-    matrix: list[Cell] | None
-    kinds: list[KindCell] | None
-    broken_kinds: dict[str, str]
-    """The kinds of branches of packages that cannot be loaded, and why."""
-    preset: str | None
-    """The name of the preset, and why its dtype was taken if it was."""
-
-    @property
-    def picked(self) -> str | None:
-        """The backend that would compute the problem."""
-        return self.trace.picked if isinstance(self.trace, Trace) else None
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the report. 0 = a backend was picked, 1 = none was or none can run without torch, 2 = malformed environment."""
     here = devices()
-    found = [device for device in here if isinstance(device, Device)]
-    device = args.assume or (device_named(args.device) if args.device else (found[1:] or found)[0])
-    preset = _of_preset(args, device)
+    usable = [device for device in here if isinstance(device, Device)]
+    device = args.assume or (device_named(args.device) if args.device else (usable[1:] or usable)[0])
+    preset = PRESETS[args.preset][0] if args.preset else None
+    if preset and args.dtype is None:
+        args.dtype, why = _mixed_precision(device)
+        preset += f"; {args.dtype}: {why}"
     problem = arguments.problem_of(args, device)
-    cells = info_tables.matrix(problem, found, args.backend) if args.all else None
-    of_kinds = kind_cells(device, args.dtype, lambda asked: explain(asked, args.backend)) if args.kinds else None
-    judged = guarded(lambda: explain(problem, args.backend))
-    report = Report(versions(), here, recorded(), judged, pattern_cache(), variables(), cells, of_kinds, broken_kinds(), preset)
+    matrix = info_tables.matrix(problem, usable, args.backend) if args.all else None
+    kinds = info_tables.kind_cells(device, args.dtype, lambda one: explain(one, args.backend)) if args.kinds else None
+    trace = guarded(lambda: explain(problem, args.backend))
+    installed, proofs, cache, read, broken = versions(), recorded(), pattern_cache(), variables(), broken_kinds()
+    picked = trace.picked if isinstance(trace, Trace) else None
     if args.json:
-        print_json("info", _plain(report))
+        report: dict[str, Any] = dict(versions=installed, devices=[_plain_device(one) for one in here])
+        report |= dict(problem=_plain_trace(trace), proofs=proofs, pattern_cache=cache, environment=read)
+        report |= dict(broken_kinds=broken, preset=preset)
+        if matrix is not None:
+            report |= dict(orders=info_tables.orders(), matrix=[cell.to_dict() for cell in matrix])
+        print_json("info", encode(report | ({} if kinds is None else dict(kinds=kinds))))
     else:
-        print("\n".join(_lines(report, device)))
-    if any(variable.error for variable in report.environment):
+        proof_rows = [(one.verdict, "\n".join(filter(None, (", ".join(one.facts), one.reason, one.doubt)))) for one in proofs]
+        on_gpus = wrapped("  ", "\n".join(ON_GPUS))
+        preset_lines = wrapped("  preset ", preset) if preset else []
+        sections = {
+            "versions": table((name.replace("_", " "), str(version)) for name, version in installed.items()),
+            "devices": table(map(_device_row, here)),
+            "proofs of our own kernels on GPUs, and of classes of newer packages": table(proof_rows),
+            "problem": [*preset_lines, *_problem_lines(trace)],
+            "the same problem on every known device, for every dtype": matrix and info_tables.matrix_lines(matrix),
+            f"each kind of branch on {device}, {info_tables.SEQ:,} tokens": kinds and info_tables.kind_lines(kinds, device),
+            f"GPUs, as of dilkit {dilkit.__version__}": on_gpus if device.type == "cuda" or matrix else [],
+            "kinds of branches that are broken": table(broken.items()),
+        }
+        blocks = [[title, *lines] for title, lines in sections.items() if lines]
+        blocks.append(wrapped("pattern cache  ", str(cache)))
+        blocks.append(["environment", *table((variable.name, str(variable)) for variable in read)])
+        name = picked or "reference"
+        ways = f'dilated_attention(..., backend="{name}")', f'with dilkit.use_backend("{name}"): ...', f"DILKIT_BACKEND={name}"
+        wins = [f"  {way:<{max(map(len, ways))}}  wins over" for way in ways]
+        blocks.append(["to override", *wins[:-1], f"{wins[-1]} the automatic choice", NAMES_IN_ORDER])
+        print("\n\n".join("\n".join(block) for block in blocks))
+    if any(variable.error for variable in read):
         return 2
-    return 0 if report.picked and not isinstance(report.versions["torch"], Failure) else 1
+    return 0 if picked and not isinstance(installed["torch"], Failure) else 1
 
 
-def _of_preset(args: argparse.Namespace, device: Device) -> str | None:
-    """What --preset names, in words. Where --dtype is not given, it is set to what suits `device`."""
-    preset: Preset | None = args.preset
-    if preset is None:
-        return None
-    if args.dtype is not None:
-        return preset.what
-    args.dtype, why = preset.dtype_on(device)
-    return f"{preset.what}; {args.dtype}: {why}"
+def _mixed_precision(device: Device) -> tuple[str, str]:
+    """Return the dtype that suits a model in mixed precision on `device`, and the reason."""
+    if "fp16_tensor_cores" in device.features:
+        return "float16", f"{device.name} has tensor cores for it"
+    if device.type == "cuda" and device.capability:
+        return "float32", f"{device.name} has no tensor cores: {why_float32('float16', device.capability)}"
+    return "float32", f"float16 is no faster on {device.type}"
 
 
 def _notes(problem: Problem) -> Iterator[str]:
-    """What torch lacks; what to know of half precision on a GPU that stores it but computes it slowly."""
+    """Yield what torch lacks, and a warning for half precision on a GPU that computes it slowly."""
     device, halves = problem.device, {"float16": "fp16_arithmetic", "bfloat16": "bf16"}
     if note := torch_note(device):
         yield note
@@ -116,20 +126,10 @@ def _notes(problem: Problem) -> Iterator[str]:
         yield f"{device.name} has no fast {problem.dtype} units: {problem.dtype} saves memory there, float32 is usually faster"
 
 
-def _plain(report: Report) -> dict[str, Any]:
-    """For JSON."""
-    trace, judged = report.trace, encode(report.trace) if isinstance(report.trace, Failure) else report.trace.to_dict()
-    if isinstance(trace, Trace):
-        judged |= dict(flops=trace.problem.flops(), notes=list(_notes(trace.problem)))
-    report_fields = dict(versions=report.versions, devices=[_plain_device(d) for d in report.devices], problem=judged)
-    report_fields |= dict(proofs=report.proofs, pattern_cache=report.pattern_cache, environment=report.environment)
-    report_fields |= dict(broken_kinds=report.broken_kinds, preset=report.preset)
-    if report.matrix is not None:
-        report_fields |= dict(orders=info_tables.orders(), matrix=[cell.to_dict() for cell in report.matrix])
-    if report.kinds is not None:
-        report_fields |= dict(kinds=report.kinds)
-    plain: dict[str, Any] = encode(report_fields)
-    return plain
+def _plain_trace(trace: Trace | Failure) -> object:
+    if isinstance(trace, Failure):
+        return trace
+    return trace.to_dict() | dict(flops=trace.problem.flops(), notes=list(_notes(trace.problem)))
 
 
 def _plain_device(device: Device | Failure) -> object:
@@ -144,33 +144,6 @@ def _has_code(device: Device) -> bool | None:
     return None if isinstance(known, Failure) else known
 
 
-def _lines(report: Report, device: Device) -> list[str]:
-    lines = ["versions", *table((name.replace("_", " "), str(found)) for name, found in report.versions.items())]
-    lines += ["", "devices", *table(_device_row(device) for device in report.devices)]
-    if report.proofs:
-        lines += [
-            "",
-            "proofs of our own kernels on GPUs, and of classes of newer packages",
-            *table(_proof_row(proof) for proof in report.proofs),
-        ]
-    lines += ["", "problem", *(wrapped("  preset ", report.preset) if report.preset else ()), *_problem_lines(report.trace)]
-    if report.matrix is not None:
-        lines += ["", "the same problem on every known device, for every dtype", *info_tables.matrix_lines(report.matrix)]
-    if report.kinds is not None:
-        lines += [
-            "",
-            f"each kind of branch on {device}, {info_tables.SEQ:,} tokens",
-            *info_tables.kind_lines(report.kinds, device),
-        ]
-    if device.type == "cuda" or report.matrix is not None:
-        lines += ["", f"GPUs, as of dilkit {dilkit.__version__}", *wrapped("  ", "\n".join(ON_GPUS))]
-    if report.broken_kinds:
-        lines += ["", "kinds of branches that are broken", *table(report.broken_kinds.items())]
-    lines += ["", *wrapped("pattern cache  ", str(report.pattern_cache))]
-    lines += ["", "environment", *table((variable.name, str(variable)) for variable in report.environment)]
-    return [*lines, "", "to override", *_override_lines(report.picked or "reference")]
-
-
 def _device_row(device: Device | Failure) -> tuple[str, str]:
     if isinstance(device, Failure):
         return "GPUs", f"could not be looked for: {device}"
@@ -179,22 +152,11 @@ def _device_row(device: Device | Failure) -> tuple[str, str]:
     return str(device), f"{in_bytes(device.memory)}; {features}; {code[_has_code(device)]}"
 
 
-def _proof_row(proof: Proof) -> tuple[str, str]:
-    return proof.verdict, "\n".join(filter(None, (", ".join(proof.facts), proof.reason, proof.doubt)))
-
-
 def _problem_lines(trace: Trace | Failure) -> list[str]:
     if isinstance(trace, Failure):
         return wrapped("  cannot be judged: ", trace.error)
-    asked = f"; asked for: {', '.join(trace.requested)}" if trace.requested else ""
-    lines = [*wrapped("  ", str(trace.problem)), *wrapped("  on ", f"{trace.problem.device}{asked}")]
+    requested = f"; asked for: {', '.join(trace.requested)}" if trace.requested else ""
+    lines = [*wrapped("  ", str(trace.problem)), *wrapped("  on ", f"{trace.problem.device}{requested}")]
     lines += [f"  {trace.problem.flops() / 1e9:,.4g} nominal GFLOP forward", ""]
     lines += table((d.name, d.verdict, "\n".join(filter(None, (d.detail, *d.reasons)))) for d in trace.decisions)
     return [*lines, *(line for note in _notes(trace.problem) for line in wrapped("  note: ", note))]
-
-
-def _override_lines(name: str) -> list[str]:
-    ways = (f'dilated_attention(..., backend="{name}")', f'with dilkit.use_backend("{name}"): ...', f"DILKIT_BACKEND={name}")
-    lines = [f"  {way:<{max(map(len, ways))}}  wins over" for way in ways]
-    lines[-1] += " the automatic choice"
-    return [*lines, "  several names, comma-separated, are tried in order; nothing else is ever taken in their place"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -25,7 +25,7 @@ from dilkit import (
 from dilkit.bias.form import BiasForm
 from dilkit.device import GENERATIONS, Device
 from dilkit.problem import DTYPES, Problem
-from dilkit.selection.preference import BY_DESIGN, PreferenceRow
+from dilkit.selection.preference import BY_DESIGN
 from dilkit.selection.preference_table import TABLE, row_of
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands.facts import Failure, guarded
@@ -33,6 +33,7 @@ from dilkit.tools.console.text import table, wrapped
 from dilkit.tools.results.decode import encode
 
 SEQ, BLOCK = 16384, 64
+BY_CALL = "blocks of each call"
 
 ASKED: dict[str, dict[str, Any]] = {
     "training": {},
@@ -43,15 +44,15 @@ ASKED: dict[str, dict[str, Any]] = {
     "with dropout": dict(dropout_p=0.1),
     "cache of all keys": dict(kv_cache=True, requires_grad=False, is_causal=True),
 }
-"""What a call asks for, beside a backward pass."""
+"""Options of calls, beside a backward pass."""
 
 OF_WHOLE_SEQUENCES = frozenset({"packed", "cache of all keys"})
-"""What has no meaning where each call gives the blocks: they are those of whole sequences."""
+"""Options without meaning where each call gives the blocks: they are those of whole sequences."""
 
 
 @cache
 def examples() -> dict[str, Branch]:
-    """A branch of each kind for `SEQ` tokens, and one whose blocks each call gives."""
+    """Return a branch of each kind for `SEQ` tokens, and one whose blocks each call gives."""
     blocks = SEQ // BLOCK
     local = [[column <= row < column + 4 or column == 0 for column in range(blocks)] for row in range(blocks)]
     branches: tuple[Branch, ...] = (
@@ -65,12 +66,12 @@ def examples() -> dict[str, Branch]:
         Prefix(1024),
         Intervals([[0, max(0, i - 512)] for i in range(SEQ)], [[15, i] for i in range(SEQ)]),
     )
-    return {type(branch).__name__: branch for branch in branches} | {"blocks of each call": BlockSparse(None, BLOCK)}
+    return {type(branch).__name__: branch for branch in branches} | {BY_CALL: BlockSparse(None, BLOCK)}
 
 
 @dataclass(frozen=True)
 class KindCell:
-    """Who computes a kind of branch in a call that asks for something; `refusals`: why those that lack least do not."""
+    """The backend of a kind of branch in a call with an option; `refusals`: reasons of the backends that lack least."""
 
     kind: str
     asked: str
@@ -79,7 +80,7 @@ class KindCell:
 
 
 def kind_cells(device: Device, dtype: str, explain: Callable[[Problem], Trace]) -> list[KindCell]:
-    """A cell for every kind and everything that calls may ask for."""
+    """Return a cell for every kind and every option."""
     cells = []
     for kind, branch in examples().items():
         plain = Problem(pattern=Pattern.of(branch), seq=SEQ, heads=8, head_dim=64, dtype=dtype, device=device, requires_grad=True)
@@ -96,7 +97,7 @@ def kind_cells(device: Device, dtype: str, explain: Callable[[Problem], Trace]) 
 
 
 def by_kind(cells: Iterable[KindCell]) -> dict[str, dict[str, str]]:
-    """Who is picked, by the kind and by what is asked for; "-" where there is no such call."""
+    """Return the picks by kind and option; "-" where there is no such call."""
     picked: dict[str, dict[str, str]] = {}
     for cell in cells:
         picked.setdefault(cell.kind, dict.fromkeys(ASKED, "-"))[cell.asked] = cell.picked or "none"
@@ -104,7 +105,7 @@ def by_kind(cells: Iterable[KindCell]) -> dict[str, dict[str, str]]:
 
 
 def kind_lines(cells: Sequence[KindCell], device: Device) -> list[str]:
-    """The table, and below it why nothing but `reference` computes what is left to it on a GPU."""
+    """Return the table, and below it the reasons for which a GPU leaves calls to `reference`."""
     shown = table([("", *ASKED), *((kind, *of_kind.values()) for kind, of_kind in by_kind(cells).items())])
     left: dict[tuple[str, ...], list[str]] = {}
     for cell in cells if device.type == "cuda" else ():
@@ -122,7 +123,7 @@ _LABEL = 34
 
 @dataclass(frozen=True)
 class Cell:
-    """The problem on one device in one dtype. `row` is the number of the table's row that decided; None: another reason did."""
+    """The problem on one device in one dtype. `row`: number of the table's row that decided; None: another reason did."""
 
     label: str
     dtype: str
@@ -130,18 +131,18 @@ class Cell:
     row: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """Return plain data, for JSON."""
         where = dict(label=self.label, dtype=self.dtype)
         return where | (encode(self.trace) if isinstance(self.trace, Failure) else dict(self.trace.to_dict(), row=self.row))
 
 
 def orders() -> list[dict[str, Any]]:
-    """The rows of the table as plain data, numbered from 1 on."""
+    """Return the rows of the table as plain data, numbered from 1 on."""
     return [dict(number=number, **row.to_dict()) for number, row in enumerate(TABLE, 1)]
 
 
 def matrix(problem: Problem, here: Iterable[Device], backend: Sequence[str] | None) -> list[Cell]:
-    """The trace of `problem`, on the devices `here` and on one of each generation, for each dtype."""
+    """Return the trace of `problem`, on the devices `here` and on one of each generation, for each dtype."""
     devices = [*here, *(Device.assume("sm_{}{}".format(*generation.capability)) for generation in GENERATIONS)]
     return [_judged(replace(problem, device=device, dtype=dtype), backend) for device in devices for dtype in DTYPES]
 
@@ -156,33 +157,26 @@ def _judged(problem: Problem, backend: Sequence[str] | None) -> Cell:
 
 
 def matrix_lines(cells: Sequence[Cell]) -> list[str]:
-    """Who is picked where, each with the number of the row that decided, and the rows; other reasons have letters."""
+    """Return the picks, each with the number of the row that decided, and the rows; other reasons have letters."""
+    traces = [cell.trace for cell in cells if isinstance(cell.trace, Trace)]
     why = dict.fromkeys(str(c.trace.why) for c in cells if isinstance(c.trace, Trace) and c.trace.picked and not c.row)
     letters = dict(zip(why, string.ascii_letters, strict=False))
     by_device: dict[str, list[str]] = {}
     for cell in cells:
-        by_device.setdefault(cell.label, []).append(_shown(cell, letters))
-    shown = table([("", *DTYPES), *((label, *found) for label, found in by_device.items())])
-    shown += table(dict.fromkeys((cell.trace.error,) for cell in cells if isinstance(cell.trace, Failure)))
-    shown += table(dict.fromkeys(_missing(cell.trace for cell in cells if isinstance(cell.trace, Trace))))
+        shown = "?"
+        if isinstance(cell.trace, Trace):
+            shown = f"{cell.trace.picked} {cell.row or letters[str(cell.trace.why)]}" if cell.trace.picked else "none"
+        by_device.setdefault(cell.label, []).append(shown)
+    lines = table([("", *DTYPES), *((label, *picks) for label, picks in by_device.items())])
+    lines += table(dict.fromkeys((cell.trace.error,) for cell in cells if isinstance(cell.trace, Failure)))
+    refusals = [(d.name, reason) for one in traces for d in one.decisions if d.verdict == "refused" for reason in d.reasons]
+    lines += table(dict.fromkeys(pair for pair in refusals if pair[1].startswith("module ")))  # what is not installed
     if letters:
-        shown += ["", "picked for other reasons than the table's", *table((letter, reason) for reason, letter in letters.items())]
+        lines += ["", "picked for other reasons than the table's", *table((letter, reason) for reason, letter in letters.items())]
     head = f"the table of orders; the first row that fits decides. Of GPUs it holds {BY_DESIGN}, where no measurement is named"
-    return [*shown, "", *table([(head,)], indent=0), *table((str(i), _of_row(row)) for i, row in enumerate(TABLE, 1))]
-
-
-def _missing(traces: Iterable[Trace]) -> Iterator[tuple[str, str]]:
-    """Backends that could be picked if they were installed whole, and what is not."""
-    for decision in (d for trace in traces for d in trace.decisions if d.verdict == "refused"):
-        yield from ((decision.name, reason) for reason in decision.reasons if reason.startswith("module "))
-
-
-def _of_row(row: PreferenceRow) -> str:
-    basis = "" if row.basis == BY_DESIGN else f" ({row.basis})"
-    return f"{row.where}: {', '.join(row.order)}\n{row.why}{basis}"
-
-
-def _shown(cell: Cell, letters: dict[str, str]) -> str:
-    if isinstance(cell.trace, Failure):
-        return "?"
-    return f"{cell.trace.picked} {cell.row or letters[str(cell.trace.why)]}" if cell.trace.picked else "none"
+    lines += ["", *table([(head,)], indent=0)]
+    rows = []
+    for number, row in enumerate(TABLE, 1):
+        basis = "" if row.basis == BY_DESIGN else f" ({row.basis})"
+        rows.append((str(number), f"{row.where}: {', '.join(row.order)}\n{row.why}{basis}"))
+    return [*lines, *table(rows)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from dilkit.viz import draw_orders
 
 MAX_TOKENS = 2**24
 MAX_SIDE = 1024
-"""Of pictures: beyond it a cell is less than can be seen."""
+"""The longest side of a picture: beyond it a cell is less than can be seen."""
 HELP = """\
 say what an order of a grid's tokens brings: row-major, snake, tiles, Morton, Hilbert
 
@@ -51,32 +50,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report. Raises ValueError naming the argument that does not fit."""
-    _check(args)
+    tokens, png = args.extra_tokens + prod(args.shape), str(args.png) if args.png else None
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"--shape: {tokens:,} tokens are more than this command measures; at most {MAX_TOKENS:,}")
+    if args.png:
+        picture_file("--png", args.png)
+        if max(args.shape) > MAX_SIDE:
+            raise ValueError(f"--shape: a side of {max(args.shape):,} is more than a picture can show; at most {MAX_SIDE:,}")
     window = args.window if args.window is None or len(args.window) > 1 else args.window[0]
-    segments: list[Segments] = []
+    options = dict(block=args.block if window else None, tile=args.tile, extra_tokens=args.extra_tokens)
+    by_length: dict[int, Curves] = {}
     for length in args.segments:
-        orders = curve_orders(
-            args.shape, length, block=args.block if window else None, tile=args.tile, extra_tokens=args.extra_tokens
-        )
+        orders = curve_orders(args.shape, length, **options)
         curves = {c: locality_report(one, length, args.rates, window=window, block=args.block) for c, one in orders.items()}
-        if args.png and not segments:
+        if args.png and not by_length:
             from dilkit.tools.report.picture import new_figure, save
 
             with new_figure() as figure:
                 draw_orders(figure, [(orders[c], curves[c]) for c in dict.fromkeys((args.curve, "row-major"))])
                 save(figure, args.png, dpi=160)
-        segments.append(Segments(length, reading(curves, args.curve), curves))
-    tokens, png = args.extra_tokens + prod(args.shape), str(args.png) if args.png else None
-    report = Report(args.shape, tokens, args.extra_tokens, args.curve, tuple(segments), png)
+        by_length[length] = curves
     if args.json:
-        print_json("order", encode(report))
-    else:
-        print(document_text(document(report)), *[f"wrote {png}"] * bool(png), sep="\n\n")
+        segments = [dict(segment_length=n, reading=reading(one, args.curve), curves=one) for n, one in by_length.items()]
+        grid = dict(shape=args.shape, tokens=tokens, extra_tokens=args.extra_tokens, curve=args.curve)
+        print_json("order", encode(dict(**grid, segments=segments, png=png)))
+        return 0
+    extra = f" and {args.extra_tokens} in front" * (args.extra_tokens > 0)
+    headline = f"{_sides(args.shape)} cells{extra}: {tokens:,} tokens; > marks {args.curve}"
+    shown = tables(*(table for length, curves in by_length.items() for table in _tables(length, curves, args.curve)))
+    print(document_text(Document((headline,), shown, method=_LEGEND + _BLOCKS * bool(window))))
+    if png:
+        print(f"\nwrote {png}")
     return 0
 
 
 def sides(text: str) -> tuple[int, ...]:
-    """An argument type: whole numbers of 1 or more, as 64x64."""
+    """Parse whole numbers of 1 or more, as 64x64."""
     try:
         parts = tuple(whole(1)(part) for part in text.lower().split("x"))
     except argparse.ArgumentTypeError as error:
@@ -84,16 +93,6 @@ def sides(text: str) -> tuple[int, ...]:
     if len(parts) > 3:
         raise argparse.ArgumentTypeError(f"{text!r} has {len(parts)} sides; a grid has 1, 2 or 3")
     return parts
-
-
-def _check(args: argparse.Namespace) -> None:
-    tokens = args.extra_tokens + prod(args.shape)
-    if tokens > MAX_TOKENS:
-        raise ValueError(f"--shape: {tokens:,} tokens are more than this command measures; at most {MAX_TOKENS:,}")
-    if args.png:
-        picture_file("--png", args.png)
-        if max(args.shape) > MAX_SIDE:
-            raise ValueError(f"--shape: a side of {max(args.shape):,} is more than a picture can show; at most {MAX_SIDE:,}")
 
 
 Curves = dict[str, LocalityReport]
@@ -107,71 +106,41 @@ _LEGEND = (
 _BLOCKS = " blocks: blocks of keys that a block of queries needs for the window, mean."
 
 
-@dataclass(frozen=True)
-class Segments:
-    """All curves at one segment length, and what the figures say."""
-
-    segment_length: int
-    reading: str
-    curves: Curves
-
-
-@dataclass(frozen=True)
-class Report:
-    """The grid, the curve that is judged, and the figures by segment length."""
-
-    shape: tuple[int, ...]
-    tokens: int
-    extra_tokens: int
-    curve: str
-    segments: tuple[Segments, ...]
-    png: str | None
-
-
-def document(report: Report) -> Document:
-    """The report for people."""
-    extra = f" and {report.extra_tokens} in front" * (report.extra_tokens > 0)
-    headline = f"{_sides(report.shape)} cells{extra}: {report.tokens:,} tokens; > marks {report.curve}"
-    legend = _LEGEND + _BLOCKS * bool(report.segments[0].curves[report.curve].window)
-    made = tables(*(table for segments in report.segments for table in _tables(segments, report.curve)))
-    return Document((headline,), made, method=legend)
-
-
-def _tables(segments: Segments, chosen: str) -> Iterator[Table]:
-    curves, first = segments.curves, segments.curves[chosen]
-    title = f"segments of {segments.segment_length:,} tokens: {first.segments:,}"
-    names = {curve: f"{'>' if curve == chosen else ' '} {found.name}" for curve, found in curves.items()}
+def _tables(length: int, curves: Curves, chosen: str) -> Iterator[Table]:
+    first = curves[chosen]
+    title = f"segments of {length:,} tokens: {first.segments:,}"
+    names = {curve: f"{'>' if curve == chosen else ' '} {one.name}" for curve, one in curves.items()}
     blocks = (f"blocks, {_sides(first.window)}",) if first.window else ()
-    yield Table(title, (*COMPACTNESS, *blocks), tuple((names[curve], *_compactness(found)) for curve, found in curves.items()))
+    yield Table(title, (*COMPACTNESS, *blocks), tuple((names[curve], *_compactness(one)) for curve, one in curves.items()))
     for start in range(0, len(first.kept), _PER_TABLE):
         part = slice(start, start + _PER_TABLE)
-        rows = tuple((names[curve], *map(distance_cell, found.kept[part])) for curve, found in curves.items())
-        note = "\n".join([*_sampled(curves), segments.reading]) if part.stop >= len(first.kept) else ""
+        rows = tuple((names[curve], *map(distance_cell, one.kept[part])) for curve, one in curves.items())
+        note = "\n".join([*_sampled(curves), reading(curves, chosen)]) if part.stop >= len(first.kept) else ""
         yield Table("distance to the nearest kept key", ("  curve", *(f"r={k.rate}" for k in first.kept[part])), rows, note)
 
 
-def _compactness(found: LocalityReport) -> tuple[str, ...]:
-    blocks = () if found.active_blocks is None else (f"{found.active_blocks:.2f}",)
-    return *compactness_cells(found.aligned), *compactness_cells(found.shifted), *blocks
+def _compactness(report: LocalityReport) -> tuple[str, ...]:
+    blocks = () if report.active_blocks is None else (f"{report.active_blocks:.2f}",)
+    return *compactness_cells(report.aligned), *compactness_cells(report.shifted), *blocks
 
 
-def compactness_cells(found: Compactness) -> tuple[str, ...]:
-    """Shares of neighbours and diameter."""
-    return f"{found.near_8:.3f}", f"{found.near_48:.3f}", f"{found.diameter:.1f}"
+def compactness_cells(one: Compactness) -> tuple[str, ...]:
+    """Return shares of neighbours and diameter."""
+    return f"{one.near_8:.3f}", f"{one.near_48:.3f}", f"{one.diameter:.1f}"
 
 
 def distance_cell(kept: KeptDistance) -> str:
-    """Mean and largest distance."""
+    """Return mean and largest distance."""
     return "none" if kept.mean is None else f"{kept.mean:.2f} ({kept.max:.1f})"
 
 
 def _sampled(curves: Curves) -> Iterator[str]:
-    """What comes from a sample, if anything does."""
-    for found in curves.values():
-        if found.segments_measured < found.segments:
-            yield f"{found.name}: distances come from {found.segments_measured:,} segments drawn at random"
-        if found.blocks_measured < found.blocks:
-            yield f"{found.name}: blocks come from {found.blocks_measured:,} blocks of queries drawn at random"
+    """Yield the figures that come from a sample."""
+    for one in curves.values():
+        if one.segments_measured < one.segments:
+            yield f"{one.name}: distances come from {one.segments_measured:,} segments drawn at random"
+        if one.blocks_measured < one.blocks:
+            yield f"{one.name}: blocks come from {one.blocks_measured:,} blocks of queries drawn at random"
 
 
 def _sides(sides: tuple[int, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.explain import branch_facts, explanation
-from dilkit.comm.plan.forecast import Forecast, Numbers, Speed, baselines
+from dilkit.comm.plan.forecast import Forecast, Numbers, baselines
 from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
-from dilkit.selector import Trace, explain
+from dilkit.selector import explain
 from dilkit.tools.commands import plan_speeds
-from dilkit.tools.commands.plan_speeds import BANDWIDTH, FLOPS, Simulation, calibrate, speed_of, words
+from dilkit.tools.commands.plan_speeds import BANDWIDTH, FLOPS, calibrate, speed_of, words
 from dilkit.tools.console.arguments import (
     add_call_arguments,
     add_pattern_arguments,
@@ -71,102 +71,82 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report, or measure what a later one goes by."""
+    """Print the report, or measure the speeds of a later one."""
     if args.calibrate:
         return calibrate(args)
     report = collect(args)
     if args.json:
-        print_json("plan", report.to_dict())
+        print_json("plan", report)
     else:
-        print(document_text(document(report)))
+        print(document_text(document(report, pattern_of(args).describe())))
     return 0
 
 
-def _check_size(args: argparse.Namespace, pattern: Pattern) -> None:
-    """Raise ValueError for a plan that would take minutes and gigabytes."""
+CALL = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "key_padding_mask")
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the whole report as plain data. Raises ValueError naming the argument that does not fit."""
+    if args.seq < args.world_size:
+        raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
+    set_series(args)
+    pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), speed_of(args)
     kv_heads, branches = args.kv_heads or args.heads, len(pattern.branches)
     if args.world_size * kv_heads * branches > MOST_ENTRIES:
         raise ValueError(
             f"--world-size {args.world_size:,} with {kv_heads:,} key/value heads and {branches:,} branches is too large a plan; "
             f"ranks x heads x branches may be {MOST_ENTRIES:,} at most"
         )
-
-
-def collect(args: argparse.Namespace) -> Report:
-    """The whole report. Raises ValueError naming the argument that does not fit."""
-    if args.seq < args.world_size:
-        raise ValueError(f"--world-size: {args.world_size} ranks cannot share out --seq {args.seq}; at least one token each")
-    set_series(args)
-    pattern, rows, speed = pattern_of(args), Rows(args.dim, args.dtype, args.batch, args.mask), speed_of(args)
-    _check_size(args, pattern)
     cuts, shape = shard_cuts(args.seq, args.world_size, pattern), (args.heads, args.kv_heads)
-    plans, refused = {}, {}
+    forecasts, refused = dict[str, Forecast](), {}
     for name in SCHEDULES if args.schedule == ALL else (args.schedule,):
         try:
             plan = exchange_plan(pattern, cuts, *shape, is_causal=args.causal, schedule=name, keep=args.keep)
-            plans[name] = Forecast(plan, rows, speed)
+            forecasts[name] = Forecast(plan, rows, speed)
         except ValueError as error:
             if args.schedule != ALL or (name == SCHEDULES[0] and pattern.only_segments):
                 raise
             refused[name] = str(error)
-    return Report(
-        problem_of(args, args.assume), args.world_size, speed, plans, refused, plan_speeds.simulation(args, plans, speed)
+    problem = problem_of(args, args.assume)
+    sent = next((baselines(one.plan, one.rows) for one in forecasts.values()), {})
+    report = dict(
+        problem=dict(pattern=str(pattern), world_size=args.world_size, **{name: getattr(problem, name) for name in CALL}),
+        call=_call(problem),
+        **vars(speed),
+        schedules={name: _schedule(one) for name, one in forecasts.items()},
+        refused=refused,
+        baselines={name: dict(forward_bytes=count, seconds=count / speed.bandwidth) for name, count in sent.items()},
+        choice=choice(forecasts),
     )
+    simulated = plan_speeds.simulation(args, forecasts, speed)
+    return report if simulated is None else report | dict(simulated=simulated)
 
 
-BRANCHES = ("branch", "segment", "rate", "route", "ranks", "group", "rows moved", "most bytes forward", "backward")
-TIMES = {
-    "compute": "work alone",
-    "communication": "sending alone",
-    "overlapped": "both at once",
-    "sequential": "one after the other",
-}
-NAMES = {"full_ring": "ring of all keys and values", "segment_all_gather": "all-gather within segments, as LongNet's"}
-CALL = ("seq", "heads", "kv_heads", "head_dim", "dtype", "batch", "is_causal", "key_padding_mask")
+def _call(problem: Problem) -> dict[str, Any]:
+    """Return a call on one device: who computes it, pairs and FLOPs by branch, and bytes by kind."""
+
+    def pairs(pattern: Pattern) -> int:
+        return replace(problem, pattern=pattern).flops() // (4 * problem.head_dim)
+
+    branches = []
+    for branch in problem.pattern.branches:
+        alone = pairs(problem.pattern.with_branches(branch, overlap="count", tail="exact"))
+        branches.append(dict(kind=branch.kind, text=str(branch), pairs=alone, flops=4 * problem.head_dim * alone))
+    tokens, row = problem.batch * problem.seq, problem.head_dim * DTYPE_BYTES[problem.dtype]
+    lse = 8 if problem.dtype == "float64" else 4
+    memory = dict(
+        inputs=tokens * (row * (problem.heads + 2 * problem.kv_heads) + problem.key_padding_mask),
+        results=tokens * problem.heads * (row + lse),
+        gradients=tokens * row * (2 * problem.heads + 2 * problem.kv_heads),
+    )
+    memory |= dict(total=sum(memory.values()))
+    return dict(explain(problem).to_dict(), branches=branches, dense_pairs=pairs(Pattern.dense()), memory_bytes=memory)
 
 
-@dataclass(frozen=True)
-class Report:
-    """The problem, the ranks and their speed, a forecast for each schedule, and why others are refused."""
-
-    problem: Problem
-    world_size: int
-    speed: Speed
-    schedules: dict[str, Forecast]
-    refused: dict[str, str]
-    simulation: Simulation | None = None
-
-    @property
-    def first(self) -> Forecast:
-        """That of the first schedule."""
-        return next(iter(self.schedules.values()))
-
-    @property
-    def baselines(self) -> dict[str, tuple[int, float]]:
-        """Bytes that others would send, and the seconds that they take."""
-        sent = baselines(self.first.plan, self.first.rows) if self.schedules else {}
-        return {name: (count, count / self.speed.bandwidth) for name, count in sent.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
-        call = {name: getattr(self.problem, name) for name in CALL}
-        elsewhere = {name: dict(forward_bytes=count, seconds=seconds) for name, (count, seconds) in self.baselines.items()}
-        return dict(
-            problem=dict(pattern=str(self.problem.pattern), world_size=self.world_size, **call),
-            call=Call(self.problem).to_dict(),
-            **vars(self.speed),
-            schedules={name: _plain(one) for name, one in self.schedules.items()},
-            refused=self.refused,
-            baselines=elsewhere,
-            choice=choice(self.schedules),
-            **({} if self.simulation is None else dict(simulated=self.simulation.to_dict())),
-        )
-
-
-def _plain(one: Forecast) -> dict[str, Any]:
-    """The smallest, the mean and the largest number of all ranks, and the times of the slowest."""
+def _schedule(one: Forecast) -> dict[str, Any]:
+    """Return the least, the mean and the largest number of all ranks, and the times of the slowest."""
     sent, work = {phase: traffic.sent for phase, traffic in one.traffic.items()}, one.flops["total"]
-    by_rank = {**{f"{phase}_bytes": found for phase, found in sent.items()}, "flops": work}
+    by_rank = {**{f"{phase}_bytes": counts for phase, counts in sent.items()}, "flops": work}
     by_rank |= {"exchange_bytes": one.memory["exchange buffers"], "kept_bytes": one.kept}
     return dict(
         explanation=explanation(one.plan, one.rows).split("\n"),
@@ -175,7 +155,7 @@ def _plain(one: Forecast) -> dict[str, Any]:
         flops=_spread(work) | dict(balance=one.balance),
         memory_bytes={name: _spread(counts) for name, counts in one.memory.items()},
         kept_bytes=_spread(one.kept),
-        seconds={name: float(found[one.slowest]) for name, found in one.seconds.items()},
+        seconds={name: float(by_name[one.slowest]) for name, by_name in one.seconds.items()},
         by_rank={name: counts.tolist() for name, counts in by_rank.items()},
     )
 
@@ -185,7 +165,7 @@ def _spread(counts: Numbers) -> dict[str, float]:
 
 
 def choice(schedules: Mapping[str, Forecast]) -> str:
-    """What the automatic choice is, and why, in one line."""
+    """Return the automatic choice, and its reason, in one line."""
     if "auto" not in schedules:
         return ""
     kinds = [route.kind for route in schedules["auto"].plan.routes]
@@ -199,114 +179,61 @@ def choice(schedules: Mapping[str, Forecast]) -> str:
     return f"auto: {counts}: {reason}; {most['auto']} sent forward{f' ({others})' * bool(others)}"
 
 
-def document(report: Report) -> Document:
-    """The report for people."""
-    ranks, call = f"{report.world_size:,} rank{'s' * (report.world_size > 1)}", Call(report.problem)
-    where = f"{ranks}, {words(report.speed)}"
+BRANCHES = ("branch", "segment", "rate", "route", "ranks", "group", "rows moved", "most bytes forward", "backward")
+TIMES = {
+    "compute": "work alone",
+    "communication": "sending alone",
+    "overlapped": "both at once",
+    "sequential": "one after the other",
+}
+NAMES = {"full_ring": "ring of all keys and values", "segment_all_gather": "all-gather within segments, as LongNet's"}
+
+
+def document(report: Mapping[str, Any], description: str) -> Document:
+    """Return the report for people; `description` is that of the pattern."""
+    call, schedules, ranks = report["call"], report["schedules"], report["problem"]["world_size"]
     by_reason: dict[str, list[str]] = {}
-    for name, why in report.refused.items():
+    for name, why in report["refused"].items():
         by_reason.setdefault(why, []).append(name)
-    refused = (f"{', '.join(names)} is refused: {why}" for why, names in by_reason.items())
-    return Document(
-        headline=tuple(line for text in (str(report.problem), where) for line in wrapped("", text)),
-        tables=(call.table(), *(_over_ranks(report) if report.schedules else ())),
-        notes=(*call.verdicts(), *refused, *filter(None, [choice(report.schedules)])),
-    )
+    notes = [f"on {call['device']}: {call['picked'] or 'no backend'} computes it"]
+    notes += [f"{b['name']} {b['verdict']}: {'; '.join(filter(None, (b['detail'], *b['reasons'])))}" for b in call["backends"]]
+    notes += [f"{', '.join(names)} is refused: {why}" for why, names in by_reason.items()]
+    rows = []
+    for number, branch in enumerate(call["branches"]):
+        share = f"{100 * branch['pairs'] / call['dense_pairs']:.3g} %"
+        rows.append((str(number), branch["kind"], *map(in_thousands, (branch["pairs"], branch["flops"] / 1e9)), share))
+    held = ", ".join(f"{name} {in_bytes(count)}" for name, count in call["memory_bytes"].items())
+    header, note = ("branch", "kind", "pairs", "GFLOP", "of dense"), f"{description}\nmemory: {held}"
+    shown = [Table("a call on one device, forward", header, tuple(rows), note)]
+    if schedules:
+        names, first = ("", *schedules), next(iter(schedules.values()))
+        others = report["baselines"].items()
+        elsewhere = tuple((NAMES[name], in_bytes(one["forward_bytes"]), in_seconds(one["seconds"])) for name, one in others)
+        shown += [
+            Table(f"branches, schedule {names[1]}", BRANCHES, tuple(_branches(first)), "\n".join(first["explanation"])),
+            Table("a rank, by schedule", names, tuple(_all_ranks(list(schedules.values())))),
+            Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), elsewhere),
+        ]
+        shown += [plan_speeds.table(report["simulated"])] if "simulated" in report else []
+    where = f"{ranks:,} rank{'s' * (ranks > 1)}, {words(report)}"
+    headline = tuple(line for text in (call["problem"], where) for line in wrapped("", text))
+    return Document(headline, tables(*shown), notes=(*notes, *filter(None, [report["choice"]])))
 
 
-def _over_ranks(report: Report) -> tuple[Table, ...]:
-    forecasts, first = list(report.schedules.values()), report.first
-    elsewhere = tuple((NAMES[name], in_bytes(count), in_seconds(seconds)) for name, (count, seconds) in report.baselines.items())
-    why, names = explanation(first.plan, first.rows), ("", *report.schedules)
-    return tables(
-        Table(f"branches, schedule {names[1]}", BRANCHES, tuple(_branches(first)), why),
-        Table("a rank, by schedule", names, tuple(_all_ranks(forecasts))),
-        Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), elsewhere),
-        *(() if report.simulation is None else (report.simulation.table(),)),
-    )
+def _branches(schedule: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for b in schedule["branches"]:
+        sizes = (f"{b['segment_length']:,}", f"{b['dilation_rate']:,}", b["route"], f"{b['ranks']:,}", f"{b['group_size']:,}")
+        sent = (in_thousands(b["rows_moved"]), in_bytes(b["forward_bytes"]), in_bytes(b["backward_bytes"]))
+        yield "all" if b["branch"] is None else str(b["branch"]), *sizes, *sent
 
 
-def _branches(forecast: Forecast) -> Iterator[tuple[str, ...]]:
-    for b in branch_facts(forecast.plan, forecast.rows):
-        sizes = (f"{b.segment_length:,}", f"{b.dilation_rate:,}", b.route, f"{b.ranks:,}", f"{b.group_size:,}")
-        sent = (in_thousands(b.rows_moved), in_bytes(b.forward_bytes), in_bytes(b.backward_bytes))
-        yield "all" if b.branch is None else str(b.branch), *sizes, *sent
-
-
-def _all_ranks(found: list[Forecast]) -> Iterator[tuple[str, ...]]:
+def _all_ranks(schedules: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for phase, which in product(PHASES, ("min", "mean", "max")):
-        yield f"sent {phase}, {which}", *(in_bytes(round(getattr(s.traffic[phase].sent, which)())) for s in found)
-    yield "forward GFLOP, max", *(in_thousands(s.flops["total"].max() / 1e9) for s in found)
-    yield "forward GFLOP, max / mean", *(f"{s.balance:.3f}" for s in found)
-    for kind in found[0].memory:
-        yield f"memory: {kind}, max", *(in_bytes(int(s.memory[kind].max())) for s in found)
-    yield "kept for the backward pass, max", *(in_bytes(int(s.kept.max())) for s in found)
+        yield f"sent {phase}, {which}", *(in_bytes(round(one["sent_bytes"][phase][which])) for one in schedules)
+    yield "forward GFLOP, max", *(in_thousands(one["flops"]["max"] / 1e9) for one in schedules)
+    yield "forward GFLOP, max / mean", *(f"{one['flops']['balance']:.3f}" for one in schedules)
+    for kind in schedules[0]["memory_bytes"]:
+        yield f"memory: {kind}, max", *(in_bytes(one["memory_bytes"][kind]["max"]) for one in schedules)
+    yield "kept for the backward pass, max", *(in_bytes(one["kept_bytes"]["max"]) for one in schedules)
     for name, text in TIMES.items():
-        yield f"time: {text}", *(in_seconds(s.seconds[name][s.slowest]) for s in found)
-
-
-HEADER = ("branch", "kind", "pairs", "GFLOP", "of dense")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `problem` on its device."""
-
-    problem: Problem
-
-    @property
-    def trace(self) -> Trace:
-        """Which backend computes it, and why no other."""
-        return explain(self.problem)
-
-    @property
-    def pairs(self) -> tuple[int, ...]:
-        """Of each branch, the pairs of a query and a key, over all heads and the batch."""
-        pattern = self.problem.pattern
-        return tuple(self._pairs(pattern.with_branches(branch, overlap="count", tail="exact")) for branch in pattern.branches)
-
-    @property
-    def dense_pairs(self) -> int:
-        """Those of every token with every token, under the same causality."""
-        return self._pairs(Pattern.dense())
-
-    def _pairs(self, pattern: Pattern) -> int:
-        return replace(self.problem, pattern=pattern).flops() // (4 * self.problem.head_dim)
-
-    @property
-    def memory(self) -> dict[str, int]:
-        """Bytes by kind: query, key, value (and mask); out and lse; gradients of the results and of the inputs."""
-        p = self.problem
-        tokens, row = p.batch * p.seq, p.head_dim * DTYPE_BYTES[p.dtype]
-        lse = 8 if p.dtype == "float64" else 4
-        by_name = dict(
-            inputs=tokens * (row * (p.heads + 2 * p.kv_heads) + p.key_padding_mask),
-            results=tokens * p.heads * (row + lse),
-            gradients=tokens * row * (2 * p.heads + 2 * p.kv_heads),
-        )
-        return by_name | dict(total=sum(by_name.values()))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
-        rows = zip(self.problem.pattern.branches, self.pairs, strict=True)
-        branches = [dict(kind=branch.kind, text=str(branch), pairs=pairs, flops=self._flops(pairs)) for branch, pairs in rows]
-        return dict(self.trace.to_dict(), branches=branches, dense_pairs=self.dense_pairs, memory_bytes=self.memory)
-
-    def _flops(self, pairs: int) -> int:
-        return 4 * self.problem.head_dim * pairs
-
-    def table(self) -> Table:
-        """A row for each branch; below it what each of them is, and the bytes of the call."""
-        rows, dense = [], self.dense_pairs
-        for number, (branch, pairs) in enumerate(zip(self.problem.pattern.branches, self.pairs, strict=True)):
-            share = f"{100 * pairs / dense:.3g} %"
-            rows.append((str(number), branch.kind, in_thousands(pairs), in_thousands(self._flops(pairs) / 1e9), share))
-        held = ", ".join(f"{name} {in_bytes(count)}" for name, count in self.memory.items())
-        return Table("a call on one device, forward", HEADER, tuple(rows), f"{self.problem.pattern.describe()}\nmemory: {held}")
-
-    def verdicts(self) -> Iterator[str]:
-        """Who computes it and why, and what stands against every other backend."""
-        trace = self.trace
-        yield f"on {trace.problem.device}: {trace.picked or 'no backend'} computes it"
-        for one in trace.decisions:
-            yield f"{one.name} {one.verdict}: {'; '.join(filter(None, (one.detail, *one.reasons)))}"
+        yield f"time: {text}", *(in_seconds(one["seconds"][name]) for one in schedules)

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit import environment
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.simulation.peers import peers
-from dilkit.comm.simulation.simulation import Simulated, Stragglers, simulate
+from dilkit.comm.simulation.simulation import Stragglers, simulate
 from dilkit.comm.simulation.topology import Topology
 from dilkit.tools.console.arguments import bandwidth, flops, number, problem_of, set_series, whole
 from dilkit.tools.console.text import in_seconds
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from dilkit.comm import Comm
 
 BANDWIDTH, FLOPS = "50GB/s", "400T"
-"""What is assumed where nothing was measured."""
+"""Speeds that are assumed where nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedsResult(Result):
-    """What the slowest of so many ranks can do, measured with a problem; its seconds are of this dtype and these sizes."""
+    """The speed of the slowest of so many ranks, measured with a problem; its seconds are of this dtype and these sizes."""
 
     KIND: ClassVar[str] = "speeds"
 
@@ -38,7 +38,7 @@ class SpeedsResult(Result):
 
 
 def speed_of(args: argparse.Namespace) -> Speed:
-    """The speed that the arguments name. Raises ValueError for a file beside numbers, and for one that is no such file."""
+    """Return the speed that the arguments name. Raises ValueError for a file beside numbers, and for one that is no such file."""
     if args.speeds is None:
         return Speed(args.bandwidth or bandwidth(BANDWIDTH), args.flops or flops(FLOPS))
     for name in ("bandwidth", "flops"):
@@ -69,61 +69,23 @@ def _measure(comm: Comm, args: argparse.Namespace) -> int:
     speed = rank_speed(comm, problem)
     if comm.rank == 0:
         write_result(new_result(SpeedsResult, problem.device, problem=str(problem), ranks=comm.size, speed=speed), args.calibrate)
-        print(words(speed))
+        print(words(vars(speed)))
         print(f"wrote {args.calibrate}")
     return 0
 
 
-def words(speed: Speed) -> str:
-    """The speed in one line."""
-    rates = f"{speed.bandwidth / 1e9:,.4g} GB/s each way, {speed.flops / 1e12:,.4g} TFLOP/s"
-    if not speed.latency:
+def words(speed: Mapping[str, Any]) -> str:
+    """Return the fields of a `Speed` in one line."""
+    rates = f"{speed['bandwidth'] / 1e9:,.4g} GB/s each way, {speed['flops'] / 1e12:,.4g} TFLOP/s"
+    if not speed["latency"]:
         return rates
-    return f"{rates}, {1e6 * speed.latency:,.4g} us an exchange, backward {speed.backward:.3g} times as long as forward"
+    return f"{rates}, {1e6 * speed['latency']:,.4g} us an exchange, backward {speed['backward']:.3g} times as long as forward"
 
 
 OF_SIMULATION = ("ranks_per_host", "hosts_per_pod", "oversubscription", "inside", "stragglers", "slowdown")
 MOST_RANKS = 4_096
 """The most ranks that are simulated: a table of all pairs of them takes 128 MiB, and there are several."""
 KINDS = ("compute", "within hosts", "ports", "uplinks")
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """A forward and a backward pass by each schedule, and seconds of other ways."""
-
-    topology: Topology
-    stragglers: Stragglers
-    schedules: dict[str, Simulated]
-    peers: dict[str, float]
-
-    def to_dict(self) -> dict[str, object]:
-        """As plain data, for JSON."""
-        schedules = {
-            name: dict(seconds=one.seconds, waiting=one.waiting, bottleneck=one.bottleneck, busy_seconds=one.busy)
-            for name, one in self.schedules.items()
-        }
-        return dict(topology=vars(self.topology), stragglers=vars(self.stragglers), schedules=schedules, peers=self.peers)
-
-    def table(self) -> Table:
-        """For people: a column for each schedule and each other way."""
-        names, busy = ("", *self.schedules, *self.peers), [one.busy for one in self.schedules.values()]
-        no_more = ("",) * len(self.peers)
-        rows = [("time", *(in_seconds(one.seconds) for one in self.schedules.values()), *map(in_seconds, self.peers.values()))]
-        rows.append(("share of it that ranks wait", *(f"{one.waiting:.1%}" for one in self.schedules.values()), *no_more))
-        for kind in KINDS:
-            if any(kind in one for one in busy):
-                rows.append((f"busiest of {kind}", *(in_seconds(one.get(kind, 0.0)) for one in busy), *no_more))
-        rows.append(("longest at work", *(one.bottleneck for one in self.schedules.values()), *no_more))
-        return Table("simulated: forward and backward, event by event", names, tuple(rows), self._words())
-
-    def _words(self) -> str:
-        topology, stragglers = self.topology, self.stragglers
-        pods = "one pod" if topology.hosts_per_pod is None else f"pods of {topology.hosts_per_pod} hosts"
-        shared = "" if topology.hosts_per_pod is None else f", uplinks of 1/{topology.oversubscription:g} of their ports"
-        inside = f", {topology.within_host / 1e9:,.4g} GB/s within" if topology.ranks_per_host > 1 else ""
-        slow = f"; {stragglers.count:,} ranks compute {stragglers.slowdown:g} times as long" if stragglers.count else ""
-        return f"hosts of {topology.ranks_per_host}{inside}, {pods}{shared}{slow}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,22 +106,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slowdown", type=ratio, metavar="X", help="how many times as long they compute (default 1.5)")
 
 
-def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], speed: Speed) -> Simulation | None:
-    """What the arguments ask for; None without --simulate. Raises ValueError where they do not fit."""
-    given = {name: value for name in OF_SIMULATION if (value := getattr(args, name)) is not None}
+def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], speed: Speed) -> dict[str, Any] | None:
+    """Return a forward and a backward pass by each schedule, and seconds of other ways; None without --simulate.
+
+    Raises ValueError for arguments that do not fit.
+    """
+    chosen = {name: value for name in OF_SIMULATION if (value := getattr(args, name)) is not None}
     if not args.simulate:
-        if given:
-            raise ValueError(f"--{next(iter(given)).replace('_', '-')}: it is of a simulation; add --simulate")
+        if chosen:
+            raise ValueError(f"--{next(iter(chosen)).replace('_', '-')}: it is of a simulation; add --simulate")
         return None
     if args.world_size > MOST_RANKS:
         raise ValueError(f"--world-size {args.world_size:,}: {MOST_RANKS:,} ranks are simulated at most; leave --simulate out")
-    if "slowdown" in given and not given.get("stragglers"):
+    if "slowdown" in chosen and not chosen.get("stragglers"):
         raise ValueError("--slowdown: it is that of --stragglers N, of which there are none")
-    if "oversubscription" in given and "hosts_per_pod" not in given:
+    if "oversubscription" in chosen and "hosts_per_pod" not in chosen:
         raise ValueError("--oversubscription: it is that of the uplinks of pods; add --hosts-per-pod N")
-    links = {name: value for name, value in given.items() if name not in ("stragglers", "slowdown")}
+    links = {name: value for name, value in chosen.items() if name not in ("stragglers", "slowdown")}
     topology = Topology(speed.bandwidth, **links)
-    stragglers = Stragglers(given.get("stragglers", 0), given.get("slowdown", Stragglers.slowdown))
-    schedules = {name: simulate(forecast, topology, stragglers) for name, forecast in forecasts.items()}
+    stragglers = Stragglers(chosen.get("stragglers", 0), chosen.get("slowdown", Stragglers.slowdown))
+    schedules = {}
+    for name, forecast in forecasts.items():
+        one = simulate(forecast, topology, stragglers)
+        schedules[name] = dict(seconds=one.seconds, waiting=one.waiting, bottleneck=one.bottleneck, busy_seconds=one.busy)
     others = peers(next(iter(forecasts.values())), topology) if forecasts else {}
-    return Simulation(topology, stragglers, schedules, {name: peer.seconds for name, peer in others.items()})
+    seconds = {name: peer.seconds for name, peer in others.items()}
+    return dict(topology=vars(topology), stragglers=vars(stragglers), schedules=schedules, peers=seconds)
+
+
+def table(simulated: Mapping[str, Any]) -> Table:
+    """Return the table of a simulation: a column for each schedule and each other way."""
+    schedules, others = simulated["schedules"].values(), simulated["peers"]
+    names, no_more = ("", *simulated["schedules"], *others), ("",) * len(others)
+    rows = [("time", *(in_seconds(one["seconds"]) for one in schedules), *map(in_seconds, others.values()))]
+    rows.append(("share of it that ranks wait", *(f"{one['waiting']:.1%}" for one in schedules), *no_more))
+    for kind in KINDS:
+        if any(kind in one["busy_seconds"] for one in schedules):
+            busy = (in_seconds(one["busy_seconds"].get(kind, 0.0)) for one in schedules)
+            rows.append((f"busiest of {kind}", *busy, *no_more))
+    rows.append(("longest at work", *(one["bottleneck"] for one in schedules), *no_more))
+    topology, slow = simulated["topology"], simulated["stragglers"]
+    ranks, pods, inside = (topology[name] for name in ("ranks_per_host", "hosts_per_pod", "inside"))
+    note = f"hosts of {ranks}"
+    if ranks > 1:
+        note += f", {(topology['bandwidth'] if inside is None else inside) / 1e9:,.4g} GB/s within"
+    note += ", one pod" if pods is None else f", pods of {pods} hosts"
+    if pods is not None:
+        note += f", uplinks of 1/{topology['oversubscription']:g} of their ports"
+    if slow["count"]:
+        note += f"; {slow['count']:,} ranks compute {slow['slowdown']:g} times as long"
+    return Table("simulated: forward and backward, event by event", names, tuple(rows), note)

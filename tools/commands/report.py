@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
 from dilkit.tools.console.text import print_json
 from dilkit.tools.report import html, terminal
-from dilkit.tools.report.document import Plot, Section
+from dilkit.tools.report.document import Plot
 from dilkit.tools.report.markdown import markdown
 from dilkit.tools.report.picture import svg
 from dilkit.tools.results.file import write_text
@@ -34,7 +34,13 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.tools.report import registry  # loads every kind of result, which --help of all commands need not wait for
 
     sections = registry.sections_of(args.files)
-    draw, note = _drawing()
+    draw: Draw | None = svg
+    note = ""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        draw = None
+        note = f"No plots: {error}. `pip install 'dilkit[plot]'` brings what draws them; the tables are whole."
     for option, path in (("--html", args.html), ("--md", args.md)):
         if path is not None and path.is_dir():
             raise ValueError(f"{option}: {path} is a folder; name the file to write in it")
@@ -45,7 +51,20 @@ def run(args: argparse.Namespace) -> int:
         write_text(args.html, html.page(sections, draw, note))
         written.append(args.html)
     if args.md:
-        written += _write_markdown(sections, args.md, draw, note)
+        written.append(args.md)
+
+        def picture(plot: Plot) -> str | None:
+            """Write the picture of a plot beside the page; return its address."""
+            if draw is None:
+                return None
+            number = len(pictures) + 1
+            pictures.append(args.md.with_name(f"{args.md.stem}-{number}.svg"))
+            write_text(pictures[-1], draw(plot, 0))
+            return quote(pictures[-1].name)
+
+        pictures: list[Path] = []
+        write_text(args.md, markdown(sections, picture, note))
+        written += pictures
     if args.json:
         print_json("report", dict(sections=[asdict(one) for one in sections]))
     elif not written:
@@ -53,27 +72,3 @@ def run(args: argparse.Namespace) -> int:
     if written:
         print(f"wrote {', '.join(map(str, written))}", *filter(None, [note]), sep="\n", file=sys.stderr)
     return 0
-
-
-def _drawing() -> tuple[Draw | None, str]:
-    """What draws plots, and nothing to say of it; without matplotlib None, and what to do about that."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        return None, f"No plots: {error}. `pip install 'dilkit[plot]'` brings what draws them; the tables are whole."
-    return svg, ""
-
-
-def _write_markdown(sections: Sequence[Section], path: Path, draw: Draw | None, note: str) -> list[Path]:
-    """Write the page to `path`, and beside it a picture for each plot. Returns what was written."""
-    written: list[Path] = []
-
-    def picture(plot: Plot) -> str | None:
-        if draw is None:
-            return None
-        written.append(path.with_name(f"{path.stem}-{len(written) + 1}.svg"))
-        write_text(written[-1], draw(plot, 0))
-        return quote(written[-1].name)
-
-    write_text(path, markdown(sections, picture, note))
-    return [path, *written]

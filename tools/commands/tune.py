@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,7 @@ from dilkit.environment import BACKEND, backend_names
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
 from dilkit.selection.preference_table import table_preference
-from dilkit.selection.tuned_file import Seconds, TunedEntry, TunedSetup, TunedShape
+from dilkit.selection.tuned_file import TunedEntry, TunedSetup, TunedShape
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.facts import devices
 from dilkit.tools.console import arguments
@@ -74,19 +73,28 @@ def run(args: Namespace) -> int:
     if path is None:
         raise ValueError(f"{environment.TUNED.name}={environment.tuned()!r}: no file to keep orders in; name one, or unset it")
     if instead := next((name for name in INSTEAD if getattr(args, name)), ""):
-        _check_alone(args, f"--{instead}")
-    if args.clear:
-        return _clear(args, path)
+        for name, option in arguments.changed(args, add_arguments).items():
+            if name not in INSTEAD:
+                about = f"does not go with --{instead}, which is about all orders of the file; leave it out"
+                raise ValueError(f"{option}: {about}")
+    if args.show:
+        return _show(args, path)
     if args.take:
         return _take(args, path)
-    return _show(args, path) if args.show else _tune(args, path)
+    if args.clear:
+        existed = path.exists()
+        path.unlink(missing_ok=True)
+        tuned.read_again()
+        _print(args, dict(file=str(path), removed=existed), [f"{'removed' if existed else 'there is no file'} {path}"])
+        return 0
+    return _tune(args, path)
 
 
-def _check_alone(args: Namespace, instead: str) -> None:
-    """Raise ValueError for an option that says what to measure: `instead` of measuring, all orders are shown or removed."""
-    for name, option in arguments.changed(args, add_arguments).items():
-        if name not in INSTEAD:
-            raise ValueError(f"{option}: does not go with {instead}, which is about all orders of the file; leave it out")
+def _print(args: Namespace, report: dict[str, object], lines: Iterable[str]) -> None:
+    if args.json:
+        print_json("tune", report)
+    else:
+        print("\n".join(lines))
 
 
 def _tune(args: Namespace, path: Path) -> int:
@@ -95,43 +103,58 @@ def _tune(args: Namespace, path: Path) -> int:
     if (started := environment.launch()) is not None and started.size > 1:
         raise ValueError(f"{started.launcher} started {started.size} processes, which would disturb each other; start one")
     load_torch()
-    posed = _problems(args)
-    arguments.make_folder(environment.TUNED.name, path.parent)
-    measured: list[Found] = []
-    interrupted = False
-    try:
-        for found in _measured(args, posed):
-            measured.append(found)
-            if found.order:
-                _keep(path, [TunedEntry(tuned.setup_of(found.problem.device), tuned.shape_of(found.problem), found.order)])
-    except KeyboardInterrupt:
-        interrupted = True
-    setup = str(tuned.setup_of(posed[0].device))
-    plain = dict(file=str(path), setup=setup, overridden=environment.backend_names(), problems=[m.to_dict() for m in measured])
-    text = (f"on {setup}", "", *lines(path, measured, interrupted))
-    _print(args, plain | dict(interrupted=interrupted), text)
-    if interrupted:
-        return INTERRUPTED
-    verdicts = {entry.verdict for found in measured for entry in found.entries.values()}
-    return 1 if {"wrong", "failed"} & verdicts or not all(found.order for found in measured) else 0
-
-
-def _print(args: Namespace, plain: dict[str, object], lines: Iterable[str]) -> None:
-    if args.json:
-        print_json("tune", plain)
-    else:
-        print("\n".join(lines))
-
-
-def _problems(args: Namespace) -> list[Problem]:
-    """What is to be measured, the shortest first: each length once or twice, without and with a backward pass."""
     device, seqs = device_named(args.device), sorted({args.seq} if args.seq else set(args.seqs or SEQS))
     posed = product(seqs, PASSES[args.passes])
-    return [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": train}), device) for n, train in posed]
+    problems = [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": train}), device) for n, train in posed]
+    arguments.make_folder(environment.TUNED.name, path.parent)
+    setup = tuned.setup_of(device)
+    judged: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        for problem, entries in _measured(args, problems):
+            order = sorted(((name, one.time.median_s) for name, one in entries.items() if one.time), key=lambda pair: pair[1])
+            judged.append(_judged(problem, entries, order))
+            if order:
+                _keep(path, [TunedEntry(setup, tuned.shape_of(problem), tuple(order))])
+    except KeyboardInterrupt:
+        interrupted = True
+    report = dict(file=str(path), setup=str(setup), overridden=backend_names(), problems=judged)
+    any_order = any(one["order"] for one in judged)
+    lines = [f"on {setup}", "", *(line for one in judged for line in _lines(one))]
+    lines += ["interrupted; what was measured before is kept"] * interrupted
+    if names := backend_names():
+        lines.append(f"{BACKEND.name}={','.join(names)} is set, and wins over what was measured")
+    lines.append(f"the automatic choice goes by {path}" if any_order else "no backend was measured; the file is as it was")
+    _print(args, report | dict(interrupted=interrupted), lines)
+    if interrupted:
+        return INTERRUPTED
+    verdicts = {backend["verdict"] for one in judged for backend in one["left_out"]}
+    return 1 if {"wrong", "failed"} & verdicts or not all(one["order"] for one in judged) else 0
 
 
-def _measured(args: Namespace, posed: list[Problem]) -> Iterator[Found]:
-    """What became of each problem."""
+def _judged(problem: Problem, entries: Mapping[str, Entry], order: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """Return the outcome of a problem as plain data; `by_table` is the order of the automatic choice without measurements."""
+    measured = dict(order)
+    return dict(
+        problem=str(problem),
+        seq=problem.seq,
+        requires_grad=problem.requires_grad,
+        order=[dict(backend=name, seconds=seconds) for name, seconds in order],
+        left_out=[dict(backend=n, verdict=e.verdict, reasons=e.reasons) for n, e in entries.items() if n not in measured],
+        by_table=[name for name in table_preference(problem).order if name in measured],
+    )
+
+
+def _lines(one: Mapping[str, Any]) -> list[str]:
+    """Return the backends in their order, the first with the one that it displaces, then those left out."""
+    rows, before = [(backend["backend"], in_seconds(backend["seconds"]), "") for backend in one["order"]], one["by_table"][:1]
+    if rows and before and before != [rows[0][0]]:
+        rows[0] = (*rows[0][:2], f"unmeasured, it would have been {before[0]}")
+    rows += [(backend["backend"], backend["verdict"], "\n".join(backend["reasons"])) for backend in one["left_out"]]
+    return [*table([(one["problem"],)], indent=0), *table(rows), ""]
+
+
+def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Problem, dict[str, Entry]]]:
     from tqdm import tqdm
 
     from dilkit.tools.measure.case import CaseRunner
@@ -139,26 +162,26 @@ def _measured(args: Namespace, posed: list[Problem]) -> Iterator[Found]:
 
     implementations = backend_implementations(args.backend)
     runners = [CaseRunner(implementations, args.repeats, MIN_TIME, args.budget) for _ in ("forward", "training")]
-    with tqdm(posed, unit="problem", file=sys.stderr, disable=None) as bar:
+    with tqdm(problems, unit="problem", file=sys.stderr, disable=None) as bar:
+
+        def say(passes: str, text: str) -> None:
+            bar.set_description(f"{passes}: {text}")
+
         for problem in bar:
-            runner, passes = runners[problem.requires_grad], "training" if problem.requires_grad else "forward"
-            runner.say = partial(_say, bar, passes)
-            yield Found(problem, runner.run(problem)["entries"])
-
-
-def _say(bar: Any, title: str, text: str) -> None:
-    bar.set_description(f"{title}: {text}")
+            runner = runners[problem.requires_grad]
+            runner.say = partial(say, "training" if problem.requires_grad else "forward")
+            yield problem, runner.run(problem)["entries"]
 
 
 def _keep(path: Path, new: Sequence[TunedEntry]) -> None:
     """Put orders into the file, in place of earlier ones for the same keys; in place of a file that cannot be read, too."""
     try:
-        kept = tuned_file.load(path)
+        earlier = tuned_file.load(path)
     except tuned_file.TunedError as error:
         print(f"{error}; it is written anew", file=sys.stderr)
-        kept = ()
+        earlier = ()
     keys = {(entry.setup, entry.shape) for entry in new}
-    write_text(path, tuned_file.to_text([*(e for e in kept if (e.setup, e.shape) not in keys), *new]))
+    write_text(path, tuned_file.to_text([*(e for e in earlier if (e.setup, e.shape) not in keys), *new]))
     tuned.read_again()
 
 
@@ -167,8 +190,8 @@ def _take(args: Namespace, path: Path) -> int:
     result = read_result(args.take, RowsResult, read_json(args.take)["kind"])
     if result.quick:
         raise ValueError(f"--take: {args.take} is of a quick run, whose problems are no real ones; give that of a whole one")
-    at = result.environment
-    setup = TunedSetup(at.device, at.device_name, at.capability or "none", at.torch, at.dilkit)
+    place = result.environment
+    setup = TunedSetup(place.device, place.device_name, place.capability or "none", place.torch, place.dilkit)
     entries = []
     for case in result.cases("sweep"):
         choice = case.rows.get("automatic")
@@ -187,82 +210,19 @@ def _take(args: Namespace, path: Path) -> int:
 def _show(args: Namespace, path: Path) -> int:
     entries = tuned_file.load(path)
     here = {tuned.setup_of(device) for device in devices() if isinstance(device, Device)}
-    plain = [dict(setup=str(e.setup), holds=e.setup in here, **vars(e.shape), seconds=dict(e.seconds)) for e in entries]
-    text = (f"{path}: {len(entries) or 'no'} orders", *listed(entries, here))
-    _print(args, dict(file=str(path), entries=plain), text)
-    return 0
-
-
-def _clear(args: Namespace, path: Path) -> int:
-    there = path.exists()
-    path.unlink(missing_ok=True)
-    tuned.read_again()
-    _print(args, dict(file=str(path), removed=there), [f"{'removed' if there else 'there is no file'} {path}"])
-    return 0
-
-
-@dataclass(frozen=True)
-class Found:
-    """What became of every backend on one problem."""
-
-    problem: Problem
-    entries: dict[str, Entry]
-
-    @property
-    def order(self) -> Seconds:
-        """Those that were measured, each with its median seconds a call, the fastest first."""
-        times = [(name, entry.time.median_s) for name, entry in self.entries.items() if entry.time]
-        return tuple(sorted(times, key=lambda pair: pair[1]))
-
-    @property
-    def left_out(self) -> dict[str, Entry]:
-        """Those that were not."""
-        return {name: entry for name, entry in self.entries.items() if not entry.time}
-
-    @property
-    def by_table(self) -> list[str]:
-        """The order in which those that were measured would come without being measured."""
-        return [name for name in table_preference(self.problem).order if name in dict(self.order)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
-        order = [dict(backend=name, seconds=seconds) for name, seconds in self.order]
-        left_out = [dict(backend=name, verdict=e.verdict, reasons=e.reasons) for name, e in self.left_out.items()]
-        call = dict(problem=str(self.problem), seq=self.problem.seq, requires_grad=self.problem.requires_grad)
-        return dict(**call, order=order, left_out=left_out, by_table=self.by_table)
-
-
-def lines(path: Path, problems: Sequence[Found], interrupted: bool) -> Iterator[str]:
-    """For each problem the backends in the order found, then those left out."""
-    for found in problems:
-        yield from (*table([(str(found.problem),)], indent=0), *table(_rows(found)), "")
-    if interrupted:
-        yield "interrupted; what was measured before is kept"
-    if names := backend_names():
-        yield f"{BACKEND.name}={','.join(names)} is set, and wins over what was measured"
-    kept = any(found.order for found in problems)
-    yield f"the automatic choice goes by {path}" if kept else "no backend was measured; the file is as it was"
-
-
-def _rows(found: Found) -> Iterator[tuple[str, str, str]]:
-    """Of the first it is said whether it would have been picked anyway."""
-    for i, (name, seconds) in enumerate(found.order):
-        note = "" if i or found.by_table[:1] in ([], [name]) else f"unmeasured, it would have been {found.by_table[0]}"
-        yield name, in_seconds(seconds), note
-    yield from ((name, entry.verdict, "\n".join(entry.reasons)) for name, entry in found.left_out.items())
-
-
-def listed(entries: Sequence[TunedEntry], here: Collection[TunedSetup]) -> Iterator[str]:
-    """What a file holds, setup by setup; `here` are the setups of this machine."""
+    report = [dict(setup=str(e.setup), holds=e.setup in here, **vars(e.shape), seconds=dict(e.seconds)) for e in entries]
+    lines = [f"{path}: {len(entries) or 'no'} orders"]
     for setup in dict.fromkeys(entry.setup for entry in entries):
-        yield from ("", f"{setup}{'' if setup in here else ' (does not hold here)'}")
-        yield from table(_row(entry) for entry in entries if entry.setup == setup)
+        lines += ["", f"{setup}{'' if setup in here else ' (does not hold here)'}"]
+        lines += table(_row(entry) for entry in entries if entry.setup == setup)
+    _print(args, dict(file=str(path), entries=report), lines)
+    return 0
 
 
 def _row(entry: TunedEntry) -> tuple[str, str]:
     shape = entry.shape
-    said = dict(causal=shape.is_causal, training=shape.requires_grad, masked=shape.key_padding_mask, packed=shape.varlen)
-    said |= dict(cached=shape.kv_cache, dropout=shape.dropout)
-    flags = "".join(f", {name}" for name, there in said.items() if there)
+    flags = dict(causal=shape.is_causal, training=shape.requires_grad, masked=shape.key_padding_mask, packed=shape.varlen)
+    flags |= dict(cached=shape.kv_cache, dropout=shape.dropout)
+    features = "".join(f", {name}" for name, there in flags.items() if there)
     times = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
-    return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{flags}", times
+    return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{features}", times

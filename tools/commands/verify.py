@@ -6,8 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dilkit.environment import without_proofs
@@ -37,7 +36,7 @@ LISTED = (*PROBLEMS, *SEQUENCES, *DROPPING, *OTHER_KINDS, *SCORES)
 OUTPUTS = ("out", "lse", "dq", "dk", "dv", "dsink")
 REPEATS = 100
 REPEATED = ("causal", "head_dim 128")
-"""The large cases that are computed again and again."""
+"""Large cases that are computed again and again."""
 LEGEND = (
     "A number is the worst error against fp64, in units of what plain torch math in the same dtype makes: at most 2 is right, "
     "for gradients 3. -: refused or not computed; FAIL: wrong."
@@ -62,43 +61,39 @@ def run(args: argparse.Namespace) -> int:
     1 also when nothing passed of a backend that is named.
     """
     load_torch()
+    from dilkit.backends.sdpa.one_kernel import one_kernel_backends
+
     on_cuda = args.device.startswith("cuda")
     repeats = (REPEATS if on_cuda else 0) if args.repeats is None else args.repeats
     large = [case for case in LARGE if args.large or on_cuda or (repeats and case.variant in REPEATED)]
     cases = cases_of(args.pattern, args.seq, args.heads) if args.pattern else (*LISTED, *large)
     chosen = args.backend or requested_backends()
-    with without_proofs(), _one_by_one(on_cuda and not chosen) as kernels:
+    one_by_one = one_kernel_backends("cuda") if on_cuda and not chosen else nullcontext(())
+    with without_proofs(), one_by_one as kernels:
         results = list(checked(chosen or (*list_backends(), *kernels), cases, args.device))
         differing = repeated(results, args.device, repeats) if repeats else {}
-    by_backend = {name: Judged([r for r in results if r.backend == name]) for name in dict.fromkeys(r.backend for r in results)}
+    by_backend = {name: judged([r for r in results if r.backend == name]) for name in dict.fromkeys(r.backend for r in results)}
     counts = Counter(result.verdict for result in results)
-    idle = [name for name in args.backend or () if not by_backend[name].counts["passed"]]
+    idle = [name for name in args.backend or () if not by_backend[name]["counts"]["passed"]]
     right = counts["passed"] > 0 and not idle and not counts["failed"] and not counts["broken"] and not any(differing.values())
     if args.json:
-        judged = {name: one.to_dict() for name, one in by_backend.items()}
         again = dict(times=repeats, differing=differing)
-        print_json("verify", dict(device=args.device, cases=len(cases), right=right, backends=judged, repeats=again))
+        print_json("verify", dict(device=args.device, cases=len(cases), right=right, backends=by_backend, repeats=again))
         return 0 if right else 1
     headline = f"{len(cases)} cases on {args.device}, forward and gradients, against the fp64 oracle"
-    tables = [table for name, one in by_backend.items() for table in one.tables(name)]
-    notes = [note for name, one in by_backend.items() for note in one.notes(name)]
+    notes = [note for name in by_backend for note in _notes([r for r in results if r.backend == name], name)]
     for name, count in differing.items():
-        said = f"{count} DIFFER" if count else "equal in every bit"
-        notes.append(f"{name}: large cases computed {repeats} times more: {said}")
+        bits = f"{count} DIFFER" if count else "equal in every bit"
+        notes.append(f"{name}: large cases computed {repeats} times more: {bits}")
     notes += [f"{name}: NOTHING was computed" for name in idle]
     verdict = "every result is right" if right else "NOT every result is right"
-    print(document_text(Document((headline,), tuple(tables), notes=tuple(notes), method=f"{LEGEND}\n{verdict}")))
+    shown = tuple(_table(name, one) for name, one in by_backend.items() if one["counts"]["passed"] or one["counts"]["failed"])
+    print(document_text(Document((headline,), shown, notes=tuple(notes), method=f"{LEGEND}\n{verdict}")))
     return 0 if right else 1
 
 
-def _one_by_one(wanted: bool) -> AbstractContextManager[tuple[str, ...]]:
-    from dilkit.backends.sdpa.one_kernel import one_kernel_backends
-
-    return one_kernel_backends("cuda") if wanted else nullcontext(())
-
-
 def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iterator[Result]:
-    """What becomes of each backend on each case."""
+    """Yield the result of each backend on each case."""
     from tqdm import tqdm
 
     from dilkit.testing.conformance import check
@@ -109,7 +104,7 @@ def checked(backends: Sequence[str], cases: Sequence[Case], device: str) -> Iter
 
 
 def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, int]:
-    """Of each backend that promises equal bits: how many computations of large cases differed from the first of their case.
+    """Return for each backend that promises equal bits the computations of large cases that differ from the first of their case.
 
     Cases that it got wrong are left out: they have failed already.
     """
@@ -126,94 +121,62 @@ def repeated(results: Sequence[Result], device: str, repeats: int) -> dict[str, 
     return differing
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What became of one backend."""
-
-    results: list[Result]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Cases by verdict."""
-        by_verdict = Counter(result.verdict for result in self.results)
-        return {verdict: by_verdict[verdict] for verdict in ("passed", "refused", "failed", "broken")}
-
-    @property
-    def refusals(self) -> dict[str, int]:
-        """How many cases were refused for which reasons."""
-        return dict(Counter("; ".join(r.reasons) for r in self.results if r.verdict in ("refused", "broken")))
-
-    @property
-    def raised(self) -> dict[str, list[Result]]:
-        """The cases in which it raised, by the line of its code that did."""
-        by_line: dict[str, list[Result]] = {}
-        for result in self.results:
-            if result.raised_in:
-                by_line.setdefault(result.raised_in[-1], []).append(result)
-        return by_line
-
-    @property
-    def failures(self) -> dict[str, tuple[str, ...]]:
-        """Cases that it got wrong, and in what."""
-        return {r.case.name: r.reasons for r in self.results if r.verdict == "failed"}
-
-    def by_feature(self) -> dict[str, dict[str, list[Result]]]:
-        """The results by feature and dtype."""
-        features = dict.fromkeys(result.case.feature for result in self.results)
-        return {f: {d: [r for r in self.results if (r.case.feature, r.case.dtype) == (f, d)] for d in DTYPES} for f in features}
-
-    def by_output(self) -> dict[str, dict[str, float | None]]:
-        """The worst error ratios by output and dtype; None where nothing was computed."""
-        return {o: {d: _worst(r.ratios.get(o) for r in self.results if r.case.dtype == d) for d in DTYPES} for o in OUTPUTS}
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON, which has no word for infinity but as text."""
-        cells = {
-            feature: {
-                d: {**Counter(r.verdict for r in found), "worst": _plain(_worst_of(found))} for d, found in by_dtype.items()
-            }
-            for feature, by_dtype in self.by_feature().items()
-        }
-        outputs = {output: {d: _plain(worst) for d, worst in found.items()} for output, found in self.by_output().items()}
-        failures = [dict(case=case, reasons=reasons) for case, reasons in self.failures.items()]
-        raised = [dict(traceback="".join(rs[0].raised_in), cases=[r.case.name for r in rs]) for rs in self.raised.values()]
-        wrong = dict(failures=failures, raised=raised)
-        return dict(counts=self.counts, by_feature=cells, by_output=outputs, refusals=self.refusals, **wrong)
-
-    def tables(self, name: str) -> Iterator[Table]:
-        """The worst error ratios, where something was computed."""
-        if self.counts["passed"] or self.counts["failed"]:
-            rows: list[Row] = [(feature, *map(_cell, found.values())) for feature, found in self.by_feature().items()]
-            rows += [(f"all {output}", *map(_number, worst.values())) for output, worst in self.by_output().items()]
-            counts = ", ".join(f"{n} {verdict}" for verdict, n in self.counts.items() if n)
-            yield Table(f"{name}: {counts}", ("worst error", *DTYPES), tuple(rows))
-
-    def notes(self, name: str) -> Iterator[str]:
-        """What was refused, what is wrong, and what was raised, each place once."""
-        reasons = Counter(reason for r in self.results if r.verdict in ("refused", "broken") for reason in r.reasons)
-        yield from (f"{name}: {times} refused: {reason}" for reason, times in reasons.most_common())
-        wrong = (r for r in self.results if r.verdict == "failed" and not r.raised_in)
-        yield from (f"FAIL {name}, {result.case.name}: {'; '.join(result.reasons)}" for result in wrong)
-        for first, *others in self.raised.values():
-            more = f" and {len(others):,} more" if others else ""
-            yield f"FAIL {name}, {first.case.name}{more}: {'; '.join(first.reasons)}\n{''.join(first.raised_in).rstrip()}"
+def judged(results: Sequence[Result]) -> dict[str, Any]:
+    """Return what the results of one backend amount to, as plain data for JSON."""
+    by_verdict = Counter(result.verdict for result in results)
+    cells: dict[str, dict[str, Any]] = {}
+    for feature in dict.fromkeys(result.case.feature for result in results):
+        for dtype in DTYPES:
+            alike = [r for r in results if (r.case.feature, r.case.dtype) == (feature, dtype)]
+            worst = _worst(r.worst for r in alike if r.ratios)
+            cells.setdefault(feature, {})[dtype] = {**Counter(r.verdict for r in alike), "worst": worst}
+    outputs = {o: {d: _worst(r.ratios.get(o) for r in results if r.case.dtype == d) for d in DTYPES} for o in OUTPUTS}
+    failures = {r.case.name: r.reasons for r in results if r.verdict == "failed"}
+    return dict(
+        counts={verdict: by_verdict[verdict] for verdict in ("passed", "refused", "failed", "broken")},
+        by_feature=cells,
+        by_output=outputs,
+        refusals=Counter("; ".join(r.reasons) for r in results if r.verdict in ("refused", "broken")),
+        failures=[dict(case=case, reasons=reasons) for case, reasons in failures.items()],
+        raised=[dict(traceback="".join(one[0].raised_in), cases=[r.case.name for r in one]) for one in _raised(results)],
+    )
 
 
-def _worst(ratios: Iterable[float | None]) -> float | None:
-    return max((ratio for ratio in ratios if ratio is not None), default=None)
+def _worst(ratios: Iterable[float | None]) -> float | str | None:
+    """Return the largest ratio; infinity as text, for which JSON has no other word; None if there are none."""
+    worst = max((ratio for ratio in ratios if ratio is not None), default=None)
+    return "inf" if worst == float("inf") else worst
 
 
-def _worst_of(results: Iterable[Result]) -> float | None:
-    return _worst(result.worst for result in results if result.ratios)
+def _raised(results: Sequence[Result]) -> Iterable[list[Result]]:
+    """Return the cases in which a backend raised, grouped by the line of its code that did."""
+    by_line: dict[str, list[Result]] = {}
+    for result in results:
+        if result.raised_in:
+            by_line.setdefault(result.raised_in[-1], []).append(result)
+    return by_line.values()
 
 
-def _cell(results: list[Result]) -> str:
-    return f"{'FAIL ' if any(r.verdict == 'failed' for r in results) else ''}{_number(_worst_of(results))}"
+def _table(name: str, one: dict[str, Any]) -> Table:
+    """Return the worst error ratios of a backend."""
+
+    def number(ratio: float | str | None) -> str:
+        return "-" if ratio is None else ratio if isinstance(ratio, str) else f"{ratio:.2f}"
+
+    rows: list[Row] = []
+    for feature, by_dtype in one["by_feature"].items():
+        rows.append((feature, *("FAIL " * ("failed" in cell) + number(cell["worst"]) for cell in by_dtype.values())))
+    rows += [(f"all {output}", *map(number, by_dtype.values())) for output, by_dtype in one["by_output"].items()]
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in one["counts"].items() if n)
+    return Table(f"{name}: {counts}", ("worst error", *DTYPES), tuple(rows))
 
 
-def _number(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
-
-
-def _plain(ratio: float | None) -> float | str | None:
-    return "inf" if ratio == float("inf") else ratio
+def _notes(results: Sequence[Result], name: str) -> Iterator[str]:
+    """Yield refusals, wrong results, and errors, each line of code once."""
+    reasons = Counter(reason for r in results if r.verdict in ("refused", "broken") for reason in r.reasons)
+    yield from (f"{name}: {times} refused: {reason}" for reason, times in reasons.most_common())
+    wrong = (r for r in results if r.verdict == "failed" and not r.raised_in)
+    yield from (f"FAIL {name}, {result.case.name}: {'; '.join(result.reasons)}" for result in wrong)
+    for first, *others in _raised(results):
+        more = f" and {len(others):,} more" if others else ""
+        yield f"FAIL {name}, {first.case.name}{more}: {'; '.join(first.reasons)}\n{''.join(first.raised_in).rstrip()}"

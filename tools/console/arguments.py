@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import math
 import re
@@ -12,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.device import Device, cuda_count, probe
-from dilkit.pattern import OFFSETS, OVERLAPS, TAILS, Pattern
+from dilkit.files import read_bytes, why_not
+from dilkit.pattern import KINDS, OFFSETS, OVERLAPS, TAILS, Pattern, broken_kinds
+from dilkit.pattern.presets import Presets
 from dilkit.problem import DTYPES, Problem
-from dilkit.tools.console.pattern_text import PRESETS, written_pattern
 from dilkit.tools.console.text import nearest
 
+PRESETS = tuple(name for name, value in vars(Presets).items() if isinstance(value, classmethod) and name != "of")
+"""The names of `Pattern.mistral` and the others."""
 DENSE = "dense"
 PICTURES = (".png", ".svg", ".pdf")
 """The endings of files that pictures can be written to."""
@@ -41,7 +45,13 @@ def add_pattern_arguments(
     group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
     lengths, default = f"segment lengths, or {DENSE} (default {shown})", tuple(segments) if segments else None
     which = group.add_mutually_exclusive_group()
-    which.add_argument("--segments", type=_segments, default=default, metavar="W,W", help=lengths)
+    which.add_argument(
+        "--segments",
+        type=lambda text: DENSE if text.strip().lower() == DENSE else numbers(text),
+        default=default,
+        metavar="W,W",
+        help=lengths,
+    )
     add_written_pattern(which)
     group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
     group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
@@ -60,6 +70,67 @@ def add_written_pattern(parser: argparse._ActionsContainer, before: str = "") ->
     parser.add_argument("--pattern", type=written_pattern, metavar="PATTERN", help=written)
 
 
+def written_pattern(text: str) -> Pattern:
+    """Parse a pattern: JSON, a file that holds JSON, or the call that makes it.
+
+    >>> written_pattern("longformer(512, 16)") == Pattern.longformer(512, 16)
+    True
+    >>> print(written_pattern("SlidingWindow(512), GlobalTokens(4)"))
+    Pattern.of(SlidingWindow(512), GlobalTokens(4))
+    """
+    try:
+        if text.rstrip().endswith(")") and not Path(text).exists():
+            return _called(text)
+        return Pattern.from_json(text if text.lstrip().startswith("{") else read_bytes(Path(text)).decode())
+    except OSError as error:
+        why = f"is no JSON object and no call, such as longformer(512, 16), and as a file it {why_not(error)}"
+        raise argparse.ArgumentTypeError(f"{text!r} {why}") from None
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _called(text: str) -> Pattern:
+    """Return the pattern of `Pattern(...)`, `Pattern.of(...)`, a preset, or branches with commas between them.
+
+    Raises ValueError for any other text: nothing but these calls is performed.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is no call of Python: {error.msg}") from None
+    nodes = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    values = [_value(node) for node in nodes]
+    return values[0] if len(values) == 1 and isinstance(values[0], Pattern) else Pattern.of(*values)
+
+
+def _value(node: ast.expr) -> Any:
+    if not isinstance(node, ast.Call):
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            raise ValueError(f"{ast.unparse(node)!r} is no number, no text and no list of these") from None
+    if any(named.arg is None for named in node.keywords):
+        raise ValueError(f"{ast.unparse(node)}: ** is not known; write the arguments one by one")
+    return _callee(node.func)(*map(_value, node.args), **{str(named.arg): _value(named.value) for named in node.keywords})
+
+
+def _callee(node: ast.expr) -> Callable[..., Any]:
+    name = ast.unparse(node)
+    if (method := name.removeprefix("Pattern.")) in (*PRESETS, "of", "dense"):
+        return getattr(Pattern, method)  # type: ignore[no-any-return]
+    broken = () if name in _makers() else broken_kinds().values()  # which loads the kinds that packages announce
+    if name in (makers := _makers()):
+        return makers[name]
+    known = *PRESETS, "dense", *(cls.__name__ for cls in KINDS.values())
+    why = "".join(f"; {reason}" for reason in broken)
+    raise ValueError(f"{name!r} makes no pattern; known are {', '.join(known)}{nearest(name, known)}{why}")
+
+
+def _makers() -> dict[str, Callable[..., Any]]:
+    """Return loaded makers of patterns by name, dilkit's own before others."""
+    return {cls.__name__: cls for cls in reversed(KINDS.values())} | {"Pattern": Pattern, "range": range}
+
+
 def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32", train: bool = True) -> None:
     """Add --dim, --dtype, --batch, --mask and, with `train`, --train; `problem_of` reads them together with the pattern's."""
     group = parser.add_argument_group("call")
@@ -74,11 +145,17 @@ def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: st
 
 def add_backend_argument(parser: argparse._ActionsContainer, help: str) -> None:
     """Add --backend: a tuple of known names, None when it is not given."""
-    parser.add_argument("--backend", type=_backends, metavar="A,B", help=help)
+    parser.add_argument("--backend", type=names(_backend_names), metavar="A,B", help=help)
+
+
+def _backend_names() -> Sequence[str]:
+    from dilkit.registry import list_backends
+
+    return list_backends()
 
 
 def set_series(args: argparse.Namespace) -> None:
-    """Where --segments is not given, set LongNet's geometric series: lengths 2048, 8192, ... up to --seq, rates 1, 4, ..."""
+    """Set LongNet's geometric series if --segments is not given: lengths 2048, 8192, ... up to --seq, rates 1, 4, ..."""
     if args.segments is not None or args.pattern is not None:
         return
     if args.rates is not None:
@@ -88,11 +165,15 @@ def set_series(args: argparse.Namespace) -> None:
 
 
 def pattern_of(args: argparse.Namespace) -> Pattern:
-    """The pattern that the arguments of `add_pattern_arguments` name. Raises ValueError naming them."""
+    """Return the pattern that the arguments of `add_pattern_arguments` name. Raises ValueError naming them."""
     if args.kv_heads is not None and args.heads % args.kv_heads:
         raise ValueError(f"--kv-heads: {args.kv_heads} does not divide --heads {args.heads}")
     if args.pattern is not None:
-        return _alone(args)
+        known = dict(rates=None, offset=OFFSETS[0], overlap=OVERLAPS[0], tail=TAILS[0], head_split=False)
+        if beside := [f"--{name.replace('_', '-')}" for name, default in known.items() if getattr(args, name) != default]:
+            raise ValueError(f"{', '.join(beside)}: does not go with --pattern, which says it itself; write it into the JSON")
+        pattern: Pattern = args.pattern
+        return pattern
     if args.segments == DENSE:
         if args.rates not in (None, (1,)):
             raise ValueError(f"--rates: {args.rates} does not go with --segments {DENSE}, whose one rate is 1; leave --rates out")
@@ -107,17 +188,8 @@ def pattern_of(args: argparse.Namespace) -> Pattern:
         raise ValueError(f"--segments, --rates: {error}") from None
 
 
-def _alone(args: argparse.Namespace) -> Pattern:
-    """The pattern of --pattern. Raises ValueError where another argument says something of a pattern, too."""
-    known = dict(rates=None, offset=OFFSETS[0], overlap=OVERLAPS[0], tail=TAILS[0], head_split=False)
-    if given := [f"--{name.replace('_', '-')}" for name, default in known.items() if getattr(args, name) != default]:
-        raise ValueError(f"{', '.join(given)}: does not go with --pattern, which says it itself; write it into the JSON")
-    pattern: Pattern = args.pattern
-    return pattern
-
-
 def problem_of(args: argparse.Namespace, device: Device | None = None) -> Problem:
-    """The problem that the arguments of `add_pattern_arguments` and `add_call_arguments` name, on `device` (default: the CPU)."""
+    """Return the problem of `add_pattern_arguments` and `add_call_arguments`, on `device` (default: the CPU)."""
     sizes = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, head_dim=args.dim, batch=args.batch)
     flags = dict(is_causal=args.causal, key_padding_mask=args.mask, requires_grad=getattr(args, "train", False))
     options: dict[str, Any] = {**sizes, **flags, "device": device or probe("cpu")}
@@ -125,7 +197,7 @@ def problem_of(args: argparse.Namespace, device: Device | None = None) -> Proble
 
 
 def changed(args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]) -> dict[str, str]:
-    """The arguments of `add_arguments` whose value is not the default: the option of each, by its name in `args`."""
+    """Return the option of each argument of `add_arguments` that is not at its default, by its name in `args`."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     defaults = vars(parser.parse_args([]))
@@ -154,7 +226,7 @@ def picture_file(option: str, path: Path) -> None:
 
 
 def whole(at_least: int) -> Callable[[str], int]:
-    """An argument type: a whole number, `at_least` or more, as 65536, 65_536, 65,536, 64K (K, M, G: powers of 1024) or 1e9."""
+    """Return an argument type: whole numbers of `at_least` or more, as 65536, 65,536, 64K (K, M, G: powers of 1024) or 1e9."""
 
     def parse(text: str) -> int:
         try:
@@ -169,7 +241,7 @@ def whole(at_least: int) -> Callable[[str], int]:
 
 
 def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """An argument type: a finite number that fits; `what` says which do."""
+    """Return an argument type: a finite number for which `fits` is true; `what` names it in errors."""
 
     def parse(text: str) -> float:
         try:
@@ -188,16 +260,13 @@ positive = number("a number above 0", lambda value: value > 0)
 
 
 def dtype_name(text: str) -> str:
-    """An argument type: fp16, half or float16 is "float16", and so on."""
+    """Parse fp16, half or float16 as "float16", and so on."""
     name = _ALIASES.get(text.lower(), text.lower()).removeprefix("torch.")
-    if name not in DTYPES:
-        known = ("fp64", "fp32", "bf16", "fp16", *DTYPES)
-        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose from {', '.join(known)}{nearest(text, known)}")
-    return name
+    return name if name in DTYPES else one_of(text, ("fp64", "fp32", "bf16", "fp16", *DTYPES))
 
 
 def assumed_device(text: str) -> Device:
-    """An argument type: the facts of a device that need not be there, such as sm_61."""
+    """Parse a device that need not be there, such as sm_61."""
     try:
         return Device.assume(text)
     except ValueError as error:
@@ -205,7 +274,7 @@ def assumed_device(text: str) -> Device:
 
 
 def device_here(text: str) -> str:
-    """An argument type: the name of a device of this machine, cpu, cuda or cuda:1. Imports torch for all but cpu."""
+    """Parse the name of a device of this machine, cpu, cuda or cuda:1. Imports torch for all but cpu."""
     kind, _, index = text.partition(":")
     if text == "cpu":
         return text
@@ -221,23 +290,28 @@ def device_here(text: str) -> str:
     return f"{kind}:{int(index or 0)}"
 
 
-def _segments(text: str) -> tuple[int, ...] | str:
-    return DENSE if text.strip().lower() == DENSE else numbers(text)
-
-
 def numbers(text: str) -> tuple[int, ...]:
-    """An argument type: whole numbers of 1 or more, comma-separated."""
+    """Parse whole numbers of 1 or more, comma-separated."""
     return tuple(whole(1)(part.strip()) for part in text.split(","))
 
 
-def _backends(text: str) -> tuple[str, ...]:
-    from dilkit.registry import list_backends
+def names(known: Callable[[], Sequence[str]] | None = None) -> Callable[[str], tuple[str, ...]]:
+    """Return an argument type: names, comma-separated, each taken once; with `known` of those that it returns."""
 
-    names, known = tuple(part.strip() for part in text.split(",")), list_backends()
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a known backend; known: {', '.join(known)}{nearest(name, known)}")
-    return names
+    def parse(text: str) -> tuple[str, ...]:
+        parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        if not all(parts):
+            raise argparse.ArgumentTypeError(f"{text!r} has an empty name; write it as sdpa,reference")
+        return tuple(one_of(part, known()) for part in parts) if known else parts
+
+    return parse
+
+
+def one_of(name: str, known: Sequence[str]) -> str:
+    """Return a name that is known. Raises `ArgumentTypeError` for others, with the nearest one."""
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{name!r} is not known; choose from {', '.join(known)}{nearest(name, known)}")
+    return name
 
 
 _NUMBER = r"(\d{1,3}(?:,\d{3})+|\d[\d_]*|\d[\d_]*\.\d+)((?:e\+?\d{1,2})?)"
@@ -249,7 +323,7 @@ _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 
 
 def whole_number(text: str) -> int:
-    """65536, 65_536, 65,536, 64K (K, M, G, T: powers of 1024) or 1e9. Raises ValueError for anything else."""
+    """Parse 65536, 65_536, 65,536, 64K (K, M, G, T: powers of 1024) or 1e9. Raises ValueError for anything else."""
     match = _SIZE.fullmatch(text.strip())
     if match and (number := _fraction(match) * _BINARY[match[3].upper()]).denominator == 1:
         return int(number)
@@ -257,7 +331,7 @@ def whole_number(text: str) -> int:
 
 
 def flops(text: str) -> float:
-    """An argument type: operations a second, as 400T or 9.7e12 (K, M, G, T, P: powers of 1000). 400 alone is refused."""
+    """Parse operations a second, as 400T or 9.7e12 (K, M, G, T, P: powers of 1000). 400 alone is refused."""
     match = _RATE.fullmatch(text.strip())
     if not match or not _fraction(match):
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate; write operations a second, as 400T or 9.7e12")
@@ -267,7 +341,7 @@ def flops(text: str) -> float:
 
 
 def bandwidth(text: str) -> float:
-    """An argument type: bytes a second, as 50GB/s, 400Gbit/s, 40GiB/s or 5e10 (bytes). 50 alone is refused."""
+    """Parse bytes a second, as 50GB/s, 400Gbit/s, 40GiB/s or 5e10 (bytes). 50 alone is refused."""
     match = _BANDWIDTH.fullmatch(text.strip())
     if not match or not _fraction(match):
         raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; write bytes or bits a second, as 50GB/s or 400Gbit/s")

@@ -121,4 +121,4 @@ def _handled(handler: Callable[..., None], *numbers: int) -> Iterator[None]:
 
 
 _HANDLERS: list[Callable[..., None]] = []
-"""Those of blocks that are open."""
+"""Handlers of blocks that are open."""

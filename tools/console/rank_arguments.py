@@ -66,7 +66,7 @@ def check(args: Namespace) -> None:
 
 
 def run(args: Namespace, work: Work) -> int:
-    """`work(comm)` on every rank; the exit code. Raises what `check` does, and what `work` does if this process has all ranks."""
+    """Run `work(comm)` on every rank; return the exit code. Raises as `check`, and as `work` if this process has all ranks."""
     check(args)
     from dilkit.comm.launch.ranks import run_ranks
 

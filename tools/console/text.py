@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 WIDTH = 100
@@ -18,7 +18,7 @@ def print_json(command: str, report: Mapping[str, object]) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
-    """Lines with aligned columns; the last column wraps within its own width, so that nothing passes column 100."""
+    """Return lines with aligned columns; the last column wraps within its own width, so that nothing passes column 100."""
     rows = list(rows)
     if not rows:
         return []
@@ -31,7 +31,7 @@ def table(rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
 
 
 def wrapped(lead: str, text: str) -> list[str]:
-    """`text` after `lead`, its further lines indented to where it began; at least 30 columns are left to it.
+    """Return `text` after `lead`, its later lines indented to where it began; at least 30 columns are left to it.
 
     An indented line is quoted, such as one of a traceback: it stays whole, or nobody could open the file that it names.
 
@@ -45,14 +45,14 @@ def wrapped(lead: str, text: str) -> list[str]:
 
 
 def error_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its text, or two where it ends with a colon; some libraries append pages."""
+    """Return the kind of an error and the first line of its text, or two if it ends with a colon: some libraries append pages."""
     first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     second = f" {more[0]}" if more and first.endswith(":") else ""
     return f"{type(error).__name__}: {first}{second}"
 
 
 def in_bytes(count: int | None) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes for people."""
     if count is None:
         return "unknown memory"
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -62,7 +62,7 @@ def in_bytes(count: int | None) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """A time for people."""
+    """Return a time for people."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= unit:
             return f"{seconds / unit:,.3g} {name}" if seconds < 1000 else f"{seconds:,.0f} s"
@@ -70,12 +70,31 @@ def in_seconds(seconds: float) -> str:
 
 
 def in_thousands(number: float) -> str:
-    """A count for people, to three or four digits: 12, 4,096, 1.2e+07."""
+    """Return a count for people, to three or four digits: 12, 4,096, 1.2e+07."""
     return f"{number:,.3g}" if number >= 1e6 or number < 100 else f"{number:,.0f}"
 
 
+def _tokens(value: float) -> str:
+    """Return 16K, 1,000 or 1M: powers of two by 1024, others by a thousand."""
+    if value >= 1024 and value % 1024 == 0:
+        return f"{value / 1024:,.0f}K"
+    return in_thousands(value) if value < 1e6 else f"{value / 1e6:,.3g}M"
+
+
+UNITS: dict[str, Callable[[float], str]] = {
+    "bytes": lambda value: in_bytes(round(value)),
+    "gflops": lambda value: f"{value:,.3g} GFLOP/s" if value < 1000 else f"{value / 1000:,.3g} TFLOP/s",
+    "kb": lambda value: f"{value:,.3g} kB",
+    "number": lambda value: f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}",
+    "seconds": in_seconds,
+    "times": lambda value: f"{value:,.3g}x" if value < 1000 else f"{value:,.0f}x",
+    "tokens": _tokens,
+}
+"""Texts of numbers by unit."""
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns, however wide; below the first row, its head, columns of numbers end at the same place.
+    """Return lines with aligned columns, however wide; below the first row, its head, columns of numbers end alike.
 
     >>> print(*aligned([("tokens", "who", "time"), ("256", "sdpa", "9.5 ms"), ("1,024", "native", "-")]), sep="\\n")
     tokens  who       time
@@ -89,7 +108,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:
-    """Whether each is an amount, or a sign that there is none; ranges and limits in words are not."""
+    """Return True if each is an amount, or a sign that there is none; ranges and limits in words are not."""
     amounts = [cell for cell in cells if cell not in ("", "-", "?")]
     return bool(amounts) and all(re.fullmatch(r"-?[\d,.]+(e[+-]?\d+)?[%x]?( [A-Za-z/]+)?", cell) for cell in amounts)
 
@@ -99,7 +118,7 @@ _UNKNOWN = re.compile(r"unrecognized arguments: (--[\w-]+)")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The question whether one of these names was meant, to put behind a sentence; nothing where none is near.
+    """Return a question after the nearest of these names, to put behind a sentence; nothing where none is near.
 
     >>> nearest("nativ", ["native", "sdpa"])
     '; did you mean native?'
@@ -113,9 +132,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def with_nearest(message: str, options: Iterable[str]) -> str:
-    """An error of argparse, with the choice or the option that was meant."""
-    if found := _CHOICE.search(message):
-        return message + nearest(found[1], re.findall(r"[\w-]+", found[2]))
-    if found := _UNKNOWN.search(message):
-        return message + nearest(found[1], options)
+    """Return an error of argparse, with the choice or the option that was meant."""
+    if choice := _CHOICE.search(message):
+        return message + nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+    if option := _UNKNOWN.search(message):
+        return message + nearest(option[1], options)
     return message

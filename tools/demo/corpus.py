@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -69,8 +69,9 @@ def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     the text alone, and a file that is there twice counts once. Raises ValueError where a path is missing, unreadable
     or no text, or where either side is too short for one window of `context` + 1 bytes.
     """
+    library = Path(sysconfig.get_path("stdlib"))
     try:
-        named = [*(_library_files() if paths is None else _named_files(paths))]
+        named = [*(_named_files(paths) if paths is not None else _texts(library, "*.py", NOT_THE_LIBRARY))]
     except OSError as error:
         raise ValueError(f"--text: {error.filename!r} cannot be read: it {files.why_not(error)}") from error
     by_hash = {hashlib.sha256(content).digest(): (name, content) for name, content in reversed(named)}
@@ -90,12 +91,6 @@ def load_text(paths: Sequence[str] | None, context: int) -> Corpus:
     return Corpus(learnt, judged, dict(text=source, **sizes, held_out_files=[name for name, _ in held_out]))
 
 
-def _library_files() -> Iterator[tuple[str, bytes]]:
-    for name, content in _texts(Path(sysconfig.get_path("stdlib")), "*.py"):
-        if NOT_THE_LIBRARY.isdisjoint(name.parts):
-            yield name.as_posix(), content
-
-
 def _named_files(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the named files, which must be text, and the files of named folders that are text."""
     for name in paths:
@@ -108,13 +103,13 @@ def _named_files(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             raise ValueError(f"--text: {name!r} is no text: it is empty, or holds a zero byte")
 
 
-def _texts(folder: Path, pattern: str) -> Iterator[tuple[Path, bytes]]:
-    """Yield the files in a folder and below by their relative path, hidden, empty and binary ones left out."""
+def _texts(folder: Path, pattern: str, left_out: Collection[str] = ()) -> Iterator[tuple[str, bytes]]:
+    """Yield the files in a folder and below by their relative path, without hidden, empty and binary ones."""
     for path in sorted(folder.rglob(pattern)):
         name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if not hidden and path.is_file() and _is_text(content := files.read_bytes(path, MOST_BYTES)):
-            yield name, content
+        skipped = any(part.startswith(".") or part in left_out for part in name.parts)
+        if not skipped and path.is_file() and _is_text(content := files.read_bytes(path, MOST_BYTES)):
+            yield name.as_posix(), content
 
 
 def _is_text(content: bytes) -> bool:

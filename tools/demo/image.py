@@ -20,12 +20,12 @@ import dilkit
 from dilkit import DilatedAttention, Pattern, Problem, files
 from dilkit.device import probe
 from dilkit.tools.console.text import error_line
-from dilkit.tools.demo.trainer import Budget, Demo, Task, Trainer, clock, counted, judgements, rows_by_name, run_table
+from dilkit.tools.demo.trainer import Demo, Task, Trainer, clock, counted, judgements, rows_by_name, run_table
 from dilkit.tools.demo.transformer import Block, scale_updates
 from dilkit.tools.report.document import Axis, Plot, Point, Series, Table
 from dilkit.tools.report.picture import INK, new_figure, save
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.runs import RunReport
+from dilkit.tools.report.views import RunReport
 from dilkit.tools.results.rows import Row, RowsResult
 
 ORDERS = ("row-major", "hilbert")
@@ -58,11 +58,6 @@ class ImageConfig:
     def places(self) -> Tensor:
         """Row and column of each token, `(cells, 2)`."""
         return torch.cartesian_prod(torch.arange(self.grid), torch.arange(self.grid))
-
-    def problem(self) -> Problem:
-        """Return the attention problem of every layer in training."""
-        sizes: Any = dict(seq=self.grid**2, heads=self.heads, head_dim=self.width // self.heads, batch=BATCH)
-        return Problem(pattern=self.pattern, device=probe("cpu"), requires_grad=True, **sizes)
 
 
 class AxialRotary(nn.Module):
@@ -150,9 +145,9 @@ class Crops:
         self.config = config
         self.start = (len(photo) - config.crop) // 2
         self.stop = self.start + config.crop
-        beside = torch.cat([photo[:, : self.start], photo[:, self.stop :]], 1)
-        self.mean = beside.mean((0, 1))
-        self.deviation = (beside - self.mean).square().mean().sqrt()
+        sides = torch.cat([photo[:, : self.start], photo[:, self.stop :]], 1)
+        self.mean = sides.mean((0, 1))
+        self.deviation = (sides - self.mean).square().mean().sqrt()
         if self.deviation == 0:
             raise ValueError("--image: the picture is all of one colour beside its middle; give another")
         self.photo = (photo - self.mean) / self.deviation
@@ -211,11 +206,9 @@ class FillIn(Task):
         self.model = PatchTransformer(crops.config, order)
         self._generator = torch.Generator().manual_seed(seed)
 
-    def backward(self, spent: float) -> tuple[float, int]:
+    def batch(self, spent: float) -> tuple[Tensor, int]:
         patches, hidden = self.crops.batch(self._generator)
-        loss = hidden_loss(self.model(patches, hidden), patches, hidden)
-        torch.autograd.backward(loss)
-        return loss.item(), hidden.numel()
+        return hidden_loss(self.model(patches, hidden), patches, hidden), hidden.numel()
 
     def judge(self) -> float:
         return hidden_loss(self.filled_in(), self.crops.held_out, self.crops.hidden).item()
@@ -241,18 +234,20 @@ class ImageDemo(Demo):
 
     def __init__(self, args: argparse.Namespace, crops: Crops) -> None:
         config = crops.config
-        super().__init__(args, PatchTransformer(config, ORDERS[0]), config.layers, config.problem())
+        sizes: Any = dict(seq=config.grid**2, heads=config.heads, head_dim=config.width // config.heads, batch=BATCH)
+        problem = Problem(pattern=config.pattern, device=probe("cpu"), requires_grad=True, **sizes)
+        super().__init__(args, PatchTransformer(config, ORDERS[0]), config.layers, problem)
         self.crops, self.trainers = crops, dict[tuple[int, str], Trainer]()
         self.facts |= dict(grid=config.grid, patch=config.patch, hidden=config.hidden, guess=crops.guess())
         self.facts |= dict(photo=SAMPLE if args.image is True else args.image, judged=len(crops.held_out))
 
     def work(self) -> None:
         self.stage, args = "training", self.args
-        budget = Budget(60 * (args.minutes or 0.0) / (args.seeds * len(ORDERS)), args.steps)
+        minutes = args.minutes and args.minutes / (args.seeds * len(ORDERS))
         for seed in range(args.seed, args.seed + args.seeds):
             tasks = {order: FillIn(self.crops, order, seed) for order in ORDERS}
             for order, task in tasks.items():
-                self.trainers[seed, order] = Trainer(task, budget)
+                self.trainers[seed, order] = Trainer(task, args.steps, minutes)
                 self.train(self.trainers[seed, order], JUDGEMENTS, f"seed {seed}, {order}: ")
             if seed == args.seed:
                 self._draw(tasks)
@@ -285,7 +280,7 @@ def losses(result: RowsResult) -> dict[int, tuple[float, ...]]:
 
 
 def outcome(result: RowsResult) -> str:
-    """Return the order of the lower loss, and if that stands out from the spread over the seeds."""
+    """Return the order of the lower loss; its difference stands out if all seeds agree and the median exceeds their spread."""
     by_seed = losses(result)
     if not by_seed:
         return "No seed was trained to its end: nothing to compare"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterable
 from copy import deepcopy
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from dilkit import Pattern, Problem
@@ -19,11 +17,11 @@ from dilkit.device import probe
 from dilkit.integrations.transformers import convert
 from dilkit.integrations.transformers.registration import transformers
 from dilkit.tools.demo.corpus import Corpus, load_text
-from dilkit.tools.demo.trainer import LOSS, Budget, Demo, Task, Trainer, counted, judgements, rows_by_name, run_table, text_row
+from dilkit.tools.demo.trainer import LOSS, TEXT, Demo, Task, Trainer, counted, judgements, rows_by_name, run_table
+from dilkit.tools.demo.transformer import bits_per_byte
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.runs import RunReport
-from dilkit.tools.report.views import TableView, fact, of
+from dilkit.tools.report.views import RunReport, TableView, fact, of
 from dilkit.tools.results.rows import Row, RowsResult
 
 CONTEXT, PATTERN, JUDGEMENTS = 1024, Pattern([128, 1024], [1, 8]), 5
@@ -38,19 +36,16 @@ class NextByte(Task):
     def __init__(self, model: Any, corpus: Corpus, seed: int) -> None:
         self.model, self.held_out, self._windows = model, corpus.held_out_windows(CONTEXT), corpus.random_windows(seed)
 
-    def bits_per_byte(self, windows: Tensor) -> Tensor:
-        """Return the mean of -log2 p(byte | the bytes before it) over windows `(batch, context + 1)`, first bytes left out."""
-        logits = self.model(input_ids=windows[:, :-1].long()).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].long().flatten()) / math.log(2)
+    def loss(self, windows: Tensor) -> Tensor:
+        """Return the bits per byte of windows `(batch, context + 1)`."""
+        return bits_per_byte(self.model(input_ids=windows[:, :-1].long()).logits.float(), windows)
 
-    def backward(self, spent: float) -> tuple[float, int]:
-        loss = self.bits_per_byte(self._windows.draw(1, CONTEXT))
-        torch.autograd.backward(loss)
-        return loss.item(), CONTEXT
+    def batch(self, spent: float) -> tuple[Tensor, int]:
+        return self.loss(self._windows.draw(1, CONTEXT)), CONTEXT
 
     @torch.no_grad()
     def judge(self) -> float:
-        return self.bits_per_byte(self.held_out).item()
+        return self.loss(self.held_out).item()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,9 +61,9 @@ class LlamaDemo(Demo):
     def __init__(self, args: argparse.Namespace, corpus: Corpus) -> None:
         package, self.corpus = transformers(), corpus
         sizes = dict(hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS)
-        further = dict(vocab_size=256, intermediate_size=344, max_position_embeddings=CONTEXT, use_cache=False)
+        sizes |= dict(vocab_size=256, intermediate_size=344, max_position_embeddings=CONTEXT, use_cache=False)
         torch.manual_seed(args.seed)
-        self.model: Any = package.LlamaForCausalLM(package.LlamaConfig(**sizes, **further))
+        self.model: Any = package.LlamaForCausalLM(package.LlamaConfig(**sizes))
         options: Any = dict(is_causal=True, requires_grad=True, device=probe("cpu"))
         problem = Problem(seq=CONTEXT, heads=HEADS, kv_heads=KV_HEADS, head_dim=WIDTH // HEADS, pattern=PATTERN, **options)
         super().__init__(args, self.model, LAYERS, problem)
@@ -86,8 +81,8 @@ class LlamaDemo(Demo):
         self._train(FULL, self.model, self.args.seed + 1)
 
     def _train(self, name: str, model: Any, seed: int) -> None:
-        budget = Budget(60 * (self.args.minutes or 0.0) / 3, self.args.steps)
-        self.trainers[name] = Trainer(NextByte(model, self.corpus, seed), budget)
+        minutes = self.args.minutes and self.args.minutes / 3
+        self.trainers[name] = Trainer(NextByte(model, self.corpus, seed), self.args.steps, minutes)
         self.train(self.trainers[name], JUDGEMENTS, f"{name}: ")
 
     def rows(self) -> list[Row]:
@@ -116,7 +111,7 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
     yield LOSSES.made(result)
     yield Table("What was converted", ("layer", "what"), tuple((f"{i}", line) for i, line in enumerate(facts["converted"])))
     after = [(row.who, counted(row.values["steps"], "step")) for row in courses]
-    yield run_table(result, f"{facts['context']:,} bytes of context", before=[text_row(facts)], after=after)
+    yield run_table(result, f"{facts['context']:,} bytes of context", before=[("text", TEXT.format(**facts))], after=after)
 
 
 def loss_plots(result: RowsResult) -> Iterable[Plot]:

@@ -30,13 +30,12 @@ from dilkit.tools.console.interrupt import stopping
 from dilkit.tools.console.text import in_bytes
 from dilkit.tools.demo.corpus import Corpus, load_text
 from dilkit.tools.demo.text import Alone, TextTask
-from dilkit.tools.demo.trainer import Budget, Demo, Trainer, clock, counted, judgements, rows_by_name, run_table, text_row, whole
+from dilkit.tools.demo.trainer import TEXT, Demo, Trainer, clock, counted, judgements, rows_by_name, run_table, whole
 from dilkit.tools.demo.transformer import ByteTransformer, ModelConfig
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
-from dilkit.tools.report.runs import RunReport, thinned
-from dilkit.tools.report.views import NAMES, Column, PlotView, TableView, fact, of, stored, value
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, cases_of
+from dilkit.tools.report.views import NAMES, Column, PlotView, RunReport, TableView, fact, of, stored, thinned, value
+from dilkit.tools.results.rows import Row, RowsResult, cases_of
 
 LAYERS, TIMEOUT, LONGEST_END, MOST_STARTED, DIFFERS = 2, 300.0, 30.0, 64, 1
 """Seconds that a rank waits for another, and for their end after a failure; processes on this machine; an exit code."""
@@ -54,26 +53,12 @@ what rounding left of it counts in full, from the first step on. Two trainings w
 apart. What was seen in 20 steps lies a factor of ten and more below these bounds. Faults lie far above: gradients summed in
 place of averaged show in their norms, a row too many or too few in everything.
 """
+STEP_NAME = "step {step}"
 MOST_LOSSES = 20
 """Rows of the table of losses: of more steps every second, third, ... one is shown, and the last."""
 
 
-class AloneTask(TextTask):
-    """One window a replica in each step, whole, in one process."""
-
-    short_share = 0.0
-
-    def __init__(self, corpus: Corpus, config: ModelConfig, seed: int, replicas: int, *options: Any) -> None:
-        self.replicas = replicas
-        super().__init__(corpus, config, seed, *options)
-        self.held_out = self.held_out[torch.arange(replicas) % len(self.held_out)]
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Return the whole parameters by name; all ranks ask for them."""
-        return {name: whole(p).clone() for name, p in self.model.named_parameters()}
-
-
-class RanksTask(AloneTask):
+class RanksTask(TextTask):
     """This rank's rows of its replica's window; parameters sharded over the ranks of a sequence, and copied over replicas.
 
     `sent_bytes`: those that attention sent in the steps of training.
@@ -87,8 +72,7 @@ class RanksTask(AloneTask):
 
         sizes = replicas, world.size // replicas
         self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "cp"))
-        comm = TorchComm(self.mesh["cp"], timeout=world.timeout)
-        super().__init__(corpus, config, seed, replicas, comm, stop, world)
+        super().__init__(corpus, config, seed, TorchComm(self.mesh["cp"], timeout=world.timeout), stop, world, replicas)
         for block in self.model.blocks:
             fully_shard(block, mesh=self.mesh)
         fully_shard(self.model, mesh=self.mesh)
@@ -130,10 +114,8 @@ def run(args: argparse.Namespace) -> int:
     options = [word for name in ("context", "steps", "seed") for word in (f"--{name}", str(getattr(args, name)))]
     text = ["--text", *args.text] if args.text else []
     command = [sys.executable, "-m", "dilkit", "demo", "--ranks", f"{data}x{sequence}", "--out", str(args.out), *options, *text]
-    code, job = (
-        DIFFERS,
-        start_processes([command] * len(others), others, args.threads or max(1, usable_cores() // (data * sequence))),
-    )
+    threads = args.threads or max(1, usable_cores() // (data * sequence))
+    job, code = start_processes([command] * len(others), others, threads), DIFFERS
     try:
         with mock.patch.dict(os.environ, first):
             code = _on_rank(args, corpus)
@@ -215,23 +197,22 @@ class RanksDemo(Demo):
         on_ranks = RanksTask(self.corpus, self.config, self.args.seed, self.replicas, self.stop, self.world)
         self._train(self.name, on_ranks)
         self.facts["counted"] = [*gather_values(self.world, on_ranks.sent_bytes)]
-        parameters = on_ranks.parameters()
+        parameters = whole_parameters(on_ranks)
         self.stage = "training in one process"
         if not self.speaks:  # take part in the end of each step of rank 0, and of both judgements
             for _ in range(self.args.steps + 2):
                 if on_ranks.clock(0.0)[1]:
                     raise KeyboardInterrupt
             return
-        alone = AloneTask(self.corpus, self.config, self.args.seed, self.replicas, Alone(), self.stop, self.world)
+        alone = TextTask(self.corpus, self.config, self.args.seed, Alone(), self.stop, self.world, self.replicas)
         with torch_threads(self.threads):
             self._train(ALONE, alone)
         apart = differences([*self._steps()])
-        tensors = alone.parameters()
-        apart[PARAMETERS] = {name: relative(exact, parameters[name]) for name, exact in tensors.items()}
+        apart[PARAMETERS] = {name: relative(exact, parameters[name]) for name, exact in whole_parameters(alone).items()}
         self.compared = largest(apart, self.args.steps)
 
-    def _train(self, who: str, task: AloneTask) -> None:
-        trainer = Trainer(task, Budget(steps=self.args.steps))
+    def _train(self, who: str, task: TextTask) -> None:
+        trainer = Trainer(task, self.args.steps)
         self.trained[who] = trainer, torch.get_num_threads()
         self.train(trainer, 1, f"{who}: ")
 
@@ -245,6 +226,11 @@ class RanksDemo(Demo):
         trained = self.trained.items()
         courses = [row for who, (trainer, threads) in trained for row in trainer.rows(who, threads=threads)]
         return [*courses, *self._steps(), *self.compared, *self.sent]
+
+
+def whole_parameters(task: TextTask) -> dict[str, Tensor]:
+    """Return the whole parameters by name; all ranks ask for them."""
+    return {name: whole(p).clone() for name, p in task.model.named_parameters()}
 
 
 def planned_bytes(config: ModelConfig, sequence: int) -> tuple[list[Row], list[int]]:
@@ -276,13 +262,8 @@ def differences(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
             (ranks,) = (row for who, row in case.rows.items() if who != ALONE)
             for name, values in apart.items():
                 exact, seen = (torch.tensor(row.values[name], dtype=torch.float64) for row in (case.rows[ALONE], ranks))
-                values[step_of(case)] = relative(exact, seen)
+                values[case.label(STEP_NAME)] = relative(exact, seen)
     return apart
-
-
-def step_of(case: CaseRows) -> str:
-    """Return the name of a step."""
-    return case.label("step {step}")
 
 
 def relative(exact: Tensor, seen: Tensor) -> float:
@@ -296,9 +277,9 @@ def largest(apart: Mapping[str, Mapping[str, float]], steps: int) -> list[Row]:
     """Return the largest difference of each quantity; "wrong" where it is more than rounding."""
     rows = []
     for name, values in apart.items():
-        where, limit = max(values, key=values.__getitem__), bound(name, steps)
-        verdict = "measured" if values[where] <= limit else "wrong"
-        facts = dict(largest=values[where], where=where, bound=limit)
+        where = max(values, key=values.__getitem__)
+        facts: dict[str, Any] = dict(largest=values[where], where=where, bound=bound(name, steps))
+        verdict = "measured" if facts["largest"] <= facts["bound"] else "wrong"
         rows.append(Row(table="differences", case=dict(quantity=name), who=name, verdict=verdict, values=facts))
     return rows
 
@@ -349,7 +330,7 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
     yield sent
     loss, apart = fact(LOSS_OF_STEP, template="{:.5f}"), differences(result.rows)[LOSS_OF_STEP]
     difference = Column(
-        "relative difference", lambda row, case: f"{apart[step]:.1e}" if (step := step_of(case)) in apart else "-"
+        "relative difference", lambda row, case: f"{apart[step]:.1e}" if (step := case.label(STEP_NAME)) in apart else "-"
     )
     columns = fact("step"), of(ALONE, loss), of(on_ranks, loss), difference
     losses = TableView("Bits per byte", "steps", columns, timed=False, who=(on_ranks,)).made(result)
@@ -359,7 +340,7 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
         held_out = " -> ".join(f"{point['loss']:.3f}" for point in judgements(result, who))
         spent = f"{counted(row.values['steps'], 'step')} in {clock(row.values['seconds'])}, {where * (who != ALONE)}"
         after.append((who, f"{spent}{counted(row.values['threads'], 'thread')}; held out: {held_out} bits per byte"))
-    yield run_table(result, f"{facts['context']:,} bytes of context", before=[text_row(facts)], after=after)
+    yield run_table(result, f"{facts['context']:,} bytes of context", before=[("text", TEXT.format(**facts))], after=after)
 
 
 def made_plots(result: RowsResult) -> Iterable[Plot]:

@@ -25,27 +25,14 @@ from dilkit.tools.console import rank_arguments as over_ranks
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.interrupt import stopping
 from dilkit.tools.demo.corpus import Corpus, load_text
-from dilkit.tools.demo.trainer import (
-    LOSS,
-    SAMPLES,
-    Budget,
-    Demo,
-    Task,
-    Trainer,
-    clock,
-    counted,
-    judgements,
-    rows_by_name,
-    run_table,
-)
+from dilkit.tools.demo.trainer import LOSS, SAMPLES, Demo, Task, Trainer, clock, counted, judgements, rows_by_name, run_table
 from dilkit.tools.demo.transformer import VOCABULARY, ByteTransformer, ModelConfig, save_model
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain, rate
-from dilkit.tools.report.runs import MOST_POINTS, RunReport
-from dilkit.tools.report.views import PlotView, TableView, fact, of
+from dilkit.tools.report.views import MOST_POINTS, PlotView, RunReport, TableView, fact, of
 from dilkit.tools.results.rows import Row, RowsResult
 
 JUDGEMENTS, SHORT_WINDOW, SHORT_SHARE = 8, 512, 0.75
@@ -54,6 +41,7 @@ LONGEST = 1.0
 """Seconds of a call beyond which no longer sequence is measured: dense attention would take four times as long."""
 DILATED, DENSE, CACHED, AGAIN = "dilated", "dense", "with caches", "every row again"
 STEP_END = struct.Struct("d?")
+"""The record that a rank shares after each step: its seconds, and True if it is to stop."""
 SEEDED = threading.Lock()
 """Ranks that are threads share torch's generator."""
 
@@ -71,21 +59,14 @@ class Alone(Comm):
         return lambda: None
 
 
-def step_end(comm: Comm, seconds: float, stop: threading.Event) -> tuple[float, bool]:
-    """Return rank 0's `seconds`, which schedule the training on all ranks alike, and True if `stop` is set on any rank."""
-    steps = [STEP_END.unpack(record) for record in comm.share(STEP_END.pack(seconds, stop.is_set()), "end of a step")]
-    return steps[0][0], any(stopped for _, stopped in steps)
-
-
 class TextTask(Task):
-    """The next byte of a text, in `replicas` windows a step. Each rank has its part of every window, and all the same losses.
+    """The next byte of a text. Each rank has its part of every window, and all the same losses.
 
     `stop`: set on any rank of `world`, by default `comm`, it ends the training on all of them, after the same step.
+    `replicas`: as many whole windows in each step, and to be judged on; by default one, at first short, and all windows.
     """
 
     model: Any
-    replicas = 1
-    short_share = SHORT_SHARE
 
     def __init__(
         self,
@@ -95,8 +76,10 @@ class TextTask(Task):
         comm: Comm,
         stop: threading.Event | None = None,
         world: Comm | None = None,
+        replicas: int | None = None,
     ) -> None:
         self.config, self.comm, self.world, self.stop = config, comm, world or comm, stop or threading.Event()
+        self.replicas, self.short_share = (1, SHORT_SHARE) if replicas is None else (replicas, 0.0)
         self.short_window = min(SHORT_WINDOW, config.context)
         self._part(self.short_window)  # raises if there are more ranks than bytes
         with SEEDED:
@@ -104,6 +87,8 @@ class TextTask(Task):
             self.model = ByteTransformer(config, comm if comm.size > 1 else None)
         copy_from_rank([*self.model.parameters()], comm)
         self.held_out, self._windows = corpus.held_out_windows(config.context), corpus.random_windows(seed)
+        if replicas is not None:
+            self.held_out = self.held_out[torch.arange(replicas) % len(self.held_out)]
 
     def _part(self, seq: int) -> tuple[int, int]:
         """Return the first and last row of this rank's part of a window of `seq` bytes."""
@@ -117,12 +102,12 @@ class TextTask(Task):
         mean: Tensor = self.model.bits_per_byte(windows[:, start : end + 1])  # the byte after its rows is the last one's target
         return mean * ((end - start) / seq)
 
-    def backward(self, spent: float) -> tuple[float, int]:
+    def batch(self, spent: float) -> tuple[Tensor, int]:
         seq = self.short_window if spent < self.short_share else self.config.context
-        return self.differentiate(self.share(self._windows.draw(self.replicas, seq))), self.replicas * seq
+        return self.share(self._windows.draw(self.replicas, seq)), self.replicas * seq
 
     def differentiate(self, share: Tensor) -> float:
-        """Set the gradients of the sum of all shares; return the sum."""
+        """Set the gradients of the sum of all ranks' shares; return the sum."""
         torch.autograd.backward(share)
         total = share.detach()
         sum_over_ranks([total, *(p.grad for p in self.model.parameters() if p.grad is not None)], self.comm)
@@ -143,7 +128,9 @@ class TextTask(Task):
         sum_over_ranks([value], self.comm)
 
     def clock(self, seconds: float) -> tuple[float, bool]:
-        return step_end(self.world, seconds, self.stop)
+        """Return rank 0's `seconds`, which schedule the training on all ranks alike, and True if `stop` is set on any rank."""
+        steps = [STEP_END.unpack(one) for one in self.world.share(STEP_END.pack(seconds, self.stop.is_set()), "end of a step")]
+        return steps[0][0], any(stopped for _, stopped in steps)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -172,7 +159,7 @@ class TextDemo(Demo):
         self.task = TextTask(corpus, config, args.seed, comm, stop)
         self.problem = config.problem()
         super().__init__(args, self.task.model, config.layers, self.problem, speaks=comm.rank == 0)
-        self.trainer = Trainer(self.task, Budget(60 * (args.minutes or 0.0), args.steps))
+        self.trainer = Trainer(self.task, args.steps, args.minutes)
         self.problems = {DILATED: self.problem, DENSE: replace(self.problem, pattern=Pattern.dense())}
         self.measured: list[Row] = []
         self.facts |= corpus.facts | dict(minutes=args.minutes, steps=args.steps, windows=len(self.task.held_out), memory_note="")
@@ -195,18 +182,17 @@ class TextDemo(Demo):
                 print(f"the model is in {self.args.save}; to continue a text with it: {command}", file=sys.stderr)
         if self.args.comm is None:
             self.stage = "measuring"
-            self._sweep(self.lengths, DENSE, [self.args.context * 2**i // 4 for i in range(5)])
-            self._sweep(self.generation, AGAIN, [self.args.context * 4**i // 16 for i in range(4)])
+            for measure, slow, lengths in (
+                (self.lengths, DENSE, [self.args.context * 2**i // 4 for i in range(5)]),
+                (self.generation, AGAIN, [self.args.context * 4**i // 16 for i in range(4)]),
+            ):
+                for tokens in lengths:
+                    self.measured += measure(tokens)
+                    if max(row.median_s for row in self.measured if row.who == slow) > LONGEST:
+                        break
 
     def rows(self) -> list[Row]:
         return [*self.trainer.rows("text", seed=self.args.seed), *self.measured]
-
-    def _sweep(self, measure: Callable[[int], list[Row]], slow: str, lengths: Iterable[int]) -> None:
-        """Measure length by length, until calls of `slow` take too long."""
-        for tokens in lengths:
-            self.measured += measure(tokens)
-            if max(row.median_s for row in self.measured if row.who == slow) > LONGEST:
-                break
 
     def lengths(self, tokens: int) -> list[Row]:
         """Time attention alone, dilated and dense, forward and backward, each by the backend that is picked for it."""
@@ -214,11 +200,11 @@ class TextDemo(Demo):
         inputs = Tensors.random(problems[DILATED])
         backends = dict(zip(problems, backend_implementations([self.facts[kind] for kind in problems]), strict=True))
         calls = {kind: partial(backends[kind].once, inputs, problem) for kind, problem in problems.items()}
-        samples = time_interleaved(calls, repeats=SAMPLES)
-        peaks = {kind: None if self.facts["memory_note"] else peak_memory(call) for kind, call in calls.items()}
-        values = {kind: dict(peak_bytes=peaks[kind]) for kind in calls}
-        case = dict(tokens=tokens)
-        return [Row(table="lengths", case=case, who=kind, samples=samples[kind].samples_s, values=values[kind]) for kind in calls]
+        timed, rows = time_interleaved(calls, repeats=SAMPLES), []
+        for kind, call in calls.items():
+            values = dict(peak_bytes=None if self.facts["memory_note"] else peak_memory(call))
+            rows.append(Row(table="lengths", case=dict(tokens=tokens), who=kind, samples=timed[kind].samples_s, values=values))
+        return rows
 
     @torch.no_grad()
     def generation(self, tokens: int) -> list[Row]:
@@ -241,7 +227,7 @@ class TextDemo(Demo):
 
 
 def outcome(result: RowsResult) -> str:
-    """Return held-out bits per byte before and after, and the speed, as far as training has come."""
+    """Return held-out bits per byte before and after, and the speed."""
     training, points = rows_by_name(result, "training")["text"].values, judgements(result, "text")
     if len(points) < 2:
         return "held out: not judged after training"

@@ -7,13 +7,13 @@ import math
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from tqdm import tqdm
 
 from dilkit import Pattern, Problem, explain
@@ -39,8 +39,18 @@ class Task(ABC):
     model: nn.Module
 
     @abstractmethod
+    def batch(self, spent: float) -> tuple[Tensor, int]:
+        """Return the loss of the next batch, and its tokens. `spent` is a share of the budget."""
+
+    def differentiate(self, loss: Tensor) -> float:
+        """Set the gradients of a loss; return it as a number."""
+        torch.autograd.backward(loss)
+        return loss.item()
+
     def backward(self, spent: float) -> tuple[float, int]:
-        """Set the gradients of the next batch; return its loss and its tokens. `spent` is a share of the budget."""
+        """Set the gradients of the next batch; return its loss and its tokens."""
+        loss, tokens = self.batch(spent)
+        return self.differentiate(loss), tokens
 
     @abstractmethod
     def judge(self) -> float:
@@ -51,30 +61,16 @@ class Task(ABC):
         return seconds, False
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The end of a training: after `steps` steps, or else after `seconds` seconds of training."""
-
-    seconds: float = 0.0
-    steps: int | None = None
-
-    def spent(self, seconds: float, steps: int) -> float:
-        """Return the share that is spent, from 0 to 1."""
-        return min(1.0, steps / self.steps if self.steps else seconds / self.seconds)
-
-
 class Trainer:
-    """AdamW on a task, scheduled by the share of the budget that is spent.
+    """AdamW on a task, scheduled by the share of the budget that is spent: of steps, or else of minutes.
 
-    Attributes:
-        seconds: time of training, judgements left out.
-        points: judgements: `seconds`, `tokens`, mean training loss `train` since the one before, and held-out `loss`.
-        curve: (seconds, tokens, loss) before each step.
-        norms: norm of the gradients of each step, before they are clipped.
+    `seconds` is the time of training without judgements. `points` holds judgements: `seconds`, `tokens`, mean training loss
+    `train` since the one before, and held-out `loss`. `curve` holds (seconds, tokens, loss) before each step, `norms` the norm
+    of the gradients of each step, before they are clipped.
     """
 
-    def __init__(self, task: Task, budget: Budget) -> None:
-        self.task, self.budget, self.seconds, self.tokens = task, budget, 0.0, 0
+    def __init__(self, task: Task, steps: int | None, minutes: float | None = None) -> None:
+        self.task, self.steps, self.minutes, self.seconds, self.tokens = task, steps, minutes, 0.0, 0
         self.points: list[dict[str, Any]] = []
         self.curve: list[tuple[float, int, float]] = []
         self.norms: list[float] = []
@@ -88,8 +84,8 @@ class Trainer:
 
     @property
     def spent(self) -> float:
-        """Share of the budget that is spent, from 0 to 1."""
-        return self.budget.spent(self.seconds, len(self.curve))
+        """Share of the steps, or else of the minutes, that is spent, from 0 to 1."""
+        return min(1.0, len(self.curve) / self.steps if self.steps else self.seconds / (60 * (self.minutes or 0.0)))
 
     def run(self, judgements: int, after_step: Callable[[], Any], after_judgement: Callable[[], Any]) -> None:
         """Judge, then train and judge in turns, `judgements` times, until the budget is spent."""
@@ -129,19 +125,17 @@ class Trainer:
         return [Row(table="training", who=who, values=values | course), *judged]
 
 
-def whole(tensor: Any) -> torch.Tensor:
+def whole(tensor: Any) -> Tensor:
     """Return a tensor with all ranks' parts of it; all of them ask for it."""
-    full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full.detach()
 
 
 class Demo(ABC):
     """One run of a demo. Making it does all that can fail for bad input, before any time is spent.
 
-    Attributes:
-        speaks: True in the process that prints and writes.
-        stage: present task, for the report of an interrupted run.
-        facts: sizes of the model and its data; subclasses add theirs.
+    `speaks`: True in the process that prints and writes. `stage`: present task, for the report of an interrupted run.
+    `facts`: sizes of the model and its data; subclasses add theirs.
     """
 
     KIND: ClassVar[str]
@@ -227,11 +221,6 @@ def run_table(result: RowsResult, size: str, *, before: Iterable[document.Row], 
     return document.Table("The run", ("", "what"), (*before, model, attention, *after, *listed))
 
 
-def text_row(facts: Mapping[str, Any]) -> document.Row:
-    """Return the row of `run_table` on the text that was learnt from."""
-    return ("text", "{text}: {train_bytes:,} bytes to learn from, {held_out_bytes:,} held out".format(**facts))
-
-
 def rows_by_name(result: RowsResult, table: str) -> dict[str, Row]:
     """Return the rows of a table that has one case."""
     return {row.who: row for row in result.rows if row.table == table}
@@ -244,6 +233,8 @@ def judgements(result: RowsResult, who: str) -> list[dict[str, Any]]:
 
 LOSS = fact("loss", template="{:.3f}")
 """Column of held-out losses."""
+TEXT = "{text}: {train_bytes:,} bytes to learn from, {held_out_bytes:,} held out"
+"""Template of the row of `run_table` on the text that was learnt from."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -103,9 +103,13 @@ class ByteTransformer(nn.Module):
         return logits
 
     def bits_per_byte(self, windows: Tensor) -> Tensor:
-        """Return the mean of -log2 p(byte | the bytes before it) over `windows` `(batch, seq + 1)`, first bytes left out."""
-        logits = self(windows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten().long()) / math.log(2)
+        """Return the bits per byte of `windows` `(batch, seq + 1)`."""
+        return bits_per_byte(self(windows[:, :-1]), windows)
+
+
+def bits_per_byte(logits: Tensor, windows: Tensor) -> Tensor:
+    """Return the mean of -log2 p(byte | the bytes before it) over `windows` `(batch, seq + 1)`, first bytes left out."""
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten().long()) / math.log(2)
 
 
 def save_model(model: ByteTransformer, path: Path) -> None:

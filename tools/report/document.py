@@ -39,7 +39,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: its title, and the unit in which its numbers are written (see `UNITS`)."""
+    """An axis: its title, and the unit in which its numbers are written (see `UNITS`)."""
 
     title: str
     unit: str
@@ -74,13 +74,13 @@ class Document:
 
 
 def plots(*made: Plot) -> tuple[Plot, ...]:
-    """Those that have something to show, each without its empty series."""
+    """Return plots that have something to show, each without its empty series."""
     filled = [replace(plot, series=tuple(series for series in plot.series if series.points)) for plot in made]
     return tuple(plot for plot in filled if any(not series.dashed for series in plot.series))
 
 
 def tables(*made: Table) -> tuple[Table, ...]:
-    """Those that have rows."""
+    """Return tables that have rows."""
     return tuple(table for table in made if table.rows)
 
 

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dilkit.tools.report.document import Plot, Section, Table
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 LONG = 24
 """Rows of a table beyond which it is folded away."""
@@ -25,7 +20,8 @@ _NUMBER = re.compile(r"[-~]?\d|-$|\?$|$")
 
 
 def page(sections: Sequence[Section], draw: Callable[[Plot, int], str] | None, note: str = "") -> str:
-    """The whole page. `draw` makes an `<svg>` element of a plot and its number; None: no pictures, and `note` says why."""
+    """Return the page. `draw` makes an `<svg>` element of a plot and its number; None: no pictures, and `note` says why."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     numbers = count()
@@ -33,24 +29,18 @@ def page(sections: Sequence[Section], draw: Callable[[Plot, int], str] | None, n
     def element(plot: Plot) -> Markup:
         return Markup(draw(plot, next(numbers)) if draw else "")
 
-    return _template().render(sections=sections, draw=element if draw else None, note=note, long=LONG, short=SHORT)
-
-
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     environment.filters.update(numeric=_numeric, verdict=_verdict)
-    return environment.get_template("page.html")
+    template = environment.get_template("page.html")
+    return template.render(sections=sections, draw=element if draw else None, note=note, long=LONG, short=SHORT)
 
 
 def _numeric(table: Table, column: int) -> bool:
-    """Whether all cells of a column are numbers, which are aligned to the right."""
+    """Return True if all cells of a column are numbers, which are aligned to the right."""
     return all(len(row[column]) <= SHORT and _NUMBER.match(row[column]) is not None for row in table.rows)
 
 
 def _verdict(cell: str) -> str:
-    """The CSS class of a verdict, which may stand behind a value: "0.79: met"."""
+    """Return the CSS class of a verdict, which may stand behind a value: "0.79: met"."""
     last = cell.rpartition(": ")[2]
     return "good" if last in ("met", "aim met") else "bad" if last == "short" else "other"

@@ -6,6 +6,7 @@ Without matplotlib everything here raises ImportError.
 from __future__ import annotations
 
 import io
+import math
 import re
 import textwrap
 import warnings
@@ -19,15 +20,14 @@ from typing import Any
 
 from dilkit import files
 from dilkit.checks import visible
-from dilkit.tools.report.axes import MOST_TICKS, bar_ends, bar_foot, scale
-from dilkit.tools.report.document import Plot, Point
-from dilkit.tools.report.units import UNITS
+from dilkit.tools.console.text import UNITS
+from dilkit.tools.report.document import Axis, Plot, Point
 
 COLORS = (
     *("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c"),
     *("#12a193", "#d66fb3", "#92901f", "#8b5a3c", "#6aa3e0", "#b0a7b9"),
 )
-"""Of the series: as many as a plot shows."""
+"""Colors of series: as many as a plot shows."""
 INK, PALE, FAINT, BACK = "#222222", "#6f6f6f", "#dddddd", "#fefefe"
 VARIABLES = {
     INK: "ink",
@@ -39,7 +39,7 @@ VARIABLES = {
 """The CSS variable of each colour; where it is not set, the colour itself."""
 MARKERS = "osD^v"
 DASHES = ((5, 2), (1, 1.5), (6, 2, 1, 2))
-"""Of the series that are no measurements, in turns: on and off, in widths of the line."""
+"""Dashes of series that are no measurements, in turns: on and off, in widths of the line."""
 LYING = ("bars", "spans")
 """Kinds of plots that have a row for each label."""
 _BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
@@ -47,12 +47,17 @@ _BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
 WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 LETTERS = 62
-"""Of a headline: as many as a picture is wide."""
+"""Letters of a headline in the width of a picture."""
 TITLE_LETTERS = 48
-"""Of a plot's title, which is bold, beside another plot."""
+"""Letters of a plot's bold title beside another plot."""
 MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
 LEGEND_LETTERS = 54
-"""Of a series' name: as many as a legend of one column is wide."""
+"""Letters of a series' name in a legend of one column."""
+MOST_TICKS = 7
+FAR_APART = 60
+"""The largest over the least ratio of bars that are drawn on a linear axis."""
+_DECADE = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
+_OCTAVE = ((1, 1.25, 1.5, 1.75), (1,))
 _MOST_MARKERS = 60
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -66,7 +71,7 @@ _STYLE: Any = {
 
 
 def svg(plot: Plot, number: int = 0) -> str:
-    """The picture as an `<svg>` element that may stand in a page or alone. Its ids begin with `number`: no two in a page alike.
+    """Return the picture as an `<svg>` element, for a page or alone. Its ids begin with `number`: no two in a page alike.
 
     Of very many series, bars or points the first ones are drawn. Raises ImportError where matplotlib is missing.
     """
@@ -78,12 +83,13 @@ def svg(plot: Plot, number: int = 0) -> str:
     drawn = file.getvalue()
     body = re.sub(r' (width|height)="[^"]*"', "", drawn[drawn.index("<svg") :].removeprefix("<svg"), count=2)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>p{number}-", body)
-    body = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _variable, body)
+    for color, name in VARIABLES.items():
+        body = re.sub(f"(fill|stroke): {color}", rf"\1: var(--{name}, {color})", body)
     return f'<svg role="img" aria-label="{escape(_described(plot))}"{body}'
 
 
 def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -> None:
-    """All plots of a document as one picture, in two columns of equal length, below the lines of `headline`."""
+    """Draw all plots of a document as one picture, in two columns of equal length, below the lines of `headline`."""
     columns = _columns([_drawable(plot) for plot in plots])
     lines = [part for line in headline for part in textwrap.wrap(visible(line), LETTERS * len(columns))]
     height = max(sum(high for _, high in column) for column in columns)
@@ -99,7 +105,7 @@ def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -
 
 
 def _columns(plots: Sequence[Plot]) -> list[list[tuple[Plot, float]]]:
-    """The plots with their heights in inches, each in the column that is the shortest until then: two, if there are so many."""
+    """Return two columns of plots with their heights in inches, each plot in the column that is the shortest until then."""
     columns: list[list[tuple[Plot, float]]] = [[] for _ in plots[:2]] or [[]]
     for plot in plots:
         shortest = min(columns, key=lambda column: sum(high for _, high in column))
@@ -108,13 +114,12 @@ def _columns(plots: Sequence[Plot]) -> list[list[tuple[Plot, float]]]:
 
 
 def _wrapped(plot: Plot) -> str:
-    """The plot's title on as many lines as it takes."""
     return textwrap.fill(visible(plot.title), TITLE_LETTERS)
 
 
 @contextmanager
 def new_figure(width: float = 6.4, height: float = 4.8) -> Iterator[Any]:
-    """A figure of so many inches, in dilkit's style. Within this context it is drawn and saved."""
+    """Yield a figure of so many inches, in dilkit's style, to be drawn and saved within this context."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -133,7 +138,7 @@ def save(figure: Any, file: Path | io.StringIO, **options: Any) -> None:
 
 
 def _draw(figure: Any, plot: Plot, title: str = "") -> None:
-    """A plot into a figure, or into a part of one, below its title."""
+    """Draw a plot into a figure, or into a part of one, below its title."""
     axes = figure.subplots()
     axes.set_facecolor("none")
     {"bars": _bars, "spans": _spans}.get(plot.kind, _lines)(axes, plot)
@@ -141,7 +146,7 @@ def _draw(figure: Any, plot: Plot, title: str = "") -> None:
 
 
 def _described(plot: Plot) -> str:
-    """The plot in words, for those who do not see it."""
+    """Return the plot in words, for readers who do not see it."""
     x, y = (UNITS[axis.unit] for axis in plot.axes)
     shown = []
     for series in plot.series:
@@ -152,7 +157,7 @@ def _described(plot: Plot) -> str:
 
 
 def _drawable(plot: Plot) -> Plot:
-    """The plot within the limits of a picture: values that its axes can show, not too many, short names."""
+    """Return the plot within the limits of a picture: values that its axes can show, not too many, short names."""
     x, y = (axis.log and plot.kind not in LYING for axis in plot.axes)
     series = []
     for one in plot.series[:MOST_SERIES]:
@@ -169,22 +174,24 @@ def _labels(plot: Plot) -> list[str]:
 
 
 def _height(plot: Plot) -> float:
-    """Inches: of bars as many as there are, and a line of legend for every series."""
+    """Return inches: for as many bars as there are, and a line of legend for every series."""
     named = len(plot.series) if len(plot.series) > 1 else 0
     legend = 0.17 * -(-named // _legend_columns(plot))
     if plot.kind not in LYING:
         return 2.7 + legend
-    beside = len(plot.series) if plot.kind == "bars" else 1
-    return 0.75 + legend + len(_labels(plot)) * (0.07 + 0.17 * beside)
+    bars = len(plot.series) if plot.kind == "bars" else 1
+    return 0.75 + legend + len(_labels(plot)) * (0.07 + 0.17 * bars)
 
 
 def _legend_columns(plot: Plot) -> int:
-    """As many as there is room for beside each other."""
     longest = max((len(series.name) for series in plot.series), default=0)
     return 4 if longest <= 9 else 2 if longest <= 28 else 1
 
 
 def _lines(axes: Any, plot: Plot) -> None:
+    places = sorted({float(point.x) for series in plot.series if not series.dashed for point in series.points})
+    if len(places) > MOST_TICKS or plot.kind != "lines":
+        places = []  # else the places of points are the ticks
     for i, series in enumerate(plot.series):
         x, y = ([getattr(p, name) for p in series.points] for name in ("x", "y"))
         if series.dashed:
@@ -196,38 +203,32 @@ def _lines(axes: Any, plot: Plot) -> None:
         line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=COLORS[i % len(COLORS)])
         axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=str(i), **marker, **line)
     for number, axis in enumerate(plot.axes):
-        scale(axes, "xy"[number], axis, _places(plot) if number == 0 else [], PALE)
+        scale(axes, "xy"[number], axis, places if number == 0 else [])
 
 
 def _reach(points: Sequence[Point]) -> list[list[float]] | None:
-    """How far the intervals reach below and above; None where there are no intervals."""
+    """Return the reach of intervals below and above; None where there are none."""
     if all(p.low == p.high for p in points):
         return None
     return [[max(p.y - p.low, 0.0) for p in points], [max(p.high - p.y, 0.0) for p in points]]
 
 
-def _places(plot: Plot) -> list[float]:
-    """Where points stand along the first axis, if these are few enough to be its ticks."""
-    places = sorted({float(point.x) for series in plot.series if not series.dashed for point in series.points})
-    return places if len(places) <= MOST_TICKS and plot.kind == "lines" else []
-
-
 def _bars(axes: Any, plot: Plot) -> None:
     labels, count = _labels(plot), len(plot.series)
-    height, foot = 0.82 / max(count, 1), bar_foot(plot)
+    height, (foot, *ends) = 0.82 / max(count, 1), bar_range(plot)
     for i, series in enumerate(plot.series):
         drawn = [(labels.index(str(p.x)) + (i - (count - 1) / 2) * height, p) for p in series.points if str(p.x) in labels]
-        at, points = [y for y, _ in drawn], [p for _, p in drawn]
+        places, points = [y for y, _ in drawn], [p for _, p in drawn]
         axes.barh(
-            at, [p.y - foot for p in points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)], label=str(i),
+            places, [p.y - foot for p in points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)], label=str(i),
             xerr=_reach(points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
         )  # fmt: skip
         for y, p in drawn:
             place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=_BACK)
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
     _name_rows(axes, labels)
-    axes.set_xlim(*bar_ends(plot, foot))
-    scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], PALE, most=4)
+    axes.set_xlim(*ends)
+    scale(axes, "x", replace(plot.axes[1], log=foot > 0), [], most=4)
     if plot.mark is not None:
         axes.axvline(plot.mark, color=INK, linewidth=1)
 
@@ -239,7 +240,7 @@ def _spans(axes: Any, plot: Plot) -> None:
         rows, widths, lows = ([one[i] for one in drawn] for i in range(3))
         axes.barh(rows, widths, left=lows, height=0.7, color=color, label=str(i))
     _name_rows(axes, labels)
-    scale(axes, "x", plot.axes[1], [], PALE, most=4)
+    scale(axes, "x", plot.axes[1], [], most=4)
 
 
 def _name_rows(axes: Any, labels: Sequence[str]) -> None:
@@ -267,6 +268,46 @@ def _dress(axes: Any, figure: Any, plot: Plot, title: str) -> None:
         figure.suptitle(title, x=0.02, ha="left", fontsize=10, fontweight="bold", color=INK)
 
 
-def _variable(found: re.Match[str]) -> str:
-    name = VARIABLES.get(found[2])
-    return f"{found[1]}: var(--{name}, {found[2]})" if name else found[0]
+def scale(axes: Any, name: str, axis: Axis, ticks: list[float], most: int = MOST_TICKS) -> None:
+    """Dress the axis of this `name`, "x" or "y"; with these ticks, or at `most` so many round ones."""
+    from matplotlib.ticker import MaxNLocator, MultipleLocator
+
+    one, binary = getattr(axes, f"{name}axis"), axis.unit in ("bytes", "tokens")
+    if axis.log:
+        getattr(axes, f"set_{name}scale")("log", base=2 if binary else 10)
+        low, high = one.get_view_interval()
+        one.set_ticks(ticks or log_ticks(low, high, binary, most))
+        one.minorticks_off()
+    else:
+        if name == "y":
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        high = one.get_view_interval()[1]
+        one.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(high / 5))) if axis.unit == "bytes" else MaxNLocator(5))
+    one.set_major_formatter(lambda value, _: UNITS[axis.unit](value))
+    one.set_label_text(axis.title, color=PALE)
+
+
+def log_ticks(low: float, high: float, binary: bool = False, most: int = MOST_TICKS) -> list[float]:
+    """Return two to `most` round numbers from `low` to `high`: the wider the axis, the fewer in a decade or octave."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    base, factors = (2.0, _OCTAVE) if binary else (10.0, _DECADE)
+    for locator in (*(LogLocator(base, few, numticks=most) for few in factors), MaxNLocator(most - 1)):
+        ticks = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
+        if 2 <= len(ticks) <= most:
+            break
+    return ticks
+
+
+def bar_range(plot: Plot) -> tuple[float, float, float]:
+    """Return where bars begin, and the ends of their axis, with room for the values behind them.
+
+    They begin at 0; for ratios that lie far apart, on a logarithmic axis, at the mark.
+    """
+    points = [point for series in plot.series for point in series.points]
+    low, high = min((p.low for p in points), default=0.0), max((p.high for p in points), default=0.0)
+    if plot.mark and low > 0 and high > FAR_APART * low:
+        low, high = min(plot.mark, low), max(plot.mark, high)
+        return plot.mark, low, high * (high / low) ** 0.25
+    low, high = min(0.0, low), max(0.0, high)
+    return 0.0, low, high + 0.2 * ((high - low) or 1.0)

@@ -9,33 +9,33 @@ from dilkit.tools.results.statistics import median_interval, middle, ratio, rati
 
 
 def plain(x: float | str, y: float) -> Point:
-    """A point without an interval."""
+    """Return a point without an interval."""
     return Point(x, y, y, y)
 
 
 def sampled(x: float | str, samples: Sequence[float]) -> Point:
-    """The median of `samples`, with its bootstrap interval."""
+    """Return the median of `samples`, with its bootstrap interval."""
     return Point(x, middle(samples), *median_interval(samples))
 
 
 def rate(x: float | str, amount: float, samples: Sequence[float]) -> Point:
-    """`amount` over the median of `samples`, which are times, with the interval that follows from theirs."""
+    """Return `amount` over the median of `samples`, which are times, with the interval that follows from theirs."""
     low, high = median_interval(samples)
     return Point(x, amount / middle(samples), amount / high, amount / low)
 
 
 def speed_up(label: str, slow: Sequence[float], fast: Sequence[float]) -> Point:
-    """A bar: how many times faster `fast` is than `slow`, with the bootstrap interval of that ratio."""
+    """Return a bar: the ratio of `slow` to `fast`, with its bootstrap interval."""
     return Point(label, ratio(slow, fast), *ratio_interval(slow, fast))
 
 
 def series_of(points: Mapping[str, Sequence[Point]]) -> tuple[Series, ...]:
-    """A series for each name."""
+    """Return a series for each name."""
     return tuple(Series(name, tuple(found)) for name, found in points.items())
 
 
 def series_by_name(pairs: Iterable[tuple[str, Point]]) -> tuple[Series, ...]:
-    """A series for each name, of the points that are given with it."""
+    """Return a series for each name, of the points that are paired with it."""
     points: dict[str, list[Point]] = {}
     for name, point in pairs:
         points.setdefault(name, []).append(point)
@@ -43,12 +43,12 @@ def series_by_name(pairs: Iterable[tuple[str, Point]]) -> tuple[Series, ...]:
 
 
 def interval(point: Point) -> str:
-    """The interval of a ratio."""
+    """Return the interval of a ratio."""
     return f"{point.low:.2f}x - {point.high:.2f}x"
 
 
 def grouped(notes: Iterable[tuple[str, str]], places: str = "({})") -> list[str]:
-    """Each note once, with all the places that it is of."""
+    """Return each note once, with all its places."""
     by_group: dict[str, list[str]] = {}
     for note, place in notes:
         by_group.setdefault(note, []).append(place)

@@ -29,7 +29,7 @@ KINDS = {f"suite-{name}": f"bench.suites.{name}" for name in SUITES} | {
     "kernels": "bench.suites.kernels",
     "ptx": "bench.suites.ptx",
     "costs": "bench.suites.costs",
-    "finetune-slide": "finetuning",
+    "finetune-slide": "commands.finetune_slide",
 }
 """The module below `dilkit.tools` of each, in the order in which docs/measurements.md lists them: with a `REPORT`, or with a
 `RECORD` and functions `document` and `sentence`."""
@@ -51,7 +51,7 @@ def kind(name: str) -> Kind:
 
 
 def read(path: Path) -> Result:
-    """The result in `path`. Raises `ResultError`."""
+    """Return the result in `path`. Raises `ResultError`."""
     data = read_json(path)
     name = data["kind"]
     if name not in KINDS:
@@ -60,7 +60,7 @@ def read(path: Path) -> Result:
 
 
 def document_of(*paths: Path) -> Document:
-    """The document of the result in a file, or of several machines' results side by side.
+    """Return the document of the result in a file, or of several machines' results side by side.
 
     Raises `ResultError` also for values that no measurement has.
     """
@@ -69,7 +69,7 @@ def document_of(*paths: Path) -> Document:
 
 
 def sentence_of(*paths: Path) -> str:
-    """The sentence on the results in files. Raises `ResultError` as `document_of` does."""
+    """Return the sentence on the results in files. Raises `ResultError` as `document_of` does."""
     return str(_words(paths, "sentence"))
 
 
@@ -82,7 +82,7 @@ def _words(paths: Sequence[Path], what: str) -> Any:
 
 
 def sections_of(paths: Sequence[Path]) -> list[Section]:
-    """A section for each file, in this order. Raises `ResultError`."""
+    """Return a section for each file, in this order. Raises `ResultError`."""
     stems, sections = [path.stem for path in paths], []
     for path in paths:
         result, name = read(path), path.stem if stems.count(path.stem) == 1 else str(path)

@@ -15,12 +15,12 @@ ROOFS = {"matmul": "torch's matmul, same rounds", "fma": "fused multiply-adds, s
 
 
 def moved_bytes(tensor_bytes: int, backward: bool) -> int:
-    """Bytes of all tensors of a call, each moved once."""
+    """Return the bytes of all tensors of a call, each moved once."""
     return tensor_bytes * (BACKWARD_TENSORS if backward else FORWARD_TENSORS)
 
 
 def rows_roofline(title: str, cases: Iterable[tuple[CaseRows, float]]) -> Plot:
-    """All implementations of all cases, each case with the bytes that its call moves."""
+    """Draw all implementations of all cases, each case with the bytes that its call moves."""
     lines: dict[str, list[Point]] = {}
     ceilings: dict[str, list[float]] = {name: [] for name in ROOFS}
     slope: list[Point] = []

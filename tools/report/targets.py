@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dilkit.tools.console.text import UNITS
 from dilkit.tools.report.document import Table
 from dilkit.tools.report.headline import placed
 from dilkit.tools.results.rows import Figure, RowsResult
 
 SHOWN = 4
-"""Of so many values all are shown, of more the worst."""
+"""The most values that are all shown; of more the worst is."""
 
 
 def figure_table(figures: Sequence[Figure], columns: Sequence[str] = ()) -> Table:
-    """Every figure with its limits, its values and its verdict.
+    """Return every figure with its limits, its values and its verdict.
 
     `columns` names values that have a column each, such as head_dim; without them the worst value stands in one.
     """
@@ -23,7 +24,7 @@ def figure_table(figures: Sequence[Figure], columns: Sequence[str] = ()) -> Tabl
 
 
 def machine_table(machines: Mapping[str, Sequence[Figure]], note: str) -> Table:
-    """Every figure with its limits, and in a column for each machine the worst value with the verdict that it leads to."""
+    """Return every figure with its limits; a column for each machine has the worst value with its verdict."""
     columns = {name: {figure.name: figure for figure in figures} for name, figures in machines.items()}
     every = {name: figure for column in columns.values() for name, figure in column.items()}
     rows = []
@@ -34,7 +35,7 @@ def machine_table(machines: Mapping[str, Sequence[Figure]], note: str) -> Table:
 
 
 def _judged(figure: Figure | None) -> str:
-    """The worst value, what it is of, and the verdict."""
+    """Return the worst value with its case, and the verdict."""
     if figure is None or not figure.values:
         return figure.verdict if figure else "not measured"
     what, value = (max if figure.lower else min)(figure.values.items(), key=lambda item: item[1])
@@ -56,25 +57,23 @@ def _shown(figure: Figure, value: float | None) -> str:
 
 
 def _listed(figure: Figure) -> str:
-    """All values where they are few, else the worst, each with what it is of."""
+    """Return all values where they are few, else the worst, each with its case."""
     values = sorted(figure.values.items(), key=lambda item: item[1], reverse=figure.lower)
     shown = [f"{_shown(figure, value)}{f' ({what})' * bool(what)}" for what, value in values]
     return ", ".join(shown if len(shown) <= SHOWN else [f"{shown[0]}, the worst of {len(shown)}"]) or "-"
 
 
-def number(value: float) -> str:
-    """Three digits, or the whole ones."""
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+number = UNITS["number"]
+"""Three digits of a number, or the whole ones."""
 
 
 def suite_sentence(result: RowsResult, words: Mapping[str, str], where: str = "") -> str:
-    """The figures that `words` has a sentence for, by name, and how many of all meet their targets; `where`, by default on which
-    device."""
+    """Return sentences of the figures named in `words`, and the number of targets met; `where`, by default on which device."""
     figures = {figure.name: figure for figure in result.figures}
     pairs = [(words[name], figures[name]) for name in words if name in figures]
     parts = [text.format(_shown(figure, figure.worst)) for text, figure in pairs if figure.worst is not None]
     verdicts = [figure.verdict for figure in result.figures]
-    kept, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
-    others = len(verdicts) - kept - short
+    met, short = sum(verdict in ("met", "aim met") for verdict in verdicts), verdicts.count("short")
+    others = len(verdicts) - met - short
     missed = [f"{count} {what}" for count, what in ((short, "not"), (others, "not measured")) if count]
-    return placed(result, "; ".join([*parts, ", ".join([f"{kept} of {len(verdicts)} targets met", *missed])]), where)
+    return placed(result, "; ".join([*parts, ", ".join([f"{met} of {len(verdicts)} targets met", *missed])]), where)

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from dilkit.tools.console.text import in_seconds
+from dilkit.tools.console.text import UNITS, in_seconds
 from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
-from dilkit.tools.report.headline import suite_headline
+from dilkit.tools.report.headline import place, placed, suite_headline
 from dilkit.tools.report.points import plain, rate, sampled, speed_up
 from dilkit.tools.report.targets import figure_table, machine_table, number, suite_sentence
-from dilkit.tools.report.units import UNITS
 from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult
 
+T = TypeVar("T")
+MOST_POINTS = 200
+"""Points of a curve that are drawn: a step more or less is not seen."""
 Cell = Callable[[Row, CaseRows], str]
 Measure = Callable[[Row, CaseRows], Point | None]
 """The point of a row: its value with its interval; None where it has none. `x` is filled in by the plot."""
@@ -38,7 +40,7 @@ class Column:
 
 
 def fact(name: str, header: str = "", template: str = "{}") -> Column:
-    """A fact of the case or of the row; "-" where it has none."""
+    """Return a column of a fact of the case or of the row; "-" where it has none."""
 
     def cell(row: Row, case: CaseRows) -> str:
         value = row.case.get(name, row.values.get(name))
@@ -48,12 +50,12 @@ def fact(name: str, header: str = "", template: str = "{}") -> Column:
 
 
 def label(header: str, template: str) -> Column:
-    """Facts of the case filled into `template`, such as "{seq:,} tokens"."""
+    """Return a column of facts of the case filled into `template`, such as "{seq:,} tokens"."""
     return Column(header, lambda row, case: case.label(template))
 
 
 def value(name: str, header: str, unit: str = "number") -> Column:
-    """A value of the row in a unit of `UNITS`; "-" where it is unknown."""
+    """Return a column of a value of the row in a unit of `UNITS`; "-" where it is unknown."""
 
     def cell(row: Row, case: CaseRows) -> str:
         known = row.values.get(name)
@@ -63,7 +65,7 @@ def value(name: str, header: str, unit: str = "number") -> Column:
 
 
 def over(base: str, header: str = "") -> Column:
-    """The row's time over that of `base` in the same case."""
+    """Return a column of the row's time over that of `base` in the same case."""
 
     def cell(row: Row, case: CaseRows) -> str:
         return f"{case.ratio(row.who, base):.2f}" if case.timed(row.who, base) else "-"
@@ -72,7 +74,7 @@ def over(base: str, header: str = "") -> Column:
 
 
 def of(who: str, column: Column, header: str = "") -> Column:
-    """The cell of another implementation in the same case; "-" where it has none."""
+    """Return the column of another implementation in the same case; "-" where it has none."""
 
     def cell(row: Row, case: CaseRows) -> str:
         return column.cell(case.rows[who], case) if who in case.rows else "-"
@@ -111,11 +113,11 @@ class TableView:
     spread: str = ""
 
     def made(self, result: RowsResult) -> Table:
-        """The table of a result, under one title."""
+        """Return the table of a result, under one title."""
         return self._table(self.title, list(self._rows(result)))
 
     def each(self, result: RowsResult) -> list[Table]:
-        """The tables of a result, one for each title."""
+        """Return the tables of a result, one for each title."""
         titled: dict[str, list[tuple[Row, CaseRows]]] = {}
         for row, case in self._rows(result):
             titled.setdefault(self.title.format(**_facts(row)), []).append((row, case))
@@ -138,7 +140,7 @@ class TableView:
 def _spread(
     header: tuple[str, ...], cells: Sequence[tuple[str, ...]], names: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows with a column for each of `names`, which are those of the last cells."""
+    """Return header and rows with a column for each of `names`, which are those of the last cells."""
     columns = tuple(dict.fromkeys(names))
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for (*before, cell), name in zip(cells, names, strict=True):
@@ -147,22 +149,22 @@ def _spread(
 
 
 def time(row: Row, case: CaseRows) -> Point | None:
-    """Median time with its interval."""
+    """Return the median time with its interval."""
     return sampled("", row.samples) if row.samples else None
 
 
 def gflops(row: Row, case: CaseRows) -> Point | None:
-    """Nominal rate in GFLOP/s with its interval."""
+    """Return the nominal rate in GFLOP/s with its interval."""
     return rate("", row.values["flops"] / 1e9, row.samples) if row.samples and row.values.get("flops") else None
 
 
 def stored(name: str) -> Measure:
-    """A value of the row, without an interval."""
+    """Return a measure: a value of the row, without an interval."""
     return lambda row, case: plain("", row.values[name]) if row.values.get(name) is not None else None
 
 
 def faster(ours: str) -> Measure:
-    """Speed-up of `ours` over the row's implementation, with its interval."""
+    """Return a measure: the speed-up of `ours` over the row's implementation, with its interval."""
 
     def measure(row: Row, case: CaseRows) -> Point | None:
         if row.who == ours or not case.timed(row.who, ours):
@@ -173,7 +175,7 @@ def faster(ours: str) -> Measure:
 
 
 def times_faster(ours: str) -> Column:
-    """The speed-up of `ours` over the row's implementation, with its interval."""
+    """Return a column of the speed-up of `ours` over the row's implementation, with its interval."""
 
     def cell(row: Row, case: CaseRows) -> str:
         point = faster(ours)(row, case)
@@ -183,7 +185,7 @@ def times_faster(ours: str) -> Column:
 
 
 def speed_up_columns(ours: str) -> tuple[Column, Column]:
-    """The speed-up of `ours` over the row's implementation, and the interval of that; "-" where one was not timed."""
+    """Return columns of the speed-up of `ours` over the row's implementation, and of its interval; "-" without times."""
     measure = faster(ours)
 
     def times(row: Row, case: CaseRows) -> str:
@@ -220,7 +222,7 @@ class PlotView:
     who: tuple[str, ...] = ()
 
     def each(self, result: RowsResult) -> list[Plot]:
-        """The plots of a result, one for each title."""
+        """Return the plots of a result, one for each title."""
         titled: dict[str, dict[str, list[Point]]] = {}
         for row, case in _rows(result, self.of, self.where, self.who):
             if point := self.measure(row, case):
@@ -228,21 +230,20 @@ class PlotView:
                 x = self.x.format(**facts) if self.kind == "bars" else facts[self.x]
                 points = titled.setdefault(self.title.format(**facts), {})
                 points.setdefault(self.series.format(**facts), []).append(Point(x, point.y, point.low, point.high))
-        return [self._plot(title, points) for title, points in titled.items()]
-
-    def _plot(self, title: str, points: Mapping[str, list[Point]]) -> Plot:
-        series = tuple(Series(name, tuple(drawn), dashed=name in self.dashed) for name, drawn in points.items())
-        return Plot(title, self.kind, series, self.axes, self.mark)
+        drawn = []
+        for title, points in titled.items():
+            series = tuple(Series(name, tuple(of_name), dashed=name in self.dashed) for name, of_name in points.items())
+            drawn.append(Plot(title, self.kind, series, self.axes, self.mark))
+        return drawn
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that a result says.
+    """The report of a suite, or of another command that measures.
 
     Attributes:
         place: template of the first line, filled in with the facts of the environment and of the result.
-        tables: behind that of figures; a function makes several, or one whose columns depend on the rows.
-        plots: likewise.
+        tables: behind that of figures; a function makes several, or one whose columns depend on the rows. `plots`: likewise.
         method: template of how it was measured, filled in as `place` is.
         sentences: by name of a figure, the words that docs/measurements.md has for its worst value.
         notes: further lines, behind those on implementations that were not measured.
@@ -269,11 +270,12 @@ class Report:
     figure_note: str = ""
 
     def document(self, *results: RowsResult) -> Document:
-        """The document of a result; of several, if they are of machines side by side."""
+        """Return the document of a result; of several, if they are of machines side by side."""
         shown, figures = results[0], figure_table(results[0].figures, self.figure_columns)
         if self.side_by_side:
             figures = machine_table({one.machine: one.figures for one in results}, self.figure_note)
-            shown = replace(shown, rows=tuple(row for one in results for row in _of_machine(one)))
+            pairs = [(dict(machine=one.machine), row) for one in results for row in one.rows]
+            shown = replace(shown, rows=tuple(replace(row, case=machine | row.case) for machine, row in pairs))
         made_tables = [table for view in self.tables for table in _made(view, shown)]
         return Document(
             headline=tuple(line for one in results for line in self._headline(one)),
@@ -284,7 +286,7 @@ class Report:
         )
 
     def sentence(self, *results: RowsResult) -> str:
-        """The sentence on docs/measurements.md; one for each machine."""
+        """Return the sentence on docs/measurements.md; one for each machine."""
         if self.summary:
             return self.summary(results[0])
         return " ".join(suite_sentence(one, self.sentences, one.machine * self.side_by_side) for one in results)
@@ -306,13 +308,8 @@ def _run_facts(result: RowsResult) -> dict[str, Any]:
     return vars(result.environment) | result.facts | dict(repeats=result.repeats)
 
 
-def _of_machine(result: RowsResult) -> list[Row]:
-    """The rows of a result with the machine among the facts of their cases."""
-    return [replace(row, case=dict(machine=result.machine) | row.case) for row in result.rows]
-
-
 def not_measured(result: RowsResult) -> list[str]:
-    """Reasons why implementations, or their memory, were not measured, each once with the cases that it holds for, by table."""
+    """Return reasons why implementations, or their memory, were not measured, each once with its cases by table."""
     places: dict[str, dict[str, list[str]]] = {}
     for row in result.rows:
         where = row.case.get("what") or ", ".join(str(value) for value in row.case.values())
@@ -333,10 +330,51 @@ def _made(view: Any, result: RowsResult) -> Iterable[Any]:
 def _rows(
     result: RowsResult, of: str | tuple[str, ...], where: Mapping[str, Any], names: tuple[str, ...]
 ) -> Iterator[tuple[Row, CaseRows]]:
-    """Rows of implementations of these names, or of all, with their cases, yardsticks left out."""
+    """Yield rows of implementations of these names, or of all, with their cases, yardsticks left out."""
     for case in result.cases(*([of] if isinstance(of, str) else of), **where):
         yield from ((row, case) for who, row in case.rows.items() if who not in YARDSTICKS and (not names or who in names))
 
 
 def _facts(row: Row) -> dict[str, Any]:
     return row.case | row.values | dict(who=row.who)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """The report of a run that trains or judges, whose headline begins with `command`, such as "dilkit demo".
+
+    `outcome` returns the sentence of the headline and of docs/measurements.md; `tables`, `plots` and `notes` return theirs, the
+    most important one first. `method` is a template, filled in with the facts of the result.
+    """
+
+    command: str
+    outcome: Callable[[RowsResult], str]
+    tables: Callable[[RowsResult], Iterable[Table]]
+    plots: Callable[[RowsResult], Iterable[Plot]]
+    method: str
+    notes: Callable[[RowsResult], Iterable[str]] = lambda result: ()
+
+    def document(self, result: RowsResult) -> Document:
+        """Return the document of `result`; an interrupted run says so in its headline."""
+        lacking = [f"INTERRUPTED while {result.facts.get('stage')}: this is what there was by then"] * result.interrupted
+        return Document(
+            headline=(f"{self.command}: {self.outcome(result)}", place(result), *lacking),
+            tables=tables(*self.tables(result)),
+            plots=plots(*self.plots(result)),
+            notes=tuple(self.notes(result)),
+            method=self.method.format(**result.facts),
+        )
+
+    def sentence(self, result: RowsResult) -> str:
+        """Return the sentence on docs/measurements.md."""
+        return placed(result, self.outcome(result))
+
+
+def thinned(items: Sequence[T], most: int = MOST_POINTS) -> tuple[T, ...]:
+    """Return at most `most` of the items in equal steps, and the last one.
+
+    >>> thinned(range(10), 4)
+    (0, 3, 6, 9)
+    """
+    step = -(-len(items) // most) or 1
+    return (*items[::step], *(items[-1:] if (len(items) - 1) % step else ()))

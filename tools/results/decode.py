@@ -29,7 +29,7 @@ class DecodeError(ValueError):
 
 
 def decode(kind: type[T], value: Any, place: str = "") -> T:
-    """The dataclass `kind` made of the object `value`; raises `DecodeError`.
+    """Make the dataclass `kind` of the object `value`. Raises `DecodeError`.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Size:
@@ -56,7 +56,7 @@ def decode(kind: type[T], value: Any, place: str = "") -> T:
 
 
 def encode(value: Any) -> Any:
-    """`value`, a dataclass or plain data with dataclasses in it, as plain data; fields that are None by default are left out.
+    """Return plain data of `value`, plain data with dataclasses in it; fields that are None by default are left out.
 
     >>> encode({"sizes": (1, 2)})
     {'sizes': [1, 2]}
@@ -73,7 +73,7 @@ def encode(value: Any) -> Any:
 
 @cache
 def _fields(record: Any) -> list[tuple[dataclasses.Field[Any], str, Any]]:
-    """(field, its name in JSON, its type) of each field that the constructor takes."""
+    """Return (field, its name in JSON, its type) of each field that the constructor takes."""
     hints = get_type_hints(record)
     fields = [field for field in dataclasses.fields(record) if field.init]
     return [(field, field.metadata.get("name", field.name), hints[field.name]) for field in fields]
@@ -85,14 +85,17 @@ def _decode(hint: Any, value: Any, place: str) -> Any:
         return value
     if origin in (Union, types.UnionType):
         return None if value is None else _decode(inner[0], value, place)
-    if origin is Literal and value not in inner:
-        raise _mismatch(f"one of {', '.join(map(repr, inner))}", value, place)
     if origin is Literal:
+        if value not in inner:
+            raise _mismatch(f"one of {', '.join(map(repr, inner))}", value, place)
         return value
     if origin is dict:
-        return {name: _decode(inner[1], found, f"{place}.{name}") for name, found in _needed(dict, value, place).items()}
+        return {name: _decode(inner[1], one, f"{place}.{name}") for name, one in _needed(dict, value, place).items()}
     if origin is tuple:
-        return _decode_tuple(inner, _needed(list, value, place), place)
+        hints = [inner[0]] * len(_needed(list, value, place)) if inner[1:] == (...,) else list(inner)
+        if len(hints) != len(_needed(list, value, place)):
+            raise DecodeError(f"{place}: a list of {len(value)} where {len(hints)} are needed")
+        return tuple(_decode(each, one, f"{place}[{i}]") for i, (each, one) in enumerate(zip(hints, value, strict=True)))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return decode(hint, value, place)
     if hint is float and type(value) is int:
@@ -100,13 +103,6 @@ def _decode(hint: Any, value: Any, place: str) -> Any:
     if hint is float and not math.isfinite(_needed(float, value, place)):
         raise _mismatch("a finite number", value, place)
     return _needed(hint, value, place)
-
-
-def _decode_tuple(inner: tuple[Any, ...], value: list[Any], place: str) -> tuple[Any, ...]:
-    hints = [inner[0]] * len(value) if inner[1:] == (...,) else list(inner)
-    if len(hints) != len(value):
-        raise DecodeError(f"{place}: a list of {len(value)} where {len(hints)} are needed")
-    return tuple(_decode(hint, found, f"{place}[{i}]") for i, (hint, found) in enumerate(zip(hints, value, strict=True)))
 
 
 def _needed(kind: Any, value: Any, place: str) -> Any:

@@ -15,12 +15,12 @@ from dilkit.tools.results.record import Environment
 
 
 def now() -> str:
-    """The time (UTC), as results give it."""
+    """Return the time (UTC) in the format of results."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def environment(device: Device) -> Environment:
-    """What a figure measured on `device` depends on besides the problem."""
+    """Return the facts besides the problem on which a figure measured on `device` depends."""
     import torch
 
     cpu = probe("cpu")
@@ -49,23 +49,20 @@ _WRITTEN = ("docs", "README.md")
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """The revision checked out in `folder` and whether tracked files differ from it; both None outside a checkout.
+    """Return the revision of the checkout in `folder`, and True if tracked files differ from it; both None outside one.
 
     Files of results, the pages made of them and their pictures do not count: they say nothing of what is measured.
     """
     if not (folder / ".git").exists():
         return None, None
     try:
-        revision = _git(folder, "rev-parse", "HEAD")
-        code = [".", *(f":(exclude){path}" for path in _WRITTEN)]
+        code = (".", *(f":(exclude){name}" for name in _WRITTEN))
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *code)
-        return revision, bool(changed)
+        return _git(folder, "rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.SubprocessError):
         return None, None
 
 
-def _git(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        ["git", "--no-optional-locks", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=20
-    )
-    return done.stdout.strip()
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()

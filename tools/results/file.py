@@ -28,7 +28,7 @@ class ResultError(ValueError):
 
 
 def new_result(record: type[R], device: Device, **fields: Any) -> R:
-    """A result of this run on `device`: what every result holds, and `fields`."""
+    """Return a result of this run on `device`: the fields of every result, and `fields`."""
     program = Path(sys.argv[0]).name
     arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # no folders of whoever measured
     command = shlex.join(["dilkit" if program == "__main__.py" else program, *arguments])
@@ -42,7 +42,7 @@ def write_result(result: Result, path: Path) -> None:
 
 
 def read_result(path: Path, record: type[R], kind: str = "") -> R:
-    """The result in `path`, which must be of this kind, by default the record's.
+    """Return the result in `path`, which must be of this kind, by default the record's.
 
     Raises `ResultError` for a file that is truncated, foreign or damaged.
     """
@@ -58,7 +58,7 @@ def read_result(path: Path, record: type[R], kind: str = "") -> R:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, which says of which schema and kind it is; its texts are printable. Raises `ResultError`."""
+    """Return the JSON object in `path`, which has a schema and a kind; its texts are printable. Raises `ResultError`."""
     try:
         data = _printable(json.loads(files.read_bytes(path).decode()))
     except OSError as error:
@@ -73,20 +73,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _other_schema(path: Path, data: dict[str, Any], known: str) -> ResultError:
-    """The error for a file whose shape another dilkit had."""
+    """Return the error for a file whose shape another dilkit had."""
     schema = f"schema {data['schema']!r:.20}{written_by(data)}"
     return ResultError(path, f"{schema}; this dilkit reads schema {known}, run the command again")
 
 
 def written_by(data: dict[str, Any]) -> str:
-    """The dilkit that wrote a file, such as ", written by dilkit 0.2.0"; empty where the file names none."""
+    """Return the dilkit that wrote a file, such as ", written by dilkit 0.2.0"; empty where the file names none."""
     place = data.get("environment")
     version = place.get("dilkit") if isinstance(place, dict) else None
     return f", written by dilkit {version:.20}" if isinstance(version, str) else ""
 
 
 def _printable(value: Any) -> Any:
-    """Plain data, its texts without what a terminal would obey."""
+    """Return plain data, its texts without characters that a terminal would obey."""
     if isinstance(value, dict):
         return {visible(name): _printable(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -6,7 +6,7 @@ from dilkit.problem import Problem
 
 
 def problem_text(problem: Problem, tokens: str = "tokens") -> str:
-    """The passes and the sizes without the pattern, such as "forward, 1 x tokens x 8 heads x 64, float32, causal"."""
+    """Return the passes and the sizes without the pattern, such as "forward, 1 x tokens x 8 heads x 64, float32, causal"."""
     heads = f"{problem.heads} heads" + (f" over {problem.kv_heads}" if problem.kv_heads != problem.heads else "")
     flags = f"{', causal' * problem.is_causal}{', masked' * problem.key_padding_mask}"
     passes = "forward + backward" if problem.requires_grad else "forward"

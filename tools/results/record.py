@@ -15,8 +15,6 @@ class Samples:
     """Every sample of one function, in seconds a call, in the order taken; a sample is the mean over `calls_per_sample` calls."""
 
     median_s: float
-    q1_s: float
-    q3_s: float
     samples_s: tuple[float, ...]
     calls_per_sample: int = 1
 
@@ -26,9 +24,8 @@ class Samples:
 
     @classmethod
     def of(cls, seconds: Sequence[float], calls: int = 1) -> Samples:
-        """Samples with their median and quartiles, all the median where there is one sample."""
-        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [*seconds] * 3
-        return cls(median, low, high, tuple(seconds), calls)
+        """Return samples with their median."""
+        return cls(statistics.median(seconds), tuple(seconds), calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +51,10 @@ class FmaRate(Samples):
 
     gflops: float
 
-    @property
-    def peak_gflops(self) -> float:
-        """The rate of the fastest sample: what disturbs a peak can only lower it."""
-        return self.gflops * self.median_s / min(self.samples_s)
-
 
 @dataclass(frozen=True)
 class Difference:
-    """What an implementation computes in place of the pattern's attention, and how far its results are from that.
+    """The function that an implementation computes in place of the pattern's attention, and the distance of its results.
 
     The largest difference by itself, and in units of the largest exact value.
     """
@@ -75,18 +67,8 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """The ranks of a job: what started them, what moves the rows, how many they are, and the threads of each."""
-
-    comm: str = ""
-    transport: str
-    world_size: int
-    threads: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """How each branch is exchanged between ranks; by rank, the bytes sent and planned, and the query-key pairs computed."""
+    """The route of each branch between ranks; by rank, the bytes sent and planned, and the query-key pairs computed."""
 
     routes: tuple[str, ...] = ()
     planned_bytes: tuple[int, ...]
@@ -96,7 +78,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What became of one implementation in a benchmark case.
+    """The outcome of one implementation in a benchmark case.
 
     `verdict` is "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check failed) or
     "failed" (raised). Only a measured one has a time. FLOPs are the nominal ones of what it computes. `peak_bytes` are those
@@ -126,7 +108,7 @@ Entries = dict[str, Entry]
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What a figure depends on besides the problem."""
+    """Facts on which a figure depends besides the problem."""
 
     device: str
     device_name: str
@@ -148,7 +130,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured, in words that are the same in every file that measures it, and its samples in seconds."""
+    """Samples in seconds, with words that are the same in every file that has them."""
 
     what: str
     samples: tuple[float, ...]
@@ -157,7 +139,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one run of a command found: one JSON file. Every published figure is read out of one."""
+    """The result of one run of a command: one JSON file. Every published figure is read out of one."""
 
     KIND: ClassVar[str]
     SCHEMA: ClassVar[int] = 1
@@ -170,9 +152,9 @@ class Result:
     environment: Environment
 
     def measurements(self) -> Iterator[Measurement]:
-        """Every list of samples, named by what was measured."""
+        """Yield every list of samples."""
         return iter(())
 
     def problem_facts(self) -> dict[str, str]:
-        """What was computed, in words: where two results differ in it, their figures are of different problems."""
+        """Return facts of the problem: where two results differ in them, their figures are of different problems."""
         return {}

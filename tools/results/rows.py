@@ -81,15 +81,15 @@ class CaseRows:
     rows: dict[str, Row]
 
     def timed(self, *names: str) -> bool:
-        """True if all of these implementations were right, and timed."""
+        """Return True if all of these implementations were right, and timed."""
         return all(name in self.rows and self.rows[name].samples for name in names)
 
     def ratio(self, slow: str, fast: str) -> float:
-        """Median time of `slow` over that of `fast`."""
+        """Return the median time of `slow` over that of `fast`."""
         return self.rows[slow].median_s / self.rows[fast].median_s
 
     def label(self, template: str) -> str:
-        """`template` filled in with the facts of the case, such as "{seq:,} tokens"."""
+        """Return `template` filled in with the facts of the case, such as "{seq:,} tokens"."""
         return template.format(**self.case)
 
 
@@ -160,7 +160,7 @@ class RowsResult(Result):
         return ", ".join(filter(None, (device, self.facts.get("code"))))
 
     def cases(self, *tables: str, **facts: Any) -> list[CaseRows]:
-        """Cases of these tables, or of all, that have these facts; in the order measured."""
+        """Return the cases of these tables, or of all, that have these facts; in the order measured."""
         return cases_of(self.rows, *tables, **facts)
 
     def problem_facts(self) -> dict[str, str]:
@@ -174,7 +174,7 @@ class RowsResult(Result):
 
 
 def cases_of(rows: Iterable[Row], *tables: str, **facts: Any) -> list[CaseRows]:
-    """Rows grouped by case: those of these tables, or of all, that have these facts.
+    """Group rows by case: those of these tables, or of all, that have these facts.
 
     >>> rows = [Row(table="t", case={"seq": 8}, who=who, samples=(time,)) for who, time in (("a", 3.0), ("b", 2.0))]
     >>> [case.ratio("a", "b") for case in cases_of(rows, "t", seq=8)]
@@ -191,18 +191,18 @@ def cases_of(rows: Iterable[Row], *tables: str, **facts: Any) -> list[CaseRows]:
 def rows_of(
     table: str, case: Mapping[str, Any], measured: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]] = NOTHING
 ) -> list[Row]:
-    """Rows of one case as it was measured: `CaseFields`; `values`: further facts of each implementation, by its name."""
+    """Return the rows of one case as it was measured: `CaseFields`; `values`: more facts of each implementation, by its name."""
     rows = []
     for name in YARDSTICKS:
         if yardstick := measured.get(name):
-            further = {key: value for key, value in vars(yardstick).items() if key in ("gflops", "gb_per_s", "size", "dtype")}
+            values_of = {key: value for key, value in vars(yardstick).items() if key in ("gflops", "gb_per_s", "size", "dtype")}
             samples = dict(samples=yardstick.samples_s, calls=yardstick.calls_per_sample)
-            rows.append(Row(table=table, case=dict(case), who=name, values=further, **samples))
+            rows.append(Row(table=table, case=dict(case), who=name, values=values_of, **samples))
     return rows + [row_of(table, case, who, entry, **values.get(who, {})) for who, entry in measured["entries"].items()]
 
 
 def row_of(table: str, case: Mapping[str, Any], who: str, entry: Entry, **values: Any) -> Row:
-    """The row of one implementation, with further `values`."""
+    """Return the row of one implementation, with more `values`."""
     known = {name: value for name in VALUES if (value := getattr(entry, name)) is not None}
     samples, calls = (entry.time.samples_s, entry.time.calls_per_sample) if entry.time else ((), 1)
     return Row(

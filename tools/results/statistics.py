@@ -21,18 +21,15 @@ Array = Any
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """Where the median of `samples` lies with this confidence: quantiles of the medians of resampled lists.
-
-    Of fewer than three samples, the least and the largest.
-    """
+    """Return the interval of the median of `samples`, by resampling; of fewer than three samples, the least and the largest."""
     medians = _medians(samples, seed=0)
     return _between(medians) if len(samples) >= LEAST else (float(medians.min()), float(medians.max()))
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """Where median(above) / median(below) lies with this confidence, each list of positive samples resampled by itself.
+    """Return the interval of median(above) / median(below), each list of positive samples resampled by itself.
 
-    Of fewer than three samples, every ratio that they allow.
+    For fewer than three samples it holds every ratio that they allow.
     """
     over, under = _medians(above, seed=0), _medians(below, seed=1)
     if min(len(above), len(below)) < LEAST:
@@ -41,17 +38,17 @@ def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
 
 
 def middle(samples: Sequence[float]) -> float:
-    """The median."""
+    """Return the median."""
     return float(np.median(samples))
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """median(above) / median(below)."""
+    """Return median(above) / median(below)."""
     return float(np.median(above) / np.median(below))
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of the least-squares line through (log size, log value), of two different sizes at least.
+    """Return the slope of the least-squares line through (log size, log value), of two different sizes at least.
 
     >>> exponent([1, 2, 4], [5.0, 20.0, 80.0])
     2.0
@@ -60,7 +57,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _medians(samples: Sequence[float], seed: int) -> Array:
-    """The medians of lists drawn from `samples` with replacement; of too few, the samples themselves."""
+    """Return medians of lists drawn from `samples` with replacement; of too few, the samples themselves."""
     values, count = np.asarray(samples, dtype=np.float64), len(samples)
     if count < LEAST:
         return values
@@ -69,6 +66,6 @@ def _medians(samples: Sequence[float], seed: int) -> Array:
     return np.concatenate([np.median(values[rng.integers(0, count, (rows, count))], axis=1) for rows in parts])
 
 
-def _between(found: Array) -> Interval:
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+def _between(medians: Array) -> Interval:
+    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)

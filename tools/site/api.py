@@ -1,16 +1,25 @@
-"""The reference of docs/api.md: every public name in its group, and which options go together."""
+"""The reference of docs/api.md, and tables of calls, forms, commands, variables and peers: what users and backends name."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import dilkit
-from dilkit.backend import Backend
+from dilkit import comm
+from dilkit.environment import VARIABLES
+from dilkit.pattern.lowering import Band, CutGrid, Form, Global, Grid, Runs, Segments
+from dilkit.tools import cli
+from dilkit.tools.measure.baselines import BASELINES
 from dilkit.tools.report.markdown import rows_markdown
-from dilkit.tools.site.picks import own_backends
-from dilkit.tools.site.support import CALLS
 
 GROUPS = {
     "Attend": ("dilated_attention", "attention_rows", "attention_mass"),
@@ -27,48 +36,77 @@ GROUPS = {
     "Who computes": ("explain", "use_backend", "list_backends", "Problem", "Device", "NoBackendError"),
     "Extend": ("Backend", "Limits", "Inputs", "Refusal", "register_backend", "unregister_backend", "Branch", "register_kind"),
 }
-"""The names of `dilkit`, by what they are for."""
-FLAGS = {"bias": "biases", "softcap": "softcap", "dropout": "dropout", "packed": "varlen", "cache of all keys": "kv_cache"}
-FLAGS |= {"ranks": ""}
-"""What calls may be asked for, and the limit of a backend that says whether it can; ranks use any backend."""
+"""Names of `dilkit` by purpose."""
+CALLS: dict[str, Callable[..., Any]] = {
+    "dilated_attention": dilkit.dilated_attention,
+    "dilated_attention_varlen": dilkit.dilated_attention_varlen,
+    "dilated_attention_with_kvcache": dilkit.dilated_attention_with_kvcache,
+    "DilatedCache.attend": dilkit.DilatedCache.attend,
+    "PagedCache.attend": dilkit.PagedCache.attend,
+    "ordered_dilated_attention": dilkit.ordered_dilated_attention,
+    "comm.ring_dilated_attention": comm.ring_dilated_attention,
+    "comm.ring_dilated_attention_varlen": comm.ring_dilated_attention_varlen,
+}
+OPTIONS = ("is_causal", "key_padding_mask", "dropout_p", "sink", "bias", "softcap", "return_lse")
 
 
 def grouped_reference(root: Path) -> str:
-    """The names of `dilkit` under the headings of their groups. Raises ValueError for a name that is in none, or in two."""
-    placed = [name for names in GROUPS.values() for name in names]
-    if sorted(placed) != sorted({*dilkit.__all__} - {"__version__"}):
-        odd = {*placed} ^ ({*dilkit.__all__} - {"__version__"})
-        raise ValueError(f"names={sorted(odd)}: each public name has its place in one group of tools/site/api.py")
+    """Return the names of `dilkit` under the headings of their groups. Raises ValueError for a name in no group, or in two."""
+    placed, public = [name for names in GROUPS.values() for name in names], {*dilkit.__all__} - {"__version__"}
+    if sorted(placed) != sorted(public):
+        raise ValueError(f"names={sorted({*placed} ^ public)}: each public name has its place in one group of tools/site/api.py")
     return "\n\n".join(f"## {title}\n\n{_entries(dilkit, names)}" for title, names in GROUPS.items())
 
 
 def reference(root: Path, package: ModuleType) -> str:
-    """The names of a package that `dilkit` has not too."""
+    """Return the names of a package that are not in `dilkit` too."""
     return _entries(package, sorted(set(package.__all__) - set(dilkit.__all__), key=str.lower))
 
 
-def _entries(package: ModuleType, names: tuple[str, ...] | list[str]) -> str:
-    """For the site's builder to put signature and docstring there."""
+def _entries(package: ModuleType, names: Sequence[str]) -> str:
+    """Return a directive for each name: the site's builder puts signature and docstring there."""
     return "\n\n".join(f"::: {getattr(package, name).__module__}.{name}" for name in names)
 
 
-def composition_table(root: Path) -> str:
-    """Which backends compute two options in one call; "no call" where none takes both."""
-    backends = own_backends()
-    rows = [("with", *FLAGS)]
-    rows += [(f"**{one}**", *(_both(one, other, backends) for other in FLAGS)) for one in FLAGS]
+def call_table(root: Path) -> str:
+    """Return a row for each call, with the options that it has."""
+    rows = [("call", *(f"`{name}=`" for name in OPTIONS))]
+    for name, call in CALLS.items():
+        known = inspect.signature(call).parameters
+        rows.append((f"`{name}`", *("yes" if option in known else "no" for option in OPTIONS)))
     return rows_markdown(rows)
 
 
-def _both(one: str, other: str, backends: list[Backend]) -> str:
-    if not any(_takes(name, one) and _takes(name, other) for name in CALLS):
-        return "no call"
-    able = [b.name for b in backends if all(not FLAGS[x] or getattr(b.limits, FLAGS[x]) for x in (one, other))]
-    return "all" if len(able) == len(backends) else ", ".join(f"`{name}`" for name in able)
+def form_table(root: Path) -> str:
+    """Return a row for each form, with the fields that it has beside those of all, and their types."""
+    rows: list[tuple[str, ...]] = [("form", "what it shows", "fields")]
+    common = {field.name for field in fields(Form)}
+    for form in (Segments, Band, Global, Runs, Grid, CutGrid, Form):
+        listed = (field for field in fields(form) if form is Form or field.name not in common)
+        typed = ", ".join(f"`{field.name}: {field.type}`".replace("|", "or") for field in listed)
+        shown = " ".join(inspect.cleandoc(form.__doc__ or "").split("\n\n")[0].split())
+        rows.append(("every form" if form is Form else f"`{form.__name__}`", shown, typed))
+    return rows_markdown(rows)
 
 
-def _takes(name: str, option: str) -> bool:
-    """Whether a call is of this kind, or has this option."""
-    of_kind = {"packed": "varlen" in name, "cache of all keys": "kvcache" in name, "ranks": name.startswith("comm.")}
-    options = inspect.signature(CALLS[name]).parameters
-    return of_kind[option] if option in of_kind else {"dropout": "dropout_p"}.get(option, option) in options
+def peer_table(root: Path) -> str:
+    """Return a row for each peer of `dilkit bench`."""
+    peers = ((f"`{p.name}`", p.summary, p.computes) for p in BASELINES.values())
+    return rows_markdown([("peer", "what it is", "what it computes"), *peers])
+
+
+def environment_table(root: Path) -> str:
+    """Return a row for each environment variable."""
+    return rows_markdown([("variable", "meaning", "when unset"), *((f"`{v.name}`", v.meaning, v.default) for v in VARIABLES)])
+
+
+def command_help(root: Path) -> str:
+    """Return the help texts of all commands."""
+    parts = []
+    for command in ((), *((name,) for name in cli.COMMANDS)):
+        shown = io.StringIO()
+        with mock.patch.dict(os.environ, {"COLUMNS": "110", "NO_COLOR": "1"}), contextlib.redirect_stdout(shown):
+            cli.main([*command, "--help"])
+        title = " ".join(("dilkit", *command))
+        parts.append(f"## {title}\n\n```text\n{shown.getvalue().strip()}\n```\n")
+    return "\n".join(parts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
+from dilkit.selection.preference_table import ON_GPUS
 from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import document_markdown, escaped, table_markdown
 from dilkit.tools.results.file import read_json
@@ -17,17 +17,54 @@ PAGES = {"costs": "../gpu-costs.md", "ptx": "../gpu-kernels.md"}
 """Pages of results that are not beside them."""
 SIDE_BY_SIDE = ("cpu",)
 """Suites that have a file for each machine, shown together."""
+SYSTEMS = (
+    "dilkit is developed and tested on Linux on x86-64. For aarch64 the C kernel ran under an emulator; on macOS and Windows "
+    "nothing was run."
+)
+EXPERIMENTAL = (
+    "**Experimental**, as it has not run on what it is made for: every backend on GPUs, but for what an H200 has run; "
+    "NCCL and CUDA-aware MPI; ranks on more than one machine; the release workflow. Everything else is held to the "
+    "double-precision oracle on CPUs by `make test`."
+)
+VERSIONS = (
+    "**Versions.** Before 1.0 a minor version may change what is public, and the changelog says how. What will be removed warns "
+    "for one minor version first. A patch version only fixes faults."
+)
+
+
+def status(root: Path) -> str:
+    """Return the state of dilkit: CPUs with figures, GPUs, experiments, versions."""
+    results = [registry.read(path) for path in sorted((root / "docs" / "results").glob("*.json"))]
+    places, machines = [one.environment for one in results if one.environment.device == "cpu"], set()
+    for place in places:
+        widest = max((name for name in place.features if name.startswith("avx")), default="no AVX")
+        machines.add(f"{place.device_name} ({place.cores} cores, {widest})")
+    cpus = f"The figures of these pages were measured on {len(machines)} CPUs: {'; '.join(sorted(machines))}."
+    first, *others = ON_GPUS
+    return "\n\n".join((f"**CPUs.** {cpus} {SYSTEMS}", f"**GPUs.** {first}", *others, EXPERIMENTAL, VERSIONS))
+
+
+def executed(root: Path) -> str:
+    """Return what has been executed of the kernels for GPUs, without one."""
+    path = root / "docs" / "results" / "ptx.json"
+    sentence = registry.sentence_of(path) if path.exists() else NOTHING
+    link = "[What has been executed](docs/gpu-kernels.md#what-has-been-executed)"
+    return f"{sentence} {link} leaves out machine code, and `triton` in half precision from 9.0 on."
 
 
 def summary(folder: Path) -> str:
-    """The results in `folder` in short, an item of a list for each, with a link to its section of the page of measurements."""
-    sections = sorted(_sections(folder).items(), key=lambda section: _place(section[1][0]))
-    items = [f"* [{name}](#{name}): {registry.sentence_of(*paths)}" for name, paths in sections]
-    return "\n".join(items) or NOTHING
+    """Return a list item for each result in `folder`, with a link to its section of the page of measurements."""
+
+    def position(paths: list[Path]) -> int:
+        kinds, kind = list(registry.KINDS), read_json(paths[0])["kind"]
+        return kinds.index(kind) if kind in kinds else len(kinds)
+
+    sections = sorted(_sections(folder).items(), key=lambda section: position(section[1]))
+    return "\n".join(f"* [{name}](#{name}): {registry.sentence_of(*paths)}" for name, paths in sections) or NOTHING
 
 
 def _sections(folder: Path) -> dict[str, list[Path]]:
-    """Result files by the name of their section: that of the file, or of the suite that has a file for each machine."""
+    """Return result files by the name of their section: that of the file, or of the suite with a file for each machine."""
     sections: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*.json")):
         suite = path.stem.partition("-")[0]
@@ -35,39 +72,33 @@ def _sections(folder: Path) -> dict[str, list[Path]]:
     return sections
 
 
-def _place(path: Path) -> int:
-    kinds, kind = list(registry.KINDS), read_json(path)["kind"]
-    return kinds.index(kind) if kind in kinds else len(kinds)
-
-
 def measurements(folder: Path) -> str:
-    """Every result in `folder`, with a link to its file, in which all samples are."""
+    """Return every result in `folder`, with a link to its file; of one with a page of its own the first table at most."""
     parts = []
     for name, paths in _sections(folder).items():
+        document, page = registry.document_of(*paths), folder / PAGES.get(name, f"{name}.md")
+        parts.append(f"## {name}")
+        if page.exists():
+            parts.append("  \n".join(map(escaped, document.headline)))
+            parts += [table_markdown(table) for table in document.tables[:1] if len(table.rows) <= MOST_ROWS]
+            parts.append(f"All measurements: [{page.name}]({os.path.relpath(page, folder.parent)})")
+        else:
+            parts.append(document_markdown(document, level=3))
         links = ", ".join(f"[{path.name}](results/{path.name})" for path in paths)
-        parts.append(f"## {name}\n\n{_shown(name, paths)}\n\nThe file{'s' * (len(paths) > 1)}: {links}")
+        parts.append(f"The file{'s' * (len(paths) > 1)}: {links}")
     return "\n\n".join(parts) or NOTHING
 
 
-def _shown(name: str, paths: Sequence[Path]) -> str:
-    """A document as a whole; of one that has a page of its own the headline, the first table if it is short, and a link."""
-    document, folder = registry.document_of(*paths), paths[0].parent
-    page = folder / PAGES.get(name, f"{name}.md")
-    if not page.exists():
-        return document_markdown(document, level=3)
-    parts = ["  \n".join(map(escaped, document.headline))]
-    parts += [table_markdown(table) for table in document.tables[:1] if len(table.rows) <= MOST_ROWS]
-    return "\n\n".join([*parts, f"All measurements: [{page.name}]({os.path.relpath(page, folder.parent)})"])
-
-
-def whole(folder: Path, name: str, level: int = 2) -> str:
-    """The whole document of the result `name`, its tables under headings of this level."""
+def whole(folder: Path, name: str, level: int = 2, picture: str = "") -> str:
+    """Return the document of the result `name`, its tables under headings of this level, below a picture in Markdown."""
     paths = _sections(folder).get(name)
-    return document_markdown(registry.document_of(*paths), level=level) if paths else NOTHING
+    if not paths:
+        return NOTHING
+    return "\n\n".join([*filter(None, [picture]), document_markdown(registry.document_of(*paths), level=level)])
 
 
 def gpu_suites(folder: Path) -> str:
-    """The documents of the GPU suite, one for each device in `folder`; how to make one where there is none."""
+    """Return the documents of the GPU suite, one for each device in `folder`; the way to make one where there is none."""
     paths = sorted(folder.glob("gpu*.json"))
     if not paths:
         return f"{NOTHING} Where there is a GPU: `dilkit bench --suite gpu`."

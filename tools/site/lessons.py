@@ -21,12 +21,12 @@ _PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def lessons(root: Path) -> list[Path]:
-    """The pages, without their first one."""
+    """Return the pages, without their first one."""
     return sorted(page for page in (root / LESSONS).glob("*.md") if page.stem != "index")
 
 
 def programs(page: Path) -> list[str]:
-    """The blocks of its program."""
+    """Return the blocks of a page's program."""
     return _PROGRAM.findall(page.read_text())
 
 
@@ -40,7 +40,7 @@ def run(page: Path, folder: Path) -> list[Path]:
 
 
 def notebook(page: Path) -> str:
-    """The page as a notebook of Jupyter, in JSON. Raises ImportError without jupytext."""
+    """Return the page as a notebook of Jupyter, in JSON. Raises ImportError without jupytext."""
     import jupytext
 
     text: str = jupytext.writes(jupytext.reads(page.read_text(), fmt="md"), fmt="ipynb")

@@ -26,18 +26,18 @@ TOPOLOGY = Topology(SPEED.bandwidth, ranks_per_host=8, hosts_per_pod=32, oversub
 RANKS, DRAWN = 1024, (32, 64, 128, 256, 512, 1024)
 SLOW = Stragglers(8, 1.5)
 PEERS = ("full ring", "all-gather")
-"""Those that are drawn: Ulysses divides heads, of which there are fewer than ranks."""
+"""Peers that are drawn: Ulysses divides heads, of which there are fewer than ranks."""
 
 
 @cache
 def forecast_of(ranks: int) -> Forecast:
-    """The forecast of the problem on so many ranks, by the schedule that is chosen."""
+    """Return the forecast of the problem on so many ranks, by the schedule that is chosen."""
     plan = exchange_plan(PATTERN, shard_cuts(SEQ, ranks, PATTERN), HEADS, KV_HEADS, is_causal=True)
     return Forecast(plan, ROWS, SPEED)
 
 
 def assumptions(root: Path) -> str:
-    """What the page goes by, a line each."""
+    """Return the assumptions of the page, a line each."""
     t, pods = TOPOLOGY, (TOPOLOGY.hosts_per_pod or 0) * TOPOLOGY.ranks_per_host
     gigabytes = [f"{rate / 1e9:,.0f} GB/s each way" for rate in (t.within_host, t.bandwidth)]
     lines = (
@@ -54,7 +54,7 @@ def assumptions(root: Path) -> str:
 
 
 def table(root: Path) -> str:
-    """One row a way to compute it on `RANKS` ranks: time, bytes, what is held of other ranks, and what works longest."""
+    """Return a row for each schedule and peer on `RANKS` ranks: time, bytes sent, bytes held, and the busiest resource."""
     forecast = forecast_of(RANKS)
     sent = sum(int(traffic.sent.max()) for traffic in forecast.traffic.values())
     held = int(forecast.memory["exchange buffers"].max())

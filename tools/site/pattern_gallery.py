@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
 
 def gallery(seq: int) -> dict[str, Entry]:
-    """The patterns for `seq` tokens, a multiple of 32: their sizes are the same parts of it for every length."""
+    """Return the patterns for `seq` tokens, a multiple of 32; their sizes are the same parts of every length."""
     part, side = seq // 16, isqrt(seq)
     longnet = [DilatedSegment(4 * part, 1), DilatedSegment(8 * part, 2), DilatedSegment(16 * part, 4)]
     return {
@@ -45,14 +45,14 @@ def gallery(seq: int) -> dict[str, Entry]:
 
 
 def _shared_question(part: int) -> Intervals:
-    """A question of 4 parts and three answers of 4: each answer sees the question and what is before it in itself."""
+    """Return a question of 4 parts and three answers of 4, each of which sees the question and its own earlier tokens."""
     question, rows = 4 * part, range(16 * part)
     first = [[0, i if i < question else i // question * question] for i in rows]
     return Intervals(first, [[min(i, question - 1), i] for i in rows])
 
 
 def gallery_table(root: Path) -> str:
-    """One row a pattern: cost next to dense attention with the same causality, and reach."""
+    """Return a row for each pattern: cost next to dense attention with the same causality, and reach."""
     rows = [("as in", f"of {COUNTED} tokens", "FLOPs, of dense", "layers to see all")]
     for name, (pattern, is_causal) in gallery(COUNTED).items():
         costs = [one.flops(COUNTED, HEADS, 1, is_causal=is_causal) for one in (pattern, Pattern.dense())]
@@ -64,7 +64,7 @@ def gallery_table(root: Path) -> str:
 
 
 def reach(pattern: Pattern, seq: int, heads: int, is_causal: bool) -> tuple[int, int]:
-    """After how many layers no token hears of further ones, by way of any heads, and how many pairs are missing then.
+    """Return the number of layers after which no token hears of further ones, and the pairs that are missing then.
 
     A token hears in layer n of what those that it sees heard of in layer n - 1, and itself goes on beside attention. Pairs that
     causality rules out are not missing.

@@ -38,12 +38,12 @@ BENCH = {
 }
 DEMOS = {"demo-ranks": "demo --ranks 2x2", "demo": "demo", "demo-llama": "demo --llama"}
 COMMANDS = {**DEMOS, **{name: f"bench {options}" for name, options in BENCH.items()}}
-"""By name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' files are made by `make
+"""Commands by name of the result file: the arguments of `dilkit`, the quickest first. The CUDA kernels' files are made by `make
 kernels` and `make costs`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when all were measured, else 1."""
+    """Measure the named results, or all; return 0 when all were measured, else 1."""
     parser = argparse.ArgumentParser(prog="python -m dilkit.tools.site.remeasure", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMMANDS)} (default: all)")
     args = parser.parse_args(argv)

@@ -41,7 +41,7 @@ def draw_slide(path: Path) -> None:
 
 
 def _tissue() -> tuple[np.ndarray, np.ndarray]:
-    """The cells that hold tissue, `(n, 2)`, row and column, and the kind of each."""
+    """Return the cells that hold tissue, `(n, 2)`, row and column, and the kind of each."""
     rows, columns = np.mgrid[:ROWS, :COLUMNS]
     y, x = (rows - ROWS / 2) / ROWS, (columns - COLUMNS / 2) / COLUMNS
     ragged = 0.12 * np.sin(11 * x + 5 * y + 1) + 0.1 * np.cos(15 * y - 13 * x) + 0.06 * np.sin(31 * x - 17 * y)
@@ -54,12 +54,12 @@ def _tissue() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hill(x: Any, y: Any, at_x: float, at_y: float, width: float) -> np.ndarray:
-    """A hill of height 1, twice as wide in y, whose unit is the shorter side of the grid."""
+    """Return a hill of height 1, twice as wide in y, whose unit is the shorter side of the grid."""
     return np.asarray(np.exp(-((x - at_x) ** 2 + ((y - at_y) / 1.6) ** 2) / width**2))
 
 
 def _tiles(cells: np.ndarray, kinds: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Features `(1, n, CHANNELS)`, those of a kind alike, and coordinates `(1, n, 2)` in pixels."""
+    """Return features `(1, n, CHANNELS)`, those of a kind alike, and coordinates `(1, n, 2)` in pixels."""
     generator = np.random.default_rng(SEED)
     alike = generator.normal(size=(len(TISSUE), CHANNELS))[kinds]
     features = 4 * alike + generator.normal(size=alike.shape)
@@ -68,7 +68,7 @@ def _tiles(cells: np.ndarray, kinds: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def _show(axes: Any, cells: np.ndarray, values: np.ndarray, title: str) -> Any:
-    """Tiles at their places, in colours `(n, 3)` or by weights `(n,)`."""
+    """Show tiles at their places, in colours `(n, 3)` or by weights `(n,)`."""
     picture = np.full((ROWS, COLUMNS, *values.shape[1:]), 1.0 if values.ndim > 1 else np.nan)
     picture[tuple(cells.T)] = values
     shown = axes.imshow(picture, cmap="magma")

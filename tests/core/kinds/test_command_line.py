@@ -12,7 +12,7 @@ from helpers.pairwise import diagonal
 
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, explain
 from dilkit.tools.cli import main
-from dilkit.tools.console.pattern_text import written_pattern
+from dilkit.tools.console.arguments import written_pattern
 
 PATTERN = Pattern.of(SlidingWindow(3), GlobalTokens([4]))
 

@@ -84,7 +84,7 @@ BAD = {  # beside those of tests/core/malformed/commands.py
     "encode-slide none.h5 --checkpoint x.pth --out o": "'none.h5' does not exist; give files of tile features (.pt,",
     "info --device sm_61": "`dilkit info --assume sm_61`",
     "info --segments dense --rates 2": "--rates: (2,) does not go with --segments dense",
-    "info --preset unet": "--preset: 'unet' is not a known preset; known: gigapath",
+    "info --preset unet": "--preset: invalid choice: 'unet' (choose from ",
     "info --preset gigapath --segments 8": "--segments, --rates: ",
     "bench --suite ring --full": "--full: does not go with --suite ring",
     "bench --backend reference,": "--backend: 'reference,' has an empty",

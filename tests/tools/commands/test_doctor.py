@@ -18,8 +18,7 @@ from dilkit.comm.launch import processes
 from dilkit.environment import CUDA_CACHE, TUNED, VARIABLES
 from dilkit.registry import Broken
 from dilkit.selection import tuned
-from dilkit.tools.commands import doctor_checks as computing
-from dilkit.tools.commands.doctor import extension_names
+from dilkit.tools.commands import doctor
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def without_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks take seconds."""
-    monkeypatch.setattr(computing, "ranks", lambda: iter(()))
+    monkeypatch.setattr(doctor, "ranks", lambda: iter(()))
 
 
 def test_nothing_is_wrong_here(capsys: pytest.CaptureFixture[str], without_ranks: None) -> None:
@@ -46,7 +45,7 @@ def test_nothing_is_wrong_here(capsys: pytest.CaptureFixture[str], without_ranks
     assert [states["backends"][name] for name in ("native", "sdpa", "reference")] == ["works"] * 3
     assert set(states["compiled modules"].values()) == {"works"}
     sources = {path.stem for top in ("dilkit", "backends", "comm") for path in (ROOT / top).rglob("*.pyx")}
-    assert {name.rpartition(".")[2] for name in extension_names()} == sources
+    assert {name.rpartition(".")[2] for name in doctor.extension_names()} == sources
 
 
 def broken_backend(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -134,6 +133,6 @@ def test_a_foreign_backend_that_computes_wrong_numbers(capsys: pytest.CaptureFix
 
 @pytest.mark.slow
 def test_ranks_meet_here() -> None:
-    found = [(finding.name, finding.state) for finding in computing.ranks()]
+    found = [(finding.name, finding.state) for finding in doctor.ranks()]
     assert {("threads", "works"), ("torch", "works")} <= {*found}
     assert (("mpi", "works") in found) == bool(processes.mpi_version())

@@ -14,7 +14,7 @@ from dilkit import Pattern
 from dilkit.tools import cli
 from dilkit.tools.demo import image
 from dilkit.tools.demo.image import MASKS, ORDERS, SIDE, Crops, FillIn, ImageConfig, PatchTransformer
-from dilkit.tools.demo.trainer import Budget, Trainer, judgements, rows_by_name
+from dilkit.tools.demo.trainer import Trainer, judgements, rows_by_name
 from dilkit.tools.report import registry
 from dilkit.tools.results.rows import RowsResult
 
@@ -52,7 +52,7 @@ def test_all_results_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def course(config: ImageConfig, order: str, seed: int) -> list[float]:
     """All losses of a training."""
-    trainer = Trainer(FillIn(Crops(a_photo(), config), order, seed), Budget(steps=12))
+    trainer = Trainer(FillIn(Crops(a_photo(), config), order, seed), steps=12)
     trainer.run(4, lambda: None, lambda: None)
     return [loss for *_, loss in trainer.curve] + [point["loss"] for point in trainer.points]
 

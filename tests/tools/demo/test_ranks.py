@@ -23,7 +23,7 @@ from dilkit.tools.console import interrupt
 from dilkit.tools.demo import ranks
 from dilkit.tools.demo.corpus import Corpus
 from dilkit.tools.demo.text import Alone, TextTask
-from dilkit.tools.demo.trainer import Budget, Trainer, judgements, rows_by_name
+from dilkit.tools.demo.trainer import Trainer, judgements, rows_by_name
 from dilkit.tools.demo.transformer import ModelConfig, load_model
 from dilkit.tools.report import registry
 from dilkit.tools.results.rows import Row, RowsResult
@@ -35,7 +35,7 @@ SMALL = ("--context", "128", "--steps", "3", "--threads", "1")
 def demo_losses(comm: Comm) -> dict[str, Any]:
     text = bytes(i * i % 251 for i in range(8000))
     task = TextTask(Corpus(text, text[:2050], {}), ModelConfig(context=1024, width=32, layers=2), 0, comm)
-    trainer = Trainer(task, Budget(steps=20))
+    trainer = Trainer(task, steps=20)
     trainer.run(8, lambda: None, lambda: None)
     losses = [loss for *_, loss in trainer.curve] + [point["loss"] for point in trainer.points]
     parameters = [p.detach().clone() for p in task.model.parameters()]

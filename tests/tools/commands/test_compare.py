@@ -13,15 +13,14 @@ from helpers.result_files import COMMITTED, FOLDER, content, write
 
 from dilkit.tools import cli
 from dilkit.tools.commands import compare
-from dilkit.tools.results import comparison
-from dilkit.tools.results.comparison import FASTER, FEW, SAME, SLOWER, YARDSTICK, Measured
+from dilkit.tools.commands.compare import FASTER, FEW, SAME, SLOWER, YARDSTICK, Comparison, Measured
 from dilkit.tools.results.record import Measurement
 
 Samples = list[float]
 
 
-def compared(old: dict[str, Measurement], new: dict[str, Measurement]) -> comparison.Comparison:
-    return comparison.compare(Measured("bench", 0, {}, old), Measured("bench", 0, {}, new), 0.05)
+def compared(old: dict[str, Measurement], new: dict[str, Measurement]) -> Comparison:
+    return compare.compare(Measured("bench", 0, {}, old), Measured("bench", 0, {}, new), 0.05)
 
 
 def cpu(**samples: Samples) -> dict[str, Any]:
