@@ -14,10 +14,12 @@ from dilkit.checks import boolean, not_distributed, one_of, probability, real
 from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.comm.scores import bias_fingerprint, check_rank_bias
+from dilkit.inputs import Inputs
 from dilkit.op import boundary
 from dilkit.op.arguments import check_inputs
+from dilkit.op.autocast import AUTOCAST_KEYS
+from dilkit.op.call_options import CallOptions
 from dilkit.op.dropout import draw_seed
-from dilkit.op.rules import AUTOCAST_KEYS
 from dilkit.op.scores import check_softcap
 from dilkit.orders.heads import Orders, as_orders
 from dilkit.orders.token_order import TokenOrder
@@ -71,14 +73,15 @@ class Arguments:
         return torch.float64 if double else torch.get_autocast_dtype(device)
 
     @property
-    def backends(self) -> str:
-        """The backends asked for, here or by `use_backend` or the environment. Raises for names that are not known."""
-        return ",".join(requested_backends(self.backend))
+    def options(self) -> CallOptions:
+        """The options of the whole call but for its bias, with the backends asked for here, by `use_backend` or the environment.
 
-    @property
-    def factor(self) -> float:
-        """What scores are multiplied by."""
-        return float(self.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale))
+        Raises TypeError or ValueError, also for names of backends that are not known.
+        """
+        scale = self.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale)
+        backends, dropout_p = requested_backends(self.backend), probability("dropout_p", self.dropout_p)
+        softcap = 0.0 if self.softcap is None else check_softcap(self.softcap)
+        return CallOptions(self.pattern, self.is_causal, self.requires_grad, backends, dropout_p, softcap, None, float(scale))
 
     @property
     def requires_grad(self) -> bool:
@@ -107,18 +110,16 @@ class Arguments:
         given = dict(query=self.query, key=self.key, value=self.value, key_padding_mask=self.mask, sink=self.sink)
         for name, x in given.items():
             not_distributed(name, x)
-        check_inputs(self.query, self.key, self.value, self.pattern, self.mask, self.sink)
+        check_inputs(Inputs(self.query, self.key, self.value, self.mask, sink=self.sink), self.pattern)
         tensors = (self.query, self.key, self.value) + (() if self.mask is None else (self.mask,))
         boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)
         boolean("is_causal", self.is_causal)
-        probability("dropout_p", self.dropout_p)
-        check_rank_bias(self.bias, self.query, self.pattern, self.key.shape[2])
-        check_softcap(self.softcap)
+        if self.bias is not None:
+            check_rank_bias(self.bias, self.query, self.pattern, self.key.shape[2])
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("keep", self.keep, KEEPS)
-        _ = self.backends  # which may raise
         if self.query.shape[1] == 0:
             raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
 
@@ -129,6 +130,7 @@ class Arguments:
         """
         self.check()
         batch, rows, heads, head_dim = self.query.shape
+        options = self.options
         return dict(
             rows=rows,
             gradients=self.gradients,
@@ -145,10 +147,10 @@ class Arguments:
             sink=self.sink is not None,
             requires_grad=self.requires_grad,
             rows_require_grad=self.rows_require_grad and bool(self.orders),  # they then travel back to where they came from
-            scale=self.factor,
-            dropout_p=float(self.dropout_p),
-            bias=bias_fingerprint(self.bias),
-            softcap=check_softcap(self.softcap),
+            scale=options.scale,
+            dropout_p=options.dropout_p,
+            bias="" if self.bias is None else bias_fingerprint(self.bias),
+            softcap=options.softcap,
             schedule=self.schedule,
             fuse_branches=self.fuse_branches,
             keep=self.keep,

@@ -13,12 +13,10 @@ from dilkit.comm.operators import attention as operator
 from dilkit.comm.rank_attention import agreed
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.compiler import not_compiled
-from dilkit.keywords import refusing
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
 
-@refusing
 def ring_dilated_attention(
     query: Tensor,
     key: Tensor,

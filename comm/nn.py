@@ -13,7 +13,6 @@ from dilkit.comm.attention import ring_dilated_attention
 from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
-from dilkit.keywords import refusing
 from dilkit.nn.attention import BiasedModule, appended
 from dilkit.op.scores import check_softcap
 from dilkit.orders.heads import order_or_orders, shown_orders
@@ -47,7 +46,6 @@ class RingDilatedAttention(BiasedModule):
         [(1, 8, 32), (1, 8, 32)]
     """
 
-    @refusing
     def __init__(
         self,
         pattern: Pattern,
@@ -80,7 +78,6 @@ class RingDilatedAttention(BiasedModule):
         self.backend = backend
         self.orders = order_or_orders(order, orders)
 
-    @refusing
     def forward(
         self,
         query: Tensor,

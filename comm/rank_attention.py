@@ -21,9 +21,9 @@ from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, reorder_positions, restore_outputs
 from dilkit.comm.scores import rank_bias
 from dilkit.comm.transports.base import Comm
-from dilkit.op.scores import Scores, check_softcap
+from dilkit.op.scores import Scores
 from dilkit.orders.attention import nothing, sink_by_head
-from dilkit.orders.heads import check_orders, first_head, head_texts, used_orders
+from dilkit.orders.heads import check_orders, first_head, head_patterns, used_orders
 from dilkit.pattern import Pattern
 
 
@@ -58,13 +58,16 @@ class RankAttention:
         """`(out, lse)` along the token orders of the call, if it has any; `lse` is then empty unless it is returned."""
         given, rows = self.arguments, self.rows
         bias = self.bias(rows, given.bias)
-        check_orders(given.orders, self.cuts[-1], rows[1].shape[2], given.pattern, given.is_causal)
-        if all(order.is_identity for order in given.orders):
+        if given.order is not None:
+            check_orders(given.orders, self.cuts[-1], rows[1].shape[2], given.pattern, given.is_causal)
+        if given.order is None or all(order.is_identity for order in given.orders):
             return self.attend(rows, given.pattern, given.mask, given.sink, bias)
         return self.attend_in_order(rows, given.mask, bias)
 
     def bias(self, rows: Sequence[Tensor], given: Bias | None) -> LoweredBias | None:
         """What a given bias is to query, key and value of this rank."""
+        if given is None:
+            return None
         first, kv_heads = self.cuts[self.comm.rank], rows[1].shape[2]
         return rank_bias(given, rows[0], self.arguments.pattern, kv_heads, first, self.cuts[-1])
 
@@ -84,9 +87,9 @@ class RankAttention:
         options: dict[str, Any] = {name: getattr(given, name) for name in names}
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
         plan.check_dropout(given.dropout_p)
-        head = first_head(pattern) * (heads[0] // heads[1])
-        softcap = check_softcap(given.softcap)
-        op = AttentionOp(given.factor, given.backends, given.requires_grad, given.dropout_p, self.seed, head, softcap, bias)
+        shard = pattern.head_shard
+        head = 0 if shard is None else shard[0] * (heads[0] // heads[1])
+        op = AttentionOp(given.options._replace(pattern=pattern, bias=bias), self.seed, head)
         return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, self.gradients, self.comm.exchanges)
 
     def attend_in_order(self, rows: list[Tensor], mask: Tensor | None, bias: LoweredBias | None) -> tuple[Tensor, Tensor]:
@@ -113,12 +116,12 @@ class RankAttention:
         Backward, autograd visits the heads last to first, the same on all ranks, as it does with nodes that are ready alike.
         """
         kv_heads = rows[1].shape[2]
-        texts = head_texts(self.arguments.pattern.to_json(), rows[0].shape[2], kv_heads)
+        patterns = head_patterns(self.arguments.pattern, rows[0].shape[2], kv_heads)
         split, sinks = (x.tensor_split(kv_heads, 2) for x in rows), sink_by_head(self.arguments.sink, kv_heads)
         own = [Scores(bias).of_part(head, kv_heads).bias for head, bias in enumerate(biases)]
         results = [
-            nothing(q, sink) if text is None else self.attend((q, k, v), Pattern.from_json(text), mask, sink, bias)
-            for q, k, v, mask, text, sink, bias in zip(*split, masks, texts, sinks, own, strict=True)
+            nothing(q, sink) if one_pattern is None else self.attend((q, k, v), one_pattern, mask, sink, bias)
+            for q, k, v, mask, one_pattern, sink, bias in zip(*split, masks, patterns, sinks, own, strict=True)
         ]
         return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 1)
 

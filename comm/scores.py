@@ -17,16 +17,14 @@ from dilkit.op.scores import fitting, lowered, positions_along
 from dilkit.pattern import Pattern
 
 
-def check_rank_bias(bias: Bias | None, query: Tensor, pattern: Pattern, kv_heads: int) -> None:
+def check_rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int) -> None:
     """Raise TypeError or ValueError for a bias that does not fit the rows of a rank, `(batch, rows, heads, head_dim)`."""
-    if bias is not None and fitting(bias, query, pattern, kv_heads).by_row:
+    if fitting(bias, query, pattern, kv_heads).by_row:
         bias.check_rows(*query.shape[:2])
 
 
-def bias_fingerprint(bias: Bias | None) -> str:
+def bias_fingerprint(bias: Bias) -> str:
     """What ranks compare to know that they have the same bias: all of it but its weights, and what it holds of rows."""
-    if bias is None:
-        return ""
     form, weights, _ = lowered(bias, torch.float64)
     facts = [type(bias).__name__, str(form), tuple(weights.shape)]
     for field in fields(bias) if not bias.by_row else ():  # type: ignore[arg-type]
@@ -37,14 +35,12 @@ def bias_fingerprint(bias: Bias | None) -> str:
     return "; ".join(map(str, facts))
 
 
-def rank_bias(bias: Bias | None, query: Tensor, pattern: Pattern, kv_heads: int, first: int, seq: int) -> LoweredBias | None:
+def rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int, first: int, seq: int) -> LoweredBias:
     """The bias of a rank whose rows begin at `first` in a sequence of `seq`; positions are always given.
 
     The form is that of the whole: where it is not `placed`, rows that follow each other do without their positions. Raises
     ValueError where this is no bias of the whole sequence.
     """
-    if bias is None:
-        return None
     own, rows = fitting(bias, query, pattern, kv_heads), query.shape[1]
     if own.by_row:
         return lowered(own, query.dtype, slice(0, rows))

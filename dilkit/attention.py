@@ -9,17 +9,13 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean
-from dilkit.keywords import refusing
-from dilkit.op import plain_call
-from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
-from dilkit.op.block_layout import check_layout
+from dilkit.inputs import Inputs
+from dilkit.op.arguments import call_of
 from dilkit.op.operators import attend
-from dilkit.op.scores import PLAIN, scores_of
 from dilkit.packed.nested import attend_nested
 from dilkit.pattern import Pattern
 
 
-@refusing
 def dilated_attention(
     query: Tensor,
     key: Tensor,
@@ -105,16 +101,6 @@ def dilated_attention(
         if block_layout is not None:
             raise ValueError("block_layout goes with no jagged tensors; compute sequences of one length as a batch")
         return attend_nested(query, key, value, pattern, key_padding_mask, return_lse, **options)
-    facts = check_inputs(query, key, value, pattern, key_padding_mask, sink)
-    if block_layout is not None:  # where it is missing the operator says so
-        check_layout(block_layout, pattern, query, key.shape[2])
-    scores = PLAIN if bias is None and softcap is None else scores_of(bias, softcap, query, pattern, key.shape[2])
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
-    further: tuple[Any, ...] = ()
-    if dropout_p or scores is not PLAIN or block_layout is not None:
-        further = further_arguments(dropout_p, scores=scores, block_layout=block_layout)
-    if facts is None or further:
-        out, lse = attend(query, key, value, key_padding_mask, factor, call, sink, *further)
-    else:
-        out, lse = plain_call.forward(query, key, value, factor, call, facts)
+    inputs = Inputs(query, key, value, key_padding_mask, block_layout=block_layout, sink=sink)
+    out, lse = attend(*call_of(inputs, pattern, is_causal, scale, backend, dropout_p, bias, softcap))
     return (out, lse) if return_lse else out

@@ -6,7 +6,7 @@ import importlib.util
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dilkit.checks import boolean, integer
 from dilkit.device import Capability, check_capability
@@ -238,6 +238,14 @@ def offset_refusals(problem: Problem) -> list[Refusal]:
     return [Refusal("branch kind", kinds, limit, "as many key/value heads as query heads, or another backend")]
 
 
+class Encoded(Protocol):
+    """A value with a size in bytes, by which the pattern cache counts it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+
+
 class Backend(ABC):
     """One implementation of dilated attention. Subclass it to add your own.
 
@@ -297,6 +305,13 @@ class Backend(ABC):
         are trusted everywhere.
         """
         return ()
+
+    def encode(self, problem: Problem) -> Encoded | None:
+        """Return what is the same for all calls of `problem`: `forward` and `backward` get it as `problem.encoded`.
+
+        The pattern cache keeps it with the call, so that a second call looks nothing up. Called directly, they find None there.
+        """
+        return None
 
     @abstractmethod
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""`Inputs`: the tensors of a call, as a backend gets them."""
+"""`Inputs`: the tensors of a call, from the public function to a backend and back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 
     from dilkit.bias.form import LoweredBias
     from dilkit.op.dropout import Dropout
+
+
+LEARNED = ("bias",)
+"""The tensors beside query, key and value of which a backend may return gradients, in this order."""
 
 
 class Inputs(NamedTuple):
@@ -46,3 +50,10 @@ class Inputs(NamedTuple):
     """What is added to the scores: `weights` `(heads, entries)` and, if `problem.bias.placed`, `positions` of the keys' rows."""
     block_layout: Tensor | None = None
     """Which blocks see which, for a form `GivenBlocks`: as `dilkit.op.block_layout` says, on the tensors' device, any strides."""
+    sink: Tensor | None = None
+    """A logit a head, `(heads,)`: it is added to the results of a backend, which need not look at it."""
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """Those of `LEARNED` of which a backward pass returns gradients."""
+        return ("bias",) if self.bias is not None and self.bias.form.learned else ()

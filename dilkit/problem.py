@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dilkit.bias.form import BiasForm
 from dilkit.checks import boolean, integer, one_of, probability, real, shown
@@ -84,6 +85,8 @@ class Problem:
     """What kind of bias is added to the scores."""
     scale: float = _FROM_THE_REST
     """The factor of the scores; by default `head_dim ** -0.5`."""
+    encoded: ClassVar[Any] = None
+    """What the backend encoded of a prepared call (`Backend.encode`); None where it has to do so itself."""
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -129,6 +132,12 @@ class Problem:
         if self.dropout_p and any(size > most for size, most in zip(numbered, MOST_DROPPED, strict=True)):
             most = "batch, seq and heads can be at most {:,}, {:,} and {:,}".format(*MOST_DROPPED)
             raise ValueError(f"{self}: {most} with dropout_p={self.dropout_p:g}; use dropout_p=0, or split the tensors")
+
+    def with_encoded(self, encoded: Any) -> Problem:
+        """Return an equal problem that holds what its backend encoded of it."""
+        held = copy.copy(self)
+        held.__dict__["encoded"] = encoded
+        return held
 
     @property
     def forms(self) -> Forms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 from dataclasses import dataclass
@@ -192,21 +191,4 @@ def _malformed(backend: object) -> str:
         return f"its requires {backend.requires!r} is not a tuple of module names"
     if not isinstance(backend.limits, Limits):
         return "its limits are not a dilkit.backend.Limits"
-    return _older_forward(backend)
-
-
-def _older_forward(backend: Backend) -> str:
-    """Return the fault of a `forward` that takes tensors one by one, as in dilkit 0.2; empty for `inputs` and `problem`."""
-    if not callable(backend.forward):
-        return "its forward is no method"
-    try:
-        parameters = inspect.signature(backend.forward, follow_wrapped=False).parameters.values()
-    except (ValueError, TypeError, NameError):  # written in C without a signature, or with annotations that cannot be evaluated
-        return ""
-    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p.name for p in parameters if p.kind in named and p.default is p.empty]
-    return (
-        ""
-        if len(required) <= 2
-        else f"its forward takes {', '.join(required)}; give it `inputs` and `problem` (docs/migrating.md)"
-    )
+    return ""

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dilkit.checks import boolean, integer
+from dilkit.inputs import Inputs
 from dilkit.op.arguments import check_inputs
 from dilkit.pattern import Pattern
 
@@ -42,7 +43,7 @@ def top_k_blocks(query: Tensor, key: Tensor, block_size: int, k: int, *, is_caus
         >>> dilated_attention(q, k, v, pattern, block_layout=chosen, is_causal=True).shape
         torch.Size([1, 512, 4, 16])
     """
-    check_inputs(query, key, key, WHOLE)
+    check_inputs(Inputs(query, key, key), WHOLE)
     boolean("is_causal", is_causal)
     size, most = integer("block_size", block_size, at_least=1), integer("k", k, at_least=1)
     of_queries, of_keys = _means(query, size), _means(key, size)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +14,12 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.bias.evaluated import evaluate
 from dilkit.checks import boolean, real
+from dilkit.inputs import Inputs
 from dilkit.op.arguments import check_inputs
+from dilkit.op.autocast import without_autocast
 from dilkit.op.boundary import lse_dtype
-from dilkit.op.operators import backward_op, encode_call, forward_op
-from dilkit.op.rules import without_autocast
+from dilkit.op.call_options import CallOptions
+from dilkit.op.operators import attend, differentiate
 from dilkit.op.scores import scores_of
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
@@ -62,42 +63,32 @@ def attention_mass(
     pattern.check_heads(heads, kv_heads)
     with torch.no_grad():
         scores = scores_of(bias, softcap, _like(query, _wide(query, key)), pattern, kv_heads)
-    group, names = heads // kv_heads, "" if backend is None else ",".join(names_of(backend))
+    group, names = heads // kv_heads, () if backend is None else names_of(backend)
     mass = query.new_zeros((batch, heads, seq), dtype=_wide(query, key), requires_grad=False)
     for start, stop in pairwise(round(part * kv_heads / PARTS) for part in range(PARTS + 1)):
         served = slice(start * group, stop * group)
         if some := pattern.of_kv_heads(start, stop, heads, kv_heads) if start < stop else None:
-            call = encode_call(some, is_causal, True, names, 0.0, scores.softcap, scores.form)
-            weights, positions = scores.tensors
-            placed = () if weights is None else (weights[served], positions)
-            part = query[:, :, served], key[:, :, start:stop], None if sink is None else sink.detach()[served]
-            with without_autocast(query.device.type):
-                mass[:, served] = _columns_summed(*part, key_padding_mask, factor, call, placed)
+            options = CallOptions(some, is_causal, True, names, 0.0, scores.softcap, scores.form, factor)
+            q, k = (x.detach().to(_wide(query, key)) for x in (query[:, :, served], key[:, :, start:stop]))
+            value = q.new_zeros(q.shape[-1]).expand(k.shape)  # the results do not matter
+            placed = None if scores.bias is None else scores.bias._replace(weights=scores.bias.weights[served])
+            logits = None if sink is None else sink.detach()[served]
+            with torch.no_grad(), without_autocast(query.device.type):
+                mass[:, served] = _columns_summed(Inputs(q, k, value, key_padding_mask, bias=placed, sink=logits), options)
     return mass
 
 
-def _columns_summed(
-    query: Tensor,
-    key: Tensor,
-    sink: Tensor | None,
-    key_padding_mask: Tensor | None,
-    factor: float,
-    call: str,
-    bias: tuple[Any, ...],
-) -> Tensor:
-    """Compute `mass` of these heads, `(batch, heads, seq)`."""
-    query, key = (x.detach().to(_wide(query, key)) for x in (query, key))
-    (batch, seq, heads, dim), group = query.shape, query.shape[2] // key.shape[2]
-    nothing = query.new_zeros(dim)
-    value, out = nothing.expand(key.shape), nothing.expand(query.shape)  # of values 0 the results are 0
-    no_dropout_nor_packing = (None,) * 4
-    lse = forward_op(query, key, value, key_padding_mask, factor, call, sink, *no_dropout_nor_packing, *bias)[1]
+def _columns_summed(inputs: Inputs, options: CallOptions) -> Tensor:
+    """`mass` of the heads that are given, `(batch, heads, seq)`; values are 0."""
+    query, value = inputs.query, inputs.value
+    (batch, seq, heads, dim), group = query.shape, query.shape[2] // value.shape[2]
+    out = value[..., :1, :].expand(query.shape)  # of values 0 the results are 0
+    _, lse = attend(inputs, options)
     parts = []
     for start in range(0, group, dim):  # the query heads of a key/value head have a column each
         columns = torch.arange(heads, device=query.device) % group - start
         dout = (columns[:, None] == torch.arange(dim, device=query.device)).to(query.dtype).expand(query.shape)
-        inputs = query, key, value, out, lse, key_padding_mask, factor, call
-        dvalue = backward_op(dout, *inputs, *no_dropout_nor_packing, *bias)[2]
+        dvalue = differentiate(dout, inputs, out, lse, options)[2]
         parts.append(dvalue[..., : group - start])
     return torch.cat(parts, dim=-1).permute(0, 2, 3, 1).reshape(batch, heads, seq)
 
@@ -174,7 +165,7 @@ def _checked(
     sink: Tensor | None,
 ) -> float:
     """Check the arguments. Returns the factor of the scores. Raises as `dilated_attention` does."""
-    check_inputs(query, key, key, pattern, key_padding_mask, sink)
+    check_inputs(Inputs(query, key, key, key_padding_mask, sink=sink), pattern)
     boolean("is_causal", is_causal)
     return float(query.shape[-1] ** -0.5) if scale is None else real("scale", scale)
 

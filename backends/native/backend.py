@@ -7,7 +7,6 @@ with `+ log` of how many branches see it. Nothing grows with the number of branc
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import cache
 from itertools import combinations
 from types import ModuleType
@@ -100,8 +99,16 @@ class Native(Backend):
         name = instruction_set()
         return name if problem.dtype == "bfloat16" or name not in environment.BF16_SETS else "avx512"
 
+    def encode(self, problem: Problem) -> EncodedCall:
+        # A problem has no length where sequences have their own: packings of the same pattern share what is encoded.
+        sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
+        options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
+        evaluated = problem.seq if problem.pattern.is_evaluated else 0
+        key = "native", problem.pattern, sizes, options, evaluated
+        return EncodedCall(plan.cached(key, _encode, problem), problem.flops())
+
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, layout = inputs
+        query, key, value, mask, cu_seqlens, cache_seqlens, dropout, bias, layout = inputs[:9]
         encoded, isa, threads = _prepared(problem, query)
         results: tuple[Tensor, Tensor]
         if cache_seqlens is None:
@@ -115,7 +122,7 @@ class Native(Backend):
         return results
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        query, key, value, mask, cu_seqlens, _, dropout, bias, layout = inputs
+        query, key, value, mask, cu_seqlens, _, dropout, bias, layout = inputs[:9]
         tables = None if layout is None else _given(layout, problem)
         options = mask, cu_seqlens, dropout, bias, tables
         *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *options)
@@ -197,26 +204,28 @@ def instruction_set() -> str:
     return environment.cpu_isa(_instruction_sets())
 
 
+class EncodedCall(NamedTuple):
+    """A problem as the kernel takes it, and its FLOPs."""
+
+    problem: EncodedProblem
+    flops: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tables."""
+        return self.problem.nbytes
+
+
 def _prepared(problem: Problem, query: Tensor) -> tuple[EncodedProblem, str, int]:
     """The first arguments of the kernel: the encoded problem, the instruction set, and the threads for the call.
 
     In a packed call each row has the work of one of the longest sequence, at most.
     """
-    key, flops = problem.__dict__.get("_native") or _remember(problem)
+    encoded, flops = problem.encoded or Native().encode(problem)
     if problem.varlen or problem.kv_cache:
         flops = flops * query.shape[1] // problem.seq
     threads = 1 if flops < FLOPS_PER_THREAD else max(1, min(_torch_threads(), 1 + flops // FLOPS_PER_THREAD))
-    return plan.cached(key, _encode, problem), environment.cpu_isa(_instruction_sets()), threads
-
-
-def _remember(problem: Problem) -> tuple[Hashable, int]:
-    """Keep with `problem` its key in the pattern cache and its FLOPs. It has no length where sequences have their own."""
-    sizes = problem.batch, _seq(problem), problem.heads, problem.kv_heads, problem.head_dim
-    options = problem.dtype, problem.is_causal, problem.scale, problem.kv_cache, problem.softcap, problem.bias
-    evaluated = problem.seq if problem.pattern.is_evaluated else 0
-    key = "native", problem.pattern.to_json(), sizes, options, evaluated
-    problem.__dict__["_native"] = key, problem.flops()
-    return key, problem.flops()
+    return encoded, environment.cpu_isa(_instruction_sets()), threads
 
 
 def _torch_threads() -> int:

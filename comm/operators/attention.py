@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._library.fake_impl import allocate_size
 
 from dilkit.comm.arguments import Arguments
-from dilkit.comm.operators import call as calls
 from dilkit.comm.operators.order import in_order
 from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
 from dilkit.comm.passes.context import UNKNOWN
@@ -19,7 +21,9 @@ from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.plan.traffic import GRADIENTS
 from dilkit.comm.rank_attention import RankAttention, agreed
 from dilkit.comm.transports.base import Comm
-from dilkit.op import boundary, rules
+from dilkit.comm.transports.handles import transport_of
+from dilkit.op import boundary, operators
+from dilkit.op.autocast import without_autocast
 from dilkit.op.dropout import draw_seed
 from dilkit.op.schema import library
 from dilkit.pattern import Pattern
@@ -28,6 +32,13 @@ from dilkit.problem import DTYPES
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 """What is sent is not in a CUDA graph. torch 2.6 does not know the tag; it captures nothing that has results on the CPU."""
+
+_FORMAT = "3"
+"""The beginning of every call: change it with `encode` and with what autograd does, because torch.compile keeps whole graphs on
+disk and finds them again by such constants."""
+_LITERALS = (bool, int, float, str)
+_OPTIONS = "is_causal", "backend", "schedule", "fuse_branches", "return_lse", "keep"
+"""The arguments that are written down as they were given."""
 
 library.define(
     "attention_over_ranks(Tensor query, Tensor key, Tensor value, Tensor? key_padding_mask, Tensor? sink, float? scale, "
@@ -55,7 +66,7 @@ def can_be_compiled(given: Arguments) -> bool:
         and isinstance(given.pattern, Pattern)
         and all(isinstance(x, Tensor) for x in tensors)
         and all(type(x) in (int, float) for x in (0 if given.scale is None else given.scale, given.dropout_p))
-        and calls.can_be_encoded(given)
+        and _can_be_encoded(given)
     )
 
 
@@ -64,32 +75,80 @@ def attend(given: Arguments, comm: Comm) -> tuple[Tensor, Tensor]:
     query, key, value = (x.to(given.dtype) if x.dtype in _DTYPES else x for x in (given.query, given.key, given.value))
     numbers = given.scale, given.dropout_p
     seed = draw_seed() if given.dropout_p else None  # outside of the operator: a checkpoint draws the same seed again
-    out, lse, *_ = forward_op(query, key, value, given.mask, given.sink, *numbers, calls.encode(given, comm), seed, None)
+    out, lse, *_ = forward_op(query, key, value, given.mask, given.sink, *numbers, encode(given, comm), seed, None)
     return out, lse
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    sink: Tensor | None,
-    scale: float | None,
-    dropout_p: float,
-    text: str,
-    seed: Tensor | None,
-    after: Tensor | None,
-) -> tuple[Tensor, ...]:
+class Call(NamedTuple):
+    """The arguments, as they were given; `recorded`: whether a backward pass may follow, `asked`: for which inputs."""
+
+    version: str
+    handle: str
+    recorded: bool
+    asked: str
+    pattern: str
+    options: tuple[Any, ...]
+
+    @property
+    def comm(self) -> Comm:
+        """The transport. Raises RuntimeError if it is gone."""
+        return transport_of(self.handle)
+
+    def arguments(self, inputs: Sequence[Any], scale: float | None, dropout_p: float, seed: Tensor | None = None) -> Arguments:
+        """The arguments of the call with these numbers, query, key, value, mask and sink."""
+        query, key, value, mask, sink = inputs
+        return Arguments(
+            query,
+            key,
+            value,
+            Pattern.from_json(self.pattern),
+            mask=mask,
+            sink=sink,
+            scale=scale,
+            dropout_p=dropout_p,
+            order=None,
+            recorded=self.recorded,
+            seed=seed,
+            asked=self.asked,
+            **dict(zip(_OPTIONS, self.options, strict=True)),
+        )
+
+
+def _can_be_encoded(given: Arguments) -> bool:
+    """Whether the options can be written down, right or wrong. Wrong ones are refused when the operator runs, on all ranks."""
+    names = given.backend if isinstance(given.backend, (list, tuple)) else (given.backend,)
+    options = [getattr(given, name) for name in _OPTIONS if name != "backend"]
+    return all(x is None or type(x) in _LITERALS for x in (*options, *names))
+
+
+def encode(given: Arguments, comm: Comm) -> str:
+    """The call as text. This is traced, so that code is compiled again where an option changes."""
+    options = tuple([getattr(given, name) for name in _OPTIONS])
+    return f"{(_FORMAT, comm.handle, given.requires_grad, given.gradients, given.pattern.to_json(), options)!r}"
+
+
+@lru_cache(maxsize=256)
+def decode(text: str) -> Call:
+    """The call that `encode` wrote. Raises ValueError for any other text."""
+    try:
+        return Call(*ast.literal_eval(text))
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"call={text!r} is not what dilkit writes: {error}") from None
+
+
+def _forward(*given: Any) -> tuple[Tensor, ...]:
     """`out`, `lse` `(batch, heads, seq)` and what the backward pass needs; raises what `ring_dilated_attention` raises.
 
     That is the rows that were received, their flags of the mask, and what the ranks agreed on: all cuts, the gradients that are
     asked for, and the seed of dropout.
     """
-    call = calls.decode(text)
-    with rules.without_autocast(query.device.type):
-        attention = agreed(call.arguments(query, key, value, mask, sink, scale, dropout_p, seed), call.comm)
+    *inputs, scale, dropout_p, text, drawn, _ = given
+    query, key, *_ = inputs
+    call = decode(text)
+    with without_autocast(query.device.type):
+        attention = agreed(call.arguments(inputs, scale, dropout_p, drawn), call.comm)
         context = attention.context((query, key), attention.arguments.pattern)
-        saved = forward_pass(context, RankInputs(query, key, value, mask, sink))
+        saved = forward_pass(context, RankInputs(*inputs))
     rows = query.new_empty(0, query.shape[-1]) if saved.rows is None else saved.rows
     flags = query.new_empty(0, dtype=torch.bool) if saved.flags is None else saved.flags
     seed = torch.zeros((), dtype=torch.int64, device="cpu") if attention.seed is None else attention.seed
@@ -97,36 +156,20 @@ def _forward(
     return saved.out, saved.lse.transpose(1, 2).contiguous(), rows, flags, torch.cat((agreement, seed.view(1)))
 
 
-def _backward(
-    dout: Tensor | None,
-    dlse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    sink: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    rows: Tensor,
-    flags: Tensor,
-    agreement: Tensor,
-    scale: float | None,
-    dropout_p: float,
-    text: str,
-    of_sink: bool,
-    after: Tensor | None,
-) -> tuple[Tensor, ...]:
+def _backward(dout: Tensor | None, dlse: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
     """Gradients of query, key, value and the sink, given the results of `_forward`; those that this rank has not asked for, and
     that of no sink, are empty."""
-    call = calls.decode(text)
-    arguments = call.arguments(query, key, value, mask, sink, scale, dropout_p)
+    *inputs, out, lse, rows, flags, agreement, scale, dropout_p, text, of_sink, _ = given
+    query, key, _, mask, _ = inputs
+    call = decode(text)
+    arguments = call.arguments(inputs, scale, dropout_p)
     seed = agreement[-1] if dropout_p else None
     *cuts, gradients, _ = agreement.tolist()
     attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[gradients])
     # The results of an operator are those of its inputs, so the forward pass could not return when it began.
     context = replace(attention.context((query, key), arguments.pattern), began=UNKNOWN)
     received = (rows, None if mask is None else flags) if context.plan.keep == "rows" and context.plan.rounds else (None, None)
-    saved = Saved(*RankInputs(query, key, value, mask, sink), out, lse.transpose(1, 2), *received)
+    saved = Saved(*RankInputs(*inputs), out, lse.transpose(1, 2), *received)
     found = zip("qkv", backward_pass(context, dout, dlse, saved), strict=False)
     asked = (query.new_empty(0) if grad is None or role not in call.asked else grad for role, grad in found)
     dsink = gradient_of_sink(dout, dlse, saved) if of_sink else None
@@ -137,7 +180,7 @@ def _fake_forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sink: Any, scale: Any, dropout_p: Any, text: str, *_: Any
 ) -> tuple[Tensor, ...]:
     """Tensors of the shapes of the results. How many rows come is not known before they are agreed on."""
-    size = calls.decode(text).comm.size
+    size = decode(text).comm.size
     # Of inputs that the operator refuses, too: it does so when it runs, so that all ranks know of it.
     out, lse = boundary.empty_outputs(query) if query.dim() == 4 else (query.new_empty(query.shape), query.new_empty(0))
     rows = query.new_empty((_unknown_size(), *query.shape[-1:]))
@@ -157,7 +200,7 @@ def _unknown_size() -> Any:
 
 def _fake_backward(dout: Any, dlse: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, sink: Any, *rest: Any) -> Any:
     *_, text, of_sink, _ = rest
-    asked = calls.decode(text).asked
+    asked = decode(text).asked
     gradients = (x.new_empty(x.shape if role in asked else 0) for role, x in zip("qkv", (query, key, value), strict=True))
     return *gradients, sink.new_empty(sink.shape) if of_sink else query.new_empty(0)
 
@@ -191,7 +234,7 @@ def _below_autograd(*inputs: Any) -> Any:
 
 library.impl("attention_over_ranks", _forward, "CompositeExplicitAutograd")
 library.impl("attention_over_ranks_backward", _backward, "CompositeExplicitAutograd")
-library.impl("attention_over_ranks", in_order(rules.autograd(forward_op, _Differentiable), "forward"), "Autograd")
+library.impl("attention_over_ranks", in_order(operators.autograd(forward_op, _Differentiable.apply), "forward"), "Autograd")
 library.impl("attention_over_ranks_backward", in_order(_below_autograd, "backward"), "Autograd")
 torch.library.register_fake("dilkit::attention_over_ranks", _fake_forward, lib=library)
 torch.library.register_fake("dilkit::attention_over_ranks_backward", _fake_backward, lib=library)

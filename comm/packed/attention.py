@@ -17,7 +17,6 @@ from dilkit.comm.packed.plan import PackedPlan, WholeSequences
 from dilkit.comm.rank_attention import RankAttention
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.compiler import not_compiled
-from dilkit.keywords import refusing
 from dilkit.op.sequences import check_cu_seqlens, checked_longest
 from dilkit.packed.attention import batch_of_one, dilated_attention_varlen
 from dilkit.pattern import Pattern
@@ -25,7 +24,6 @@ from dilkit.pattern import Pattern
 STEP = "arguments of ring_dilated_attention_varlen"
 
 
-@refusing
 @not_compiled
 def ring_dilated_attention_varlen(
     query: Tensor,

@@ -38,7 +38,7 @@ from dilkit.comm.passes.rows import add_rows
 from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 from dilkit.op import boundary
-from dilkit.op.rules import without_autocast
+from dilkit.op.autocast import without_autocast
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
@@ -113,7 +113,7 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
         dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
         query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
         inputs = RankInputs(query, key, value, mask, sink, weights, positions)
-        inputs.check_bias(context.op.bias)
+        inputs.check_bias(context.op.options.bias)
         held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags, of_queries, of_keys)
         with without_autocast(out.device.type):
             dquery, dkey, dvalue, dweights = _backward(context, dout, inputs, out, lse, held)
@@ -139,13 +139,13 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     """
     *inputs, lse = saved
     tensors = dout, *inputs, lse.transpose(1, 2)
-    admission = boundary.prepare(boundary.SAVED, tensors)
-    _, *inputs, _ = boundary.admit(tensors, admission)
-    return *inputs, lse.contiguous()
+    boundary.check_tensors(boundary.SAVED, tensors)
+    boundary.check_memory(boundary.SAVED, tensors)
+    return *map(boundary.in_rows, inputs), lse.contiguous()
 
 
 def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, ReceivedRows | None]:
-    op, plan, comm, bias = context.op, context.plan, context.comm, inputs.bias(context.op.bias)
+    op, plan, comm, bias = context.op, context.plan, context.comm, inputs.bias(context.op.options.bias)
     under_way = AllToAllForward(op, comm, context.rounds, inputs, bias)
     out, lse = local_forward(op, context.ranges, plan.is_causal, inputs, bias)
     held = under_way.compute()
@@ -167,7 +167,7 @@ def _backward(
     Those of inputs for which no rank asks for gradients are not whole.
     """
     op, plan, comm = context.op, context.plan, context.comm
-    bias, of_others = inputs.bias(op.bias), inputs.bias(op.bias)
+    bias, of_others = inputs.bias(op.options.bias), inputs.bias(op.options.bias)
     under_way = AllToAllBackward(op, comm, context.rounds, Results(dout, out, lse), held is not None)
     if held is None:
         under_way.compute_anew(inputs, of_others)
@@ -197,7 +197,9 @@ def _through_lse(
 
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
     of_all = partial(_largest_of_all, context.comm)
-    return through_lse(dlse, lse, inputs.query, inputs.key, context.op.scale, context.plan.seq, of_all, backward)
+    return through_lse(
+        dlse, lse, inputs.query, inputs.key, context.op.options.factor(inputs.query), context.plan.seq, of_all, backward
+    )
 
 
 def _largest_of_all(comm: Comm, here: Tensor) -> Tensor:

@@ -36,7 +36,10 @@ class PassContext:
     @property
     def rounds(self) -> tuple[IndexTables, ...]:
         """This rank's index tables, for each round in which rows travel by all-to-all."""
-        of_rank, facts = (self.plan, self.comm.rank, self.batch, self.device), (self.op.dropout_p > 0, self.op.bias is not None)
+        of_rank, facts = (
+            (self.plan, self.comm.rank, self.batch, self.device),
+            (self.op.options.dropout_p > 0, self.op.options.bias is not None),
+        )
         return tuple(index_tables(*of_rank, Choice(branches, self.gradients, *facts)) for branches in self.plan.rounds)
 
     @property

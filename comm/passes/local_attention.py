@@ -16,8 +16,10 @@ from dilkit.comm.passes.partial_results import PartialResults
 from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.inputs import Inputs
 from dilkit.op.boundary import lse_dtype
-from dilkit.op.operators import backward_op, forward_op
+from dilkit.op.call_options import CallOptions
+from dilkit.op.operators import attend, differentiate
 from dilkit.pattern import Branch, Pattern
 
 
@@ -73,8 +75,7 @@ def local_forward(
     out, lse, query = None, None, inputs.query
     for r in ranges:
         rows = slice(r.start, r.stop)
-        options, further = _options(op, r, is_causal, len(query), bias)
-        part_out, found_lse = forward_op(*inputs.of_range(rows), op.scale, options, **further)
+        part_out, found_lse = attend(*_call(op, r, is_causal, inputs, bias))
         found_lse = found_lse.transpose(1, 2).contiguous()
         if out is None and part_out.shape == query.shape:
             out, lse = part_out, found_lse
@@ -84,12 +85,14 @@ def local_forward(
     return _no_results(query) if out is None or lse is None else (out, lse)
 
 
-def _options(op: AttentionOp, r: LocalRange, is_causal: bool, batch: int, bias: RankBias | None) -> tuple[str, dict[str, Tensor]]:
-    """The options of a range as the torch operators take them, and further tensors."""
-    further = op.dropout(r.places(batch))
-    if bias is None:
-        return op.encode(r.pattern, is_causal, None), further
-    return op.encode(r.pattern, is_causal, bias.form), {**further, **bias.of_range(slice(r.start, r.stop))}
+def _call(
+    op: AttentionOp, r: LocalRange, is_causal: bool, inputs: RankInputs, bias: RankBias | None
+) -> tuple[Inputs, CallOptions]:
+    """The call of the rows of a range."""
+    rows = slice(r.start, r.stop)
+    query, key, value, mask = inputs.of_range(rows)
+    part = Inputs(query, key, value, mask, bias=None if bias is None else bias.of_range(rows))
+    return op.call(part, r.pattern, is_causal, r.places(len(query)))
 
 
 def _no_results(query: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,17 +129,15 @@ def local_backward(
     for r in ranges:
         rows = slice(r.start, r.stop)
         part_lse = lse[:, rows].transpose(1, 2).contiguous()
-        *qkv, mask = inputs.of_range(rows)
-        options, further = _options(op, r, is_causal, len(dout), bias)
-        tensors = dout[:, rows], *qkv, out[:, rows], part_lse, mask
-        *part_gradients, dweights = backward_op(*tensors, op.scale, options, **further)
+        call, options = _call(op, r, is_causal, inputs, bias)
+        part_gradients = differentiate(dout[:, rows], call, out[:, rows], part_lse, options)
         if bias is not None and bias.form.learned:
-            bias.gradient.add_(dweights)
+            bias.gradient.add_(part_gradients[3])
         if grads is None and part_gradients[0].shape == dout.shape:
-            grads = tuple(grad.contiguous() for grad in part_gradients)
+            grads = tuple(grad.contiguous() for grad in part_gradients[:3])
         else:
             grads = grads or tuple(x.new_zeros(x.shape) for x in inputs[:3])
-            for grad, more in zip(grads, part_gradients, strict=True):
+            for grad, more in zip(grads, part_gradients[:3], strict=True):
                 grad[:, rows] += more
     dquery, dkey, dvalue = grads or (x.new_zeros(x.shape) for x in inputs[:3])
     return dquery, dkey, dvalue

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dilkit.bias.form import BiasForm
+from dilkit.bias.form import BiasForm, LoweredBias
 
 if TYPE_CHECKING:
     from dilkit.comm.passes.problem_stacks import ProblemStack
@@ -32,10 +32,9 @@ class RankBias:
     positions: Tensor
     gradient: Tensor
 
-    def of_range(self, rows: slice) -> dict[str, Tensor]:
-        """What the torch operators are given for rows that follow each other."""
-        given = dict(bias=self.weights)
-        return {**given, "positions": self.positions[:, rows].contiguous()} if self.form.placed else given
+    def of_range(self, rows: slice) -> LoweredBias:
+        """The bias of rows that follow each other."""
+        return LoweredBias(self.form, self.weights, self.positions[:, rows].contiguous() if self.form.placed else None)
 
     def by_head(self, batch: int, heads: int) -> Tensor:
         """The positions as rows of so many heads, `(batch, rows, heads, dims)`, which travel as those of queries or keys."""
@@ -56,13 +55,12 @@ class TableBias:
     keys: Tensor
     gradient: Tensor
 
-    def of_stack(self, stack: ProblemStack) -> dict[str, Tensor]:
-        """What the torch operators are given for a stack, whose problems are all of the same heads."""
+    def of_stack(self, stack: ProblemStack) -> LoweredBias:
+        """The bias of a stack, whose problems are all of the same heads."""
         queries = self.queries.index_select(0, stack.results).view(-1, stack.rows, stack.width, self.form.dims)[:, :, 0]
         keys = self.keys.index_select(0, stack.flags).view(-1, stack.rows, self.form.dims)
-        return dict(bias=self.weights[stack.heads], positions=torch.cat((queries, keys), dim=2))
+        return LoweredBias(self.form, self.weights[stack.heads], torch.cat((queries, keys), dim=2))
 
     def add_gradient(self, stack: ProblemStack, dweights: Tensor) -> None:
         """Add the gradient of the weights that a stack gives."""
-        if self.form.learned:
-            self.gradient[stack.heads] += dweights
+        self.gradient[stack.heads] += dweights

@@ -18,12 +18,12 @@ from dilkit.decoding.branch_store import BranchStore
 from dilkit.decoding.layout import Layout, check_no_gradient, decoded, encoded, name_of
 from dilkit.decoding.store_attention import PreparedStep, Rows, ScoreOptions, StepFacts, attend_chunk, prepare, shared_heads
 from dilkit.decoding.stores import CacheState, check_decodable, loaded, open_stores, state_of
-from dilkit.keywords import refusing
-from dilkit.op._facts import key_of
-from dilkit.op.arguments import check_inputs, check_pattern, encode_arguments, further_arguments
-from dilkit.op.boundary import INPUTS, lse_dtype
+from dilkit.inputs import Inputs
+from dilkit.op._facts import tensor_key
+from dilkit.op.arguments import call_of, check_inputs, check_pattern
+from dilkit.op.autocast import in_given_dtypes
+from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import attend
-from dilkit.op.rules import in_given_dtypes
 from dilkit.op.scores import scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
@@ -124,7 +124,6 @@ class DilatedCache:
         """
         return sum(x.nbytes for store in self._stores for x in (store.rows, store.saved))
 
-    @refusing
     @in_given_dtypes
     def attend(
         self,
@@ -167,7 +166,7 @@ class DilatedCache:
         step = self._prepared(layout, query, key, scores, backend) if query.shape[1] <= FEW_ROWS else None
         if self._layout != layout:  # nothing has been seen
             self._layout, self._stores = layout, open_stores(self.pattern, layout, self.rollback)
-        self._facts, self._options = key_of(INPUTS, (query, key, value)), options
+        self._facts, self._options = tensor_key((query, key, value)), options
         if step is not None and query.shape[1] == 1:
             return self._next(step, (query, key, value), sink, changed.bias)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -303,9 +302,8 @@ class DilatedCache:
         if stored != dtype:  # halves would round the kept rows once more
             query, key, value = query.to(lse_dtype(dtype)), *(decoded(x, lse_dtype(dtype)) for x in new)
         changed = scores.changed.of_rows(slice(self._seen, self._seen + count))
-        factor, call = encode_arguments(query, key, value, self.pattern, True, scores.scale, backend, scores=changed)
-        arguments = query, key, value, None, factor, call, scores.sink, *further_arguments(0.0, scores=changed)
-        out: Tensor = attend(*arguments)[0]
+        inputs = Inputs(query, key, value, sink=scores.sink)
+        out, _ = attend(*call_of(inputs, self.pattern, True, scores.scale, backend, scores=changed))
         for store in self._stores:
             store.append_last(self._seen + count, *new)
         return out.to(dtype)
@@ -319,7 +317,7 @@ class DilatedCache:
                 check_sink(sink, query)
             self.pattern.check_seq(self._seen + query.shape[1])
             return self._layout
-        check_inputs(query, key, value, self.pattern, sink=sink)
+        check_inputs(Inputs(query, key, value, sink=sink), self.pattern)
         self.pattern.check_seq(self._seen + query.shape[1])
         if not query.dtype == key.dtype == value.dtype:
             raise TypeError(f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; one dtype is needed (.to(query))")
@@ -342,7 +340,7 @@ class DilatedCache:
         for x in rows:
             if type(x) is not Tensor:
                 return False
-        return key_of(INPUTS, rows) == self._facts
+        return tensor_key(rows) == self._facts
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the step: a copy selects a backend for itself."""

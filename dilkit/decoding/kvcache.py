@@ -9,17 +9,15 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, real
 from dilkit.decoding.layout import check_no_gradient
-from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
+from dilkit.op.call_options import CallOptions
 from dilkit.op.kvcache import check_tensors, last_rows
-from dilkit.op.schema import encode_call
 from dilkit.op.scores import scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 from dilkit.selector import names_of
 
 
-@refusing
 def dilated_attention_with_kvcache(
     query: Tensor,
     k_cache: Tensor,
@@ -79,7 +77,7 @@ def dilated_attention_with_kvcache(
     scores = scores_of(bias, softcap, query, pattern, k_cache.shape[2], k_cache.shape[1])
     check_no_gradient(query, k_cache, v_cache, key, value, sink, *scores.tensors)
     factor = query.shape[-1] ** -0.5 if scale is None else real("scale", scale)
-    names = "" if backend is None else ",".join(names_of(backend))
-    call = encode_call(pattern, True, False, names, 0.0, scores.softcap, scores.form)
-    out, lse = last_rows(query, k_cache, v_cache, key, value, cache_seqlens, factor, call, sink, *scores.tensors)
+    backends = () if backend is None else names_of(backend)
+    options = CallOptions(pattern, True, False, backends, 0.0, scores.softcap, scores.form, factor)
+    out, lse = last_rows(query, k_cache, v_cache, key, value, cache_seqlens, options, sink, *scores.tensors)
     return (out, lse) if return_lse else out

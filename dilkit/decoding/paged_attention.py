@@ -20,7 +20,8 @@ from dilkit.decoding.branch_store import seen_by
 from dilkit.decoding.layout import Layout, check_no_gradient, decoded, encoded, name_of, sink_logits
 from dilkit.decoding.pages import PagePool, SequenceRows
 from dilkit.decoding.protocol import DecodingBackend, Step, decoding_backend
-from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
+from dilkit.inputs import Inputs
+from dilkit.op.arguments import call_of, check_inputs
 from dilkit.op.boundary import lse_dtype
 from dilkit.op.operators import attend
 from dilkit.op.scores import Scores, scores_of
@@ -74,7 +75,7 @@ def check_rows(rows: Rows, pattern: Pattern, layout: Layout, sink: Tensor | None
     if torch._C._are_functorch_transforms_active():
         raise ValueError("a cache cannot keep the rows of vmap and other transforms")
     query, key, value = (batch_of_one(name, x) for name, x in zip(("query", "key", "value"), rows, strict=True))
-    check_inputs(query, key, value, pattern, sink=sink)
+    check_inputs(Inputs(query, key, value, sink=sink), pattern)
     for name, x, heads in (("query", query, layout.heads), ("key", key, layout.kv_heads), ("value", value, layout.kv_heads)):
         if (*x.shape[2:], x.dtype, x.device) != (heads, layout.head_dim, layout.dtype, layout.device):
             raise ValueError(
@@ -102,9 +103,8 @@ def attend_prompts(
     cu_seqlens = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=query.device)
     spans = [(prompt.token, prompt.token + count) for prompt, count in zip(prompts, counts, strict=True)]
     scores = call.scores.of_rows(torch.cat([torch.arange(*span, device=query.device) for span in spans]))
-    scale, text = encode_arguments(query, key, value, pattern, True, call.problem.scale, call.asked, scores=scores)
-    arguments = query, key, value, None, scale, text, call.sink, *further_arguments(0.0, cu_seqlens, None, scores)
-    computed = attend(*arguments)[0][0]
+    inputs = Inputs(query, key, value, cu_seqlens=cu_seqlens, sink=call.sink)
+    computed = attend(*call_of(inputs, pattern, True, call.problem.scale, call.asked, scores=scores))[0][0]
     for prompt, part in zip(prompts, torch.split(computed, counts), strict=True):
         out[prompt.rows] = part
 

@@ -25,9 +25,8 @@ from dilkit.decoding.paged_attention import (
 )
 from dilkit.decoding.pages import PagePool, SequenceRows
 from dilkit.decoding.stores import check_decodable
-from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
-from dilkit.op.rules import in_given_dtypes
+from dilkit.op.autocast import in_given_dtypes
 from dilkit.pattern import WHOLE_SEQUENCE, Pattern
 from dilkit.problem import DTYPES, STORED
 
@@ -164,7 +163,6 @@ class PagedCache:
             old.clear()
             self._sequences[sequence] = new
 
-    @refusing
     @in_given_dtypes
     def attend(
         self,

@@ -11,7 +11,6 @@ from dilkit.attention import dilated_attention
 from dilkit.bias.base import Bias
 from dilkit.checks import real, shown
 from dilkit.decoding import DilatedCache
-from dilkit.keywords import refusing
 from dilkit.op.arguments import check_pattern
 from dilkit.op.scores import check_softcap
 from dilkit.orders.attention import ordered_dilated_attention
@@ -84,7 +83,6 @@ class DilatedAttention(BiasedModule):
         DilatedAttention(Pattern([16, 64], [1, 4]))
     """
 
-    @refusing
     def __init__(
         self,
         pattern: Pattern,
@@ -107,7 +105,6 @@ class DilatedAttention(BiasedModule):
             names_of(backend)  # raises for what are no names
         self.backend = backend
 
-    @refusing
     def forward(
         self,
         query: Tensor,

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer, probability, real, shown
 from dilkit.decoding import DilatedCache
-from dilkit.keywords import refusing
 from dilkit.nn.attention import DilatedAttention, appended, check_cache
 from dilkit.nn.checks import accept_only, bool_mask, check_causal, check_factory, check_rows
 from dilkit.op.sequences import check_cu_seqlens, places
@@ -86,7 +85,6 @@ class MultiheadDilatedAttention(nn.Module):
     _qkv_same_embed_dim = False
     _rank_heads: RankHeads | None = None  # `HeadParallel` sets it
 
-    @refusing
     def __init__(
         self,
         embed_dim: int,
@@ -172,7 +170,6 @@ class MultiheadDilatedAttention(nn.Module):
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
 
-    @refusing
     def forward(
         self,
         query: Tensor,

@@ -47,11 +47,15 @@ cdef enum:
     FLOAT = 2
     BFLOAT = 4
     TRUTH = 6
-    MOST_TENSORS = 8
-    MOST_NAMED = 16
+    MOST_TENSORS = 16
     MOST_DIMS = 4
     HEADER = 4 * sizeof(int32_t)
-    MOST_BYTES = HEADER + 2 * MOST_DIMS * sizeof(int64_t)
+    MOST_OF_ONE = 1 + HEADER + 2 * MOST_DIMS * sizeof(int64_t)
+    MOST_BYTES = (MOST_TENSORS + 1) * MOST_OF_ONE
+    ABSENT = 0  # what a key says of the next of its inputs
+    DESCRIBED = 1
+    OPENED = 2
+    CLOSED = 3
 
 
 cdef uint64_t keys_named(names):
@@ -76,77 +80,60 @@ cdef object function_mode = torch._C._is_torch_function_mode_enabled, profiling 
 cdef object autocasting = torch._C._is_any_autocast_enabled, forward_level = forward_ad
 
 
-def surely_fit(query, key, value):
-    """Whether these are plain tensors that can be computed together. False means that it takes a closer look to say."""
-    if transforms_active() or not (is_plain(query) and is_plain(key) and is_plain(value)):
-        return False
-    return described_inputs(query, key, value) is not None
+def undispatched(inputs):
+    """True if torch's dispatcher has nothing to do with an operator of these tensors but record a gradient and call its kernel.
+
+    It has more to do under modes, transforms, autocast, tracing or a profiler, and for tensors of subclasses, without memory or
+    in a form that is not their memory's. `inputs` has tensors, None, and tuples that hold tensors among other things.
+    """
+    return not thread_is_odd() and are_plain(of_tuple(inputs), False)
 
 
-def plain_facts(query, key, value):
-    """The `key_of` tensors that surely fit each other, and with which torch's dispatcher has nothing to do; else None."""
-    if thread_is_odd() or not (is_alone(query) and is_alone(key) and is_alone(value)):
-        return None
-    return described_inputs(query, key, value)
+def call_key(inputs):
+    """Return the `tensor_key` of inputs, None where torch's dispatcher has something to do with them."""
+    cdef tuple items = of_tuple(inputs)
+    return None if thread_is_odd() or not are_plain(items, False) else tensor_key(items)
 
 
-def facts_undispatched(tuple tensors):
-    """The `key_of` tensors with which torch's dispatcher has nothing to do; else None."""
-    if API is NULL or len(tensors) > MOST_TENSORS or thread_is_odd():
-        return None
-    for x in tensors:
-        if not is_alone(x):
-            return None
-    try:
-        return described(tensors)
-    except (BufferError, RuntimeError):
-        return None
+def tensor_key(inputs):
+    """Return a value that is the same for tensors of the same shapes, strides, dtypes and devices in the same places, and for no others."""
+    cdef char[MOST_BYTES] found
+    cdef char *end = found
+    if API is not NULL:
+        try:
+            end = describe_all(of_tuple(inputs), end, found + MOST_BYTES)
+            return PyBytes_FromStringAndSize(found, end - found)
+        except (BufferError, RuntimeError):
+            pass  # whether the tensors can be used is not decided here
+    return key_by_attributes(of_tuple(inputs))
 
 
-cdef bint is_plain(x) except -1:
-    """Whether a tensor has memory: to fail at that takes a millisecond."""
-    return type(x) is Tensor and (x.is_cpu or x.is_cuda)
+cdef tuple of_tuple(inputs):
+    """The items of a tuple of whatever class: those of a named one take Cython long."""
+    if not isinstance(inputs, tuple):
+        raise TypeError(f"inputs is a {type(inputs).__name__}; a tuple is needed")
+    return tuple(inputs)
 
 
-cdef bint is_alone(x) except -1:
-    return type(x) is Tensor and not <uint64_t>keys_of_tensor(x).raw_repr() & ~OF_TENSOR
+cdef tuple key_by_attributes(tuple inputs):
+    return tuple([
+        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else key_by_attributes(tuple(x)) if isinstance(x, tuple) else None
+        for x in inputs
+    ])
 
 
-cdef bytes described_inputs(query, key, value):
-    """What `described` says of three tensors that fit each other; None of others."""
-    cdef char[3 * MOST_BYTES] found
-    cdef DLTensor q, k, v
-    cdef char *end
-    if API is NULL:
-        return None
-    try:
-        API.export_borrowed(<void *>query, &q)
-        API.export_borrowed(<void *>key, &k)
-        API.export_borrowed(<void *>value, &v)
-    except (BufferError, RuntimeError):
-        return None
-    if not (is_floating(&q) and in_rows_like(&q, &q) and in_rows_like(&k, &q) and in_rows_like(&v, &q) and go_together(&q, &k, &v)):
-        return None
-    end = describe(&v, describe(&k, describe(&q, found)))
-    return PyBytes_FromStringAndSize(found, end - found)
-
-
-cdef bint is_floating(const DLTensor *x) noexcept:
-    return x.lanes == 1 and (x.bits in (16, 32, 64) if x.kind == FLOAT else x.bits == 16 and x.kind == BFLOAT)
-
-
-cdef bint in_rows_like(const DLTensor *x, const DLTensor *query) noexcept:
-    """Whether `x` has four dimensions, a contiguous last one, and the device and dtype of `query`."""
-    return x.ndim == 4 and memcmp(&x.device_type, &query.device_type, HEADER) == 0 and (x.strides[3] == 1 or x.shape[3] <= 1)
-
-
-cdef bint go_together(const DLTensor *q, const DLTensor *k, const DLTensor *v) noexcept:
-    cdef const int64_t *size = q.shape
-    cdef const int64_t *kv = k.shape
-    return (
-        memcmp(kv, v.shape, 4 * sizeof(int64_t)) == 0 and kv[0] == size[0] and kv[1] == size[1] and kv[3] == size[3]
-        and size[3] > 0 and size[2] > 0 and kv[2] > 0 and size[2] % kv[2] == 0
-    )
+cdef bint are_plain(tuple inputs, bint within) except -1:
+    """True if all tensors have memory of the usual form; `within` a tuple among the inputs there is more than tensors."""
+    for x in inputs:
+        if type(x) is Tensor or type(x) is Parameter:
+            if <uint64_t>keys_of_tensor(x).raw_repr() & ~OF_TENSOR:
+                return False
+        elif isinstance(x, tuple):
+            if not are_plain(tuple(x), True):
+                return False
+        elif x is not None and (not within or is_tensor(x)):
+            return False
+    return True
 
 
 cdef bint thread_is_odd() except -1:
@@ -156,68 +143,52 @@ cdef bint thread_is_odd() except -1:
     return autocasting() or forward_level._current_level >= 0
 
 
-def undispatched(tuple inputs):
-    """Whether torch's dispatcher has nothing to do with an operator of these inputs but record a gradient and call its kernel.
-
-    It has more to do under modes, transforms, autocast, tracing or a profiler, and for tensors of subclasses, without memory or
-    in a form that is not their memory's.
-    """
-    if thread_is_odd():
-        return False
-    for x in inputs:
-        if type(x) is Tensor or type(x) is Parameter:
-            if <uint64_t>keys_of_tensor(x).raw_repr() & ~OF_TENSOR:
-                return False
-        elif x is not None and type(x) is not float and type(x) is not str and type(x) is not int:
-            return False
-    return True
-
-
-def want_gradient(tuple inputs):
-    """Whether one of these is a tensor that requires a gradient."""
-    for x in inputs:
-        if isinstance(x, Tensor) and x.requires_grad:
+def want_gradient(inputs):
+    """True if one of these, or in a tuple among them, is a tensor that requires a gradient."""
+    for x in of_tuple(inputs):
+        if is_tensor(x):
+            if x.requires_grad:
+                return True
+        elif isinstance(x, tuple) and want_gradient(x):
             return True
     return False
 
 
-def key_of(tuple names, tuple tensors):
-    """A hashable value that is the same for tensors of the same shapes, strides, dtypes and devices, and for no others.
-
-    Raises TypeError, naming the tensor, for None, which torch hands to operators for a tensor that is undefined.
-    """
-    cdef Py_ssize_t i
-    for i in range(len(tensors)):
-        if tensors[i] is None:
-            raise TypeError(f"{names[i]} is None; a tensor is needed")
-    if API is not NULL and len(tensors) <= MOST_TENSORS:
-        try:
-            return described(tensors)
-        except (BufferError, RuntimeError):
-            pass  # whether the tensor can be used is not decided here
-    return tuple([(x.shape, x.stride(), x.dtype, x.device) for x in tensors])
+cdef bint is_tensor(x) except -1:
+    """isinstance, which takes long for what is none."""
+    return x is not None and (type(x) is Tensor or type(x) is Parameter or (not isinstance(x, tuple) and isinstance(x, Tensor)))
 
 
-cdef object described(tuple tensors):
-    """Device, dtype, shape and strides of each tensor as bytes. Raises BufferError for what DLPack or this cannot describe."""
-    cdef char[MOST_TENSORS * MOST_BYTES] found
-    cdef char *end = found
+cdef char *describe_all(tuple inputs, char *end, const char *limit) except NULL:
+    """Write device, dtype, shape and strides of each tensor, and a mark for all else. Raises BufferError for what is not described."""
     cdef DLTensor x
-    for tensor in tensors:
-        API.export_borrowed(<void *>tensor, &x)
-        if x.ndim > MOST_DIMS:
+    for tensor in inputs:
+        if end + MOST_OF_ONE > limit:
             raise BufferError
-        end = describe(&x, end)
-    return PyBytes_FromStringAndSize(found, end - found)
+        if is_tensor(tensor):
+            API.export_borrowed(<void *>tensor, &x)
+            if x.ndim > MOST_DIMS:
+                raise BufferError
+            end = describe(&x, end)
+        elif isinstance(tensor, tuple):
+            end[0] = OPENED
+            end = describe_all(tuple(tensor), end + 1, limit)
+            end[0] = CLOSED
+            end += 1
+        else:
+            end[0] = ABSENT
+            end += 1
+    return end
 
 
 cdef char *describe(const DLTensor *x, char *end) noexcept:
-    """Write what a key says of a tensor behind what it says of others; returns where it ends then."""
+    """Write the key of a tensor at `end`; returns where it ends then."""
     cdef Py_ssize_t dims = x.ndim * sizeof(int64_t)
-    memcpy(end, &x.device_type, HEADER)
-    memcpy(end + HEADER, x.shape, dims)
-    memcpy(end + HEADER + dims, x.strides, dims)
-    return end + HEADER + 2 * dims
+    end[0] = DESCRIBED
+    memcpy(end + 1, &x.device_type, HEADER)
+    memcpy(end + 1 + HEADER, x.shape, dims)
+    memcpy(end + 1 + HEADER + dims, x.strides, dims)
+    return end + 1 + HEADER + 2 * dims
 
 
 cdef char *locate(tensor, int64_t *strides, int dims) except? NULL:
@@ -298,22 +269,30 @@ cdef int64_t reach(str name, tensor, const Facts *facts) except -1:
     return end
 
 
-def first_beyond(tuple tensors, tuple spans):
-    """The number of the first tensor that reaches beyond its storage; -1 if none does.
+def first_beyond(inputs, tuple spans):
+    """The number of the first tensor, also of tuples among the inputs, that reaches beyond its storage; -1 if none does.
 
     `spans`: bytes from the first element of each tensor to the end of its last; an empty one has 0, and may begin anywhere.
     """
-    cdef Py_ssize_t i, span, offset
-    for i in range(len(spans)):
-        x, span = tensors[i], spans[i]
-        if span == 0:
-            continue
-        offset = x.storage_offset()
-        if offset:
-            offset *= <Py_ssize_t>x.itemsize
-        if offset + span > <Py_ssize_t>x.untyped_storage().nbytes():
-            return i
-    return -1
+    cdef Py_ssize_t number = 0
+    return number if any_beyond(of_tuple(inputs), spans, &number) else -1
+
+
+cdef bint any_beyond(tuple inputs, tuple spans, Py_ssize_t *number) except -1:
+    cdef Py_ssize_t span, offset
+    for x in inputs:
+        if is_tensor(x):
+            span = spans[number[0]]
+            if span > 0:
+                offset = x.storage_offset()
+                if offset:
+                    offset *= <Py_ssize_t>x.itemsize
+                if offset + span > <Py_ssize_t>x.untyped_storage().nbytes():
+                    return True
+            number[0] += 1
+        elif isinstance(x, tuple) and any_beyond(tuple(x), spans, number):
+            return True
+    return False
 
 
 def spans_that_meet(tuple tensors, tuple spans, list written):
@@ -321,10 +300,10 @@ def spans_that_meet(tuple tensors, tuple spans, list written):
 
     A pair of two that are written comes once, the one that is named first before the other. `spans`: as of `first_beyond`.
     """
-    cdef int64_t[MOST_NAMED] start, end
+    cdef int64_t[MOST_TENSORS] start, end
     cdef Py_ssize_t i, j, n, count = len(tensors)
-    if count > MOST_NAMED:
-        raise ValueError(f"{count} tensors; at most {MOST_NAMED} are needed")
+    if count > MOST_TENSORS:
+        raise ValueError(f"{count} tensors; at most {MOST_TENSORS} are needed")
     for i in range(count):
         start[i] = <int64_t><uintptr_t>locate(tensors[i], NULL, 0)
         end[i] = start[i] + <int64_t>spans[i]

@@ -1,20 +1,22 @@
-"""The arguments of a call: checked, and as the torch operators take them."""
+"""The arguments of a call: checked, and put together as `Inputs` and `CallOptions`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
+from dilkit.bias.base import Bias
 from dilkit.checks import boolean, not_distributed, probability, real, shown
-from dilkit.op._facts import plain_facts, surely_fit
+from dilkit.inputs import Inputs
+from dilkit.op._facts import call_key, want_gradient
+from dilkit.op.autocast import AUTOCAST_KEYS
+from dilkit.op.block_layout import check_layout
 from dilkit.op.boundary import check_shapes
-from dilkit.op.dropout import draw_seed
-from dilkit.op.operators import encode_call
-from dilkit.op.rules import AUTOCAST_KEYS
-from dilkit.op.scores import PLAIN, Scores
+from dilkit.op.call_options import CallOptions
+from dilkit.op.dropout import Dropout, draw_seed
+from dilkit.op.scores import PLAIN, Scores, packed_scores, scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
@@ -23,72 +25,78 @@ from dilkit.selector import names_of
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
-def encode_arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+def call_of(
+    inputs: Inputs,
     pattern: Pattern,
-    is_causal: bool,
-    scale: float | None,
-    backend: str | Sequence[str] | None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    backend: str | Sequence[str] | None = None,
     dropout_p: float = 0.0,
-    scores: Scores = PLAIN,
-) -> tuple[float, str]:
-    """The two arguments of the operators beside the tensors: the scale, and the others as one text (`encode_call`)."""
-    if type(is_causal) is not bool:
-        boolean("is_causal", is_causal)
-    factor = query.size(-1) ** -0.5 if scale is None else real("scale", scale)
-    names = "" if backend is None else ",".join(names_of(backend))
-    requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    rate = probability("dropout_p", dropout_p)
-    if scores is PLAIN:
-        return factor, encode_call(pattern, is_causal, requires_grad, names, rate)
-    requires_grad = requires_grad or (scores.form is not None and scores.form.learned)
-    return factor, encode_call(pattern, is_causal, requires_grad, names, rate, scores.softcap, scores.form)
-
-
-def further_arguments(
-    dropout_p: float,
-    cu_seqlens: Tensor | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
     max_seqlen: int | None = None,
     scores: Scores = PLAIN,
-    block_layout: Tensor | None = None,
-) -> tuple[Any, ...]:
-    """The arguments of the forward operator after the sink, as far as they are needed; for dropout a seed is drawn."""
-    if block_layout is not None:
-        return cu_seqlens, max_seqlen, draw_seed() if dropout_p > 0 else None, None, *scores.tensors, block_layout
-    if scores.bias is not None:
-        return cu_seqlens, max_seqlen, draw_seed() if dropout_p > 0 else None, None, *scores.tensors
-    if dropout_p > 0:
-        return cu_seqlens, max_seqlen, draw_seed()
-    return () if cu_seqlens is None else (cu_seqlens, max_seqlen)
+) -> tuple[Inputs, CallOptions, Hashable | None]:
+    """Return the arguments of `attend`: inputs, to which a bias and the seed of a dropout are added, options, and the `call_key`.
 
-
-def check_inputs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    key_padding_mask: Tensor | None = None,
-    sink: Tensor | None = None,
-) -> bytes | None:
-    """Raise TypeError or ValueError, naming the argument and the limit, unless these arguments fit each other.
-
-    Returns the `plain_facts` of query, key and value where these are all tensors.
+    `scores`: bias and softcap where they are known already. Raises TypeError or ValueError, naming argument and limit, for what
+    does not fit. Plain tensors are checked when the first call with tensors like these is prepared (`prepared_call.py`).
     """
-    if not isinstance(pattern, Pattern):
-        check_pattern(pattern)
-    compiling = torch.compiler.is_compiling()
-    facts = None if compiling else plain_facts(query, key, value)
-    if facts is None and (compiling or not surely_fit(query, key, value)):
-        _check_tensors(query, key, value)
+    key = None if torch.compiler.is_compiling() else call_key(inputs)
+    if key is None or not isinstance(pattern, Pattern):
+        check_inputs(inputs, pattern)
+    if bias is not None or softcap is not None:
+        check_inputs(inputs, pattern)
+        sequences = inputs.cu_seqlens
+        facts = inputs.query, pattern, inputs.key.shape[2]
+        scores = scores_of(bias, softcap, *facts) if sequences is None else packed_scores(bias, softcap, *facts, sequences)
+    if type(is_causal) is not bool:
+        boolean("is_causal", is_causal)
+    if type(dropout_p) is not float or dropout_p:
+        dropout_p = probability("dropout_p", dropout_p)
+    if scale is not None:
+        scale = real("scale", scale)
+    backends = () if backend is None else names_of(backend)
+    form = None
+    if scores.bias is not None:
+        inputs, key, form = inputs._replace(bias=scores.bias), None, scores.bias.form
+    if dropout_p:
+        inputs, key = inputs._replace(dropout=Dropout(dropout_p, draw_seed())), None
+    requires_grad = torch.is_grad_enabled() and (_traced_want_gradient(inputs) if key is None else want_gradient(inputs))
+    options = CallOptions(pattern, is_causal, requires_grad, backends, dropout_p, scores.softcap, form, scale, max_seqlen)
+    return inputs, options, key
+
+
+def _traced_want_gradient(inputs: Inputs) -> bool:
+    """`want_gradient`, as `torch.compile` can trace it."""
+    bias, tensors = inputs.bias, [x for x in inputs if isinstance(x, Tensor)]
+    return any(x.requires_grad for x in tensors) or (bias is not None and bias.form.learned)
+
+
+def check_inputs(inputs: Inputs, pattern: Pattern) -> None:
+    """Raise TypeError or ValueError, naming the argument and the limit, unless these fit each other."""
+    check_pattern(pattern)
+    query, key, value, *_ = inputs
+    named = (("query", query), ("key", key), ("value", value))
+    for name, x in named:
+        _check_tensor(name, x, query)
+    check_shapes(query.shape, key.shape, value.shape)
+    for name, x in named:
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(f"{name} has stride {x.stride(3)} in its last dimension; 1 is needed ({name}.contiguous())")
     if pattern.heads is not None or pattern.head_shard is not None:
         pattern.check_heads(query.shape[2], key.shape[2])
-    if key_padding_mask is not None:
-        _check_mask(key_padding_mask, query)
-    if sink is not None:
-        check_sink(sink, query)
-    return facts if key_padding_mask is sink is None else None
+    check_others(inputs, pattern)
+
+
+def check_others(inputs: Inputs, pattern: Pattern) -> None:
+    """Raise TypeError or ValueError for tensors beside query, key and value, which fit each other, that do not fit them."""
+    if inputs.key_padding_mask is not None:
+        _check_mask(inputs.key_padding_mask, inputs.query)
+    if inputs.sink is not None:
+        check_sink(inputs.sink, inputs.query)
+    if inputs.block_layout is not None:  # where it is missing the operator says so
+        check_layout(inputs.block_layout, pattern, inputs.query, inputs.key.shape[2])
 
 
 def check_pattern(pattern: object) -> None:
@@ -97,17 +105,6 @@ def check_pattern(pattern: object) -> None:
         raise TypeError(
             f"pattern={shown(pattern)} is a {type(pattern).__name__}; a dilkit.Pattern is needed, such as Pattern([2048], [1])"
         )
-
-
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise TypeError or ValueError, naming the tensor, unless these can be computed together."""
-    named = (("query", query), ("key", key), ("value", value))
-    for name, x in named:
-        _check_tensor(name, x, query)
-    check_shapes(query.shape, key.shape, value.shape)
-    for name, x in named:
-        if x.stride(3) != 1 and x.shape[3] > 1:
-            raise ValueError(f"{name} has stride {x.stride(3)} in its last dimension; 1 is needed ({name}.contiguous())")
 
 
 def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:

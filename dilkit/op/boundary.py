@@ -1,15 +1,15 @@
 """The boundary between torch and the kernels: what the tensors of a call must be before a kernel takes their addresses.
 
 Nothing about the tensors is taken for granted here. They may come from `torch.ops` directly, and those of a backward pass from
-`saved_tensors_hooks`. Whatever depends on shapes, strides, dtypes and devices alone is worked out once and kept (`prepare`);
-what is left for each call is that the memory of each tensor still is as large as its shape says (`admit`).
+`saved_tensors_hooks`. Whatever depends on shapes, strides, dtypes and devices alone is checked once (`prepared_call.py`); what is
+left for each call is that the memory of each tensor still is as large as its shape says (`check_room`).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -28,22 +28,8 @@ MOST_LIKELY_HEADS = 256
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
-@dataclass(frozen=True)
-class Admission:
-    """What remains to be done for the tensors of a call whose facts fit.
-
-    `spans`: bytes from the first element of each tensor to the end of the last. `copied`: whether a kernel needs a copy, because
-    the last dimension is not contiguous.
-    """
-
-    names: tuple[str, ...]
-    spans: tuple[int, ...]
-    copied: tuple[bool, ...]
-    any_copied: bool
-
-
-def prepare(names: Sequence[str], tensors: tuple[Tensor, ...]) -> Admission:
-    """Check shapes, dtypes and devices of a call's tensors. Raises TypeError or ValueError that names the tensor.
+def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...]) -> None:
+    """Raise TypeError or ValueError, naming the tensor, unless shapes, dtypes and devices of a call's tensors fit.
 
     `names` are `INPUTS` or `SAVED`; the mask may follow as one tensor more.
     """
@@ -62,8 +48,13 @@ def prepare(names: Sequence[str], tensors: tuple[Tensor, ...]) -> Admission:
             raise TypeError(f"{name} is {x.dtype} on {x.device}; {needed}{hint}")
         if x.shape != shapes.get(name, x.shape):
             raise ValueError(f"{name} has shape {tuple(x.shape)}; {tuple(shapes[name])} is needed{hint}")
-    copied = tuple(name not in ("lse", MASK) and x.shape[-1] > 1 and x.stride(-1) != 1 for name, x in by_name.items())
-    return Admission(names, tuple(map(span, tensors)), copied, any(copied))
+
+
+def check_there(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    """Raise TypeError, naming the tensor, for None, which torch hands to operators for a tensor that is undefined."""
+    for name, x in zip(names, tensors, strict=True):
+        if x is None:
+            raise TypeError(f"{name} is None; a tensor is needed")
 
 
 def check_shapes(query: torch.Size, key: torch.Size, value: torch.Size) -> None:
@@ -115,21 +106,28 @@ def check_memory(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> None:
 
 
 def check_room(names: tuple[str, ...], tensors: tuple[Tensor, ...], spans: tuple[int, ...]) -> None:
+    """Raise ValueError where a tensor reaches beyond its memory; `spans`: bytes from its first element to the end of its last."""
     beyond = first_beyond(tensors, spans)
     if beyond >= 0:
-        x = tensors[beyond]
-        raise ValueError(
-            f"{names[beyond]} has shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}, "
-            f"beyond the {x.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
-        )
+        refuse_beyond(names[beyond], tensors[beyond])
 
 
-def admit(tensors: tuple[Tensor, ...], admission: Admission) -> tuple[Tensor, ...]:
-    """The tensors as kernels may read them. Raises ValueError where a tensor reaches beyond its memory."""
-    check_room(admission.names, tensors, admission.spans)
-    if not admission.any_copied:
-        return tensors
-    return tuple(x.contiguous() if copied else x for x, copied in zip(tensors, admission.copied, strict=True))
+def refuse_beyond(name: str, x: Tensor) -> NoReturn:
+    """Raise the error on a tensor that reaches beyond its memory."""
+    raise ValueError(
+        f"{name} has shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}, "
+        f"beyond the {x.untyped_storage().nbytes()} bytes of its storage; was the storage resized?"
+    )
+
+
+def lies_in_rows(x: Tensor) -> bool:
+    """True if kernels can read `x` as it is: its last dimension is contiguous."""
+    return x.stride(-1) == 1 or x.shape[-1] <= 1
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """`x` as kernels read it."""
+    return x if lies_in_rows(x) else x.contiguous()
 
 
 def check_returned(backend: str, returned: object, wanted: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ fewest that pass the tests of randomness of BigCrush (Salmon et al., Parallel ra
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,17 +35,17 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 """Four words of 32 bits, in int64."""
 
 
-@dataclass(frozen=True)
-class Dropout:
-    """Which weights of a call are dropped, each with the probability `p`; the others are multiplied by `1 / (1 - p)`.
+class Dropout(NamedTuple):
+    """The weights of a call that are dropped, each with the probability `p`; the others are multiplied by `1 / (1 - p)`.
 
-    `first_batch`, `first_head`: the numbers of the first sequence and query head of the tensors. `places`, in place of both,
-    int64 `(batch, 5)`, contiguous, on the CPU: of each element of the batch the numbers of its sequence, its first head, its
-    first query and its first key, and the step from row to row of queries and keys.
+    `seed`: int64 `()` on the CPU, as it was drawn; for a backend its number. `first_batch`, `first_head`: the numbers of the
+    first sequence and query head of the tensors. `places`, in place of both, int64 `(batch, 5)`, contiguous, on the CPU: of each
+    element of the batch the numbers of its sequence, its first head, its first query and its first key, and the step from row to
+    row of queries and keys.
     """
 
     p: float
-    seed: int
+    seed: Any
     first_batch: int = 0
     first_head: int = 0
     places: Tensor | None = None
@@ -62,7 +62,7 @@ class Dropout:
 
     def of_sequence(self, number: int) -> Dropout:
         """The dropout of one sequence of a packed call."""
-        return replace(self, first_batch=self.first_batch + number)
+        return self._replace(first_batch=self.first_batch + number)
 
     def kept(self, heads: int, rows: Tensor, keys: Tensor, batch: int) -> Tensor:
         """Bool `(batch, heads, len(rows), len(keys))`: which weights of these rows with these keys, int64, are kept."""
@@ -139,16 +139,21 @@ torch.library.register_fake("dilkit::saved_seed", torch.empty_like, lib=library)
 _saved_seed: Callable[[Tensor], Tensor] = torch.ops.dilkit.saved_seed.default
 
 
-def dropout_of(problem: Problem, seed: Tensor | None, places: Tensor | None) -> Dropout:
-    """The dropout of a call that asks for one. Raises TypeError or ValueError for tensors that do not fit."""
+def dropout_of(problem: Problem, drawn: Dropout | None) -> Dropout | None:
+    """The dropout of a call as backends take it, None for none. Raises TypeError or ValueError for tensors that do not fit."""
+    seed, places = (None, None) if drawn is None else (drawn.seed, drawn.places)
+    if problem.varlen and places is not None:
+        raise ValueError("dropout_places and cu_seqlens cannot go together; the places of packed sequences are their own")
+    if problem.dropout_p == 0:
+        return None
     _check_int64("dropout_seed", seed, (), "dilkit.op.dropout.draw_seed()")
     if places is not None:
         _check_int64("dropout_places", places, (problem.batch, PLACES), "a line for each element of the batch")
-    assert seed is not None
     if problem.device.type == "cuda" and capturing(torch.device("cuda", problem.device.index)):
         raise RuntimeError(
             "dropout_p > 0 while a CUDA graph is captured: every replay would drop the same weights; use dropout_p=0"
         )
+    assert seed is not None
     return Dropout(problem.dropout_p, int(seed), first_head=problem.first_head, places=places)
 
 

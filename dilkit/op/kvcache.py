@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,15 +21,16 @@ from dilkit.decoding._tables import LastRows, last_rows_of
 from dilkit.decoding.layout import check_no_gradient
 from dilkit.decoding.protocol import DecodingBackend, Step, decoding_backend
 from dilkit.inputs import Inputs
-from dilkit.op._facts import key_of, undispatched
+from dilkit.op._facts import tensor_key, undispatched
+from dilkit.op.autocast import in_given_dtypes
 from dilkit.op.boundary import check_returned, check_room, empty_outputs, lse_dtype, span
+from dilkit.op.call_options import CallOptions, decode, encode
 from dilkit.op.overlap import check_places, check_written
-from dilkit.op.rules import in_given_dtypes
-from dilkit.op.schema import asks_for_backends, backends_asked, decode_call, library, scores_asked
+from dilkit.op.schema import library
 from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import add_zero_keys, check_sink
 from dilkit.problem import DTYPES, Problem
-from dilkit.selector import names_of, requested_backends, select, state
+from dilkit.selector import requested_backends, select, state
 
 library.define(
     "last_rows(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? key, Tensor? value, Tensor cache_seqlens, "
@@ -79,7 +80,7 @@ def check_tensors(query: object, k_cache: object, v_cache: object, key: object, 
     count = 4 if key is None else 6
     names, tensors = _NAMES[:count], given[:count]
     if {*map(type, tensors)} == {Tensor} and not torch.compiler.is_compiling():
-        plan.cached(("tensors of last rows", key_of(names, tensors)), _fitting, names, tensors)
+        plan.cached(("tensors of last rows", names, tensor_key(tensors)), _fitting, names, tensors)
     else:
         _fitting(names, tensors)
 
@@ -157,19 +158,34 @@ def _check_lengths(cache_seqlens: Tensor, new: int, rows: int, capacity: int) ->
     return [length + new for length in before]
 
 
-def last_rows(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """`last_rows_op` of tensors that are checked and want no gradient, without torch's dispatcher if it has nothing to do."""
-    if torch.compiler.is_compiling() or not undispatched(inputs):
-        results: tuple[Tensor, Tensor] = last_rows_op(*inputs)
+def last_rows(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    cache_seqlens: Tensor,
+    options: CallOptions,
+    *others: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`last_rows_op` of tensors that are checked and want no gradient, without torch's dispatcher if it has nothing to do.
+
+    `others`: the sink, weights and positions of a bias.
+    """
+    tensors = query, k_cache, v_cache, key, value, cache_seqlens
+    if torch.compiler.is_compiling() or not undispatched((*tensors, *others)):
+        results: tuple[Tensor, Tensor] = last_rows_op(*tensors, options.scale, encode(options), *others)
         return results
-    return _attend(*inputs)
+    return _attend(*tensors, options, *others)
 
 
-def _last_rows(query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Any, value: Any, lengths: Tensor, *more: Any) -> Any:
+def _last_rows(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Any, value: Any, lengths: Tensor, scale: float, text: str, *others: Any
+) -> tuple[Tensor, Tensor]:
     """The kernel of the operator."""
     check_tensors(query, k_cache, v_cache, key, value, lengths)
-    check_no_gradient(query, k_cache, v_cache, key, value, *more[2:])
-    return _attend(query, k_cache, v_cache, key, value, lengths, *more)
+    check_no_gradient(query, k_cache, v_cache, key, value, *others)
+    return _attend(query, k_cache, v_cache, key, value, lengths, decode(text)._replace(scale=scale), *others)
 
 
 @in_given_dtypes
@@ -180,8 +196,7 @@ def _attend(
     key: Tensor | None,
     value: Tensor | None,
     cache_seqlens: Tensor,
-    scale: float,
-    call: str,
+    options: CallOptions,
     sink: Tensor | None = None,
     bias: Tensor | None = None,
     positions: Tensor | None = None,
@@ -190,9 +205,9 @@ def _attend(
     every = query, k_cache, v_cache, cache_seqlens, key, value, sink, bias, positions
     tensors = tuple([x for x in every if x is not None])
     names = _named(tuple([x is not None for x in every]))
-    asked = _names_asked(call) or requested_backends()
-    facts = "last rows", state(), asked, names, key_of(names, tensors), scale, call
-    prepared = plan.cached(facts, _prepare, names, tensors, asked, scale, call)
+    asked = options.backends or requested_backends()
+    facts = "last rows", state(), asked, names, tensor_key(tensors), options
+    prepared = plan.cached(facts, _prepare, names, tensors, asked, options)
     check_room(names, tensors, prepared.spans)
     new = 0 if key is None else key.shape[1]
     lengths = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
@@ -216,12 +231,6 @@ def _attend(
     if sink is not None:
         add_zero_keys(out, lse, None, sink)
     return out, lse
-
-
-@lru_cache(maxsize=256)
-def _names_asked(call: str) -> tuple[str, ...]:
-    """The names of backends that a call asks for, known or not."""
-    return names_of(backends_asked(call).split(",")) if asks_for_backends(call) else ()
 
 
 @cache
@@ -258,24 +267,24 @@ def _checked_results(
 
 
 def _prepare(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], asked: tuple[str, ...], scale: float, call: str
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], asked: tuple[str, ...], options: CallOptions
 ) -> PreparedLastRows:
     """Raises what a call with such tensors raises, whatever is in them."""
     given = dict(zip(names, tensors, strict=True))
     query, k_cache = given["query"], given["k_cache"]
-    pattern, _, _ = decode_call(call)
-    softcap, bias = scores_asked(call)
+    pattern, bias = options.pattern, options.bias
     if "sink" in given:
         check_sink(given["sink"], query)
     check_bias(bias, given.get("bias"), given.get("positions"), query, k_cache.shape[1])
     if "key" in given and given["key"].shape[1]:
         check_places(_WRITTEN, given)
     spans = tuple(map(span, given.values()))
-    last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, scale=scale, softcap=softcap, bias=bias)
+    scores: dict[str, Any] = dict(scale=options.scale, softcap=options.softcap, bias=bias)
+    last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, **scores)
     problem = replace(last_rows, seq=k_cache.shape[1])
     backend = select(problem, requested_backends(asked or None))
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    nbytes, step = len(call) + plan.ENTRY_BYTES, _of_one_row(given, problem, backend)
+    nbytes, step = len(pattern.to_json()) + plan.ENTRY_BYTES, _of_one_row(given, problem, backend)
     lengths = not pattern.only_segments and query.shape[1] > 0
     return PreparedLastRows(backend, problem, nbytes, spans, foreign, lengths, step)
 

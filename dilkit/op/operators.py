@@ -1,70 +1,170 @@
-"""The torch operators behind `dilated_attention`: `dilkit::dilated_attention` and its backward.
+"""The torch operators behind `dilated_attention`, and what they do under autograd, autocast, tracing and vmap.
 
 Selection and kernel launch happen inside the operators, so that `torch.compile(fullgraph=True)` sees two opaque calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from dilkit.op import boundary, kernels
-from dilkit.op import rules as op_rules
-from dilkit.op._facts import undispatched
-from dilkit.op.schema import backward_op, decode_call, encode_call, forward_op, library, scores_asked
+from dilkit.op import boundary
+from dilkit.op._facts import tensor_key, want_gradient
+from dilkit.op.attend import Differentiable, attend, compute, compute_gradients, differentiate, learning
+from dilkit.op.autocast import AUTOCAST_KEYS
+from dilkit.op.call_options import backward_call, decode, flat, forward_arguments, forward_call, unflat
+from dilkit.op.prepared_call import prepare
+from dilkit.op.schema import GRADIENTS, TENSORS, backward_op, forward_op, library
 
-__all__ = ["attend", "backward_op", "encode_call", "forward_op"]
+__all__ = ["attend", "backward_op", "differentiate", "forward_op"]
+
+_BATCHED = 4
+"""So many tensors come first whose mapped dimension becomes a part of the batch: query, key, value and the mask."""
+_SHARED = ("bias", "sink")
+"""Others that a whole batch may share."""
 
 
-def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """`forward_op`, without torch's dispatcher where it has nothing to do: for small problems it takes longer than the kernel."""
-    if torch.compiler.is_compiling() or not undispatched(inputs):
-        results: tuple[Tensor, Tensor] = forward_op(*inputs)
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The kernel of the forward operator."""
+    inputs, options = forward_call(*arguments)
+    return compute(prepare(inputs, options, tensor_key(inputs)), inputs, options)
+
+
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    """The kernel of the backward operator, whose schema has all gradients in every call: empty ones for none."""
+    dout, inputs, out, lse, options = backward_call(*arguments)
+    results = compute_gradients(dout, inputs, out, lse, options)
+    gradients = dict(zip(("query", "key", "value", *inputs.learned), results, strict=True))
+    return tuple(gradients[name] if name in gradients else lse.new_empty(0) for name in GRADIENTS)
+
+
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    _, inputs, _, lse, _ = backward_call(*arguments)
+    tensors = dict(zip(TENSORS, flat(inputs), strict=True))
+    wanted = [tensors[name] if name in ("query", "key", "value", *inputs.learned) else None for name in GRADIENTS]
+    return tuple(lse.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted)
+
+
+class DifferentiableOnce(torch.autograd.Function):
+    """The backward operator, which has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(backward_op(*inputs))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "dilated_attention can be differentiated once only: double backward (create_graph=True) is not supported"
+        )
+
+
+def autograd(op: Any, record: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the implementation of `op` under the Autograd key: `record` if a gradient is wanted, else `op` below autograd."""
+
+    def kernel(*inputs: Any) -> Any:
+        if not (torch.is_grad_enabled() and want_gradient(inputs)) and forward_ad._current_level < 0:
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*inputs)
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "dilated_attention does not support torch.func.grad, vjp and jvp; use torch.autograd.grad or .backward()"
+            )
+        return record(*inputs)
+
+    return kernel
+
+
+def _record_forward(*arguments: Any) -> Any:
+    inputs, options = forward_call(*arguments)
+    return Differentiable.apply(None, learning(inputs, options), *flat(inputs))  # type: ignore[no-untyped-call]
+
+
+def _autocast_forward(device: str) -> Callable[..., Any]:
+    """The autocast rule of the forward operator: it computes in the autocast dtype; fp64 stays fp64, as elsewhere in torch."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Any:
+        double = any(x.dtype == torch.float64 for x in (query, key, value))
+        dtype = torch.float64 if double else torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return forward_op(query.to(dtype), key.to(dtype), value.to(dtype), *others)
+
+    return kernel
+
+
+def _autocast_backward(device: str) -> Callable[..., Any]:
+    """The autocast rule of the backward operator: no autocast in a backend's matmuls, so that dtypes are the forward's."""
+
+    def kernel(*inputs: Any) -> Any:
+        with torch.autocast(device, enabled=False):
+            return backward_op(*inputs)
+
+    return kernel
+
+
+def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+    """The vmap rule: the mapped dimension becomes part of the batch. With tensors that do not allow it, elements are calls."""
+    inputs, options = forward_call(*arguments)
+    tensors, size = flat(inputs), info.batch_size
+    dims = (*in_dims[:4], *in_dims[6:7], *in_dims[8:], *(None,) * len(TENSORS))  # without scale, text and max_seqlen
+    if inputs.dropout is not None:
+        raise RuntimeError(
+            "dilated_attention does not support vmap with dropout_p > 0: which weights are dropped depends on their place in the "
+            "batch; make the mapped dimension a part of the batch, or use dropout_p=0"
+        )
+    if inputs.block_layout is not None:
+        raise RuntimeError("dilated_attention does not support vmap with a block_layout; make the mapped dimension a batch")
+
+    def call(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        results: tuple[Tensor, Tensor] = forward_op(*forward_arguments(unflat(tensors, options), options))
         return results
-    return op_rules.undispatched_forward(*inputs)
+
+    others = [(x, name in _SHARED and dim is None) for name, x, dim in zip(TENSORS, tensors, dims, strict=False)][_BATCHED:]
+    if not all(is_shared for x, is_shared in others if x is not None):
+        elements = [[x] * size if x is None or dim is None else x.unbind(dim) for x, dim in zip(tensors, dims, strict=False)]
+        results = [call(*element) for element in zip(*elements, strict=True)]
+        return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0, 0)
+
+    def joined(x: Tensor | None, dim: int | None) -> Tensor | None:
+        if x is None:
+            return None
+        return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    batch = inputs.query.shape[0 if dims[0] is None else int(dims[0] == 0)]
+    out, lse = call(*map(joined, tensors[:_BATCHED], dims), *tensors[_BATCHED:])
+    return tuple(x.unflatten(0, (size, batch)) for x in (out, lse)), (0, 0)  # type: ignore[no-untyped-call]
 
 
-def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The kernel of the backward operator, whose schema has a gradient of the bias in every call: an empty one for none."""
-    dquery, dkey, dvalue, dbias = kernels.backward(*inputs)
-    return dquery, dkey, dvalue, dquery.new_empty(0, dtype=boundary.lse_dtype(dquery.dtype)) if dbias is None else dbias
-
-
-def _fake_backward(
-    dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Any, scale: float, call: str, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    form, heads = scores_asked(call)[1], query.shape[2]
-    dbias = lse.new_empty((heads, form.entries) if form is not None and form.learned else (0,))
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), dbias
-
-
-library.impl("dilated_attention", kernels.forward, "CompositeExplicitAutograd")
+library.impl("dilated_attention", _forward, "CompositeExplicitAutograd")
 library.impl("dilated_attention_backward", _backward, "CompositeExplicitAutograd")
-library.impl("dilated_attention", op_rules.autograd(forward_op, op_rules.Differentiable), "Autograd")
-library.impl("dilated_attention_backward", op_rules.autograd(backward_op, op_rules.DifferentiableOnce), "Autograd")
-for _device, _dispatch_key in op_rules.AUTOCAST_KEYS.items():
-    library.impl("dilated_attention", op_rules.autocast_forward(_device), _dispatch_key)
-    library.impl("dilated_attention_backward", op_rules.autocast_backward(_device), _dispatch_key)
+library.impl("dilated_attention", autograd(forward_op, _record_forward), "Autograd")
+library.impl("dilated_attention_backward", autograd(backward_op, DifferentiableOnce.apply), "Autograd")
+for _device, _dispatch_key in AUTOCAST_KEYS.items():
+    library.impl("dilated_attention", _autocast_forward(_device), _dispatch_key)
+    library.impl("dilated_attention_backward", _autocast_backward(_device), _dispatch_key)
 torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: boundary.empty_outputs(query), lib=library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=library)
-torch.library.register_vmap("dilkit::dilated_attention", op_rules.vmap, lib=library)
+torch.library.register_vmap("dilkit::dilated_attention", _vmap, lib=library)
 
 
 @register_flop_formula(forward_op.overloadpacket)
-def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, call: str, *_: Any, **__: Any) -> int:
+def forward_flops(query: Any, key: Any, value: Any, mask: Any, scale: float, text: str, *_: Any, **__: Any) -> int:
     """Return the nominal FLOPs of a call with tensors of these shapes."""
-    pattern, is_causal, _requires_grad = decode_call(call)
+    options = decode(text)
     batch, seq, heads, head_dim = query
-    seq = min(seq, pattern.max_seq)
-    return pattern.flops(seq, heads, head_dim, batch=batch, kv_heads=key[2], is_causal=is_causal)
+    seq = min(seq, options.pattern.max_seq)
+    return options.pattern.flops(seq, heads, head_dim, batch=batch, kv_heads=key[2], is_causal=options.is_causal)
 
 
 @register_flop_formula(backward_op.overloadpacket)
 def backward_flops(
-    dout: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, mask: Any, scale: float, call: str, *_: Any, **__: Any
+    dout: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, mask: Any, scale: float, text: str, *_: Any, **__: Any
 ) -> int:
     """Return those of the backward pass of such a call."""
-    return forward_flops(query, key, value, mask, scale, call) * 5 // 2
+    return forward_flops(query, key, value, mask, scale, text) * 5 // 2

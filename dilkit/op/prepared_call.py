@@ -3,98 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
 from dilkit import plan
 from dilkit.backend import Backend
 from dilkit.device import probe
-from dilkit.op import boundary
-from dilkit.op.schema import asking_for, asks_for_backends, backends_asked, decode_call, dropout_asked, scores_asked
+from dilkit.inputs import Inputs
+from dilkit.op import boundary, sequences
+from dilkit.op.arguments import check_inputs, check_others
+from dilkit.op.block_layout import check_layout
+from dilkit.op.call_options import CallOptions, flat
+from dilkit.op.schema import TENSORS
+from dilkit.op.scores import check_bias
 from dilkit.op.zero_keys import ZeroKeys, zero_keys_of
+from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.selector import State, requested_at, requested_backends, select, state
+
+_FLAGS = [field.name for field in fields(Problem) if field.name in Inputs._fields and field.type == "bool"]
+"""Tensors of which a problem says whether they are there."""
+Results = tuple[Tensor, Tensor, Tensor]
+"""What a backward pass has beside the inputs: `dout`, `out` and `lse`."""
 
 
 @dataclass(frozen=True)
 class PreparedCall:
     """What was chosen and worked out for calls with the same facts.
 
-    `foreign`: the backend is none of dilkit's own. `needs_layout`: each call gives the blocks of a branch. `zero_keys`: those
-    that rows see at the end of the forward pass, if any do. `is_plain`: with no tensors but these, the backend is given them as
-    they are, and returns the results. `backward_call`: the text of the backward pass, which may run in another thread and outside
-    of `use_backend`: it names the backends that the forward pass asked for.
+    `problem` holds what the backend encoded of it. `foreign`: the backend is none of dilkit's own. `gradients`: names of those
+    that a backward pass returns. `names`, `spans`: of each tensor, and the bytes from its first element to the end of its last.
+    `width`: how many of `TENSORS` there are up to the last that is given. `any_copied`: the backend needs copies of tensors whose
+    last dimension is not contiguous. `zero_keys`: those that rows see at the end of the forward pass, if any do. `is_plain`: the
+    backend takes the inputs as they are, and returns the results. `backward_options`: those of the backward pass, which may run
+    in another thread and outside of `use_backend`: they name the backends that the forward pass asked for.
     """
 
     backend: Backend
     problem: Problem
-    admission: boundary.Admission
     foreign: bool
-    needs_layout: bool
+    gradients: tuple[str, ...]
+    names: tuple[str, ...]
+    width: int
+    spans: tuple[int, ...]
+    any_copied: bool
     zero_keys: ZeroKeys | None
     is_plain: bool
-    backward_call: str
+    backward_options: CallOptions
     nbytes: int
 
 
 def prepare(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], facts: Hashable, scale: float, call: str, longest: int = 0
+    inputs: Inputs, options: CallOptions, key: Hashable, results: Results | None = None, *, from_public: bool = False
 ) -> PreparedCall:
-    """What the pattern cache has for these tensors: one look-up by their `facts`, that is shapes, strides, dtypes and devices.
+    """Return what the pattern cache has for these tensors: one look-up by their `key`, shapes, strides, dtypes and devices.
 
-    `longest`: what a packed call is prepared for, as `sequences.longest` says; 0 for one that is not packed.
+    `from_public`: a public function calls, whose tensors are checked as it says. An operator takes any strides.
     """
     moment = state()
-    key = "call", moment, names, facts, scale, call, longest
-    return plan.cached(key, _made, moment, names, tensors, scale, call, longest)
+    if inputs.cu_seqlens is not None:
+        longest = sequences.longest(inputs.cu_seqlens, options.max_seqlen, inputs.query, inputs.key_padding_mask)
+        options = options._replace(max_seqlen=longest)
+    facts = "call", moment, key, options, results is None, from_public
+    return plan.cached(facts, _made, moment, inputs, options, results, from_public)
 
 
-def _made(
-    moment: State, names: tuple[str, ...], tensors: tuple[Tensor, ...], scale: float, call: str, longest: int
-) -> PreparedCall:
+def _made(moment: State, inputs: Inputs, options: CallOptions, results: Results | None, from_public: bool) -> PreparedCall:
     """Check the tensors, and choose the backend: one of those that the call requests, else of those that held at that moment."""
-    default = () if asks_for_backends(call) else requested_at(moment)
-    admission = boundary.prepare(names, tensors)
-    boundary.warn_of_many_heads(tensors[names.index("query")])
-    query, key = tensors[names.index("query")], tensors[names.index("key")]
+    query, key, value, *_ = inputs
+    pattern, is_causal, backends = options.pattern, options.is_causal, options.backends
+    default = () if backends else requested_at(moment)
+    core = (query, key, value) if results is None else (results[0], query, key, value, *results[1:])
+    _check(inputs, pattern, core, from_public)
+    any_copied = not all(map(boundary.lies_in_rows, core[:5]))  # lse, the sixth, has its rows in another dimension
+    boundary.warn_of_many_heads(query)
+    problem, seq = _problem(inputs, options), query.shape[1]
+    if not (is_causal or problem.varlen):  # causality and caches may yet see a token; packed sequences are of any lengths
+        pattern.check_tokens(seq)
+    backend = select(problem, requested_backends(backends) if backends else default)
+    check_layout(inputs.block_layout, pattern, query, key.shape[2])
+    if inputs.block_layout is not None and problem.varlen:
+        raise ValueError("block_layout and cu_seqlens cannot go together; compute sequences of one length as a batch")
+    weights, positions = (None, None) if inputs.bias is None else (inputs.bias.weights, inputs.bias.positions)
+    check_bias(options.bias, weights, positions, query, seq)
+    encoded = backend.encode(problem)
+    tensors = flat(inputs)
+    named = {name: x for name, x in zip(TENSORS, tensors, strict=True) if x is not None}
+    if results is not None:
+        named = dict(dout=results[0], **named, out=results[1], lse=results[2])
+    padded = pattern.tail == "zeros" and not is_causal and results is None and not problem.varlen
+    zero_keys = zero_keys_of(pattern, seq, problem.heads, problem.kv_heads, query, range(seq)) if padded else None
+    held = sum(x.nbytes for x in (zero_keys, encoded) if x is not None)
+    others = inputs.sink, inputs.cu_seqlens, inputs.dropout, inputs.block_layout, zero_keys
+    plain = all(x is None for x in others) and not (any_copied or options.dropout_p) and query.numel() > 0
+    foreign = not type(backend).__module__.startswith("dilkit.backends.")
+    return PreparedCall(
+        backend,
+        problem if encoded is None else problem.with_encoded(encoded),
+        foreign,
+        ("query", "key", "value", *inputs.learned),
+        tuple(named),
+        1 + max(at for at, x in enumerate(tensors) if x is not None),
+        tuple(map(boundary.span, named.values())),
+        any_copied,
+        zero_keys,
+        plain and not foreign,
+        options._replace(backends=default) if default else options,
+        held + _TEXTS * len(pattern.to_json()) + _TENSOR_BYTES * len(named),
+    )
+
+
+def _problem(inputs: Inputs, options: CallOptions) -> Problem:
+    query = inputs.query
     batch, seq, heads, head_dim = query.shape
-    pattern, is_causal, requires_grad = decode_call(call)
-    softcap, bias = scores_asked(call)
-    problem = Problem(
-        pattern=pattern,
+    longest = 0 if inputs.cu_seqlens is None else options.max_seqlen or 0
+    flags: dict[str, Any] = {name: getattr(inputs, name) is not None for name in _FLAGS}
+    return Problem(
+        pattern=options.pattern,
         batch=batch,
         seq=longest or seq,
         heads=heads,
-        kv_heads=key.shape[2],
+        kv_heads=inputs.key.shape[2],
         head_dim=head_dim,
         dtype=str(query.dtype).removeprefix("torch."),
         device=probe(query.device.type, query.device.index or 0),
-        is_causal=is_causal,
-        key_padding_mask=boundary.MASK in admission.names,
-        requires_grad=requires_grad,
+        is_causal=options.is_causal,
+        **flags,
+        requires_grad=options.requires_grad,
         varlen=longest > 0,
-        dropout_p=dropout_asked(call),
-        softcap=softcap,
-        bias=bias,
-        scale=scale,
+        dropout_p=options.dropout_p,
+        softcap=options.softcap,
+        bias=options.bias,
+        scale=options.factor(query),
     )
-    if not (is_causal or longest):  # causality and caches may yet see a token; packed sequences are of any lengths
-        pattern.check_tokens(seq)
-    asked = backends_asked(call)
-    backend = select(problem, requested_backends(asked.split(",")) if asked else default)
-    foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    padded = pattern.tail == "zeros" and not is_causal and names is boundary.INPUTS and not longest
-    zero_keys = zero_keys_of(pattern, seq, heads, problem.kv_heads, query, range(seq)) if padded else None
-    nbytes = _TEXTS * len(call) + _TENSOR_BYTES * len(tensors) + (0 if zero_keys is None else zero_keys.nbytes)
-    given = pattern.given_blocks is not None
-    odd = foreign or given or admission.any_copied or zero_keys is not None or dropout_asked(call) > 0 or bias is not None
-    plain = not odd and query.numel() > 0
-    asking = asking_for(call, ",".join(default)) if default else call
-    return PreparedCall(backend, problem, admission, foreign, given, zero_keys, plain, asking, nbytes)
+
+
+def _check(inputs: Inputs, pattern: Pattern, core: tuple[Tensor, ...], from_public: bool) -> None:
+    """Raise TypeError or ValueError for tensors that do not fit each other; `core`: those named in `INPUTS` or `SAVED`."""
+    query, key, value, mask, *_ = inputs
+    names = boundary.INPUTS if len(core) == len(boundary.INPUTS) else boundary.SAVED
+    if from_public:
+        check_inputs(inputs, pattern)
+    else:
+        boundary.check_there(names, core)
+        boundary.check_shapes(query.shape, key.shape, value.shape)
+        if names is boundary.INPUTS:
+            check_others(inputs, pattern)
+    boundary.check_tensors(names, core if mask is None else (*core, mask))
 
 
 _TEXTS = 4
-"""The key has the call as text, so has the backward pass, and its pattern has another text and the branches."""
+"""A pattern has a text, and branches: that of the key may be another than that of the backward pass."""
 _TENSOR_BYTES = 400
 """What is kept of each tensor takes about as much."""

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean
-from dilkit.keywords import refusing
-from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
+from dilkit.inputs import Inputs
+from dilkit.op.arguments import call_of, check_inputs
 from dilkit.op.boundary import lse_dtype
+from dilkit.op.call_options import CallOptions
 from dilkit.op.operators import attend
-from dilkit.op.schema import with_pattern
-from dilkit.op.scores import placed_along, scores_of
-from dilkit.orders.heads import as_orders, check_orders, first_head, head_texts, move_heads
+from dilkit.op.scores import Scores, placed_along
+from dilkit.orders.heads import as_orders, check_orders, first_head, head_patterns, move_heads
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
 
-@refusing
 def ordered_dilated_attention(
     query: Tensor,
     key: Tensor,
@@ -75,57 +73,55 @@ def ordered_dilated_attention(
         True
     """
     orders = as_orders("order", order)
-    check_inputs(query, key, value, pattern, key_padding_mask, sink)
     boolean("return_lse", return_lse)
-    scores = scores_of(bias, softcap, query, pattern, key.shape[2])
-    if len(orders) == 1 and not orders[0].is_identity:
-        scores = placed_along(scores, orders[0].apply, query.shape[1])
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
-    options = further_arguments(dropout_p, scores=scores)
+    inputs = Inputs(query, key, value, key_padding_mask, sink=sink)
+    check_inputs(inputs, pattern)
+    inputs, options, _ = call_of(inputs, pattern, is_causal, scale, backend, dropout_p, bias, softcap)
     heads, first = key.shape[2], first_head(pattern)
     check_orders(orders, query.shape[1], heads, pattern, is_causal)
     if all(order.is_identity for order in orders):
-        out, lse = attend(query, key, value, key_padding_mask, factor, call, sink, *options)
+        out, lse = attend(inputs, options)
         return (out, lse) if return_lse else out
-    query, key, value = (move_heads(x, orders, first, heads) for x in (query, key, value))
-    if len(orders) == 1 or (key_padding_mask is None and scores.bias is None):
-        mask = None if key_padding_mask is None else orders[0].apply(key_padding_mask)
-        out, lse = attend(query, key, value, mask, factor, call, sink, *options)
+    moved = [move_heads(x, orders, first, heads) for x in (query, key, value)]
+    if len(orders) == 1 or (key_padding_mask is None and inputs.bias is None):
+        in_order = inputs._replace(query=moved[0], key=moved[1], value=moved[2])
+        out, lse = attend(*_beside_in_order(in_order, options, orders[0]))
     else:
-        by_head = [orders[(first + head) % len(orders)] for head in range(heads)]
-        masks = [None if key_padding_mask is None else order.apply(key_padding_mask) for order in by_head]
-        head_options = [options] * heads
-        if scores.bias is not None:
-            placed = [placed_along(scores, order.apply, query.shape[1]) for order in by_head]
-            _, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, placed[0])
-            head_options = [(*options[:4], *one.of_part(head, heads).tensors) for head, one in enumerate(placed)]
-        out, lse = _head_by_head(query, key, value, masks, pattern, factor, call, sink, head_options)
+        out, lse = _head_by_head(inputs, moved, options, [orders[(first + head) % len(orders)] for head in range(heads)])
     out = move_heads(out, orders, first, heads, inverse=True)
     if not return_lse:
         return out
     return out, move_heads(lse.transpose(1, 2), orders, first, heads, inverse=True).transpose(1, 2).contiguous()
 
 
+def _beside_in_order(inputs: Inputs, options: CallOptions, order: TokenOrder) -> tuple[Inputs, CallOptions]:
+    """Bring the mask and the positions of a call into the order; query, key and value are in it."""
+    if inputs.key_padding_mask is not None:
+        inputs = inputs._replace(key_padding_mask=order.apply(inputs.key_padding_mask))
+    if inputs.bias is not None:
+        bias = placed_along(Scores(inputs.bias), order.apply, inputs.query.shape[1]).bias
+        inputs, options = inputs._replace(bias=bias), options._replace(bias=None if bias is None else bias.form)
+    return inputs, options
+
+
 def _head_by_head(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Sequence[Tensor | None],
-    pattern: Pattern,
-    factor: float,
-    call: str,
-    sink: Tensor | None,
-    head_options: Sequence[tuple[Any, ...]],
+    inputs: Inputs, moved: Sequence[Tensor], options: CallOptions, orders: Sequence[TokenOrder]
 ) -> tuple[Tensor, Tensor]:
-    """Compute all heads, with a mask and `head_options` of `attend` for each key/value head."""
-    rows = (x.tensor_split(key.shape[2], 2) for x in (query, key, value))
-    texts = head_texts(pattern.to_json(), query.shape[2], key.shape[2])
-    sinks = sink_by_head(sink, key.shape[2])
-    heads_out = [
-        nothing(q, logits) if text is None else attend(q, k, v, mask, factor, with_pattern(call, text), logits, *options)
-        for q, k, v, mask, text, logits, options in zip(*rows, masks, texts, sinks, head_options, strict=True)
-    ]
-    return torch.cat([out for out, _ in heads_out], 2), torch.cat([lse for _, lse in heads_out], 1)
+    """Compute all heads, with the order of each key/value head. `moved`: query, key and value in the orders."""
+    heads = inputs.key.shape[2]
+    patterns = head_patterns(options.pattern, inputs.query.shape[2], heads)
+    rows, sinks = (x.tensor_split(heads, 2) for x in moved), sink_by_head(inputs.sink, heads)
+    outs, lses = [], []
+    for head, (q, k, v, sink, pattern, order) in enumerate(zip(*rows, sinks, patterns, orders, strict=True)):
+        if pattern is None:
+            out, lse = nothing(q, sink)
+        else:
+            bias = Scores(inputs.bias).of_part(head, heads).bias
+            call = inputs._replace(query=q, key=k, value=v, sink=sink, bias=bias), options._replace(pattern=pattern)
+            out, lse = attend(*_beside_in_order(*call, order))
+        outs.append(out)
+        lses.append(lse)
+    return torch.cat(outs, 2), torch.cat(lses, 1)
 
 
 def sink_by_head(sink: Tensor | None, kv_heads: int) -> Sequence[Tensor | None]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -130,9 +130,24 @@ def ungroup_heads(parts: list[Tensor], first: int, kv_heads: int) -> Tensor:
     return torch.stack(heads, 2).flatten(2, 3)
 
 
+class TracedPattern(NamedTuple):
+    """Text of a pattern, all that a graph of `torch.compile` needs, which can make no patterns."""
+
+    text: str
+
+    def to_json(self) -> str:
+        """Return the text of the pattern."""
+        return self.text
+
+
+def head_patterns(pattern: Pattern, heads: int, kv_heads: int) -> list[Pattern | None]:
+    """Return the pattern for each key/value head alone; None for a head that no branch serves."""
+    read: Any = TracedPattern if torch.compiler.is_compiling() else Pattern.from_json
+    return [None if text is None else read(text) for text in _traced_head_texts(pattern.to_json(), heads, kv_heads)]
+
+
 @assume_constant_result
-def head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
-    """Return the pattern `text` for each key/value head alone, as JSON text; None for a head that no branch serves."""
+def _traced_head_texts(text: str, heads: int, kv_heads: int) -> tuple[str | None, ...]:
     return _head_texts(text, heads, kv_heads)
 
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, integer
-from dilkit.keywords import refusing
-from dilkit.op.arguments import check_inputs, encode_arguments, further_arguments
+from dilkit.inputs import Inputs
+from dilkit.op.arguments import call_of
 from dilkit.op.operators import attend
-from dilkit.op.scores import packed_scores
 from dilkit.op.sequences import check_cu_seqlens
 from dilkit.pattern import Pattern
 
@@ -20,7 +19,6 @@ _MOST_ROWS = 2**31 - 1
 """No sequence has more: `cu_seqlens` is int32."""
 
 
-@refusing
 def dilated_attention_varlen(
     query: Tensor,
     key: Tensor,
@@ -76,11 +74,8 @@ def dilated_attention_varlen(
     check_cu_seqlens(cu_seqlens, query, query.shape[1])
     if max_seqlen is not None and not isinstance(max_seqlen, torch.SymInt):
         max_seqlen = min(integer("max_seqlen", max_seqlen, at_least=0), _MOST_ROWS)
-    check_inputs(query, key, value, pattern, sink=sink)
-    scores = packed_scores(bias, softcap, query, pattern, key.shape[2], cu_seqlens)
-    factor, call = encode_arguments(query, key, value, pattern, is_causal, scale, backend, dropout_p, scores)
-    options = further_arguments(dropout_p, cu_seqlens, max_seqlen, scores)
-    out, lse = attend(query, key, value, None, factor, call, sink, *options)
+    inputs = Inputs(query, key, value, cu_seqlens=cu_seqlens, sink=sink)
+    out, lse = attend(*call_of(inputs, pattern, is_causal, scale, backend, dropout_p, bias, softcap, max_seqlen))
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 

@@ -162,6 +162,9 @@ class Pattern(Presets):
         for name, value in dict(**values, branches=branches, _json=json_of(values, branches)).items():
             object.__setattr__(self, name, value)
 
+    def __hash__(self) -> int:
+        return hash(self._json)  # a text keeps its hash: every call looks its pattern up
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:

@@ -16,7 +16,7 @@ from dilkit import dilated_attention, dilated_attention_varlen, dilated_attentio
 from dilkit.bias.base import Bias
 from dilkit.checks import visible
 from dilkit.device import device_named
-from dilkit.op import kernels, kvcache, plain_call
+from dilkit.op import attend, kvcache
 from dilkit.op.boundary import lse_dtype
 from dilkit.selector import Decision, explain
 from dilkit.testing import accuracy
@@ -25,7 +25,7 @@ from dilkit.testing.poison import clean_rows, poisoned_memory
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import Tensors, make_tensors
 
-_CALLERS = kernels.__file__, kvcache.__file__, plain_call.__file__
+_CALLERS = attend.__file__, kvcache.__file__
 """The files in which operators call backends."""
 
 

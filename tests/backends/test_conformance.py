@@ -12,7 +12,7 @@ from helpers.fakes import registered
 
 from dilkit.backend import Limits
 from dilkit.backends.reference import Reference
-from dilkit.op import rules
+from dilkit.op import attend
 from dilkit.op.zero_keys import sink_gradient
 from dilkit.registry import Broken, backends
 from dilkit.testing.conformance import check
@@ -147,7 +147,7 @@ def test_suite_finds_a_fault_and_says_what_it_is(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_suite_finds_a_wrong_gradient_of_sinks(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    monkeypatch.setattr(rules, "sink_gradient", lambda *given: 1.05 * sink_gradient(*given))
+    monkeypatch.setattr(attend, "sink_gradient", lambda *given: 1.05 * sink_gradient(*given))
     result = check("reference", replace(SIMPLE, sink="random", dtype=dtype))
     assert result.verdict == "failed"
     assert [reason for reason in result.reasons if reason.startswith("dsink: the error")] == [*result.reasons]

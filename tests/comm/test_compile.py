@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dilkit import MultiheadDilatedAttention, Pattern, dilated_attention, order
 from dilkit.comm import RingDilatedAttention, positions, ring_dilated_attention
 from dilkit.comm.arguments import Arguments
-from dilkit.comm.operators import call
+from dilkit.comm.operators import attention as call
 from dilkit.comm.operators import order as order_of_exchanges
 from dilkit.comm.operators.attention import backward_op, forward_op
 from dilkit.comm.operators.positions import positions_op

@@ -19,6 +19,7 @@ from dilkit.comm.passes.autograd import _backward, _forward
 from dilkit.comm.passes.context import PassContext
 from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.transports.threads import ThreadComm
+from dilkit.op.call_options import CallOptions
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
 
@@ -75,7 +76,8 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
         query, key, value, mask, dout = (x.detach()[:, rows].contiguous() for x in given)
         if gpu:
             query, key, value, mask, dout = put((query, key, value, mask, dout))
-        context = PassContext(AttentionOp(0.3, "", True), comm, plan, len(query), query.device, gradients="qkv", began=0)
+        op = AttentionOp(CallOptions(case.pattern, requires_grad=True, scale=0.3))
+        context = PassContext(op, comm, plan, len(query), query.device, gradients="qkv", began=0)
         inputs = RankInputs(query, key, value, mask)
         out, lse, held = _forward(context, inputs)
         *grads, _ = _backward(context, dout, inputs, out, lse, held)

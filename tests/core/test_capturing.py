@@ -13,7 +13,7 @@ from helpers.project import ROOT, ROOTS
 from dilkit import Device, Pattern, Problem
 from dilkit.device import capturing
 from dilkit.op import zero_keys
-from dilkit.op.dropout import dropout_of
+from dilkit.op.dropout import Dropout, dropout_of
 from dilkit.op.zero_keys import ZeroKeys, add_zero_keys
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -54,11 +54,13 @@ def test_it_is_asked_of_a_device(gpus: Gpus) -> None:
 def test_dropout_is_refused_where_the_tensors_are_captured(gpus: Gpus) -> None:
     device = Device("cuda", "GPU", (9, 0), index=1)
     problem = Problem(pattern=Pattern.dense(), seq=8, heads=1, head_dim=16, dropout_p=0.5, device=device)
-    seed = torch.tensor(1)
+    drawn = Dropout(0.5, torch.tensor(1))
     with pytest.raises(RuntimeError, match="every replay would drop the same weights"):
-        dropout_of(problem, seed, None)
+        dropout_of(problem, drawn)
     gpus.captures = 0
-    assert dropout_of(problem, seed, None).seed == 1
+    found = dropout_of(problem, drawn)
+    assert found is not None
+    assert found.seed == 1
 
 
 @pytest.mark.parametrize("captures", [0, 1])

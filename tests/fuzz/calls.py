@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from fuzz.rounding import within_rounding
+from helpers.calls import encode_call
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from dilkit import DilatedAttention, Pattern, dilated_attention, dilated_attention_varlen, use_backend
-from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.operators import forward_op
 from dilkit.testing import accuracy, conformance
 from dilkit.testing.accuracy import Results
 from dilkit.testing.problems import Case
@@ -145,7 +146,7 @@ def attend(
         return DilatedAttention(case.pattern, scale=case.scale, backend=call.backend)(q, k, v, **options), None
     if call.way == "operator":
         text = encode_call(case.pattern, case.is_causal, any(call.wants), call.backend)
-        return forward_op(q, k, v, mask, q.shape[-1] ** -0.5 if case.scale is None else case.scale, text, sink)
+        return forward_op(q, k, v, mask, q.shape[-1] ** -0.5 if case.scale is None else case.scale, text, sink=sink)
     if call.way == "vmap":
         out, lse = torch.func.vmap(lambda *x: function(*x[:3], key_padding_mask=x[3] if x[3:] else None))(
             *(x.unsqueeze(1) for x in (q, k, v, *(() if mask is None else (mask,))))

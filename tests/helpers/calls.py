@@ -11,6 +11,8 @@ from torch import Tensor
 
 from dilkit import Pattern, dilated_attention
 from dilkit.backends.reference import Reference
+from dilkit.bias.form import BiasForm
+from dilkit.op.call_options import CallOptions, encode
 
 PATTERN = Pattern([8, 16], [1, 2])
 
@@ -27,6 +29,19 @@ def tensors(
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
     """`dilated_attention` with the pattern of these tests, by the reference backend unless told otherwise."""
     return dilated_attention(query, key, value, PATTERN, **{"backend": "reference", **options})
+
+
+def encode_call(
+    pattern: Pattern,
+    is_causal: bool,
+    requires_grad: bool,
+    backend: str,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    bias: BiasForm | None = None,
+) -> str:
+    """The options of a call as the text that torch's operators take; `backend`: a name, or "" for the automatic choice."""
+    return encode(CallOptions(pattern, is_causal, requires_grad, (backend,) if backend else (), dropout_p, softcap, bias))
 
 
 def gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "tensors of other strides are taken for those that were prepared",
         "dilkit/op/_facts.pyx",
-        "memcpy(end + HEADER + dims, x.strides, dims)",
-        "memcpy(end + HEADER + dims, x.shape, dims)",
+        "memcpy(end + 1 + HEADER + dims, x.strides, dims)",
+        "memcpy(end + 1 + HEADER + dims, x.shape, dims)",
         "tests/core/op/test_boundary.py::test_the_key_of_tensors_is_another_for_other_tensors",
     ),
     Mutant(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.calls import encode_call
 from helpers.fakes import registered
 from helpers.on_host import FP32, TENSOR_CORES, OnHost, judged
 from ptx.cuda_runs import DROPPED, KINDS, LISTED, SCORED, SIZES, Runs, has_runs
@@ -18,7 +19,7 @@ from dilkit import BlockSparse, Pattern
 from dilkit.backends.tiles import backend as tiles_backend
 from dilkit.backends.tiles.relations import relations
 from dilkit.device import Capability
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 from dilkit.testing.conformance import Result
 from dilkit.testing.problems import Case
 
@@ -82,7 +83,7 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
     with registered(OnHost(capability)) as known:
         for who in (known, "reference"):
             call = encode_call(pattern, False, True, who, 0.4)
-            out, lse = forward_op(*inputs[:3], None, 0.3, call, None, None, None, seed, places)
+            out, lse = forward_op(*inputs[:3], None, 0.3, call, None, None, seed, places)
             saved = [*inputs[:3], out, lse]
             found.append([out, *backward_op(inputs[3], *saved, None, 0.3, call, None, None, seed, places)])
     for got, right in zip(*found, strict=True):

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers.backends_here import on
+from helpers.calls import encode_call
 from torch import Tensor
 
 from dilkit import Pattern, SlidingWindow
 from dilkit.bias.base import Bias
 from dilkit.bias.form import APART, METRICS, BiasForm, LoweredBias
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 from dilkit.oracle import oracle_attention
 from dilkit.registry import backends
 
@@ -72,7 +73,7 @@ def test_positions_of_queries_and_keys(name: str, pattern: str, form: BiasForm) 
     with torch.no_grad():
         call = encode_call(shown, is_causal, True, name, bias=form)
         options = rows[0].shape[-1] ** -0.5, call
-        its_out, its_lse = forward_op(*rows[:3], None, *options, None, None, None, None, None, table, positions)
+        its_out, its_lse = forward_op(*rows[:3], None, *options, None, None, None, None, table, positions)
         further = None, None, None, None, table, positions
         gradients = backward_op(rows[3], *rows[:3], its_out, its_lse, None, *options, *further)
     torch.testing.assert_close([its_out, its_lse, *gradients], [out, lse, *expected], rtol=1e-9, atol=1e-9)

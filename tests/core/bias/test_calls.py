@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import encode_call
 from helpers.pairwise import all_but
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -32,7 +33,7 @@ from dilkit import (
 )
 from dilkit.bias.base import Bias
 from dilkit.comm import ring_dilated_attention, run_threads
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 from dilkit.op.scores import scores_of
 from dilkit.oracle import oracle_attention
 
@@ -148,7 +149,7 @@ def test_the_operators_pass_the_checks_of_torch() -> None:
     scores = scores_of(CoordinateAlibi(SLOPES.clone().requires_grad_(), normal(SEQ, 2)), 2.0, q, PATTERN, 2)
     call = encode_call(PATTERN, False, True, "reference", 0.0, scores.softcap, scores.form)
     tensors = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in scores.tensors]
-    given = q, k, v, None, 0.3, call, None, None, None, None, None, *tensors
+    given = q, k, v, None, 0.3, call, None, None, None, None, *tensors
     torch.library.opcheck(forward_op, given)
     out, lse = forward_op(*given)
     saved = (x.detach() for x in (torch.ones_like(out), q, k, v, out, lse))

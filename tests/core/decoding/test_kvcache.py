@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import encode_call
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
@@ -18,7 +19,6 @@ from torch.autograd import forward_ad
 from dilkit import BlockSparse, DilatedCache, GlobalTokens, Pattern, SlidingWindow, Strided, dilated_attention_with_kvcache
 from dilkit.backends.native.backend import Native, _instruction_sets
 from dilkit.op.kvcache import last_rows_op
-from dilkit.op.operators import encode_call
 from dilkit.op.overlap import overlaps_itself, share_memory
 from dilkit.oracle import oracle_attention
 

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from core.malformed.attention import LAYER
 from core.malformed.case import ROWS, Case, P, Q, attend, made
+from helpers.calls import encode_call
 
 import dilkit
 from dilkit import Alibi, CoordinateAlibi, DilatedAttention, DilatedCache, GridTable, RelativeTable, alibi_slopes
 from dilkit.bias.form import BiasForm
 from dilkit.op.kvcache import last_rows_op
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 
 SLOPES, TABLE, PLACES = alibi_slopes(4), torch.zeros(4, 5), torch.zeros(2, 6, 2)
 LEARNED = torch.zeros(6, 2, requires_grad=True)
@@ -47,7 +48,7 @@ def gone(*shape: int) -> torch.Tensor:
 
 def at_operator(form: BiasForm | None, *tensors: Any, softcap: float = 0.0) -> Callable[[], Any]:
     call = encode_call(P, False, True, "reference", 0.0, softcap, form)
-    return lambda: forward_op(Q, Q, Q, None, 1.0, call, None, None, None, None, None, *tensors)
+    return lambda: forward_op(Q, Q, Q, None, 1.0, call, None, None, None, None, *tensors)
 
 
 def at_backward(form: BiasForm | None, *tensors: Any) -> Callable[[], Any]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.calls import PATTERN, Recorder, attend, tensors
+from helpers.calls import PATTERN, Recorder, attend, encode_call, tensors
 from helpers.fakes import registered
 from torch import Tensor
 
 import dilkit
 from dilkit import Pattern, dilated_attention
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.backends_here import on
-from helpers.calls import close, differentiated
+from helpers.calls import close, differentiated, encode_call
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ from dilkit import (
 from dilkit.backends.native import _native
 from dilkit.inputs import Inputs
 from dilkit.op.dropout import Dropout, draw_seed, philox
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 from dilkit.oracle import oracle_attention
 from dilkit.threads import torch_threads
 
@@ -211,7 +211,7 @@ def test_packed_sequences_are_numbered(backend: str) -> None:
     uneven, call = torch.tensor([0, 3, 3, 40], dtype=torch.int32), encode_call(PATTERN, True, False, backend, 0.4)
     out, lse = seeded(dilated_attention_varlen)(*flat, PATTERN, uneven, **options)
     place = torch.tensor([[2, 0, 0, 0, 1]])
-    alone = forward_op(*(x[None, 3:] for x in flat), None, 6**-0.5, call, None, None, None, seeded(draw_seed)(), place)
+    alone = forward_op(*(x[None, 3:] for x in flat), None, 6**-0.5, call, None, None, seeded(draw_seed)(), place)
     assert torch.equal(out[3:], alone[0][0])
     assert torch.equal(lse[:, 3:], alone[1][0])
 
@@ -244,8 +244,8 @@ def test_vmap_is_refused(randomness: str) -> None:
 def test_opcheck() -> None:
     inputs, call, seed = tensors(20), encode_call(PATTERN, True, True, "reference", 0.3), torch.tensor(5)
     for places in (None, torch.tensor([[3, 0, 7, 9, 2], [4, 1, 0, 0, 1]])):
-        torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, None, None, None, seed, places))
-        out, lse = forward_op(*inputs, None, 0.3, call, None, None, None, seed, places)
+        torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, None, None, seed, places))
+        out, lse = forward_op(*inputs, None, 0.3, call, None, None, seed, places)
         saved = [x.detach() for x in (*inputs, out, lse)]
         torch.library.opcheck(backward_op, (torch.randn_like(saved[3]), *saved, None, 0.3, call, None, None, seed, places))
 
@@ -386,7 +386,7 @@ CALL = encode_call(PATTERN, False, False, "native", 0.3)
 def test_seeds_and_places_that_do_not_fit(seed: Any, places: Any, error: type[Exception], text: str) -> None:
     inputs = [x.detach() for x in tensors()]
     with pytest.raises(error, match=text):
-        forward_op(*inputs, None, 0.3, CALL, None, None, None, seed, places)
+        forward_op(*inputs, None, 0.3, CALL, None, None, seed, places)
 
 
 def test_the_kernel_takes_no_places_beyond_their_memory() -> None:

@@ -6,16 +6,19 @@ import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.calls import PATTERN, Recorder, attend, gradients, tensors
+from helpers.calls import PATTERN, Recorder, attend, encode_call, gradients, tensors
 from helpers.fakes import registered
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dilkit
+from dilkit import Inputs, Problem
+from dilkit.op.operators import forward_op
 from dilkit.oracle import oracle_attention
 
 
@@ -182,3 +185,36 @@ class TestThePatternCache:
             attend(*inputs)
         attend(*inputs)
         assert [name for name, *_ in log] == ["reference"]
+
+    def test_what_a_backend_encodes_is_kept_with_the_call(self) -> None:
+        """Both passes of a call have it; a second call encodes nothing, and a backend that is called directly has none."""
+        encoded: list[Any] = []
+        seen: list[Any] = []
+
+        class Encoding(Recorder):
+            def encode(self, problem: Problem) -> Any:
+                encoded.append(SimpleNamespace(nbytes=8, problem=problem))
+                return encoded[-1]
+
+            def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+                seen.append(problem.encoded)
+                return super().forward(inputs, problem)
+
+        inputs = tensors()
+        with registered(Encoding("encoding", [])) as name:
+            for _ in range(2):
+                attend(*inputs, backend=name)
+            direct = Problem.of(inputs[0], inputs[1], PATTERN)
+            Encoding(name, []).forward(Inputs(*inputs), direct)
+        assert len(encoded) == 1
+        assert seen == [encoded[0], encoded[0], None]
+        assert encoded[0].problem.encoded is None
+
+
+def test_what_an_operator_takes_a_public_function_still_refuses() -> None:
+    """They have calls of their own prepared: an operator may be given any strides."""
+    inputs = [x.mT.contiguous().mT for x in tensors()]
+    text = encode_call(PATTERN, False, False, "reference")
+    assert forward_op(*inputs, None, 0.3, text)[0].shape == inputs[0].shape
+    with pytest.raises(ValueError, match=r"query has stride \d+ in its last dimension"):
+        dilkit.dilated_attention(*inputs, PATTERN, scale=0.3, backend="reference")

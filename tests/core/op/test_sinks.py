@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.calls import close, differentiated
+from helpers.calls import close, differentiated, encode_call
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention, order, ordered_dilated_attention
-from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.operators import forward_op
 from dilkit.op.zero_keys import ZeroKeys, add_zero_keys
 from dilkit.oracle import oracle_attention
 
@@ -74,13 +74,13 @@ def test_the_backward_pass_is_one_and_what_it_saves(monkeypatch: pytest.MonkeyPa
         out = dilated_attention(*tensors()[:3], PATTERN, sink=tensors()[3])
     assert sorted(x.dim() for x in saved) == [1, 3, 4, 4, 4, 4]  # sink; lse; query, key, value, out
     passes: list[str] = []
-    from dilkit.op import rules
+    from dilkit.op import attend
 
-    for module, name in ((rules, "forward_op"), (rules, "backward_op"), (rules.kernels, "forward"), (rules.kernels, "backward")):
-        op = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *x, op=op, name=name: passes.append(name) or op(*x))
+    for name in ("forward_op", "backward_op", "compute", "compute_gradients"):
+        op = getattr(attend, name)
+        monkeypatch.setattr(attend, name, lambda *x, op=op, name=name: passes.append(name) or op(*x))
     out.sum().backward()
-    assert passes == ["backward"]
+    assert passes == ["compute_gradients"]
 
 
 def test_sinks_that_unpack_to_another_shape_are_refused() -> None:
@@ -128,7 +128,7 @@ def test_along_token_orders(masked: bool) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
 def test_opcheck_and_compiled() -> None:
     *qkv, sink = tensors(dtype=torch.float32)
-    torch.library.opcheck(forward_op, (*qkv, None, 0.3, encode_call(PATTERN, False, True, "native"), sink))
+    torch.library.opcheck(forward_op, (*qkv, None, 0.3, encode_call(PATTERN, False, True, "native")), dict(sink=sink))
     attend = call(dilated_attention, PATTERN, return_lse=True)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     close(differentiated(compiled, [*qkv, sink]), differentiated(attend, [*qkv, sink]), 1e-6)
@@ -193,7 +193,7 @@ def test_bad_sinks_are_refused(sink: Any, error: type[Exception], text: str) -> 
         dilated_attention(*qkv, PATTERN, sink=sink)
     if isinstance(sink, Tensor) and sink.device.type == "cpu":
         with pytest.raises(error, match=text):
-            forward_op(*qkv, None, 0.3, encode_call(PATTERN, False, False, ""), sink)
+            forward_op(*qkv, None, 0.3, encode_call(PATTERN, False, False, ""), sink=sink)
 
 
 def test_modules_have_sinks() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,11 +21,10 @@ from dilkit import Pattern, Problem, selector
 from dilkit.backends.native.backend import Native
 from dilkit.inputs import Inputs
 from dilkit.op import prepared_call
-from dilkit.op._facts import facts_undispatched, key_of, plain_facts, surely_fit, undispatched
-from dilkit.op.arguments import _check_tensors
-from dilkit.op.boundary import INPUTS
+from dilkit.op._facts import call_key, undispatched
+from dilkit.op.call_options import CallOptions, forward_arguments
 from dilkit.op.operators import attend as attend_inputs
-from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.operators import forward_op
 from dilkit.op.prepared_call import prepare
 
 X = torch.zeros(1, 6, 4, 8)
@@ -70,25 +67,25 @@ ODD: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_modes_of_torch_are_left_to_the_dispatcher(mode: Callable[[], AbstractContextManager[Any]]) -> None:
-    assert undispatched((X, X, X, None, 0.5, "text"))
+    assert undispatched((X, X, X, None, (0.5, X)))
     with mode():
-        assert not undispatched((X, X, X, None, 0.5, "text"))
-        assert plain_facts(X, X, X) is facts_undispatched((X, X)) is None
-    assert undispatched((X, X, X, None, 0.5, "text"))
+        assert not undispatched((X, X, X, None, (0.5, X)))
+        assert call_key((X, X, X)) is None
+    assert undispatched((X, X, X, None, (0.5, X)))
 
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_odd_tensors_are_left_to_the_dispatcher(make: Callable[[], Any]) -> None:
     inputs = X, make(), X
     assert not undispatched(inputs)
-    assert plain_facts(*inputs) is facts_undispatched(inputs) is None
+    assert call_key(inputs) is None
 
 
 def test_what_needs_no_dispatcher() -> None:
     answers: list[bool] = []
     for context in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
         with context():
-            answers.append(undispatched((X, torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), None, 1.0, "", 3)))
+            answers.append(undispatched((X, torch.zeros(2), torch.nn.Parameter(torch.zeros(2)), None, (1.0, X))))
     torch.func.vmap(lambda x: answers.append(not undispatched((x,))) or x)(X)
     assert answers == [True] * 4
 
@@ -109,10 +106,10 @@ def test_negated_views_are_read_as_what_they_show() -> None:
 
 @pytest.mark.parametrize("backend", ["native", "sdpa"])
 def test_both_ways_give_the_same_bits(backend: str) -> None:
-    call = None, 0.3, encode_call(dilkit.Pattern([8, 20], [1, 2]), True, True, backend)
-    inputs = tensors()
-    ways = [gradients(lambda *x, way=way: way(*x, *call), inputs) for way in (attend_inputs, forward_op)]
-    assert all(torch.equal(mine, its) for mine, its in zip(*ways, strict=True))
+    options, rows = CallOptions(dilkit.Pattern([8, 20], [1, 2]), True, True, (backend,), scale=0.3), tensors()
+    direct = gradients(lambda *x: attend_inputs(Inputs(*x), options), rows)
+    dispatched = gradients(lambda *x: forward_op(*forward_arguments(Inputs(*x), options)), rows)
+    assert all(map(torch.equal, direct, dispatched))
 
 
 class Learned(Recorder):
@@ -131,41 +128,12 @@ def test_a_backend_records_nothing_by_itself() -> None:
 
 
 SHAPE = 1, 6, 4, 8
-SHAPES = [SHAPE, (1, 6, 2, 8), (1, 6, 3, 8), (2, 6, 4, 8), (1, 5, 4, 8), (1, 6, 4, 1), (1, 6, 0, 8), (1, 0, 4, 8), (1, 6, 4, 0)]
-DTYPES = torch.float64, torch.bfloat16, torch.int32, torch.complex64, torch.float8_e5m2
-READS_IN_C = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-OTHERS: tuple[Callable[[], Any], ...] = (
-    lambda: torch.zeros(1, 6, 8, 4).mT,
-    lambda: torch.zeros(1, 4, 6, 8).transpose(1, 2),
-    lambda: torch.zeros(1, 6, 4, 9)[..., ::9],
-    lambda: torch.zeros(6, 4, 8),
-    lambda: torch.nested.nested_tensor([torch.zeros(6, 4, 8)]),
-    lambda: torch.nn.Parameter(torch.zeros(SHAPE)),
-    lambda: None,
-)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_tensors_that_surely_fit_pass_every_check() -> None:
-    makers = [partial(torch.zeros, shape) for shape in SHAPES] + [partial(torch.zeros, SHAPE, dtype=dtype) for dtype in DTYPES]
-    made = [make() for make in (*makers, *OTHERS, *ODD.values())]
-    for x, y in itertools.product(made, repeat=2):
-        for three in ((x, y, y), (y, x, y), (y, y, x)):
-            facts = plain_facts(*three)
-            assert facts is None or (facts == key_of(INPUTS, three) and undispatched(three))
-            if facts is not None or surely_fit(*three):
-                _check_tensors(*three)
-
-
-@pytest.mark.skipif(not READS_IN_C, reason="this torch does not describe its tensors to C")
-def test_ordinary_tensors_surely_fit() -> None:
-    query, key = torch.zeros(SHAPE), torch.zeros(1, 4, 6, 8).transpose(1, 2)
-    assert surely_fit(query, key, key)
-    assert surely_fit(query.requires_grad_(), key[:, :, :2], key[:, :, :2])
-    assert surely_fit(*torch.zeros(3, *SHAPE, dtype=torch.bfloat16).unbind())
-    assert not surely_fit(query, key[:, :, :3], key[:, :, :3])
-    assert plain_facts(query, key, key) == facts_undispatched((query, key, key)) == key_of(INPUTS, (query, key, key))
-    assert plain_facts(query, key[:, :, :3], key[:, :, :3]) is None
+def test_a_key_says_where_tensors_are() -> None:
+    """A tensor in a tuple, and one that is missing, are others than one in the place of the next."""
+    placed = [(X, X, X, X, None), (X, X, X, None, X), (X, X, X, (X,), None), (X, X, X, (None, X)), (X, X, X, (X, None))]
+    assert len({call_key(inputs) for inputs in placed}) == len(placed)
 
 
 @pytest.mark.parametrize("at", range(3))
@@ -186,9 +154,9 @@ def test_a_backend_is_kept_under_the_environment_that_it_was_chosen_by(monkeypat
         monkeypatch.setenv("DILKIT_BACKEND", "reference")
         return moment
 
-    call = encode_call(Pattern([19], [1]), False, False, "")
+    inputs, options = Inputs(*rows), CallOptions(Pattern([19], [1]))
     with monkeypatch.context() as patch:
         patch.setattr(prepared_call, "state", state)
-        prepare(INPUTS, rows, key_of(INPUTS, rows), 1.0, call)
+        prepare(inputs, options, call_key(inputs))
     monkeypatch.delenv("DILKIT_BACKEND")
-    assert prepare(INPUTS, rows, key_of(INPUTS, rows), 1.0, call).backend.name != "reference"
+    assert prepare(inputs, options, call_key(inputs)).backend.name != "reference"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.calls import differentiated
+from helpers.calls import differentiated, encode_call
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
@@ -20,7 +20,7 @@ import dilkit
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, Strided, dilated_attention, dilated_attention_varlen
 from dilkit.backends.native.backend import _instruction_sets
 from dilkit.inputs import Inputs
-from dilkit.op.operators import encode_call, forward_op
+from dilkit.op.operators import forward_op
 from dilkit.op.sequences import assert_lengths, longest
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.threads import torch_threads
@@ -231,7 +231,7 @@ def test_the_operator_names_what_does_not_fit(wrong: str) -> None:
     given = dict(query=Q[None], key=K[None], value=V[None], mask=None, cu_seqlens=CU, max_seqlen=None) | changed
     qkv, call = [given[name] for name in ("query", "key", "value")], encode_call(PATTERN, False, True, "")
     with pytest.raises(ValueError, match=text):
-        forward_op(*qkv, given["mask"], 0.5, call, None, given["cu_seqlens"], given["max_seqlen"])
+        forward_op(*qkv, given["mask"], 0.5, call, given["cu_seqlens"], given["max_seqlen"])
 
 
 @pytest.mark.parametrize("wrong", [[0, 9, 5, 12], [1, 12], [0, 13]])

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import encode_call
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated_attention_varlen
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 
 PATTERN = Pattern([8, 16], [1, 2])
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
@@ -39,8 +40,8 @@ def tensors(total: int, **options: Any) -> list[Tensor]:
 def test_opcheck(max_seqlen: int | None) -> None:
     inputs = [x[None].detach().requires_grad_() for x in tensors(20)]
     call, packed = encode_call(PATTERN, True, True, "reference"), (starts(7, 0, 13), max_seqlen)
-    torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, None, *packed))
-    out, lse = forward_op(*inputs, None, 0.3, call, None, *packed)
+    torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, *packed))
+    out, lse = forward_op(*inputs, None, 0.3, call, *packed)
     saved = [x.detach() for x in (*inputs, out, lse)]
     torch.library.opcheck(backward_op, (torch.randn_like(saved[3]), *saved, None, 0.3, call, *packed))
 

@@ -11,10 +11,11 @@ from fuzz.calls import Call, computed, tensors_of
 from fuzz.checks import BY_TORCH, DOES_NOT_FIT, attempt, require, require_raises, require_right
 from fuzz.wrong_calls import ARGUMENTS, names_of
 from helpers import odd_kinds
+from helpers.calls import encode_call
 
 import dilkit
 from dilkit import Device, Pattern, Problem, dilated_attention
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.op.operators import backward_op, forward_op
 from dilkit.registry import backends
 
 

@@ -23,7 +23,9 @@ from torch import Tensor
 from dilkit.comm.passes.partial_results import PartialResults, merge_rows
 from dilkit.comm.passes.rows import add_rows, collect_rows
 from dilkit.comm.transports.base import Pending
-from dilkit.op.operators import backward_op, encode_call, forward_op
+from dilkit.inputs import Inputs
+from dilkit.op.call_options import CallOptions
+from dilkit.op.operators import attend, differentiate
 from dilkit.pattern import DilatedSegment, Pattern
 from dilkit.problem import DTYPE_BYTES
 from dilkit.testing.accuracy import Results
@@ -80,23 +82,25 @@ class Peer(RanksCall):
         send_counts, recv_counts = ([2 * self.rows * shards for shards in counts] for counts in (sends, receives))
         return self.comm.exchange(rows.view(sum(send_counts), -1), send_counts, recv_counts, "keys and values, or gradients")
 
-    def own(self, *qkv: Tensor) -> tuple[Tensor, Tensor]:
+    def own(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the keys of the own shard: `out` in fp32, and `lse`."""
-        out, lse = forward_op(*qkv, None, self.problem.scale, self._call(self._own_pattern))
+        out, lse = attend(Inputs(query, key, value), self._options(self._own_pattern))
         return out.to(WIDE), lse.transpose(1, 2).contiguous()
 
     def add(self, out: Tensor, lse: Tensor, query: Tensor, keys_values: Tensor, other: int) -> None:
         """Merge attention to the keys and values `(2, rows, heads, head_dim)` of rank `other`."""
         for rate in self._shared_rates(other):
-            rows, qkv = self._kept(rate, query, *keys_values)
-            part, part_lse = forward_op(*qkv, None, self.problem.scale, self._call(Pattern.dense()))
+            rows, (q, k, v) = self._kept(rate, query, *keys_values)
+            part, part_lse = attend(Inputs(q, k, v), self._options(Pattern.dense()))
             part_lse = part_lse.transpose(1, 2).reshape(-1)
             merge_rows(out, lse, rows, PartialResults(part.reshape(len(rows), -1), part_lse))
 
     def own_gradients(self, *tensors: Tensor, lse: Tensor) -> list[Tensor]:
         """Gradients through the own shard, in fp32; `tensors`: dout, query, key, value and `out` of all keys."""
         lse = lse.transpose(1, 2).contiguous()
-        return [x.to(WIDE) for x in backward_op(*tensors, lse, None, self.problem.scale, self._call(self._own_pattern))[:3]]
+        dout, query, key, value, out = tensors
+        gradients = differentiate(dout, Inputs(query, key, value), out, lse, self._options(self._own_pattern))
+        return [x.to(WIDE) for x in gradients]
 
     def add_gradients(
         self, dquery: Tensor, dout: Tensor, query: Tensor, keys_values: Tensor, out: Tensor, lse: Tensor, other: int
@@ -104,9 +108,9 @@ class Peer(RanksCall):
         """Gradients of the keys and values of rank `other`, in fp32; those of the queries are added to `dquery`."""
         gradients = torch.zeros_like(keys_values, dtype=WIDE)
         for rate in self._shared_rates(other):
-            rows, tensors = self._kept(rate, dout, query, *keys_values, out)
+            rows, (part_dout, q, k, v, part_out) = self._kept(rate, dout, query, *keys_values, out)
             lse_rows = lse.reshape(-1)[rows].view(1, -1, self.problem.heads).transpose(1, 2).contiguous()
-            parts = backward_op(*tensors, lse_rows, None, self.problem.scale, self._call(Pattern.dense()))[:3]
+            parts = differentiate(part_dout, Inputs(q, k, v), part_out, lse_rows, self._options(Pattern.dense()))
             for whole, part in zip((dquery, gradients[0][None], gradients[1][None]), parts, strict=True):
                 add_rows(whole, rows, part.reshape(len(rows), -1))
         return gradients
@@ -115,8 +119,8 @@ class Peer(RanksCall):
     def _own_pattern(self) -> Pattern:
         return Pattern([min(w, self.rows) for w, _ in self.branches], [r for _, r in self.branches])
 
-    def _call(self, pattern: Pattern) -> str:
-        return encode_call(pattern, False, True, "")
+    def _options(self, pattern: Pattern) -> CallOptions:
+        return CallOptions(pattern, requires_grad=True, scale=self.problem.scale)
 
     def _shared_rates(self, other: int) -> list[int]:
         """Rates of the segments that hold the shards of both ranks."""
@@ -207,12 +211,13 @@ class Ulysses(Peer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dout: Tensor) -> Sequence[Tensor]:
         p, first = self.problem, self.comm.rank * self.problem.heads // self.comm.size
-        call = self._call(p.pattern.with_branches(*p.pattern.branches, head_shard=(first, p.heads)))
-        heads = self._to_heads(query, key, value)
-        out, lse = forward_op(*heads, None, p.scale, call)
+        options = self._options(p.pattern.with_branches(*p.pattern.branches, head_shard=(first, p.heads)))
+        q, k, v = self._to_heads(query, key, value)
+        heads = Inputs(q, k, v)
+        out, lse = attend(heads, options)
         (out_rows,) = self._to_rows(out)
         (dout,) = self._to_heads(dout)
-        return out_rows, *self._to_rows(*backward_op(dout, *heads, out, lse, None, p.scale, call)[:3])
+        return out_rows, *self._to_rows(*differentiate(dout, heads, out, lse, options))
 
     def _to_heads(self, *tensors: Tensor) -> list[Tensor]:
         """Exchange all heads of this rank's rows for this rank's heads of all rows."""
