@@ -5,19 +5,19 @@ One forward pass, step by step, with the file of each step:
     rank t holds the rows cuts[t] .. cuts[t + 1] - 1             cuts.py, shards.py
       |
       |  all ranks agree on their arguments                       agreement.py, arguments.py, rank_attention.py
-      |  exchange plan: which rank computes what                  plan/exchange_plan.py: of segments and strides
-      |                                                           plan/sharded_segments.py, of other kinds plan/kinds/
-      |  index tables: which of its rows a rank sends to whom     passes/all_to_all/index_tables.py
+      |  exchange plan: which rank computes what                  plan/exchange_plan.py
+      |  messages: which rows go from rank to rank                plan/segments.py, of branches without segments plan/kinds/
+      |  index tables: where these rows lie in messages           passes/index_tables.py
       v
-    send rows of queries, keys, values ------------+              passes/all_to_all/forward.py, transports/
+    send rows of queries, keys, values ------------+              passes/all_to_all.py, transports/
       |                                            |
       |  local segments: nothing to send           |              passes/local_attention.py
       |                                            v
       |                         small problems with received rows passes/problem_stacks.py, passes/attention_op.py
       |                                            |
-      |  ring schedule: key/value blocks rotate    |              passes/ring/
+      |  ring schedule: key/value blocks rotate    |              passes/ring.py
       v                                            |
-    merge partial results (out, lse) <-- send back-+              passes/partial_results.py, passes/autograd.py
+    merge partial results (out, lse) <-- send back-+              passes/attention_op.py, passes/autograd.py
       |
       v
     return the rows of out and lse that belong to this rank       attention.py

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, not_distributed, one_of, probability, real
-from dilkit.comm.plan.routes import KEEPS, SCHEDULES
+from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
 from dilkit.comm.reorder import order_fingerprint
 from dilkit.comm.scores import bias_fingerprint, check_rank_bias
 from dilkit.inputs import Inputs

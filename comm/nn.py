@@ -10,7 +10,7 @@ from torch import Tensor
 from dilkit.bias.base import Bias
 from dilkit.checks import boolean, one_of, real
 from dilkit.comm.attention import ring_dilated_attention
-from dilkit.comm.plan.routes import KEEPS, SCHEDULES
+from dilkit.comm.plan.exchange_plan import KEEPS, SCHEDULES
 from dilkit.comm.shards import positions
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.nn.attention import BiasedModule, appended

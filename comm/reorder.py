@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dilkit.comm.passes.differentiation import differentiable_once
-from dilkit.comm.passes.rows import pack_columns, unpack_columns
+from dilkit.comm.passes.row_index import pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm
 from dilkit.orders.heads import Orders, group_heads, ungroup_heads
 from dilkit.orders.token_order import TokenOrder, check_order

@@ -1,33 +1,47 @@
-"""The attention operator that a rank applies to its own rows, and to small problems whose rows it received."""
+"""The attention operator that a rank applies to its own rows and to small problems, and the partial results that it merges."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dilkit.comm.passes.partial_results import PartialResults
+from dilkit.comm.passes._rows import merge
 from dilkit.comm.passes.problem_stacks import ProblemStack
-from dilkit.comm.passes.rank_bias import TableBias
+from dilkit.comm.passes.rank_inputs import RankBias
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions
 from dilkit.op.dropout import Dropout
 from dilkit.op.operators import attend, differentiate
 from dilkit.pattern import Pattern
 
+PartialResults = tuple[Tensor, Tensor]
+"""Attention over some of the keys: `out` `(rows, head_dim)` and `lse` `(rows,)`, in fp32 (fp64 for fp64)."""
 
-@dataclass(frozen=True)
-class QKVRows:
-    """Tables that stacks collect their rows from: `(n, head_dim)` each; `flags` `(n,)` is True for masked keys, None: no mask."""
+
+class QKVRows(NamedTuple):
+    """Tables that stacks collect their rows from: `(n, head_dim)` each; one may be all three.
+
+    `flags` `(n,)` is True for masked keys, None: no mask. Positions `(n, dims)` of queries and of keys go with a bias.
+    """
 
     queries: Tensor
     keys: Tensor
     values: Tensor
-    flags: Tensor | None
-    bias: TableBias | None = None
+    flags: Tensor | None = None
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+
+    @property
+    def without_values(self) -> QKVRows:
+        """The same, with values that are 0."""
+        return self._replace(values=self.values.new_zeros(()).expand(self.values.shape))
 
 
 @dataclass(frozen=True)
@@ -58,24 +72,25 @@ class AttentionOp:
             inputs = inputs._replace(dropout=Dropout(self.options.dropout_p, self.seed, places=rows))
         return inputs, self.options._replace(pattern=pattern, is_causal=is_causal, bias=form)
 
-    def forward(self, results: PartialResults, stack: ProblemStack, rows: QKVRows) -> None:
+    def forward(self, results: PartialResults, stack: ProblemStack, rows: QKVRows, bias: RankBias | None) -> None:
         """Merge what the queries of a stack see of its keys into `results`."""
-        out, lse = attend(*self._call(stack, rows))
+        out, lse = attend(*self._call(stack, rows, bias))
         out, lse = out.reshape(-1, out.shape[-1]), lse.transpose(1, 2).reshape(-1)
         if stack.real_queries is None:
-            results.merge(stack.results, out, lse)
+            merge_into(results, stack.results, out, lse)
         else:
-            results.merge(stack.results[stack.real_queries], out[stack.real_queries], lse[stack.real_queries])
+            real = stack.real_queries
+            merge_into(results, stack.results[real], out[real], lse[real])
 
     def backward(
-        self, stack: ProblemStack, rows: QKVRows, dout: Tensor, out: Tensor, lse: Tensor
+        self, stack: ProblemStack, rows: QKVRows, bias: RankBias | None, dout: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """Gradients of a stack's own rows, given `dout` and `out` `(n, head_dim)` and `lse` `(n,)` of all results.
 
         Returns `(results, dquery)`: row numbers among the results, and their gradients; and `(keys, dkey, dvalue)`: positions in
         `stack.keys`, and theirs.
         """
-        inputs, options = self._call(stack, rows)
+        inputs, options = self._call(stack, rows, bias)
         query, head_dim = inputs.query, inputs.query.shape[-1]
         dout, out, lse = dout[stack.results], out[stack.results], lse[stack.results]
         if stack.real_queries is not None:  # the others keep the lse of the query that stands in: exp(score - lse) is at most 1
@@ -83,8 +98,8 @@ class AttentionOp:
         dout, out, shape = dout.view(query.shape), out.view(query.shape), query.shape[:3]
         lse = lse.view(shape).transpose(1, 2).contiguous()
         gradients = differentiate(dout, inputs, out, lse, options)
-        if rows.bias is not None and rows.bias.form.learned:
-            rows.bias.add_gradient(stack, gradients[3])
+        if bias is not None and bias.form.learned:
+            bias.gradient[stack.heads] += gradients[3]
         dquery, dkey, dvalue = (grad.reshape(-1, head_dim) for grad in gradients[:3])
         results, keys = stack.results, torch.arange(len(stack.keys), device=dkey.device)
         if stack.real_queries is not None:
@@ -93,7 +108,7 @@ class AttentionOp:
             keys, dkey, dvalue = keys[stack.real_keys], dkey[stack.real_keys], dvalue[stack.real_keys]
         return (results, dquery), (keys, dkey, dvalue)
 
-    def _call(self, stack: ProblemStack, rows: QKVRows) -> tuple[Inputs, CallOptions]:
+    def _call(self, stack: ProblemStack, rows: QKVRows, bias: RankBias | None) -> tuple[Inputs, CallOptions]:
         head_dim = rows.queries.shape[1]
         query = rows.queries.index_select(0, stack.queries).view(-1, stack.rows, stack.width, head_dim)
         key = rows.keys.index_select(0, stack.keys).view(-1, stack.rows, 1, head_dim)
@@ -101,5 +116,44 @@ class AttentionOp:
         mask = None if rows.flags is None else rows.flags[stack.flags]
         if stack.real_keys is not None:
             mask = ~stack.real_keys if mask is None else mask | ~stack.real_keys
-        mask, bias = None if mask is None else mask.view(-1, stack.rows), None if rows.bias is None else rows.bias.of_stack(stack)
-        return self.call(Inputs(query, key, value, mask, bias=bias), stack.pattern, stack.is_causal, stack.places)
+        mask = None if mask is None else mask.view(-1, stack.rows)
+        of_stack = None if bias is None else bias.of_stack(stack, rows.query_positions, rows.key_positions)
+        return self.call(Inputs(query, key, value, mask, bias=of_stack), stack.pattern, stack.is_causal, stack.places)
+
+
+def no_results(rows: int, head_dim: int, like: Tensor) -> PartialResults:
+    """Return results of rows that have seen no key: `out = 0`, `lse = -inf`, on the device of `like` and for its dtype."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return like.new_zeros(rows, head_dim, dtype=dtype), like.new_full((rows,), -math.inf, dtype=dtype)
+
+
+def merge_into(results: PartialResults, rows: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Merge results over further keys, `out` `(n, head_dim)`, `lse` `(n,)`, into the rows `rows`, each at most once.
+
+        lse' = log(exp(lse) + exp(lse_b))      out' = exp(lse - lse') out + exp(lse_b - lse') out_b
+
+    Merging the first keys into a row is exact.
+    """
+    all_out, all_lse = results
+    out = out.to(all_out.dtype)
+    if not out.is_cuda:
+        merge(*[x.detach().contiguous().numpy() for x in (all_out, all_lse, rows, out, lse)])
+        return
+    before = all_lse[rows]
+    after = torch.logaddexp(before, lse)
+    shift = after.masked_fill(after == -math.inf, 0.0)  # -inf - -inf is no number, exp(-inf - 0) is 0
+    old, new = torch.exp(before - shift), torch.exp(lse - shift)
+    all_out[rows] = old[:, None] * all_out[rows] + new[:, None] * out
+    all_lse[rows] = after
+
+
+def merge_rows(out: Tensor, lse: Tensor, rows: Tensor, parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Merge into the rows `rows`, as `(batch * seq * heads)` numbers, of `out` and `lse`, contiguous.
+
+    `parts` are `(places, out, lse)`: places among `rows`, each at most once, and results over further keys.
+    """
+    flat, flat_lse = out.view(-1, out.shape[-1]), lse.view(-1)
+    merged = flat[rows].to(lse.dtype), flat_lse[rows]
+    for part in parts:
+        merge_into(merged, *part)
+    flat[rows], flat_lse[rows] = merged[0].to(out.dtype), merged[1]

@@ -24,17 +24,14 @@ import torch
 from torch import Tensor
 
 from dilkit.comm.agreement import agree_on
-from dilkit.comm.passes.all_to_all.backward import AllToAllBackward, Results
-from dilkit.comm.passes.all_to_all.forward import AllToAllForward
-from dilkit.comm.passes.all_to_all.received_rows import ReceivedRows
+from dilkit.comm.passes.all_to_all import AllToAllBackward, all_to_all_forward, merge_results, send_rows
+from dilkit.comm.passes.attention_op import QKVRows, merge_rows
 from dilkit.comm.passes.context import UNKNOWN, PassContext
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.local_attention import local_backward, local_forward
-from dilkit.comm.passes.partial_results import merge_rows
 from dilkit.comm.passes.rank_inputs import RankInputs
-from dilkit.comm.passes.ring.backward import ring_backward
-from dilkit.comm.passes.ring.forward import ring_forward
-from dilkit.comm.passes.rows import add_rows
+from dilkit.comm.passes.ring import ring_backward, ring_forward
+from dilkit.comm.passes.row_index import add_rows
 from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 from dilkit.op import boundary
@@ -44,7 +41,7 @@ from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
 
 class Saved(NamedTuple):
-    """The tensors that the forward pass leaves to the backward pass, as `RankInputs` and `ReceivedRows` have them.
+    """The tensors that the forward pass leaves to the backward pass, as `RankInputs` and `QKVRows` have them.
 
     `lse` is `(batch, seq, heads)`. What was received is None where nothing was, or nothing is kept.
     """
@@ -99,7 +96,8 @@ def forward_pass(context: PassContext, inputs: RankInputs) -> Saved:
     """The forward pass of a call, with all that it sends."""
     with without_autocast(inputs.query.device.type), context.comm.broken_by_errors():
         out, lse, held = _forward(context, inputs)
-    return Saved(*inputs, out, lse, *(() if held is None else held[:4]))
+    received = () if held is None else (held.queries, held.flags, held.query_positions, held.key_positions)
+    return Saved(*inputs, out, lse, *received)
 
 
 def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor | None, ...]:
@@ -114,7 +112,8 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
         query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
         inputs = RankInputs(query, key, value, mask, sink, weights, positions)
         inputs.check_bias(context.op.options.bias)
-        held = None if rows is None else ReceivedRows(rows.to(query.dtype).contiguous(), flags, of_queries, of_keys)
+        rows = None if rows is None else rows.to(query.dtype).contiguous()
+        held = None if rows is None else QKVRows(rows, rows, rows, flags, of_queries, of_keys)
         with without_autocast(out.device.type):
             dquery, dkey, dvalue, dweights = _backward(context, dout, inputs, out, lse, held)
             if lse_in_loss:
@@ -144,15 +143,16 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     return *map(boundary.in_rows, inputs), lse.contiguous()
 
 
-def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, ReceivedRows | None]:
+def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, QKVRows | None]:
     op, plan, comm, bias = context.op, context.plan, context.comm, inputs.bias(context.op.options.bias)
-    under_way = AllToAllForward(op, comm, context.rounds, inputs, bias)
+    rounds = context.rounds
+    first = [send_rows(comm, tables, inputs, bias) for tables in rounds[:1]]
     out, lse = local_forward(op, context.ranges, plan.is_causal, inputs, bias)
-    held = under_way.compute()
+    held, results = all_to_all_forward(op, comm, rounds, first, inputs, bias)
     for branch in context.ring_branches:
-        for rows, found in ring_forward(op, comm, plan, branch, inputs, bias):
-            merge_rows(out, lse, rows, found)
-    under_way.merge_into(out, lse)
+        for rows, partial_results in ring_forward(op, comm, plan, branch, inputs, bias):
+            merge_rows(out, lse, rows, [(torch.arange(len(rows), device=rows.device), *partial_results)])
+    merge_results(rounds, results, out, lse)
     zero_keys = context.zero_keys(inputs.query)
     if zero_keys is not None or inputs.sink is not None:
         add_zero_keys(out, lse.transpose(1, 2), zero_keys, inputs.sink)
@@ -160,7 +160,7 @@ def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, 
 
 
 def _backward(
-    context: PassContext, dout: Tensor, inputs: RankInputs, out: Tensor, lse: Tensor, held: ReceivedRows | None
+    context: PassContext, dout: Tensor, inputs: RankInputs, out: Tensor, lse: Tensor, held: QKVRows | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and the weights of a bias, which are empty where there is none.
 
@@ -168,28 +168,29 @@ def _backward(
     """
     op, plan, comm = context.op, context.plan, context.comm
     bias, of_others = inputs.bias(op.options.bias), inputs.bias(op.options.bias)
-    under_way = AllToAllBackward(op, comm, context.rounds, Results(dout, out, lse), held is not None)
+    under_way = AllToAllBackward(op, comm, context.rounds, dout, out, lse, held is not None)
     if held is None:
         under_way.compute_anew(inputs, of_others)
     grads = local_backward(op, context.ranges, plan.is_causal, dout, inputs, bias, out, lse)
     if held is not None:
         under_way.compute(held, of_others)
     for branch in context.ring_branches:
-        for found in ring_backward(op, comm, plan, branch, inputs, bias, dout, out, lse, context.gradients):
-            add_rows(grads[0], found.queries, found.dquery)
-            add_rows(grads[1], found.keys, found.dkey)
-            add_rows(grads[2], found.keys, found.dvalue)
+        for (queries, dquery), (keys, dkey, dvalue) in ring_backward(
+            op, comm, plan, branch, inputs, bias, dout, out, lse, context.gradients
+        ):
+            for grad, rows, more in zip(grads, (queries, keys, keys), (dquery, dkey, dvalue), strict=True):
+                add_rows(grad, rows, more)
     under_way.add_to(*grads)
     dweights = lse.new_empty(0) if bias is None or of_others is None else bias.gradient + of_others.gradient
     return *grads, dweights
 
 
 def _through_lse(
-    context: PassContext, dlse: Tensor | None, inputs: RankInputs, lse: Tensor, held: ReceivedRows | None
+    context: PassContext, dlse: Tensor | None, inputs: RankInputs, lse: Tensor, held: QKVRows | None
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and weights through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
     context, inputs = replace(context, op=context.op.without_dropout), inputs.without_values
-    held = None if held is None else held.without_values()
+    held = None if held is None else held.without_values
 
     def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, ...]:
         dquery, dkey, _, dweights = _backward(context, dout, inputs, out, lse, held)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.all_to_all.index_tables import Choice, IndexTables, index_tables
 from dilkit.comm.passes.attention_op import AttentionOp
-from dilkit.comm.passes.local_attention import LocalRange, local_ranges
-from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.passes.index_tables import IndexTables, index_tables
+from dilkit.comm.plan.exchange_plan import ExchangePlan, LocalRange
 from dilkit.comm.transports.base import Comm
 from dilkit.op.zero_keys import ZeroKeys, zero_keys_of
 from dilkit.plan import cached
@@ -40,12 +39,12 @@ class PassContext:
             (self.plan, self.comm.rank, self.batch, self.device),
             (self.op.options.dropout_p > 0, self.op.options.bias is not None),
         )
-        return tuple(index_tables(*of_rank, Choice(branches, self.gradients, *facts)) for branches in self.plan.rounds)
+        return tuple(index_tables(*of_rank, branches, self.gradients, *facts) for branches in self.plan.rounds)
 
     @property
     def ranges(self) -> tuple[LocalRange, ...]:
         """The rows that this rank computes by itself."""
-        return local_ranges(self.plan, self.comm.rank)
+        return self.plan.local_ranges(self.comm.rank)
 
     def zero_keys(self, query: Tensor) -> ZeroKeys | None:
         """The keys that segments are padded with, as this rank's rows see them; None where there are none."""

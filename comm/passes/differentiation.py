@@ -23,20 +23,19 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
             results = backward(ctx, *grads)
         if not torch.is_grad_enabled():
             return results
-        return tuple(_NotAgain.apply(x.detach().requires_grad_()) if isinstance(x, Tensor) else x for x in results)  # type: ignore[no-untyped-call]
+        return tuple(_constant(x) if isinstance(x, Tensor) else x for x in results)
 
     return once
 
 
-class _NotAgain(torch.autograd.Function):
-    """The identity, which cannot be differentiated."""
+def _constant(x: Tensor) -> Tensor:
+    """Return a view whose gradient is refused."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
+    def refuse(gradient: Tensor) -> None:
         raise RuntimeError(
             "attention over ranks can be differentiated once only: double backward (create_graph=True) is not supported"
         )
+
+    view = x.detach().requires_grad_().view_as(x)
+    view.register_hook(refuse)  # type: ignore[no-untyped-call]
+    return view

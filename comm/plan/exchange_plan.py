@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -12,40 +12,41 @@ import numpy as np
 from dilkit import plan as core_plan
 from dilkit.checks import boolean, integer, one_of
 from dilkit.comm.cuts import checked_cuts
-from dilkit.comm.plan.divided import DividedForms, divided, is_stride
-from dilkit.comm.plan.joint_branches import joint_segments, pattern_in_segment, why_joint
+from dilkit.comm.plan.exchange import BranchExchange, Pairs, Route
 from dilkit.comm.plan.kinds.blocks import BlockExchange
-from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
-from dilkit.comm.plan.kinds.excluded import ExcludedTokens
 from dilkit.comm.plan.kinds.tokens import TokenExchange
 from dilkit.comm.plan.kinds.windows import WindowExchange
-from dilkit.comm.plan.local_branches import LocalBranch
-from dilkit.comm.plan.local_segments import local_range
-from dilkit.comm.plan.routes import KEEPS, SCHEDULES, Route, busiest_ranks, choose_route
-from dilkit.comm.plan.row_counts import RowCounts
-from dilkit.comm.plan.sharded_segments import (
-    IntArray,
-    SegmentShards,
-    ShardedSegment,
-    segment_shards,
-    segment_tokens,
+from dilkit.comm.plan.messages import IntArray
+from dilkit.comm.plan.segments import SegmentExchange, busiest_ranks, choose_route, segment_shards
+from dilkit.comm.plan.shardable_forms import (
+    Forms,
+    excluding_forms,
+    is_stride,
+    joint_segments,
+    pattern_in_segment,
     served_heads,
+    shardable_forms,
+    why_joint,
 )
 from dilkit.comm.plan.traffic import PhaseTraffic, Rows, branch_traffic
-from dilkit.comm.plan.work import Pairs, Work, joint_pairs, local_pairs
 from dilkit.pattern import Branch, Pattern
 from dilkit.pattern.lowering import Band, Global, Runs, Segments
 
+SCHEDULES = ("auto", "balanced", "scatter", "gather", "ring")
+KEEPS = ("rows", "nothing")
+"""Received rows that a rank keeps from the forward to the backward pass."""
 PHASES = ("forward", "backward")
-_ARRAYS = 8
-"""As many arrays of counts are made of a branch, about."""
+LocalRange = tuple[int, int, Pattern, int]
+"""Rows `start .. stop - 1` of a shard, the pattern whose segments tile them, and the position of the first row."""
+_ARRAYS = 3
+"""About as many arrays as large as its shards are made of a branch, and of numbers a rank."""
 MOST_COUNTS = 2**23
 """The most counts of rows that are made of the residue classes of a stride: 64 MiB for each quantity of a plan."""
 
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """What the ranks of a process group compute and send for one call. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
+    """The computation and the messages of all ranks for one call. Rank t holds the rows `cuts[t] .. cuts[t + 1] - 1`.
 
     The plan is a function of its arguments alone: every rank makes the same one, and nothing is sent for it. For each branch it
     chooses a route (`routes`), and counts the rows and bytes that each rank sends, and the query-key pairs that it computes.
@@ -102,7 +103,7 @@ class ExchangePlan:
         if self.schedule in ("gather", "ring"):
             self._check_partial_results()
         self._check_strides()
-        if self.schedule != "auto" and all(self.exchanges):
+        if self.schedule != "auto" and not any(isinstance(exchange, SegmentExchange) for exchange in self.exchanges):
             raise ValueError(
                 f"schedule={self.schedule!r} is for branches with segments or strides, of which the pattern has none; use 'auto'"
             )
@@ -142,7 +143,7 @@ class ExchangePlan:
 
     @cached_property
     def is_joint(self) -> bool:
-        """Whether a row's whole softmax must be computed in one piece, such as where a key counts once over all branches."""
+        """True if a row's whole softmax must be computed in one piece, such as where a key counts once over all branches."""
         in_one_piece = not self.fuse_branches and not self.pattern.only_segments
         return in_one_piece or bool(self._why_joint)
 
@@ -156,16 +157,9 @@ class ExchangePlan:
         return joint_segments(self.pattern, self.seq, self.heads, self.kv_heads) if self.is_joint else self.pattern
 
     @cached_property
-    def forms(self) -> tuple[DividedForms, ...]:
+    def forms(self) -> tuple[Forms, ...]:
         """The forms of each branch of `exchange_pattern`."""
-        return divided(self.exchange_pattern, self.seq, self.heads, self.kv_heads)
-
-    def segment_pattern(self, kv_head: int) -> Pattern | None:
-        """What is computed with the exchanged rows of a segment and the query heads of one key/value head; None: nothing."""
-        if not self.is_joint:
-            return Pattern.dense()
-        served = self.exchange_pattern.segments[0].heads or (0, self.heads)
-        return pattern_in_segment(self.pattern, served, kv_head, self.seq, self.heads, self.kv_heads)
+        return shardable_forms(self.exchange_pattern, self.seq, self.heads, self.kv_heads)
 
     @property
     def world_size(self) -> int:
@@ -180,56 +174,54 @@ class ExchangePlan:
     @cached_property
     def routes(self) -> tuple[Route, ...]:
         """The route of each branch; of all together where they are joint."""
-        facts = (self.world_size, self.is_causal, self._scatter_only)
-        return tuple(
-            choose_route(self.schedule, self._shards(b), *facts) if exchange is None else exchange.route
-            for b, exchange in enumerate(self.exchanges)
-        )
+        return tuple(exchange.route for exchange in self.exchanges)
 
     @cached_property
-    def exchanges(self) -> tuple[BranchExchange | None, ...]:
-        """For each branch how its rows travel, if it has no segments."""
+    def exchanges(self) -> tuple[BranchExchange, ...]:
+        """The messages of each branch of `exchange_pattern`, and the problems that they are for."""
         return tuple(map(self._exchange, range(len(self.exchange_pattern.branches))))
 
-    def _exchange(self, branch: int) -> BranchExchange | None:
+    def _exchange(self, branch: int) -> BranchExchange:
         forms, sizes = self.forms[branch], (self.heads, self.kv_heads)
         facts = branch, self.exchange_pattern.branches[branch], self.cuts, served_heads(forms, *sizes), self.is_causal
         if isinstance(forms[0], Segments) or is_stride(forms):
-            return None
+            shards = segment_shards(self.exchange_pattern, branch, self.cuts, *sizes)
+            route = choose_route(self.schedule, shards, self.world_size, self.is_causal, self._scatter_only)
+            shards = replace(shards, group_size=route.group_size)
+            pattern_of = partial(pattern_in_segment, self.pattern, forms[0].heads, self.seq, *sizes) if self.is_joint else None
+            return SegmentExchange(*facts, forms[0], route, shards, pattern_of, not self.fuse_branches)
         if isinstance(forms[0], Runs):
-            given = self.pattern.among(*sizes)
-            return BlockExchange(*facts, cast(tuple[Runs, ...], forms), (given.in_model, given.total * given.group))
-        excluded = ExcludedTokens.of(self.pattern, branch, self.seq, *sizes)
+            model = self.pattern.among(*sizes)
+            return BlockExchange(*facts, cast(tuple[Runs, ...], forms), (model.in_model, model.total * model.group))
+        excluding = excluding_forms(self.pattern, branch, self.seq, *sizes)
         if isinstance(forms[0], Band):
-            return WindowExchange(*facts, forms[0], excluded)
+            return WindowExchange(*facts, forms[0], excluding)
         assert isinstance(forms[0], Global)
-        return TokenExchange(*facts, forms[0], excluded)
+        return TokenExchange(*facts, forms[0], excluding)
+
+    def local_ranges(self, rank: int) -> tuple[LocalRange, ...]:
+        """Return the ranges that a rank computes by itself; none where segments are computed one by one."""
+        if rank not in self._local_ranges:
+            self._local_ranges[rank] = self._ranges_of(rank) if self.fuse_branches else ()
+        return self._local_ranges[rank]
 
     @cached_property
-    def sharded_segments(self) -> tuple[tuple[ShardedSegment, ...], ...]:
-        """For each branch the segments that several ranks hold; none of branches without segments."""
-        return tuple(
-            self._shards(b).split(b, route.group_size, self.is_causal) if self.exchanges[b] is None else ()
-            for b, route in enumerate(self.routes)
-        )
+    def _local_ranges(self) -> dict[int, tuple[LocalRange, ...]]:
+        """The ranges of the ranks that asked for theirs."""
+        return {}
 
-    @cached_property
-    def row_counts(self) -> tuple[RowCounts | ExchangeCounts, ...]:
-        """For each branch the rows that each rank sends, receives and computes with, beside those that it computes by itself."""
-        world_size, is_causal = self.world_size, self.is_causal
+    def _ranges_of(self, rank: int) -> tuple[LocalRange, ...]:
+        first, branches = self.cuts[rank], dict[tuple[int, int], list[Branch]]()
+        for exchange in self.exchanges:
+            if local := exchange.local(rank):
+                start, stop, branch = local
+                branches.setdefault((start, stop), []).append(branch)
+        # Without the keys that segments are padded with: those are added to whole results.
         return tuple(
-            RowCounts(self._shards(b), world_size, route.group_size, is_causal) if exchange is None else exchange.counts
-            for b, (route, exchange) in enumerate(zip(self.routes, self.exchanges, strict=True))
+            (start - first, stop - first, self.pattern.with_branches(*every, tail="exact"), start)
+            for (start, stop), some in branches.items()
+            for every in [self.pattern.branches if self.is_joint else some]
         )
-
-    def local_branch(self, branch: int, rank: int) -> LocalBranch | None:
-        """What a rank computes of a branch of `exchange_pattern` by itself; None: nothing."""
-        if exchange := self.exchanges[branch]:
-            return exchange.local(rank)
-        (start, stop), form = self.cuts[rank : rank + 2], self.forms[branch][0]
-        length = segment_tokens(form, self.seq) if isinstance(form, Segments) else max(self.seq, 1)
-        first, last = local_range(length, start, stop, self.seq)
-        return LocalBranch(first, last, self.exchange_pattern.branches[branch]) if first < last else None
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, ...], ...]:
@@ -251,7 +243,7 @@ class ExchangePlan:
     @property
     def nbytes(self) -> int:
         """About the bytes of what it counts: of each branch a few arrays as large as its shards, and some numbers a rank."""
-        shards = sum(self._shards(b).nbytes for b, exchange in enumerate(self.exchanges) if exchange is None)
+        shards = sum(exchange.shards.nbytes for exchange in self.exchanges if isinstance(exchange, SegmentExchange))
         return _ARRAYS * (shards + 8 * self.world_size * len(self.exchanges))
 
     def positions(self, rank: int) -> range:
@@ -264,16 +256,48 @@ class ExchangePlan:
 
         Nominal forward FLOPs are `4 * head_dim * batch` times this.
         """
-        return int(self.all_work.total[self._rank(rank)])
+        return int(self.all_work["total"][self._rank(rank)])
 
     @cached_property
-    def all_work(self) -> Work:
-        """`work` of all ranks, by when it is done."""
-        local, moved, ring = (np.zeros(self.world_size, object) for _ in range(3))
-        for branch, (route, counts) in enumerate(zip(self.routes, self.row_counts, strict=True)):
-            (local if self.fuse_branches else moved)[:] += self._local_pairs(branch)
-            (ring if route.kind == "ring" else moved)[:] += self._joint_pairs() if self.is_joint else counts.pairs
-        return Work(local, moved, ring)
+    def all_work(self) -> dict[str, Pairs]:
+        """The pairs of all ranks, `(world_size,)` each, as integers of any size.
+
+        "local": within a shard; "moved": with rows moved to the rank; "ring": with blocks that go round; "total": all.
+        """
+        work = {name: np.zeros(self.world_size, object) for name in ("local", "moved", "ring")}
+        for exchange in self.exchanges:
+            work["local" if self.fuse_branches else "moved"] += self._local_pairs(exchange)
+            work["ring" if exchange.route.kind == "ring" else "moved"] += self._exchanged_pairs(exchange)
+        return work | dict(total=work["local"] + work["moved"] + work["ring"])
+
+    def _local_pairs(self, exchange: BranchExchange) -> Pairs:
+        """The pairs that each rank computes by itself."""
+        pairs: dict[tuple[Branch | None, int], int] = {}
+        total = np.zeros(self.world_size, object)
+        for rank in range(self.world_size):
+            if local := exchange.local(rank):
+                start, stop, branch = local
+                pattern, key = self.pattern, (None if self.is_joint else branch, stop - start)
+                if key not in pairs:
+                    pattern = pattern if self.is_joint else pattern.with_branches(branch, overlap="count", tail="exact")
+                    pairs[key] = self._pairs_of(pattern, stop - start, self.heads, self.kv_heads)
+                total[rank] = pairs[key]
+        return total
+
+    def _exchanged_pairs(self, exchange: BranchExchange) -> Pairs:
+        """The pairs that each rank computes in small problems."""
+        if not isinstance(exchange, SegmentExchange) or exchange.pattern_of is None:
+            return exchange.pairs
+        total = np.zeros(self.world_size, object)
+        shards = exchange.shards
+        for (start, stop), ranks in zip(shards.token_bounds.tolist(), shards.compute_ranks.tolist(), strict=True):
+            for head, rank in zip(shards.heads, ranks, strict=True):
+                if pattern := exchange.pattern_of(head.kv_head):
+                    total[rank] += self._pairs_of(pattern, stop - start, head.width, 1)
+        return total
+
+    def _pairs_of(self, pattern: Pattern, tokens: int, heads: int, kv_heads: int) -> int:
+        return pattern.flops(tokens, heads, 1, kv_heads=kv_heads, is_causal=self.is_causal) // 4
 
     def bytes(
         self,
@@ -304,8 +328,8 @@ class ExchangePlan:
         self._check_countable(rows)
         branches = range(len(self.routes)) if branch is None else [branch]
         step = "again" if phase == "backward" and self.keep == "nothing" else phase
-        by_branch = (branch_traffic(self.row_counts[b], self.routes[b].kind == "ring", step, rows) for b in branches)
-        return sum(by_branch, PhaseTraffic.none(self.world_size))
+        traffic = [branch_traffic(self.exchanges[b], step, rows) for b in branches]
+        return sum(traffic[1:], traffic[0])
 
     def explain(self, rows: Rows | None = None) -> str:
         """For each branch its route, how many ranks it takes, what moves, and why: what the other routes would move.
@@ -321,9 +345,10 @@ class ExchangePlan:
 
         The size 1 is "gather", the largest "scatter"; empty for a branch whose segments are all within ranks, or that has none.
         """
-        if self.exchanges[branch] is not None:
+        exchange = self.exchanges[branch]
+        if not isinstance(exchange, SegmentExchange):
             return {}
-        return busiest_ranks(self._shards(branch), self.world_size, self.is_causal, self._scatter_only)
+        return busiest_ranks(exchange.shards, self.world_size, self.is_causal, self._scatter_only)
 
     def _rank(self, rank: int) -> int:
         if not 0 <= integer("rank", rank) < self.world_size:
@@ -332,28 +357,8 @@ class ExchangePlan:
 
     @property
     def _scatter_only(self) -> bool:
-        """Whether a segment must be computed in one piece, by one rank for each head."""
+        """True if a segment must be computed in one piece, by one rank for each head."""
         return self.is_joint or not self.fuse_branches
-
-    def _shards(self, branch: int) -> SegmentShards:
-        return segment_shards(self.exchange_pattern, branch, self.cuts, self.heads, self.kv_heads)
-
-    def _local_pairs(self, branch: int) -> Pairs:
-        nothing = LocalBranch(0, 0, self.exchange_pattern.branches[branch])
-        local_branches = [self.local_branch(branch, rank) or nothing for rank in range(self.world_size)]
-        return local_pairs(
-            [(self._alone(local.branch), local.stop - local.start) for local in local_branches],
-            self.heads,
-            self.kv_heads,
-            self.is_causal,
-        )
-
-    def _alone(self, branch: Branch) -> Pattern:
-        """The pattern that a rank follows in a local branch: of all of them where they are joint."""
-        return self.pattern if self.is_joint else self.pattern.with_branches(branch, overlap="count", tail="exact")
-
-    def _joint_pairs(self) -> Pairs:
-        return joint_pairs(self.sharded_segments[0], self.segment_pattern, self.world_size)
 
 
 def exchange_plan(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dilkit.comm.plan.routes import Route
-from dilkit.comm.plan.row_counts import RowCounts
+from dilkit.comm.plan.exchange import Route
+from dilkit.comm.plan.segments import SegmentExchange
 from dilkit.comm.plan.traffic import Rows
 from dilkit.pattern import Branch, DilatedSegment
 from dilkit.pattern.lowering import Band, Form, Runs, Segments
@@ -28,7 +28,7 @@ ROUTE_TEXTS = {
 
 @dataclass(frozen=True)
 class BranchFacts:
-    """How a branch is computed over ranks. `branch` is None if all branches are joint: every row is moved then.
+    """The way a branch is computed over ranks. `branch` is None if all branches are joint: every row is moved then.
 
     `kind` is the kind of the branch, of joint ones that of the segments they are moved in. What is no segment has the length of a
     window or block, or of the sequence, as its `segment_length`, and 1 or its rate or stride as its `dilation_rate`.
@@ -64,26 +64,30 @@ def branch_facts(plan: ExchangePlan, rows: Rows) -> list[BranchFacts]:
 
 
 def _facts(plan: ExchangePlan, branch: int, route: Route, rows: Rows) -> BranchFacts:
-    counts, kind = plan.row_counts[branch], plan.exchange_pattern.branches[branch]
+    exchange = plan.exchanges[branch]
     length, rate = (min(size, plan.seq) for size in _length_and_rate(plan.forms[branch][0], plan.seq))
-    if route.kind == "ring" and isinstance(counts, RowCounts):
-        moved = 2 * counts.ring_keys_sent
+    ranks, segments, spread = plan.world_size, 1, int(route.kind != "local")
+    if isinstance(exchange, SegmentExchange):
+        ranks, segments, spread = exchange.shards.most_ranks, -(-plan.seq // length), len(exchange.shards.token_bounds)
+    if isinstance(exchange, SegmentExchange) and route.kind == "ring":
+        moved = 2 * exchange.ring_rows[0][0]
     else:
-        moved = counts.queries_sent + counts.queries_received + 2 * counts.keys_sent
+        queries, keys = exchange.counts
+        moved = queries[:2].sum(0) + 2 * keys[0]
     return BranchFacts(
         branch=None if plan.is_joint else branch,
         segment_length=length,
         dilation_rate=rate,
         route=route.kind,
         group_size=route.group_size,
-        ranks=counts.shards.most_ranks if isinstance(counts, RowCounts) else plan.world_size,
-        segments=-(-plan.seq // length) if isinstance(counts, RowCounts) else 1,
-        spread=len(counts.shards.token_bounds) if isinstance(counts, RowCounts) else int(route.kind != "local"),
+        ranks=ranks,
+        segments=segments,
+        spread=spread,
         rows_moved=int(moved.sum()),
         forward_bytes=int(plan.traffic("forward", rows, branch).sent.max()),
         backward_bytes=int(plan.traffic("backward", rows, branch).sent.max()),
         busiest=dict(plan.candidates(branch)),
-        kind=kind.kind,
+        kind=exchange.branch.kind,
     )
 
 
@@ -120,7 +124,7 @@ def _text(facts: BranchFacts, branch: Branch, in_segments: bool, plan: ExchangeP
 
 
 def why(facts: BranchFacts, schedule: str) -> str:
-    """What the choice rests on: the rows of the busiest rank by each route."""
+    """Return what the choice rests on: the rows of the busiest rank by each route."""
     names = {1: "gather", facts.ranks: "scatter"}
     rows_by_route = {names.get(size, f"hybrid({size:,})"): busiest for size, busiest in facts.busiest.items()}
     best = sorted(rows_by_route, key=rows_by_route.__getitem__)

@@ -1,4 +1,4 @@
-"""What a call by an exchange plan will move, compute, hold and take on each rank, worked out without running it."""
+"""Bytes, work, memory and time of a call by an exchange plan on each rank, worked out without running it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
-from dilkit.comm.plan.local_segments import local_row_counts
-from dilkit.comm.plan.row_counts import RowCounts
-from dilkit.comm.plan.sharded_segments import IntArray, segment_shards
-from dilkit.comm.plan.traffic import PhaseTraffic, Rows, Traffic
+from dilkit.comm.plan.messages import IntArray
+from dilkit.comm.plan.segments import SegmentExchange, segment_counts, segment_shards
+from dilkit.comm.plan.traffic import PhaseTraffic, Rows
 
 BACKWARD = 2.5
 """Nominal FLOPs of a backward pass, in those of a forward pass; its seconds where they were not measured."""
@@ -22,7 +21,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class Speed:
-    """What a rank can do: bytes a second each way, operations a second of a forward pass.
+    """The speed of a rank: bytes a second each way, operations a second of a forward pass.
 
     `latency`: seconds of an exchange of next to nothing; `backward`: of the seconds of a forward pass, those of a backward pass.
     """
@@ -35,7 +34,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a plan moves, computes, holds and takes: arrays `(world_size,)`, a number for each rank.
+    """Bytes, work, memory and time of a plan: arrays `(world_size,)`, a number for each rank.
 
     >>> from dilkit import Pattern
     >>> from dilkit.comm import Rows, exchange_plan
@@ -58,7 +57,7 @@ class Forecast:
     def flops(self) -> dict[str, Numbers]:
         """Nominal FLOPs of a forward pass, as `Pattern.flops` counts them, by when they are done."""
         unit = 4 * self.rows.head_dim * self.rows.batch
-        return {name: getattr(self.plan.all_work, name) * unit for name in ("local", "moved", "ring", "total")}
+        return {name: pairs * unit for name, pairs in self.plan.all_work.items()}
 
     @cached_property
     def memory(self) -> dict[str, Numbers]:
@@ -86,21 +85,19 @@ class Forecast:
 
     @cached_property
     def exchanges(self) -> dict[str, int]:
-        """How often all ranks exchange something, by phase: arguments, backward which call it is, rows there and back, and
-        blocks round rings.
+        """Exchanges of all ranks, by phase: arguments (backward, which call it is), rows there and back, blocks round rings.
 
         With `keep="nothing"` rows go there and back for each branch, and backward there once more. Backward, the gradients of a
         ring return at each hop. Masks, positions and what else a call may have are not counted.
         """
         plan = self.plan
-        rings = [plan.sharded_segments[branch] for branch, route in enumerate(plan.routes) if route.kind == "ring"]
-        hops = sum(max(len(segment.ranks) for segment in segments) - 1 for segments in rings)
+        hops = sum(ring.hops for ring in ring_exchanges(plan))
         all_to_all, again, agreeing = len(plan.rounds), plan.keep == "nothing", int(plan.world_size > 1)
         return dict(zip(PHASES, (agreeing + 2 * all_to_all + hops, agreeing + (2 + again) * all_to_all + 2 * hops), strict=True))
 
     @cached_property
     def seconds(self) -> dict[str, Numbers]:
-        """Of forward and backward together; no rank is thought to wait for another's work.
+        """Seconds of forward and backward together; no rank is thought to wait for another's work.
 
         overlapped = max(local work, rows there) + work on rows moved + max(work round rings, ring + results back)
                      + exchanges * latency
@@ -112,17 +109,17 @@ class Forecast:
         compute, sending, overlapped = (np.zeros(self.plan.world_size) for _ in range(3))
         for (phase, traffic), factor in zip(self.traffic.items(), (1.0, self.speed.backward), strict=True):
             legs, latency = (traffic.there, traffic.back, traffic.ring), self.exchanges[phase] * self.speed.latency
-            there, back, around = (leg.busier / self.speed.bandwidth for leg in legs)
+            there, back, around = (leg.max(0) / self.speed.bandwidth for leg in legs)  # links work both ways at once
             compute += factor * (local + moved + ring)
             sending += there + back + around + latency
-            early = self._early(phase).busier / self.speed.bandwidth
+            early = self._early(phase).max(0) / self.speed.bandwidth
             late = 0 if phase == "backward" and self.plan.keep == "nothing" else back
             overlapped += np.maximum(factor * local, early) + there - early + factor * moved + back - late
             overlapped += np.maximum(factor * ring, late + around) + latency
         return dict(compute=compute, communication=sending, overlapped=overlapped, sequential=compute + sending)
 
-    def _early(self, phase: str) -> Traffic:
-        """What travels there during local work."""
+    def _early(self, phase: str) -> IntArray:
+        """The bytes that travel there during local work."""
         if self.plan.keep == "rows" or not self.plan.rounds:
             return self.traffic[phase].there
         first = self.plan.traffic("forward", self.rows, self.plan.rounds[0][0]).there
@@ -151,7 +148,7 @@ def baselines(plan: ExchangePlan, rows: Rows) -> dict[str, int]:
     if not pattern.only_segments:
         return {"full_ring": (plan.world_size - 1) * shard}
     branches = [segment_shards(pattern, branch, *shape) for branch in range(len(pattern.branches))]
-    keys = sum(RowCounts(shards, plan.world_size, 1, False).keys_sent for shards in branches)
+    keys = sum(segment_counts(shards, plan.world_size, False)[1][0] for shards in branches)
     sparse = int(np.max(rows.batch * rows.key_value_bytes * keys))
     return {"full_ring": (plan.world_size - 1) * shard, "segment_all_gather": sparse}
 
@@ -179,14 +176,17 @@ def _none(plan: ExchangePlan) -> IntArray:
 
 
 def _received_bytes(plan: ExchangePlan, branch: int, rows: Rows) -> IntArray:
-    """Those of a branch, on each rank."""
-    counts, total = plan.row_counts[branch], _none(plan)
-    if plan.routes[branch].kind != "ring":
-        total += counts.queries_computed * rows.query_bytes + counts.keys_computed * rows.key_value_bytes
-    if not plan.fuse_branches:
-        queries, keys = local_row_counts(plan.forms[branch], plan.cuts, plan.heads, plan.kv_heads)
-        total += queries * rows.query_bytes + keys * rows.key_value_bytes
-    return total * rows.batch
+    """The bytes of received rows of a branch, on each rank."""
+    if plan.routes[branch].kind == "ring":
+        return _none(plan)
+    queries, keys = plan.exchanges[branch].counts
+    held: IntArray = (queries[2] * rows.query_bytes + keys[2] * rows.key_value_bytes) * rows.batch
+    return held
+
+
+def ring_exchanges(plan: ExchangePlan) -> list[SegmentExchange]:
+    """Return the branches with a ring schedule."""
+    return [one for one in plan.exchanges if isinstance(one, SegmentExchange) and one.kind == "ring"]
 
 
 def ring_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
@@ -196,7 +196,5 @@ def ring_buffer_bytes(plan: ExchangePlan, rows: Rows) -> IntArray:
 
     Four blocks lie in separate buffers: the rank's own, the one it computes with, the one it sends on, and the one it receives.
     """
-    counted = zip(plan.row_counts, plan.routes, strict=True)
-    rings = [c.largest_block for c, route in counted if route.kind == "ring" and isinstance(c, RowCounts)]
-    most: IntArray = np.max([np.zeros(plan.world_size, np.int64), *rings], axis=0)
+    most: IntArray = np.max([_none(plan), *(ring.largest_block for ring in ring_exchanges(plan))], axis=0)
     return 4 * rows.batch * rows.key_value_bytes * most

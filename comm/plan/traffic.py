@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dilkit.checks import boolean, integer, one_of
-from dilkit.comm.plan.kinds.exchange import ExchangeCounts
-from dilkit.comm.plan.row_counts import RowCounts
-from dilkit.comm.plan.sharded_segments import IntArray
+from dilkit.comm.plan.exchange import BranchExchange
+from dilkit.comm.plan.messages import IntArray
+from dilkit.comm.plan.segments import SegmentExchange
 from dilkit.problem import DTYPE_BYTES, DTYPES
 
 GRADIENTS = ("", "q", "k", "v", "qk", "qv", "kv", "qkv")
-"""Of which inputs gradients may be asked for: of queries, keys and values."""
+"""Inputs of which gradients may be asked for: queries, keys and values."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How large rows are: `head_dim` numbers of a dtype, `batch` of each, and whether a mask flag travels with each key.
+    """Sizes of rows: `head_dim` numbers of a dtype, `batch` of each, and a mask flag for each key with `key_padding_mask`.
 
     `dtype` is a name such as `"float32"` or `"bfloat16"`. `position_dims`: with a bias of the scores, the numbers of a position,
     which travels with each query and key: 1 along a sequence, or as many as coordinates or a grid have. `gradients`: of which
@@ -80,37 +82,15 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Bytes that each rank sends to others, and that it receives from them: `(world_size,)` each."""
-
-    sent: IntArray
-    received: IntArray
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.sent + other.sent, self.received + other.received)
-
-    def __mul__(self, times: int) -> Traffic:
-        return Traffic(times * self.sent, times * self.received)
-
-    @property
-    def busier(self) -> IntArray:
-        """The larger of the two: links work both ways at once."""
-        return np.maximum(self.sent, self.received)
-
-
-@dataclass(frozen=True)
 class PhaseTraffic:
-    """The traffic of one phase: rows `there` to the ranks that compute with them, results `back`, and blocks round a `ring`."""
+    """The bytes of one phase, `(2, world_size)` each: that ranks send to others, and that they receive from them.
 
-    there: Traffic
-    back: Traffic
-    ring: Traffic
+    Rows go `there` to the ranks that compute with them, results come `back`, blocks go round a `ring`.
+    """
 
-    @classmethod
-    def none(cls, world_size: int) -> PhaseTraffic:
-        """No traffic."""
-        nothing = Traffic(*np.zeros((2, world_size), np.int64))
-        return cls(nothing, nothing, nothing)
+    there: IntArray
+    back: IntArray
+    ring: IntArray
 
     def __add__(self, other: PhaseTraffic) -> PhaseTraffic:
         return PhaseTraffic(self.there + other.there, self.back + other.back, self.ring + other.ring)
@@ -118,16 +98,18 @@ class PhaseTraffic:
     @property
     def sent(self) -> IntArray:
         """Bytes that each rank sends to others in all."""
-        return (self.there + self.back + self.ring).sent
+        sent: IntArray = (self.there + self.back + self.ring)[0]
+        return sent
 
     @property
     def received(self) -> IntArray:
         """Bytes that each rank receives from others in all."""
-        return (self.there + self.back + self.ring).received
+        received: IntArray = (self.there + self.back + self.ring)[1]
+        return received
 
 
-def branch_traffic(counts: RowCounts | ExchangeCounts, is_ring: bool, step: str, rows: Rows) -> PhaseTraffic:
-    """The traffic of one branch in a step: "forward", "backward", or "again", a backward pass for which no rows were kept.
+def branch_traffic(exchange: BranchExchange, step: str, rows: Rows) -> PhaseTraffic:
+    """Return the traffic of one branch in a step: "forward", "backward", or "again", a backward pass for which no rows were kept.
 
     | step | there | back |
     |---|---|---|
@@ -137,28 +119,21 @@ def branch_traffic(counts: RowCounts | ExchangeCounts, is_ring: bool, step: str,
 
     Round a ring go keys and values (flags and positions). In a backward pass their gradients are returned in one hop.
     """
-    nothing = PhaseTraffic.none(counts.world_size)
-    if is_ring and isinstance(counts, RowCounts):
-        return PhaseTraffic(nothing.there, nothing.back, _ring_traffic(counts, step != "forward", rows) * rows.batch)
-    row, query, key_value, lse = rows.row_bytes, rows.query_bytes, rows.key_value_bytes, rows.lse_bytes
-    dquery, dkey_value = rows.dquery_bytes, rows.dkey_value_bytes
-    out, owned = counts.queries_sent, counts.queries_received
-    inputs = Traffic(out * query + counts.keys_sent * key_value, owned * query + counts.keys_received * key_value)
+    nothing = np.zeros((2, exchange.world_size), np.int64)
+    if isinstance(exchange, SegmentExchange) and exchange.kind == "ring":
+        blocks, gradients = exchange.ring_rows
+        moved = blocks * rows.key_value_bytes + gradients * rows.dkey_value_bytes * (step != "forward")
+        return PhaseTraffic(nothing, nothing, moved * rows.batch)
+    queries, keys = exchange.counts
+    there, back = leg_bytes(queries[:2], keys[:2], step, rows)
+    return PhaseTraffic(there, back[::-1], nothing)
+
+
+def leg_bytes(queries: NDArray[Any], keys: NDArray[Any], step: str, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the bytes of so many rows there, and of what is computed with them back, in a step of `branch_traffic`."""
+    row, lse = rows.row_bytes, rows.lse_bytes
+    inputs, results = queries * rows.query_bytes + keys * rows.key_value_bytes, queries * (row + lse)
     if step == "forward":
-        there, back = inputs, Traffic(owned * (row + lse), out * (row + lse))
-    else:
-        there = Traffic(out * (2 * row + lse), owned * (2 * row + lse))
-        there = there + inputs if step == "again" else there
-        back = Traffic(
-            owned * dquery + counts.keys_received * dkey_value,
-            out * dquery + counts.keys_sent * dkey_value,
-        )
-    return PhaseTraffic(there * rows.batch, back * rows.batch, nothing.ring)
-
-
-def _ring_traffic(counts: RowCounts, backward: bool, rows: Rows) -> Traffic:
-    """Blocks that are sent on and, backward, gradients that are returned; for a batch of 1."""
-    key_value, gradients = rows.key_value_bytes, rows.dkey_value_bytes * backward
-    foreign = counts.ring_keys_received
-    sent = counts.ring_keys_sent * key_value + foreign * gradients
-    return Traffic(sent, foreign * key_value + counts.ring_gradients_received * gradients)
+        return inputs * rows.batch, results * rows.batch
+    there = queries * (2 * row + lse) + inputs * (step == "again")
+    return there * rows.batch, (queries * rows.dquery_bytes + keys * rows.dkey_value_bytes) * rows.batch

@@ -9,17 +9,18 @@ rank i's port ---> uplink of its pod ---> uplink of j's pod ---> rank j's port  
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.comm.plan.sharded_segments import IntArray
-from dilkit.comm.simulation.pair_rows import Messages, Table
+from dilkit.comm.plan.messages import IntArray
 from dilkit.comm.simulation.topology import Topology
 
 Times = NDArray[np.float64]
 """`(world_size,)`: seconds, those of each rank."""
+Table = NDArray[np.float64]
+"""`(world_size, world_size)`, from a rank (line) to a rank (column)."""
 MOST_STARTS = 256
 """Moments at which messages of a leg may start."""
 
@@ -36,7 +37,7 @@ class Delivery(NamedTuple):
 
 
 def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
-    """What becomes of `volume` bytes from rank to rank, sent at `start` by each rank.
+    """Deliver `volume` bytes from rank to rank, sent at `start` by each rank.
 
     Starts in more than 256 moments are rounded up to as many, evenly spread.
     """
@@ -56,9 +57,9 @@ def delivered(start: Times, volume: Table, topology: Topology) -> Delivery:
     return Delivery(received, sent, busy)
 
 
-def handed_over(start: Times, messages: Messages, topology: Topology) -> Delivery:
+def handed_over(start: Times, source: IntArray, target: IntArray, volume: NDArray[Any], topology: Topology) -> Delivery:
     """Deliver few messages, as `delivered` does those of a table of all pairs of ranks; no start is rounded."""
-    source, target, volume = (x[messages.volume > 0] for x in messages)
+    source, target, volume = (x[volume > 0] for x in (source, target, volume.astype(float)))
     hosts, pods = topology.hosts(len(start)), topology.pods(len(start))
     near, far = hosts[source] == hosts[target], pods[source] != pods[target]
     received, sent, busy = start.copy(), start.copy(), dict[str, float]()
@@ -114,8 +115,8 @@ def _last_of(out: Times, volume: Table) -> Times:
 
 def _passed(start: Times, volume: Table, rate: float) -> Times:
     """When links `(links,)` have carried `volume` `(messages, links)` of messages that start at `start` `(messages,)`."""
-    moments, of = np.unique(start, return_inverse=True)
-    together = (np.arange(len(moments))[:, None] == of).astype(float) @ volume
+    moments, moment = np.unique(start, return_inverse=True)
+    together = (np.arange(len(moments))[:, None] == moment).astype(float) @ volume
     after = np.cumsum(together[::-1], 0)[::-1]
     found: Times = np.where(after > 0, moments[:, None] + after / rate, -np.inf).max(0)
     return found

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dilkit.comm.plan.forecast import Forecast
-from dilkit.comm.simulation.delivery import delivered, handed_over
-from dilkit.comm.simulation.pair_rows import Messages, Table
+from dilkit.comm.simulation.delivery import Table, delivered, handed_over
 from dilkit.comm.simulation.topology import Topology
 
 
@@ -39,7 +38,7 @@ def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
     computed, everyone = (1 + speed.backward) * work, np.ones((plan.world_size,) * 2) - np.eye(plan.world_size)
     ranks, each = np.arange(plan.world_size), np.ones(plan.world_size)
     hops = [
-        others * float(handed_over(0 * each, Messages(ranks, np.roll(ranks, -1), size * each), topology).received.max())
+        others * float(handed_over(0 * each, ranks, np.roll(ranks, -1), size * each, topology).received.max())
         for size in (block, block + gradients)
     ]
     around = max(work, hops[0]) + max(speed.backward * work, hops[1]) + 2 * others * speed.latency
@@ -56,5 +55,5 @@ def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
 
 
 def _seconds(volume: Table, topology: Topology) -> float:
-    """Of an exchange that all ranks begin at once."""
+    """The seconds of an exchange that all ranks begin at once."""
     return float(delivered(np.zeros(len(volume)), volume, topology).received.max())

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dilkit.checks import real
-from dilkit.comm.plan.exchange_plan import PHASES
-from dilkit.comm.plan.forecast import Forecast
-from dilkit.comm.simulation.delivery import Times, delivered, handed_over
-from dilkit.comm.simulation.pair_rows import Messages, PairRows, RingRows, pair_rows
+from dilkit.comm.plan.exchange import Sent
+from dilkit.comm.plan.exchange_plan import PHASES, ExchangePlan
+from dilkit.comm.plan.forecast import Forecast, ring_exchanges
+from dilkit.comm.plan.traffic import leg_bytes
+from dilkit.comm.simulation.delivery import Table, Times, delivered, handed_over
 from dilkit.comm.simulation.topology import Topology
 
 
@@ -41,7 +42,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came of it: seconds.
+    """Simulated times, in seconds.
 
     `finish` `(world_size,)`: when each rank is done. `compute` `(world_size,)`: of these, what it computed. `busy`: by kind of
     resource, how long the one of it works that works longest: below the largest of these no schedule with these bytes comes.
@@ -83,11 +84,22 @@ def simulate(forecast: Forecast, topology: Topology | None = None, stragglers: S
     (0.0735, 'compute')
     """
     topology, stragglers = topology or Topology(forecast.speed.bandwidth), stragglers or Stragglers()
-    run = _Run(forecast, topology, stragglers.slower(forecast.plan.world_size), pair_rows(forecast.plan))
+    run = _Run(forecast, topology, stragglers.slower(forecast.plan.world_size))
     for phase in PHASES:
         run.phase(phase)
     run.busy["compute"] = float(run.compute.max())
     return Simulated(run.now, run.compute, run.busy)
+
+
+def rows_by_pair(plan: ExchangePlan) -> tuple[Table, Table]:
+    """Return the rows of queries and of keys from rank to rank, but round rings, for a batch of 1; none to itself."""
+    tables = np.zeros((2, plan.world_size, plan.world_size))
+    for exchange in plan.exchanges:
+        if exchange.route.kind not in ("local", "ring"):
+            for source, target, *by_role in exchange.messages():
+                for table, rows in zip(tables, by_role, strict=True):
+                    np.add.at(table, (source, target), rows * (source != target))
+    return tables[0], tables[1]
 
 
 @dataclass
@@ -97,20 +109,19 @@ class _Run:
     forecast: Forecast
     topology: Topology
     slower: Times
-    pairs: PairRows
     busy: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.now, self.compute = np.zeros((2, self.forecast.plan.world_size))
+        self.rows_by_pair = rows_by_pair(self.forecast.plan)
 
     def phase(self, phase: str) -> None:
         """One of the passes; with `keep="nothing"` the rows are sent again in a backward pass, before what is local."""
         plan, speed, rows = self.forecast.plan, self.forecast.speed, self.forecast.rows
         backward, latency = phase == "backward", len(plan.rounds) * speed.latency
         again = backward and plan.keep == "nothing"
-        there, back = self.pairs.legs(backward, rows)
-        if again:
-            there, latency = there + self.pairs.legs(False, rows)[0], 2 * latency
+        there, back = leg_bytes(*self.rows_by_pair, "again" if again else phase, rows)
+        latency *= 1 + again
         if plan.world_size > 1:  # arguments are compared, or backward which call it is: all wait for all
             self.now[:] = self.now.max() + speed.latency
         sent = delivered(self.now, there, self.topology)
@@ -120,7 +131,7 @@ class _Run:
             self._work("local", phase)
         self.now = np.maximum(self.now, arrived)
         self._work("moved", phase)
-        sent = delivered(self.now, back, self.topology)
+        sent = delivered(self.now, back.T, self.topology)
         self._count(sent.busy)
         returned = np.maximum(sent.received, sent.sent) + len(plan.rounds) * speed.latency
         if again:
@@ -132,27 +143,34 @@ class _Run:
     def _rings(self, phase: str) -> None:
         """Hop by hop: a block is sent on while the one before is computed with; backward, its gradients return to its rank."""
         plan, rows, backward = self.forecast.plan, self.forecast.rows, phase == "backward"
-        rings = [RingRows.of_branch(plan, branch) for branch, route in enumerate(plan.routes) if route.kind == "ring"]
+        rings = ring_exchanges(plan)
         for ring in rings:
             work = self._seconds("ring", phase) / len(rings) / (ring.hops + 1)
-            for hop in range(ring.hops):
-                self._send(ring.legs(hop, backward, rows), work)
-            self._compute(work)
-            if backward:
-                self._send(ring.legs(ring.hops, backward, rows), 0 * work)
+            for hop in range(ring.hops + 1):
+                last = hop == ring.hops
+                if last:
+                    self._compute(work)
+                blocks, gradients = ring.ring_messages(hop)
+                legs = [] if last else [(blocks, rows.key_value_bytes)]
+                legs += [(gradients, rows.dkey_value_bytes)] if backward and hop else []
+                if legs:
+                    self._send(legs, 0 * work if last else work)
 
-    def _send(self, legs: list[Messages], work: Times) -> None:
-        """Send over the links that the messages pass, and compute meanwhile."""
-        sent = handed_over(self.now, Messages(*map(np.concatenate, zip(*legs, strict=True))), self.topology)
+    def _send(self, legs: list[tuple[Sent, int]], work: Times) -> None:
+        """Send rows of keys of so many bytes over the links that they pass, and compute meanwhile."""
+        batch, latency = self.forecast.rows.batch, self.forecast.speed.latency
+        volumes = [(source, target, keys * size * batch) for (source, target, _, keys), size in legs]
+        source, target, volume = map(np.concatenate, zip(*volumes, strict=True))
+        sent = handed_over(self.now, source, target, volume, self.topology)
         self._count(sent.busy)
         self._compute(work)
-        self.now = np.maximum.reduce((self.now, sent.received, sent.sent)) + len(legs) * self.forecast.speed.latency
+        self.now = np.maximum.reduce((self.now, sent.received, sent.sent)) + len(legs) * latency
 
     def _work(self, name: str, phase: str) -> None:
         self._compute(self._seconds(name, phase))
 
     def _seconds(self, name: str, phase: str) -> Times:
-        """Of work of one kind in a pass, without stragglers."""
+        """The seconds of one kind of work in a pass, without stragglers."""
         factor = self.forecast.speed.backward if phase == "backward" else 1.0
         return np.array(self.forecast.flops[name], float) / self.forecast.speed.flops * factor
 

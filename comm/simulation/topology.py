@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from dilkit.checks import integer, real
-from dilkit.comm.plan.sharded_segments import IntArray
+from dilkit.comm.plan.messages import IntArray
 
 
 @dataclass(frozen=True)

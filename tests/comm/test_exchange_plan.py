@@ -20,13 +20,12 @@ from torch import Tensor
 
 from dilkit import BlockSparse, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.comm import ExchangePlan, Rows, exchange_plan, shard_cuts
-from dilkit.comm.passes.all_to_all.index_tables import IndexTables, index_tables
-from dilkit.comm.passes.local_attention import local_ranges
+from dilkit.comm.passes.index_tables import IndexTables, index_tables
 from dilkit.comm.passes.problem_stacks import ProblemStack
-from dilkit.comm.passes.ring.segment import RingSegment, _ring_branch, ring_segments
+from dilkit.comm.passes.ring import RingSegment, ring_segments
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import exchange_buffer_bytes, ring_buffer_bytes
-from dilkit.comm.plan.sharded_segments import assign_heads
+from dilkit.comm.plan.segments import SegmentExchange, assign_heads
 from dilkit.plan import cache_clear, cache_info
 
 Labels = NDArray[np.int64]
@@ -81,7 +80,7 @@ class Computed:
                 self._stack(rank, stack, *self.received[rank])
             for branch, route in enumerate(plan.routes):
                 if route.kind == "ring":
-                    for segment in ring_segments(plan, branch, rank, self.batch):
+                    for segment in ring_segments(plan, branch, rank, self.batch)[0]:
                         self._ring(segment)
 
     def labels(self, rank: int, heads: int, rows: Any) -> Labels:
@@ -94,13 +93,12 @@ class Computed:
         """By rank: labels of what it is sent, and which role they have (0, 1, 2 for q, k, v)."""
         plan, boxes = self.plan, []
         for rank, tables in enumerate(self.tables):
-            counts = tables.sent["qkv"].counts
+            counts = tables.sent["qkv"]
             labels, roles = np.full((2, sum(counts)), -1, np.int64)
             for number, role in enumerate("qkv"):
-                for piece in tables.packed[role]:
-                    part = slice(piece.start, piece.start + len(piece.rows))
+                for part, rows in tables.packed[role]:
                     assert (roles[part] == -1).all(), "two rows for one place of a message"
-                    labels[part] = self.labels(rank, plan.heads if role == "q" else plan.kv_heads, piece.rows)
+                    labels[part] = self.labels(rank, plan.heads if role == "q" else plan.kv_heads, rows)
                     roles[part] = number
             assert (roles >= 0).all(), "a place of a message left unwritten"
             boxes.append([(labels[a:b], roles[a:b]) for a, b in pairwise(np.cumsum([0, *counts]))])
@@ -110,7 +108,7 @@ class Computed:
 
     def _local(self, rank: int) -> None:
         plan, first = self.plan, self.plan.cuts[rank]
-        for start, stop, pattern, position in local_ranges(plan, rank):
+        for start, stop, pattern, position in plan.local_ranges(rank):
             assert position == first + start
             count = pattern.count(stop - start, plan.heads, kv_heads=plan.kv_heads, is_causal=plan.is_causal).numpy()
             self.pairs[rank][:, :, first + start : first + stop, first + start : first + stop] += count
@@ -127,13 +125,13 @@ class Computed:
         self._attend(rank, stack, labels[queries], labels[keys])
 
     def _ring(self, segment: RingSegment) -> None:
-        for hop in range(segment.size):
+        for hop in range(len(segment.lines)):
             if segment.reaches(-hop):
-                other = RingSegment(segment.plan, segment.segment, (segment.member - hop) % segment.size, self.batch)
-                queries = self.labels(segment.rank, self.plan.heads, segment.own_rows("q"))
-                keys = self.labels(other.rank, self.plan.kv_heads, other.own_rows("k"))
-                for stack in segment.stacks(hop):
-                    self._attend(segment.rank, stack, queries[stack.queries.numpy()], keys[stack.keys.numpy()])
+                other = replace(segment, line=segment.neighbour_line(-hop))
+                queries = self.labels(segment.neighbour(0), self.plan.heads, segment.queries)
+                keys = self.labels(other.neighbour(0), self.plan.kv_heads, other.keys)
+                for stack in segment.make_stacks(hop):
+                    self._attend(segment.neighbour(0), stack, queries[stack.queries.numpy()], keys[stack.keys.numpy()])
 
     def _attend(self, rank: int, stack: ProblemStack, queries: Labels, keys: Labels) -> None:
         """Count the pairs of a stack: queries `(problems * rows * width,)`, keys `(problems * rows,)`."""
@@ -160,9 +158,9 @@ def test_every_pair_of_the_count_is_computed_once(turn: int, plan: ExchangePlan,
     assert (total == count).all()
     if not any(route.kind == "ring" for route in plan.routes):
         held = exchange_buffer_bytes(plan, Rows(8, "bfloat16", batch))
-        assert held.tolist() == [16 * sum(tables.received["qkv"].counts) for tables in computed.tables]
+        assert held.tolist() == [16 * sum(tables.received["qkv"]) for tables in computed.tables]
     for roles in ("qkv", "q", "k"):
-        sent, received = (np.array([getattr(x, way)[roles].counts for x in computed.tables]) for way in ("sent", "received"))
+        sent, received = (np.array([getattr(x, way)[roles] for x in computed.tables]) for way in ("sent", "received"))
         assert (sent == received.T).all()
     if plan.pattern.overlap == "count":
         assert [batch * plan.work(rank) for rank in range(plan.world_size)] == [pairs.sum() for pairs in computed.pairs]
@@ -190,7 +188,7 @@ def _tensors(x: Any) -> Iterator[Tensor | np.ndarray[Any, Any]]:
 
 def _others(tables: IndexTables, way: str, roles: str, rank: int) -> int:
     """Rows of one kind of message that go to others, or come from them."""
-    counts = getattr(tables, way)[roles].counts
+    counts = getattr(tables, way)[roles]
     return sum(counts) - counts[rank]
 
 
@@ -202,10 +200,9 @@ def test_scatter_sends_each_row_to_one_owner_and_no_key_in_vain(turn: int, plan:
     computed = Computed(plan, 1)
     for branch in range(len(plan.pattern.branches)):
         sent = [
-            computed.labels(rank, plan.heads, piece.rows)
-            for rank, tables in enumerate(computed.tables)
-            for piece in tables.packed["q"]
-            if piece.branch == branch
+            computed.labels(rank, plan.heads, rows)
+            for rank in range(plan.world_size)
+            for _, rows in index_tables(plan, rank, 1, branches=(branch,)).packed["q"]
         ]
         labels = np.concatenate(sent) if sent else np.empty(0)
         assert len(np.unique(labels)) == len(labels)
@@ -325,14 +322,15 @@ def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: 
     """What a plan is charged is about what its counts take: they grow with the ranks, and its entry does."""
     few, many = (exchange_plan(Pattern([4096], [1]), shard_cuts(4096, ranks), 32, schedule="gather") for ranks in (4, 512))
     for plan in (few, many):
-        assert plan.row_counts[0].pairs.any()
-        assert plan.sharded_segments[0]
-        held = sum(x.nbytes for x in _tensors([plan.row_counts, plan.sharded_segments]))
+        exchange = plan.exchanges[0]
+        assert isinstance(exchange, SegmentExchange)
+        assert all(rows.any() for rows in exchange.counts)
+        held = sum(x.nbytes for x in _tensors([exchange.counts, exchange.pairs, exchange.shards]))
         assert held / 3 <= plan.nbytes <= 3 * held
     cache_clear()
     monkeypatch.setenv("DILKIT_CACHE_BYTES", str(4 * many.nbytes))
     for rows in range(4096, 4106):
-        local_ranges(exchange_plan(Pattern([4096], [1]), shard_cuts(rows, 512), 32), 0)
+        exchange_plan(Pattern([4096], [1]), shard_cuts(rows, 512), 32).local_ranges(0)
     info = cache_info()
     assert info.bytes <= info.limit
     assert 0 < info.entries < 20
@@ -360,9 +358,9 @@ def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv
     """Contiguous shards of full causal attention, gathered, give the last of four ranks 7 / 4 of the mean."""
 
     def busiest(schedule: str) -> float:
-        pairs = exchange_plan(
-            Pattern.dense(), shard_cuts(65536, 4), 32, kv_heads, is_causal=True, schedule=schedule
-        ).all_work.total
+        pairs = exchange_plan(Pattern.dense(), shard_cuts(65536, 4), 32, kv_heads, is_causal=True, schedule=schedule).all_work[
+            "total"
+        ]
         return float(max(pairs) * 4 / sum(pairs))
 
     assert busiest("auto") == pytest.approx(7 / 4, abs=1e-3)
@@ -373,8 +371,8 @@ def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv
 def test_no_route_computes_less_on_the_busiest_rank_than_balanced(data: st.DataObject) -> None:
     plan = data.draw(plans(schedules=("balanced",)))
     other = replace(plan, schedule="auto")
-    for counts, others in zip(plan.row_counts, other.row_counts, strict=True):
-        assert max(counts.pairs) <= max(others.pairs)
+    for one, another in zip(plan.exchanges, other.exchanges, strict=True):
+        assert max(one.pairs) <= max(another.pairs)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -383,7 +381,8 @@ def test_ring_buffers_are_four_blocks(is_causal: bool) -> None:
     found = ring_buffer_bytes(plan, Rows(8, "float32", 2, key_padding_mask=True))
     for rank in range(4):
         blocks = [
-            sum(max(c.key_rows(i) for i in range(c.size)) for c in ring_segments(plan, branch, rank, 2)) for branch in range(2)
+            sum(max(c.key_rows(i) for i in range(len(c.lines))) for c in ring_segments(plan, branch, rank, 2)[0])
+            for branch in range(2)
         ]
         assert found[rank] == 4 * max(blocks) * (2 * 8 * 4 + 1)
 
@@ -417,15 +416,16 @@ def test_plans_explain_themselves() -> None:
 
 def test_stacks_of_a_ring_are_kept_as_far_as_the_cache_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = exchange_plan(Pattern([64], [1]), (0, 16, 32, 48, 64), 2, schedule="ring")
-    made = mock.Mock(side_effect=RingSegment.stacks)
-    monkeypatch.setattr(RingSegment, "stacks", lambda segment, hop: made(segment, hop))
+    made = mock.Mock(side_effect=RingSegment.make_stacks)
+    monkeypatch.setattr(RingSegment, "make_stacks", lambda segment, hop: made(segment, hop))
     facts = plan, 0, 3, 1, torch.device("cpu"), False
-    (kept,) = _ring_branch(*facts).tables
+    (kept,), _ = ring_segments(*facts)
     assert made.call_count == len(kept.stacks) == 4
     assert kept.stack_bytes == sum(x.nbytes for hop in kept.stacks for stack in hop for x in (stack.queries, stack.keys))
     monkeypatch.setenv("DILKIT_CACHE_BYTES", str(2 * kept.stack_bytes))
-    (lazy,) = _ring_branch(*facts).tables
-    assert (made.call_count, lazy.stacks) == (4, ())
+    cache_clear()
+    (lazy,), _ = ring_segments(*facts)
+    assert (made.call_count, lazy.keeps_stacks) == (4, False)
     for hop in range(4):
         for one, other in zip(kept.stacks_at(hop), lazy.stacks_at(hop), strict=True):
             assert torch.equal(one.queries, other.queries)

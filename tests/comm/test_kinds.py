@@ -15,7 +15,7 @@ from helpers.ranks import assert_counted, assert_right, even_cuts, of_case, rais
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, Strided
 from dilkit.comm import Rows, exchange_plan, ring_dilated_attention, shard_cuts
-from dilkit.comm.passes.all_to_all.index_tables import index_tables
+from dilkit.comm.passes.index_tables import index_tables
 from dilkit.comm.plan.forecast import exchange_buffer_bytes
 from dilkit.pattern import BlockLayout
 from dilkit.problem import DTYPES

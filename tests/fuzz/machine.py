@@ -12,7 +12,7 @@ from fuzz.world import World
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from dilkit.comm.plan.routes import SCHEDULES
+from dilkit.comm.plan.exchange_plan import SCHEDULES
 
 HANGS_AFTER = 300
 """Seconds that one step may take; what all threads do is shown then, and the process ends."""

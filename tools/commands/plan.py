@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.comm import Rows, exchange_plan, shard_cuts
-from dilkit.comm.plan.exchange_plan import PHASES
+from dilkit.comm.plan.exchange_plan import KEEPS, PHASES, SCHEDULES
 from dilkit.comm.plan.explain import branch_facts, explanation
 from dilkit.comm.plan.forecast import Forecast, Numbers, baselines
-from dilkit.comm.plan.routes import KEEPS, SCHEDULES
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.selector import explain

@@ -1,1 +1,1 @@
-"""What ranks send and compute for branches that are no segments, one file a kind."""
+"""Messages and small problems of branches that are no segments, one file a kind."""

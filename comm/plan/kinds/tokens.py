@@ -17,104 +17,93 @@ from functools import cached_property
 
 import numpy as np
 
-from dilkit.comm.plan.kept_rows import KeptRows, Message, ProblemRows, SmallProblem
-from dilkit.comm.plan.kinds.exchange import BranchExchange, ExchangeCounts
-from dilkit.comm.plan.kinds.excluded import ExcludedTokens, Spans, spans_within
-from dilkit.comm.plan.local_branches import LocalBranch
-from dilkit.comm.plan.sharded_segments import ServedHead
+from dilkit.comm.plan.exchange import BranchExchange, LocalBranch, Pairs
+from dilkit.comm.plan.messages import Message, SharedRows, SmallProblem, whole
+from dilkit.comm.plan.shardable_forms import Forms, Spans, excluded_keys, excluded_queries, spans_within
 from dilkit.pattern import GlobalTokens
 from dilkit.pattern.lowering import Global
 
 
 @dataclass(frozen=True, eq=False)
 class TokenExchange(BranchExchange):
-    """What is sent of global tokens."""
+    """The messages of global tokens."""
 
     tokens: Global
-    excluded: ExcludedTokens
+    excluding: Forms
 
     @property
     def kind(self) -> str:
         return "broadcast"
 
     @cached_property
-    def holders(self) -> list[int]:
-        """The ranks that hold global tokens."""
-        return [rank for rank in self.held if self._runs(rank)]
+    def holders(self) -> dict[int, Spans]:
+        """The runs of global tokens on each rank that holds some."""
+        runs = {rank: spans_within(self.tokens.columns, *self.shard(rank)) for rank in self.held}
+        return {rank: spans for rank, spans in runs.items() if spans}
 
     @property
     def is_scattered(self) -> bool:
-        """Whether the tokens of a rank are more than one run of rows."""
-        return any(len(self._runs(rank)) > 1 for rank in self.holders)
+        """True if the tokens of a rank are more than one run of rows."""
+        return any(len(runs) > 1 for runs in self.holders.values())
 
     @property
     def see_all(self) -> bool:
-        """Whether the tokens see all others, too."""
+        """True if the tokens see all others, too."""
         return len(self.tokens.rows) > 0
 
-    def _runs(self, rank: int) -> Spans:
-        return spans_within(self.tokens.columns, *self.shard(rank))
-
     def local(self, rank: int) -> LocalBranch | None:
-        (start, stop), runs = self.shard(rank), self._runs(rank)
+        (start, stop), runs = self.shard(rank), self.holders.get(rank, ())
         if not runs:
             return None
         first_ones = len(runs) == 1 and runs[0][0] == start
         tokens = runs[0][1] - start if first_ones else [token - start for run in runs for token in range(*run)]
-        return LocalBranch(start, stop, GlobalTokens(tokens, "both" if self.see_all else "read", self.branch.heads))
+        return start, stop, GlobalTokens(tokens, "both" if self.see_all else "read", self.branch.heads)
 
     def peers(self, rank: int) -> Iterable[int]:
         return self.held if rank in self.holders else [*self.holders, rank]
 
     def _seen(self, source: int, target: int) -> bool:
-        """Whether queries of `target` see global tokens of `source` by its message."""
+        """True if queries of `target` see global tokens of `source` by its message."""
         return source in self.holders and (source < target if self.is_causal else source != target)
 
     def _sees(self, source: int, target: int) -> bool:
-        """Whether global tokens of `source` see keys of `target` there."""
+        """True if global tokens of `source` see keys of `target` there."""
         earlier = target < source if self.is_causal else source != target
         return self.see_all and source in self.holders and earlier
 
     def message(self, source: int, target: int) -> Message:
         if source == target:
-            own = [self.kept(head, *self.shard(source)) for head in self.heads]
+            start, stop = self.shard(source)
+            own: list[SharedRows] = [(self.heads, start, 1, stop - start)]
             queries, keys = (any(has(other, source) for other in self.holders) for has in (self._seen, self._sees))
-            return Message(own if queries else [], own if keys else [])
-        kept = [rows for head in self.heads for rows in self._of_tokens(head, source)]
-        return Message(kept if self._sees(source, target) else [], kept if self._seen(source, target) else [])
-
-    def _of_tokens(self, head: ServedHead, rank: int) -> list[KeptRows]:
-        return [self.kept(head, *run) for run in self._runs(rank)]
+            return own if queries else [], own if keys else []
+        tokens: list[SharedRows] = [(self.heads, start, 1, stop - start) for start, stop in self.holders.get(source, ())]
+        return tokens if self._sees(source, target) else [], tokens if self._seen(source, target) else []
 
     def problems(self, rank: int) -> Iterator[SmallProblem]:
         start, stop = self.shard(rank)
-        for source in self.holders:
+        for source, runs in self.holders.items():
             first, last = self.shard(source)
             for head in self.heads:
-                own, tokens = ProblemRows.whole([self.kept(head, start, stop)]), ProblemRows.whole(self._of_tokens(head, source))
+                own, tokens = whole([self.rows_of(head, start, stop)]), whole(self.rows_of(head, *run) for run in runs)
                 if self._seen(source, rank):
-                    excluded = self.excluded.queries(head, start, stop), self.excluded.keys(head, first, last)
+                    excluded = (
+                        excluded_queries(self.excluding, head, start, stop),
+                        excluded_keys(self.excluding, head, first, last),
+                    )
                     yield SmallProblem(own, tokens, False, None, source, *excluded)
                 if self._sees(source, rank):
                     excluded = (
-                        self.excluded.queries(head, first, last),
-                        self.excluded.keys(head, start, stop, self.tokens.columns),
+                        excluded_queries(self.excluding, head, first, last),
+                        excluded_keys(self.excluding, head, start, stop, self.tokens.columns),
                     )
                     yield SmallProblem(tokens, own, False, None, source, *excluded)
 
     @cached_property
-    def counts(self) -> ExchangeCounts:
-        rows, ranks = np.diff(self.edges), np.arange(len(self.held))
-        tokens = np.array([sum(stop - start for start, stop in self._runs(rank)) for rank in self.held], np.int64)
-        through, others, both = np.cumsum(tokens), len(ranks) - 1, self.see_all
-        if self.is_causal:
-            keys, queries, to_keys, to_queries = through - tokens, through[-1] - through, ranks, others - ranks
-        else:
-            keys, to_keys = through[-1] - tokens, others + 0 * ranks
-            queries, to_queries = keys, to_keys
-        queries, to_keys = queries * both, to_keys * both
-        heads, width = len(self.heads), self.width
-        there = width * tokens * to_keys, width * queries, width * (queries + rows * (keys > 0))
-        back = heads * tokens * to_queries, heads * keys, heads * (keys + rows * (queries > 0))
-        pairs = (rows.astype(object) * keys + queries.astype(object) * (rows - tokens)) * width
-        return ExchangeCounts(*(self.by_rank(x) for x in (*there, *back, pairs)))
+    def pairs(self) -> Pairs:
+        queries, keys = self.counts
+        rows, tokens = np.diff(self.edges), np.zeros(self.world_size, np.int64)
+        tokens[[*self.holders]] = [sum(stop - start for start, stop in runs) for runs in self.holders.values()]
+        seen, seeing = keys[1] // len(self.heads), queries[1] // self.width
+        pairs: Pairs = (rows.astype(object) * seen + seeing.astype(object) * (rows - tokens)) * self.width
+        return pairs

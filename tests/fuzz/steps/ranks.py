@@ -17,8 +17,7 @@ from helpers.ranks import assert_counted, over_ranks, plan_of
 
 from dilkit import plan
 from dilkit.comm import ExchangePlan, arguments, ring_dilated_attention, run_threads
-from dilkit.comm.passes import problem_stacks
-from dilkit.comm.passes.all_to_all import index_tables
+from dilkit.comm.passes import index_tables, problem_stacks
 from dilkit.comm.transports.threads import ThreadComm
 from dilkit.testing import accuracy
 

@@ -12,7 +12,7 @@ from helpers.command_line import json_output
 
 from dilkit import Pattern
 from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
-from dilkit.comm.passes.all_to_all.index_tables import Choice, index_tables
+from dilkit.comm.passes.index_tables import index_tables
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import Speed
 from dilkit.comm.transports.base import Comm
@@ -86,9 +86,9 @@ def test_numbers_are_those_of_a_run(capsys: pytest.CaptureFixture[str], options:
         cuts = shard_cuts(p["seq"], p["world_size"], pattern)
         plan = exchange_plan(pattern, cuts, p["heads"], p["kv_heads"], is_causal=p["is_causal"], schedule=schedule, keep=keep)
         for rank, held in enumerate(by_rank["exchange_bytes"]):
-            tables = [index_tables(plan, rank, p["batch"], choice=Choice(branches)).received for branches in plan.rounds]
-            flags = [sum(received["k"].counts) if p["key_padding_mask"] else 0 for received in tables]
-            in_rounds = [sum(received["qkv"].counts) * row + more for received, more in zip(tables, flags, strict=True)]
+            tables = [index_tables(plan, rank, p["batch"], branches=branches).received for branches in plan.rounds]
+            flags = [sum(received["k"]) if p["key_padding_mask"] else 0 for received in tables]
+            in_rounds = [sum(received["qkv"]) * row + more for received, more in zip(tables, flags, strict=True)]
             assert held == max(in_rounds, default=0), (schedule, rank)
         assert by_rank["kept_bytes"] == (by_rank["exchange_bytes"] if keep == "rows" else [0] * p["world_size"])
 

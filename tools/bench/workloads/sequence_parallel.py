@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilkit.comm.passes.partial_results import PartialResults, merge_rows
-from dilkit.comm.passes.rows import add_rows, collect_rows
+from dilkit.comm.passes.attention_op import merge_rows
+from dilkit.comm.passes.row_index import add_rows, collect_rows
 from dilkit.comm.transports.base import Pending
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions
@@ -93,7 +93,8 @@ class Peer(RanksCall):
             rows, (q, k, v) = self._kept(rate, query, *keys_values)
             part, part_lse = attend(Inputs(q, k, v), self._options(Pattern.dense()))
             part_lse = part_lse.transpose(1, 2).reshape(-1)
-            merge_rows(out, lse, rows, PartialResults(part.reshape(len(rows), -1), part_lse))
+            everywhere = torch.arange(len(rows), device=rows.device)
+            merge_rows(out, lse, rows, [(everywhere, part.reshape(len(rows), -1), part_lse)])
 
     def own_gradients(self, *tensors: Tensor, lse: Tensor) -> list[Tensor]:
         """Gradients through the own shard, in fp32; `tensors`: dout, query, key, value and `out` of all keys."""

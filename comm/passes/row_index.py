@@ -1,12 +1,42 @@
-"""Rows in and out of tensors `(batch, seq, heads, head_dim)`, by number; and columns of rows packed into bytes."""
+"""Row numbers in tensors `(batch, seq, heads, head_dim)`, rows taken and added by them, and columns of rows packed into bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dilkit.comm.passes._rows import expand_runs
+from dilkit.comm.plan.exchange_plan import ExchangePlan
+from dilkit.comm.plan.messages import HeadRows
+
+HOST = torch.device("cpu")
+"""The device on which row numbers are made."""
+RowRun = tuple[int, int, int, int, int]
+"""`(start, step, count, width, batch_step)`: see `dilkit.comm.passes._rows.expand_runs`."""
 _FEWEST, _BLOCKS = 1024, 16
 """Rows are added so many at a time at least, and in so many blocks at most."""
+
+
+def row_numbers(runs: Sequence[RowRun], batch: int) -> Tensor:
+    """Return the row numbers of all runs, int64 `(batch * rows,)`."""
+    table = np.array(runs, np.int64).reshape(-1, 5)
+    rows: NDArray[np.int64] = np.empty(batch * int((table[:, 2] * table[:, 3]).sum()), np.int64)
+    expand_runs(rows, table, batch)
+    return torch.from_numpy(rows)
+
+
+def own_row_numbers(plan: ExchangePlan, rank: int, rows: Iterable[HeadRows], role: str, batch: int) -> Tensor:
+    """Return the numbers of rows in their rank's tensor of queries (`role` "q") or of keys and values."""
+    start, stop = plan.cuts[rank : rank + 2]
+    heads, runs = plan.heads if role == "q" else plan.kv_heads, []
+    for one in rows:
+        first, width = (one.head.first, one.head.width) if role == "q" else (one.head.kv_head, 1)
+        runs.append(((one.start - start) * heads + first, one.step * heads, one.size, width, (stop - start) * heads))
+    return row_numbers(runs, batch)
 
 
 def row_table(x: Tensor) -> tuple[Tensor, int, int]:
