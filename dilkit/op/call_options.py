@@ -58,8 +58,10 @@ def encode(options: CallOptions) -> str:
 
 @lru_cache(maxsize=1024)
 def decode(text: str) -> CallOptions:
-    """Return the options that `encode` wrote. Raises ValueError for a text of another form."""
+    """Return the options that `encode` wrote. Raises ValueError for a text of another form or version."""
     parts = text.split(";", 3)
+    if text[:1].isdigit() and text[0] != _FORMAT:
+        raise ValueError(f"call={shown(text)} was written by another version of dilkit; export the graph again")
     if len(parts) != 4:
         raise ValueError(f"call={shown(text)} is not of the form 'flags and backends;dropout;scores;pattern' that dilkit writes")
     names, dropout_p, scores, pattern = parts

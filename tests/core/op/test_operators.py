@@ -218,3 +218,10 @@ def test_what_an_operator_takes_a_public_function_still_refuses() -> None:
     assert forward_op(*inputs, None, 0.3, text)[0].shape == inputs[0].shape
     with pytest.raises(ValueError, match=r"query has stride \d+ in its last dimension"):
         dilkit.dilated_attention(*inputs, PATTERN, scale=0.3, backend="reference")
+
+
+def test_a_text_of_another_version_is_refused() -> None:
+    """Graphs that it exported have the arguments of an operator in another order."""
+    text = encode_call(PATTERN, False, False, "reference")
+    with pytest.raises(ValueError, match="another version of dilkit; export the graph again"):
+        forward_op(*tensors(), None, 0.3, f"8{text[1:]}")
