@@ -19,8 +19,10 @@ from dilkit.pattern import Pattern
 
 def check_rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int) -> None:
     """Raise TypeError or ValueError for a bias that does not fit the rows of a rank, `(batch, rows, heads, head_dim)`."""
-    if fitting(bias, query, pattern, kv_heads).by_row:
-        bias.check_rows(*query.shape[:2])
+    own = fitting(bias, query, pattern, kv_heads)
+    if own.by_row:
+        own.check_rows(*query.shape[:2])
+        lowered(own, query.dtype, slice(0, query.shape[1]))  # coordinates that this dtype cannot hold are refused by all ranks
 
 
 def bias_fingerprint(bias: Bias) -> str:

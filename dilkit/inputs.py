@@ -55,5 +55,5 @@ class Inputs(NamedTuple):
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """Those of `LEARNED` of which a backward pass returns gradients."""
+        """Names of `LEARNED` of which a backward pass returns gradients."""
         return ("bias",) if self.bias is not None and self.bias.form.learned else ()

@@ -86,7 +86,7 @@ class Problem:
     scale: float = _FROM_THE_REST
     """The factor of the scores; by default `head_dim ** -0.5`."""
     encoded: ClassVar[Any] = None
-    """What the backend encoded of a prepared call (`Backend.encode`); None where it has to do so itself."""
+    """Tables that the backend made for a prepared call (`Backend.encode`); None where it has to make them itself."""
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:

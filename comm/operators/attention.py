@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -115,7 +116,7 @@ class Call(NamedTuple):
 
 
 def _can_be_encoded(given: Arguments) -> bool:
-    """Whether the options can be written down, right or wrong. Wrong ones are refused when the operator runs, on all ranks."""
+    """True if the options can be written down, right or wrong. Wrong ones are refused when the operator runs, on all ranks."""
     names = given.backend if isinstance(given.backend, (list, tuple)) else (given.backend,)
     options = [getattr(given, name) for name in _OPTIONS if name != "backend"]
     return all(x is None or type(x) in _LITERALS for x in (*options, *names))
@@ -127,11 +128,16 @@ def encode(given: Arguments, comm: Comm) -> str:
     return f"{(_FORMAT, comm.handle, given.requires_grad, given.gradients, given.pattern.to_json(), options)!r}"
 
 
+_parsing = threading.Lock()
+"""Ranks that are threads parse one after the other: CPython 3.11 may raise SystemError where several build syntax trees."""
+
+
 @lru_cache(maxsize=256)
 def decode(text: str) -> Call:
     """The call that `encode` wrote. Raises ValueError for any other text."""
     try:
-        return Call(*ast.literal_eval(text))
+        with _parsing:
+            return Call(*ast.literal_eval(text))
     except (SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"call={text!r} is not what dilkit writes: {error}") from None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """`backward` of an autograd function, whose results raise where they are differentiated again.
+    """Make `backward` of an autograd function return results that raise where they are differentiated again.
 
     torch's `once_differentiable` takes the results for constants if no gradient that comes in has a graph, though they depend on
     what the forward pass saved: a penalty on gradients would be left out without a word.
@@ -23,19 +23,21 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
             results = backward(ctx, *grads)
         if not torch.is_grad_enabled():
             return results
-        return tuple(_constant(x) if isinstance(x, Tensor) else x for x in results)
+        every: tuple[Any, ...] = _Refused.apply(len(results), *results, *ctx.saved_tensors, *grads)  # type: ignore[no-untyped-call]
+        return every
 
     return once
 
 
-def _constant(x: Tensor) -> Tensor:
-    """Return a view whose gradient is refused."""
+class _Refused(torch.autograd.Function):
+    """Results as they are, which depend on further tensors: the way from them to these has no derivative."""
 
-    def refuse(gradient: Tensor) -> None:
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
         raise RuntimeError(
             "attention over ranks can be differentiated once only: double backward (create_graph=True) is not supported"
         )
-
-    view = x.detach().requires_grad_().view_as(x)
-    view.register_hook(refuse)  # type: ignore[no-untyped-call]
-    return view

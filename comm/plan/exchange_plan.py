@@ -61,7 +61,7 @@ class ExchangePlan:
 
     `keep`: with "rows" a rank keeps the rows that it received from the forward to the backward pass; with "nothing" they are
     sent again there. Rows then travel one branch after the other, in both passes, so that those of one branch alone lie in
-    buffers at a time. Results are the same, bit for bit.
+    buffers at a time. Results are the same, bit for bit, but for the gradient of a bias: its sums are taken in another order.
 
     Raises ValueError or TypeError for arguments that do not fit: cuts that do not grow from 0, heads that the pattern does not
     serve, a `keep` or a schedule that is not known, or one that `fuse_branches` or `overlap="once"` rules out.

@@ -49,6 +49,7 @@ cdef enum:
     TRUTH = 6
     MOST_TENSORS = 16
     MOST_DIMS = 4
+    MOST_DEPTH = 3  # of tuples in tuples: the tensors of a backward pass have `Inputs`, and these a bias
     HEADER = 4 * sizeof(int32_t)
     MOST_OF_ONE = 1 + HEADER + 2 * MOST_DIMS * sizeof(int64_t)
     MOST_BYTES = (MOST_TENSORS + 1) * MOST_OF_ONE
@@ -86,13 +87,13 @@ def undispatched(inputs):
     It has more to do under modes, transforms, autocast, tracing or a profiler, and for tensors of subclasses, without memory or
     in a form that is not their memory's. `inputs` has tensors, None, and tuples that hold tensors among other things.
     """
-    return not thread_is_odd() and are_plain(of_tuple(inputs), False)
+    return not thread_is_odd() and are_plain(of_tuple(inputs), 0)
 
 
 def call_key(inputs):
     """Return the `tensor_key` of inputs, None where torch's dispatcher has something to do with them."""
     cdef tuple items = of_tuple(inputs)
-    return None if thread_is_odd() or not are_plain(items, False) else tensor_key(items)
+    return None if thread_is_odd() or not are_plain(items, 0) else tensor_key(items)
 
 
 def tensor_key(inputs):
@@ -122,22 +123,22 @@ cdef tuple key_by_attributes(tuple inputs):
     ])
 
 
-cdef bint are_plain(tuple inputs, bint within) except -1:
-    """True if all tensors have memory of the usual form; `within` a tuple among the inputs there is more than tensors."""
+cdef bint are_plain(tuple inputs, int depth) except -1:
+    """True if all tensors have memory of the usual form; within a tuple among the inputs, at a `depth`, there is more than tensors."""
     for x in inputs:
         if type(x) is Tensor or type(x) is Parameter:
             if <uint64_t>keys_of_tensor(x).raw_repr() & ~OF_TENSOR:
                 return False
         elif isinstance(x, tuple):
-            if not are_plain(tuple(x), True):
+            if depth == MOST_DEPTH or not are_plain(tuple(x), depth + 1):
                 return False
-        elif x is not None and (not within or is_tensor(x)):
+        elif x is not None and (depth == 0 or is_tensor(x)):
             return False
     return True
 
 
 cdef bint thread_is_odd() except -1:
-    """Whether torch's dispatcher has something to do with any operator that this thread calls."""
+    """True if torch's dispatcher has something to do with any operator that this thread calls."""
     if function_mode() or profiling() or <uint64_t>keys_of_thread().raw_repr() & ~OF_THREAD:
         return True
     return autocasting() or forward_level._current_level >= 0
@@ -173,6 +174,8 @@ cdef char *describe_all(tuple inputs, char *end, const char *limit) except NULL:
         elif isinstance(tensor, tuple):
             end[0] = OPENED
             end = describe_all(tuple(tensor), end + 1, limit)
+            if end == limit:
+                raise BufferError
             end[0] = CLOSED
             end += 1
         else:

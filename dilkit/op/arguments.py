@@ -16,7 +16,7 @@ from dilkit.op.block_layout import check_layout
 from dilkit.op.boundary import check_shapes
 from dilkit.op.call_options import CallOptions
 from dilkit.op.dropout import Dropout, draw_seed
-from dilkit.op.scores import PLAIN, Scores, packed_scores, scores_of
+from dilkit.op.scores import PLAIN, Scores, check_detached, packed_scores, scores_of
 from dilkit.op.zero_keys import check_sink
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPES
@@ -62,7 +62,8 @@ def call_of(
         inputs, key, form = inputs._replace(bias=scores.bias), None, scores.bias.form
     if dropout_p:
         inputs, key = inputs._replace(dropout=Dropout(dropout_p, draw_seed())), None
-    requires_grad = torch.is_grad_enabled() and (_traced_want_gradient(inputs) if key is None else want_gradient(inputs))
+    wanting = inputs if inputs.sink is None else inputs._replace(sink=None)  # its gradient needs no backend
+    requires_grad = torch.is_grad_enabled() and (_traced_want_gradient(wanting) if key is None else want_gradient(wanting))
     options = CallOptions(pattern, is_causal, requires_grad, backends, dropout_p, scores.softcap, form, scale, max_seqlen)
     return inputs, options, key
 
@@ -70,6 +71,8 @@ def call_of(
 def _traced_want_gradient(inputs: Inputs) -> bool:
     """`want_gradient`, as `torch.compile` can trace it."""
     bias, tensors = inputs.bias, [x for x in inputs if isinstance(x, Tensor)]
+    if bias is not None:
+        check_detached(bias.positions)
     return any(x.requires_grad for x in tensors) or (bias is not None and bias.form.learned)
 
 
@@ -138,6 +141,8 @@ def _check_mask(mask: Tensor, query: Tensor) -> None:
         raise TypeError(f"key_padding_mask is a {type(mask).__name__}; a bool torch.Tensor is needed")
     if type(mask) is not torch.Tensor:
         not_distributed("key_padding_mask", mask)
+    if mask.layout is not torch.strided:
+        raise TypeError(f"key_padding_mask has layout {mask.layout}; a plain tensor is needed (key_padding_mask.to_dense())")
     if mask.dtype != torch.bool:
         raise TypeError(
             f"key_padding_mask is {mask.dtype}; torch.bool is needed, True = ignored (mask == 0 of one that has 1 for tokens)"

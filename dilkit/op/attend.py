@@ -29,6 +29,7 @@ from dilkit.op.call_options import FIRST, CallOptions, backward_arguments, flat,
 from dilkit.op.dropout import dropout_of
 from dilkit.op.prepared_call import PreparedCall, prepare
 from dilkit.op.schema import GRADIENTS, TENSORS, backward_op, forward_op
+from dilkit.op.scores import check_detached
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 from dilkit.selector import requested_backends
@@ -46,7 +47,8 @@ def attend(inputs: Inputs, options: CallOptions, key: Hashable | None = None) ->
     if key is None and (torch.compiler.is_compiling() or (key := call_key(inputs)) is None):
         results: tuple[Tensor, Tensor] = forward_op(*forward_arguments(inputs, options))
         return results
-    records = options.requires_grad and torch.is_grad_enabled()
+    sink = inputs.sink
+    records = torch.is_grad_enabled() and (options.requires_grad or (sink is not None and sink.requires_grad))
     if records and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
         options = options if inputs.bias is None else learning(inputs, options)
         prepared = prepare(inputs, options, key, from_public=True)
@@ -123,8 +125,7 @@ def learning(inputs: Inputs, options: CallOptions) -> CallOptions:
     form, bias = options.bias, inputs.bias
     if bias is None or form is None:
         return options
-    if bias.positions is not None and bias.positions.requires_grad:
-        raise ValueError("coordinates of the bias require a gradient, which they do not have; pass coordinates.detach()")
+    check_detached(bias.positions)
     if not bias.weights.requires_grad or form.learned:
         return options
     return options._replace(requires_grad=True, bias=replace(form, learned=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -60,9 +61,9 @@ def encode(options: CallOptions) -> str:
 def decode(text: str) -> CallOptions:
     """Return the options that `encode` wrote. Raises ValueError for a text of another form or version."""
     parts = text.split(";", 3)
-    if text[:1].isdigit() and text[0] != _FORMAT:
+    if text[:1].isdigit() and text[0] != _FORMAT and len(parts) == 4:
         raise ValueError(f"call={shown(text)} was written by another version of dilkit; export the graph again")
-    if len(parts) != 4:
+    if len(parts) != 4 or not re.match(_FORMAT + "[01][01]", text):
         raise ValueError(f"call={shown(text)} is not of the form 'flags and backends;dropout;scores;pattern' that dilkit writes")
     names, dropout_p, scores, pattern = parts
     softcap, _, bias = scores.partition(",")

@@ -43,8 +43,23 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     return tuple(gradients[name] if name in gradients else lse.new_empty(0) for name in GRADIENTS)
 
 
+def _fake_forward(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    _check_meta((query, *others[:3]))
+    return boundary.empty_outputs(query)
+
+
+def _check_meta(tensors: tuple[Tensor | None, ...]) -> None:
+    """Raise ValueError where some of the tensors have memory and others are meta: the results would be of no tensor."""
+    if len({x.is_meta for x in tensors if x is not None}) > 1:
+        raise ValueError(
+            "some tensors of the call are on device meta and others are not; with saved_tensors_hooks, unpacking "
+            "must give back what was packed"
+        )
+
+
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    _, inputs, _, lse, _ = backward_call(*arguments)
+    dout, inputs, out, lse, _ = backward_call(*arguments)
+    _check_meta((dout, *inputs[:4], out, lse))
     tensors = dict(zip(TENSORS, flat(inputs), strict=True))
     wanted = [tensors[name] if name in ("query", "key", "value", *inputs.learned) else None for name in GRADIENTS]
     return tuple(lse.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted)
@@ -148,7 +163,7 @@ library.impl("dilated_attention_backward", autograd(backward_op, DifferentiableO
 for _device, _dispatch_key in AUTOCAST_KEYS.items():
     library.impl("dilated_attention", _autocast_forward(_device), _dispatch_key)
     library.impl("dilated_attention_backward", _autocast_backward(_device), _dispatch_key)
-torch.library.register_fake("dilkit::dilated_attention", lambda query, *_: boundary.empty_outputs(query), lib=library)
+torch.library.register_fake("dilkit::dilated_attention", _fake_forward, lib=library)
 torch.library.register_fake("dilkit::dilated_attention_backward", _fake_backward, lib=library)
 torch.library.register_vmap("dilkit::dilated_attention", _vmap, lib=library)
 

@@ -159,6 +159,12 @@ def positions_along(weights: Tensor, first: int, rows: int) -> Tensor:
     return torch.arange(first, first + rows, dtype=weights.dtype, device=weights.device)[None, :, None]
 
 
+def check_detached(positions: Tensor | None) -> None:
+    """Raise ValueError for positions of a bias that require a gradient: they have none."""
+    if positions is not None and positions.requires_grad:
+        raise ValueError("coordinates of the bias require a gradient, which they do not have; pass coordinates.detach()")
+
+
 def check_bias(form: BiasForm | None, weights: Tensor | None, positions: Tensor | None, query: Tensor, rows: int) -> None:
     """Raise TypeError or ValueError unless the tensors at the operator are those of the form, for `rows` of the key.
 

@@ -319,6 +319,11 @@ REFUSED: dict[str, tuple[str, Callable[[int], Any], str]] = {
         lambda rank: CoordinateAlibi(SLOPES, torch.zeros(16, 2)),
         r"coordinates .* \(1, 8, 1 to 3\)",
     ),
+    "coordinates beyond the digits of float32": (
+        "bias",
+        lambda rank: CoordinateAlibi(SLOPES, torch.tensor([0.0, rank * 2.0**25 + 1]).double().repeat(4)[:, None]),
+        "coordinates",
+    ),
     "other heads": ("bias", lambda rank: Alibi(torch.ones(3)), "3 heads"),
     "a matrix": ("bias", lambda rank: torch.zeros(16, 16), "never a tensor of all pairs"),
     "a grid too small": ("bias", lambda rank: GridTable(torch.ones(4, 3, 3), (3, 5)), "15"),

@@ -209,6 +209,13 @@ def test_mapped_coordinates_that_require_a_gradient_are_refused() -> None:
         torch.vmap(lambda x: calls(bias=CoordinateAlibi(TWO, x), backend="reference"))(coordinates)
 
 
+def test_coordinates_that_alone_require_a_gradient_are_refused() -> None:
+    bias = CoordinateAlibi(TWO, coordinates := torch.zeros(6, 2))
+    coordinates.requires_grad_()
+    with pytest.raises(ValueError, match="coordinates of the bias require a gradient, which they do not have"):
+        calls(bias=bias, backend="reference")
+
+
 def test_under_autocast_weights_keep_their_digits() -> None:
     q, k, v = (x.float() for x in qkv())
     bias = Alibi(SLOPES.float() + 1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ CAUSAL, NOT_CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1), "attn_mask is n
 STARTS, WITH_STARTS = torch.tensor([0, 4, 6], dtype=torch.int32), ("attn_mask is given with cu_seqlens", "is_causal=True")
 JAGGED = torch.nested.nested_tensor_from_jagged(ROWS[0], STARTS.long())
 CACHE, ALONG = DilatedCache(P, 4), DilatedAttention(P, order=LINE)
+TUPLES: Any = reduce(lambda x, _: (x,), range(1000), ())
 OTHER = MultiheadDilatedAttention(32, 4, torch.nn.Identity())
 
 
@@ -54,6 +56,8 @@ def inner(**options: Any) -> Callable[[], Any]:
 
 CALLS = {
     "key is None": Case(attend(key=None), TypeError, "key", "NoneType", "torch.Tensor"),
+    "key of tuples in tuples": Case(attend(key=TUPLES), TypeError, "key", "tuple", "torch.Tensor"),
+    "sparse mask": Case(attend(key_padding_mask=MASK.to_sparse()), TypeError, "key_padding_mask", "sparse_coo", "to_dense"),
     "query of 3 dimensions": Case(attend(Q[0]), ValueError, "query", "(6, 4, 8)", "(batch, seq, heads, head_dim)"),
     "integer tensors": Case(attend(*[Q.long()] * 3), TypeError, "query", "int64", "float32", "bfloat16"),
     "mixed dtypes": Case(attend(key=Q.half()), ValueError, "key", "float16", "float32", "key.to(query)"),

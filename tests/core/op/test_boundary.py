@@ -117,6 +117,14 @@ def test_hooks_may_change_the_layout_of_what_is_saved(backend: str) -> None:
         torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
+def test_hooks_that_lose_the_memory_of_a_mask_are_refused() -> None:
+    mask, inputs = torch.zeros(Q.shape[:2], dtype=torch.bool), [x.clone().requires_grad_() for x in (Q, K, V)]
+    with saved_tensors_hooks(lambda x: x, lambda x: x.to("meta") if x.dtype == torch.bool else x):
+        out = dilated_attention(*inputs, PATTERN, key_padding_mask=mask)
+    with pytest.raises(ValueError, match="on device meta and others are not; with saved_tensors_hooks"):
+        torch.autograd.grad(out.sum(), inputs)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hooks_that_change_the_dtype_of_what_is_saved_are_refused(backend: str) -> None:
     with pytest.raises(TypeError, match=r"query is torch.bfloat16.*saved_tensors_hooks"):
