@@ -191,4 +191,4 @@ def _malformed(backend: object) -> str:
         return f"its requires {backend.requires!r} is not a tuple of module names"
     if not isinstance(backend.limits, Limits):
         return "its limits are not a dilkit.backend.Limits"
-    return ""
+    return "" if callable(backend.forward) else "its forward is no method"

@@ -59,7 +59,7 @@ RESULTS = {
     "dquery": ("dout", "lse", "delta", "dquery"),
     "dkeyvalue": ("dout", "lse", "delta", "dkey", "dvalue"),
 }
-"""By role, the last tensors among a kernel's arguments."""
+"""Names of the last tensors among a kernel's arguments, by role."""
 
 BY_ROW = {"lse", "delta"}
 """Tensors `(batch, heads, seq)`, which are passed as they are; the others are passed as views."""

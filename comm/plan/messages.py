@@ -25,7 +25,7 @@ class HeadRows(NamedTuple):
 
 
 SharedRows = tuple[tuple[ServedHead, ...], int, int, int]
-"""The same rows of several heads: `(heads, start, step, size)`."""
+"""Rows that several heads share: `(heads, start, step, size)`."""
 Message = tuple[list[SharedRows], list[SharedRows]]
 """Rows of queries, and of keys (and values), that one rank sends another for one branch."""
 

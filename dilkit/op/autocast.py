@@ -12,11 +12,11 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-"""By device, the dispatch key of its autocast. Other devices have none."""
+"""Dispatch keys of autocast by device; other devices have none."""
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
-    """No autocast in a backend's matmuls, so that dtypes are the forward's. Other devices than these have none."""
+    """Return a context without autocast, so that a backend's matmuls keep the forward's dtypes."""
     return torch.autocast(device, enabled=False) if device in AUTOCAST_KEYS else contextlib.nullcontext()
 
 

@@ -26,7 +26,7 @@ from dilkit.selector import State, requested_at, requested_backends, select, sta
 _FLAGS = [field.name for field in fields(Problem) if field.name in Inputs._fields and field.type == "bool"]
 """Tensors of which a problem says whether they are there."""
 Results = tuple[Tensor, Tensor, Tensor]
-"""What a backward pass has beside the inputs: `dout`, `out` and `lse`."""
+"""Tensors of a backward pass beside the inputs: `dout`, `out` and `lse`."""
 
 
 @dataclass(frozen=True)

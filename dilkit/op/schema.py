@@ -11,7 +11,7 @@ _PARTS = {"dropout": ("dropout_seed", "dropout_places"), "bias": ("bias", "posit
 TENSORS = tuple(name for field in Inputs._fields for name in _PARTS.get(field, (field,)))
 """The tensors of a call as the operators name them: query, key, value, and others that may be missing."""
 GRADIENTS = "query", "key", "value", *LEARNED
-"""Those of which the backward operator has gradients, empty ones where none is wanted."""
+"""Tensors whose gradients the backward operator returns; an empty tensor stands for one that is not wanted."""
 
 # max_seqlen is a size that torch.compile may not know, so that it cannot be a part of the text.
 _SEQUENCES = "Tensor? cu_seqlens=None, SymInt? max_seqlen=None"

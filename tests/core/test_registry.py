@@ -71,6 +71,7 @@ def raising(error: BaseException) -> Callable[[], Backend]:
         (made("plugin", name=""), "it has no name"),
         (made("plugin", name="a,b"), "has a comma, a semicolon, outer blanks"),
         (made("plugin", limits=property(lambda self: 1 / 0)), "ZeroDivisionError"),
+        (made("plugin", forward=None), "its forward is no method"),
         (type("Half", (Backend,), {"name": "plugin"}), "TypeError: Can't instantiate abstract class Half"),
     ],
 )

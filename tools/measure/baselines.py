@@ -40,6 +40,7 @@ def dense_attention(inputs: Tensors, problem: Problem) -> Tensor:
 
 
 def _dense_refusals(problem: Problem) -> tuple[str, ...]:
+    """Refuse a causal call with a mask."""
     both = problem.is_causal and problem.key_padding_mask
     return ("is_causal with key_padding_mask: torch takes one of them",) if both else ()
 
@@ -260,9 +261,7 @@ BASELINES = {
         "baseline",
         "torch's attention over all tokens",
         dense_attention,
-        lambda problem: (
-            ("is_causal with key_padding_mask: torch takes one of them",) * (problem.is_causal and problem.key_padding_mask)
-        ),
+        _dense_refusals,
         lambda _: Pattern.dense(),
         quadratic=True,
         computes="the attention of every token to every token",

@@ -331,7 +331,7 @@ def grid_order(seq: int) -> TokenOrder:
 
 
 def _out_of_order(inputs: Tensors, problem: Problem) -> Tensor:
-    """The same for tokens given along the curve: what comes back is attention as any other, which the oracle knows."""
+    """Compute `_ordered` of tokens given along the curve, so that the result is attention as the oracle computes it."""
     curve = grid_order(problem.seq)
     query, key, value = (curve.restore(x, 1) for x in (inputs.query, inputs.key, inputs.value))
     out: Tensor = curve.apply(_ordered(replace(inputs, query=query, key=key, value=value), problem), 1)
