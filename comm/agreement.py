@@ -24,10 +24,10 @@ def agree_on(
     """
     failure: Exception | None = None
     try:
-        own = facts()
+        own_facts = facts()
     except Exception as error:
-        failure, own = error, {_ERROR: f"{type(error).__name__}: {error}"}
-    named = {_STEP: step, **own}
+        failure, own_facts = error, {_ERROR: f"{type(error).__name__}: {error}"}
+    named = {_STEP: step, **own_facts}
     for name, value in named.items():
         if isinstance(value, str) and not (len(value) <= _LONGEST and value.isascii()):
             named[name] = _short(value)
@@ -44,7 +44,7 @@ def agree_on(
     for rank, other in enumerate(all_facts):
         if not other.keys() >= {*may_differ}:
             raise _unreadable(rank, step)
-    for name in own:  # in one order on all ranks: all name the same fact
+    for name in own_facts:  # in one order on all ranks: all name the same fact
         if name not in may_differ:
             _compare(name, [other.get(name) for other in all_facts], step)
     return all_facts

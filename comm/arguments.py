@@ -34,13 +34,10 @@ MAY_DIFFER = ("rows", "seed", "gradients")
 class Arguments:
     """The arguments of one rank's call."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    inputs: Inputs
+    """The tensors of this rank's rows, as they were given, and the sink; the bias is apart, as it is not lowered yet."""
     pattern: Pattern
     is_causal: bool
-    mask: Tensor | None
-    sink: Tensor | None
     scale: float | None
     dropout_p: float
     backend: str | Sequence[str] | None
@@ -66,10 +63,10 @@ class Arguments:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype to compute in: under autocast its dtype, as in `dilated_attention`, but fp64 is left alone."""
-        device = self.query.device.type
+        query, device = self.inputs.query, self.inputs.query.device.type
         if device not in AUTOCAST_KEYS or not torch.is_autocast_enabled(device):
-            return self.query.dtype
-        double = any(x.dtype == torch.float64 for x in (self.query, self.key, self.value))
+            return query.dtype
+        double = any(x.dtype == torch.float64 for x in self.inputs[:3])
         return torch.float64 if double else torch.get_autocast_dtype(device)
 
     @property
@@ -78,7 +75,7 @@ class Arguments:
 
         Raises TypeError or ValueError, also for names of backends that are not known.
         """
-        scale = self.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale)
+        scale = self.inputs.query.shape[-1] ** -0.5 if self.scale is None else real("scale", self.scale)
         backends, dropout_p = requested_backends(self.backend), probability("dropout_p", self.dropout_p)
         softcap = 0.0 if self.softcap is None else check_softcap(self.softcap)
         return CallOptions(self.pattern, self.is_causal, self.requires_grad, backends, dropout_p, softcap, None, float(scale))
@@ -88,39 +85,40 @@ class Arguments:
         """Whether a backward pass may follow."""
         if self.recorded is not None:
             return self.recorded
-        sink, bias = self.sink, self.bias
+        sink, bias = self.inputs.sink, self.bias
         others = (sink is not None and sink.requires_grad) or (bias is not None and bias.weights.requires_grad)
         return self.rows_require_grad or (torch.is_grad_enabled() and others)
 
     @property
     def rows_require_grad(self) -> bool:
         """Whether gradients of rows may be asked for, and not of the sink or a bias alone."""
-        return torch.is_grad_enabled() and (self.query.requires_grad or self.key.requires_grad or self.value.requires_grad)
+        query, key, value, *_ = self.inputs
+        return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
 
     @property
     def gradients(self) -> str:
         """The inputs of which gradients are asked for: "qkv" or a part of it."""
         if self.asked is not None:
             return self.asked
-        rows = zip("qkv", (self.query, self.key, self.value), strict=True)
+        rows = zip("qkv", self.inputs[:3], strict=True)
         return "".join([role for role, x in rows if x.requires_grad]) if torch.is_grad_enabled() else ""
 
     def check(self) -> None:
         """Raise TypeError or ValueError for arguments that do not fit together."""
-        given = dict(query=self.query, key=self.key, value=self.value, key_padding_mask=self.mask, sink=self.sink)
-        for name, x in given.items():
+        query, key, value, mask, *_ = self.inputs
+        tensors = dict(query=query, key=key, value=value, key_padding_mask=mask, sink=self.inputs.sink)
+        for name, x in tensors.items():
             not_distributed(name, x)
-        check_inputs(Inputs(self.query, self.key, self.value, self.mask, sink=self.sink), self.pattern)
-        tensors = (self.query, self.key, self.value) + (() if self.mask is None else (self.mask,))
-        boundary.check_memory((*boundary.INPUTS, boundary.MASK), tensors)
+        check_inputs(self.inputs, self.pattern)
+        boundary.check_memory((*boundary.INPUTS, boundary.MASK), (query, key, value, *(() if mask is None else (mask,))))
         boolean("is_causal", self.is_causal)
         if self.bias is not None:
-            check_rank_bias(self.bias, self.query, self.pattern, self.key.shape[2])
+            check_rank_bias(self.bias, query, self.pattern, key.shape[2])
         boolean("fuse_branches", self.fuse_branches)
         boolean("return_lse", self.return_lse)
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("keep", self.keep, KEEPS)
-        if self.query.shape[1] == 0:
+        if query.shape[1] == 0:
             raise ValueError("query has no rows on this rank; every rank holds at least one (use fewer ranks, or other cuts)")
 
     def facts(self) -> dict[str, Any]:
@@ -129,22 +127,22 @@ class Arguments:
         That is `rows`, a seed that is drawn for dropout, and `gradients`: what one rank asks for all compute.
         """
         self.check()
-        batch, rows, heads, head_dim = self.query.shape
-        options = self.options
+        query, options = self.inputs.query, self.options
+        batch, rows, heads, head_dim = query.shape
         return dict(
             rows=rows,
             gradients=self.gradients,
             seed=int(draw_seed() if self.seed is None else self.seed) if self.dropout_p else 0,
             batch=batch,
             heads=heads,
-            kv_heads=self.key.shape[2],
+            kv_heads=self.inputs.key.shape[2],
             head_dim=head_dim,
             dtype=str(self.dtype),
-            device=self.query.device.type,
+            device=query.device.type,
             pattern=self.pattern.to_json(),
             is_causal=self.is_causal,
-            key_padding_mask=self.mask is not None,
-            sink=self.sink is not None,
+            key_padding_mask=self.inputs.key_padding_mask is not None,
+            sink=self.inputs.sink is not None,
             requires_grad=self.requires_grad,
             rows_require_grad=self.rows_require_grad and bool(self.orders),  # they then travel back to where they came from
             scale=options.scale,
@@ -161,5 +159,5 @@ class Arguments:
 
 def asked_on_any_rank(every_rank: Sequence[dict[str, Any]]) -> str:
     """The inputs of which a rank asks for gradients, given the facts of all."""
-    asked = "".join([facts["gradients"] for facts in every_rank])
-    return "".join([role for role in "qkv" if role in asked])
+    roles = "".join([facts["gradients"] for facts in every_rank])
+    return "".join([role for role in "qkv" if role in roles])

@@ -13,6 +13,7 @@ from dilkit.comm.operators import attention as operator
 from dilkit.comm.rank_attention import agreed
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.compiler import not_compiled
+from dilkit.inputs import Inputs
 from dilkit.orders.token_order import TokenOrder
 from dilkit.pattern import Pattern
 
@@ -85,13 +86,9 @@ def ring_dilated_attention(
     """
     check_comm(comm)
     arguments = Arguments(
-        query,
-        key,
-        value,
+        Inputs(query, key, value, key_padding_mask, sink=sink),
         pattern,
         is_causal,
-        key_padding_mask,
-        sink,
         scale,
         dropout_p,
         backend,

@@ -46,12 +46,12 @@ def sum_over_ranks(tensors: Iterable[Tensor], comm: Comm) -> None:
     numbers = torch.cat([x.detach().reshape(-1).to(wide) for x in tensors])[:, None]
     cuts = [rank * len(numbers) // comm.size for rank in range(comm.size + 1)]
     counts = [stop - start for start, stop in pairwise(cuts)]
-    own = counts[comm.rank]
-    parts = comm.exchange(numbers, counts, [own] * comm.size, "parts of sums").wait()
-    total, *others = torch.split(parts, [own] * comm.size)
+    own_count = counts[comm.rank]
+    parts = comm.exchange(numbers, counts, [own_count] * comm.size, "parts of sums").wait()
+    total, *others = torch.split(parts, [own_count] * comm.size)
     for part in others:
         total += part
-    sums = comm.exchange(total.repeat(comm.size, 1), [own] * comm.size, counts, "sums").wait()
+    sums = comm.exchange(total.repeat(comm.size, 1), [own_count] * comm.size, counts, "sums").wait()
     for x, part in zip(tensors, torch.split(sums, [x.numel() for x in tensors]), strict=True):
         x.detach().copy_(part.view(x.shape))
 

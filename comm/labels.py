@@ -48,8 +48,8 @@ def roll(
             if fill is None:
                 raise ValueError("cu_seqlens without fill; a row that its sequence does not have needs one, such as fill=-100")
         shape = x.movedim(dim, 0).shape
-        own = dict(rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, shift=shift)
-        return own | dict(fill=fill, cu_seqlens="" if cu_seqlens is None else str(cu_seqlens.tolist()))
+        row_facts = dict(rows=shape[0], shape=list(shape[1:]), dtype=str(x.dtype), device=x.device.type, dim=dim, shift=shift)
+        return row_facts | dict(fill=fill, cu_seqlens="" if cu_seqlens is None else str(cu_seqlens.tolist()))
 
     check_comm(comm)
     ranks = agree_on(comm, facts, ("rows",), "arguments of roll")

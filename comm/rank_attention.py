@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.base import Bias
-from dilkit.bias.form import BiasForm, LoweredBias
+from dilkit.bias.form import LoweredBias
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.arguments import MAY_DIFFER, STEP, Arguments, asked_on_any_rank
 from dilkit.comm.passes.attention_op import AttentionOp
@@ -21,6 +21,8 @@ from dilkit.comm.plan.exchange_plan import exchange_plan
 from dilkit.comm.reorder import Reordering, reorder_inputs, reorder_positions, restore_outputs
 from dilkit.comm.scores import rank_bias
 from dilkit.comm.transports.base import Comm
+from dilkit.inputs import Inputs
+from dilkit.op.call_options import flat
 from dilkit.op.scores import Scores
 from dilkit.orders.attention import nothing, sink_by_head
 from dilkit.orders.heads import check_orders, first_head, head_patterns, used_orders
@@ -49,20 +51,21 @@ class RankAttention:
     """The inputs of which gradients are asked for on any rank."""
 
     @property
-    def rows(self) -> list[Tensor]:
+    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value in the dtype to compute in."""
-        given = self.arguments
-        return [x.to(given.dtype) for x in (given.query, given.key, given.value)]
+        query, key, value, *_ = self.arguments.inputs
+        dtype = self.arguments.dtype
+        return query.to(dtype), key.to(dtype), value.to(dtype)
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """`(out, lse)` along the token orders of the call, if it has any; `lse` is then empty unless it is returned."""
-        given, rows = self.arguments, self.rows
-        bias = self.bias(rows, given.bias)
-        if given.order is not None:
-            check_orders(given.orders, self.cuts[-1], rows[1].shape[2], given.pattern, given.is_causal)
-        if given.order is None or all(order.is_identity for order in given.orders):
-            return self.attend(rows, given.pattern, given.mask, given.sink, bias)
-        return self.attend_in_order(rows, given.mask, bias)
+        call, rows, mask = self.arguments, self.rows, self.arguments.inputs.key_padding_mask
+        bias = self.bias(rows, call.bias)
+        if call.order is not None:
+            check_orders(call.orders, self.cuts[-1], rows[1].shape[2], call.pattern, call.is_causal)
+        if call.order is None or all(order.is_identity for order in call.orders):
+            return self.attend(Inputs(*rows, mask, sink=call.inputs.sink, bias=bias), call.pattern)
+        return self.attend_in_order(rows, mask, bias)
 
     def bias(self, rows: Sequence[Tensor], given: Bias | None) -> LoweredBias | None:
         """What a given bias is to query, key and value of this rank."""
@@ -71,39 +74,37 @@ class RankAttention:
         first, kv_heads = self.cuts[self.comm.rank], rows[1].shape[2]
         return rank_bias(given, rows[0], self.arguments.pattern, kv_heads, first, self.cuts[-1])
 
-    def attend(
-        self, rows: Sequence[Tensor], pattern: Pattern, mask: Tensor | None, sink: Tensor | None, bias: LoweredBias | None
-    ) -> tuple[Tensor, Tensor]:
-        """`(out, lse)` of query, key and value, which lie in the order of their attention."""
-        form, *tensors = (None, None, None) if bias is None else bias
-        context = self.context(rows, pattern, form)
-        out, lse = AttentionOverRanks.apply(*rows, mask, sink, *tensors, context)  # type: ignore[no-untyped-call]
+    def attend(self, inputs: Inputs, pattern: Pattern) -> tuple[Tensor, Tensor]:
+        """`(out, lse)` of rows that lie in the order of their attention."""
+        out, lse = AttentionOverRanks.apply(self.context(inputs, pattern), *flat(inputs))  # type: ignore[no-untyped-call]
         return out, lse
 
-    def context(self, rows: Sequence[Tensor], pattern: Pattern, bias: BiasForm | None = None) -> PassContext:
-        """What the passes need besides query, key and value. Raises ValueError for what no exchange plan serves."""
-        given, heads = self.arguments, (rows[0].shape[2], rows[1].shape[2])
+    def context(self, inputs: Inputs, pattern: Pattern) -> PassContext:
+        """Return what the passes need besides tensors. Raises ValueError for what no exchange plan serves."""
+        call, query, heads = self.arguments, inputs.query, (inputs.query.shape[2], inputs.key.shape[2])
         names = "is_causal", "schedule", "fuse_branches", "keep"
-        options: dict[str, Any] = {name: getattr(given, name) for name in names}
+        options: dict[str, Any] = {name: getattr(call, name) for name in names}
         plan = exchange_plan(pattern, self.cuts, *heads, **options)
-        plan.check_dropout(given.dropout_p)
+        plan.check_dropout(call.dropout_p)
         shard = pattern.head_shard
         head = 0 if shard is None else shard[0] * (heads[0] // heads[1])
-        op = AttentionOp(given.options._replace(pattern=pattern, bias=bias), self.seed, head)
-        return PassContext(op, self.comm, plan, len(rows[0]), rows[0].device, self.gradients, self.comm.exchanges)
+        form = None if inputs.bias is None else inputs.bias.form
+        op = AttentionOp(call.options._replace(pattern=pattern, bias=form), self.seed, head)
+        return PassContext(op, self.comm, plan, len(query), query.device, self.gradients, self.comm.exchanges)
 
-    def attend_in_order(self, rows: list[Tensor], mask: Tensor | None, bias: LoweredBias | None) -> tuple[Tensor, Tensor]:
+    def attend_in_order(self, rows: Sequence[Tensor], mask: Tensor | None, bias: LoweredBias | None) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of row-major query, key and value along the token orders; `lse` is empty unless it is returned."""
-        given, pattern = self.arguments, self.arguments.pattern
-        orders, first = used_orders(given.orders, first_head(pattern), rows[1].shape[2])
+        call, pattern, sink = self.arguments, self.arguments.pattern, self.arguments.inputs.sink
+        orders, first = used_orders(call.orders, first_head(pattern), rows[1].shape[2])
         reordering = Reordering(self.comm, orders, self.cuts, first, rows[1].shape[2])
-        rows, masks = reorder_inputs(reordering, rows, mask)
+        moved, masks = reorder_inputs(reordering, list(rows), mask)
         biases = _in_order(reordering, bias)
         if len(orders) == 1 or (mask is None and bias is None):
-            out, lse = self.attend(rows, pattern, masks[0], given.sink, biases[0])
+            query, key, value = moved
+            out, lse = self.attend(Inputs(query, key, value, masks[0], sink=sink, bias=biases[0]), pattern)
         else:
-            out, lse = self._attend_by_head(rows, masks, biases)
-        if not given.return_lse:
+            out, lse = self._attend_by_head(moved, masks, biases)
+        if not call.return_lse:
             return restore_outputs(reordering, out)[0], lse.new_empty(0)
         out, lse = restore_outputs(reordering, out, lse.transpose(1, 2))
         return out, lse.transpose(1, 2).contiguous()
@@ -117,11 +118,11 @@ class RankAttention:
         """
         kv_heads = rows[1].shape[2]
         patterns = head_patterns(self.arguments.pattern, rows[0].shape[2], kv_heads)
-        split, sinks = (x.tensor_split(kv_heads, 2) for x in rows), sink_by_head(self.arguments.sink, kv_heads)
-        own = [Scores(bias).of_part(head, kv_heads).bias for head, bias in enumerate(biases)]
+        split, sinks = (x.tensor_split(kv_heads, 2) for x in rows), sink_by_head(self.arguments.inputs.sink, kv_heads)
+        head_biases = [Scores(bias).of_part(head, kv_heads).bias for head, bias in enumerate(biases)]
         results = [
-            nothing(q, sink) if one_pattern is None else self.attend((q, k, v), one_pattern, mask, sink, bias)
-            for q, k, v, mask, one_pattern, sink, bias in zip(*split, masks, patterns, sinks, own, strict=True)
+            nothing(q, sink) if one_pattern is None else self.attend(Inputs(q, k, v, mask, sink=sink, bias=bias), one_pattern)
+            for q, k, v, mask, one_pattern, sink, bias in zip(*split, masks, patterns, sinks, head_biases, strict=True)
         ]
         return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 1)
 

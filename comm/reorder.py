@@ -85,7 +85,8 @@ class Reordering:
         `heads` is a multiple of `kv_heads`, or, where there is one order, any number.
         """
         dealt = zip(*(group_heads(x, len(self.orders), self.first, self.kv_heads) for x in tensors), strict=True)
-        routes = [self._route(order, tensors[0].device, inverse) for order in self.orders]
+        plans = [reorder_plan(order, self.cuts, self.comm.rank, tensors[0].device) for order in self.orders]
+        routes = [(plan.along, plan.row_major) if inverse else (plan.row_major, plan.along) for plan in plans]
         by_order = [list(parts) for parts in dealt]
         tables = [_pack(parts, source.rows) for parts, (source, _) in zip(by_order, routes, strict=True)]
         arrived = self._exchange(tables, routes, step)
@@ -94,10 +95,6 @@ class Reordering:
             for table, parts, (_, target) in zip(arrived, by_order, routes, strict=True)
         ]
         return [ungroup_heads(list(parts), self.first, self.kv_heads) for parts in zip(*moved, strict=True)]
-
-    def _route(self, order: TokenOrder, device: torch.device, inverse: bool) -> tuple[MessageRows, MessageRows]:
-        plan = reorder_plan(order, self.cuts, self.comm.rank, device)
-        return (plan.along, plan.row_major) if inverse else (plan.row_major, plan.along)
 
     def _exchange(self, tables: list[Tensor], routes: list[tuple[MessageRows, MessageRows]], step: str) -> list[Tensor]:
         """Send tables of bytes, one row a token and in the order of messages, to the ranks; returns what was received, alike."""
@@ -166,12 +163,14 @@ def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tenso
 
 def reorder_inputs(reordering: Reordering, rows: list[Tensor], mask: Tensor | None) -> tuple[list[Tensor], list[Tensor | None]]:
     """Query, key and value along their orders, and the mask `(batch, rows)` along each order; differentiable."""
-    tensors = rows if mask is None else [*rows, _mask_by_head(mask, reordering)]
-    found = _Reorder.apply(reordering, False, "rows put in order", *tensors)  # type: ignore[no-untyped-call]
-    if mask is None:
-        return list(found), [None] * reordering.kv_heads
-    *moved, masks = found
     several = len(reordering.orders) > 1
+    tensors = rows
+    if mask is not None:  # as rows that travel with the heads: each of several orders needs its own
+        tensors = [*rows, mask[:, :, None].expand(-1, -1, reordering.kv_heads if several else 1)]
+    reordered = _Reorder.apply(reordering, False, "rows put in order", *tensors)  # type: ignore[no-untyped-call]
+    if mask is None:
+        return list(reordered), [None] * reordering.kv_heads
+    *moved, masks = reordered
     return moved, [masks[:, :, head if several else 0].contiguous() for head in range(reordering.kv_heads)]
 
 
@@ -188,11 +187,6 @@ def restore_outputs(reordering: Reordering, *results: Tensor) -> list[Tensor]:
     """Results `(batch, rows, heads, ...)` back in row-major order; differentiable."""
     moved = _Reorder.apply(reordering, True, "results put back in order", *results)  # type: ignore[no-untyped-call]
     return list(moved)
-
-
-def _mask_by_head(mask: Tensor, reordering: Reordering) -> Tensor:
-    """A mask as rows that travel with the heads, `(batch, rows, heads)`: each of several orders needs its own."""
-    return mask[:, :, None].expand(-1, -1, reordering.kv_heads if len(reordering.orders) > 1 else 1)
 
 
 def order_fingerprint(order: TokenOrder) -> str:

@@ -43,9 +43,11 @@ def rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int, first:
     The form is that of the whole: where it is not `placed`, rows that follow each other do without their positions. Raises
     ValueError where this is no bias of the whole sequence.
     """
-    own, rows = fitting(bias, query, pattern, kv_heads), query.shape[1]
-    if own.by_row:
-        return lowered(own, query.dtype, slice(0, rows))
-    own.check_rows(query.shape[0], seq)
-    given = lowered(own, query.dtype, slice(first, first + rows))
-    return given if given.positions is not None else given._replace(positions=positions_along(given.weights, first, rows))
+    fitted, rows = fitting(bias, query, pattern, kv_heads), query.shape[1]
+    if fitted.by_row:
+        return lowered(fitted, query.dtype, slice(0, rows))
+    fitted.check_rows(query.shape[0], seq)
+    lowered_bias = lowered(fitted, query.dtype, slice(first, first + rows))
+    if lowered_bias.positions is not None:
+        return lowered_bias
+    return lowered_bias._replace(positions=positions_along(lowered_bias.weights, first, rows))

@@ -158,12 +158,12 @@ def positions(
         if seq != len(order):
             raise wrong_length(f"the shards have {seq} tokens", seq, order)
         return _part(order, start, start + rows).to(device)
-    own = torch.arange(start, start + rows, device=device)
+    row_numbers = torch.arange(start, start + rows, device=device)
     if cu_seqlens is None:
-        return own
+        return row_numbers
     checked_longest(cu_seqlens, seq)
-    starts = cu_seqlens.to(own)
-    return own - starts[torch.searchsorted(starts, own, right=True) - 1]
+    starts = cu_seqlens.to(row_numbers)
+    return row_numbers - starts[torch.searchsorted(starts, row_numbers, right=True) - 1]
 
 
 _first_row = not_compiled(first_row)

@@ -141,23 +141,23 @@ class Limits:
         return (*self._device_refusals(problem), *self._size_refusals(problem), *self._feature_refusals(problem))
 
     def _device_refusals(self, problem: Problem) -> list[Refusal]:
-        device, found = problem.device, []
+        device, refusals = problem.device, []
         if self.devices is not None and device.type not in self.devices:
             return [Refusal("device", device.type, f"runs on {_listed(self.devices)}")]
         if device.torch_code is False:
-            found.append(
+            refusals.append(
                 Refusal("torch", str(device), "the installed torch has no code for this GPU", torch_hint(device.capability))
             )
         if device.capability is not None:
             low, high = self.min_capability, self.max_capability
             shown = f"{device.capability[0]}.{device.capability[1]}"
             if low is not None and device.capability < low:
-                found.append(Refusal("capability", shown, f"at least {low[0]}.{low[1]} is needed"))
+                refusals.append(Refusal("capability", shown, f"at least {low[0]}.{low[1]} is needed"))
             if high is not None and device.capability > high:
-                found.append(Refusal("capability", shown, f"at most {high[0]}.{high[1]} is supported"))
+                refusals.append(Refusal("capability", shown, f"at most {high[0]}.{high[1]} is supported"))
         if missing := self.device_features - device.features:
-            found.append(Refusal("device features", _listed(device.features) or "none", f"{_listed(missing)} needed"))
-        return found
+            refusals.append(Refusal("device features", _listed(device.features) or "none", f"{_listed(missing)} needed"))
+        return refusals
 
     def _size_refusals(self, problem: Problem) -> list[Refusal]:
         refusals = []
@@ -170,8 +170,8 @@ class Limits:
         return refusals
 
     def _feature_refusals(self, problem: Problem) -> list[Refusal]:
-        pattern, found = problem.pattern, list[Refusal]()
-        asked = {
+        pattern, refusals = problem.pattern, list[Refusal]()
+        features = {
             "is_causal": (problem.is_causal, self.causal),
             "key_padding_mask": (problem.key_padding_mask, self.key_padding_mask),
             "requires_grad": (problem.requires_grad, self.gradients),
@@ -180,25 +180,26 @@ class Limits:
             "grouped heads": (problem.kv_heads != problem.heads, self.grouped_heads),
             "head ranges": (pattern.heads is not None and not problem.stored, self.head_ranges),
         }
-        for code, (wanted, can) in asked.items():
+        for code, (wanted, can) in features.items():
             if wanted and not can:
-                found.append(Refusal(code, "yes", "not supported"))
+                refusals.append(Refusal(code, "yes", "not supported"))
         if problem.dropout_p and not self.dropout:
-            found.append(Refusal("dropout_p", f"{problem.dropout_p:g}", "drops no weights", "dropout_p=0, or another backend"))
+            dropout_p = f"{problem.dropout_p:g}"
+            refusals.append(Refusal("dropout_p", dropout_p, "drops no weights", "dropout_p=0, or another backend"))
         if problem.softcap and not self.softcap:
-            found.append(Refusal("softcap", f"{problem.softcap:g}", "caps no scores", 'backend="reference"'))
+            refusals.append(Refusal("softcap", f"{problem.softcap:g}", "caps no scores", 'backend="reference"'))
         for name in () if problem.bias is None else problem.bias.names:
             if name not in self.biases:
                 limit = f"adds {_listed(self.biases)}" if self.biases else "adds nothing to the scores"
-                found.append(Refusal("bias", name, limit, 'backend="reference"'))
+                refusals.append(Refusal("bias", name, limit, 'backend="reference"'))
         if problem.stored:  # the tables of the step say what is seen
             limit = f"attends to stored rows of {_listed(self.stored)}" if self.stored else "attends to no stored rows"
-            return found if problem.stored in self.stored else [*found, Refusal("stored rows", problem.stored, limit)]
+            return refusals if problem.stored in self.stored else [*refusals, Refusal("stored rows", problem.stored, limit)]
         chosen = {"offset": (pattern.offset, self.offsets), "overlap": (pattern.overlap, self.overlaps)}
         for code, (value, known) in chosen.items():
             if value not in known:
-                found.append(Refusal(code, repr(value), f"supports {_listed(known)}"))
-        return [*found, *self._branch_refusals(problem)]
+                refusals.append(Refusal(code, repr(value), f"supports {_listed(known)}"))
+        return [*refusals, *self._branch_refusals(problem)]
 
     def _branch_refusals(self, problem: Problem) -> list[Refusal]:
         branches = problem.pattern.branches

@@ -43,10 +43,10 @@ def integers(name: str, values: Any, at_least: int | None = None) -> list[int]:
 
     Raises TypeError for a value without a length or an order, otherwise as `integer`.
     """
-    given = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(given, (str, bytes, Set, Mapping)) or not isinstance(given, Collection):
+    items = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(items, (str, bytes, Set, Mapping)) or not isinstance(items, Collection):
         raise TypeError(f"{name}={shown(values)} is a {type(values).__name__}; a sequence of integers is needed, such as [0, 2]")
-    return [integer(f"{name}[{i}]", value, at_least) for i, value in enumerate(given)]
+    return [integer(f"{name}[{i}]", value, at_least) for i, value in enumerate(items)]
 
 
 def _converted(name: str, value: Any) -> int:

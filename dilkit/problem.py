@@ -169,12 +169,13 @@ class Problem:
 
     def flops(self) -> int:
         """Nominal forward FLOPs (see `Pattern.flops`), of packed or cached sequences those of one of the longest."""
-        kept = self.__dict__  # backends ask at every call. No cached_property: before Python 3.12 that has a lock, bad for forks
-        if "_flops" not in kept:
+        # Backends ask at every call. No cached_property: before Python 3.12 that has a lock, bad for forks.
+        cache = self.__dict__
+        if "_flops" not in cache:
             sizes = dict(batch=self.batch, kv_heads=self.kv_heads)
             seq = min(self.seq, self.pattern.max_seq)  # of packed sequences the power of two that none is longer than
-            kept["_flops"] = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
-        flops: int = kept["_flops"]
+            cache["_flops"] = self.pattern.flops(seq, self.heads, self.head_dim, is_causal=self.is_causal, **sizes)
+        flops: int = cache["_flops"]
         return flops
 
     def __str__(self) -> str:

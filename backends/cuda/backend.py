@@ -17,7 +17,7 @@ from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
 from dilkit.backends.tiles.backend import ROLES, StepBackend, Tensors
-from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceGroup, DeviceSchedule, device_schedule, proof_facts, tall_tiles
+from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceSchedule, ScheduleGroup, device_schedule, proof_facts, tall_tiles
 from dilkit.backends.tiles.relation_tiles import most_runs
 from dilkit.backends.tiles.relations import FORMS, MOST_RUNS
 from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
@@ -121,7 +121,7 @@ class CupyRaw(StepBackend):
     def _launch_group(
         self,
         kernel: CudaKernel,
-        group: DeviceGroup,
+        group: ScheduleGroup,
         tensors: Tensors,
         problem: Problem,
         first: bool,
@@ -142,8 +142,8 @@ class CupyRaw(StepBackend):
         places = None if dropout is None or dropout.places is None else dropout.places.to(device)
         if places is not None:
             addresses["places"] = places.data_ptr()
-        given = {**tensors, "bias_parts": parts}
-        arguments = make_arguments(problem, given, group.group, group.tile_count, addresses, first, dropout)
+        kernel_tensors = {**tensors, "bias_parts": parts}
+        arguments = make_arguments(problem, kernel_tensors, group.group, group.tile_count, addresses, first, dropout)
         self.launcher.launch(kernel, blocks, arguments, device)
         if parts is not None:
             scores.add_parts(tensors["dbias"], parts)
@@ -186,7 +186,7 @@ class CupyRaw(StepBackend):
 
 
 def _tiles_of(
-    group: DeviceGroup, problem: Problem, starts: Tensor | None, ends: Tensor | None
+    group: ScheduleGroup, problem: Problem, starts: Tensor | None, ends: Tensor | None
 ) -> tuple[Problem, int, dict[str, int]]:
     """The problem, how many tiles of `group` it has over the batch, at most, and where what says so lies.
 

@@ -93,7 +93,7 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     """The arrays of `problem.pattern`, with an offset or a table for each query head."""
     import numpy as np
 
-    forms, tables = problem.forms, Tables()
+    forms, tables = problem.forms, TablePairs()
     branches = kernel_branches(forms)
     numbers = zip(*(branch[1:5] for branch in branches), strict=True)
     kind, length, ahead, rate = (np.array(values, np.int64) for values in numbers)
@@ -113,7 +113,7 @@ def branch_arrays(problem: Problem) -> BranchArrays:
     return BranchArrays(kind, length, ahead, rate, grid, offset, without, beyond, shown.view(np.int64), *tables.arrays())
 
 
-class Tables:
+class TablePairs:
     """Pairs of tables by their number: with queries as rows, and with keys as rows."""
 
     def __init__(self) -> None:

@@ -47,13 +47,11 @@ class SdpaKernel:
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
         """Every reason why this kernel cannot compute `problem`; modules to install come last."""
         missing = [Refusal("module", name, "not installed", hint) for name, hint in self.requires if not installed(name)]
-        return (*self.limits.refusals(problem), *self._packed_refusals(problem), *self.more_refusals(problem), *missing)
-
-    def _packed_refusals(self, problem: Problem) -> list[Refusal]:
-        """Segments of packed sequences are padded at their end: causal rows do not see that, others need a mask."""
-        if not problem.varlen or problem.is_causal or self.limits.key_padding_mask:
-            return []
-        return [Refusal("varlen", "yes", "only with is_causal=True: the kernel takes no mask, and segments are padded")]
+        refusals = list(self.limits.refusals(problem))
+        if problem.varlen and not problem.is_causal and not self.limits.key_padding_mask:
+            limit = "only with is_causal=True: the kernel takes no mask, and segments are padded"  # at their end
+            refusals.append(Refusal("varlen", "yes", limit))
+        return (*refusals, *self.more_refusals(problem), *missing)
 
 
 # Layouts that kernels accept. Calls are views, so a whole tensor is handed over as it is, or as a copy.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dilkit.backends.sdpa.packed import PackedOutput
-from dilkit.backends.sdpa.segment_batches import Heads, Int64Array, branch_heads, of_equal_size
+from dilkit.backends.sdpa.segment_batches import HeadBlock, Int64Array, branch_heads, of_equal_size
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _Segments(NamedTuple):
 
 
 def _gathered(
-    query: Tensor, key: Tensor, value: Tensor, rate: int, heads: Heads, segments: _Segments, keys: int
+    query: Tensor, key: Tensor, value: Tensor, rate: int, heads: HeadBlock, segments: _Segments, keys: int
 ) -> tuple[Tensor, ...]:
     """Return the places of the queries of segments, the gathered rows, and a mask `(segments, kv_count, rows, keys)`.
 

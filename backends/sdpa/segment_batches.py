@@ -73,7 +73,7 @@ class Dilation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadBlock:
     """A block of heads: `kv_count` key/value heads, of each of which the same `group` query heads; and what they keep."""
 
     kv_first: int
@@ -100,7 +100,7 @@ class Heads:
         return self.query_first + kv_head * (heads // kv_heads) + each, self.kv_first + kv_head
 
 
-def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
+def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, HeadBlock]]:
     """Every form of segments, with each block of heads that it serves."""
     most, group = problem.seq, problem.heads // problem.kv_heads
     for number, form in enumerate(problem.forms):
@@ -112,7 +112,7 @@ def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, Heads]]:
         for kv_first, kv_count, own_first, own_count in rectangles(start, stop, group):
             block = kv_first, kv_count, kv_first * group + own_first, own_count
             offsets = [min(form.offsets[block[2] + i * group - start], most) for i in range(kv_count)]
-            yield cut, Heads(*block, np.array(offsets, np.int64), (problem.heads, problem.kv_heads))
+            yield cut, HeadBlock(*block, np.array(offsets, np.int64), (problem.heads, problem.kv_heads))
 
 
 def _segments(starts: Int64Array, length: int) -> tuple[Int64Array, Int64Array]:
@@ -139,7 +139,7 @@ def of_equal_size(
 
 
 def _batch(
-    heads: Heads, first: Int64Array, span: Int64Array, rows: int, branch: Dilation, total: int, device: torch.device
+    heads: HeadBlock, first: Int64Array, span: Int64Array, rows: int, branch: Dilation, total: int, device: torch.device
 ) -> SegmentBatch:
     import torch
 

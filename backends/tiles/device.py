@@ -23,7 +23,7 @@ QUERIES, KEYS = "query_tiles", "key_tiles"
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceGroup:
+class ScheduleGroup:
     """One group: its branches begin at `branches` on the device, its `tile_count` tiles at `tiles`.
 
     `rows`, int32: the first row of each tile, ascending, where sequences are packed.
@@ -52,7 +52,7 @@ class DeviceSchedule(Kept):
     """
 
     data: Tensor
-    groups: tuple[DeviceGroup, ...]
+    groups: tuple[ScheduleGroup, ...]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -98,7 +98,7 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device) -
     for i, group in enumerate(groups):
         group_tiles = tiles[i]
         rows = torch.from_numpy(group_tiles["row"].copy()).to(device) if problem.varlen else None
-        copies.append(DeviceGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(group_tiles), rows))
+        copies.append(ScheduleGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(group_tiles), rows))
     return DeviceSchedule(data, tuple(copies))
 
 

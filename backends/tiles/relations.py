@@ -122,8 +122,8 @@ def _runs(form: Runs, problem: Problem) -> Iterator[Relation]:
     of_keys = _parts_of_runs(form.keys, keys, queries, problem.seq)
     most = max((len(part.columns) for part in (*of_queries, *of_keys)), default=1)
     for first in range(0, most, MOST_RUNS):
-        of = slice(first, first + MOST_RUNS)
-        some_queries, some_keys = (_seeing(*(Part(own, seen[of]) for own, seen in parts)) for parts in (of_queries, of_keys))
+        runs = slice(first, first + MOST_RUNS)
+        some_queries, some_keys = (_seeing(*(Part(own, seen[runs]) for own, seen in parts)) for parts in (of_queries, of_keys))
         yield Relation(form.heads, some_queries, some_keys, ahead=0 if problem.is_causal else FAR)
 
 

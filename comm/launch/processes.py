@@ -87,12 +87,12 @@ class Job:
 
     def marked_processes(self) -> dict[int, str]:
         """Command lines of the job's processes that run, by process id; none is known where there is no /proc, as on macOS."""
-        wanted, found = f"{MARK}={self.mark}".encode(), {}
+        wanted, commands = f"{MARK}={self.mark}".encode(), {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
                 if any(x.startswith(wanted) for x in (folder / "environ").read_bytes().split(b"\0")):
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return found
+                    commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return commands
 
     def _wait(self, end: float) -> bool:
         """False if the job has to be ended at `end`, without a failure of its own."""
@@ -142,13 +142,13 @@ def start(
     `kind` is "mpi" or "torch"; `options` are further ones of `mpirun`, which is by default that of this environment;
     `variables` are added to the environment of the ranks.
     """
-    command, given = [sys.executable, *arguments], dict(variables or {})
+    command, environment = [sys.executable, *arguments], dict(variables or {})
     if kind == "mpi":
         program = mpirun or str(mpi_launchers()[0])
         # Open MPI refuses more ranks than cores unless asked; jobs that run at once would bind to the same cores.
         more = ("--oversubscribe", "--bind-to", "none") if is_open_mpi(program) else ()
-        return start_processes([[program, *more, *options, "-n", str(size), *command]], [given], threads)
-    return start_processes([command] * size, [given | of_rank for of_rank in torch_variables(size)], threads)
+        return start_processes([[program, *more, *options, "-n", str(size), *command]], [environment], threads)
+    return start_processes([command] * size, [environment | of_rank for of_rank in torch_variables(size)], threads)
 
 
 def start_processes(commands: Sequence[list[str]], variables: Sequence[Mapping[str, str]], threads: int = 1) -> Job:

@@ -1,6 +1,6 @@
 """A function that is run on the ranks of a job of its own: `run(kind, size, task)` returns what `task(comm)` found on rank 0.
 
-    found = run("mpi", 4, task)        # four processes, started from this one
+    result = run("mpi", 4, task)        # four processes, started from this one
 
 A task is a function of the transport, or a `functools.partial` of one; it and what it returns are pickled. The ranks are
 `python -m dilkit.comm.launch.task mpi|torch FOLDER`, which do the task in that folder.

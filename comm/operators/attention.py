@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,14 +14,15 @@ from torch._library.fake_impl import allocate_size
 
 from dilkit.comm.arguments import Arguments
 from dilkit.comm.operators.order import in_order
+from dilkit.comm.passes.attention_op import QKVRows
 from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
 from dilkit.comm.passes.context import UNKNOWN
 from dilkit.comm.passes.differentiation import differentiable_once
-from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.plan.traffic import GRADIENTS
 from dilkit.comm.rank_attention import RankAttention, agreed
 from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.handles import transport_of
+from dilkit.inputs import Inputs
 from dilkit.op import boundary, operators
 from dilkit.op.autocast import without_autocast
 from dilkit.op.dropout import draw_seed
@@ -59,7 +59,10 @@ backward_op = torch.ops.dilkit.attention_over_ranks_backward.default
 
 def can_be_compiled(given: Arguments) -> bool:
     """Whether the operator can be given these arguments, right or wrong. Others, such as orders and biases, break the graph."""
-    tensors = [given.query, given.key, given.value, *(x for x in (given.mask, given.sink) if x is not None)]
+    query, key, value, *others = given.inputs
+    tensors = [query, key, value, *(x for x in others if x is not None)]
+    names = given.backend if isinstance(given.backend, (list, tuple)) else (given.backend,)
+    options = [getattr(given, name) for name in _OPTIONS if name != "backend"]
     return (
         given.order is None
         and given.softcap is None
@@ -67,16 +70,17 @@ def can_be_compiled(given: Arguments) -> bool:
         and isinstance(given.pattern, Pattern)
         and all(isinstance(x, Tensor) for x in tensors)
         and all(type(x) in (int, float) for x in (0 if given.scale is None else given.scale, given.dropout_p))
-        and _can_be_encoded(given)
+        and all(x is None or type(x) in _LITERALS for x in (*options, *names))  # wrong ones are refused when the operator runs
     )
 
 
 def attend(given: Arguments, comm: Comm) -> tuple[Tensor, Tensor]:
     """`(out, lse)`, by the operator. `torch.compile` traces this function, which raises nothing and waits for nobody."""
-    query, key, value = (x.to(given.dtype) if x.dtype in _DTYPES else x for x in (given.query, given.key, given.value))
+    inputs = given.inputs
+    query, key, value = (x.to(given.dtype) if x.dtype in _DTYPES else x for x in inputs[:3])
     numbers = given.scale, given.dropout_p
     seed = draw_seed() if given.dropout_p else None  # outside of the operator: a checkpoint draws the same seed again
-    out, lse, *_ = forward_op(query, key, value, given.mask, given.sink, *numbers, encode(given, comm), seed, None)
+    out, lse, *_ = forward_op(query, key, value, inputs.key_padding_mask, inputs.sink, *numbers, encode(given, comm), seed, None)
     return out, lse
 
 
@@ -95,16 +99,11 @@ class Call(NamedTuple):
         """The transport. Raises RuntimeError if it is gone."""
         return transport_of(self.handle)
 
-    def arguments(self, inputs: Sequence[Any], scale: float | None, dropout_p: float, seed: Tensor | None = None) -> Arguments:
-        """The arguments of the call with these numbers, query, key, value, mask and sink."""
-        query, key, value, mask, sink = inputs
+    def arguments(self, inputs: Inputs, scale: float | None, dropout_p: float, seed: Tensor | None = None) -> Arguments:
+        """The arguments of the call with these tensors and numbers."""
         return Arguments(
-            query,
-            key,
-            value,
+            inputs,
             Pattern.from_json(self.pattern),
-            mask=mask,
-            sink=sink,
             scale=scale,
             dropout_p=dropout_p,
             order=None,
@@ -113,13 +112,6 @@ class Call(NamedTuple):
             asked=self.asked,
             **dict(zip(_OPTIONS, self.options, strict=True)),
         )
-
-
-def _can_be_encoded(given: Arguments) -> bool:
-    """True if the options can be written down, right or wrong. Wrong ones are refused when the operator runs, on all ranks."""
-    names = given.backend if isinstance(given.backend, (list, tuple)) else (given.backend,)
-    options = [getattr(given, name) for name in _OPTIONS if name != "backend"]
-    return all(x is None or type(x) in _LITERALS for x in (*options, *names))
 
 
 def encode(given: Arguments, comm: Comm) -> str:
@@ -148,38 +140,37 @@ def _forward(*given: Any) -> tuple[Tensor, ...]:
     That is the rows that were received, their flags of the mask, and what the ranks agreed on: all cuts, the gradients that are
     asked for, and the seed of dropout.
     """
-    *inputs, scale, dropout_p, text, drawn, _ = given
-    query, key, *_ = inputs
-    call = decode(text)
+    query, key, value, mask, sink, scale, dropout_p, text, drawn, _ = given
+    inputs, call = Inputs(query, key, value, mask, sink=sink), decode(text)
     with without_autocast(query.device.type):
         attention = agreed(call.arguments(inputs, scale, dropout_p, drawn), call.comm)
-        context = attention.context((query, key), attention.arguments.pattern)
-        saved = forward_pass(context, RankInputs(*inputs))
-    rows = query.new_empty(0, query.shape[-1]) if saved.rows is None else saved.rows
-    flags = query.new_empty(0, dtype=torch.bool) if saved.flags is None else saved.flags
+        context = attention.context(inputs, attention.arguments.pattern)
+        _, out, lse, received = forward_pass(context, inputs)
+    rows = query.new_empty(0, query.shape[-1]) if received is None else received.queries
+    flags = query.new_empty(0, dtype=torch.bool) if received is None or received.flags is None else received.flags
     seed = torch.zeros((), dtype=torch.int64, device="cpu") if attention.seed is None else attention.seed
     agreement = torch.tensor([*attention.cuts, GRADIENTS.index(attention.gradients)], device="cpu")
-    return saved.out, saved.lse.transpose(1, 2).contiguous(), rows, flags, torch.cat((agreement, seed.view(1)))
+    return out, lse.transpose(1, 2).contiguous(), rows, flags, torch.cat((agreement, seed.view(1)))
 
 
 def _backward(dout: Tensor | None, dlse: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
     """Gradients of query, key, value and the sink, given the results of `_forward`; those that this rank has not asked for, and
     that of no sink, are empty."""
-    *inputs, out, lse, rows, flags, agreement, scale, dropout_p, text, of_sink, _ = given
-    query, key, _, mask, _ = inputs
-    call = decode(text)
+    query, key, value, mask, sink, out, lse, rows, flags, agreement, scale, dropout_p, text, of_sink, _ = given
+    inputs, call = Inputs(query, key, value, mask, sink=sink), decode(text)
     arguments = call.arguments(inputs, scale, dropout_p)
     seed = agreement[-1] if dropout_p else None
-    *cuts, gradients, _ = agreement.tolist()
-    attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[gradients])
+    *cuts, number, _ = agreement.tolist()
+    attention = RankAttention(arguments, call.comm, tuple(cuts), seed, GRADIENTS[number])
     # The results of an operator are those of its inputs, so the forward pass could not return when it began.
-    context = replace(attention.context((query, key), arguments.pattern), began=UNKNOWN)
-    received = (rows, None if mask is None else flags) if context.plan.keep == "rows" and context.plan.rounds else (None, None)
-    saved = Saved(*RankInputs(*inputs), out, lse.transpose(1, 2), *received)
-    found = zip("qkv", backward_pass(context, dout, dlse, saved), strict=False)
-    asked = (query.new_empty(0) if grad is None or role not in call.asked else grad for role, grad in found)
+    context = replace(attention.context(inputs, arguments.pattern), began=UNKNOWN)
+    keeps_rows = context.plan.keep == "rows" and context.plan.rounds
+    received = QKVRows(rows, rows, rows, None if mask is None else flags) if keeps_rows else None
+    saved = Saved(inputs, out, lse.transpose(1, 2), received)
+    by_role = zip("qkv", backward_pass(context, dout, dlse, saved), strict=False)
+    gradients = (query.new_empty(0) if grad is None or role not in call.asked else grad for role, grad in by_role)
     dsink = gradient_of_sink(dout, dlse, saved) if of_sink else None
-    return *asked, query.new_empty(0) if dsink is None else dsink
+    return *gradients, query.new_empty(0) if dsink is None else dsink
 
 
 def _fake_forward(

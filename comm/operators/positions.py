@@ -27,10 +27,6 @@ def _positions(like: Tensor, rows: int, handle: str, after: Tensor | None) -> Te
     return torch.arange(start, start + rows, device=like.device)
 
 
-def _fake(like: Tensor, rows: int, handle: str, after: Tensor | None) -> Tensor:
-    return like.new_empty(rows, dtype=torch.int64)
-
-
 def _below_autograd(*inputs: object) -> Tensor:
     with torch._C._AutoDispatchBelowAutograd():
         found: Tensor = positions_op(*inputs)
@@ -39,4 +35,6 @@ def _below_autograd(*inputs: object) -> Tensor:
 
 library.impl("positions_over_ranks", _positions, "CompositeExplicitAutograd")
 library.impl("positions_over_ranks", in_order(_below_autograd, "forward"), "Autograd")
-torch.library.register_fake("dilkit::positions_over_ranks", _fake, lib=library)
+torch.library.register_fake(
+    "dilkit::positions_over_ranks", lambda like, rows, *_: like.new_empty(rows, dtype=torch.int64), lib=library
+)

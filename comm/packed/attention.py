@@ -17,6 +17,7 @@ from dilkit.comm.packed.plan import PackedPlan, WholeSequences
 from dilkit.comm.rank_attention import RankAttention
 from dilkit.comm.transports.base import Comm, check_comm
 from dilkit.compiler import not_compiled
+from dilkit.inputs import Inputs
 from dilkit.op.sequences import check_cu_seqlens, checked_longest
 from dilkit.packed.attention import batch_of_one, dilated_attention_varlen
 from dilkit.pattern import Pattern
@@ -72,8 +73,8 @@ def ring_dilated_attention_varlen(
 
     def arguments() -> Arguments:
         q, k, v = (batch_of_one(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
-        options = sink, scale, 0.0, backend, schedule, True, None, return_lse
-        return Arguments(q, k, v, pattern, is_causal, None, *options, bias=bias, softcap=softcap, keep=keep)
+        options = scale, 0.0, backend, schedule, True, None, return_lse
+        return Arguments(Inputs(q, k, v, sink=sink), pattern, is_causal, *options, bias=bias, softcap=softcap, keep=keep)
 
     def facts() -> dict[str, Any]:
         own_facts = arguments().facts()
@@ -102,15 +103,16 @@ class PackedRankAttention:
 
         Every rank takes part in what is exchanged for each sequence that is cut, in one order: with no rows if it has none.
         """
-        given, rank = self.arguments, self.comm.rank
-        rows = [x.to(given.dtype) for x in (given.query, given.key, given.value)]
+        call, rank = self.arguments, self.comm.rank
+        rows = [x.to(call.dtype) for x in call.inputs[:3]]
         results = []
         for sequence in self.plan.cut_sequences:
             here = sequence.rows(rank, self.plan.cuts[rank])
-            attention = RankAttention(given, self.comm, sequence.plan.cuts, None, self.gradients)
-            own = [x[:, here] for x in rows]
-            bias = attention.bias(own, self._bias(here))
-            results.append((here.start, *attention.attend(own, given.pattern, None, given.sink, bias)))
+            attention = RankAttention(call, self.comm, sequence.plan.cuts, None, self.gradients)
+            query, key, value = (x[:, here] for x in rows)
+            bias = attention.bias((query, key, value), self._bias(here))
+            inputs = Inputs(query, key, value, sink=call.inputs.sink, bias=bias)
+            results.append((here.start, *attention.attend(inputs, call.pattern)))
         whole = self.plan.whole(rank)
         if whole.rows.start < whole.rows.stop:
             results.append((whole.rows.start, *self._whole([x[0, whole.rows] for x in rows], whole)))
@@ -120,15 +122,17 @@ class PackedRankAttention:
     def _bias(self, rows: slice) -> Bias | None:
         """The bias of these rows of the rank."""
         bias = self.arguments.bias
-        return None if bias is None else bias.of_rows(torch.arange(rows.start, rows.stop, device=self.arguments.query.device))
+        if bias is None:
+            return None
+        return bias.of_rows(torch.arange(rows.start, rows.stop, device=self.arguments.inputs.query.device))
 
     def _whole(self, rows: Sequence[Tensor], sequences: WholeSequences) -> tuple[Tensor, Tensor]:
         """`(out, lse)` of the sequences that no other rank has rows of, as a batch of one."""
-        given, first = self.arguments, sequences.starts[0]
+        call, first = self.arguments, sequences.starts[0]
         starts = torch.tensor([start - first for start in sequences.starts], dtype=torch.int32, device=rows[0].device)
-        options: dict[str, Any] = dict(is_causal=given.is_causal, sink=given.sink, scale=given.scale, backend=given.backend)
-        options |= dict(bias=self._bias(sequences.rows), softcap=given.softcap)
+        options: dict[str, Any] = dict(is_causal=call.is_causal, sink=call.inputs.sink, scale=call.scale, backend=call.backend)
+        options |= dict(bias=self._bias(sequences.rows), softcap=call.softcap)
         query, key, value = rows
-        packed = query, key, value, given.pattern, starts, max(sequences.lengths)
+        packed = query, key, value, call.pattern, starts, max(sequences.lengths)
         out, lse = dilated_attention_varlen(*packed, **options, return_lse=True)
         return out.unsqueeze(0), lse.unsqueeze(0)

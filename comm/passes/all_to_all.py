@@ -13,9 +13,10 @@ from torch import Tensor
 
 from dilkit.comm.passes.attention_op import AttentionOp, QKVRows, merge_rows, no_results
 from dilkit.comm.passes.index_tables import IndexTables, Slices, joined
-from dilkit.comm.passes.rank_inputs import RankBias, RankInputs
+from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.row_index import add_rows, collect_rows, pack_columns, unpack_columns
 from dilkit.comm.transports.base import Comm, Pending
+from dilkit.inputs import Inputs
 from dilkit.op.free_memory import give_memory_back
 
 Receive = Callable[[], QKVRows]
@@ -27,7 +28,7 @@ def all_to_all_forward(
     comm: Comm,
     rounds: tuple[IndexTables, ...],
     first: list[Receive],
-    inputs: RankInputs,
+    inputs: Inputs,
     bias: RankBias | None,
 ) -> tuple[QKVRows | None, list[Pending]]:
     """Compute with the rows that this rank receives, and send the results. Those of the `first` round are under way.
@@ -101,7 +102,7 @@ class AllToAllBackward:
         (tables,) = self.rounds
         self.returned.append((0, self._gradients(tables, held, bias)))
 
-    def compute_anew(self, inputs: RankInputs, bias: RankBias | None) -> None:
+    def compute_anew(self, inputs: Inputs, bias: RankBias | None) -> None:
         """Compute the same of rows that are sent again. Those of one round lie there at a time, beside the sums of gradients."""
         for number, tables in enumerate(self.rounds):
             self.returned.append((number, self._gradients_anew(tables, inputs, bias)))
@@ -122,14 +123,7 @@ class AllToAllBackward:
         columns = [_packed(x, sum(tables.sent["q"]), tables.packed["qq"]) for x in (dout, out, lse[..., None])]
         return self.comm.exchange(pack_columns(*columns), tables.sent["q"], tables.received["q"], "results and their gradients")
 
-    def _received(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Wait for `dout` and `out` `(n, head_dim)` and `lse` `(n,)` of the queries that this rank computed."""
-        _, out, lse = self.results
-        d = out.shape[-1]
-        dout, out, lse = unpack_columns(self.under_way.pop().wait(), (d, out.dtype), (d, out.dtype), (1, lse.dtype))
-        return dout, out, lse[:, 0]
-
-    def _gradients_anew(self, tables: IndexTables, inputs: RankInputs, bias: RankBias | None) -> Pending:
+    def _gradients_anew(self, tables: IndexTables, inputs: Inputs, bias: RankBias | None) -> Pending:
         """Send the rows of a round again, and their gradients back."""
         receive = send_rows(self.comm, tables, inputs, bias)
         self.under_way.append(self._send(tables))
@@ -137,7 +131,10 @@ class AllToAllBackward:
 
     def _gradients(self, tables: IndexTables, held: QKVRows, bias: RankBias | None) -> Pending:
         """Compute the gradients of the rows of a round, and send them back. Queries, keys and values lie in one table."""
-        dout, out, lse = self._received()
+        _, own_out, own_lse = self.results
+        columns = (own_out.shape[-1], own_out.dtype), (own_out.shape[-1], own_out.dtype), (1, own_lse.dtype)
+        dout, out, lse = unpack_columns(self.under_way.pop().wait(), *columns)  # of the queries that this rank computed
+        lse = lse[:, 0]
         grads, dqueries = lse.new_zeros(held.queries.shape), lse.new_zeros(dout.shape)
         for stack in tables.stacks:
             (rows, dquery), (keys, dkey, dvalue) = self.op.backward(stack, held, bias, dout, out, lse)
@@ -162,7 +159,7 @@ class AllToAllBackward:
         return total
 
 
-def send_rows(comm: Comm, tables: IndexTables, inputs: RankInputs, bias: RankBias | None) -> Receive:
+def send_rows(comm: Comm, tables: IndexTables, inputs: Inputs, bias: RankBias | None) -> Receive:
     """Send rows of queries, keys and values, with what goes with them. Return a function that waits for those received."""
 
     def send(role: str, x: Tensor, step: str) -> Pending:
@@ -173,7 +170,7 @@ def send_rows(comm: Comm, tables: IndexTables, inputs: RankInputs, bias: RankBia
     for role, x in zip("qkv", inputs[:3], strict=True):
         _write(message, tables.packed[role], x)
     rows = comm.exchange(message, tables.sent["qkv"], tables.received["qkv"], "queries, keys and values")
-    mask, (batch, _, heads, _), kv_heads = inputs.mask, inputs.query.shape, inputs.key.shape[2]
+    mask, (batch, _, heads, _), kv_heads = inputs.key_padding_mask, inputs.query.shape, inputs.key.shape[2]
     flags = query_positions = key_positions = None
     if mask is not None:
         flags = send("k", mask[:, :, None, None].expand(*mask.shape, kv_heads, 1).contiguous(), "key_padding_mask")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dilkit.comm.passes._rows import merge
 from dilkit.comm.passes.problem_stacks import ProblemStack
-from dilkit.comm.passes.rank_inputs import RankBias
+from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions
 from dilkit.op.dropout import Dropout

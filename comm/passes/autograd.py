@@ -29,75 +29,68 @@ from dilkit.comm.passes.attention_op import QKVRows, merge_rows
 from dilkit.comm.passes.context import UNKNOWN, PassContext
 from dilkit.comm.passes.differentiation import differentiable_once
 from dilkit.comm.passes.local_attention import local_backward, local_forward
-from dilkit.comm.passes.rank_inputs import RankInputs
+from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.ring import ring_backward, ring_forward
 from dilkit.comm.passes.row_index import add_rows
 from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch, ranks_text
+from dilkit.inputs import Inputs
 from dilkit.op import boundary
 from dilkit.op.autocast import without_autocast
+from dilkit.op.call_options import unflat
+from dilkit.op.schema import GRADIENTS, TENSORS
+from dilkit.op.scores import check_bias
 from dilkit.op.through_lse import through_lse
 from dilkit.op.zero_keys import add_zero_keys, check_sink, sink_gradient
 
 
 class Saved(NamedTuple):
-    """The tensors that the forward pass leaves to the backward pass, as `RankInputs` and `QKVRows` have them.
+    """The tensors that the forward pass leaves to the backward pass.
 
-    `lse` is `(batch, seq, heads)`. What was received is None where nothing was, or nothing is kept.
+    Positions of the bias are given with any form. `lse` is `(batch, seq, heads)`. What was received is None where nothing was, or
+    nothing is kept.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    sink: Tensor | None
-    weights: Tensor | None
-    positions: Tensor | None
+    inputs: Inputs
     out: Tensor
     lse: Tensor
-    rows: Tensor | None = None
-    flags: Tensor | None = None
-    query_positions: Tensor | None = None
-    key_positions: Tensor | None = None
+    received: QKVRows | None
 
 
 class AttentionOverRanks(torch.autograd.Function):
-    """One autograd node for all that is sent: every rank makes the same exchanges in the same order, in both passes."""
+    """One autograd node for all that is sent: every rank makes the same exchanges in the same order, in both passes.
+
+    It takes tensors as `dilkit.op.call_options.flat` returns them.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        sink: Tensor | None,
-        weights: Tensor | None,
-        positions: Tensor | None,
-        context: PassContext,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, context: PassContext, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.context = context
-        saved = forward_pass(context, RankInputs(query, key, value, mask, sink, weights, positions))
-        ctx.save_for_backward(*saved)
-        return saved.out, saved.lse.transpose(1, 2).contiguous()
+        _, out, lse, rows = forward_pass(context, unflat(tensors, context.op.options))
+        received = () if rows is None else (rows.queries, rows.flags, rows.query_positions, rows.key_positions)
+        ctx.save_for_backward(*tensors, out, lse, *received)
+        return out, lse.transpose(1, 2).contiguous()
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        with ctx.context.comm.broken_by_errors():
-            saved = Saved(*ctx.saved_tensors)
-        *gradients, dweights = backward_pass(ctx.context, dout, dlse, saved)
-        dsink = gradient_of_sink(dout, dlse, saved) if ctx.needs_input_grad[4] else None
-        return *gradients, None, dsink, dweights if ctx.needs_input_grad[5] else None, None, None
+        context, needed = ctx.context, dict(zip(TENSORS, ctx.needs_input_grad[1:], strict=True))
+        with context.comm.broken_by_errors():
+            tensors = ctx.saved_tensors
+        out, lse, *received = tensors[len(TENSORS) :]
+        rows = QKVRows(*received[:1] * 3, *received[1:]) if received else None
+        saved = Saved(unflat(tensors[: len(TENSORS)], context.op.options), out, lse, rows)
+        gradients = dict(zip(GRADIENTS, backward_pass(context, dout, dlse, saved), strict=True))
+        gradients["sink"] = gradient_of_sink(dout, dlse, saved) if needed["sink"] else None
+        return None, *(gradients.get(name) if needed[name] else None for name in TENSORS)
 
 
-def forward_pass(context: PassContext, inputs: RankInputs) -> Saved:
+def forward_pass(context: PassContext, inputs: Inputs) -> Saved:
     """The forward pass of a call, with all that it sends."""
     with without_autocast(inputs.query.device.type), context.comm.broken_by_errors():
         out, lse, held = _forward(context, inputs)
-    received = () if held is None else (held.queries, held.flags, held.query_positions, held.key_positions)
-    return Saved(*inputs, out, lse, *received)
+    return Saved(inputs, out, lse, held)
 
 
 def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> tuple[Tensor | None, ...]:
@@ -105,30 +98,34 @@ def backward_pass(context: PassContext, dout: Tensor | None, dlse: Tensor | None
 
     Of inputs for which no rank asks for gradients they are None.
     """
-    query, key, value, mask, sink, weights, positions, out, lse, rows, flags, of_queries, of_keys = saved
+    inputs, out, lse, held = saved
     with context.comm.broken_by_errors():
         lse_in_loss = agree_on_call(context, dlse is not None)
-        dout = torch.zeros_like(query) if dout is None else dout.contiguous()  # the others wait for this rank's part
-        query, key, value, out, lse = _as_saved(dout, query, key, value, out, lse)
-        inputs = RankInputs(query, key, value, mask, sink, weights, positions)
-        inputs.check_bias(context.op.options.bias)
-        rows = None if rows is None else rows.to(query.dtype).contiguous()
-        held = None if rows is None else QKVRows(rows, rows, rows, flags, of_queries, of_keys)
+        dout = torch.zeros_like(inputs.query) if dout is None else dout.contiguous()  # the others wait for this rank's part
+        query, key, value, out, lse = _as_saved(dout, *inputs[:3], out, lse)
+        inputs = inputs._replace(query=query, key=key, value=value)
+        if inputs.bias is not None:
+            form, weights, positions = inputs.bias
+            check_bias(replace(form, placed=True), weights, positions, query, query.shape[1])
+        if held is not None:
+            rows = held.queries.to(query.dtype).contiguous()
+            held = held._replace(queries=rows, keys=rows, values=rows)
         with without_autocast(out.device.type):
             dquery, dkey, dvalue, dweights = _backward(context, dout, inputs, out, lse, held)
             if lse_in_loss:
                 by_query, by_key, by_weights = _through_lse(context, dlse, inputs, lse, held)
                 dquery, dkey, dweights = dquery + by_query, dkey + by_key, dweights + by_weights
-    found = zip("qkv", (dquery, dkey, dvalue), strict=True)
-    return *(grad if role in context.gradients else None for role, grad in found), dweights
+    by_role = zip("qkv", (dquery, dkey, dvalue), strict=True)
+    return *(grad if role in context.gradients else None for role, grad in by_role), dweights
 
 
 def gradient_of_sink(dout: Tensor | None, dlse: Tensor | None, saved: Saved) -> Tensor | None:
     """The gradient of the sink, from this rank's rows alone; None where there is no sink."""
-    if saved.sink is None:
+    sink, query = saved.inputs.sink, saved.inputs.query
+    if sink is None:
         return None
-    check_sink(saved.sink, saved.query)
-    return sink_gradient(saved.sink, saved.out, saved.lse.transpose(1, 2), dout, dlse)
+    check_sink(sink, query)
+    return sink_gradient(sink, saved.out, saved.lse.transpose(1, 2), dout, dlse)
 
 
 def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
@@ -143,9 +140,9 @@ def _as_saved(dout: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
     return *map(boundary.in_rows, inputs), lse.contiguous()
 
 
-def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, QKVRows | None]:
-    op, plan, comm, bias = context.op, context.plan, context.comm, inputs.bias(context.op.options.bias)
-    rounds = context.rounds
+def _forward(context: PassContext, inputs: Inputs) -> tuple[Tensor, Tensor, QKVRows | None]:
+    op, plan, comm, rounds = context.op, context.plan, context.comm, context.rounds
+    bias = None if inputs.bias is None else RankBias.of(inputs.bias)
     first = [send_rows(comm, tables, inputs, bias) for tables in rounds[:1]]
     out, lse = local_forward(op, context.ranges, plan.is_causal, inputs, bias)
     held, results = all_to_all_forward(op, comm, rounds, first, inputs, bias)
@@ -160,14 +157,15 @@ def _forward(context: PassContext, inputs: RankInputs) -> tuple[Tensor, Tensor, 
 
 
 def _backward(
-    context: PassContext, dout: Tensor, inputs: RankInputs, out: Tensor, lse: Tensor, held: QKVRows | None
+    context: PassContext, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, held: QKVRows | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and the weights of a bias, which are empty where there is none.
 
     Those of inputs for which no rank asks for gradients are not whole.
     """
     op, plan, comm = context.op, context.plan, context.comm
-    bias, of_others = inputs.bias(op.options.bias), inputs.bias(op.options.bias)
+    bias = None if inputs.bias is None else RankBias.of(inputs.bias)
+    of_others = None if inputs.bias is None else RankBias.of(inputs.bias)
     under_way = AllToAllBackward(op, comm, context.rounds, dout, out, lse, held is not None)
     if held is None:
         under_way.compute_anew(inputs, of_others)
@@ -186,10 +184,11 @@ def _backward(
 
 
 def _through_lse(
-    context: PassContext, dlse: Tensor | None, inputs: RankInputs, lse: Tensor, held: QKVRows | None
+    context: PassContext, dlse: Tensor | None, inputs: Inputs, lse: Tensor, held: QKVRows | None
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and weights through `lse`, `dlse` `(batch, heads, seq)`. Dropout leaves `lse` as it is."""
-    context, inputs = replace(context, op=context.op.without_dropout), inputs.without_values
+    context = replace(context, op=context.op.without_dropout)
+    inputs = inputs._replace(value=inputs.value.new_zeros(()).expand(inputs.value.shape))
     held = None if held is None else held.without_values
 
     def backward(dout: Tensor, out: Tensor) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dilkit.comm.passes.attention_op import AttentionOp, merge_into
-from dilkit.comm.passes.rank_inputs import RankBias, RankInputs
+from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.plan.exchange_plan import LocalRange
 from dilkit.inputs import Inputs
 from dilkit.op.boundary import lse_dtype
@@ -21,7 +21,7 @@ def local_forward(
     op: AttentionOp,
     ranges: tuple[LocalRange, ...],
     is_causal: bool,
-    inputs: RankInputs,
+    inputs: Inputs,
     bias: RankBias | None,
 ) -> tuple[Tensor, Tensor]:
     """`out` like `query`, contiguous, and `lse` `(batch, seq, heads)`; 0 and -inf where nothing is seen within the shard."""
@@ -39,12 +39,14 @@ def local_forward(
 
 
 def _call(
-    op: AttentionOp, local: LocalRange, is_causal: bool, inputs: RankInputs, bias: RankBias | None
+    op: AttentionOp, local: LocalRange, is_causal: bool, inputs: Inputs, bias: RankBias | None
 ) -> tuple[Inputs, CallOptions]:
     """Return the call of the rows of a range."""
     start, stop, pattern, position = local
-    query, key, value, mask = inputs.of_range(rows := slice(start, stop))
-    part = Inputs(query, key, value, mask, bias=None if bias is None else bias.of_range(rows))
+    query, key, value, mask, *_ = inputs
+    rows = slice(start, stop)
+    part_mask, part_bias = None if mask is None else mask[:, rows], None if bias is None else bias.of_range(rows)
+    part = Inputs(query[:, rows], key[:, rows], value[:, rows], part_mask, bias=part_bias)
     places = [(number, 0, position, position, 1) for number in range(len(query))]  # as `dilkit.op.dropout.Dropout` has them
     return op.call(part, pattern, is_causal, np.array(places, np.int64).reshape(len(query), 5))
 
@@ -70,7 +72,7 @@ def local_backward(
     ranges: tuple[LocalRange, ...],
     is_causal: bool,
     dout: Tensor,
-    inputs: RankInputs,
+    inputs: Inputs,
     bias: RankBias | None,
     out: Tensor,
     lse: Tensor,

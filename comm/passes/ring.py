@@ -21,13 +21,14 @@ from torch import Tensor
 from dilkit import plan as core_plan
 from dilkit.comm.passes.attention_op import AttentionOp, PartialResults, QKVRows, no_results
 from dilkit.comm.passes.problem_stacks import ProblemStack, RunsByRows, stack_problems, stack_rows
-from dilkit.comm.passes.rank_inputs import RankBias, RankInputs
+from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.row_index import HOST, collect_rows, own_row_numbers, pack_columns, unpack_columns
 from dilkit.comm.plan.exchange_plan import ExchangePlan
 from dilkit.comm.plan.messages import HeadRows, SmallProblem, whole
 from dilkit.comm.plan.segments import SegmentExchange
 from dilkit.comm.transports.base import Comm
 from dilkit.environment import cache_bytes
+from dilkit.inputs import Inputs
 from dilkit.pattern import Pattern
 
 SHARE = 0.25
@@ -37,7 +38,7 @@ NUMBER_BYTES = 8
 
 
 def ring_forward(
-    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: RankInputs, bias: RankBias | None
+    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: Inputs, bias: RankBias | None
 ) -> list[tuple[Tensor, PartialResults]]:
     """Return what this rank's queries see through a branch: `(rows, results)` for each of its segments."""
     query = inputs.query
@@ -52,7 +53,7 @@ def ring_forward(
 
 
 def ring_backward(
-    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: RankInputs, bias: RankBias | None,
+    op: AttentionOp, comm: Comm, plan: ExchangePlan, branch: int, inputs: Inputs, bias: RankBias | None,
     dout: Tensor, out: Tensor, lse: Tensor, gradients: str,
 ) -> list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
     """Return gradients through a branch; `dout` and `out` like `query`, `lse` `(batch, seq, heads)` of this rank's rows.
@@ -117,7 +118,7 @@ def _add_returned(
 
 
 def _rotate(
-    comm: Comm, segments: list[RingSegment], hops: int, inputs: RankInputs, bias: RankBias | None
+    comm: Comm, segments: list[RingSegment], hops: int, inputs: Inputs, bias: RankBias | None
 ) -> Iterator[tuple[int, list[QKVRows | None]]]:
     """Yield for each hop the queries of each segment with the block that it is at; None where a segment has no further hop.
 

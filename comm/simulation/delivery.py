@@ -103,8 +103,8 @@ def _through_uplinks(start: Times, volume: Table, pods: NDArray[np.int64], rate:
     to_pod, from_pod = np.add.reduceat(volume, first, 1), np.add.reduceat(volume, first, 0)
     into, leaving = _passed(start, to_pod, rate), volume.sum(1)[:, None]
     out = np.array([_passed(start[pods == pod], leaving[pods == pod], rate)[0] for pod in range(len(first))])
-    own = np.where(volume.any(0), into[pods], -np.inf)
-    return np.maximum(_last_of(out, from_pod), own), float(max(to_pod.sum(0).max(), from_pod.sum(1).max())) / rate
+    pod_arrival = np.where(volume.any(0), into[pods], -np.inf)
+    return np.maximum(_last_of(out, from_pod), pod_arrival), float(max(to_pod.sum(0).max(), from_pod.sum(1).max())) / rate
 
 
 def _last_of(out: Times, volume: Table) -> Times:

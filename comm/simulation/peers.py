@@ -43,15 +43,15 @@ def peers(forecast: Forecast, topology: Topology) -> dict[str, Peer]:
     ]
     around = max(work, hops[0]) + max(speed.backward * work, hops[1]) + 2 * others * speed.latency
     gathered = computed + sum(_seconds(everyone * size, topology) for size in (block, gradients)) + 2 * speed.latency
-    found = {
+    by_scheme = {
         "full ring": Peer(around, others * (2 * block + gradients), 2 * (block + gradients)),
         "all-gather": Peer(gathered, others * (block + gradients), others * block),
     }
     if plan.world_size <= plan.heads:
         passes = [(one + queries) * others // plan.world_size for one in (block, gradients)]
         moved = sum(_seconds(everyone * one / max(others, 1), topology) for one in passes)
-        found["Ulysses"] = Peer(computed + moved + 4 * speed.latency, sum(passes), max(passes))
-    return found
+        by_scheme["Ulysses"] = Peer(computed + moved + 4 * speed.latency, sum(passes), max(passes))
+    return by_scheme
 
 
 def _seconds(volume: Table, topology: Topology) -> float:

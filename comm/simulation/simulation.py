@@ -79,8 +79,8 @@ def simulate(forecast: Forecast, topology: Topology | None = None, stragglers: S
     >>> from dilkit.comm.plan.forecast import Speed
     >>> plan = exchange_plan(Pattern([64, 256], [1, 1]), cuts=(0, 128, 256), heads=2)
     >>> forecast = Forecast(plan, Rows(head_dim=64, dtype="float32"), Speed(bandwidth=1e9, flops=1e9))
-    >>> found = simulate(forecast)
-    >>> round(found.seconds, 4), found.bottleneck
+    >>> simulated = simulate(forecast)
+    >>> round(simulated.seconds, 4), simulated.bottleneck
     (0.0735, 'compute')
     """
     topology, stragglers = topology or Topology(forecast.speed.bandwidth), stragglers or Stragglers()

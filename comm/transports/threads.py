@@ -181,13 +181,8 @@ def run_threads(
         for rank in range(size):
             mailbox.give_up(rank, error)
         raise
-    if errors:
-        raise _error_to_raise(errors)
+    if errors:  # raise one that is not about another rank, if there is one
+        rank = min(errors, key=lambda r: (isinstance(errors[r], PeerLost), r))
+        errors[rank].args = (f"rank {rank}: {errors[rank]}",)
+        raise errors[rank]
     return results
-
-
-def _error_to_raise(errors: dict[int, BaseException]) -> BaseException:
-    """The error to raise: one that is not about another rank, if there is one."""
-    rank = min(errors, key=lambda r: (isinstance(errors[r], PeerLost), r))
-    errors[rank].args = (f"rank {rank}: {errors[rank]}",)
-    return errors[rank]

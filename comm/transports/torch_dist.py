@@ -212,7 +212,8 @@ class _Exchange:
 
     def _lost(self, ranks: Sequence[int], error: RuntimeError) -> CommError:
         who = ranks_text(ranks) if ranks else "a rank"
-        return PeerLost(f"{self.name}: lost {who}: {_first_sentence(error)}", ranks, self.step)
+        sentence = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]  # no source file, as gloo begins with, and no advice
+        return PeerLost(f"{self.name}: lost {who}: {sentence}", ranks, self.step)
 
 
 def _outcome(work: Any, seconds: float) -> RuntimeError | None:
@@ -227,11 +228,6 @@ def _outcome(work: Any, seconds: float) -> RuntimeError | None:
 def _is_timeout(error: RuntimeError) -> bool:
     """Also true of operations that fail because another one of this rank took too long: gloo then ends them all."""
     return re.search(r"timed out|timeout", str(error), re.IGNORECASE) is not None
-
-
-def _first_sentence(error: RuntimeError) -> str:
-    """Without the source file that gloo begins with, and its advice."""
-    return re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
 
 
 def _concatenate(parts: PeerBytes, size: int, device: torch.device) -> tuple[Tensor, list[int]]:

@@ -39,8 +39,8 @@ class GlobalStore(BranchStore):
         with torch.inference_mode(False):
             self.places = None if first_ones else torch.tensor(self.tokens, device=layout.device)
         heads = range(self.heads.start, self.heads.stop)
-        kept = OfGlobal(branch, 0, heads, False, form.columns, form.columns[:0])
-        super().__init__(branch, len(heads), layout, rollback, Slots((kept,), (None,), places=self.places))
+        kept_tokens = OfGlobal(branch, 0, heads, False, form.columns, form.columns[:0])
+        super().__init__(branch, len(heads), layout, rollback, Slots((kept_tokens,), (None,), places=self.places))
 
     def _slots(self, tokens: int) -> int:
         """Count the tokens that are kept of the first `tokens`."""

@@ -122,13 +122,14 @@ class SequenceRows:
     def append_prompt(self, key: Tensor, value: Tensor) -> None:
         """Store what later rows see of rows `key` and `value` `(count, kv_heads, head_dim)`, which see none of those before."""
         for stream, indices, begins in self._prompt_rows(len(key)):
-            kept = stream.kept
+            kept_tokens = stream.kept
             if begins:
                 stream.begin(indices.start)
             if indices:
                 stream.extend(indices.stop)
-                rows, heads = np.asarray(kept.tokens(indices)) - self.seen, slice(kept.head, None, kept.head_step)
-                stream.put(indices.start, *(x[rows][:, heads][:, : kept.heads] for x in (key, value)))
+                rows = np.asarray(kept_tokens.tokens(indices)) - self.seen
+                heads = slice(kept_tokens.head, None, kept_tokens.head_step)
+                stream.put(indices.start, *(x[rows][:, heads][:, : kept_tokens.heads] for x in (key, value)))
         self.seen += len(key)
 
     def _prompt_rows(self, count: int) -> Iterator[tuple[Stream, range, bool]]:

@@ -33,7 +33,7 @@ class HeadClass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class SegmentPart:
     """Rows of a chunk, within one segment, that one class of heads keeps: `count` of them, in slots `first` to `end - 1`."""
 
     kept_by: HeadClass
@@ -139,16 +139,16 @@ class SegmentStore(BranchStore):
         """Slots of a whole segment."""
         return -(-self.length // self.rate)
 
-    def _parts(self, seen: int, count: int) -> list[Part]:
+    def _parts(self, seen: int, count: int) -> list[SegmentPart]:
         """Split the `count` rows after `seen`, all of one segment, by the class of heads that keeps them."""
         parts = []
         for row in range(min(self.rate, count)):
             slot, offset = divmod(seen % self.length + row, self.rate)
             if (heads := self.classes.get(offset)) is not None:
-                parts.append(Part(heads, slice(row, None, self.rate), slot, -(-(count - row) // self.rate)))
+                parts.append(SegmentPart(heads, slice(row, None, self.rate), slot, -(-(count - row) // self.rate)))
         return parts
 
-    def _append(self, seen: int, parts: list[Part], new: Tensor) -> None:
+    def _append(self, seen: int, parts: list[SegmentPart], new: Tensor) -> None:
         """Store `parts` of a chunk that begins after `seen`."""
         self._begin(seen)
         self.latest = max(self.latest, seen + new.shape[3])
@@ -164,7 +164,7 @@ class SegmentStore(BranchStore):
             if self.rollback:
                 self.saved = self.rows[:, :, :, : -(-self.rollback // self.rate)].clone()
 
-    def _block(self, seen: int, count: int, part: Part) -> Block:
+    def _block(self, seen: int, count: int, part: SegmentPart) -> Block:
         (heads, held), first, begun = part.kept_by, seen + part.rows.start, self.needed_from(seen)
         keys = range(begun + (first - begun) % self.rate, first + (part.count - 1) * self.rate + 1, self.rate)
         stored, queries = self.rows[:, held, :, : part.end], range(first, seen + count, self.rate)

@@ -26,8 +26,8 @@ Stores = list[BranchStore]
 
 def open_stores(pattern: Pattern, layout: Layout, rollback: int) -> Stores:
     """Make a store for each branch, with nothing in it."""
-    given = pattern.among(layout.heads, layout.kv_heads)
-    return [_open_store(branch, given, layout, rollback) for branch in pattern.branches]
+    heads = pattern.among(layout.heads, layout.kv_heads)
+    return [_open_store(branch, heads, layout, rollback) for branch in pattern.branches]
 
 
 def _open_store(branch: Branch, given: Heads, layout: Layout, rollback: int) -> BranchStore:

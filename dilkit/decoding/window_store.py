@@ -45,8 +45,8 @@ class WindowStore(BranchStore):
         self.stride, self.rollback = math.gcd(*(band.rate for band in bands)) if only_bands else 1, rollback
         slots, heads = Slots(), range(self.heads.start, self.heads.stop)
         if self.sees_all:
-            kept = OfBand(branch, 0, heads, False, 0, bands[0].back, self.stride)
-            slots = Slots((kept,), (None,), most=min(self._most(1), WHOLE_SEQUENCE))
+            kept_tokens = OfBand(branch, 0, heads, False, 0, bands[0].back, self.stride)
+            slots = Slots((kept_tokens,), (None,), most=min(self._most(1), WHOLE_SEQUENCE))
         super().__init__(branch, len(heads), layout, rollback, slots)
 
     @property

@@ -98,8 +98,8 @@ class Differentiable(torch.autograd.Function):
         wanted = {name for name, needed in zip(TENSORS, ctx.needs_input_grad[2:], strict=False) if needed}
         gradients: dict[str, Tensor | None] = {}
         if wanted & {*GRADIENTS}:
-            found = _gradients(dout, dlse, inputs._replace(sink=None), out, lse, options)
-            gradients = dict(zip(("query", "key", "value", *inputs.learned), found, strict=True))
+            backend_gradients = _gradients(dout, dlse, inputs._replace(sink=None), out, lse, options)
+            gradients = dict(zip(("query", "key", "value", *inputs.learned), backend_gradients, strict=True))
         if inputs.sink is not None and "sink" in wanted:
             check_sink(inputs.sink, inputs.query)
             gradients["sink"] = sink_gradient(inputs.sink, out, lse, dout, dlse)
@@ -144,14 +144,14 @@ def compute(prepared: PreparedCall, inputs: Inputs, options: CallOptions) -> tup
         return empty_outputs(query)
     if cu_seqlens is not None and longest is not None and cu_seqlens.device.type == "cuda":
         sequences.assert_lengths(cu_seqlens, longest, query.shape[1])
-    given = _for_backend(prepared, inputs)
+    backend_inputs = _for_backend(prepared, inputs)
     if prepared.foreign:  # it may have parameters of its own
         with torch._C._AutoDispatchBelowAutograd() if torch.is_grad_enabled() else nullcontext():
-            returned = prepared.backend.forward(given, problem)
+            returned = prepared.backend.forward(backend_inputs, problem)
         wanted = dict(zip(("out", "lse"), empty_outputs(query), strict=True))
         out, lse = check_returned(prepared.backend.name, returned, wanted, _present(*flat(inputs)))
     else:
-        out, lse = prepared.backend.forward(given, problem)
+        out, lse = prepared.backend.forward(backend_inputs, problem)
     zero_keys = prepared.zero_keys if cu_seqlens is None else sequences.zero_keys(problem, query, cu_seqlens)
     if zero_keys is not None or inputs.sink is not None:
         add_zero_keys(out, lse, zero_keys, inputs.sink)
@@ -173,8 +173,8 @@ def compute_gradients(
         check_choice(inputs.block_layout, prepared.problem.is_causal)
     if inputs.query.numel() == 0:
         return tuple(map(torch.zeros_like, wanted))
-    given = in_rows(dout), _for_backend(prepared, inputs), in_rows(out), lse
-    returned = prepared.backend.backward(*given, prepared.problem)
+    arguments = in_rows(dout), _for_backend(prepared, inputs), in_rows(out), lse
+    returned = prepared.backend.backward(*arguments, prepared.problem)
     if prepared.foreign:
         names = (f"d{name}" for name in prepared.gradients)
         every = _present(dout, *flat(inputs), out, lse)

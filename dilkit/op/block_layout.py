@@ -98,9 +98,9 @@ def with_layouts(pattern: Pattern, layout: Tensor, batch: int, heads: int, kv_he
     """For each sequence of a batch `pattern` with its layout: what calls without a kernel for given layouts go by."""
     shard, layouts = pattern.head_shard, as_bools(layout, heads)
     for b in range(batch):
-        own = layouts[b if len(layouts) > 1 else 0]
-        if shard is not None and len(own) > 1:  # heads of the model that are not here see nothing
-            of_model = own.new_zeros(shard[1] * heads // kv_heads, *own.shape[1:])
-            of_model[shard[0] * heads // kv_heads :][:heads] = own
-            own = of_model
-        yield pattern.with_layout(own)
+        blocks = layouts[b if len(layouts) > 1 else 0]
+        if shard is not None and len(blocks) > 1:  # heads of the model that are not here see nothing
+            of_model = blocks.new_zeros(shard[1] * heads // kv_heads, *blocks.shape[1:])
+            of_model[shard[0] * heads // kv_heads :][:heads] = blocks
+            blocks = of_model
+        yield pattern.with_layout(blocks)

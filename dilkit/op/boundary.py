@@ -41,7 +41,8 @@ def check_tensors(names: Sequence[str], tensors: tuple[Tensor, ...]) -> None:
     if dtype not in _DTYPES:
         raise TypeError(f"{first} is {dtype}; one of {', '.join(DTYPES)} is needed")
     dtypes = {"lse": lse_dtype(dtype), MASK: torch.bool}
-    shapes = _shapes(by_name["query"].shape)
+    query = by_name["query"].shape
+    shapes = {"dout": query, "out": query, "lse": torch.Size((query[0], query[2], query[1])), MASK: query[:2]}
     for name, x in by_name.items():
         if (x.dtype, x.device) != (dtypes.get(name, dtype), device):
             needed = f"{dtypes.get(name, dtype)} on {device} is needed beside {first}, which is {dtype}"
@@ -83,11 +84,6 @@ def warn_of_many_heads(query: Tensor) -> None:
             "those of torch's scaled_dot_product_attention, (batch, heads, seq, head_dim), need .transpose(1, 2)",
             stacklevel=2,
         )
-
-
-def _shapes(query: torch.Size) -> dict[str, torch.Size]:
-    """The shapes that follow from the query's."""
-    return {"dout": query, "out": query, "lse": torch.Size((query[0], query[2], query[1])), MASK: query[:2]}
 
 
 def span(x: Tensor) -> int:

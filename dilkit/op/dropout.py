@@ -161,6 +161,6 @@ def _check_int64(name: str, x: object, shape: tuple[int, ...], way: str) -> None
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; an int64 torch.Tensor {shape} on the CPU is needed ({way})")
     if x.dtype != torch.int64 or x.device.type != "cpu" or x.shape != shape or not x.is_contiguous():
-        given = f"{x.dtype} {tuple(x.shape)} on {x.device}"
-        raise ValueError(f"{name} is {given}; torch.int64 {shape} on the CPU, contiguous, is needed ({way})")
+        actual = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+        raise ValueError(f"{name} is {actual}; torch.int64 {shape} on the CPU, contiguous, is needed ({way})")
     check_memory((name,), (x,))

@@ -205,9 +205,9 @@ def _attend(
     every = query, k_cache, v_cache, cache_seqlens, key, value, sink, bias, positions
     tensors = tuple([x for x in every if x is not None])
     names = _named(tuple([x is not None for x in every]))
-    asked = options.backends or requested_backends()
-    facts = "last rows", state(), asked, names, tensor_key(tensors), options
-    prepared = plan.cached(facts, _prepare, names, tensors, asked, options)
+    backends = options.backends or requested_backends()
+    facts = "last rows", state(), backends, names, tensor_key(tensors), options
+    prepared = plan.cached(facts, _prepare, names, tensors, backends, options)
     check_room(names, tensors, prepared.spans)
     new = 0 if key is None else key.shape[1]
     lengths = _check_lengths(cache_seqlens, new, query.shape[1], k_cache.shape[1])
@@ -270,21 +270,21 @@ def _prepare(
     names: tuple[str, ...], tensors: tuple[Tensor, ...], asked: tuple[str, ...], options: CallOptions
 ) -> PreparedLastRows:
     """Raises what a call with such tensors raises, whatever is in them."""
-    given = dict(zip(names, tensors, strict=True))
-    query, k_cache = given["query"], given["k_cache"]
+    by_name = dict(zip(names, tensors, strict=True))
+    query, k_cache = by_name["query"], by_name["k_cache"]
     pattern, bias = options.pattern, options.bias
-    if "sink" in given:
-        check_sink(given["sink"], query)
-    check_bias(bias, given.get("bias"), given.get("positions"), query, k_cache.shape[1])
-    if "key" in given and given["key"].shape[1]:
-        check_places(_WRITTEN, given)
-    spans = tuple(map(span, given.values()))
+    if "sink" in by_name:
+        check_sink(by_name["sink"], query)
+    check_bias(bias, by_name.get("bias"), by_name.get("positions"), query, k_cache.shape[1])
+    if "key" in by_name and by_name["key"].shape[1]:
+        check_places(_WRITTEN, by_name)
+    spans = tuple(map(span, by_name.values()))
     scores: dict[str, Any] = dict(scale=options.scale, softcap=options.softcap, bias=bias)
     last_rows = Problem.of(query, k_cache, pattern, is_causal=True, kv_cache=True, **scores)
     problem = replace(last_rows, seq=k_cache.shape[1])
     backend = select(problem, requested_backends(asked or None))
     foreign = not type(backend).__module__.startswith("dilkit.backends.")
-    nbytes, step = len(pattern.to_json()) + plan.ENTRY_BYTES, _of_one_row(given, problem, backend)
+    nbytes, step = len(pattern.to_json()) + plan.ENTRY_BYTES, _of_one_row(by_name, problem, backend)
     lengths = not pattern.only_segments and query.shape[1] > 0
     return PreparedLastRows(backend, problem, nbytes, spans, foreign, lengths, step)
 

@@ -65,9 +65,9 @@ def scores_of(
     cap = check_softcap(softcap)
     if bias is None:
         return Scores(None, cap)
-    own, rows = fitting(bias, query, pattern, kv_heads), query.shape[1] if rows is None else rows
-    own.check_rows(query.shape[0], rows)
-    return Scores(lowered(own, query.dtype, slice(0, rows)), cap)
+    fitted, rows = fitting(bias, query, pattern, kv_heads), query.shape[1] if rows is None else rows
+    fitted.check_rows(query.shape[0], rows)
+    return Scores(lowered(fitted, query.dtype, slice(0, rows)), cap)
 
 
 def packed_scores(
@@ -76,13 +76,13 @@ def packed_scores(
     """Both, of a packed call with `query` `(1, total, heads, head_dim)`: positions begin anew with each sequence."""
     if bias is None or (isinstance(bias, Bias) and bias.by_row):
         return scores_of(bias, softcap, query, pattern, kv_heads)
-    own = fitting(bias, query, pattern, kv_heads)
+    fitted = fitting(bias, query, pattern, kv_heads)
     at_once = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
     if at_once and len(cu_seqlens) > 1:
-        own.check_rows(1, int(cu_seqlens.diff().max()))
+        fitted.check_rows(1, int(cu_seqlens.diff().max()))
     rows = places(cu_seqlens, query.shape[1]).long()
-    scores = Scores(lowered(own, query.dtype, rows), check_softcap(softcap))
-    if not at_once and (most := own.most_rows) is not None:
+    scores = Scores(lowered(fitted, query.dtype, rows), check_softcap(softcap))
+    if not at_once and (most := fitted.most_rows) is not None:
         torch._assert_async((rows < most).all(), f"a packed sequence has more rows than the {most} of the bias")
     return scores
 
@@ -114,14 +114,14 @@ def check_softcap(softcap: float | None) -> float:
 
 def _of_heads(bias: Bias, heads: int, kv_heads: int, pattern: Pattern) -> Bias:
     """`bias` for the heads of the tensors: where these are a part of the model's, their own part of the model's weights."""
-    given, shard = len(bias.weights), pattern.head_shard
-    if given == heads:
+    head_count, shard = len(bias.weights), pattern.head_shard
+    if head_count == heads:
         return bias
     group = heads // kv_heads
-    if shard is not None and given == shard[1] * group:
+    if shard is not None and head_count == shard[1] * group:
         return bias.with_weights(bias.weights[shard[0] * group :][:heads])
     whole = "" if shard is None else f", or of all {shard[1] * group} of the model"
-    raise ValueError(f"{bias.weights_name} of the bias is of {given} heads; the {heads} heads of query are needed{whole}")
+    raise ValueError(f"{bias.weights_name} of the bias is of {head_count} heads; the {heads} heads of query are needed{whole}")
 
 
 def lowered(bias: Bias, dtype: torch.dtype, rows: slice | Tensor = slice(None)) -> LoweredBias:

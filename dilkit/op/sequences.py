@@ -85,9 +85,9 @@ def checked_longest(cu_seqlens: Tensor, total: int) -> int:
     if last != total:
         raise ValueError(f"cu_seqlens ends with {last}; the number of rows of query is needed, {total}")
     if least < 0:
-        at = int(lengths.argmin())
+        index = int(lengths.argmin())
         raise ValueError(
-            f"cu_seqlens decreases at index {at + 1}, from {int(cu_seqlens[at])} to {int(cu_seqlens[at + 1])}; "
+            f"cu_seqlens decreases at index {index + 1}, from {int(cu_seqlens[index])} to {int(cu_seqlens[index + 1])}; "
             "a sequence ends where the next one begins (lengths.cumsum(0))"
         )
     return most

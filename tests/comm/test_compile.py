@@ -20,6 +20,7 @@ from dilkit.comm.operators import order as order_of_exchanges
 from dilkit.comm.operators.attention import backward_op, forward_op
 from dilkit.comm.operators.positions import positions_op
 from dilkit.comm.transports.threads import ThreadComm, _Mailbox
+from dilkit.inputs import Inputs
 
 PATTERN = Pattern([8, 24], [1, 2])
 pytestmark = [
@@ -125,7 +126,7 @@ def test_a_backward_pass_that_computes_again_draws_no_other_seed(comm: ThreadCom
 def test_opcheck(comm: ThreadComm) -> None:
     mask, sink = torch.rand(2, 20) < 0.3, torch.randn(4, requires_grad=True)
     inputs = [rows(requires_grad=True) for _ in range(3)]
-    given = Arguments(*inputs, PATTERN, True, mask, sink, 0.3, 0.0, "reference", "auto", True, None, True)
+    given = Arguments(Inputs(*inputs, mask, sink=sink), PATTERN, True, 0.3, 0.0, "reference", "auto", True, None, True)
     text = call.encode(given, comm)
     torch.library.opcheck(forward_op, (*inputs, mask, sink, 0.3, 0.0, text, None, None))
     results = forward_op(*inputs, mask, sink, 0.3, 0.0, text, None, None)

@@ -17,8 +17,8 @@ from dilkit.comm import exchange_plan, run_threads
 from dilkit.comm.passes.attention_op import AttentionOp
 from dilkit.comm.passes.autograd import _backward, _forward
 from dilkit.comm.passes.context import PassContext
-from dilkit.comm.passes.rank_inputs import RankInputs
 from dilkit.comm.transports.threads import ThreadComm
+from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions
 from dilkit.testing.problems import Case
 from dilkit.testing.tensors import make_tensors
@@ -78,7 +78,7 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
             query, key, value, mask, dout = put((query, key, value, mask, dout))
         op = AttentionOp(CallOptions(case.pattern, requires_grad=True, scale=0.3))
         context = PassContext(op, comm, plan, len(query), query.device, gradients="qkv", began=0)
-        inputs = RankInputs(query, key, value, mask)
+        inputs = Inputs(query, key, value, mask)
         out, lse, held = _forward(context, inputs)
         *grads, _ = _backward(context, dout, inputs, out, lse, held)
         return [out, lse, *grads]

@@ -15,7 +15,7 @@ from dilkit.tools import cli
 from dilkit.tools.bench import run as measuring
 from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import Sizes
+from dilkit.tools.bench.suite import SuiteSizes
 from dilkit.tools.bench.suites.cpu import CpuSizes
 from dilkit.tools.bench.suites.gpu import GpuSizes
 from dilkit.tools.bench.suites.patterns import PatternsSizes
@@ -40,7 +40,7 @@ CONFIGURATIONS = {
 }
 
 
-SIZES: dict[str, Sizes] = {
+SIZES: dict[str, SuiteSizes] = {
     "cpu": CpuSizes(
         **dict(divisor=1, long=64, short=(16, 32), configurations=CONFIGURATIONS, threads=1, masked=169),
         grids=(Neighborhood((13, 13), 13), Neighborhood((7, 7, 7), 7), Neighborhood((28, 28), 7, dilation=4)),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.device import device_named
-from dilkit.tools.bench.suite import Step, Suite
+from dilkit.tools.bench.suite import Suite, SuiteStep
 from dilkit.tools.console.arguments import make_folder
 from dilkit.tools.console.interrupt import INTERRUPTED
 from dilkit.tools.results.decode import encode
@@ -65,7 +65,7 @@ def measure(suite: Suite, chosen: dict[str, Any], folder: Path, resume: bool) ->
         return keep(suite, replace(result, interrupted=result.done < len(steps)), folder)
 
 
-def begin(suite: Suite, steps: list[Step], chosen: dict[str, Any], facts: dict[str, Any]) -> RowsResult:
+def begin(suite: Suite, steps: list[SuiteStep], chosen: dict[str, Any], facts: dict[str, Any]) -> RowsResult:
     """The result of a run that has measured nothing yet."""
     plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.sizes.divisor * suite.quick, chosen=chosen)
     names = tuple((step.table, step.what) for step in steps)

@@ -17,7 +17,7 @@ NO_OPTION = {"option": False}
 
 
 @dataclass(frozen=True)
-class Step:
+class SuiteStep:
     """One measurement.
 
     Attributes:
@@ -34,7 +34,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SuiteSizes:
     """Sizes of the cases of a suite: by default, those of published results.
 
     --quick divides lengths by `divisor`. A suite of a CPU computes on at most so many `threads`.
@@ -63,7 +63,7 @@ class Suite(ABC):
     quick: bool = False
     repeats: int = 5
     budget: float = 45.0
-    sizes: Sizes = field(default_factory=Sizes, metadata=NO_OPTION)
+    sizes: SuiteSizes = field(default_factory=SuiteSizes, metadata=NO_OPTION)
 
     @property
     def divisor(self) -> int:
@@ -71,7 +71,7 @@ class Suite(ABC):
         return self.sizes.divisor if self.quick else 1
 
     @abstractmethod
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         """The measurements, in the order in which they are taken."""
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:

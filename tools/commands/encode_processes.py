@@ -41,7 +41,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Task:
+class EncodeTask:
     """The files, what is to be done with them, and where the model runs. It is pickled for other processes.
 
     `is_pooling_open`: neither the arguments nor the checkpoint hold what is pooled.
@@ -67,14 +67,14 @@ class Task:
         return Outcome(*embed_share(model or self.load(), plan, self.job, rank, progress))
 
 
-def task_of(args: argparse.Namespace, paths: list[Path]) -> Task:
+def task_of(args: argparse.Namespace, paths: list[Path]) -> EncodeTask:
     """Return the task that arguments and checkpoint describe.
 
     Raises OSError for a checkpoint that cannot be read or downloaded, ValueError for one that arguments contradict.
     """
     file = local_file(args.checkpoint)
-    found = read_checkpoint(file, mapped=True)
-    config = config_of(found, args.arch, dict(ngrids=args.ngrids, tail=args.tail, global_pool=args.global_pool))
+    checkpoint = read_checkpoint(file, mapped=True)
+    config = config_of(checkpoint, args.arch, dict(ngrids=args.ngrids, tail=args.tail, global_pool=args.global_pool))
     model = ModelRecord(
         arch=args.arch or known_as(config),
         checkpoint=str(file),
@@ -85,10 +85,10 @@ def task_of(args: argparse.Namespace, paths: list[Path]) -> Task:
         ngrids=config.ngrids,
         layers=args.all_layers,
     )
-    encoder = needed_tile_encoder(found, args.tile_encoder)
+    encoder = needed_tile_encoder(checkpoint, args.tile_encoder)
     reading = ReadSettings(args.tile_size, encoder, config.in_chans, args.coords, args.microns_per_pixel)
-    is_open = args.global_pool is None and is_pooling_open(found, config)
-    return Task(paths, CohortJob(args.out, model, reading, args.heatmap), args.arch, args.device, args.backend, is_open)
+    is_open = args.global_pool is None and is_pooling_open(checkpoint, config)
+    return EncodeTask(paths, CohortJob(args.out, model, reading, args.heatmap), args.arch, args.device, args.backend, is_open)
 
 
 PLAN, OUTCOME = "plan", "outcome-{rank}"
@@ -97,7 +97,7 @@ _LOOK = 0.5
 _MOST_LINES = 40
 
 
-def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -> Outcome:
+def embed_in_processes(task: EncodeTask, plan: Plan, ranks: int, progress: Progress) -> Outcome:
     """Embed all slides in processes of this machine, and return their outcome.
 
     Raises ChildProcessError where a process fails or is killed; what has been written until then stays, and is kept next time.
@@ -120,7 +120,7 @@ def embed_in_processes(task: Task, plan: Plan, ranks: int, progress: Progress) -
         return together_of([pickle.loads(path.read_bytes()) for path in outcomes])
 
 
-def _follow(job: processes.Job, task: Task, plan: Plan, progress: Progress) -> None:
+def _follow(job: processes.Job, task: EncodeTask, plan: Plan, progress: Progress) -> None:
     """Wait until all processes have ended or one has failed; report the tiles of slides whose records are there."""
     wanted = {slide.output.name: slide.tiles for share in plan.shares for pack in share for slide in pack}
     while job.code is None and not any(process.poll() for process in job.processes):
@@ -143,7 +143,7 @@ WAIT = 7 * 24 * 3600.0
 """Seconds that a rank waits for another, which may have much longer slides left."""
 
 
-def work(task: Task, comm: Comm, show: Callable[[Plan], None], report: Callable[[Plan, Outcome], int]) -> int:
+def work(task: EncodeTask, comm: Comm, show: Callable[[Plan], None], report: Callable[[Plan, Outcome], int]) -> int:
     """Embed the slides of this rank. The first one shows the plan and reports; its exit code is what `report` returns."""
     model = task.load()
     with files.locked(task.job.out) if comm.rank == 0 else nullcontext():

@@ -18,7 +18,7 @@ from dilkit.tools.console.text import print_json, table
 
 if TYPE_CHECKING:
     from dilkit.integrations.gigapath.cohort.run import Plan
-    from dilkit.tools.commands.encode_processes import Outcome, Task
+    from dilkit.tools.commands.encode_processes import EncodeTask, Outcome
 
 MOST_STARTED = 64
 HELP = """\
@@ -129,7 +129,7 @@ def show(args: argparse.Namespace, plan: Plan) -> None:
     print(f"{len(plan.slides) - len(done)} of {len(plan.slides)} slides to embed, {plan.tiles:,} tiles", flush=True)
 
 
-def report(args: argparse.Namespace, task: Task, unread: Sequence[Path], plan: Plan, outcome: Outcome) -> int:
+def report(args: argparse.Namespace, task: EncodeTask, unread: Sequence[Path], plan: Plan, outcome: Outcome) -> int:
     """Print the outcome of all slides; return the exit code, 1 where a slide was refused."""
     records = {one.output: (one, kept) for ones, kept in ((plan.kept, True), (outcome.records, False)) for one in ones}
     slides = [records[slide.output.name] for slide in plan.slides if slide.output.name in records]

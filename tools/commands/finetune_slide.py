@@ -56,8 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ngrids", type=whole(1), metavar="N", help="cells of a tile a side (default: the checkpoint's, else 1000)")
     size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
     add("--tile-size", type=whole(1), metavar="PIXELS", help=size)
-    made = "with --checkpoint, a tile encoder named in a file must have this in its name (default: the checkpoint's, or gigapath)"
-    add("--tile-encoder", metavar="NAME", help=made)
+    tile_encoder_help = (
+        "with --checkpoint, a tile encoder named in a file must have this in its name (default: the checkpoint's, or gigapath)"
+    )
+    add("--tile-encoder", metavar="NAME", help=tile_encoder_help)
     pool = "the mean of the tiles, or the class token as in GigaPath's scripts (default: the checkpoint's, else the mean)"
     add("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
     add("--dropout", type=_share, default=0.1, metavar="P", help="default %(default)s")
@@ -96,18 +98,18 @@ def run(args: argparse.Namespace) -> int:
 
     settings = Settings(**{name: getattr(args, name) for name in SETTINGS})
     check_apart("--out", args.out, [args.features])
-    found = None if args.checkpoint is None else read_checkpoint(local_file(args.checkpoint))
-    tile_encoder = args.tile_encoder if found is None else needed_tile_encoder(found, args.tile_encoder)
+    checkpoint = None if args.checkpoint is None else read_checkpoint(local_file(args.checkpoint))
+    tile_encoder = args.tile_encoder if checkpoint is None else needed_tile_encoder(checkpoint, args.tile_encoder)
     labels = read_labels(args.labels)
     splits = split_examples(labels, args.seed, args.val_share, args.test_share)
     with _bar("slide") as shown:
         done = partial(shown, total=len(labels.examples))
         slides = look_through(labels, args.features, args.tile_size, done, tile_encoder)
-    if found is not None and tile_encoder is not None:
+    if checkpoint is not None and tile_encoder is not None:
         check_tile_encoder(slides, tile_encoder)
-    config = config_for(slides, args.arch, found, **{name: getattr(args, name) for name in CHANGES})
+    config = config_for(slides, args.arch, checkpoint, **{name: getattr(args, name) for name in CHANGES})
     options: dict[str, Any] = {name: getattr(args, name) for name in ("device", "backend", "seed", "activation_checkpointing")}
-    encoder = first_encoder(config, found, **options)
+    encoder = first_encoder(config, checkpoint, **options)
     make_folder("--out", args.out)
     with _bar("step") as shown:
         record = finetune(labels, slides, encoder, args.out, settings, splits=splits, resume=args.resume, progress=shown)

@@ -21,7 +21,7 @@ from dilkit import DilatedAttention, Pattern, Problem, files
 from dilkit.device import probe
 from dilkit.tools.console.text import error_line
 from dilkit.tools.demo.trainer import Demo, Task, Trainer, clock, counted, judgements, rows_by_name, run_table
-from dilkit.tools.demo.transformer import Block, scale_updates
+from dilkit.tools.demo.transformer import TransformerBlock, scale_updates
 from dilkit.tools.report.document import Axis, Plot, Point, Series, Table
 from dilkit.tools.report.picture import INK, new_figure, save
 from dilkit.tools.report.points import plain
@@ -96,7 +96,7 @@ class PatchTransformer(nn.Module):
         super().__init__()
         values = 3 * config.patch**2
         self.embedding = nn.Linear(values + 1, config.width)
-        blocks = [Block(config.width, config.heads, AxialRotary(config, curve)) for _ in range(config.layers)]
+        blocks = [TransformerBlock(config.width, config.heads, AxialRotary(config, curve)) for _ in range(config.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm, self.head = nn.LayerNorm(config.width), nn.Linear(config.width, values)
         nn.init.zeros_(self.head.weight)

@@ -47,7 +47,7 @@ class ModelConfig:
         return Problem(pattern=self.pattern, device=probe("cpu"), is_causal=True, requires_grad=True, **sizes)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). `inner` is the attention; `options`: of the module around it."""
 
     def __init__(self, width: int, heads: int, inner: nn.Module, **options: Any) -> None:
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 @torch.no_grad()
-def scale_updates(blocks: Sequence[Block], factor: float) -> None:
+def scale_updates(blocks: Sequence[TransformerBlock], factor: float) -> None:
     """Scale the blocks' updates of the residual stream by `factor` over the root of the number of updates."""
     for block in blocks:
         for linear in (block.attention.out_proj, block.down):
@@ -83,7 +83,7 @@ class ByteTransformer(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(VOCABULARY, config.width)
         inner = DilatedAttention(config.pattern) if comm is None else RingDilatedAttention(config.pattern, comm)
-        blocks = [Block(config.width, config.heads, inner, is_causal=True, rotary=True) for _ in range(config.layers)]
+        blocks = [TransformerBlock(config.width, config.heads, inner, is_causal=True, rotary=True) for _ in range(config.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -87,7 +86,8 @@ def family_table(root: Path) -> str:
     rows = [("", "reason", "classes", "families")]
     for verdict, by_reason in sorted(groups.items(), key=lambda group: (-sum(map(len, group[1].values())), group[0])):
         for reason, classes in sorted(by_reason.items(), key=lambda pair: -len(pair[1])):
-            rows.append((verdict, reason, str(len(classes)), _families(classes)))
+            families = sorted({f"`{one['family']}`" for one in classes})
+            rows.append((verdict, reason, str(len(classes)), ", ".join(families)))
     versions = ", ".join(f"{name} {version}" for name, version in tried["versions"].items())
     return f"{len(tried['classes'])} classes, with {versions}:\n\n{rows_markdown(rows)}"
 
@@ -98,7 +98,3 @@ def _reason(verdict: str, reason: str) -> str:
         return "a package is missing" if reason.startswith("ImportError") else "no tiny model of it ran with `eager` attention"
     words = re.sub(r"\b(a )?tensor \([\d, ]*\)", "a tensor", reason.partition(";")[0])
     return re.sub(r"\d[\d,]*", "n", re.sub(r"\b\w+(Attention|Config|Model)\b", "it", words)).strip()
-
-
-def _families(classes: Iterable[dict[str, str]]) -> str:
-    return ", ".join(sorted({f"`{one['family']}`" for one in classes}))

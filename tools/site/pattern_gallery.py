@@ -18,29 +18,29 @@ DRAWN, COUNTED = 64, 256
 """Tokens in the picture and in the table."""
 
 
-class Entry(NamedTuple):
+class GalleryEntry(NamedTuple):
     """A pattern, and whether it is used causally."""
 
     pattern: Pattern
     is_causal: bool
 
 
-def gallery(seq: int) -> dict[str, Entry]:
+def gallery(seq: int) -> dict[str, GalleryEntry]:
     """Return the patterns for `seq` tokens, a multiple of 32; their sizes are the same parts of every length."""
     part, side = seq // 16, isqrt(seq)
     longnet = [DilatedSegment(4 * part, 1), DilatedSegment(8 * part, 2), DilatedSegment(16 * part, 4)]
     return {
-        "LongNet": Entry(Pattern.of(*longnet), True),
-        "LongNet and a window": Entry(Pattern.of(*longnet, SlidingWindow(part)), True),
-        "Mistral": Entry(Pattern.mistral(2 * part), True),
-        "StreamingLLM": Entry(Pattern.streaming_llm(2 * part), True),
-        "Sparse Transformer": Entry(Pattern.sparse_transformer(side), True),
-        "Longformer": Entry(Pattern.longformer(2 * part, global_tokens=2), False),
-        "NATTEN": Entry(Pattern.natten((side, side), side // 4 * 2 - 1), False),
-        "BigBird": Entry(Pattern.bigbird(seq, part // 2, random_blocks=2), False),
-        "Packed documents": Entry(Pattern.of(Documents([5 * part, 2 * part, 9 * part])), True),
-        "Prefix language model": Entry(Pattern.of(Prefix(5 * part)), False),
-        "FlashMask": Entry(Pattern.of(_shared_question(part)), False),
+        "LongNet": GalleryEntry(Pattern.of(*longnet), True),
+        "LongNet and a window": GalleryEntry(Pattern.of(*longnet, SlidingWindow(part)), True),
+        "Mistral": GalleryEntry(Pattern.mistral(2 * part), True),
+        "StreamingLLM": GalleryEntry(Pattern.streaming_llm(2 * part), True),
+        "Sparse Transformer": GalleryEntry(Pattern.sparse_transformer(side), True),
+        "Longformer": GalleryEntry(Pattern.longformer(2 * part, global_tokens=2), False),
+        "NATTEN": GalleryEntry(Pattern.natten((side, side), side // 4 * 2 - 1), False),
+        "BigBird": GalleryEntry(Pattern.bigbird(seq, part // 2, random_blocks=2), False),
+        "Packed documents": GalleryEntry(Pattern.of(Documents([5 * part, 2 * part, 9 * part])), True),
+        "Prefix language model": GalleryEntry(Pattern.of(Prefix(5 * part)), False),
+        "FlashMask": GalleryEntry(Pattern.of(_shared_question(part)), False),
     }
 
 

@@ -107,11 +107,11 @@ def _without_local(lines: SeenRuns, parts: Parts) -> SeenRuns:
     """Remove what whole blocks of a rank see of one another: they keep the cut parts at its ends."""
     lines = lines.where(lines.start < lines.stop)
     local = parts.whole[lines.query] & (lines.keys_of == parts.rank[lines.query])
-    own = lines.where(local)
+    local_lines = lines.where(local)
     left = [lines.where(~local)]
-    for part in (parts.of_ranks(own.keys_of), parts.of_ranks(own.keys_of + 1) - 1):
-        cut = ~parts.whole[part] & (own.start <= part) & (part < own.stop)
-        left.append(own.where(cut)._replace(start=part[cut], stop=part[cut] + 1))
+    for part in (parts.of_ranks(local_lines.keys_of), parts.of_ranks(local_lines.keys_of + 1) - 1):
+        cut = ~parts.whole[part] & (local_lines.start <= part) & (part < local_lines.stop)
+        left.append(local_lines.where(cut)._replace(start=part[cut], stop=part[cut] + 1))
     joined = SeenRuns(*map(np.concatenate, zip(*left, strict=True)))
     return joined.where(np.lexsort((joined.start, joined.query, joined.unit)))
 

@@ -85,19 +85,19 @@ class TokenExchange(BranchExchange):
         for source, runs in self.holders.items():
             first, last = self.shard(source)
             for head in self.heads:
-                own, tokens = whole([self.rows_of(head, start, stop)]), whole(self.rows_of(head, *run) for run in runs)
+                own_rows, tokens = whole([self.rows_of(head, start, stop)]), whole(self.rows_of(head, *run) for run in runs)
                 if self._seen(source, rank):
                     excluded = (
                         excluded_queries(self.excluding, head, start, stop),
                         excluded_keys(self.excluding, head, first, last),
                     )
-                    yield SmallProblem(own, tokens, False, None, source, *excluded)
+                    yield SmallProblem(own_rows, tokens, False, None, source, *excluded)
                 if self._sees(source, rank):
                     excluded = (
                         excluded_queries(self.excluding, head, first, last),
                         excluded_keys(self.excluding, head, start, stop, self.tokens.columns),
                     )
-                    yield SmallProblem(tokens, own, False, None, source, *excluded)
+                    yield SmallProblem(tokens, own_rows, False, None, source, *excluded)
 
     @cached_property
     def pairs(self) -> Pairs:

@@ -34,16 +34,16 @@ class MPIComm(Comm):
     """
 
     def __init__(self, communicator: Any = None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        given = mpi().COMM_WORLD if communicator is None else communicator
-        if not isinstance(given, mpi().Intracomm) or given == mpi().COMM_NULL:
+        parent = mpi().COMM_WORLD if communicator is None else communicator
+        if not isinstance(parent, mpi().Intracomm) or parent == mpi().COMM_NULL:
             raise TypeError(
                 f"communicator={communicator!r} is no intracommunicator of mpi4py that this rank is in; give MPI.COMM_WORLD, "
                 "what Split returned for this rank, or None"
             )
-        super().__init__(given.Get_rank(), given.Get_size(), timeout)
+        super().__init__(parent.Get_rank(), parent.Get_size(), timeout)
         if self.size > 1:
             end_job_on_failure()
-        self._comm = self._duplicate(given)
+        self._comm = self._duplicate(parent)
         if self.size > 1:
             leave_together(self._comm, timeout)
 
@@ -53,13 +53,13 @@ class MPIComm(Comm):
         end_job()
 
     def _duplicate(self, given: Any) -> Any:
-        own, request = given.Idup()
+        duplicate, request = given.Idup()
         if not poll(lambda: not request.Test(), self.timeout):
             raise CommTimeout(
                 f"not all of the {self.size} ranks have made their MPIComm within {self.timeout:g} s", step="MPIComm"
             )
-        own.Set_errhandler(mpi().ERRORS_RETURN)
-        return own
+        duplicate.Set_errhandler(mpi().ERRORS_RETURN)
+        return duplicate
 
     def _post(self, send: PeerBytes, recv: PeerBytes, device: torch.device, number: int, step: str) -> Callable[[], None]:
         exchange = MPIExchange(self._comm, number, step)

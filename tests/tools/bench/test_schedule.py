@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dilkit.tools.bench.workloads.cpu_calls import Task, idle_share
+from dilkit.tools.bench.workloads.cpu_calls import QueuedTask, idle_share
 
-EQUAL = [Task(2.0)] * 12
-LONG_LAST = [*[Task(1.0)] * 4, Task(4.0)]
-ROUNDS = [Task(1.0), Task(3.0), Task(1.0, after=(0, 1)), Task(3.0, after=(0,))]
+EQUAL = [QueuedTask(2.0)] * 12
+LONG_LAST = [*[QueuedTask(1.0)] * 4, QueuedTask(4.0)]
+ROUNDS = [QueuedTask(1.0), QueuedTask(3.0), QueuedTask(1.0, after=(0, 1)), QueuedTask(3.0, after=(0,))]
 
 
 @pytest.mark.parametrize(
     ("tasks", "threads", "share"),
     [(EQUAL, 4, 0), (EQUAL, 5, 0.2), (LONG_LAST, 2, 1 / 3), (LONG_LAST[::-1], 2, 0), (ROUNDS, 2, 1 / 3), (ROUNDS, 3, 1 / 3)],
 )
-def test_idle_shares_are_those_of_a_hand(tasks: list[Task], threads: int, share: float) -> None:
+def test_idle_shares_are_those_of_a_hand(tasks: list[QueuedTask], threads: int, share: float) -> None:
     assert idle_share(tasks, threads) == pytest.approx(share, abs=1e-12)

@@ -18,7 +18,7 @@ from dilkit.testing import memory
 from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import run
-from dilkit.tools.bench.suite import Step
+from dilkit.tools.bench.suite import SuiteStep
 from dilkit.tools.bench.suites.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting, bisect
 from dilkit.tools.bench.workloads.seeds_report import REPORT, claims
 from dilkit.tools.measure.ranks_call import RanksCall
@@ -93,8 +93,8 @@ class Toy(SeedsSuite):
     processes: tuple[str, ...] = ()
     error: BaseException | None = None
 
-    def steps(self) -> Iterator[Step]:
-        yield from (Step("cache", f"step {i}", partial(self.measure, i)) for i in range(5))
+    def steps(self) -> Iterator[SuiteStep]:
+        yield from (SuiteStep("cache", f"step {i}", partial(self.measure, i)) for i in range(5))
 
     def measure(self, number: int) -> list[Row]:
         if number == 2 and self.error is not None:

@@ -23,7 +23,7 @@ from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.workloads import ways
 from dilkit.tools.bench.workloads.cpu_calls import Load, encoder, facts_of, idle, smaller
 from dilkit.tools.bench.workloads.cpu_report import FEW, FORMS, HEAD, MASKED, OURS, REPORT, SHORT, TARGETS, WINDOW
@@ -48,7 +48,7 @@ MakeCall = Callable[[str, Tensors], Call]
 
 
 @dataclass(frozen=True)
-class CpuSizes(Sizes):
+class CpuSizes(SuiteSizes):
     """One head of `long` tokens, so many that the rate is the inner loops', and of `short` ones, so few that fixed costs show.
 
     `passes` over long ones: head_dim, and whether with the backward pass. `configurations`, by name, have `head_dim`, but for
@@ -90,19 +90,19 @@ class CpuSuite(Suite):
     budget: float = 90.0
     sizes: CpuSizes = field(default_factory=CpuSizes, metadata=NO_OPTION)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         grids = [smaller(cells, self.divisor) for cells in self.sizes.grids]
         yield from self.heads()
         yield from (self.grid(cells, masked=False) for cells in grids)
         for load in self.loads():
-            yield Step("idle", f"idle threads, {load.what}", partial(idle, load, self.sizes.idle, min(self.repeats, 2)))
+            yield SuiteStep("idle", f"idle threads, {load.what}", partial(idle, load, self.sizes.idle, min(self.repeats, 2)))
         yield from self.all_threads()
         for (causal, backward), letter in product(((False, False), (True, False), (False, True)), "BGADC"):
             yield self.configuration(letter, causal, backward)
         yield from (self.grid(cells, masked=True) for cells in grids if cells.tokens <= self.sizes.masked)
-        yield Step("million", "one million tokens", self.million)
+        yield SuiteStep("million", "one million tokens", self.million)
         if instruction_set() == "amx":  # last: it takes gigabytes, of which the process keeps some
-            yield Step("encoder", "GigaPath's encoder, forward + backward, bf16", self.encoder, 16)
+            yield SuiteStep("encoder", "GigaPath's encoder, forward + backward, bf16", self.encoder, 16)
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
@@ -122,7 +122,7 @@ class CpuSuite(Suite):
         head_dim = self.sizes.head_dims.get(name, self.sizes.head_dim)
         return self.sizes.configurations[name].problem(head_dim, self.divisor, **fields)
 
-    def heads(self) -> Iterator[Step]:
+    def heads(self) -> Iterator[SuiteStep]:
         """The kernel and torch's attention on a sequence of one head, then on few tokens, where fixed costs are what is timed."""
         sizes, dense = self.sizes, Pattern.dense()
         lengths = [(SHORT, seq, sizes.head_dim, False) for seq in sizes.short]
@@ -139,7 +139,7 @@ class CpuSuite(Suite):
             posed = {OURS: (NATIVE, problem), "dense": (BASELINES["dense"], problem)}
             yield self.alone(FEW, facts, posed, partial(_public_call, recorded))
 
-    def all_threads(self) -> Iterator[Step]:
+    def all_threads(self) -> Iterator[SuiteStep]:
         """The kernel on A, beside itself with one thread and in half types, and beside torch's dense attention; its memory."""
         problem = self.problem("A")
         dim, threads = problem.head_dim, min(self.sizes.threads, usable_cores())
@@ -148,13 +148,13 @@ class CpuSuite(Suite):
         yield self.dtypes(("float32", "bfloat16", "float16"), backward=False)
         facts = dict(what="A", head_dim=dim)
         held = partial(_held, "scratch_bytes", problem, -results_bytes(problem))
-        yield Step("memory", "A: memory", lambda: [Row(table="memory", case=facts, who=OURS, values=held())])
+        yield SuiteStep("memory", "A: memory", lambda: [Row(table="memory", case=facts, who=OURS, values=held())])
         what = f"A beside dense attention, d={dim}, all threads"
         posed = {OURS: (NATIVE, problem), "dense": (BASELINES["dense"], problem)}
         yield self.step("dense", dict(what=what, head_dim=dim), posed)
         yield self.dtypes(("float32", "bfloat16"), backward=True)
 
-    def dtypes(self, names: tuple[str, ...], backward: bool) -> Step:
+    def dtypes(self, names: tuple[str, ...], backward: bool) -> SuiteStep:
         """The kernel in half types beside itself in fp32, on A."""
         dim, posed = (
             self.sizes.head_dim,
@@ -163,7 +163,7 @@ class CpuSuite(Suite):
         facts = dict(what=f"d={dim}{', backward' * backward}", head_dim=dim, backward=backward)
         return self.step("dtypes", facts, posed, weight=4 if backward else 1)
 
-    def configuration(self, letter: str, causal: bool, backward: bool) -> Step:
+    def configuration(self, letter: str, causal: bool, backward: bool) -> SuiteStep:
         """Backends and LongNet's procedure on one configuration."""
         problem = self.problem(letter, is_causal=causal, requires_grad=backward)
         posed = {OURS: (NATIVE, problem), "sdpa": (backend_implementations(["sdpa"])[0], problem)}
@@ -174,7 +174,7 @@ class CpuSuite(Suite):
         moved = output_bytes(problem) * (8 if backward else 4)  # query, key, value, out; and their gradients
         return self.alone(FORMS, facts, posed, bytes=moved)
 
-    def grid(self, cells: Neighborhood, masked: bool) -> Step:
+    def grid(self, cells: Neighborhood, masked: bool) -> SuiteStep:
         """Neighborhoods beside a window that shows as many keys or, if `masked`, beside torch with a mask."""
         facts = facts_of(cells)
         shape: dict[str, Any] = dict(seq=cells.tokens, heads=self.sizes.grid_heads, head_dim=self.sizes.head_dim)
@@ -185,7 +185,7 @@ class CpuSuite(Suite):
             table, words, posed, repeats = "masks", "with a mask", {MASKED: (ways.MASKED, problem)}, min(self.repeats, 3)
         what = "neighborhoods of {sides} on {grid}, ".format(**facts) + words
         measure = partial(ways.case_rows, table, what, {OURS: (NATIVE, problem)} | posed, repeats, **facts)
-        return Step(table, what, on_one_thread(measure), 4 if masked else 1)
+        return SuiteStep(table, what, on_one_thread(measure), 4 if masked else 1)
 
     def million(self) -> list[Row]:
         """Forward passes in turns with A's, and the bytes of inputs, results and scratch of one."""
@@ -213,13 +213,13 @@ class CpuSuite(Suite):
         lengths = tuple(length // self.divisor for length in self.sizes.packed)
         yield Load("packed", replace(self.problem("G"), seq=max(lengths), varlen=True), lengths)
 
-    def step(self, table: str, facts: Mapping[str, Any], posed: Posed, *call: MakeCall, weight: float = 1.0) -> Step:
+    def step(self, table: str, facts: Mapping[str, Any], posed: Posed, *call: MakeCall, weight: float = 1.0) -> SuiteStep:
         """The step that compares implementations on all threads."""
-        return Step(table, f"{table}, {facts['what']}", partial(self.compare, table, facts, posed, *call), weight)
+        return SuiteStep(table, f"{table}, {facts['what']}", partial(self.compare, table, facts, posed, *call), weight)
 
-    def alone(self, table: str, facts: Mapping[str, Any], posed: Posed, *call: MakeCall, **values: Any) -> Step:
+    def alone(self, table: str, facts: Mapping[str, Any], posed: Posed, *call: MakeCall, **values: Any) -> SuiteStep:
         """The step that compares implementations on one thread."""
-        return Step(table, facts["what"], on_one_thread(partial(self.compare, table, facts, posed, *call, **values)))
+        return SuiteStep(table, facts["what"], on_one_thread(partial(self.compare, table, facts, posed, *call, **values)))
 
     def compare(
         self, table: str, facts: Mapping[str, Any], posed: Posed, call: MakeCall | None = None, **values: Any

@@ -19,7 +19,7 @@ from dilkit.registry import list_backends
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import MIB, Target, Values, each, time_ratio
 from dilkit.tools.console.text import in_bytes, in_seconds
 from dilkit.tools.measure.case import admit, failed, output_bytes, results_bytes, side_by_side
@@ -50,7 +50,7 @@ H100_TFLOPS = 67.0
 
 
 @dataclass(frozen=True)
-class GpuSizes(Sizes):
+class GpuSizes(SuiteSizes):
     """`configurations` by name, in each of `dtypes` and `head_dims`.
 
     With the pattern of B: `seeds`, the lengths of the tables that users of earlier implementations know, and one length that is
@@ -220,24 +220,24 @@ class GpuSuite(Suite):
     sizes: GpuSizes = field(default_factory=GpuSizes, metadata=NO_OPTION)
     device: str = field(default="cuda", metadata=NO_OPTION)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         chosen = [step for step in self.every_step() if all(word in f"{step.table} {step.what}" for word in self.rows)]
         if not chosen:
             raise ValueError(f"--rows: no step of the suite has all of {', '.join(map(repr, self.rows))} in its name")
         yield from chosen
 
-    def every_step(self) -> Iterator[Step]:
+    def every_step(self) -> Iterator[SuiteStep]:
         """Every step, whatever `rows` says."""
-        yield Step(LAUNCHES, f"{self.sizes.launch_bound:,} tokens, launches", self.launch_bound)
+        yield SuiteStep(LAUNCHES, f"{self.sizes.launch_bound:,} tokens, launches", self.launch_bound)
         for dtype in self.sizes.dtypes:
-            yield Step("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
+            yield SuiteStep("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
         for seq in self.sizes.seeds[: 2 if self.quick else None]:
-            yield Step(LENGTHS, f"{seq:,} tokens", partial(self.forward, seq))
+            yield SuiteStep(LENGTHS, f"{seq:,} tokens", partial(self.forward, seq))
         dims = self.sizes.head_dims[: 1 if self.quick else None]
         for backward, letter, dtype, dim, causal in product((False, True), "BAC", self.sizes.dtypes, dims, (False, True)):
             what = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
-            yield Step(FORMS, what, partial(self.configuration, letter, dtype, dim, causal, backward))
-        yield Step("long", "the longest sequence", self.long)
+            yield SuiteStep(FORMS, what, partial(self.configuration, letter, dtype, dim, causal, backward))
+        yield SuiteStep("long", "the longest sequence", self.long)
 
     def where(self) -> str:
         return self.device

@@ -21,7 +21,7 @@ from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, Values, each, time_ratio
 from dilkit.tools.bench.workloads import namespaces
 from dilkit.tools.bench.workloads.rank_faults import CUTS, FAULT_RANKS, FAULT_TABLE, SLACK, fail, fault_row
@@ -49,7 +49,7 @@ CHECKED = Problem(pattern=Pattern([16, 32, 64, 256, 512], [1, 2, 4, 8, 16]), seq
 
 
 @dataclass(frozen=True)
-class HostsSizes(Sizes):
+class HostsSizes(SuiteSizes):
     """`hosts` compute a sequence of `configuration` in bf16, over links of so many `gbits` a second each way.
 
     `few_heads`: half as many as hosts, of which a segment's ranks form groups (the hybrid route).
@@ -183,7 +183,7 @@ class HostsSuite(Suite):
             finally:
                 self.net.clear()
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         first, *others = namespaces.launchers()
         slowest, fastest, few = min(self.sizes.gbits), max(self.sizes.gbits), self.sizes.few_heads
         for gbit in self.sizes.gbits:
@@ -202,7 +202,7 @@ class HostsSuite(Suite):
         schedules: Sequence[str] = SCHEDULES,
         peers: Sequence[str] = tuple(PEERS),
         heads: int = 0,
-    ) -> Step:
+    ) -> SuiteStep:
         link = f"{gbit:g} Gbit/s, {launcher}{f', {heads} heads' * bool(heads)}"
         configuration = self.sizes.configuration._replace(heads=heads or self.sizes.configuration.heads)
         problem = configuration.problem(self.sizes.head_dim, self.divisor, dtype="bfloat16", requires_grad=True)

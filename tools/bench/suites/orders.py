@@ -23,7 +23,7 @@ from dilkit.orders.points import instruction_set
 from dilkit.orders.token_order import CURVES
 from dilkit.plan import cache_clear
 from dilkit.threads import torch_threads
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, each
 from dilkit.tools.bench.workloads import order_contenders as contenders
 from dilkit.tools.bench.workloads.order_contenders import PACKAGES, Array, Dilkit, HilbertCurve
@@ -44,7 +44,7 @@ RATES = (4, 8, 16)
 
 
 @dataclass(frozen=True)
-class OrdersSizes(Sizes):
+class OrdersSizes(SuiteSizes):
     """--quick divides the sides of `grids`, and numbers of points by the square of that.
 
     `points`: by the number of axes, how many and of how many bits; `sorted` of them are sorted. `near`, `near_segment`: grid and
@@ -188,19 +188,19 @@ class OrdersSuite(Suite):
     sizes: OrdersSizes = field(default_factory=OrdersSizes, metadata=NO_OPTION)
     packages: tuple[HilbertCurve, ...] = field(default=PACKAGES, metadata=NO_OPTION)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         for name, dtype in product(self.sizes.grids, ("int32", "int64")):
-            yield Step("permutation", f"permutation: {name}, {dtype}", partial(self.permutation, name, dtype))
+            yield SuiteStep("permutation", f"permutation: {name}, {dtype}", partial(self.permutation, name, dtype))
         for name in ("square", "cube"):
-            yield Step("rank", f"rank: {name}", partial(self.rank, name))
+            yield SuiteStep("rank", f"rank: {name}", partial(self.rank, name))
         for ndim, (_, sizes) in self.sizes.points.items():
             for bits, what in product(sizes, ("encode", "decode")):
-                yield Step(what, f"{what}: {ndim}-D, {bits} bits", partial(self.points, what, ndim, bits))
+                yield SuiteStep(what, f"{what}: {ndim}-D, {bits} bits", partial(self.points, what, ndim, bits))
         for ndim, (_, sizes) in self.sizes.points.items():
-            yield Step("sort", f"sort: {ndim}-D", partial(self.points, "sort", ndim, sizes[-1]))
+            yield SuiteStep("sort", f"sort: {ndim}-D", partial(self.points, "sort", ndim, sizes[-1]))
         for what, measure in ((COLD, self.cold), (WARM, self.warm)):
-            yield from (Step("order", f"{what} order: {name}", partial(measure, name)) for name in self.sizes.grids)
-        yield Step("locality", "nearest kept keys", self.locality)
+            yield from (SuiteStep("order", f"{what} order: {name}", partial(measure, name)) for name in self.sizes.grids)
+        yield SuiteStep("locality", "nearest kept keys", self.locality)
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 
 from dilkit.pattern import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow
 from dilkit.problem import Problem
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import GIB, Target, Values, memory_ratio, rate_ratio, time_ratio
 from dilkit.tools.bench.workloads import ways
 from dilkit.tools.bench.workloads.ways import LAYOUT, NATIVE, NEW_LAYOUT, ONE_BY_ONE, PEAKS, PLACE, times
@@ -28,7 +28,7 @@ MOST_ROUNDS, LONG_ROUNDS = 5, 3
 
 
 @dataclass(frozen=True)
-class PatternsSizes(Sizes):
+class PatternsSizes(SuiteSizes):
     """Most cases are of `tokens`, `heads`, `head_dim` and a `window` of so many tokens; `long` and `short` sequences of one head.
 
     `mixes`: lengths, in windows, and dilation rates of the segments that are mixed with a window and `mixed_globals` global
@@ -136,7 +136,7 @@ class PatternsSuite(Suite):
 
     sizes: PatternsSizes = field(default_factory=PatternsSizes, metadata=NO_OPTION)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         sizes, window = self.sizes, self.sizes.window // self.divisor
         tokens, seen = sizes.tokens // self.divisor, 2 * window - 1
         pairs = {SEGMENTS: DilatedSegment(seen, 1), WINDOW: SlidingWindow(window)}
@@ -170,9 +170,9 @@ class PatternsSuite(Suite):
         """A problem of so many tokens and heads; 0 stands for the default."""
         return Problem(pattern=pattern, seq=seq, heads=heads or self.sizes.heads, head_dim=self.sizes.head_dim, **fields)
 
-    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = MOST_ROUNDS) -> Step:
+    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = MOST_ROUNDS) -> SuiteStep:
         """A step that checks the implementations, then times them in turns."""
-        return Step(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)
+        return SuiteStep(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)
 
 
 def _random_blocks(blocks: int, block_size: int, share: int) -> BlockSparse:

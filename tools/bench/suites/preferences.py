@@ -25,7 +25,7 @@ from dilkit.selection.preference_table import row_of as preference_row
 from dilkit.selection.preference_table import table_preference
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, each
 from dilkit.tools.console.text import error_line, in_seconds
 from dilkit.tools.measure.case import CaseRunner
@@ -141,7 +141,7 @@ REPORT = Report(
 
 
 @dataclass(frozen=True)
-class PreferencesSizes(Sizes):
+class PreferencesSizes(SuiteSizes):
     """`layers`: configurations of the sweep, each with or without a key padding mask.
 
     Views are `view_rows` rows of a sequence of `view_seq` tokens.
@@ -179,18 +179,18 @@ class PreferencesSuite(Suite):
             raise ValueError("--suite preferences: torch sees no CUDA device; run it where `dilkit info` lists one")
         return layer.problem(dim, self.divisor, device=device_named(self.device), **fields)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         problems = [
             self.problem(layer, dim, dtype=dtype, is_causal=causal, requires_grad=train, key_padding_mask=masked)
             for (layer, masked), dtype, dim, causal, train in product(self.sizes.layers, DTYPES, HEAD_DIMS, FLAGS, FLAGS)
         ]
         for i in range(PARTS):
-            yield from (Step("sweep", str(problem), partial(self.sweep, problem)) for problem in problems[i::PARTS])
+            yield from (SuiteStep("sweep", str(problem), partial(self.sweep, problem)) for problem in problems[i::PARTS])
         for (layer, masked), dim, causal, train in product(self.sizes.layers[:5:2], HEAD_DIMS, FLAGS, FLAGS):
             flags = dict(is_causal=causal, requires_grad=train, key_padding_mask=masked)
             problem = self.problem(layer, dim, dtype="bfloat16", **flags)
-            yield Step("tiles", f"tiles: {problem}", partial(self.tiles, problem))
-        yield Step("views", "strided against contiguous views in torch's kernels", self.views, 4)
+            yield SuiteStep("tiles", f"tiles: {problem}", partial(self.tiles, problem))
+        yield SuiteStep("views", "strided against contiguous views in torch's kernels", self.views, 4)
 
     def sweep(self, problem: Problem) -> list[Row]:
         """Check and time every backend that is able, beside what the preference table picks, whatever `dilkit tune` says."""

@@ -15,7 +15,7 @@ from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import MIB, Target, Values, memory_ratio, time_ratio
 from dilkit.tools.bench.workloads import rank_jobs
 from dilkit.tools.bench.workloads.rank_faults import FAULT_RANKS, FAULT_TABLE, FAULTS, SLACK, fail, fail_on_threads, fault_row
@@ -47,7 +47,7 @@ FULL_RING = "a ring of all keys and values"
 
 
 @dataclass(frozen=True)
-class RingSizes(Sizes):
+class RingSizes(SuiteSizes):
     """Bytes of `small` problems are counted in their dtypes, and their results compared in fp32. `configurations` by name.
 
     `shorter`: by how much the million is divided where memory is measured: the same ratios, a sixteenth of the work. `threads`:
@@ -263,9 +263,9 @@ class RingSuite(Suite):
         started = ", ".join(jobs[name] for name in self.processes) or "no processes, only threads"
         return nullcontext(dict(started=f"threads, {started}"))
 
-    def steps(self) -> Iterator[Step]:
-        yield Step("volumes", "bytes against p", self.volumes)
-        yield Step("work", "work per rank", self.work)
+    def steps(self) -> Iterator[SuiteStep]:
+        yield SuiteStep("volumes", "bytes against p", self.volumes)
+        yield SuiteStep("work", "work per rank", self.work)
         processes = product(self.processes, (2,) if self.quick else (2, 3, 4))
         for kind, ranks in (*product(("threads",), (1, 2, 3) if self.quick else range(1, 9)), *processes):
             yield job_step("calls", f"{kind}, p={ranks}", partial(self.calls, kind, ranks))
@@ -277,7 +277,7 @@ class RingSuite(Suite):
         yield from self._processes() if self.processes else ()
         yield job_step("million", "bytes of one million tokens", self.million)
 
-    def _processes(self) -> Iterator[Step]:
+    def _processes(self) -> Iterator[SuiteStep]:
         """Steps whose ranks are processes, so that memory and time are of a rank alone."""
         sizes, parts = ((1, 2), (1,)) if self.quick else ((1, 2, 4), (4, 2, 1))
         whole, quarter = self.problem("A", requires_grad=True), self.problem(QUARTER, requires_grad=True)

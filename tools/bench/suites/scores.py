@@ -11,7 +11,7 @@ from dilkit.bias.form import BiasForm
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, memory_ratio, time_ratio
 from dilkit.tools.bench.workloads import ways
 from dilkit.tools.bench.workloads.ways import PEAKS, PLACE, times
@@ -26,7 +26,7 @@ LONG_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class ScoresSizes(Sizes):
+class ScoresSizes(SuiteSizes):
     """Biases by kind at `configuration`; a slide of `tiles`, of which torch has room for so many `tile_heads`; a layer of
     `layer_seq` tokens with `layer_heads`, `layer_kv_heads` and a `softcap` as in Gemma 2. `table`: entries of one by distance.
     """
@@ -99,7 +99,7 @@ class ScoresSuite(Suite):
 
     sizes: ScoresSizes = field(default_factory=ScoresSizes, metadata=NO_OPTION)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         sizes, kernel = self.sizes, ways.NATIVE
         heads: dict[str, Any] = dict(heads=sizes.layer_heads, kv_heads=sizes.layer_kv_heads, head_dim=sizes.layer_head_dim)
         seq = sizes.layer_seq // self.divisor
@@ -117,6 +117,6 @@ class ScoresSuite(Suite):
             posed = {name: (kernel, problem) for name, problem in problems.items()}
             yield self.step("biases", f"a bias of each kind, {what}", what, posed, weight, rounds)
 
-    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = LONG_ROUNDS) -> Step:
+    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = LONG_ROUNDS) -> SuiteStep:
         """A step that checks the implementations, then times them in turns."""
-        return Step(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)
+        return SuiteStep(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)

@@ -33,7 +33,7 @@ from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import usable_cores
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.workloads.rank_jobs import beside_one_rank, job_step, memory_note, peaks_of
 from dilkit.tools.commands.bench import PEERS
 from dilkit.tools.measure.baselines import BASELINES
@@ -107,7 +107,7 @@ SEQUENCES = sorted({replace(one, ranks=1) for one in GROUPS["ranks"].values()}, 
 
 
 @dataclass(frozen=True)
-class SeedsSizes(Sizes):
+class SeedsSizes(SuiteSizes):
     """Settings on one device: those `alone`, and `held`; `cached`, whose plans are cached. Over `ranks`: `sequences`, and one
     `growing` with them, without and with --full.
 
@@ -150,22 +150,22 @@ class SeedsSuite(Suite):
     def where(self) -> str:
         return self.device
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         sizes = self.sizes
         alone = dict.fromkeys([*sizes.alone, *sizes.held[: None if self.full else HELD_AT_FIRST]])
         shortest_first = sorted(alone, key=lambda s: (s.batch * s.seq * max(s.segment_lengths), s.seq, s.heads))
         for setting, backward in self._affordable(shortest_first):
             weight = self._weight(setting, backward) * len(self.who(setting))
-            yield Step("settings", f"{setting}, {PASSES[backward]}", partial(self.case, setting, backward), weight)
+            yield SuiteStep("settings", f"{setting}, {PASSES[backward]}", partial(self.case, setting, backward), weight)
         for setting in sizes.cached:
             if self.full or self._flops(setting) <= LONG_CALL:  # in a longer one, making a plan anew is lost in the noise
-                yield Step("cache", f"cache of plans, {setting}", partial(self.cache, setting), self._weight(setting))
+                yield SuiteStep("cache", f"cache of plans, {setting}", partial(self.cache, setting), self._weight(setting))
         yield from self._steps_over_ranks() if self.device == "cpu" else ()
         for who, backward in product(("auto", "reference"), (False, True)):
             what = f"longest sequence, {who}{', training' * backward}"
-            yield Step("longest", what, partial(self.longest, who, backward), 10.0)
+            yield SuiteStep("longest", what, partial(self.longest, who, backward), 10.0)
 
-    def _steps_over_ranks(self) -> Iterator[Step]:
+    def _steps_over_ranks(self) -> Iterator[SuiteStep]:
         """One job for each number of ranks, at a fixed length and at fixed tokens a rank."""
         sizes, kind, counts = self.sizes, next(iter(self.processes), "threads"), self.sizes.ranks[: 2 if self.quick else None]
         growing = sizes.growing[self.full]

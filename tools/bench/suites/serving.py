@@ -11,7 +11,7 @@ from typing import Any
 from dilkit.pattern import Pattern
 from dilkit.threads import torch_threads
 from dilkit.tools.bench.configuration import divided
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, Values, each, stored, time_ratio
 from dilkit.tools.bench.workloads import llama
 from dilkit.tools.bench.workloads import serving_calls as calls
@@ -34,7 +34,7 @@ PREFILLED_PATTERN = Pattern([1024, 4096, 16384], [1, 4, 16])
 
 
 @dataclass(frozen=True)
-class ServingSizes(Sizes):
+class ServingSizes(SuiteSizes):
     """So many `sequences` of `shortest` to `longest` tokens are packed.
 
     On one thread, steps of the pattern `kept` follow on `few` tokens, a `thousand` and `full`; `served` sequences of such lengths
@@ -224,18 +224,18 @@ class ServingSuite(Suite):
 
     sizes: ServingSizes = field(default_factory=ServingSizes, metadata=NO_OPTION)
 
-    def steps(self) -> Iterator[Step]:
-        yield Step("prefill", "prefill of a model of Llama's shape", self.prefill, 4)
-        yield Step(DECODING, "steps of decoding", self.decoding, 8)
-        yield Step(ONE_THREAD, "steps on one thread, beside reading what is kept", self.single, 3)
-        yield Step(INT8, "steps with rows kept as int8", self.stored, 1)
+    def steps(self) -> Iterator[SuiteStep]:
+        yield SuiteStep("prefill", "prefill of a model of Llama's shape", self.prefill, 4)
+        yield SuiteStep(DECODING, "steps of decoding", self.decoding, 8)
+        yield SuiteStep(ONE_THREAD, "steps on one thread, beside reading what is kept", self.single, 3)
+        yield SuiteStep(INT8, "steps with rows kept as int8", self.stored, 1)
         for kv_heads in self.sizes.kv_heads:
-            yield Step(MANY, f"a step of many sequences, {kv_heads} key/value heads", partial(self.many, kv_heads), 2)
+            yield SuiteStep(MANY, f"a step of many sequences, {kv_heads} key/value heads", partial(self.many, kv_heads), 2)
         for kv_heads in self.sizes.kv_heads:
             what = f"tokens of a model of transformers, {kv_heads} key/value heads"
-            yield Step(GENERATED, what, partial(self.generated, kv_heads), 6)
+            yield SuiteStep(GENERATED, what, partial(self.generated, kv_heads), 6)
         for spread, weight in (("geometrically spaced", 4), ("evenly spaced", 8)):
-            yield Step("packed", f"sequences of lengths that are {spread}", partial(self.packed, spread), weight)
+            yield SuiteStep("packed", f"sequences of lengths that are {spread}", partial(self.packed, spread), weight)
 
     @property
     def rounds(self) -> int:

@@ -15,7 +15,7 @@ from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncod
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
-from dilkit.tools.bench.suite import NO_OPTION, Sizes, Step, Suite
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, stored, time_ratio
 from dilkit.tools.bench.workloads.slide_calls import embedding, gradients, mass_check, published_embedding, shorter, slide
 from dilkit.tools.bench.workloads.ways import PLACE
@@ -38,7 +38,7 @@ GUESSED_FLOPS_PER_S = 40e9
 
 
 @dataclass(frozen=True)
-class SlidesSizes(Sizes):
+class SlidesSizes(SuiteSizes):
     """Slides of so many `tiles`, a `long` one, and `several` in one batch. `matmul`: rows of the matrices of the yardstick.
 
     `several_depth`: layers of the encoder that gets several: two that compute all rows, and the last, which computes the class
@@ -143,15 +143,15 @@ class SlidesSuite(Suite):
     full: bool = False
     sizes: SlidesSizes = field(default_factory=SlidesSizes, metadata=NO_OPTION)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[SuiteStep]:
         for dim in self.sizes.head_dims:
-            yield Step(LAYER, f"attention of a layer, head_dim {dim}", partial(self.head_dim, dim))
-        yield Step(SEVERAL, "several slides, in one batch and one by one", self.several, 12)
-        yield Step(ONE, "one slide, both ways", self.encoder, 24)
-        yield Step(LONG, "attention_mass", self.mass, 8)
-        yield Step(LONG, "a long slide, forward", partial(self.long, FORWARD), 40)
+            yield SuiteStep(LAYER, f"attention of a layer, head_dim {dim}", partial(self.head_dim, dim))
+        yield SuiteStep(SEVERAL, "several slides, in one batch and one by one", self.several, 12)
+        yield SuiteStep(ONE, "one slide, both ways", self.encoder, 24)
+        yield SuiteStep(LONG, "attention_mass", self.mass, 8)
+        yield SuiteStep(LONG, "a long slide, forward", partial(self.long, FORWARD), 40)
         if self.full:
-            yield Step(LONG, "a long slide, with gradients and activation checkpointing", partial(self.long, TRAINED), 160)
+            yield SuiteStep(LONG, "a long slide, with gradients and activation checkpointing", partial(self.long, TRAINED), 160)
 
     @property
     def config(self) -> SlideEncoderConfig:

@@ -58,7 +58,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Task:
+class QueuedTask:
     """A task's work, in any unit, and the numbers of those in the queue that have to end `after` which it begins."""
 
     work: float
@@ -82,14 +82,14 @@ def idle(load: Load, threads: Sequence[int], calls: int) -> list[Row]:
     return rows
 
 
-def idle_share(tasks: Sequence[Task], threads: int) -> float:
+def idle_share(tasks: Sequence[QueuedTask], threads: int) -> float:
     """The share of the time of all threads, until the last task ends, in which they work on none: list scheduling.
 
     queue     a b c d e f ...          a thread that is free takes the next task, and begins it when those before it have ended:
     thread 0  aaaaccccccc..ffff
     thread 1  bbbbbbddddeeeeee..       f waits for e, and then thread 1 has nothing left to take
 
-    >>> idle_share([Task(1.0), Task(1.0), Task(2.0, after=(0, 1))], threads=2)
+    >>> idle_share([QueuedTask(1.0), QueuedTask(1.0), QueuedTask(2.0, after=(0, 1))], threads=2)
     0.3333333333333333
     """
     free, ends = [0.0] * threads, [0.0] * len(tasks)
@@ -100,11 +100,11 @@ def idle_share(tasks: Sequence[Task], threads: int) -> float:
     return 1 - sum(task.work for task in tasks) / (threads * max(ends))
 
 
-def counted(load: Load, backward: bool) -> list[Task]:
+def counted(load: Load, backward: bool) -> list[QueuedTask]:
     """The tasks of a pass in the order of the kernel's queue; their work is the pairs that each scores."""
     from dilkit.backends.native import _native
 
-    tasks: list[Task] = []
+    tasks: list[QueuedTask] = []
     scored: dict[tuple[int, Sequence[int]], Tensor] = {}
     encoded = _native.EncodedProblem(*encode_problem(load.problem))
     for sequence, head, rows, columns, after in _native.tasks(encoded, backward, load.starts):
@@ -112,7 +112,7 @@ def counted(load: Load, backward: bool) -> list[Task]:
         if (sequence, keys) not in scored:
             seq = load.lengths[sequence] if load.lengths else load.problem.seq
             scored[sequence, keys] = _pairs(load.problem, seq, keys)
-        tasks.append(Task(scored[sequence, keys][head, list(queries)].sum().item(), after))
+        tasks.append(QueuedTask(scored[sequence, keys][head, list(queries)].sum().item(), after))
     return tasks
 
 

@@ -57,7 +57,7 @@ def prefill(config: LlamaConfig, pattern: Pattern, prompt: int, beginning: int, 
     return in_turns(entries, calls, repeats)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """One layer."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -87,7 +87,7 @@ class Llama(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.layers))
         self.norm, self.logits = nn.RMSNorm(config.width), nn.Linear(config.width, config.vocabulary, bias=False)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from dilkit.problem import Problem
 from dilkit.testing.memory import MeasureError, check_peak_memory, peak_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.threads import torch_threads
-from dilkit.tools.bench.suite import Step
+from dilkit.tools.bench.suite import SuiteStep
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.rank_times import noted, seconds_of, time_in_turns
@@ -34,7 +34,7 @@ LARGEST = 1e300
 """Ratio of errors that stands for one that is no number, which JSON has not."""
 
 
-def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float = 1.0) -> Step:
+def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float = 1.0) -> SuiteStep:
     """A step whose job may fail: then its row says why, and other measurements go on."""
 
     def measure() -> list[Row]:
@@ -44,7 +44,7 @@ def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float 
             reason = str(error) if isinstance(error, JobError) else error_line(error)
             return [Row(table=FAILED, case=dict(table=table, what=what), who="the job", verdict="failed", reasons=(reason,))]
 
-    return Step(table, f"{table}: {what}", measure, weight)
+    return SuiteStep(table, f"{table}: {what}", measure, weight)
 
 
 def check_calls(comm: Comm, problems: Mapping[str, Problem], case: Case) -> list[Row]:

@@ -37,7 +37,7 @@ WIDE = torch.float32
 
 
 @dataclass(frozen=True)
-class Peer(RanksCall):
+class PeerScheme(RanksCall):
     """A scheme, measured as a `RanksCall` is: of one sequence, not causal, without a mask.
 
     Tensors are `(1, rows, heads, head_dim)`, `lse` `(1, rows, heads)`. Raises ValueError where shards do not fit the segments.
@@ -137,7 +137,7 @@ class Peer(RanksCall):
 
 
 @dataclass(frozen=True)
-class FullRing(Peer):
+class FullRing(PeerScheme):
     """A ring: all keys and values go round; backward they go round once more, and their gradients with them, a step behind."""
 
     @property
@@ -176,7 +176,7 @@ class FullRing(Peer):
 
 
 @dataclass(frozen=True)
-class AllGather(Peer):
+class AllGather(PeerScheme):
     """Every rank gets all keys and values, and returns their gradients to the ranks whose they are."""
 
     @property
@@ -203,7 +203,7 @@ class AllGather(Peer):
 
 
 @dataclass(frozen=True)
-class Ulysses(Peer):
+class Ulysses(PeerScheme):
     """The ranks divide the heads: each computes its own of the whole sequence."""
 
     @property
@@ -241,5 +241,5 @@ class Ulysses(Peer):
         return self.comm.exchange(flat, counts, counts, "rows or heads").wait().view(parts.shape)
 
 
-PEERS: dict[str, type[Peer]] = {"full ring": FullRing, "all-gather": AllGather, "ulysses": Ulysses}
+PEERS: dict[str, type[PeerScheme]] = {"full ring": FullRing, "all-gather": AllGather, "ulysses": Ulysses}
 """By name."""

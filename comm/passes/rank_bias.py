@@ -1,4 +1,4 @@
-"""The tensors of a rank's own rows, and their bias: positions travel with the rows, each rank has the weights.
+"""The bias of a rank's own rows: positions travel with the rows, each rank has the weights.
 
 weights (heads, entries)      -----> own heads of each problem
 positions of own rows         -----> local attention, where rows lie next to each other
@@ -9,52 +9,15 @@ positions of own rows         -----> local attention, where rows lie next to eac
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dilkit.bias.form import BiasForm, LoweredBias
-from dilkit.op.scores import check_bias
 
 if TYPE_CHECKING:
     from dilkit.comm.passes.problem_stacks import ProblemStack
-
-
-class RankInputs(NamedTuple):
-    """Tensors of a rank's own rows: `query`, `key` and `value` `(batch, rows, heads, head_dim)`, `mask` `(batch, rows)`.
-
-    `weights` `(heads, entries)` and `positions` `(batch or 1, rows, dims)` are those of a bias, `sink` `(heads,)`.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None = None
-    sink: Tensor | None = None
-    weights: Tensor | None = None
-    positions: Tensor | None = None
-
-    @property
-    def without_values(self) -> RankInputs:
-        """The same, with values that are 0."""
-        return self._replace(value=self.value.new_zeros(()).expand(self.value.shape))
-
-    def bias(self, form: BiasForm | None) -> RankBias | None:
-        """The bias of this form, with no gradient yet."""
-        if form is None or self.weights is None or self.positions is None:
-            return None
-        return RankBias(form, self.weights, self.positions, self.weights.new_zeros(self.weights.shape))
-
-    def check_bias(self, form: BiasForm | None) -> None:
-        """Raise TypeError or ValueError where weights and positions are not those of a bias of this form."""
-        given = None if form is None else replace(form, placed=True)
-        check_bias(given, self.weights, self.positions, self.query, self.query.shape[1])
-
-    def of_range(self, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Query, key, value and mask of rows that follow each other."""
-        mask = None if self.mask is None else self.mask[:, rows]
-        return self.query[:, rows], self.key[:, rows], self.value[:, rows], mask
 
 
 @dataclass(frozen=True)
@@ -68,6 +31,12 @@ class RankBias:
     weights: Tensor
     positions: Tensor
     gradient: Tensor
+
+    @classmethod
+    def of(cls, bias: LoweredBias) -> RankBias:
+        """Return the bias of a rank's rows, with no gradient yet."""
+        assert bias.positions is not None
+        return cls(bias.form, bias.weights, bias.positions, bias.weights.new_zeros(bias.weights.shape))
 
     def of_range(self, rows: slice) -> LoweredBias:
         """Return the bias of rows that follow each other."""
