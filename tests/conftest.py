@@ -38,7 +38,7 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_sessionfinish(session: Any) -> None:
-    """Where everything has to run, a test that was skipped for want of a package is a failure of the run, but for peers."""
+    """Fail a run with --nothing-missing if a package was missing, except peers."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--nothing-missing") or reporter is None:
         return
@@ -73,7 +73,7 @@ def poisoned() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Nothing compiled before is found again: neither in this process nor on disk, where old graphs hide new faults."""
+    """Forget compiled code in this process and on disk, where old graphs hide new faults."""
     import torch
 
     torch._dynamo.reset()
@@ -84,7 +84,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Ctrl-C does something, here and in what is started, even where this process inherited that it is ignored."""
+    """Let Ctrl-C work, here and in children, even if this process inherited that it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -92,7 +92,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is made while tests are collected stays, and is not looked through for garbage as it grows."""
+    """Collect tests without garbage collection."""
     gc.disable()
     try:
         return (yield)
@@ -101,20 +101,20 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test is not looked through for garbage: that is most of the time of some tests."""
+    """Freeze the objects before the first test: collecting them takes most of the time of some tests."""
     gc.freeze()
     gc.set_threshold(10_000)
     gc.callbacks.append(_freeze_what_is_left)
 
 
 def _freeze_what_is_left(phase: str, info: dict[str, int]) -> None:
-    """Nor is what a full collection leaves, modules that a test has imported above all, by the collections after it."""
+    """Freeze the survivors of a full collection, such as imported modules."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Triton's modules say at exit that they leaked if they were not freed, as frozen ones are. The rest would take seconds."""
+    """Unfreeze objects at exit if Triton is loaded, which else reports leaks; that takes seconds."""
     if _freeze_what_is_left in gc.callbacks:  # where tests were collected: of a run with workers, in these alone
         gc.callbacks.remove(_freeze_what_is_left)
     if "triton" in sys.modules:
@@ -122,7 +122,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what became of each backend on each feature. Read from the reports, which pytest-xdist carries over as well."""
+    """Print the results of each backend on each feature, from reports, which pytest-xdist carries."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "skipped", "failed"):

@@ -33,7 +33,7 @@ SHARES = {"sdpa": 2, "reference": 6}
 
 
 def usual() -> set[tuple[str, Case]]:
-    """What is not slow: each variant in one dtype, the next in the next, and on the next backend in another one."""
+    """Choose each variant in one dtype, in turn, and in another on the next backend."""
     chosen, names = set(), list(dict.fromkeys(name for name, _ in BACKENDS_AND_DEVICES))
     features: dict[str, dict[str, list[Case]]] = {}
     for case in LISTED:

@@ -11,10 +11,9 @@ import torch
 
 @pytest.fixture
 def on_one_core(request: pytest.FixtureRequest) -> Iterator[None]:
-    """This test's threads run on one core, another for each worker, but if it is slow: those run on all.
+    """Run a quick test's threads on one core, another for each worker.
 
-    Ranks of a small problem hand Python's lock to each other at every operator. Over cores that takes twice the CPU time of what
-    they compute. Torch computes with one thread a rank.
+    Ranks of a small problem pass Python's lock at every operator, which takes twice their CPU time over several cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

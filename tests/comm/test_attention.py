@@ -22,7 +22,6 @@ from torch import Tensor
 
 from dilkit import Pattern, TokenOrder, use_backend
 from dilkit.comm import ring_dilated_attention, run_threads, shard_cuts
-from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention
 from dilkit.problem import DTYPES
 from dilkit.testing.conformance import _decide
@@ -54,7 +53,6 @@ LIST = [case for at, case in enumerate(PROBLEMS) if case.feature == "mix" or at 
 
 
 def able_backends(case: Case) -> list[str]:
-    """The backends that do not refuse a case. One that computes it wrongly is among them: the test with it has to fail."""
     return [name for name in ABLE if _decide(name, case, "cpu", case.gradients).verdict == "picked"]
 
 
@@ -170,7 +168,6 @@ DENSE_TOO = Pattern([24, 97], [1, 5])
 
 
 def on_ranks(world_size: int, function: Any, **options: Any) -> list[Any]:
-    """`function(comm, rows)` on every rank."""
     cuts = even_cuts(CASE.seq, world_size)
     return run_threads(world_size, lambda comm: function(comm, slice(*cuts[comm.rank : comm.rank + 2])), timeout=20, **options)
 
@@ -183,7 +180,7 @@ def _qkv(**options: Any) -> list[Tensor]:
 def test_without_lse_there_is_out_alone_and_without_gradients_nothing_is_recorded(schedule: str) -> None:
     qkv = _qkv()
 
-    def attend(comm: ThreadComm, rows: slice) -> None:
+    def attend(comm, rows):
         shards = [x[:, rows].requires_grad_() for x in qkv]
         with torch.no_grad():
             silent = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule)
@@ -203,7 +200,7 @@ def test_gradients_through_lse_on_one_rank_alone(schedule: str) -> None:
     first, last = even_cuts(CASE.seq, 3)[1:3]
     weight[:, :, :first], weight[:, :, last:] = 0.0, 0.0
 
-    def attend(comm: ThreadComm, rows: slice) -> list[Tensor]:
+    def attend(comm, rows):
         shards = [x[:, rows].clone().requires_grad_() for x in qkv]
         out, lse = ring_dilated_attention(*shards, DENSE_TOO, comm, is_causal=True, schedule=schedule, return_lse=True)
         (out.square().sum() + ((weight[:, :, rows] * lse).sum() if comm.rank == 1 else 0)).backward()
@@ -227,10 +224,9 @@ def test_gradients_through_lse_on_one_rank_alone(schedule: str) -> None:
 )
 @EACH_SCHEDULE
 def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, computed: torch.dtype, schedule: str) -> None:
-    """But fp64 is left alone."""
     qkv = _qkv(dtype=dtype)
 
-    def attend(comm: ThreadComm, rows: slice) -> None:
+    def attend(comm, rows):
         shards = [x[:, rows].requires_grad_() for x in qkv]
         with torch.autocast("cpu", dtype=low):
             out = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule)
@@ -249,10 +245,10 @@ def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, co
 
 @EACH_SCHEDULE
 def test_the_backward_pass_uses_the_backend_of_the_forward_pass(schedule: str) -> None:
-    """Wherever it is called: gradients of another backend than the one that found `out` would not be reproducible."""
+    """Gradients of another backend would not be reproducible."""
     qkv = _qkv()
 
-    def attend(comm: ThreadComm, rows: slice) -> None:
+    def attend(comm, rows):
         found = []
         for inside in (True, False):
             shards = [x[:, rows].requires_grad_() for x in qkv]
@@ -270,7 +266,7 @@ def test_the_backward_pass_uses_the_backend_of_the_forward_pass(schedule: str) -
 def test_gradients_add_up_over_calls_whose_backward_passes_come_in_another_order() -> None:
     qkv = _qkv(dtype=torch.float64)
 
-    def attend(comm: ThreadComm, rows: slice) -> None:
+    def attend(comm, rows):
         shards = [x[:, rows].requires_grad_() for x in qkv]
         once = [ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule) for schedule in ("scatter", "ring")]
         for out in once:  # the first call first, against autograd's own order
@@ -287,10 +283,9 @@ def test_gradients_add_up_over_calls_whose_backward_passes_come_in_another_order
 @pytest.mark.parametrize("order", [None, TokenOrder.from_permutation(range(CASE.seq)[::-1])], ids=["", "along an order"])
 @pytest.mark.parametrize("loss", [torch.sum, lambda out: out.square().sum()], ids=["sum", "squares"])
 def test_double_backward_is_refused(loss: Callable[[Tensor], Tensor], order: TokenOrder | None) -> None:
-    """Where the gradient of the results is a constant, too: those of the rows are none."""
     qkv = _qkv()
 
-    def attend(comm: ThreadComm, rows: slice) -> None:
+    def attend(comm, rows):
         shards = [x[:, rows].requires_grad_() for x in qkv]
         out = ring_dilated_attention(*shards, PATTERN, comm, order=order)
         (grad,) = torch.autograd.grad(loss(out), shards[:1], create_graph=True)
@@ -304,7 +299,7 @@ def test_double_backward_is_refused(loss: Callable[[Tensor], Tensor], order: Tok
 
 
 def test_an_empty_batch() -> None:
-    def attend(comm: ThreadComm, _: slice) -> None:
+    def attend(comm, _):
         shards = [torch.randn(0, 5, 4, 8, requires_grad=True) for _ in range(3)]
         for schedule in SCHEDULES:
             out = ring_dilated_attention(*shards, PATTERN, comm, schedule=schedule)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import TORCH_WARNS
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -23,16 +24,11 @@ from dilkit.comm.transports.threads import ThreadComm, _Mailbox
 from dilkit.inputs import Inputs
 
 PATTERN = Pattern([8, 24], [1, 2])
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-]
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), TORCH_WARNS]
 
 
 @pytest.fixture
 def comm() -> ThreadComm:
-    """A transport of one rank."""
     return ThreadComm(_Mailbox(1, ()), 0, 5.0)
 
 
@@ -41,7 +37,7 @@ def rows(seq: int = 20, **options: Any) -> Tensor:
 
 
 def test_a_step_is_one_graph(comm: ThreadComm) -> None:
-    """Not only where `fullgraph` asks for it, which lets sizes be unknown that else break the graph."""
+    """`fullgraph` would let sizes be unknown that else break the graph."""
     layer = MultiheadDilatedAttention(32, 4, RingDilatedAttention(PATTERN, comm), rotary=True)
     found = torch._dynamo.explain(lambda x: layer(x.sin())[0].cos())(torch.randn(1, 20, 32))
     assert (found.graph_count, found.graph_break_count) == (1, 0), found.break_reasons
@@ -51,7 +47,7 @@ def test_a_step_is_one_graph(comm: ThreadComm) -> None:
 def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(comm: ThreadComm) -> None:
     grid, x = order((4, 5)), rows()
 
-    def along(x: Tensor) -> Tensor:
+    def along(x):
         return ring_dilated_attention(x, x, x, PATTERN, comm, order=grid) * 2
 
     torch.testing.assert_close(torch.compile(along, backend="aot_eager")(x), along(x))
@@ -65,13 +61,13 @@ def test_what_the_operators_cannot_be_given_breaks_the_graph_and_is_computed(com
 
 
 def graphs_of(step: Callable[[Tensor], Tensor]) -> dict[str, list[torch.fx.Node]]:
-    """The operators in the graphs of a step's forward and backward passes, in order, as Inductor is given them."""
+    """Return the operators of a step's forward and backward graphs, in order, as given to Inductor."""
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     graphs: dict[str, list[torch.fx.Node]] = {}
 
-    def keep(phase: str, graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+    def keep(phase, graph, _):
         graphs[phase] = [node for node in graph.graph.nodes if "over_ranks" in str(node.target)]
         return graph
 
@@ -82,18 +78,18 @@ def graphs_of(step: Callable[[Tensor], Tensor]) -> dict[str, list[torch.fx.Node]
 
 
 def test_the_order_of_exchanges_is_that_of_the_program(comm: ThreadComm) -> None:
-    """Operators that do not depend on each other: each is given a token of the one before it, in both passes."""
+    """Independent operators get a token of the one before, in both passes."""
 
-    def aside(x: Tensor) -> Tensor:
-        return sum(ring_dilated_attention(x * n, x, x, PATTERN, comm) for n in range(3)) + positions(2, comm).sum()  # type: ignore
+    def aside(x):
+        return sum(ring_dilated_attention(x * n, x, x, PATTERN, comm) for n in range(3)) + positions(2, comm).sum()
 
     graphs = graphs_of(aside)
     assert [len(graphs[phase]) for phase in ("forward", "backward")] == [4, 3]
     for first, *others in graphs.values():
         assert first.args[-1] is None
         for before, node in zip([first, *others], others, strict=False):
-            (result,) = node.args[-1].args  # type: ignore[union-attr]
-            assert before in (result, *result.args)  # type: ignore[union-attr]
+            (result,) = node.args[-1].args
+            assert before in (result, *result.args)
     gc.collect()
     assert not any(map(len, order_of_exchanges._LATEST.values()))
 
@@ -101,9 +97,9 @@ def test_the_order_of_exchanges_is_that_of_the_program(comm: ThreadComm) -> None
 def test_layers_are_computed_again_one_by_one(comm: ThreadComm) -> None:
     """The order of exchanges asks for no layer before the backward pass comes to it."""
 
-    def layers(x: Tensor) -> Tensor:
+    def layers(x):
         for _ in range(3):
-            x = checkpoint(lambda x: ring_dilated_attention(x.sin(), x, x, PATTERN, comm).cos(), x, use_reentrant=False)  # type: ignore
+            x = checkpoint(lambda x: ring_dilated_attention(x.sin(), x, x, PATTERN, comm).cos(), x, use_reentrant=False)
         return x
 
     again, gradient = forward_op, backward_op
@@ -111,9 +107,9 @@ def test_layers_are_computed_again_one_by_one(comm: ThreadComm) -> None:
 
 
 def test_a_backward_pass_that_computes_again_draws_no_other_seed(comm: ThreadComm) -> None:
-    def wave(x: Tensor) -> Tensor:
+    def wave(x):
         out = ring_dilated_attention(x.sin(), x.cos(), x.sin(), PATTERN, comm, dropout_p=0.5)
-        return (out.sin() * out.cos()).exp()  # type: ignore[union-attr]
+        return (out.sin() * out.cos()).exp()
 
     x, found = rows(requires_grad=True), []
     with torch._functorch.config.patch(activation_memory_budget=0.1):
@@ -139,8 +135,8 @@ def test_opcheck(comm: ThreadComm) -> None:
 def test_under_autocast_and_without_gradients(comm: ThreadComm) -> None:
     x = rows(requires_grad=True)
 
-    def attend(x: Tensor) -> Tensor:
-        return ring_dilated_attention(x, x, x.double().float(), PATTERN, comm)  # type: ignore[return-value]
+    def attend(x):
+        return ring_dilated_attention(x, x, x.double().float(), PATTERN, comm)
 
     for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
         torch._dynamo.reset()
@@ -152,8 +148,8 @@ def test_under_autocast_and_without_gradients(comm: ThreadComm) -> None:
 
 @pytest.mark.slow
 def test_numbers_and_lengths_may_change_from_call_to_call(comm: ThreadComm) -> None:
-    def attend(x: Tensor, scale: float, dropout_p: float = 0.0) -> Tensor:
-        return ring_dilated_attention(x, x, x, PATTERN, comm, scale=scale, dropout_p=dropout_p)  # type: ignore[return-value]
+    def attend(x, scale, dropout_p=0.0):
+        return ring_dilated_attention(x, x, x, PATTERN, comm, scale=scale, dropout_p=dropout_p)
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for seq, scale, dropout_p in ((20, 0.5, 0.0), (20, 0.25, 0.5), (33, 0.75, 0.25), (50, 3, 0.125)):

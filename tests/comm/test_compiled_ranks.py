@@ -5,8 +5,6 @@ Ranks are processes: `torch.compile` is not made for threads.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import launch
+from helpers.calls import NEEDS_COMPILER
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,7 +39,7 @@ class Functions(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k = x @ self.weight, x[:, :, ::2].contiguous()
-        options: dict[str, Any] = dict(is_causal=True, key_padding_mask=mask, sink=self.sink, scale=0.3, dropout_p=self.dropout_p)
+        options = dict(is_causal=True, key_padding_mask=mask, sink=self.sink, scale=0.3, dropout_p=self.dropout_p)
         out, lse = self.attend(q, k, k.sin(), pattern=PATTERN, **options, return_lse=True)
         aside = self.attend(q, k, k, pattern=PATTERN, **self.kept)
         beside = self.attend(q.detach() * 2, k.detach(), k, pattern=PATTERN, backend=["reference"])
@@ -72,13 +71,11 @@ class Network(nn.Module):
 
 
 def whole(seq: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A sequence and its mask, the same on every rank."""
     draw = torch.Generator().manual_seed(seq)
     return torch.randn(2, seq, HEADS, HEAD_DIM, generator=draw).to(dtype), torch.rand(2, seq, generator=draw) < 0.2
 
 
 def step(module: nn.Module, call: Callable[..., Tensor], x: Tensor, mask: Tensor) -> list[Tensor]:
-    """The output of one step, and the gradients of its input and of all parameters."""
     torch.manual_seed(3)
     x = x.detach().requires_grad_()
     out = call(x, mask)
@@ -86,16 +83,12 @@ def step(module: nn.Module, call: Callable[..., Tensor], x: Tensor, mask: Tensor
 
 
 def counted(comm: Comm, *arguments: Any) -> tuple[list[Tensor], tuple[int, int]]:
-    """A step, and the bytes and messages that it takes."""
     before = comm.sent_bytes, comm._number
     return step(*arguments), (comm.sent_bytes - before[0], comm._number - before[1])
 
 
 def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype = torch.float64, **options: Any) -> None:
-    """Compiled without a break, a step over ranks is what it is when it is not compiled, and what one process finds.
-
-    With `aot_eager` to the bit, with `inductor`, which computes other things in another way, within rounding.
-    """
+    """Compare a compiled step without breaks with the plain one and one process: bits for `aot_eager`, else within rounding."""
     import torch._inductor.config
 
     torch._inductor.config.force_disable_caches = True  # where old graphs hide new faults
@@ -118,21 +111,18 @@ def check(comm: Comm, make: Make, backend: str, *seqs: int, dtype: torch.dtype =
 
 
 def own_part(comm: Comm, found: list[Tensor], expected: list[Tensor]) -> list[Tensor]:
-    """This rank's part of gradients of parameters, which add up to what is expected."""
     total = [x.clone() for x in found]
     sum_over_ranks(total, comm)
     return [x - (others - want) for x, others, want in zip(found, total, expected, strict=True)]
 
 
 def essentials(comm: Comm) -> None:
-    """The function with every argument, modules within checkpoints, and an argument that does not fit."""
     check(comm, Functions, "aot_eager", 50)
     check(comm, partial(Network, layers=1), "aot_eager", 40)
     refuse(comm, key_padding_mask=torch.zeros(1, 3, dtype=torch.bool))
 
 
 def further(comm: Comm) -> None:
-    """Several layers, bfloat16, and a second length: compiled again, or compiled for any length."""
     check(comm, Network, "aot_eager", 40, 57)
     check(comm, partial(Network, checkpointed=False, num_kv_heads=2, sink=False), "aot_eager", 40, 57, 63, dynamic=True)
     check(comm, partial(Functions, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
@@ -153,7 +143,6 @@ def further_on_inductor(comm: Comm) -> None:
 
 
 def refused(comm: Comm) -> None:
-    """What is wrong on one rank is raised on all of them, and the transport can be used again."""
     refuse(comm, schedule="any", sink=torch.zeros(HEADS + 1), dropout_p=1.0, is_causal=1, backend="nobody", query=torch.ones(3))
     compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
     x = torch.randn(1, 20, HEADS, HEAD_DIM)
@@ -166,18 +155,14 @@ def refused(comm: Comm) -> None:
 
 
 def refuse(comm: Comm, **wrong: Any) -> None:
-    """Assert that each of these arguments, passed on rank 1, is named by the error there and by that of the others."""
+    """Assert that errors on all ranks name each of these arguments of rank 1."""
     compiled = torch.compile(ring_dilated_attention, fullgraph=True, backend="aot_eager")
     x = torch.randn(1, 20, HEADS, HEAD_DIM)
     for name, value in wrong.items():
-        given: dict[str, Any] = dict(query=x, key=x, value=x) | ({name: value} if comm.rank == 1 else {})
-        error: Any = (TypeError, ValueError) if comm.rank == 1 else PlanMismatch
+        given = dict(query=x, key=x, value=x) | ({name: value} if comm.rank == 1 else {})
+        error = (TypeError, ValueError) if comm.rank == 1 else PlanMismatch
         with pytest.raises(error, match=name if comm.rank == 1 else rf"on rank 1: \w+Error: .*{name}"):
             compiled(**given, pattern=PATTERN, comm=comm)
-
-
-COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Records that are damaged on their way, or of another version: ranks go on by what they say, so that must be noticed.
 
-The contents of other messages are not checked: a number that arrives as another number is a wrong result. TCP, MPI and NCCL
-leave that to the checksums of the network.
+Contents of other messages are left to the checksums of the network, as in TCP, MPI and NCCL.
 """
 
 from __future__ import annotations
@@ -9,25 +8,22 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.calls import PATTERN
-from torch import Tensor
 
 from dilkit import __version__
 from dilkit.comm import Comm, CommError, PlanMismatch, ring_dilated_attention, run_threads
 from dilkit.comm.agreement import agree_on
 from dilkit.comm.transports.records import RECORD_BYTES
-from dilkit.comm.transports.threads import Fault, ThreadComm
+from dilkit.comm.transports.threads import ThreadComm
 
 TIMEOUT = 5.0
 
 
 class Damage:
-    """Flips a bit of a byte in the first record that rank 1 sends."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at, self.record = -1, b""
         send = ThreadComm._send
 
-        def damaged(comm: ThreadComm, peer: int, message: Tensor, number: int, faults: list[Fault]) -> None:
+        def damaged(comm, peer, message, number, faults):
             if comm.rank == 1 and number == 1:
                 assert len(message) == RECORD_BYTES
                 message, self.record = message.clone(), message.numpy().tobytes()
@@ -64,7 +60,7 @@ def test_every_byte_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_transport_is_not_used_after_a_damaged_record(monkeypatch: pytest.MonkeyPatch) -> None:
     Damage(monkeypatch).at = 8
 
-    def on_rank(comm: Comm) -> None:
+    def on_rank(comm):
         if comm.rank == 0:
             with pytest.raises(CommError, match="greeting: the record of rank 1 was damaged on its way"):
                 comm.share(b"hello", "greeting")
@@ -77,9 +73,7 @@ def test_a_transport_is_not_used_after_a_damaged_record(monkeypatch: pytest.Monk
 
 
 def test_facts_of_a_rank_that_lack_what_may_differ() -> None:
-    """As another version might send them."""
-
-    def on_rank(comm: Comm) -> None:
+    def on_rank(comm):
         facts = {"rows": 3} if comm.rank else {"lines": 3}
         with pytest.raises(PlanMismatch, match="the facts of rank 0 cannot be read; do all ranks run the same version"):
             agree_on(comm, lambda: facts, ("rows",), "a step")
@@ -91,7 +85,7 @@ def test_facts_of_a_rank_that_lack_what_may_differ() -> None:
     ("sent", "shown"), [(b"0.1.7", "0.1.7"), (b'{"step": "arguments of', "from before records had versions")]
 )
 def test_another_version_is_named_on_every_rank(sent: bytes, shown: str) -> None:
-    def on_rank(comm: Comm) -> CommError | None:
+    def on_rank(comm):
         if comm.rank == 2:
             comm._version = sent
         return attend(comm)

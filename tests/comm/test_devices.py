@@ -29,7 +29,7 @@ CASE = Case(feature="over ranks", variant="devices", pattern=PATTERN, seq=97, kv
 
 
 class PretendedGpu(TorchFunctionMode):
-    """Within the block, what is made on the GPU, or moved to it, lies in host memory and says that it does not."""
+    """Within the block, tensors for the GPU lie in host memory and say that they do not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, tensors = kwargs or {}, [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -49,9 +49,7 @@ class PretendedGpu(TorchFunctionMode):
 
 
 def put(found: Any) -> Any:
-    """`found` on the GPU."""
-
-    def marked(x: Any) -> Any:
+    def marked(x):
         if isinstance(x, Tensor) and not on_gpu(x):
             x = x.detach()
             x.__dict__["on_gpu"] = True
@@ -66,11 +64,10 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Callable[[ThreadComm], list[Tensor]]:
-    """What a rank does: `out, lse, dquery, dkey, dvalue` of its rows."""
     tensors = make_tensors(case)
     plan = exchange_plan(case.pattern, cuts, case.heads, case.kv_heads, is_causal=case.is_causal, **options)
 
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
+    def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         given = (tensors.query, tensors.key, tensors.value, tensors.mask, tensors.dout)
         query, key, value, mask, dout = (x.detach()[:, rows].contiguous() for x in given)
@@ -83,7 +80,7 @@ def rank_of(case: Case, cuts: tuple[int, ...], gpu: bool, **options: Any) -> Cal
         *grads, _ = _backward(context, dout, inputs, out, lse, held)
         return [out, lse, *grads]
 
-    def pretending(comm: ThreadComm) -> list[Tensor]:
+    def pretending(comm):
         with PretendedGpu():
             found = on_rank(comm)
         assert all(map(on_gpu, found))

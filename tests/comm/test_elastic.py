@@ -1,6 +1,6 @@
 """A training under torchrun that is killed in the middle of a step goes on from what it saved: the program of docs/failures.md.
 
-A host is a torchrun of its own here. What is killed is so once, in the step 6, after what was saved in the step 3.
+A host is a torchrun here. The kill comes in step 6, after the checkpoint of step 3.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LATER = f'import os, time\ntime.sleep(float(os.environ["RANK"]))\n{JOINED}'
 
 
 def trained(folder: Path, hosts: Sequence[str], ranks: int, program: str = PROGRAM) -> list[str]:
-    """What each torchrun prints; the first must end well, and no host may leave a process behind."""
+    """Return the output of each torchrun; the first must end well, and none leaves a process behind."""
     (folder / "elastic.py").write_text(program.replace(JOINED, LATER))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -59,13 +59,12 @@ def trained(folder: Path, hosts: Sequence[str], ranks: int, program: str = PROGR
 
 
 def losses(*texts: str) -> dict[tuple[int, int], str]:
-    """By step and number of ranks."""
     return {(int(step), int(ranks)): loss for text in texts for step, ranks, loss in LOSS.findall(text)}
 
 
 @pytest.fixture(scope="module")
 def one_host_fewer(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], str]:
-    """The losses where the ranks of a host die with its torchrun, and the other host goes on with one rank."""
+    """Return the losses after a host's ranks die with its torchrun, and the other goes on with one rank."""
     killed = KILLED.format(who='os.environ["HOST"] == "B"', processes="[os.getppid(), os.getpid()]")
     killed = killed.replace("    if step", "    import os\n    if step", 1).replace("import os, signal", "import signal")
     texts = trained(tmp_path_factory.mktemp("fewer"), ["A", "B"], 1, PROGRAM.replace(IN_A_STEP, killed))
@@ -81,7 +80,7 @@ def test_with_one_host_fewer_the_losses_go_on(one_host_fewer: dict[tuple[int, in
 
 
 def test_a_rank_that_dies_is_started_again_with_the_same_bits(one_host_fewer: dict[tuple[int, int], str], tmp_path: Path) -> None:
-    """The steps that are made twice have the same bits, and so have those of the other job; the last ones differ by rounding."""
+    """Repeated steps and those of the other job have the same bits; the last steps differ by rounding."""
     killed = KILLED.format(who="comm.rank == 1", processes="[os.getpid()]")
     (text,) = trained(tmp_path, ["A"], 2, PROGRAM.replace(IN_A_STEP, killed))
     assert re.search(r"^\[rank 0\] PeerLost: exchange \d+ \(.*\): lost rank 1: ", text, re.MULTILINE), text

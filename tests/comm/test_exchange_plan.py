@@ -62,7 +62,7 @@ ANY_PLANS = plans() | plans(patterns=mixes_with_heads(tokens=48))
 
 @dataclass
 class Computed:
-    """Everything that ranks compute, found by sending labels in place of rows: `(batch, seq, heads)` numbers of the whole."""
+    """The computation of all ranks on labels in place of rows: `(batch, seq, heads)` numbers of the whole."""
 
     plan: ExchangePlan
     batch: int
@@ -84,13 +84,13 @@ class Computed:
                         self._ring(segment)
 
     def labels(self, rank: int, heads: int, rows: Any) -> Labels:
-        """What rows of a rank, numbered as it numbers them, are of the whole."""
+        """Number a rank's rows as rows of the whole."""
         start, stop = self.plan.cuts[rank : rank + 2]
         batch, seq, head = np.unravel_index(np.asarray(rows), (self.batch, stop - start, heads))
         return np.ravel_multi_index((batch, seq + start, head), (self.batch, self.plan.seq, heads))
 
     def _received(self) -> list[tuple[Labels, Labels]]:
-        """By rank: labels of what it is sent, and which role they have (0, 1, 2 for q, k, v)."""
+        """Return labels and roles (0, 1, 2 for q, k, v) of the rows that each rank receives."""
         plan, boxes = self.plan, []
         for rank, tables in enumerate(self.tables):
             counts = tables.sent["qkv"]
@@ -177,7 +177,6 @@ def test_tables_are_charged_for_all_their_row_numbers() -> None:
 
 
 def _tensors(x: Any) -> Iterator[Tensor | np.ndarray[Any, Any]]:
-    """All tensors and arrays within."""
     if isinstance(x, (Tensor, np.ndarray)):
         yield x
     elif isinstance(x, (list, tuple, dict)) or is_dataclass(x):
@@ -187,7 +186,6 @@ def _tensors(x: Any) -> Iterator[Tensor | np.ndarray[Any, Any]]:
 
 
 def _others(tables: IndexTables, way: str, roles: str, rank: int) -> int:
-    """Rows of one kind of message that go to others, or come from them."""
     counts = getattr(tables, way)[roles]
     return sum(counts) - counts[rank]
 
@@ -263,7 +261,6 @@ def _with_schedule(plan: ExchangePlan, schedule: str) -> ExchangePlan:
 
 
 def _busiest(plan: ExchangePlan) -> int:
-    """Rows that the busiest rank sends or is sent in a forward pass."""
     ways = [("sent", "received"), ("received", "sent")]
     return max(
         _others(tables, way, "qkv", rank) + _others(tables, back, "q", rank)
@@ -273,7 +270,7 @@ def _busiest(plan: ExchangePlan) -> int:
 
 
 def test_bytes_of_the_example_are_those_of_the_formula() -> None:
-    """Of one branch, 4 ranks a segment, 512 rows a head and rank: three quarters of Q, K, V and O, and lse; of dO more."""
+    """One branch, 4 ranks a segment, 512 rows a head and rank: three quarters travel."""
     plan = exchange_plan(LONG, even_cuts(2**20, 8), 8)
     rows = 512 * 8 * 3 // 4
     assert set(plan.all_bytes("forward", head_dim=64, dtype="bfloat16")) == {rows * (4 * 64 * 2 + 4)}
@@ -281,7 +278,7 @@ def test_bytes_of_the_example_are_those_of_the_formula() -> None:
 
 
 def test_grouped_heads_turn_the_choice_to_gather() -> None:
-    """Scatter moves 2 Q + 2 K/V, gather (g - 1) K/V: with 8 query heads to a key head, gather is less for 2 ranks."""
+    """Scatter moves 2 Q + 2 K/V, gather (g - 1) K/V: less for 2 ranks with 8 query heads to a key head."""
     pattern = Pattern([64], [1])
     assert exchange_plan(pattern, (0, 32, 64), 16, 2).routes[0].kind == "gather"
     assert exchange_plan(pattern, (0, 32, 64), 16, 16).routes[0].kind == "scatter"
@@ -319,7 +316,7 @@ def test_errors_name_the_argument_and_the_way_out(options: dict[str, Any], error
 
 
 def test_plans_are_kept_as_long_as_their_counts_fit_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a plan is charged is about what its counts take: they grow with the ranks, and its entry does."""
+    """The charge of a plan follows its counts, which grow with the ranks."""
     few, many = (exchange_plan(Pattern([4096], [1]), shard_cuts(4096, ranks), 32, schedule="gather") for ranks in (4, 512))
     for plan in (few, many):
         exchange = plan.exchanges[0]
@@ -346,7 +343,7 @@ def test_nothing_is_moved_where_segments_are_within_ranks(overlap: str, kinds: s
 
 
 def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
-    """Queries that see many more keys, or few, are padded to tiles: of 1024 rows at most, not of all keys."""
+    """Queries with many more, or few, keys are padded to tiles of 1024 rows at most."""
     plan = exchange_plan(Pattern([8192], [1]), (0, 16, 8192), 1, schedule="gather")
     computed = [sum(len(stack.keys) * stack.rows for stack in index_tables(plan, rank, 1).stacks) for rank in (0, 1)]
     assert computed[0] <= 1024 * 8192
@@ -355,9 +352,9 @@ def test_a_small_shard_does_not_compute_as_much_as_a_large_one() -> None:
 
 @pytest.mark.parametrize(("kv_heads", "most"), [(8, 1.0), (4, 1.0), (2, 1.5)])
 def test_a_balanced_causal_plan_gives_ranks_the_same_work_as_far_as_heads_can(kv_heads: int, most: float) -> None:
-    """Contiguous shards of full causal attention, gathered, give the last of four ranks 7 / 4 of the mean."""
+    """Contiguous shards of full causal attention give the last of four ranks 7 / 4 of the mean."""
 
-    def busiest(schedule: str) -> float:
+    def busiest(schedule):
         pairs = exchange_plan(Pattern.dense(), shard_cuts(65536, 4), 32, kv_heads, is_causal=True, schedule=schedule).all_work[
             "total"
         ]

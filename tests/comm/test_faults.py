@@ -1,19 +1,8 @@
 """A rank that dies, freezes, raises, is late or disagrees: errors that name rank and step within the timeout, and no leftovers.
 
-What the other ranks say, and what ends the job, when they wait for rank 1 in the step "keys":
-
-| rank 1              | threads       | gloo          | Open MPI, MPICH                                            |
-|---------------------|---------------|---------------|------------------------------------------------------------|
-| killed (SIGKILL)    | `PeerLost`    | `PeerLost`    | nothing: `mpirun` ends the job at once, see below          |
-| frozen (SIGSTOP)    |               | `CommTimeout` | `CommTimeout`, which ends the job                          |
-| late (sleeps)       | `CommTimeout` | `CommTimeout` | `CommTimeout`, which ends the job                          |
-| raises, or gives up | `PeerLost`    | `PeerLost`    | nothing: rank 1 says why, marked as its own, and ends the job |
-| leaves (`sys.exit`) | `PeerLost`    | `PeerLost`    | nothing: rank 1 names itself and who waits, and ends the job  |
-| disagrees, or runs another version | `PlanMismatch` on every rank, naming who differs, on every transport        |
-
-After a SIGKILL, Open MPI's `mpirun` names the rank, MPICH's only the process id, neither the step. With Open MPI's option
-`--with-ft ulfm` the ranks live on and say both, at once (`PeerLost`). MPICH's `-disable-auto-cleanup` mostly has that effect
-(`CommTimeout`), but about one job in eight was seen to end without a word: that is not tested.
+docs/failures.md says what ranks raise, and what ends a job, when they wait for rank 1: here in the step "keys". After a SIGKILL,
+MPICH's `-disable-auto-cleanup` mostly leaves ranks alive (`CommTimeout`), but about one job in eight was seen to end without a
+word: that is not tested.
 Only a rank whose own fault it is shows a traceback; each of the others says one line.
 """
 
@@ -47,7 +36,6 @@ KNOWN = re.compile(r"^rank (\d) knows after ([\d.]+) s: (\w+): exchange 2 \(keys
 
 
 def everyone(comm: Comm, step: str) -> None:
-    """Everyone sends to everyone."""
     comm.exchange(torch.zeros(comm.size, 8), [1] * comm.size, [1] * comm.size, step).wait()
 
 
@@ -88,7 +76,7 @@ def say(line: str) -> None:
 
 def fault(world: Comm, kind: str) -> None:
     """All goes well once; then rank 1 fails before it takes part in the step "keys"."""
-    comm = type(world)(timeout=TIMEOUT if kind in ("frozen", "late") else LONG_TIMEOUT)  # type: ignore[call-arg]
+    comm = type(world)(timeout=TIMEOUT if kind in ("frozen", "late") else LONG_TIMEOUT)
     everyone(comm, "warming up")
     if comm.rank == 1:
         FAULTS[kind](comm)
@@ -110,7 +98,6 @@ def conformance_and_fault(comm: Comm, kind: str) -> None:
 
 
 def fail(launcher: str, kind: str, *options: str, size: int = 3, function: Callable[..., None] = fault) -> Ended:
-    """A job whose rank 1 fails; it ends with an error, and leaves nothing behind."""
     job = ended(launcher, size, function, kind, options=options)
     assert job.code != 0, job
     assert job.text.count("Traceback") == kind.startswith("raises"), job
@@ -118,7 +105,7 @@ def fail(launcher: str, kind: str, *options: str, size: int = 3, function: Calla
 
 
 def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool = False) -> None:
-    """The waiting ranks, or those that came to speak before the job was ended, said within the timeout whom they missed."""
+    """Assert that waiting ranks, or those that spoke before the job ended, named the missing one within the timeout."""
     said = KNOWN.findall(job.text)
     assert {rank for rank, *_ in said} <= {"0", "2"}, job
     assert len(said) == 2 or (said and not all_of_them), job
@@ -130,7 +117,6 @@ def assert_said(job: Ended, error: type[CommError], what: str, all_of_them: bool
 
 
 def assert_blamed(job: Ended, traceback: bool) -> None:
-    """Rank 1 said what went wrong, and no other rank came to say that it waited in vain."""
     assert job.text.count("[rank 1] ZeroDivisionError: this one's own fault\n") == 1, job
     assert ("[rank 1] Traceback (most recent call last):\n" in job.text) == traceback, job
     assert not KNOWN.search(job.text), job
@@ -143,7 +129,6 @@ DISAGREES = {
 
 
 def said_to_disagree(job: Ended, kind: str) -> list[str]:
-    """The ranks that said so, each once."""
     what = re.escape(f"PlanMismatch: the plan: {DISAGREES[kind]}")
     ranks = re.findall(rf"^\[rank (\d)\] {what}$", job.text, re.MULTILINE)
     assert len(re.findall(f"{what}$", job.text, re.MULTILINE)) == len(ranks) == len(set(ranks)), job
@@ -171,7 +156,7 @@ class TestGloo:
 
 
 class TestMPI:
-    """Two ranks, where three say no more. What does not depend on the launcher is asked of MPICH, which is quicker."""
+    """Two ranks, as three show no more. Checks of any launcher run on MPICH, which is quicker."""
 
     @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
     def test_ranks_that_conform_and_one_that_raises(self, launcher: str) -> None:
@@ -230,7 +215,7 @@ def test_a_fault_of_a_thread(name: str) -> None:
     what, noticed, text = ON_THREADS[name]
     raised: dict[int, BaseException] = {}
 
-    def on_rank(comm: Comm) -> None:
+    def on_rank(comm):
         try:
             everyone(comm, "queries")
             if comm.rank == 1 and not isinstance(what, Fault):
@@ -255,7 +240,7 @@ def test_a_fault_of_a_thread(name: str) -> None:
 
 @pytest.mark.skipif(bool(NOT_HERE), reason=NOT_HERE or "there are jobs here")
 def test_a_job_ends_with_an_interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(end: float) -> bool:
+    def interrupted(end):
         raise KeyboardInterrupt
 
     job = start_processes([[sys.executable, "-c", "import time; time.sleep(60)"]], [{}])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, product
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from helpers.calls import starts_of
 from helpers.live_bytes import LiveBytes
 from helpers.pairwise import all_but
 from helpers.ranks import PATTERN, assert_counted, assert_same, even_cuts, over_ranks, plan_of
@@ -72,12 +73,12 @@ def test_tensors_hold_as_many_bytes_between_the_passes_as_is_planned(keep: str, 
     """Beside its own query, key, value, out and lse. What travels through threads is gone by then."""
     tensors = random_tensors(masked=True)
 
-    def on_rank(comm: Comm) -> int:
+    def on_rank(comm):
         rows = slice(*CUTS[comm.rank : comm.rank + 2])
         own = [x[:, rows].clone() for x in (tensors.query, tensors.key, tensors.value, tensors.mask)]
         query, key, value = (x.requires_grad_() for x in own[:3])
 
-        def attend() -> Tensor:
+        def attend():
             out = ring_dilated_attention(query, key, value, PATTERN, comm, key_padding_mask=own[3], keep=keep, schedule=schedule)
             assert isinstance(out, Tensor)
             return out
@@ -98,11 +99,11 @@ def test_tensors_hold_as_many_bytes_between_the_passes_as_is_planned(keep: str, 
 
 
 def peak(ranks: int, keep: str) -> int:
-    """The most bytes of tensors that a rank holds in a forward and backward pass, its inputs among them."""
+    """Return the most bytes of a rank's tensors in both passes, inputs included."""
     pattern, heads, head_dim = Pattern([64, 128, 256, 512, 1024], [1, 2, 4, 8, 16]), 8, 64
     cuts = shard_cuts(1024, ranks, pattern)
 
-    def once(comm: Comm) -> int:
+    def once(comm):
         rows = cuts[comm.rank + 1] - cuts[comm.rank]
         with LiveBytes() as live:
             *shards, dout = (torch.randn(1, rows, heads, head_dim) for _ in range(4))
@@ -110,7 +111,7 @@ def peak(ranks: int, keep: str) -> int:
             torch.autograd.grad(out, shards, dout)
         return live.peak
 
-    def on_rank(comm: Comm) -> int:
+    def on_rank(comm):
         once(comm)  # which makes tables
         return once(comm)
 
@@ -143,7 +144,6 @@ QUICK_GRADIENTS = (("qv", "auto", "rows"), ("k", "gather", "nothing"), ("v", "ri
 
 
 def gradients(comm: Comm, asked: str, **options: Any) -> tuple[dict[str, Tensor], int]:
-    """A rank's gradients of the inputs that are asked for, and the bytes that it sends for them."""
     tensors, rows = random_tensors(), slice(*CUTS[comm.rank : comm.rank + 2])
     shards = {role: x[:, rows].clone() for role, x in zip("qkv", (tensors.query, tensors.key, tensors.value), strict=True)}
     leaves = {role: shards[role].requires_grad_() for role in asked}
@@ -176,10 +176,10 @@ def test_what_one_rank_asks_for_all_compute() -> None:
 
 def test_packed_sequences_send_the_gradients_that_are_asked_for() -> None:
     lengths, tensors = (10, 61, 26), random_tensors(batch=1)
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    starts = starts_of(lengths)
     plan = plan_of(PATTERN, CUTS, lengths, HEADS, KV_HEADS, keep="nothing")
 
-    def on_rank(comm: Comm) -> int:
+    def on_rank(comm):
         rows = slice(*CUTS[comm.rank : comm.rank + 2])
         query, key, value = (x[0, rows].clone() for x in (tensors.query, tensors.key, tensors.value))
         out = ring_dilated_attention_varlen(query, key, value.requires_grad_(), PATTERN, comm, starts, keep="nothing")

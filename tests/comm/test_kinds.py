@@ -44,7 +44,7 @@ def test_problem_list(case: Case) -> None:
 
 
 def with_and_without_causality(of: Iterable[Any]) -> list[Any]:
-    """By default one with causality, the next without."""
+    """Alternate causality by default."""
     both = [(at, one, is_causal) for at, one in enumerate(of) for is_causal in (False, True)]
     return [pytest.param(one, c, id=f"{one}-{c}", marks=[pytest.mark.slow] if (at + c) % 2 else []) for at, one, c in both]
 
@@ -61,7 +61,6 @@ TOKENS = {
 
 @pytest.mark.parametrize(("tokens", "is_causal"), with_and_without_causality(TOKENS))
 def test_global_tokens(tokens: str, is_causal: bool) -> None:
-    """Alone, beside a window, and in mixes that count once: with one window, and with several branches of tokens."""
     beside = [SlidingWindow(7)], [GlobalTokens([2, 3, 31]), SlidingWindow(20, 3), GlobalTokens(4, "read")]
     mixes = ([], "count"), (beside[0], "count"), (beside[0], "once"), (beside[1], "once")
     for world_size, (others, overlap) in zip((3, 2, 4, 3), mixes, strict=True):
@@ -89,7 +88,6 @@ BLOCKS = {
 
 @pytest.mark.parametrize(("blocks", "is_causal"), with_and_without_causality(BLOCKS))
 def test_blocks(blocks: str, is_causal: bool) -> None:
-    """Shards that begin within blocks, and such that begin with them; heads of their own, and one rank with the whole."""
     pattern = Pattern.of(BLOCKS[blocks], head_shard=(2, 5) if "a part" in blocks else None)
     case = replace(CASE, pattern=pattern, is_causal=is_causal, mask="random", variant=blocks)
     for cuts in ((0, 61), uneven_cuts(61, 4, seed=1), shard_cuts(61, 3, pattern)):
@@ -100,10 +98,10 @@ def test_blocks(blocks: str, is_causal: bool) -> None:
 
 
 def test_no_block_of_keys_travels_in_vain() -> None:
-    """Of blocks that see themselves and the one before, a rank sends its last one; queries of a block that sees all travel."""
+    """Blocks see themselves and the one before: a rank sends its last. Queries of a block that sees all travel."""
     layout = np.eye(16, dtype=bool) | np.eye(16, k=-1, dtype=bool)
     block = 8 * 2 * (2 * 16 * 2)
-    sizes: dict[str, Any] = dict(head_dim=16, dtype="bfloat16")
+    sizes = dict(head_dim=16, dtype="bfloat16")
     plan = exchange_plan(Pattern.of(BlockSparse(layout, 8)), shard_cuts(128, 4), 2)
     assert plan.all_bytes("forward", **sizes).tolist() == [block, block, block, 0]
     layout[0] = True
@@ -129,7 +127,6 @@ def test_a_plan_of_blocks_looks_at_those_that_are_seen(blocks: int, is_causal: b
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_blocks_of_others_are_computed_in_one_call(is_causal: bool) -> None:
-    """Of all heads that follow one matrix; with causality a call more for each block that a cut goes through."""
     pattern = Pattern.bigbird(512, 8)
     for cuts, calls in ((even_cuts(512, 4), 1), ((0, 100, 300, 410, 512), 1 + 2 * is_causal)):
         plan = exchange_plan(pattern, cuts, 4, 2, is_causal=is_causal)
@@ -143,7 +140,7 @@ def test_blocks_of_others_are_computed_in_one_call(is_causal: bool) -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_bytes_of_a_window_do_not_grow_with_the_number_of_ranks(is_causal: bool) -> None:
-    """A rank sends `window - 1` rows of keys and values to each side that sees them, however many ranks there are."""
+    """A rank sends `window - 1` rows of keys and values to each side that sees them."""
     window, kv_heads, row = 65, 2, 16 * 2
     halo = (window - 1) * kv_heads * 2 * row * (1 if is_causal else 2)
     for world_size in (4, 8, 64, 256):
@@ -158,7 +155,6 @@ def test_the_bytes_of_a_window_do_not_grow_with_the_number_of_ranks(is_causal: b
 
 
 def test_windows_of_any_length_in_a_plan_for_many_ranks() -> None:
-    """Counted by formula: a billion tokens, and a window over several shards."""
     pattern = Pattern.of(SlidingWindow(10**7), DilatedSegment(2**20, 16))
     plan = exchange_plan(pattern, even_cuts(10**9, 1024), 32, 8, is_causal=True)
     sent = plan.all_bytes("forward", head_dim=128, dtype="bfloat16")
@@ -168,7 +164,7 @@ def test_windows_of_any_length_in_a_plan_for_many_ranks() -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_bytes_of_global_tokens(is_causal: bool) -> None:
-    """Each rank is sent them once, and they meet the keys of each rank: what the others send does not grow with the ranks."""
+    """Each rank receives them once, and they meet the keys of each rank: other traffic is constant."""
     tokens, heads, kv_heads, row = 16, 8, 2, 32
     for world_size in (4, 8, 64):
         plan = exchange_plan(Pattern.of(GlobalTokens(tokens)), even_cuts(8192, world_size), heads, kv_heads, is_causal=is_causal)
@@ -181,7 +177,7 @@ def test_bytes_of_global_tokens(is_causal: bool) -> None:
 
 
 def test_windows_and_tokens_of_some_heads_count_once() -> None:
-    """Each head has one window, and tokens that hide none from some of the query heads of a key/value head alone."""
+    """Each head has one window; the tokens hide none from some query heads of a group alone."""
     windows = SlidingWindow(5, heads=(0, 2)), SlidingWindow(12, 3, heads=(2, 4))
     for tokens, kinds in ((GlobalTokens(4, heads=(0, 2)), {"halo", "broadcast"}), (GlobalTokens(4, heads=(0, 1)), {"scatter"})):
         pattern = Pattern.of(*windows, tokens, GlobalTokens([1, 40], "read"), overlap="once")

@@ -26,7 +26,6 @@ def cuts_of(lengths: list[int]) -> list[int]:
 
 
 def filled(whole: Tensor, shift: int, ends: list[int]) -> Tensor:
-    """What `roll` with `fill` gives, by its definition."""
     expected = torch.full_like(whole, FILL)
     for start, stop in pairwise(ends):
         for i in range(max(start, start + shift), min(stop, stop + shift)):
@@ -56,7 +55,7 @@ def test_rows_that_a_sequence_does_not_have_are_filled(lengths: list[int], shift
 
 
 def test_nan_may_fill() -> None:
-    def on_rank(comm: Comm) -> Tensor:
+    def on_rank(comm):
         with pytest.raises(PlanMismatch, match=r"rank 2 has fill=0.0, the others nan"):
             roll(torch.ones(1, 3), comm, -1, fill=0.0 if comm.rank == 2 else float("nan"))
         return unshard(roll(torch.full((1, 3), 1.0 + comm.rank), comm, -1, fill=float("nan")), comm)
@@ -66,7 +65,7 @@ def test_nan_may_fill() -> None:
 
 
 def test_a_shift_by_one_sends_one_row_a_border() -> None:
-    def on_rank(comm: Comm) -> int:
+    def on_rank(comm):
         roll(torch.zeros(1, 100, dtype=torch.int64), comm, -1, fill=FILL)
         return comm.sent_bytes
 
@@ -79,7 +78,7 @@ def test_sums_by_sequence_and_positions_in_sequences(lengths: list[int], data: A
     ends = sorted([0, *data.draw(st.lists(st.integers(0, cuts[-1]), max_size=4)), cuts[-1]])
     starts, losses = torch.tensor(ends, dtype=torch.int32), torch.randn(1, cuts[-1], dtype=torch.float64)
 
-    def on_rank(comm: Comm) -> tuple[Tensor, Tensor]:
+    def on_rank(comm):
         mine = shards(losses, cuts, comm)[0]
         return sum_by_sequence(mine, comm, starts), positions(len(mine), comm, cu_seqlens=starts)
 
@@ -108,7 +107,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no number": (lambda comm: roll(ROWS, comm, 1.5), TypeError, "shift=1.5"),
     "sums of matrices": (lambda comm: sum_by_sequence(ROWS, comm, STARTS), TypeError, r"x is torch.float32 \(1, 4\)"),
     "an order and sequences": (
-        lambda comm: positions(4, comm, order=object(), cu_seqlens=STARTS),  # type: ignore[arg-type]
+        lambda comm: positions(4, comm, order=object(), cu_seqlens=STARTS),
         ValueError,
         "order and cu_seqlens cannot go together",
     ),

@@ -41,7 +41,6 @@ Arguments = dict[str, Any]
 
 
 def shards(comm: ThreadComm, **options: Any) -> Arguments:
-    """What a rank passes if all is well."""
     rows = CUTS[comm.rank + 1] - CUTS[comm.rank]
     query, key, value = (torch.randn(2, rows, 4, 8, **{"requires_grad": True, **options}) for _ in range(3))
     return dict(query=query, key=key, value=value, pattern=PATTERN)
@@ -53,9 +52,9 @@ def attend(comm: ThreadComm, arguments: Arguments) -> Tensor:
 
 
 def on_all(change: Callable[[Arguments], None]) -> list[Exception]:
-    """What every rank says when one of them has changed its arguments; afterwards the transport still works."""
+    """Return the errors when one rank changes its arguments; the transport still works afterwards."""
 
-    def on_rank(comm: ThreadComm) -> Exception:
+    def on_rank(comm):
         arguments = shards(comm)
         if comm.rank == ODD:
             change(arguments)
@@ -71,7 +70,6 @@ def on_all(change: Callable[[Arguments], None]) -> list[Exception]:
 
 
 def each(change: Callable[[Tensor], Any], *names: str) -> Callable[[Arguments], None]:
-    """A change to some tensors: by default to all three."""
     return lambda x: x.update({name: change(x[name]) for name in names or ("query", "key", "value")})
 
 
@@ -143,9 +141,7 @@ def test_nonsense_on_one_rank(name: str) -> None:
 
 
 def test_ranks_that_make_different_calls() -> None:
-    """As where one rank is given the positions of its rows, and the others ask for theirs."""
-
-    def on_rank(comm: ThreadComm) -> str:
+    def on_rank(comm):
         with pytest.raises(PlanMismatch) as caught:
             positions(5, comm) if comm.rank == ODD else attend(comm, shards(comm))
         attend(comm, shards(comm))
@@ -156,7 +152,7 @@ def test_ranks_that_make_different_calls() -> None:
 
 
 def test_one_autocast_of_several_is_a_disagreement() -> None:
-    def call(comm: ThreadComm) -> None:
+    def call(comm):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=comm.rank == ODD):
             attend(comm, shards(comm))
 
@@ -164,10 +160,10 @@ def test_one_autocast_of_several_is_a_disagreement() -> None:
 
 
 def test_rows_with_gradients_on_one_rank_alone_along_an_order() -> None:
-    """The sink has them on all ranks; rows and gradients would wait for each other on their way back."""
-    options: Arguments = dict(order=TokenOrder.from_permutation(range(SEQ)[::-1]), sink=torch.zeros(4, requires_grad=True))
+    """The sink has gradients on all ranks; else rows and gradients would wait for each other."""
+    options = dict(order=TokenOrder.from_permutation(range(SEQ)[::-1]), sink=torch.zeros(4, requires_grad=True))
 
-    def call(comm: ThreadComm) -> None:
+    def call(comm):
         attend(comm, shards(comm, requires_grad=comm.rank == ODD) | options)
 
     raised_on_all(RANKS, call, f"rank {ODD} has rows_require_grad=True, the others False", PlanMismatch)
@@ -175,9 +171,7 @@ def test_rows_with_gradients_on_one_rank_alone_along_an_order() -> None:
 
 @pytest.mark.parametrize("odd", [torch.device("meta"), torch.device("cpu")])
 def test_sums_of_tensors_of_several_devices(odd: torch.device) -> None:
-    """Of two devices on one rank, or of one that the other ranks do not have."""
-
-    def on_rank(comm: ThreadComm) -> str:
+    def on_rank(comm):
         own = [torch.ones(2, device="meta"), torch.ones(2, device=odd)] if comm.rank == ODD else [torch.ones(2), torch.ones(2)]
         with pytest.raises(ValueError, match=r"device|lie on") as caught:
             sum_over_ranks(own, comm)
@@ -196,9 +190,9 @@ def step_of(comm: ThreadComm, schedule: str) -> None:
 
 
 def with_fault(schedule: str, fault: Fault) -> list[tuple[CommError | Killed | None, float, CommError | None]]:
-    """By rank: what it died of, after how many seconds, and what it says when the transport is used again."""
+    """Return for each rank its error, the seconds until then, and the error of the next use."""
 
-    def on_rank(comm: ThreadComm) -> tuple[Any, float, Any]:
+    def on_rank(comm):
         began, error, again = time.monotonic(), None, None
         try:
             step_of(comm, schedule)
@@ -221,10 +215,10 @@ def sending(schedule: str) -> tuple[int, set[int]]:
     """The number of exchanges of a step, and those in which the odd rank sends anything."""
     sent: set[int] = set()
 
-    def on_rank(comm: ThreadComm) -> int:
+    def on_rank(comm):
         post = comm._post
 
-        def noted(send: Any, *rest: Any) -> Any:
+        def noted(send, *rest):
             if comm.rank == ODD and send:
                 sent.add(comm._number)
             return post(send, *rest)
@@ -273,7 +267,7 @@ def test_a_fault_at_every_exchange(schedule: str, number: int, kind: str) -> Non
 
 
 def test_after_a_failure_between_exchanges_no_message_is_taken_for_another() -> None:
-    def on_rank(comm: ThreadComm) -> list[Exception]:
+    def on_rank(comm):
         arguments = shards(comm)
         query, out = arguments["query"], attend(comm, arguments)
         if comm.rank == ODD:
@@ -293,7 +287,7 @@ def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
     """It runs no backward pass; the others miss it, by name, and do not hang."""
     missed = threading.Semaphore(0)
 
-    def on_rank(comm: ThreadComm) -> Any:
+    def on_rank(comm):
         arguments = shards(comm)
         query, out = arguments["query"], attend(comm, arguments)
         loss = query.sum() if comm.rank == ODD else out.sum()
@@ -318,10 +312,9 @@ def test_a_rank_whose_loss_ignores_what_it_computed() -> None:
 
 @pytest.mark.slow
 def test_500_steps_leave_nothing_behind() -> None:
-    """Forward and backward: no memory, no file, no thread, no message that nobody fetched."""
     held: list[tuple[int, int]] = []
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         arguments = {name: x[:1, :, :2] if isinstance(x, Tensor) else x for name, x in shards(comm).items()}
         arguments = {name: x.detach().requires_grad_() if isinstance(x, Tensor) else x for name, x in arguments.items()}
         for step in range(500):
@@ -341,7 +334,6 @@ def test_500_steps_leave_nothing_behind() -> None:
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -349,7 +341,7 @@ def _gradients(pack: Callable[[Tensor], Tensor], unpack: Callable[[Tensor], Tens
     torch.manual_seed(0)
     whole = torch.randn(4, 1, 64, 4, 8).unbind()
 
-    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
+    def on_rank(comm):
         *inputs, dout = (shard(x, comm) for x in whole)
         inputs = [x.requires_grad_() for x in inputs]
         with saved_tensors_hooks(pack, unpack):
@@ -361,7 +353,7 @@ def _gradients(pack: Callable[[Tensor], Tensor], unpack: Callable[[Tensor], Tens
 
 @pytest.mark.parametrize("schedule", ["auto", "gather", "ring"])
 def test_hooks_on_saved_tensors_may_change_layouts_and_nothing_else(schedule: str) -> None:
-    def strided(x: Tensor) -> Tensor:
+    def strided(x):
         return x.mT.contiguous().mT
 
     plain, odd = _gradients(lambda x: x, lambda x: x, schedule), _gradients(lambda x: x, strided, schedule)
@@ -372,10 +364,10 @@ def test_hooks_on_saved_tensors_may_change_layouts_and_nothing_else(schedule: st
 
 @pytest.mark.parametrize("order", [None, TokenOrder.from_permutation(range(16)[::-1])], ids=["", "along an order"])
 def test_backward_passes_in_another_order_are_errors(order: TokenOrder | None) -> None:
-    """Of two calls of equal shapes, each rank would take the rows of one for those of the other."""
+    """Two calls of equal shapes would exchange each other's rows."""
     x, pattern = torch.randn(1, 16, 2, 4), Pattern([16], [1])
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         rows = shard(x, comm).requires_grad_()
         calls = [ring_dilated_attention(rows, rows, rows, pattern, comm, order=order) for _ in range(2)]
         for out in calls if comm.rank else reversed(calls):

@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from dilkit import DilatedAttention, MultiheadDilatedAttention, order
 from dilkit.comm import RingDilatedAttention, run_threads
-from dilkit.comm.transports.threads import ThreadComm
 
 pytestmark = pytest.mark.usefixtures("on_one_core")
 
@@ -26,7 +25,6 @@ Step = Callable[[nn.Module, Tensor], Tensor]
 
 
 def one_step(model: nn.Module, x: Tensor, weight: Tensor, step: Step) -> list[Tensor]:
-    """The output of a step and gradients of all parameters and of the input."""
     x = x.detach().requires_grad_()
     out = step(model, x)
     (out * weight).sum().backward()
@@ -38,14 +36,12 @@ def once(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def twice(model: nn.Module, x: Tensor) -> Tensor:
-    """Gradients of two calls add up."""
     model(x)[0].square().sum().backward()
     return model(x.square())[0]
 
 
 def checkpointed(model: nn.Module, x: Tensor, use_reentrant: bool = False) -> Tensor:
-    """The backward pass runs the forward pass again, with all that it sends."""
-    return checkpoint(partial(once, model), x, use_reentrant=use_reentrant)  # type: ignore[no-any-return]
+    return checkpoint(partial(once, model), x, use_reentrant=use_reentrant)
 
 
 STEPS: dict[str, tuple[Step, dict[str, Any], dict[str, Any]]] = {
@@ -68,7 +64,7 @@ def test_multihead_attention_over_ranks_is_that_of_one_rank(name: str) -> None:
     made = MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(PATTERN), dtype=torch.float64, **options)
     expected = one_step(copy.deepcopy(made), x, weight, step)
 
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
+    def on_rank(comm):
         rows, mine = slice(*CUTS[comm.rank : comm.rank + 2]), copy.deepcopy(made)
         mine.attention = RingDilatedAttention(PATTERN, comm, **ring)
         return one_step(mine, x[:, rows], weight[:, rows], step)
@@ -90,7 +86,7 @@ def test_multihead_attention_over_ranks_is_that_of_one_rank(name: str) -> None:
     ],
 )
 def test_the_module_shows_and_checks_its_arguments(options: dict[str, Any], error: type[Exception], text: str) -> None:
-    def on_rank(comm: ThreadComm) -> str:
+    def on_rank(comm):
         with pytest.raises(error, match=text):
             RingDilatedAttention(**{**dict(pattern=PATTERN, comm=comm), **options})
         return repr(RingDilatedAttention(PATTERN, comm, order=HILBERT, schedule="ring", keep="nothing"))

@@ -1,18 +1,18 @@
 """Sinks, softcaps, dropout, tails of zeros and biases over ranks: those of the whole, with gradients, however it is shared out.
 
-A sink and the padding that a row sees are added once, by the rank with the row; weights are dropped by the seed of rank 0. Each
-rank has the coordinates of its own rows. The gradients of sinks, slopes and tables are summed over ranks.
+The rank with a row adds its sink and padding; rank 0's seed drops weights; each rank has the coordinates of its rows. Gradients
+of sinks, slopes and tables are summed over ranks.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from helpers.calls import starts_of
 from helpers.fakes import registered
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, even_cuts, raised_on_all, uneven_cuts
@@ -44,8 +44,6 @@ from dilkit.comm import (
     run_threads,
 )
 from dilkit.comm.plan.kinds.tokens import TokenExchange
-from dilkit.comm.transports.threads import ThreadComm
-from dilkit.inputs import Inputs
 from dilkit.op.dropout import Dropout
 from dilkit.oracle import oracle_attention
 
@@ -87,7 +85,6 @@ def _one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tensors(option: str, seq: int, heads: Heads, seed: int = 0) -> list[Tensor]:
-    """Query, key, value, and weights where the option has some."""
     draw, of_head = torch.Generator().manual_seed(seed), OPTIONS[option][0]
     shapes = [*((2, seq, h, 4) for h in (heads[0], heads[1], heads[1]))]
     shapes += [] if of_head is None else [(heads[0], *of_head)]
@@ -105,11 +102,11 @@ def results(attend: Callable[..., Any], leaves: Sequence[Tensor]) -> list[Tensor
 def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[int, ...], **options: Any) -> list[Tensor]:
     """The results of all ranks together; each computes a part of the gradient of the weights."""
 
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
+    def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         part = {name: x[:, rows] if name == "key_padding_mask" else x for name, x in options.items()}
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None) -> Any:
+        def attend(q, k, v, weights=None):
             asked = OPTIONS[option][1](weights, cuts[-1], rows)
             return ring_dilated_attention(q, k, v, pattern, comm, return_lse=True, **asked, **part)
 
@@ -121,10 +118,9 @@ def over_ranks(option: str, whole: list[Tensor], pattern: Pattern, cuts: tuple[i
 
 
 def on_one(option: str, whole: list[Tensor], pattern: Pattern, first_head: int = 0, **options: Any) -> list[Tensor]:
-    """What the oracle gives."""
     seq = whole[0].shape[1]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None) -> Any:
+    def attend(q, k, v, weights=None):
         asked = OPTIONS[option][1](weights, seq, slice(0, seq))
         if option == "dropout":
             asked = dict(dropout=Dropout(P, SEED, first_head=first_head))
@@ -186,7 +182,7 @@ def test_coordinates_are_counted(schedule: str) -> None:
     cuts, (q, k, v, slopes) = (0, 13, 40, 61), tensors("coordinates", 61, (6, 3))
     plan = exchange_plan(PATTERN, cuts, 6, 3, schedule=schedule)
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         rows, sizes = slice(*cuts[comm.rank : comm.rank + 2]), dict(head_dim=4, dtype="float64", batch=2, position_dims=2)
         mine = [x[:, rows].clone().requires_grad_() for x in (q, k, v)]
         bias = CoordinateAlibi(slopes, coordinates(61)[:, rows])
@@ -205,9 +201,9 @@ def test_along_token_orders(option: str, several: bool, masked: bool) -> None:
     """The last heads see sinks alone. Positions are those of rows as given."""
     pattern = Pattern([12, 24, 48], [1, 3, 5], heads=[(0, 4), (0, 3), (1, 4)], tail="zeros")
     orders, whole = [order((6, 8)), order((6, 8), "snake")][: 1 + several], tensors(option, 48, (6, 3), 1)
-    options: dict[str, Any] = dict(key_padding_mask=torch.arange(48).expand(2, -1) % 3 == 0) if masked else {}
+    options = dict(key_padding_mask=torch.arange(48).expand(2, -1) % 3 == 0) if masked else {}
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None) -> Any:
+    def attend(q, k, v, weights=None):
         asked = OPTIONS[option][1](weights, 48, slice(0, 48))
         return ordered_dilated_attention(q, k, v, pattern, orders, return_lse=True, **asked, **options)
 
@@ -217,23 +213,23 @@ def test_along_token_orders(option: str, several: bool, masked: bool) -> None:
 @pytest.mark.parametrize("name", BIASES)
 def test_positions_of_packed_sequences_begin_anew(name: str) -> None:
     lengths, pattern, cuts = (3, 17, 0, 11, 9), Pattern([8, 24], [1, 3]), (0, 13, 14, 40)
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    starts = starts_of(lengths)
     whole = [x[0] if x.dim() == 4 else x for x in tensors(name, 40, (4, 2), 2)]
 
-    def options(weights: Tensor, rows: slice) -> dict[str, Any]:
+    def options(weights, rows):
         if name == "coordinates":
             return dict(bias=CoordinateAlibi(weights, coordinates(40)[0, rows]), return_lse=True)
         return BIASES[name][1](weights, 20, rows) | dict(return_lse=True)
 
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
+    def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Any:
+        def attend(q, k, v, weights):
             return ring_dilated_attention_varlen(q, k, v, pattern, comm, starts, **options(weights, rows))
 
         return results(attend, [*(x[rows] for x in whole[:3]), whole[3]])
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Any:
+    def attend(q, k, v, weights):
         return dilated_attention_varlen(q, k, v, pattern, starts, **options(weights, slice(0, 40)))
 
     *by_row, weights = zip(*run_threads(3, on_rank, timeout=30), strict=True)
@@ -244,7 +240,7 @@ def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 3)
     ranks: dict[int, list[int]] = {}
 
-    def on_rank(comm: ThreadComm) -> Any:
+    def on_rank(comm):
         ranks.setdefault(threading.get_ident(), []).append(comm.rank)
         return ring_dilated_attention(*(x[:, slice(*cuts[comm.rank : comm.rank + 2])] for x in whole), PATTERN, comm, dropout_p=P)
 
@@ -253,20 +249,20 @@ def test_the_seed_is_that_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gradients_through_lse_drop_no_weights() -> None:
-    """Their values are zeros: the results would be the same, but every weight's random number would be drawn again."""
+    """Results would be the same, as their values are zeros, but every random number would be drawn again."""
     whole, cuts = tensors("dropout", 24, (2, 2)), even_cuts(24, 2)
     drops: list[bool] = []
 
     class Recording(Native):
         name = "recording"
 
-        def backward(self, dout: Tensor, inputs: Inputs, *others: Any) -> tuple[Tensor, ...]:
+        def backward(self, dout, inputs, *others):
             drops.append(inputs.dropout is not None)
             return super().backward(dout, inputs, *others)
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         mine = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].requires_grad_() for x in whole]
-        options: dict[str, Any] = dict(dropout_p=P, return_lse=True, backend="recording")
+        options = dict(dropout_p=P, return_lse=True, backend="recording")
         ring_dilated_attention(*mine, PATTERN, comm, **options)[1].sum().backward()
 
     with registered(Recording()):
@@ -276,17 +272,14 @@ def test_gradients_through_lse_drop_no_weights() -> None:
 
 @pytest.mark.parametrize("option", ["sink", "dropout", "softcap", "buckets"])
 def test_a_module_over_ranks(option: str) -> None:
-    """As the same module on one rank, with the gradient of weights of the option, or else of the last projection."""
-    of_layer: dict[str, dict[str, Any]] = dict(sink=dict(sink=True), dropout=dict(dropout=P))
+    of_layer = dict(sink=dict(sink=True), dropout=dict(dropout=P))
     x = torch.randn(1, 24, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
-    def made(inner: Callable[..., nn.Module], learned: Tensor) -> Any:
-        of_inner: dict[str, dict[str, Any]] = dict(
-            softcap=dict(softcap=CAP), buckets=dict(bias=RelativeTable(nn.Parameter(learned)))
-        )
+    def made(inner, learned):
+        of_inner = dict(softcap=dict(softcap=CAP), buckets=dict(bias=RelativeTable(nn.Parameter(learned))))
         return MultiheadDilatedAttention(24, 4, inner(**of_inner.get(option, {})), **of_layer.get(option, {})).double()
 
-    def result(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def result(layer, x):
         out, _ = layer(x)
         learned = {"sink": "sinks", "buckets": "attention.bias_weights"}.get(option, "out_proj.weight")
         return out.detach(), *torch.autograd.grad(out.square().sum(), layer.get_parameter(learned))
@@ -295,7 +288,7 @@ def test_a_module_over_ranks(option: str) -> None:
     if option == "sink":
         alone.sinks.data = torch.arange(4.0).double()
 
-    def on_rank(comm: ThreadComm) -> tuple[Tensor, Tensor]:
+    def on_rank(comm):
         layer = made(lambda **options: RingDilatedAttention(PATTERN, comm, **options), torch.zeros(4, 9))
         layer.load_state_dict(alone.state_dict())
         assert option != "buckets" or "bias='RelativeTable'" in repr(layer)

@@ -64,11 +64,10 @@ def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
 def check(
     orders: Any, cuts: tuple[int, ...], masked: bool = False, through_lse: bool = False, pattern: Pattern = PATTERN
 ) -> None:
-    """Hold ranks to one rank along the same orders."""
     dout, dlse = torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64), torch.randn(2, HEADS, SEQ, dtype=torch.float64)
     whole = Tensors(*tensors(), torch.rand(2, SEQ) < 0.3 if masked else None, dout, dlse)
     found = over_ranks(whole, pattern, cuts, through_lse=through_lse, order=orders)
-    options: dict[str, Any] = dict(key_padding_mask=whole.mask, return_lse=True)
+    options = dict(key_padding_mask=whole.mask, return_lse=True)
     attend = partial(ordered_dilated_attention, pattern=pattern, order=orders, **options)
     assert_same(found.results, on_one(attend, whole, through_lse))
 
@@ -97,7 +96,7 @@ def test_when_some_ranks_have_lse_in_their_loss_and_others_out() -> None:
     out, lse = ordered_dilated_attention(*whole, PATTERN, ORDERS["two"], return_lse=True)
     expected = torch.autograd.grad(out[:, : cuts[1]].sum() + lse[:, :, cuts[1] :].sum(), whole)
 
-    def on_rank(comm: ThreadComm) -> tuple[Tensor, ...]:
+    def on_rank(comm):
         own = [x[:, slice(*cuts[comm.rank : comm.rank + 2])].clone().requires_grad_() for x in given]
         results = ring_dilated_attention(*own, PATTERN, comm, order=ORDERS["two"], return_lse=True)
         return torch.autograd.grad(results[0 if comm.rank == 0 else 1].sum(), own, materialize_grads=True)
@@ -110,7 +109,7 @@ def test_when_some_ranks_have_lse_in_their_loss_and_others_out() -> None:
 def test_every_schedule_and_generated_orders(schedule: str) -> None:
     made, whole, cuts = order(SHAPE, extra_tokens=1, is_generation_order=True), tensors(torch.bfloat16), uneven_cuts(SEQ, 3)
 
-    def on_rank(comm: ThreadComm) -> Tensor:
+    def on_rank(comm):
         rows = [x[:, slice(*cuts[comm.rank : comm.rank + 2])] for x in whole]
         return RingDilatedAttention(PATTERN, comm, order=made, schedule=schedule)(*rows, is_causal=True)
 
@@ -127,7 +126,7 @@ def test_a_module_over_ranks_with_rotary_positions(name: str) -> None:
     expected = model(x)[0]
     wanted = torch.autograd.grad(expected.sin().sum(), [x, *model.parameters()])
 
-    def on_rank(comm: ThreadComm) -> list[Tensor]:
+    def on_rank(comm):
         mine = copy.deepcopy(model)
         mine.attention = RingDilatedAttention(PATTERN, comm, orders=orders)
         own = x.detach()[:, slice(*cuts[comm.rank : comm.rank + 2])].requires_grad_()
@@ -145,7 +144,7 @@ def test_a_module_over_ranks_with_rotary_positions(name: str) -> None:
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("held", [1, 2], ids=["1 head", "2 heads"])
 def test_heads_of_the_model_that_are_fewer_than_the_orders(held: int, masked: bool) -> None:
-    """As where the heads are shared out over other ranks: some orders are used by none of these."""
+    """Heads are shared out over other ranks: some orders are unused here."""
     given, mask = tensors(), torch.rand(2, SEQ) < 0.3 if masked else None
     orders, weights = ORDERS["three"], torch.randn(2, SEQ, HEADS, DIM, dtype=torch.float64)
     whole = [x.clone().requires_grad_() for x in given]
@@ -155,7 +154,7 @@ def test_heads_of_the_model_that_are_fewer_than_the_orders(held: int, masked: bo
         pattern = Pattern(PATTERN.segment_lengths, PATTERN.dilation_rates, head_shard=(first, KV_HEADS))
         heads, kv_heads = (slice(first * group, (first + held) * group) for group in (HEADS // KV_HEADS, 1))
 
-        def on_rank(comm: ThreadComm, pattern: Any = pattern, heads: Any = heads, kv_heads: Any = kv_heads) -> list[Tensor]:
+        def on_rank(comm, pattern=pattern, heads=heads, kv_heads=kv_heads):
             own = [
                 shard(x[:, :, part], comm).requires_grad_() for x, part in zip(given, (heads, kv_heads, kv_heads), strict=True)
             ]
@@ -172,14 +171,14 @@ def test_one_message_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None
     steps: list[str] = []
     exchange = ThreadComm.exchange
 
-    def noted(self: ThreadComm, rows: Tensor, sent: Any, received: Any, step: str = "rows") -> Any:
+    def noted(self, rows, sent, received, step="rows"):
         if self.rank == 0:
             steps.append(step)
         return exchange(self, rows, sent, received, step)
 
     monkeypatch.setattr(ThreadComm, "exchange", noted)
 
-    def on_rank(comm: ThreadComm) -> int:
+    def on_rank(comm):
         own = [
             torch.randn(2, 49 // 7 * (comm.rank * 3 + 2), heads, DIM, requires_grad=True) for heads in (HEADS, KV_HEADS, KV_HEADS)
         ]
@@ -233,9 +232,9 @@ REFUSED: dict[str, tuple[dict[str, Any], bool, str]] = {
 def test_orders_that_differ_or_do_not_fit_raise_on_all(name: str) -> None:
     changed, is_of_one_rank, text = REFUSED[name]
 
-    def call(comm: ThreadComm) -> None:
+    def call(comm):
         own = [x[:, slice(*even_cuts(SEQ, 3)[comm.rank : comm.rank + 2])] for x in tensors()]
-        options: Any = changed if comm.rank == 1 or not is_of_one_rank else dict(order=POINTS)
+        options = changed if comm.rank == 1 or not is_of_one_rank else dict(order=POINTS)
         try:
             ring_dilated_attention(*own, PATTERN, comm, **options)
         finally:
@@ -247,12 +246,11 @@ def test_orders_that_differ_or_do_not_fit_raise_on_all(name: str) -> None:
 
 @pytest.mark.parametrize("made", [HILBERT, POINTS], ids=["grid", "points"])
 def test_tokens_put_in_order_before_they_are_shared_out(made: TokenOrder, tmp_path: Any) -> None:
-    """The cheaper way: attention over ranks as ever, with nothing to move."""
     x = torch.randn(2, SEQ, KV_HEADS, DIM, dtype=torch.float64)
     expected = ordered_dilated_attention(x, x, x, PATTERN, made)
     np.save(tmp_path / "x.npy", x[0].numpy())
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         own = shard(x, comm, PATTERN, order=made)
         out = unshard(ring_dilated_attention(own, own, own, PATTERN, comm), comm, order=made)
         torch.testing.assert_close(out, expected)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from helpers.calls import starts_of
 from helpers.pairwise import every_pair
 from helpers.ranks import TURNS, assert_counted, assert_same, even_cuts, on_one, over_ranks, raised_on_all, uneven_cuts
 from helpers.strategies import Heads, patterns_with_heads
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dilkit import DilatedSegment, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided, dilated_attention_varlen
 from dilkit.comm import PackedPlan, PlanMismatch, packed_cuts, ring_dilated_attention_varlen, run_threads, share_sequences
-from dilkit.comm.transports.threads import ThreadComm
 from dilkit.oracle import oracle_attention_varlen
 from dilkit.pattern import Branch
 from dilkit.testing.tensors import Tensors
@@ -29,10 +28,6 @@ PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 Cuts = tuple[int, ...]
 
 
-def starts(lengths: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-
-
 def tensors(total: int, heads: Heads = (4, 2)) -> Tensors:
     draw = torch.Generator().manual_seed(total)
     shapes = [*((1, total, h, 6) for h in (heads[0], heads[1], heads[1], heads[0])), (1, heads[0], total), (heads[0],)]
@@ -41,9 +36,9 @@ def tensors(total: int, heads: Heads = (4, 2)) -> Tensors:
 
 
 def on_one_process(work: Pattern, lengths: Sequence[int], whole: Tensors, through_lse: bool, **options: Any) -> dict[str, Tensor]:
-    def attend(*rows: Tensor, sink: Tensor) -> tuple[Tensor, ...]:
+    def attend(*rows, sink):
         given = dict(options, sink=sink, return_lse=True)
-        found = dilated_attention_varlen(*(x[0] for x in rows), work, starts(lengths), **given)
+        found = dilated_attention_varlen(*(x[0] for x in rows), work, starts_of(lengths), **given)
         return tuple(x[None] for x in found)
 
     return on_one(attend, whole, through_lse)
@@ -92,7 +87,7 @@ def test_anything(
 
 @pytest.mark.parametrize("pattern", [Pattern.natten((5, 6), 3), Pattern.dilateformer((5, 6), 4, dilations=(1, 3))], ids=str)
 def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> None:
-    """Every sequence is a grid of 5 x 6 cells; one of another length is refused by name, whether or not it is cut."""
+    """Every sequence is a grid of 5 x 6 cells; another length is refused by name."""
     for lengths, cuts in (([30, 0, 30, 30], (0, 10, 40, 75, 90)), ([30, 30, 30], (0, 30, 90))):
         check(pattern, lengths, cuts)
     with pytest.raises(ValueError, match=r"seq=20: the neighborhood is of a grid of 5 x 6, 30 tokens"):
@@ -103,7 +98,7 @@ def test_neighborhoods_of_grids_packed_one_after_the_other(pattern: Pattern) -> 
 @pytest.mark.parametrize("direction", ["both", "read"])
 @pytest.mark.parametrize("pattern", [(), (SlidingWindow(3),), (Prefix(2), Strided(2))], ids=["alone", "mix", "joint"])
 def test_global_tokens_beyond_a_short_sequence_are_of_no_rank(pattern: tuple[Branch, ...], direction: str, tokens: Any) -> None:
-    """The first sequence is cut, has fewer rows than there are global tokens, and the last rank has none of them."""
+    """The first sequence is cut and shorter than the global tokens; the last rank has none of them."""
     work = Pattern.of(GlobalTokens(tokens, direction), *pattern, overlap="once" if len(pattern) == 2 else "count")
     for is_causal in (False, True):
         check(work, [3, 5], (0, 2, 4, 8), is_causal=is_causal)
@@ -120,7 +115,7 @@ def test_whole_sequences_are_sent_nowhere() -> None:
     loads = [sum(work.flops(lengths[i], 4, 1) for i in share) for share in shares]
     assert max(loads) <= 4 / 3 * max(work.flops(70, 4, 1), sum(loads) / 3)
     assert [len(share) for share in share_sequences([50] * 9, 3, work, 4)] == [3, 3, 3]
-    plan = PackedPlan(PATTERN, (0, 57, 127, 200), tuple(starts(lengths).tolist()), 4, 2)
+    plan = PackedPlan(PATTERN, (0, 57, 127, 200), tuple(starts_of(lengths).tolist()), 4, 2)
     assert plan.cut_sequences == ()
     assert [plan.bytes(rank, "forward", head_dim=6, dtype="float32") for rank in range(3)] == [0, 0, 0]
 
@@ -128,7 +123,7 @@ def test_whole_sequences_are_sent_nowhere() -> None:
 def test_work_of_all_ranks_is_that_of_all_sequences() -> None:
     lengths, cuts = PACKINGS["one long, short ones around"]
     for is_causal in (False, True):
-        plan = PackedPlan(PATTERN, cuts[3], tuple(starts(lengths).tolist()), 4, 2, is_causal)
+        plan = PackedPlan(PATTERN, cuts[3], tuple(starts_of(lengths).tolist()), 4, 2, is_causal)
         whole = sum(PATTERN.flops(n, 4, 1, kv_heads=2, is_causal=is_causal) // 4 for n in lengths)
         assert sum(map(plan.work, range(3))) == whole
 
@@ -143,9 +138,9 @@ def test_cuts_lie_where_sequences_begin_or_segments_do_or_even() -> None:
 
 Q, K, V = (torch.zeros(20, heads, 6) for heads in (4, 2, 2))
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "starts of another rank's": (dict(cu_seqlens=starts([6, 34])), PlanMismatch, "cu_seqlens"),
+    "starts of another rank's": (dict(cu_seqlens=starts_of([6, 34])), PlanMismatch, "cu_seqlens"),
     "a batch": (dict(query=Q[None]), ValueError, r"query has shape \(1, 20, 4, 6\); \(total, heads, head_dim\)"),
-    "int64": (dict(cu_seqlens=starts([5, 35]).long()), TypeError, "cu_seqlens is torch.int64"),
+    "int64": (dict(cu_seqlens=starts_of([5, 35]).long()), TypeError, "cu_seqlens is torch.int64"),
     "no rows": (dict(query=Q[:0], key=K[:0], value=V[:0]), ValueError, "query has no rows on this rank"),
 }
 
@@ -154,8 +149,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_a_mistake_of_one_rank_is_an_error_of_all(wrong: str) -> None:
     changed, error, text = WRONG[wrong]
 
-    def on_rank(comm: ThreadComm) -> None:
-        given = dict(query=Q, key=K, value=V, pattern=PATTERN, comm=comm, cu_seqlens=starts([5, 35]))
+    def on_rank(comm):
+        given = dict(query=Q, key=K, value=V, pattern=PATTERN, comm=comm, cu_seqlens=starts_of([5, 35]))
         with pytest.raises(error if comm.rank == 1 else PlanMismatch, match=text if comm.rank == 1 else None):
             ring_dilated_attention_varlen(**{**given, **(changed if comm.rank == 1 else {})})
 
@@ -165,16 +160,16 @@ def test_a_mistake_of_one_rank_is_an_error_of_all(wrong: str) -> None:
 @pytest.mark.parametrize(
     ("cu_seqlens", "text"),
     [
-        (starts([5, 30]), "cu_seqlens ends with 35; the number of rows of query is needed, 40"),
-        (starts([5, 35]) + 1, "cu_seqlens begins with 1"),
-        (starts([50, -10]), "cu_seqlens decreases at index 2, from 50 to 40"),
+        (starts_of([5, 30]), "cu_seqlens ends with 35; the number of rows of query is needed, 40"),
+        (starts_of([5, 35]) + 1, "cu_seqlens begins with 1"),
+        (starts_of([50, -10]), "cu_seqlens decreases at index 2, from 50 to 40"),
     ],
 )
 def test_starts_that_do_not_cut_the_rows_of_all_ranks(cu_seqlens: Tensor, text: str) -> None:
     raised_on_all(2, lambda comm: ring_dilated_attention_varlen(Q, K, V, PATTERN, comm, cu_seqlens), text)
 
 
-PLAN: dict[str, Any] = dict(pattern=PATTERN, cuts=(0, 10, 20), starts=(0, 10, 20), heads=4, kv_heads=2)
+PLAN = dict(pattern=PATTERN, cuts=(0, 10, 20), starts=(0, 10, 20), heads=4, kv_heads=2)
 NO_PLAN: dict[str, tuple[dict[str, Any], str]] = {
     "starts that end early": (dict(starts=(0, 5)), r"starts=\(0, 5\) must grow from 0 to the 20 rows"),
     "starts that begin late": (dict(starts=(1, 20)), r"starts=\(1, 20\) must grow from 0"),
@@ -192,7 +187,6 @@ NO_PLAN: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("wrong", NO_PLAN)
 def test_a_plan_of_what_does_not_fit_is_refused(wrong: str) -> None:
-    """Where no sequence is cut, too."""
     changed, text = NO_PLAN[wrong]
     with pytest.raises(ValueError, match=text):
         PackedPlan(**{**PLAN, **changed})
@@ -211,7 +205,7 @@ def test_a_plan_of_what_does_not_fit_is_refused(wrong: str) -> None:
     ],
 )
 def test_shares_of_what_does_not_fit_are_refused(wrong: dict[str, Any], error: type[Exception], text: str) -> None:
-    given: dict[str, Any] = dict(lengths=[5, 5], world_size=2, pattern=PATTERN) | wrong
+    given = dict(lengths=[5, 5], world_size=2, pattern=PATTERN) | wrong
     for share in (packed_cuts, lambda **given: share_sequences(**given, heads=4)):
         with pytest.raises(error, match=text):
-            share(**given)  # type: ignore[operator]
+            share(**given)

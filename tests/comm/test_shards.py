@@ -14,11 +14,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from dilkit import Pattern
 from dilkit.comm import PlanMismatch, load_shard, positions, run_threads, shard, shard_cuts, unshard
-from dilkit.comm.transports.threads import ThreadComm
 
 
 @given(st.integers(1, 10**6), st.integers(1, 64), st.lists(st.integers(1, 5000), max_size=3))
@@ -44,7 +42,7 @@ def test_cuts_are_where_segments_begin_if_that_is_nearly_even() -> None:
 def test_shards_put_together_are_the_whole(dim: int, dtype: torch.dtype) -> None:
     x = (torch.randn(7, 11, 5) * 3).to(dtype)
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         part = shard(x, comm, dim=dim)
         assert part.is_contiguous()
         assert torch.equal(unshard(part, comm, dim=dim), x)
@@ -53,7 +51,7 @@ def test_shards_put_together_are_the_whole(dim: int, dtype: torch.dtype) -> None
 
 
 def test_a_sequence_of_numbers_and_rows_of_no_width() -> None:
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         for x in (torch.arange(9), torch.empty(9, 0)):
             assert torch.equal(unshard(shard(x, comm, dim=0), comm, dim=0), x)
 
@@ -61,14 +59,14 @@ def test_a_sequence_of_numbers_and_rows_of_no_width() -> None:
 
 
 def test_shards_of_no_rows_are_put_together_too() -> None:
-    def on_rank(comm: ThreadComm) -> Tensor:
+    def on_rank(comm):
         return unshard(torch.arange(3.0).view(1, 3)[:, : 3 * comm.rank], comm)
 
     assert [x.tolist() for x in run_threads(2, on_rank)] == [[[0.0, 1.0, 2.0]]] * 2
 
 
 def test_a_shard_hands_its_gradient_to_its_rows() -> None:
-    def on_rank(comm: ThreadComm) -> Tensor:
+    def on_rank(comm):
         x = torch.zeros(1, 6, requires_grad=True)
         (shard(x, comm) * (comm.rank + 1)).sum().backward()
         return x.grad
@@ -77,7 +75,7 @@ def test_a_shard_hands_its_gradient_to_its_rows() -> None:
 
 
 def test_a_whole_that_hands_no_gradients_back_is_refused_on_every_rank() -> None:
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         own = torch.ones(1, 2, requires_grad=comm.rank == 1)
         with pytest.raises(ValueError, match=r"x of shape \(1, 2\) requires gradients, and unshard hands none back"):
             unshard(own, comm)
@@ -89,7 +87,7 @@ def test_a_whole_that_hands_no_gradients_back_is_refused_on_every_rank() -> None
 
 
 def test_shards_that_do_not_fit_each_other_are_refused_on_every_rank() -> None:
-    def on_rank(comm: ThreadComm) -> str:
+    def on_rank(comm):
         odd = comm.rank == 1
         said = []
         for x in (
@@ -116,7 +114,7 @@ def test_each_rank_reads_its_tokens_from_a_file(tmp_path: Path, pattern: Pattern
     np.save(tmp_path / "pairs.npy", tokens.reshape(-1, 2).astype(">i4"))
     np.save(tmp_path / "columns.npy", np.asfortranarray(tokens.reshape(-1, 2)))
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         part = load_shard(tmp_path / "tokens.npy", comm, pattern)
         assert torch.equal(part, shard(torch.from_numpy(tokens), comm, pattern, dim=0))
         assert torch.equal(load_shard(str(tmp_path / "tokens.bin"), comm, pattern, dtype="<i2"), part.to(torch.int16))
@@ -127,11 +125,11 @@ def test_each_rank_reads_its_tokens_from_a_file(tmp_path: Path, pattern: Pattern
 
 
 def test_ranks_of_one_process_read_headers_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPython 3.11 counts the depth of a parse for all threads together: two at once can end in a SystemError."""
+    """CPython 3.11 counts parse depth for all threads together, which can end in a SystemError."""
     np.save(tmp_path / "tokens.npy", np.arange(6))
     open_memmap, reading, at_once = np.lib.format.open_memmap, [], []
 
-    def slow_open(*args: Any, **kwargs: Any) -> Any:
+    def slow_open(*args, **kwargs):
         reading.append(None)
         at_once.append(len(reading))
         time.sleep(0.01)  # the other ranks arrive
@@ -148,7 +146,6 @@ def npy(header: str, content: bytes = bytes(24)) -> bytes:
 
 
 def saved(*arrays: Any, save: Callable[..., Any] = np.save) -> bytes:
-    """The bytes of a file that arrays were saved in, one after the other."""
     file = BytesIO()
     for array in arrays:
         save(file, array)
@@ -186,14 +183,14 @@ def test_files_that_hold_something_else_than_raw_numbers(tmp_path: Path) -> None
 
 
 def test_positions() -> None:
-    def on_rank(comm: ThreadComm) -> list[int]:
+    def on_rank(comm):
         return positions([2, 1, 4][comm.rank], comm).tolist()
 
     assert run_threads(3, on_rank) == [[0, 1], [2], [3, 4, 5, 6]]
 
 
 def test_positions_of_no_number_of_rows_are_refused_on_every_rank() -> None:
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         for odd, text in ((2.5, "rows=2.5 is a float"), (-1, "rows=-1 must be at least 0")):
             with pytest.raises((TypeError, ValueError), match=text):
                 positions(odd if comm.rank == 1 else 3, comm)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilkit import Pattern
-from dilkit.comm import Comm, Rows, exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
+from dilkit.comm import Rows, exchange_plan, ring_dilated_attention, run_threads, shard, shard_cuts
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import Forecast, Speed
 from dilkit.comm.plan.traffic import leg_bytes
@@ -104,7 +104,6 @@ def test_equal_ranks_on_a_flat_network_take_what_the_model_says(schedule: str) -
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_rings_go_over_the_links_of_hosts_and_pods(is_causal: bool) -> None:
-    """One fast host, a flat network, two pods whose uplink carries a half of a port: that of dilkit, and of all keys."""
     plan = exchange_plan(Pattern([256], [1]), even_cuts(256, 8), 4, schedule="ring", is_causal=is_causal)
     forecast, port = Forecast(plan, ROWS, Speed(1e6, 1e15)), 1e6
     fast, slow = Topology(port, 8, inside=4 * port), Topology(port, 4, hosts_per_pod=1, oversubscription=8.0, inside=4 * port)
@@ -162,14 +161,14 @@ def test_others_move_all_keys_or_all_rows() -> None:
 )
 def test_what_cannot_be_is_refused(refused: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        refused()  # type: ignore[operator]
+        refused()
 
 
 @pytest.mark.parametrize(("schedule", "keep"), [("auto", "rows"), ("gather", "rows"), ("ring", "rows"), ("gather", "nothing")])
 def test_exchanges_that_cost_a_latency_are_those_of_a_run(schedule: str, keep: str) -> None:
     pattern, x = Pattern([8, 32, 64], [1, 2, 4]), torch.randn(1, 64, 4, 8)
 
-    def counted(comm: Comm) -> list[int]:
+    def counted(comm):
         rows, numbers = shard(x, comm, pattern).requires_grad_(), [comm._number]
         out = ring_dilated_attention(rows, rows, rows, pattern, comm, schedule=schedule, keep=keep)
         numbers.append(comm._number)

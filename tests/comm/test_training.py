@@ -23,8 +23,6 @@ SEQ, WIDTH, STEPS = 90, 16, 3
 
 
 class Network(nn.Module):
-    """Attention over ranks, or without, between two layers that look at each row by itself."""
-
     def __init__(self, comm: Comm | None) -> None:
         super().__init__()
         inner = DilatedAttention(PATTERN) if comm is None else RingDilatedAttention(PATTERN, comm)
@@ -39,7 +37,6 @@ class Network(nn.Module):
 
 
 def data(replica: int = 0) -> tuple[Tensor, Tensor]:
-    """Sequences and targets, whole."""
     generator = torch.Generator().manual_seed(replica)
     x, y = torch.randn(2, 2, SEQ, WIDTH, generator=generator)
     return x, y
@@ -51,11 +48,10 @@ def loss_of(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, rows: int
 
 
 def gradients(network: nn.Module) -> list[Tensor]:
-    return [p.grad for p in network.parameters()]  # type: ignore[misc]
+    return [p.grad for p in network.parameters()]
 
 
 def alone(replicas: int = 1) -> list[Tensor]:
-    """The parameters after some steps on one rank, each on the mean over `replicas` batches."""
     network = Network(None)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
     for _ in range(STEPS):
@@ -67,7 +63,6 @@ def alone(replicas: int = 1) -> list[Tensor]:
 
 
 def steps(comm: Comm) -> list[Tensor]:
-    """The parameters after some steps over ranks."""
     network = Network(comm)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
     x, y = (shard(whole, comm) for whole in data())
@@ -80,7 +75,6 @@ def steps(comm: Comm) -> list[Tensor]:
 
 
 def check(found: list[list[Tensor]]) -> None:
-    """Bitwise the same on all ranks, and what one process finds."""
     for name, *everywhere in zip(Network(None).state_dict(), alone(), *found, strict=True):
         expected, first, *others = everywhere
         assert all(torch.equal(first, other) for other in others), name
@@ -93,12 +87,12 @@ def test_steps_of_an_optimizer_give_equal_weights(world_size: int) -> None:
 
 
 def two_replicas(world: Comm) -> None:
-    """Two ranks share a sequence: DDP averages over replicas, then gradients are summed over shards; with MPI over all ranks."""
+    """Two ranks share a sequence: DDP averages over replicas, and shards' gradients are summed."""
     replica = world.rank // 2
     if isinstance(world, MPIComm):
         from mpi4py import MPI
 
-        comm: Comm = MPIComm(MPI.COMM_WORLD.Split(replica, world.rank), timeout=60.0)
+        comm = MPIComm(MPI.COMM_WORLD.Split(replica, world.rank), timeout=60.0)
         network = model = Network(comm)
         summed, share = world, 2
     else:

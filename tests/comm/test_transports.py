@@ -50,7 +50,7 @@ def test_threads_conform(size: int) -> None:
 def test_what_was_sent_may_be_overwritten_after_the_wait() -> None:
     overwritten = threading.Event()
 
-    def on_rank(comm: Comm) -> list[int]:
+    def on_rank(comm):
         rows = torch.full((1 - comm.rank, 3), 7)
         pending = comm.exchange(rows, [0, 1 - comm.rank], [comm.rank, 0])
         if comm.rank == 0:
@@ -68,12 +68,10 @@ SLOW = [(launcher, size) for launcher in LAUNCHERS for size in (2, 3, 4) if (lau
 
 @pytest.mark.parametrize(("launcher", "size"), [("gloo", 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)])
 def test_processes_conform(launcher: str, size: int) -> None:
-    """Ranks of MPI by default: in test_faults.py, in the jobs that then fail."""
     run(launcher, size, conformance)
 
 
 def finalizes(comm: Comm) -> None:
-    """Ends MPI itself, and lives on."""
     from mpi4py import MPI
 
     comm.share(b"", "before the end")
@@ -84,7 +82,6 @@ def finalizes(comm: Comm) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_a_program_may_end_mpi_itself(launcher: str) -> None:
-    """Which the thread that calls MPI has to know."""
     run(launcher, 2, finalizes)
 
 
@@ -125,7 +122,7 @@ def test_the_list_notices_a_corrupted_message() -> None:
 def test_threads_end_after_ctrl_c() -> None:
     died: list[str] = []
 
-    def on_rank(comm: Comm) -> None:
+    def on_rank(comm):
         try:
             comm.share(b"all are there")
             if comm.rank == 0:
@@ -162,12 +159,11 @@ def test_torch_distributed_must_be_initialized() -> None:
     with pytest.raises(RuntimeError, match=r"not initialized: start the ranks with torchrun and call.*init_process_group"):
         TorchComm()
     with pytest.raises(TypeError, match=r"group=2 is a int; a process group or a DeviceMesh"):
-        TorchComm(2)  # type: ignore[arg-type]
+        TorchComm(2)
 
 
 @pytest.fixture
 def one_process() -> Iterator[None]:
-    """A process group of torch.distributed with this process alone."""
     if not dist.is_available() or not dist.is_gloo_available():
         pytest.skip("this torch is built without gloo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -205,11 +201,11 @@ def test_a_device_mesh_is_a_group_and_errors_name_its_dimension(one_process: Non
         TorchComm(mesh)
     with pytest.raises(KeyError, match="sp"):
         TorchComm(mesh["sp"])
-    comm.share = lambda record, step: [record, record.replace(b'"1"', b'"2"')]  # type: ignore[method-assign]
+    comm.share = lambda record, step: [record, record.replace(b'"1"', b'"2"')]
     with pytest.raises(PlanMismatch, match=r"^arguments along 'cp': .*rank 1"):
         agree_on(comm, lambda: dict(number="1"), step="arguments")
     with pytest.raises(TypeError, match=r"group='cp' is a str; a process group or a DeviceMesh of one dimension is needed"):
-        TorchComm("cp")  # type: ignore[arg-type]
+        TorchComm("cp")
 
 
 def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +271,7 @@ class TestPoll:
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.naps = 0.0, []
 
-        def pass_time(seconds: float) -> None:
+        def pass_time(seconds):
             self.naps.append(seconds)
             self.now += seconds or 1e-5
 

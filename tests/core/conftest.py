@@ -15,7 +15,7 @@ LARGE = 64 * 2**20
 
 @pytest.fixture(autouse=True)
 def _registered_for_one_test() -> Iterator[None]:
-    """What a test registers with transformers is not there for the next one, whichever comes next in its process."""
+    """Undo registrations with transformers after each test."""
     yield
     if "transformers" in sys.modules and (ours := sys.modules.get("dilkit.integrations.transformers.registration")):
         package = ours.transformers()
@@ -29,7 +29,7 @@ def _registered_for_one_test() -> Iterator[None]:
 
 @pytest.fixture
 def freed_memory_goes_back() -> None:
-    """A library that another test has loaded may have told the allocator to keep what is freed: no peak can be measured then."""
+    """Return freed memory at once, or a library's allocator settings hide peaks."""
     if not Path("/proc/self/status").exists():
         return
     x = torch.ones(LARGE, dtype=torch.uint8)
@@ -40,6 +40,5 @@ def freed_memory_goes_back() -> None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
     (kilobytes,) = re.findall(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(kilobytes) * 1024

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.parametrize("backend", on("cpu"))
 
 
 def attend(backend: str, case: Case, tensors: Tensors, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`(out, lse)` of `backend`, with `inputs` in place of the case's own; skips what the backend refuses, with its reasons."""
+    """Return `(out, lse)`, with `inputs` in place of the case's own; skip refused calls."""
     decision = next(d for d in explain(case.problem(), backend).decisions if d.name == backend)
     if decision.verdict != "picked":
         pytest.skip("; ".join(decision.reasons))
@@ -54,7 +54,6 @@ def test_the_same_bits_with_the_same_number_of_threads_and_with_any_where_that_i
 
 
 def everything(backend: str, case: Case, tensors: Tensors) -> tuple[torch.Tensor, ...]:
-    """out, lse and the three gradients."""
     qkv = [x.clone().requires_grad_() for x in tensors.qkv]
     out, lse = attend(backend, case, tensors, query=qkv[0], key=qkv[1], value=qkv[2])
     return (out, lse, *torch.autograd.grad((out, lse), qkv, (tensors.dout, tensors.dlse)))

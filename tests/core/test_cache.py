@@ -17,7 +17,6 @@ from dilkit.plan import ENTRY_BYTES, ByteLRU
 
 @pytest.fixture
 def eager_switching():
-    """Threads change places as often as the interpreter allows."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -31,12 +30,11 @@ class Blob:
 
 
 def cache_of(blobs: int, nbytes: int = 100) -> ByteLRU:
-    """A cache with room for `blobs` blobs of `nbytes`."""
     return ByteLRU(lambda: blobs * (nbytes + ENTRY_BYTES))
 
 
 def keys_of(cache: ByteLRU, keys) -> list:
-    """Those of `keys` that the cache holds (asking for one that it lacks makes room for nothing: the blob is oversize)."""
+    """Return the keys that the cache holds. The blob is oversize: asking for a missing key makes no room."""
     return [key for key in keys if cache.get(key, lambda: Blob(2**40)).nbytes < 2**40]
 
 
@@ -65,7 +63,7 @@ def test_a_value_that_is_dropped_may_use_the_cache_as_it_dies():
     cache = cache_of(2)
 
     class Last(Blob):
-        def __del__(self) -> None:
+        def __del__(self):
             cache.get("last words", lambda: Blob(100))
 
     cache.get("a", lambda: Last(100))
@@ -105,7 +103,7 @@ def test_threads_never_exceed_the_limit_and_never_get_another_key_s_value():
     cache = ByteLRU(lambda: 5000 + 20 * ENTRY_BYTES)
     start, over = threading.Barrier(8), []
 
-    def work(seed: int) -> None:
+    def work(seed):
         start.wait()
         for step in range(2000):
             key = (seed * 7919 + step * step) % 61
@@ -126,7 +124,7 @@ def test_threads_that_make_the_same_key_together_all_get_the_one_that_is_kept():
     cache = cache_of(4)
     making = threading.Barrier(4)
 
-    def make() -> Blob:
+    def make():
         making.wait()  # all four are past the look-up before any of them is done
         return Blob(100)
 

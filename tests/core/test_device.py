@@ -70,7 +70,7 @@ def test_ways_to_write_a_capability(text: str, capability: Capability) -> None:
     [("sm_62", "GTX 1080", set()), ("sm_87", "RTX 3090", set()), ("sm_103", "B200", set()), ("sm_120", "B200", {"tcgen05"})],
 )
 def test_devices_between_the_known_ones(text: str, like: str, lost: set[str]) -> None:
-    """They are taken for the nearest older generation, without what is known not to outlive a major version."""
+    """They count as the nearest older generation, without features that may not outlive a major version."""
     device = Device.assume(text)
     assert device.name == f"like {like}"
     assert device.features == generation_of(device.capability).features - lost
@@ -120,14 +120,14 @@ def test_which_code_runs_where(architecture: str) -> None:
 
 
 def test_the_driver_says_its_version_or_why_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def says(version: int, code: int) -> Any:
-        def driver_version(place: Any) -> int:
+    def says(version, code):
+        def driver_version(place):
             ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = version
             return code
 
         return SimpleNamespace(cuDriverGetVersion=driver_version)
 
-    def missing() -> Any:
+    def missing():
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr("dilkit.device._driver", lambda: says(13000, 0))
@@ -160,7 +160,6 @@ STARTS = torch.tensor([0, 5, 12], dtype=torch.int32)
 
 
 def pieces(x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-    """A prompt, a step, a chunk and steps one by one."""
     return torch.cat([attend(*[x[:, start:stop]] * 3) for start, stop in pairwise(CUTS)], 1)
 
 

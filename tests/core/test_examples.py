@@ -36,12 +36,10 @@ PARSER = doctest.DocTestParser()
 
 
 def public_names(package: ModuleType) -> list[str]:
-    """The functions and classes that the package exports, `__version__` and other constants left out."""
     return [name for name in package.__all__ if callable(getattr(package, name))]
 
 
 def own_methods(kind: type) -> dict[str, object]:
-    """The public methods and properties that the class itself defines."""
     members = {name: inspect.unwrap(getattr(value, "__func__", value)) for name, value in vars(kind).items()}
     described = (property, classmethod, staticmethod)
     return {
@@ -52,12 +50,12 @@ def own_methods(kind: type) -> dict[str, object]:
 
 
 def examples(value: object, name: str) -> doctest.DocTest:
-    """The examples of one docstring. They start with no names at all, so that a reader can copy them as they are."""
+    """Return a docstring's examples, which start without names, so that a reader can copy them."""
     return PARSER.get_doctest(inspect.cleandoc(value.__doc__ or ""), {}, name, None, 0)
 
 
 def failures(test: doctest.DocTest) -> str:
-    """What the examples print that they should not; empty where each does what it says."""
+    """Return the unexpected output of the examples."""
     lines: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     runner.run(test, out=lines.append, clear_globs=False)

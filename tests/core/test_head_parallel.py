@@ -75,8 +75,6 @@ PLAN = dict(q=ColwiseParallel(), k=ColwiseParallel(), v=ColwiseParallel(), inner
 
 
 class Bare(nn.Module):
-    """Projections of its own around an inner attention."""
-
     def __init__(self, inner: nn.Module, kv_heads: int, options: dict[str, Any]) -> None:
         super().__init__()
         width = kv_heads * EMBED // HEADS
@@ -86,20 +84,17 @@ class Bare(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = (project(x).unflatten(-1, (-1, EMBED // HEADS)) for project in (self.q, self.k, self.v))
-        attended: Tensor = self.inner(*rows, **self.options)
-        return self.out(attended.flatten(-2))  # type: ignore[no-any-return]
+        attended = self.inner(*rows, **self.options)
+        return self.out(attended.flatten(-2))
 
 
 class Layer(nn.Module):
-    """A model with `MultiheadDilatedAttention` in it."""
-
     def __init__(self, inner: nn.Module, **options: Any) -> None:
         super().__init__()
         self.attn = MultiheadDilatedAttention(EMBED, HEADS, inner, **options)
 
     def forward(self, *x: Tensor) -> Tensor:
-        out: Tensor = self.attn(*x)[0]
-        return out
+        return self.attn(*x)[0]
 
 
 def whole(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -108,7 +103,6 @@ def whole(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def drawn(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The same module on every rank, with parameters that are not 0."""
     torch.manual_seed(0)
     made = make()
     for parameter in made.parameters():
@@ -136,11 +130,10 @@ def trained(model: nn.Module, inputs: list[Tensor]) -> tuple[list[Any], dict[str
         (out * torch.rand(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)).sum().backward()
         first = first or ([out.detach(), *(x.grad for x in leaves)], gradients(model))
         optimizer.step()
-    return first  # type: ignore[no-any-return]
+    return first
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Those of the parameters, each of all ranks, by the names of one rank."""
     found = whole({name: p.grad for name, p in model.named_parameters()})
     if "attn.k_proj_weight" in found and found["attn.k_proj_weight"].shape[1] == EMBED:
         lay_out(found, "attn.", True, ())
@@ -154,7 +147,7 @@ def close_gradients(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], wh
 
 
 def same(what: str, make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
-    """Hold a module with its heads over ranks to the same on one rank: logits, all gradients, and parameters after two steps."""
+    """Hold a divided module to one rank: logits, gradients, and parameters after two steps."""
     alone, split = drawn(make, dtype), parallelize_module(drawn(make, dtype), mesh, plan)
     layer = alone.attn if isinstance(alone, Layer) else None
     widths = [EMBED] if layer is None or layer.kdim == EMBED else [EMBED, layer.kdim, layer.vdim]
@@ -171,7 +164,7 @@ def same(what: str, make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, 
 
 
 def all_cases(mesh: DeviceMesh, ranks: int) -> None:
-    """Hold every layer and bare attention to one rank: two ranks in float32, and some in bfloat16; more ranks all in both."""
+    """Hold every layer and bare attention to one rank: two ranks in float32, and some in bfloat16; four in both."""
     for dtype in (torch.float32, torch.bfloat16):
         chosen = HALVES if ranks == 2 and dtype == torch.bfloat16 else {**LAYERS, **BARE}.keys()
         for what, (inner, options) in LAYERS.items():
@@ -186,17 +179,16 @@ def all_cases(mesh: DeviceMesh, ranks: int) -> None:
 
 
 X = torch.randn(2, SEQ, EMBED, generator=torch.Generator().manual_seed(5))
-GROUPED: dict[str, Any] = dict(num_kv_heads=4, rotary=True, is_causal=True, sink=True, layer_norm=True)
+GROUPED = dict(num_kv_heads=4, rotary=True, is_causal=True, sink=True, layer_norm=True)
 
 
 def pair(mesh: DeviceMesh, pattern: Pattern = RANGES, **options: Any) -> tuple[Any, Any]:
-    """A layer, and the same with its heads over ranks."""
     alone, split = (drawn(lambda: Layer(DilatedAttention(pattern), **options)).attn for _ in range(2))
     return alone, parallelize_module(split, mesh, HeadParallel())
 
 
 def calls(mesh: DeviceMesh) -> None:
-    """Calls of every other kind: packed, nested, without a batch, masked, under autocast, of DTensors, from a cache; copies."""
+    """Try other calls: packed, nested, unbatched, masked, autocast, DTensors, from a cache; copies."""
     alone, split = pair(mesh, **GROUPED)
     starts, ignored = torch.tensor([0, 13, SEQ], dtype=torch.int32), torch.zeros(2, SEQ, dtype=torch.bool)
     ignored[1, 30:] = True
@@ -222,7 +214,7 @@ def biases(mesh: DeviceMesh) -> None:
     """A learned bias of the layer or of a call, whose gradient is of the heads of all ranks."""
     slopes = torch.randn(HEADS, generator=torch.Generator().manual_seed(6))
 
-    def layer() -> Any:
+    def layer():
         inner = DilatedAttention(MODULO, bias=RelativeTable(nn.Parameter(torch.zeros(HEADS, 9))), softcap=2.0)
         return drawn(lambda: Layer(inner)).attn
 
@@ -241,18 +233,17 @@ def biases(mesh: DeviceMesh) -> None:
 
 
 def shared(mesh: DeviceMesh) -> None:
-    """Layers that share a bias and the weights of their projections still do, and an optimizer makes one step of each."""
+    """Layers with a shared bias and projections still share them; an optimizer makes one step of each."""
     bias = RelativeTable(nn.Parameter(torch.zeros(HEADS, 9)))
 
     class Two(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.one, self.two = (MultiheadDilatedAttention(EMBED, HEADS, DilatedAttention(MODULO, bias=bias)) for _ in range(2))
             self.two.in_proj_weight, self.two.in_proj_bias = self.one.in_proj_weight, self.one.in_proj_bias
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.two(x + self.one(x)[0])[0]
-            return out
+        def forward(self, x):
+            return self.two(x + self.one(x)[0])[0]
 
     alone = drawn(Two)
     split = parallelize_module(copy.deepcopy(alone), mesh, {"one": HeadParallel(), "two": HeadParallel()})
@@ -286,7 +277,7 @@ def states(mesh: DeviceMesh, folder: Path) -> None:
     checkpoints.save(alone.state_dict(), checkpoint_id=folder / "alone")
     for way in ("one rank's", "all ranks'", "a checkpoint"):
         torch.manual_seed(9)
-        other: Any = Layer(DilatedAttention(BLOCK), layer_norm=True).attn
+        other = Layer(DilatedAttention(BLOCK), layer_norm=True).attn
         assert parallelize_module(other, mesh, HeadParallel()) is other
         if way == "one rank's":
             other.load_state_dict(alone.state_dict())
@@ -304,9 +295,7 @@ def states(mesh: DeviceMesh, folder: Path) -> None:
 
 
 def refusals(mesh: DeviceMesh) -> None:
-    """What cannot be computed is refused, by name; what is done already is done once."""
-
-    def refused(module: nn.Module, match: str, error: type[Exception] = ValueError, onto: DeviceMesh = mesh) -> None:
+    def refused(module, match, error=ValueError, onto=mesh):
         with pytest.raises(error, match=match):
             parallelize_module(module, onto, HeadParallel())
 
@@ -372,7 +361,7 @@ def two_dimensions() -> None:
     """Heads over two ranks, and over two others the rows of sequences, or sequences under FSDP."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "tp"))
     rank, comm = mesh["other"].get_local_rank(), TorchComm(mesh["other"].get_group())
-    models: list[tuple[Any, Any]] = [
+    models = [
         (lambda inner: Layer(inner, **GROUPED), {"attn": HeadParallel()}),
         (lambda inner: Bare(inner, 4, {}), PLAN),
     ]
@@ -390,13 +379,13 @@ def two_dimensions() -> None:
 
 
 def data_parallel(mesh: DeviceMesh, folder: Path) -> None:
-    """Sequences over ranks, under DDP, and under FSDP with each child by itself: the gradients of one rank, and a checkpoint."""
+    """Compare DDP, and FSDP with each child by itself, with the gradients of one rank; save and load."""
 
-    def model() -> Any:
+    def model():
         inner = DilatedAttention(MODULO, bias=Alibi(nn.Parameter(torch.ones(HEADS))))
         return drawn(lambda: Layer(inner, rotary=True, is_causal=True))
 
-    def sharded() -> Any:
+    def sharded():
         made = model()
         for module in (made.attn.attention, made.attn.out_proj, made.attn, made):  # children first
             fully_shard(module, mesh=mesh)
@@ -421,7 +410,6 @@ def data_parallel(mesh: DeviceMesh, folder: Path) -> None:
 
 
 def page() -> None:
-    """The program of the page."""
     text = (ROOT / "docs" / "ranks.md").read_text()
     (program,) = re.findall(r'^```python title="heads.py"\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
     exec(compile(program, "heads.py", "exec"), {})

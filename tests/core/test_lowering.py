@@ -58,7 +58,6 @@ def runs(form: Runs, head: int, seq: int) -> Bools:
 
 
 def grid(form: Grid, head: int, seq: int) -> Bools:
-    """By the branch of the definition: the form has its numbers."""
     border = "cut" if isinstance(form, CutGrid) else "move"
     return Pattern.of(Neighborhood(form.shape, form.kernel, form.dilation, border=border)).count(seq, 1)[0].numpy().astype(bool)
 
@@ -74,7 +73,7 @@ SHOWN: dict[type[Form], Callable[..., Bools]] = {
 
 
 def count_of(forms: Sequence[Form], heads: int, seq: int) -> NDArray[np.int64]:
-    """How many forms show each pair, as docs/design.md defines their fields."""
+    """Count the forms that show each pair, by the fields' definition in docs/design.md."""
     total = np.zeros((heads, seq, seq), np.int64)
     for at, form in enumerate(forms):
         for head in range(*form.heads):

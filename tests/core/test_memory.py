@@ -15,7 +15,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def huge_page() -> int:
-    """Bytes of the pages that the system may give to what is large, as numpy asks it to; 0 where it gives none."""
+    """Return the bytes of large pages for numpy; 0 if there are none."""
     chosen = HUGE_PAGES / "enabled"
     if not chosen.exists() or "[never]" in chosen.read_text():
         return 0
@@ -89,7 +89,7 @@ def test_peak_memory_says_why_it_cannot_be_measured(monkeypatch) -> None:
 
 
 def check_with_peaks(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
-    """What `peak_memory` checks first, where a known allocation is seen as each of `peaks` in turn."""
+    """Check `peak_memory` with `peaks` as the sizes of a known allocation."""
     monkeypatch.setattr(memory, "_resident_peak", lambda function: peaks.pop(0))
     monkeypatch.setattr(memory.sys, "platform", "linux")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: type("Libc", (), {"malloc_trim": None}))

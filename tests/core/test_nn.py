@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_parameters(options):
 
 
 def test_weights_load_packed_or_apart():
-    """A layer has them packed where queries, keys and values have the same width, and takes those of the other layout."""
+    """A layer packs them if queries, keys and values have one width, and loads both layouts."""
     layer, apart = multihead(num_kv_heads=2, seed=5), multihead(num_kv_heads=2, kdim=6)
     state = layer.state_dict()
     names = "q_proj_weight", "k_proj_weight", "v_proj_weight"
@@ -148,7 +148,6 @@ def test_nothing_and_single_tokens(shape):
 
 
 def by_hand(module, x, positions=None, is_causal=False):
-    """The module's formula over the oracle, for packed projections."""
     dim, kv_dim = module.head_dim, module.num_kv_heads * module.head_dim
     q, k, v = (x @ module.in_proj_weight.T + module.in_proj_bias).split([module.embed_dim, kv_dim, kv_dim], dim=-1)
     q, k, v = (y.unflatten(-1, (-1, dim)) for y in (q, k, v))
@@ -191,7 +190,7 @@ def test_segments_and_rates_make_the_pattern():
 
 
 class Recorder(nn.Module):
-    """An inner attention that returns its values, repeated to all heads, and notes what it was called with."""
+    """An inner attention that returns its values for all heads and records its calls."""
 
     def forward(self, q, k, v, *, is_causal, key_padding_mask):
         self.seen = dict(q=q, k=k, v=v, is_causal=is_causal, key_padding_mask=key_padding_mask)
@@ -258,7 +257,7 @@ def test_dense_with_a_causal_mask_it_is_multihead_attention(floating):
 
 @pytest.mark.parametrize("how", ["train", "eval", pytest.param("compiled", marks=pytest.mark.slow), "after"])
 def test_a_transformer_encoder_hands_on_its_causal_mask(how):
-    """`after`: the encoder was made before its layers held the module, and may think that they are torch's own."""
+    """`after`: the encoder was made before its layers held the module."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(EMBED, HEADS, 32, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=how == "after")

@@ -17,7 +17,6 @@ BATCH, HEAD_DIM = 2, 3
 
 
 def drawn_inputs(seq: int, heads: Heads, seed: int) -> tuple[torch.Tensor, ...]:
-    """Query, key, value and a padding mask."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
         torch.randn(BATCH, seq, h, HEAD_DIM, generator=generator, dtype=torch.float64) for h in (heads[0], heads[1], heads[1])

@@ -19,7 +19,7 @@ BROKEN = {"exploding": "exploding_plugin:Exploding", "leaving": "leaving_plugin:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with the page's package installed into it, and beside it three entry points that cannot be loaded."""
+    """Install the page's package into a folder, with three entry points that cannot be loaded."""
     project, site = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
     for name, text in FILES.items():
         (project / name).write_text(text)
@@ -58,7 +58,6 @@ print(json.dumps(dict(short=short.to_dict(), long=long.to_dict(), text=str(long)
 
 @pytest.fixture(scope="module")
 def found(site, tmp_path_factory):
-    """What a process finds in which they are installed."""
     program = tmp_path_factory.mktemp("program") / "plugin.py"
     program.write_text(PROGRAM)
     return json.loads(fork([str(program), str(site)]).finish(90.0).text)
@@ -95,7 +94,7 @@ def test_the_commands_of_the_page_run_and_know_it(site, tmp_path, command):
 
 @pytest.mark.slow
 def test_the_conformance_suite_takes_it_in(site, tmp_path):
-    """The suite of this checkout runs unchanged: the new backend has the same cases as ours, and passes them."""
+    """The new backend has the same cases as ours in the unchanged suite, and passes them."""
     pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "")
     options = dict(cwd=ROOT, python_path=site, OMP_NUM_THREADS="1")
     listed = succeed(*pytest_here, "--collect-only", "tests/backends/test_conformance.py", **options).splitlines()

@@ -27,21 +27,20 @@ class Fine(Backend):
 
 
 def made(name: str = "fine", /, **attributes: Any) -> type[Backend]:
-    """A backend class called `name`, with any other attributes replaced."""
     return type(name.title(), (Fine,), {"name": name, **attributes})
 
 
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
-    """`declare(name=thing, ...)` makes those the only declared backends; an exception as a thing is raised on import."""
+    """Make `declare(name=thing, ...)` set the declared backends; exceptions are raised on import."""
     monkeypatch.setattr(registry, "_declared", None)
     monkeypatch.setattr(registry, "_registered", {})
 
-    def declare(**things: Any) -> None:
+    def declare(**things):
         points = []
         for name, thing in things.items():
             module = ModuleType(f"plugin_{name}")
-            module.thing = thing  # type: ignore[attr-defined]
+            module.thing = thing
             monkeypatch.setitem(sys.modules, module.__name__, module)
             where = "thing" if not isinstance(thing, str) else thing
             points.append(EntryPoint(name, f"{module.__name__}:{where}", registry.GROUP))
@@ -51,7 +50,7 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
 
 
 def raising(error: BaseException) -> Callable[[], Backend]:
-    def construct() -> Backend:
+    def construct():
         raise error
 
     return construct
@@ -117,7 +116,7 @@ def test_the_second_of_a_name_is_broken_and_the_first_stays(declare: Declare, mo
 def test_an_interrupted_load_leaves_no_half_list(declare: Declare, error: type[BaseException]) -> None:
     interrupts = [error()]
 
-    def construct() -> Backend:
+    def construct():
         if interrupts:
             raise interrupts.pop()
         return made("slow")()
@@ -134,7 +133,7 @@ def test_a_plugin_may_ask_for_the_list_while_it_is_loaded(declare: Declare) -> N
     class Curious(Fine):
         name = "curious"
 
-        def __init__(self) -> None:
+        def __init__(self):
             seen.append(list_backends())
 
     declare(acme=made("acme"), curious=Curious)
@@ -172,7 +171,7 @@ def test_what_is_returned_can_be_changed_without_harm() -> None:
 
 
 def test_a_backend_cannot_write_to_the_terminal_by_its_texts() -> None:
-    def loudly(self: Backend, problem: dilkit.Problem) -> tuple[dilkit.Refusal, ...]:
+    def loudly(self, problem):
         raise RuntimeError("\x1b[2J\x1b[31mred\rover")
 
     register_backend(made("loud", refusals=loudly)())
@@ -188,10 +187,10 @@ def test_a_backend_cannot_write_to_the_terminal_by_its_texts() -> None:
 def test_a_first_call_on_a_stack_that_is_nearly_full(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails, or finds all backends; it does not leave them broken for want of frames."""
 
-    def hungry(frames: int = 120) -> Backend:
+    def hungry(frames=120):
         return hungry(frames - 1) if frames else Fine()
 
-    def deep(frames: int) -> tuple[str, ...]:
+    def deep(frames):
         return deep(frames - 1) if frames else list_backends()
 
     declare(fine=hungry)

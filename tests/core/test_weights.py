@@ -34,7 +34,6 @@ CALLS = (
 
 
 def drawn(kv_heads=4, dim=6, **options):
-    """Queries, keys, and the options of a call; masked keys are NaN."""
     torch.manual_seed(0)
     query, key = torch.randn(2, SEQ, 4, dim).double(), torch.randn(2, SEQ, kv_heads, dim).double()
     if "key_padding_mask" in options:
@@ -72,7 +71,7 @@ def test_rows_are_those_of_the_matrix(pattern, call):
 
 @pytest.mark.parametrize("kv_heads", [3, 9, 20])
 def test_mass_of_any_number_of_heads(kv_heads):
-    """Which do not fall into equal parts; the first branch serves no head of some parts, and none serves the last head."""
+    """Groups are unequal: the first branch serves none of some, and no branch serves the last head."""
     torch.manual_seed(0)
     heads = 2 * kv_heads
     query, key = torch.randn(2, SEQ, heads, 6).double(), torch.randn(2, SEQ, kv_heads, 6).double()

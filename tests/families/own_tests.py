@@ -2,9 +2,8 @@
 
     python tests/families/own_tests.py CHECKOUT [--only llama,bert] [--jobs 2] [--json] [what pytest takes, such as -k generate]
 
-The table has a row for each family and a column for each verdict. A difference without a reason in `differences.json` makes the
-exit code 1. The package under test is that of the checkout. To pytest this file is a plugin: models compute dilkit's attention
-where they would sdpa's, and each outcome goes into a file.
+The table has a row for each family and a column for each verdict. Exit code 1 for a difference without a reason in
+`differences.json`. As a plugin of pytest, this file puts dilkit in the place of sdpa, and writes each outcome into a file.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def main() -> int:
 
 
 def run(checkout: Path, family: str, attention: str, options: list[str]) -> dict[str, Outcome]:
-    """Return the outcomes of a family's tests, without those that a crash or the time limit has cut off."""
+    """Return the outcomes of a family's tests that no crash or time limit cut off."""
     paths = sorted(map(str, (checkout / "tests/models" / family).glob("test_modeling_*.py")))
     variables = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
     variables["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(checkout / "src"), os.environ.get("PYTHONPATH", "")])
@@ -164,7 +163,7 @@ def pytest_configure(config: Any) -> None:
     config.pluginmanager.register(_Recorder(file))
 
 
-_calls: Counter[str] = Counter()
+_calls = Counter()
 
 
 @contextmanager
@@ -172,7 +171,7 @@ def swapped() -> Iterator[None]:
     """Register dilkit's attention, dense or by a model's own windows, and choose it in place of sdpa and of the default."""
     package, attend = registration.transformers(), registration.attend
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args, **kwargs):
         if not torch.compiler.is_compiling():
             _calls[NAME] += 1
         return attend(*args, **kwargs)
@@ -183,7 +182,7 @@ def swapped() -> Iterator[None]:
         registration.register(None, WINDOWED)
         decide = package.PreTrainedModel.get_correct_attn_implementation
 
-        def decided(model: Any, requested: str | None, *args: Any, **kwargs: Any) -> Any:
+        def decided(model, requested, *args, **kwargs):
             name = decide(model, requested, *args, **kwargs)
             if requested is not None and name != SDPA:
                 return name
@@ -194,7 +193,7 @@ def swapped() -> Iterator[None]:
 
 
 class _Recorder:
-    """Collects the reports of each test (setup, call, teardown, subtests), the worst of which is its outcome."""
+    """Collects each test's reports (setup, call, teardown, subtests), and keeps the worst."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.outcome = file, Outcome("")
@@ -221,7 +220,7 @@ class _Recorder:
 
 
 def _error(longrepr: Any) -> tuple[str, bool]:
-    """Return the messages of a failure's exceptions, with the line that raised the last one, and whether dilkit raised one."""
+    """Return the exceptions' messages, with the last raising line, and whether dilkit raised one."""
     chain = getattr(longrepr, "chain", ())
     crashes = [crash for _, crash, _ in chain if crash is not None]
     if not crashes:

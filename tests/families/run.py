@@ -160,7 +160,7 @@ class TooLate(BaseException):
 
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    def late(*_: Any) -> None:
+    def late(*_):
         raise TooLate(f"it takes more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)

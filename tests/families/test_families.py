@@ -42,7 +42,7 @@ def test_every_class_was_tried_and_none_is_wrong() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_class_of_a_tenth_is_wrong() -> None:
-    """All of them take ten minutes of CPU time: `python tests/families/run.py`, when transformers or the integration changes."""
+    """All classes take ten minutes of CPU time: `python tests/families/run.py`."""
     assert not [one for one in examine_all(classes()[::10]) if one.verdict == WRONG]
 
 

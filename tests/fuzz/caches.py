@@ -59,11 +59,10 @@ class Slots(ABC):
         """Give everything back."""
 
     def bias(self, texts: Sequence[int], length: int) -> Bias | None:
-        """Return the bias of the first `length` tokens of these sequences."""
-        bias: Any = self.tensors.bias
+        bias = self.tensors.bias
         if bias is None or not bias.by_row:
             return bias
-        return replace(bias, coordinates=bias.coordinates.expand(len(self.tensors.query), -1, -1)[list(texts), :length])  # type: ignore[no-any-return]
+        return replace(bias, coordinates=bias.coordinates.expand(len(self.tensors.query), -1, -1)[list(texts), :length])
 
 
 class _OnePace(Slots):
@@ -79,8 +78,6 @@ class _OnePace(Slots):
 
 
 class OfDilatedCache(_OnePace):
-    """`DilatedCache`."""
-
     def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int, stored: str | None) -> None:
         shortest = min(branch.forgets_every for branch in case.pattern.branches)
         super().__init__(case, tensors, options, min(rollback, shortest))
@@ -118,7 +115,7 @@ class _OfTransformers(_OnePace):
 
         query, key, value = (x.transpose(1, 2) for x in rows)
         keys, values = self.cache.update(key, value, 0)
-        more: dict[str, Any] = {} if bias is None else dict(position_bias=PositionBias(lambda: bias))
+        more = {} if bias is None else dict(position_bias=PositionBias(lambda: bias))
         more |= dict(scaling=self.options["scale"], softcap=self.options["softcap"], s_aux=self.options["sink"])
         return attend(self.case.pattern, None, self.layer, query, keys, values, None, is_causal=True, **more)[0]
 
@@ -145,8 +142,6 @@ class _Layer:
 
 
 class OfDilatedLayer(_OfTransformers):
-    """`dilated_cache()` of transformers."""
-
     def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any], rollback: int) -> None:
         from dilkit.integrations.transformers import dilated_cache
 
@@ -155,8 +150,6 @@ class OfDilatedLayer(_OfTransformers):
 
 
 class OfDynamicCache(_OfTransformers):
-    """`DynamicCache` of transformers."""
-
     def __init__(self, case: Case, tensors: Tensors, options: dict[str, Any]) -> None:
         from transformers import DynamicCache
 
@@ -183,7 +176,7 @@ class OfPagedCache(Slots):
         kept = dtype if stored is None else getattr(torch, stored)
         page = 2 * page_rows * self.sizes[1] * width_of(case.head_dim, kept) * kept.itemsize
         nbytes = max(ROOMY, 200 * page) if pages is None else pages * page
-        more: dict[str, Any] = dict(page_rows=page_rows, rollback=rollback, dtype=dtype, stored=stored)
+        more = dict(page_rows=page_rows, rollback=rollback, dtype=dtype, stored=stored)
         self.cache = PagedCache(case.pattern, *self.sizes, nbytes=nbytes, **more)
         if stored != "int8":
             self.cache.pool.rows.fill_(torch.nan)
@@ -242,7 +235,7 @@ class OfKvCache(Slots):
             torch.stack([x[text, start : start + count] for text, start in zip(texts, starts, strict=True)]) for x in rows
         )
         own, lengths = [cache[slots] for cache in self.caches], torch.tensor(starts, dtype=torch.int32)
-        new: dict[str, Any] = dict(key=key, value=value)
+        new = dict(key=key, value=value)
         if count % 3 == 2:  # they are there already
             new, lengths = {}, lengths + count
             for cache, written in zip(own, (key, value), strict=True):

@@ -38,12 +38,10 @@ class Call:
     mask_layout: str = "plain"
 
     def to_data(self) -> dict[str, Any]:
-        """This call as JSON can hold it."""
         return vars(self) | dict(case=vars(self.case) | dict(pattern=json.loads(self.case.pattern.to_json())))
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Call:
-        """What `to_data` gave, whether or not it was JSON in between."""
         made = dict(
             pattern=Pattern.from_json(json.dumps(data["case"]["pattern"])), lengths=tuple(data["case"].get("lengths", ()))
         )
@@ -116,7 +114,7 @@ HOOKS = ("none", "strided", "clone", "offload")
 
 @contextlib.contextmanager
 def saved(hooks: str) -> Iterator[None]:
-    """What the forward pass saves goes through these hooks."""
+    """Pass saved tensors through these hooks."""
     unpack: dict[str, Callable[[Tensor], Tensor]] = {
         "strided": lambda x: x.mT.contiguous().mT if x.dim() == 4 else x,
         "clone": lambda x: x.clone(),
@@ -134,9 +132,9 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """`(out, lse)` by the way that the call takes; a module gives no `lse`. Scores are changed in the way "function" alone."""
     case, options = call.case, dict(is_causal=call.case.is_causal, key_padding_mask=mask, sink=sink)
-    direct: Any = dict(options, scale=case.scale, backend=call.backend, return_lse=True)
+    direct = dict(options, scale=case.scale, backend=call.backend, return_lse=True)
 
-    def function(*qkv: Tensor, **other: Any) -> Any:
+    def function(*qkv, **other):
         other |= dict(bias=bias, softcap=case.softcap or None) if call.way == "function" else {}
         if case.lengths:
             return attend_packed(case, qkv, {**direct, **other})
@@ -173,7 +171,6 @@ def attend_packed(case: Case, qkv: tuple[Tensor, ...], options: dict[str, Any]) 
 
 
 def leaves(call: Call, tensors: Tensors) -> list[Tensor]:
-    """Query, key, value and sinks if there are any; those that the call wants gradients of are leaves, sinks as queries."""
     given = zip((*tensors.qkv, tensors.sink), (*call.wants, call.wants[0]), strict=True)
     return [x.detach().requires_grad_(want) for x, want in given if x is not None]
 
@@ -181,7 +178,6 @@ def leaves(call: Call, tensors: Tensors) -> list[Tensor]:
 def results(
     call: Call, tensors: Tensors, outputs: tuple[Tensor, Tensor | None], inputs: list[Tensor], **options: bool
 ) -> Results:
-    """The results by name, with the gradients that the call wants."""
     out, lse = outputs
     found = dict(out=out.detach()) | ({} if lse is None else dict(lse=lse.detach()))
     names = [name for name, x in zip(("dq", "dk", "dv", "dsink"), inputs, strict=False) if x.requires_grad]
@@ -197,7 +193,6 @@ def results(
 
 
 def computed(call: Call, tensors: Tensors) -> Results:
-    """All results of a call, forward and backward."""
     inputs = leaves(call, tensors)
     with saved(call.hooks):
         outputs = attend(call, *inputs[:3], tensors.mask, *inputs[3:], bias=tensors.bias)
@@ -205,7 +200,7 @@ def computed(call: Call, tensors: Tensors) -> Results:
 
 
 def complaints(call: Call, tensors: Tensors, found: Results) -> list[str]:
-    """What is wrong with the results of a call, by the rule of the conformance suite, beyond what rounding may do."""
+    """Compare results with the oracle by the rule of the conformance suite, or within rounding."""
     case = replace(call.case, dtype="bfloat16") if call.way == "autocast" and call.case.dtype != "float64" else call.case
     given = tensors.to(case.dtype)
     if "lse" not in found:

@@ -22,7 +22,6 @@ class Wrong(AssertionError):
 
 
 def require(right: bool, text: str) -> None:
-    """Raise `Wrong` with this text unless `right`."""
     if not right:
         raise Wrong(text)
 
@@ -54,7 +53,7 @@ def require_raises(action: Callable[[], Any], errors: tuple[type[Exception], ...
 
 
 def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOES_NOT_FIT) -> Any:
-    """What `action` returns; None where it raises one of `errors`."""
+    """Return the result of `action`; None for an error of `errors`."""
     try:
         return action()
     except errors:
@@ -64,6 +63,6 @@ def attempt(action: Callable[[], Any], errors: tuple[type[Exception], ...] = DOE
 
 
 def in_threads(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each job returns, all run at once in threads; the first error is raised."""
+    """Run all jobs at once; return their results, or raise the first error."""
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(lambda job: job(), jobs))

@@ -18,22 +18,18 @@ class Journal:
         self.begin()
 
     def begin(self) -> None:
-        """A new run."""
         self.path.write_text("")
 
     def write(self, step: dict[str, Any]) -> None:
-        """Add a step."""
         with self.path.open("a") as file:
             file.write(json.dumps(step) + "\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The steps of a journal or of a case of the corpus."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def write(path: Path, steps: list[dict[str, Any]]) -> None:
-    """What `read` reads."""
     path.write_text("".join(json.dumps(step) + "\n" for step in steps))
 
 

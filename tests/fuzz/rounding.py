@@ -2,8 +2,8 @@
 
     scores:  |scale| * |q| . |k| and |lse|, in the accumulating dtype        P, and with it dS:  their own dtype
 
-The conformance suite compares the largest error with that of plain torch math, which is the stricter rule. But plain math keeps
-its scores, where other backends work them out again for gradients, and of equal or single keys it may hit all numbers exactly.
+The conformance suite has the stricter rule: it compares the largest error with that of plain torch math. But plain math keeps
+its scores for gradients, and may be exact for equal or single keys.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SEVERAL = 4.0
 
 
 def within_rounding(problem: Problem, tensors: Tensors, found: Results, exact: Results, lengths: Sequence[int] = ()) -> bool:
-    """Whether no number of `found` is farther from `exact` than rounding may bring it; `lengths` are of packed sequences."""
+    """True if rounding explains every distance from `exact`; `lengths` are of packed sequences."""
     bounds = _of_sequences(problem, tensors, lengths) if lengths else rounding(problem, tensors)
 
-    def is_right(found: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
+    def is_right(found, exact, bound):
         beyond = exact.isfinite() & (exact.abs() + bound > torch.finfo(found.dtype).max)  # gradients of scores that are large
         return beyond | (distances(found, exact) <= bound)
 
@@ -57,7 +57,7 @@ def _of_sequences(problem: Problem, tensors: Tensors, lengths: Sequence[int]) ->
 
 
 def rounding(problem: Problem, tensors: Tensors) -> Results:
-    """The bound for every number of `out`, `lse`, `dq`, `dk` and `dv`, and of `dsink` where there are sinks."""
+    """Return the bound for every number of `out`, `lse`, `dq`, `dk`, `dv`, and `dsink` for sinks."""
     kind = torch.finfo(getattr(torch, problem.dtype))
     own, least = kind.eps, max(LEAST, kind.smallest_normal * kind.eps)  # the latter is the rounding of subnormal numbers
     fine = min(own, torch.finfo(torch.float32).eps)
@@ -94,12 +94,12 @@ def rounding(problem: Problem, tensors: Tensors) -> Results:
 
 
 def _share_error(share: Tensor, noise: Tensor, most: Tensor) -> Tensor:
-    """Error of a share, given as its logarithm, by `noise` in the exponent, which leaves it between 0 and `most`."""
+    """Return the error of a share, given as its logarithm, by `noise` in the exponent, between 0 and `most`."""
     return torch.minimum(share + SEVERAL * noise + (-(-noise).expm1()).log(), most.log()).exp()
 
 
 def _kept(problem: Problem) -> Tensor:
-    """What dropout multiplies shares by, `(batch, heads, seq, seq)`, or 1."""
+    """Return the factors of dropout, `(batch, heads, seq, seq)`, or 1."""
     dropout, rows = dropout_in(problem), torch.arange(problem.seq)
     return torch.ones(()) if dropout is None else dropout.kept(problem.heads, rows, rows, problem.batch) * dropout.factor
 
@@ -109,7 +109,7 @@ def _exact(problem: Problem, tensors: Tensors, q: Tensor, k: Tensor) -> tuple[Te
     options = dict(is_causal=problem.is_causal, key_padding_mask=tensors.mask, scale=problem.scale, dropout=dropout_in(problem))
     options |= dict(bias=tensors.bias, softcap=problem.softcap or None)
     given = tensors.to("float64")
-    out, lse = oracle_attention(*given.qkv, problem.pattern, sink=given.sink, **options)  # type: ignore[arg-type]
+    out, lse = oracle_attention(*given.qkv, problem.pattern, sink=given.sink, **options)
     count = problem.pattern.count(problem.seq, problem.heads, kv_heads=problem.kv_heads, is_causal=problem.is_causal)
     if tensors.mask is not None:
         count = count * ~tensors.mask[:, None, None, :]

@@ -5,7 +5,7 @@
 
 The extensions are built in a copy of the checkout, and `session.py` runs there in a process of its own. What fails is printed
 with its seed, and its steps are written to `tests/fuzz/corpus/`, which `make test` replays. A process that died is followed by
-another. With --if-possible, the fuzzer runs without the sanitizers where the compiler lacks them; otherwise that is a failure.
+another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ MOST_DEATHS = 10
 
 
 def main() -> int:
-    """0 when nothing failed."""
     args = arguments()
     with tempfile.TemporaryDirectory() as folder:
         home, variables = ROOT, dict(OMP_NUM_THREADS="1")
@@ -55,8 +54,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10, help="how long (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--only", metavar="STEP", help="perform this one step alone, such as decoded")
@@ -68,7 +66,6 @@ def arguments() -> argparse.Namespace:
 
 
 def start(home: Path, variables: dict[str, str], *options: str) -> int:
-    """Run a session in `home`; the exit code."""
     command = [sys.executable, "tests/fuzz/session.py", *options]
     return subprocess.run(command, cwd=home, env={**os.environ, **variables}, check=False).returncode
 
@@ -76,13 +73,13 @@ def start(home: Path, variables: dict[str, str], *options: str) -> int:
 def sessions(
     home: Path, variables: dict[str, str], folder: Path, minutes: float, seed: int, only: str | None = None
 ) -> dict[str, Any]:
-    """Sessions one after the other, until the time is over; the report. One is enough unless its process dies."""
+    """Run sessions until the time is over; another one starts if a process dies. Return the report."""
     began, counts, failures, deaths = time.monotonic(), Counter[str](), list[str](), 0
     journal, found = folder / "journal", folder / "counts.json"
     first = seed
     while (left := minutes - (time.monotonic() - began) / 60) > 0 and deaths < MOST_DEATHS:
         found.unlink(missing_ok=True)
-        options: dict[str, Any] = dict(minutes=left, seed=seed, journal=journal, counts=found, found=CORPUS)
+        options = dict(minutes=left, seed=seed, journal=journal, counts=found, found=CORPUS)
         options |= {} if only is None else dict(only=only)
         code = start(home, variables, *(text for name, value in options.items() for text in (f"--{name}", str(value))))
         counted = json.loads(found.read_text()) if found.exists() else dict(next=seed, counts={}, failures=[], ended=False)
@@ -101,7 +98,6 @@ def sessions(
 
 
 def tell(report: dict[str, Any]) -> None:
-    """The report for people."""
     steps, (first, end) = report["steps"], report["seeds"]
     print(f"{report['runs']:,} runs of {sum(steps.values()):,} steps in {report['seconds'] / 60:.0f} minutes, ", end="")
     print(f"seeds {first} to {end - 1}, {'with' if report['sanitizers'] else 'without'} sanitizers")

@@ -38,8 +38,7 @@ RUNS, STEPS, MOST_FOUND = 10, 12, 10
 
 
 def main() -> int:
-    """0 when nothing failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--journal", type=Path)
@@ -60,7 +59,6 @@ def main() -> int:
 
 
 def perform(steps: list[dict[str, Any]]) -> None:
-    """The steps in a new world. Raises what they raise."""
     world = World()
     try:
         for step in steps:
@@ -70,9 +68,8 @@ def perform(steps: list[dict[str, Any]]) -> None:
 
 
 def fuzz(minutes: float, first: int, journal: Path, counts: Path, found: Path, only: str | None = None) -> int:
-    """Seeds from `first` on until `minutes` are over. Counts are written after each: 'next' is the seed to go on with, and
-    'ended' says at last that no time is left. The exit code does not tell: sanitizers end a process with that of a failure."""
-    done: Counter[str] = Counter()
+    """Run seeds from `first` on for `minutes`. `counts` gets the 'next' seed, and at last 'ended': sanitizers hide exit codes."""
+    done = Counter()
     Machine.journal, Machine.performed = Journal(journal), done
     start, failures = time.monotonic(), []
     with tqdm(total=round(minutes * 60), unit="s", disable=not sys.stderr.isatty()) as bar:
@@ -119,7 +116,6 @@ def shorten(journal: Path) -> None:
 
 
 def fails(steps: list[dict[str, Any]]) -> bool:
-    """Whether these steps, in a new world, end with an error."""
     try:
         perform(steps)
     except Exception:

@@ -34,7 +34,7 @@ many_branches = st.lists(branches(), min_size=4, max_size=40).map(lambda chosen:
 
 @st.composite
 def cases(draw: st.DrawFn, longest: int, other_kinds: int) -> Case:
-    """A problem of up to `longest` tokens; `variant` seeds its numbers. Of 8 + 3 * `other_kinds` patterns 8 are of segments."""
+    """Draw a case of up to `longest` tokens; 8 of 8 + 3 * `other_kinds` patterns have segments."""
     heads, kv_heads = draw(heads_and_groups())
     kinds = [*[patterns(heads, kv_heads)] * 6, st.just(Pattern.dense()), many_branches]
     kinds += [mixes(heads, kv_heads, longest), neighborhoods(heads, longest), presets(heads, longest)] * other_kinds
@@ -69,7 +69,7 @@ def calls(
     may_pack: bool = False,
     may_score: bool = False,
 ) -> Data:
-    """A call of any backend, in any layout, by one of `ways`; `may_score`: with a bias, or with scores that are capped."""
+    """Draw a call of any backend and layout, by one of `ways`; `may_score`: with a bias or softcap."""
     case = draw(cases(longest, other_kinds))
     if case.mask == "none" and (may_pack or ways == RARELY_COMPILED) and draw(st.booleans()):
         length = st.just(case.seq) if on_a_grid(case.pattern) else st.integers(0, 3) | st.integers(0, 40)
@@ -98,12 +98,10 @@ def calls(
 
 
 def on_a_grid(pattern: Pattern) -> bool:
-    """Whether a pattern is for sequences of one length alone."""
     return any(isinstance(branch, Neighborhood) for branch in pattern.branches)
 
 
 def able(case: Case) -> list[str]:
-    """The backends that do not refuse the case."""
     known, problem = backends(), case.problem()
     return [name for name in BACKENDS if not known[name].refusals(problem)]
 
@@ -126,7 +124,7 @@ settings = st.sampled_from(
 
 @st.composite
 def calls_with_cuts(draw: st.DrawFn, calls: st.SearchStrategy[Data]) -> tuple[Data, list[int]]:
-    """A call, and where its sequence is cut into shards for 2 to 7 ranks: of one row or more, and rarely of none."""
+    """Draw a call and cuts for 2 to 7 ranks: of one row or more, and rarely of none."""
     call = draw(calls.filter(lambda call: call["case"]["seq"] > 1))
     seq = call["case"]["seq"]
     if draw(st.sampled_from([*[True] * 15, False])):
@@ -152,7 +150,7 @@ actions = st.lists(
 
 @st.composite
 def decodings(draw: st.DrawFn) -> Data:
-    """The arguments of a step that decodes: a causal call of any pattern and bias, and what is done on the way."""
+    """Draw a causal call of any pattern and bias, and actions for decoding it."""
     call = draw(calls(longest=draw(st.sampled_from([60, 60, 200])), ways=("function",), other_kinds=4))
     call["case"] |= dict(
         bias=draw(st.sampled_from([*["none"] * len(BIAS_FORMS), *BIAS_FORMS])),
@@ -189,7 +187,7 @@ junk: st.SearchStrategy[Any] = st.recursive(
 @st.composite
 def pattern_fields(draw: st.DrawFn) -> Data:
     """The fields of a pattern, some of them anything."""
-    fields: Data = json.loads(draw(heads_and_groups().flatmap(lambda heads: patterns(*heads))).to_json())
+    fields = json.loads(draw(heads_and_groups().flatmap(lambda heads: patterns(*heads))).to_json())
     for name in draw(st.lists(st.sampled_from(OF_PATTERN), max_size=2)):
         fields[name] = draw(junk | st.lists(st.integers(-3, 9), max_size=4) | st.lists(st.lists(st.integers(-2, 5), max_size=3)))
     return fields
@@ -202,7 +200,7 @@ devices = st.sampled_from(["sm_61", "sm_90", "sm_120"]) | junk
 @st.composite
 def problem_fields(draw: st.DrawFn) -> Data:
     """The fields of a problem but its pattern, some of them anything."""
-    fields: Data = dict(seq=draw(numbers), heads=draw(numbers), head_dim=draw(numbers), dtype=draw(st.sampled_from(DTYPES)))
+    fields = dict(seq=draw(numbers), heads=draw(numbers), head_dim=draw(numbers), dtype=draw(st.sampled_from(DTYPES)))
     names = ["batch", "kv_heads", "seq", "heads", "head_dim", "dtype", "is_causal", "key_padding_mask", "requires_grad", "scale"]
     for name in draw(st.lists(st.sampled_from(names), max_size=3)):
         fields[name] = draw(numbers | junk)

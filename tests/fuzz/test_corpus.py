@@ -91,10 +91,10 @@ def test_rounding_explains_roundings_only(dtype_name: str, kv_heads: int, mask: 
 
 
 def test_the_steps_of_a_process_that_died_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for a session: it writes a step down and dies, by a signal, by a sanitizer, and by a signal after its end."""
+    """A stand-in for a session writes a step and dies: by a signal, a sanitizer, and a signal after its end."""
     seeds = []
 
-    def dies(home: Path, variables: dict[str, str], *options: str) -> int:
+    def dies(home, variables, *options):
         given = dict(zip(options[::2], options[1::2], strict=True))
         seeds.append(int(given["--seed"]))
         Journal(Path(given["--journal"])).write(dict(do="clear"))

@@ -36,9 +36,7 @@ PATTERNS = {
 def decode(pattern: Pattern, seed: int, actions: list[Action] | None = None, **given: Any) -> int:
     """Return the number of compared steps of all caches. The actions, and fields of the case not `given`, are drawn."""
     draw, world = random.Random(seed), World()
-    fields: dict[str, Any] = dict(
-        dtype=draw.choice(DTYPES), softcap=draw.choice([0.0, 0.7]), sink=draw.choice(["none", "random"])
-    )
+    fields = dict(dtype=draw.choice(DTYPES), softcap=draw.choice([0.0, 0.7]), sink=draw.choice(["none", "random"]))
     fields |= dict(seq=SEQ, heads=6, kv_heads=3, head_dim=4) | given
     names, numbers = ["rows", "steps", "segment", "draft", "back", "move"], [1, 2, 3, 4, 6, 12]
     actions = actions or [(draw.choice(names), draw.randrange(2), draw.choice(numbers)) for _ in range(5)]

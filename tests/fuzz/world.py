@@ -1,7 +1,7 @@
 """What lasts from one step to the next, and the steps by name.
 
-A step is plain data, a dict: `do` is the name of a function in `steps/`, the rest are its arguments after the world. It raises
-`Wrong` where dilkit is wrong, and whatever dilkit raises that it must not.
+A step is a dict: `do` names a function in `steps/`, the rest are its arguments after the world. It raises `Wrong` where dilkit
+is wrong, and any error that dilkit must not raise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ Step = dict[str, Any]
 
 
 def _defined_in(module: ModuleType) -> dict[str, Callable[..., None]]:
-    """The steps of a module: its functions without an underscore."""
     functions = {name: x for name, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__}
     return {name: x for name, x in functions.items() if callable(x) and not name.startswith("_") and name.islower()}
 
@@ -45,13 +44,11 @@ class World:
         plan.cache_clear()
 
     def close(self) -> None:
-        """Everything as it was before."""
         torch.set_num_threads(self.threads)
         for name in os.environ.keys() - self.before.keys():
             del os.environ[name]
         os.environ.update(self.before)
 
     def perform(self, step: Step) -> None:
-        """Do one step."""
         step = copy.deepcopy(step)
         STEPS[step.pop("do")](self, **step)

@@ -15,7 +15,7 @@ Change = Callable[[Any], Any]
 
 
 def _grown(at: int, by: int = 1) -> Change:
-    def change(x: Tensor) -> Tensor:
+    def change(x):
         which = min(at, x.dim() - 1)
         return torch.zeros([size + by * (i == which) for i, size in enumerate(x.shape)], dtype=x.dtype)
 
@@ -27,7 +27,6 @@ def _emptied(at: int) -> Change:
 
 
 def shrunk(x: Tensor) -> Tensor:
-    """A tensor of this shape whose memory is too short by one byte."""
     x = x.detach().clone()
     x.untyped_storage().resize_(max(0, x.untyped_storage().nbytes() - 1))
     return x
@@ -117,6 +116,6 @@ OF_PATTERN = ("segment_lengths", "dilation_rates", "offset", "overlap", "heads",
 
 
 def names_of(argument: str) -> tuple[str, ...]:
-    """What an error about the argument may name: key and value are compared with each other, and with query."""
+    """Return the names that an error may have: key and value are compared with each other, and with query."""
     others = {"pattern": ("pattern", "heads"), "value": ("value", "key"), "query": ("query", "key")}
     return others.get(argument, (argument,))

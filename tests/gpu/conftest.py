@@ -36,7 +36,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
-    """The device of this run."""
     name = str(request.config.getoption("--gpu-device"))
     if name != "cpu" and not cuda_count():
         pytest.skip("torch sees no CUDA device")
@@ -58,7 +57,6 @@ def cuda(rehearsal: bool) -> None:
 
 @pytest.fixture
 def asked(backend: str, dtype: str, requires_grad: bool, device: str) -> Problem:
-    """A small problem that the backend can compute."""
     problem = small_problem(device, dtype=dtype, requires_grad=requires_grad)
     if reasons := backend_implementations([backend])[0].refusals(problem):
         pytest.skip("; ".join(reasons))
@@ -80,7 +78,7 @@ def _kernels_of_torch(device: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _without_proofs(rehearsal: bool) -> Iterator[None]:
-    """No kernel needs a proof. A worker whose context is broken ends: after an access out of bounds every call fails."""
+    """Ask for no proofs, and end a worker with a broken context: after an access out of bounds every call fails."""
     with environment.without_proofs():
         yield
     try:

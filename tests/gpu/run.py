@@ -80,7 +80,7 @@ def commands_of_suites(stage: str, folder: Path, tests: Path) -> Iterator[list[s
     rows = read_result(tests, RowsResult, KIND).rows if tests.exists() else ()
     failed = "\n".join(f"{row.case['name']} {row.reasons}" for row in rows if row.verdict == "failed")
 
-    def right(*names: str) -> list[str]:
+    def right(*names):
         return [name for name in names if not re.search(rf"(?<![\w:]){re.escape(name)}(?![\w:])", failed)]
 
     if stage == "preferences":

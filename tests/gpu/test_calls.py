@@ -30,7 +30,6 @@ LONG = Pattern([2048, 8192, 32768, 131072, 524288], [1, 4, 16, 64, 256])
 
 
 def attend(backend: str, asked: Problem, inputs: Tensors) -> tuple[Tensor, ...]:
-    """Return `out`, and where they are asked for its gradients."""
     out = backend_implementations([backend])[0].attend(inputs, asked)
     return (out, *torch.autograd.grad(out, inputs.qkv, inputs.dout)) if asked.requires_grad else (out,)
 
@@ -49,12 +48,12 @@ def other_numbers(into: Tensors, asked: Problem) -> None:
 
 
 def side_stream() -> Any:
-    make: Any = torch.cuda.Stream
+    make = torch.cuda.Stream
     return make()
 
 
 def sleep() -> None:
-    torch.cuda._sleep(LATE)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(LATE)
 
 
 def test_in_a_cuda_graph_replayed_on_other_numbers(cuda: None, backend: str, asked: Problem) -> None:
@@ -106,10 +105,10 @@ def test_in_code_that_torch_compiled(backend: str, asked: Problem, rehearsal: bo
     """A rehearsal traces the code alone."""
     inputs, implementation = Tensors.random(asked), backend_implementations([backend])[0]
 
-    def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def doubled(q, k, v):
         return 2 * implementation.attend(replace(inputs, query=q + 0, key=k + 0, value=v + 0), asked)
 
-    def results(function: Any) -> tuple[Tensor, ...]:
+    def results(function):
         out = function(*inputs.qkv)
         return (out, *torch.autograd.grad(out, inputs.qkv, inputs.dout)) if asked.requires_grad else (out,)
 
@@ -134,7 +133,7 @@ def test_many_lengths_with_a_cache_that_holds_hardly_one_table(
 def test_sixteen_million_tokens(cuda: None, device: str, note: Callable[..., None]) -> None:
     """Both ends are, bit by bit, what they are alone. Where sixteen million do not fit, eight million do."""
     ours = backend_implementations(["cupy_raw"])[0]
-    facts: dict[str, Any] = dict(pattern=LONG, heads=8, head_dim=64, dtype="bfloat16", device=device_named(device))
+    facts = dict(pattern=LONG, heads=8, head_dim=64, dtype="bfloat16", device=device_named(device))
     if reasons := ours.refusals(Problem(seq=LONGEST, **facts)):
         pytest.skip("; ".join(reasons))
     try:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ Note = Callable[..., None]
 ASSUMED = (9, 0)
 """The capability that a rehearsal compiles for."""
 STATE = "driver_version,pstate,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.limit,ecc.mode.current"
-KINDS: tuple[dict[str, Any], ...] = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
+KINDS = ({}, dict(varlen=True), dict(dropout=True), dict(varlen=True, dropout=True))
 """Kinds of calls: each has kernels of its own."""
 SANITIZER = "compute-sanitizer"
 OPTIONS = ["--report-api-errors", "no", "--print-limit", "5", "--launch-timeout", "0", "--target-processes", "application-only"]

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(170, method="thread")]
 
 
 def groups() -> dict[str, Sequence[Case]]:
-    """Return the cases in groups, those that take longest first. The oracle, on the CPU, is what takes the time."""
+    """Return the cases in groups, slowest first: the oracle on the CPU takes the time."""
     by_name: dict[str, Sequence[Case]] = {f"large {i // 5}": LARGE[i : i + 5] for i in range(0, len(LARGE), 5)}
     for feature, count in Counter(case.feature for case in LISTED).most_common():
         cases = [case for case in LISTED if case.feature == feature]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,19 +19,32 @@ from dilkit.bias.form import BiasForm
 from dilkit.op.call_options import CallOptions, encode
 
 PATTERN = Pattern([8, 16], [1, 2])
+COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
+TORCH_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
 
 
 def tensors(
     batch: int = 2, seq: int = 20, heads: int = 4, kv_heads: int = 4, head_dim: int = 8, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random query, key and value; `options` are those of `torch.randn`, such as `dtype` and `requires_grad`."""
+    """Random query, key and value; `options` are those of `torch.randn`."""
     query = torch.randn(batch, seq, heads, head_dim, **options)
     key, value = (torch.randn(batch, seq, kv_heads, head_dim, **options) for _ in range(2))
     return query, key, value
 
 
+def random_leaves(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Random tensors that require gradients."""
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def starts_of(lengths: Iterable[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-    """`dilated_attention` with the pattern of these tests, by the reference backend unless told otherwise."""
+    """Attend with the pattern of these tests, by default on the reference backend."""
     return dilated_attention(query, key, value, PATTERN, **{"backend": "reference", **options})
 
 
@@ -40,7 +57,7 @@ def encode_call(
     softcap: float = 0.0,
     bias: BiasForm | None = None,
 ) -> str:
-    """The options of a call as the text that torch's operators take; `backend`: a name, or "" for the automatic choice."""
+    """Encode a call's options for torch's operators; `backend`: a name, or "" for the automatic choice."""
     return encode(CallOptions(pattern, is_causal, requires_grad, (backend,) if backend else (), dropout_p, softcap, bias))
 
 
@@ -62,7 +79,7 @@ def differentiated(attend: Callable[..., tuple[Tensor, Tensor]], inputs: Sequenc
         name: (x.nan_to_num(neginf=0.0) * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum()
         for name, x in results.items()
     }
-    grads = torch.autograd.grad(sum(losses[name] for name in uses.split("+")), inputs, allow_unused=True)  # type: ignore[arg-type]
+    grads = torch.autograd.grad(sum(losses[name] for name in uses.split("+")), inputs, allow_unused=True)
     found = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True)]
     return [*(x.detach() for x in results.values()), *found]
 
@@ -74,7 +91,7 @@ def close(found: Sequence[Tensor], want: Sequence[Tensor], tolerance: float = 1e
 
 
 class Recorder(Reference):
-    """The reference backend under another name, writing down each pass and the thread it ran in."""
+    """The reference backend under another name; it logs each pass and its thread."""
 
     priority = -100
 

@@ -14,7 +14,7 @@ from dilkit.tools.cli import main
 
 
 def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
-    """What `dilkit argv` prints on stdout, having exited with `code`."""
+    """Return the stdout of `dilkit argv`, which exits with `code`."""
     found = main(argv)
     printed = capsys.readouterr()
     assert found == code, printed.err
@@ -22,9 +22,9 @@ def output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str
 
 
 def json_output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
-    """The JSON object of `dilkit argv --json`: strict, with its schema, and nothing besides it on stdout."""
+    """Return the JSON object of `dilkit argv --json`: strict, with its schema, and alone on stdout."""
 
-    def reject(name: str) -> None:
+    def reject(name):
         raise AssertionError(f"{name} is not JSON")
 
     report = json.loads(output(capsys, *argv, "--json", code=code), parse_constant=reject)
@@ -34,5 +34,4 @@ def json_output(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -
 
 
 def in_subprocess(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh Python with `argv`."""
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True, env={**os.environ, **environment}, check=False)

@@ -1,9 +1,8 @@
 """A pytest plugin: the CPU time of each file of tests, and a limit for it.
 
-CPU time is that of the process and of the children it has waited for, user and system, from the start of a test to the end of
-its fixtures. Reports carry it, so that pytest-xdist brings it over from its workers. `make test` limits that of a file to
-`cpu_seconds_a_file` of pyproject.toml: wall-clock time tells of the machine, CPU time of the test. Libraries that are compiled
-once and kept for all files have a line of their own: which file comes first and compiles them is chance.
+It counts the process and its ended children, user and system, from the start of a test to the end of its fixtures. Reports carry
+it over from pytest-xdist's workers. `make test` limits a file to `cpu_seconds_a_file` of pyproject.toml. Libraries that are
+compiled once for all files have a line of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def spent() -> float:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """What is used within counts for no file."""
+    """Count nothing within the block for a file."""
     before = spent()
     try:
         yield
@@ -59,7 +58,7 @@ def pytest_runtest_logstart() -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    outcome: Any = yield
+    outcome = yield
     report, now = outcome.get_result(), spent()
     own = now - _Clock.read - _Clock.compiled
     report.user_properties = [*report.user_properties, (CPU_TIME, own), (COMPILED, _Clock.compiled)]
@@ -87,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
 
 def _by_file(config: Any, name: str) -> Counter[str]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    files: Counter[str] = Counter()
+    files = Counter()
     for report in (report for reports in reporter.stats.values() for report in reports) if reporter else ():
         for key, value in getattr(report, "user_properties", ()):
             if key == name:

@@ -15,8 +15,6 @@ from dilkit.backends.tiles.schedule import BRANCH, TILE
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch, and what lay at its addresses while it ran."""
-
     kernel: CudaKernel
     blocks: int
     arguments: Any
@@ -48,5 +46,4 @@ class RecordingLauncher:
 
 
 def _records(address: int, count: int, kind: np.dtype[Any]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = np.frombuffer(ctypes.string_at(address, count * kind.itemsize), kind).tolist()
-    return found
+    return np.frombuffer(ctypes.string_at(address, count * kind.itemsize), kind).tolist()

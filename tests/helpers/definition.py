@@ -22,7 +22,7 @@ from dilkit import (
 
 
 def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads) -> bool:
-    """Whether query i of `head` sees key j in one branch: the docstring of its kind, term by term."""
+    """True if query i of `head` sees key j in one branch, by its docstring."""
     given = pattern.branches[branch]
     if given.heads is not None and not given.heads[0] <= head < given.heads[1]:
         return False
@@ -59,7 +59,7 @@ def sees(pattern: Pattern, branch: int, head: int, i: int, j: int, heads: Heads)
 
 
 def nearest(at: int, size: int, kernel_size: int, dilation: int) -> set[int]:
-    """The `kernel_size` coordinates of the residue of `at` that are nearest to it, the lower one of two equally near ones."""
+    """Return the `kernel_size` nearest coordinates of the residue of `at`, the lower of two equally near ones."""
     residue = range(at % dilation, size, dilation)
     return set(sorted(residue, key=lambda x: (abs(x - at), x))[:kernel_size])
 
@@ -71,7 +71,7 @@ def around(at: int, kernel_size: int, dilation: int) -> range:
 
 
 def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:
-    """The number of branches in which each query sees each key, before `overlap` has its say: one pair at a time."""
+    """Count the branches in which each query sees each key, pair by pair, ignoring `overlap`."""
     count = np.zeros((heads[0], seq, seq), dtype=int)
     for head, i, j in np.ndindex(*count.shape):
         if j <= i or not is_causal:
@@ -80,7 +80,7 @@ def brute_force(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np
 
 
 def brute_force_padding(pattern: Pattern, seq: int, heads: Heads, is_causal: bool) -> np.ndarray:
-    """How many padded keys each query sees: one position at a time, of a sequence in which every segment is padded."""
+    """Count each query's padded keys, position by position, with every segment padded."""
     found = np.zeros((heads[0], seq), dtype=int)
     if is_causal or pattern.tail == "exact" or not seq:
         return found
@@ -95,7 +95,7 @@ def brute_force_padding(pattern: Pattern, seq: int, heads: Heads, is_causal: boo
 
 
 def brute_force_edges(pattern: Pattern, seq: int, heads: Heads) -> np.ndarray:
-    """How many cells beyond an edge each query sees in neighborhoods that are cut off: one cell of a window at a time."""
+    """Count each query's cells beyond the edges of cut neighborhoods."""
     found = np.zeros((heads[0], seq), dtype=int)
     for branch in pattern.branches:
         if isinstance(branch, Neighborhood) and branch.border == "cut":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ DTYPES = ("float32", "float16")
 
 
 def smallest(most_columns: int) -> Iterator[Case]:
-    """Of each feature the case with the fewest operations, cut to few rows and columns, in one of two dtypes; and one token."""
+    """Yield each feature's smallest case, cut to few rows and columns, in one of two dtypes; and one token."""
     cheapest: dict[str, Case] = {}
     for case in PROBLEMS:
         if case.dtype == "float32" and case.seq >= SOME_ROWS:
@@ -27,10 +28,17 @@ def smallest(most_columns: int) -> Iterator[Case]:
 
 
 def passes(backend: str, case: Case) -> bool:
-    """Check one case and print what became of it."""
     start = time.process_time()
     result = check(backend, case)
     seconds = time.process_time() - start
     ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items())
     print(f"{result.verdict} {case.name} ({seconds:.1f} s): {ratios} {'; '.join(result.reasons)}", flush=True)
     return result.verdict == "passed"
+
+
+def parser_of_shares(description: str, all_takes: str) -> argparse.ArgumentParser:
+    """Return the parser of --share and --all."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--share", default="1/1", help="which of how many shares to run")
+    parser.add_argument("--all", action="store_true", help=f"run every case, which takes {all_takes}")
+    return parser

@@ -41,7 +41,7 @@ def checked(check: Callable[[Comm], None]) -> Callable[[Comm], None]:
 
 
 class Traffic:
-    """Who sends how many rows to whom, `counts[source][target]`, and the rows themselves, which any rank can make."""
+    """Rows, `counts[source][target]`, between ranks; any rank can make them."""
 
     def __init__(
         self, counts: Sequence[Sequence[int]], width: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0
@@ -49,7 +49,7 @@ class Traffic:
         self.counts, self.width, self.dtype, self.seed = counts, width, dtype, seed
 
     def block(self, source: int, target: int) -> Tensor:
-        """What `source` sends to `target`, `(counts[source][target], width)`."""
+        """Make the rows from `source` to `target`, `(counts[source][target], width)`."""
         draw = torch.Generator().manual_seed(1 + target + 100 * (source + 100 * self.seed))
         drawn = torch.uint8 if self.dtype == torch.uint8 else torch.int64  # megabytes of them
         values = torch.randint(0, 127, (self.counts[source][target], self.width), generator=draw, dtype=drawn)
@@ -64,7 +64,7 @@ class Traffic:
         to_others = sum(self.counts[me][target] for target in peers if target != me)
         assert comm.sent_bytes - before == to_others * self.width * rows.element_size()
 
-        def finish() -> None:
+        def finish():
             got, expected = pending.wait(), torch.cat([self.block(source, me) for source in peers])
             assert got.dtype == self.dtype
             assert got.shape == expected.shape
@@ -110,7 +110,7 @@ def many_under_way_waited_for_out_of_order(comm: Comm) -> None:
 
 @checked
 def messages_of_more_than_eight_megabytes(comm: Comm) -> None:
-    """Two under way; the message from the last rank to the first has 9 MiB and a few bytes, others are short."""
+    """Two under way; only the message from the last rank to the first is long, 9 MiB and a few bytes."""
     last = comm.size - 1
     counts = [[9 * 1024 + 3 if (s, t) == (last, 0) else 3 for t in range(comm.size)] for s in range(comm.size)]
     first, second = (Traffic(counts, width=1024, dtype=torch.uint8, seed=seed).begin(comm) for seed in range(2))
@@ -136,7 +136,7 @@ def rows_that_need_gradients_are_sent_without_them(comm: Comm) -> None:
 
 @checked
 def share_brings_every_record(comm: Comm) -> None:
-    def record(rank: int) -> bytes:
+    def record(rank):
         return (b"", b"\0\0", bytes(range(256)), b"x" * LONGEST_RECORD)[rank % 4]
 
     before = comm.sent_bytes
@@ -162,7 +162,7 @@ def agree_names_who_differs_on_every_rank(comm: Comm) -> None:
 def wrong_rows_are_refused_before_anything_is_sent(comm: Comm) -> None:
     ones = [1] * comm.size
     with pytest.raises(TypeError, match="rows is a list"):
-        comm.exchange([1.0], ones, ones)  # type: ignore[arg-type]
+        comm.exchange([1.0], ones, ones)
     with pytest.raises(ValueError, match="contiguous"):
         comm.exchange(torch.zeros(2, 2 * comm.size).t(), [2] * comm.size, [2] * comm.size)
     with pytest.raises(ValueError, match="one count"):
@@ -184,7 +184,7 @@ def conformance(comm: Comm) -> None:
 
 
 def of_torch(comm: Comm) -> Iterator[Comm]:
-    """A group without rank 0, so that its ranks are others than the global ones; and one collective operation per exchange."""
+    """Yield a group without rank 0, whose ranks differ from global ones; and one with collective exchanges."""
     group = dist.new_group(range(1, comm.size))
     if comm.rank:
         yield TorchComm(group, timeout=60.0)
@@ -197,19 +197,19 @@ def of_torch(comm: Comm) -> Iterator[Comm]:
     with pytest.raises(ValueError, match=r"rows are on meta, but the group has as nccl for cpu only"):
         TorchComm._post(together, [], [], torch.device("meta"), 0, "rows")
     staged = TorchComm(timeout=60.0)
-    staged._reads = lambda device: False  # type: ignore[method-assign]
+    staged._reads = lambda device: False
     yield staged
 
 
 def of_mpi(comm: Comm) -> Iterator[Comm]:
-    """Ranks in reverse; bytes through other memory, as those of a GPU; and messages in many pieces."""
+    """Ranks in reverse; bytes through other memory, as for a GPU; and messages in many pieces."""
     from mpi4py import MPI
 
     yield MPIComm(MPI.COMM_WORLD.Split(0, -comm.rank), timeout=60.0)
     assert loaded_library() is not None
     assert cuda_aware() is False
     staged = MPIComm(timeout=60.0)
-    staged._reads = lambda device: False  # type: ignore[method-assign]
+    staged._reads = lambda device: False
     yield staged
     requests.PIECE_BYTES = 1 << 16
     yield comm
@@ -221,7 +221,7 @@ def of_mpi(comm: Comm) -> Iterator[Comm]:
 
 
 def crossing(first: Comm) -> None:
-    """Two transports of the same ranks, which odd ranks use in the other order: each gets its own messages."""
+    """Odd ranks use two transports in the other order: each gets its own messages."""
     second = MPIComm(timeout=60.0) if isinstance(first, MPIComm) else TorchComm(timeout=60.0)
     ones = [1] * first.size
     tens = {10: first, 20: second}
@@ -232,7 +232,7 @@ def crossing(first: Comm) -> None:
 
 
 def while_one_computes(comm: Comm) -> None:
-    """Rank 0 calls nothing of the transport until all others have received long messages, of which it sends some too."""
+    """Rank 0 leaves the transport alone until all others have received long messages, some of its own."""
     if isinstance(comm, MPIComm) and not threads_may_call_mpi():
         return
     folder = Path(comm.share(tempfile.mkdtemp().encode() if comm.rank == 0 else b"", "a folder")[0].decode())

@@ -19,7 +19,7 @@ class Fake(Backend):
     """A backend of nothing but a name, a priority and limits."""
 
     def __init__(self, name: str, priority: int, limits: Limits = Limits(devices=None)) -> None:  # noqa: B008
-        self.name, self.priority, self.limits = name, priority, limits  # type: ignore[misc]
+        self.name, self.priority, self.limits = name, priority, limits
 
     def forward(self, *args: Any) -> Any:
         raise AssertionError("nothing is computed here")
@@ -51,12 +51,12 @@ def registered(backend: Backend) -> Iterator[str]:
 
 
 def family(cupy: bool = True) -> dict[str, Backend]:
-    """The backends of dilkit by name, those for CUDA alone as fakes: everything is installed, but perhaps not CuPy."""
+    """Return dilkit's backends by name, fakes for CUDA alone: all is installed, except CuPy on demand."""
     dtypes = frozenset({"float32", "bfloat16", "float16"})
-    options: dict[str, Any] = dict(dropout=True, forms=FORMS, stored=dtypes | {"int8"})
+    options = dict(dropout=True, forms=FORMS, stored=dtypes | {"int8"})
     limits = Limits(devices=frozenset({"cuda"}), dtypes=dtypes, max_head_dim=128, **options)
     raw = Fake("cupy_raw", 15, limits)
-    raw.requires, raw.extra = () if cupy else ("cupy",), "cuda"  # type: ignore[misc]
+    raw.requires, raw.extra = () if cupy else ("cupy",), "cuda"
     readable = Fake("numba_cuda", 5, Limits(devices=frozenset({"cuda"}), dtypes=frozenset({"float32"})))
     triton = Fake("triton", 4, replace(limits, min_capability=(8, 0)))
     return {backend.name: backend for backend in (Native(), SDPA(), Flex(), Reference(), raw, readable, triton)}

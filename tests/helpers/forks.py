@@ -13,7 +13,7 @@ LIMIT = 60.0
 
 
 def in_child(function: Callable[[], object], limit: float = LIMIT) -> str:
-    """How a forked child ended that ran `function`: "done", "raised" (its traceback is printed), "hung" or a signal's number."""
+    """Run `function` in a forked child; return "done", "raised" (with a printed traceback), "hung" or the signal."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*fork", DeprecationWarning)  # of Python 3.12, where there are other threads
         child = os.fork()
@@ -31,7 +31,7 @@ def in_child(function: Callable[[], object], limit: float = LIMIT) -> str:
 
 
 def _run_and_leave(function: Callable[[], object]) -> None:
-    """Nothing of the parent's runs in the child: neither what is on its stack nor what it does at its exit."""
+    """Leave nothing of the parent to run in the child, on its stack or at its exit."""
     code = 1
     try:
         function()

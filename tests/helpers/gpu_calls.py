@@ -47,8 +47,8 @@ TORCHS = [f"sdpa:{kernel.name}" for kernel in KERNELS if "cuda" in (kernel.limit
 
 def small_problem(device: str, **fields: object) -> Problem:
     """Return a problem with three branches, which every backend can compute."""
-    facts: dict[str, object] = dict(seq=2048, heads=8, head_dim=64, device=device_named(device))
-    return Problem(pattern=Pattern([256, 1024, 2048], [1, 4, 16]), **{**facts, **fields})  # type: ignore[arg-type]
+    facts = dict(seq=2048, heads=8, head_dim=64, device=device_named(device))
+    return Problem(pattern=Pattern([256, 1024, 2048], [1, 4, 16]), **{**facts, **fields})
 
 
 def all_kernels(capability: Capability) -> list[CudaKernel]:

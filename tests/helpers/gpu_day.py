@@ -1,7 +1,7 @@
 """A pytest plugin: what tests found in a file of rows, from which a second run goes on.
 
-`--gpu-day FILE` writes a row for each test that ended. What passed by FILE with the same code, device, driver and torch does not
-run again. `--gpu-device cpu` rehearses on the CPU. With pytest-xdist a test that hangs or crashes costs a worker, not the run.
+`--gpu-day FILE` writes a row for each test that ended. Tests that passed with the same code, device, driver and torch do not run
+again. `--gpu-device cpu` rehearses on the CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pytest_configure(config: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist what passed before this run: one that takes over must collect the same tests."""
+    """Send earlier passes to a worker of pytest-xdist, which must collect the same tests."""
     recorder = node.config.pluginmanager.get_plugin(RECORDER)
     node.workerinput[PASSED] = recorder.passed if recorder else []
 

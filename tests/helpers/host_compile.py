@@ -44,7 +44,7 @@ def library(source: str | Path, macros: Macros, checked: bool, number: int) -> c
 
 @cache
 def compile_kernel(source: str | Path, macros: Macros, checked: bool) -> Path:
-    """The library of a kernel file (of backends/cuda, or a path). Raises RuntimeError with what the compiler says."""
+    """Compile a kernel file of backends/cuda, or a path. Raises RuntimeError with the compiler's message."""
     path = KERNELS / source
     flags = [*FLAGS, *(CHECKED if checked else ()), *(f"-D{name}={value}" for name, value in macros)]
     files = sorted([path, FIBER, *SHIM.glob("*.h"), *KERNELS.glob("*.cuh")])
@@ -68,7 +68,7 @@ def _build(path: Path, flags: list[str], place: Path) -> None:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Of processes that want the same library, such as workers of a run of tests, one compiles it and the others wait."""
+    """Let one process compile a library while others wait."""
     with place.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -76,7 +76,7 @@ def _alone(place: Path) -> Iterator[None]:
 
 @cache
 def arrays(path: Path) -> tuple[tuple[int, int, str], ...]:
-    """Address, bytes and name of every static array of a library, but for the gaps of `tests/backends/cuda/host/memory.h`."""
+    """List address, bytes and name of a library's static arrays, except the gaps of `host/memory.h`."""
     symbols = (line.split() for line in _run("nm", "-S", "--defined-only", str(path)).splitlines())
     found = ((int(s[0], 16), int(s[1], 16), s[3].split(".")[0]) for s in symbols if len(s) == 4 and s[2] in "dDbB")
     return tuple(array for array in found if not array[2].startswith("host_gap"))
@@ -90,7 +90,7 @@ def with_lines(text: str, path: Path) -> str:
 
 
 def lines(places: Collection[int], path: Path) -> dict[int, str]:
-    """File and line of each of these places in the code of a library; of what was inlined, those that it is in as well."""
+    """Return file and line of code places, with those that they are inlined into."""
     if not places:
         return {}
     text = _run("addr2line", "-a", "-i", "-e", str(path), *(f"{place:x}" for place in places))
@@ -116,7 +116,7 @@ def _run(*command: str) -> str:
 
 @cache
 def _directory() -> Path:
-    """A directory of the user's own, which nobody else can put libraries into. What is a week old is removed."""
+    """Make a private folder of the user for libraries; remove those older than a week."""
     place = Path(tempfile.gettempdir()) / f"dilkit-cuda-host-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     if place.stat().st_uid != os.getuid():

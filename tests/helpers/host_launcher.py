@@ -66,11 +66,10 @@ class KernelError(RuntimeError):
 class HostLauncher:
     """Runs the threads of a block in `order` ("forward", "reverse", or "random" by `seed`), and blocks on `workers` cores.
 
-    `matrices`: how many the kernels have loaded so far; `conflicts`: how many turns that took beyond one for each;
-    `barriers`: how often all threads of a block have met.
-    `checked`: every single access to memory is checked, for bounds of arrays in shared memory and for races; ten times slower.
-    `turns`: then, by place in the code and bytes of a lane, how many instructions have touched shared memory, and how many turns
-    that took beyond those without which it is not possible.
+    `matrices`: loaded matrices; `conflicts`: their turns beyond one each; `barriers`: meetings of all threads of a block.
+    `checked`: checks bounds of arrays in shared memory and races at every access; ten times slower.
+    `turns`: then, by place in the code and bytes of a lane, instructions that touched shared memory, and their turns beyond the
+    least.
     """
 
     def __init__(self, order: str = "forward", seed: int = 0, workers: int | None = None, checked: bool = False) -> None:
@@ -188,7 +187,6 @@ def argument_spans(arguments: Any, itemsize: int) -> list[Span]:
 
 
 def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[Span]:
-    """The memory of a bias."""
     seq, heads, entries = (int(arguments[name]) for name in ("seq", "heads", "entries"))
     batch = 1 if arguments["starts"] else int(arguments["batch"])
     tokens = int(arguments["step"]["tokens"]) or seq
@@ -199,7 +197,6 @@ def bias_spans(arguments: Any, macros: Mapping[str, int], blocks: int) -> list[S
 
 
 def _counted(arguments: Any) -> int:
-    """What is in the counter of a launch, of which a step has two numbers."""
     number = ctypes.c_int64 if arguments["step"]["splits"] else ctypes.c_int32
     return int(number.from_address(int(arguments["counter"])).value)
 
@@ -223,7 +220,7 @@ def step_spans(arguments: Any, macros: Mapping[str, int]) -> list[Span]:
 
 
 def branch_records(address: int, count: int) -> int:
-    """How many records there are: branches, or the parts of a relation and their runs."""
+    """Count the records: branches, or the parts of a relation and their runs."""
     if not count:
         return 0
     branches = np.frombuffer(ctypes.string_at(address, count * BRANCH.itemsize), BRANCH)

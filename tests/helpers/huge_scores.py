@@ -18,17 +18,17 @@ PATTERNS = {"dense": DENSE, "window": Pattern.of(SlidingWindow(19, 2)), "few row
 def check(
     backend: str, dtype: str, size: float = 0.0, pattern: Pattern = DENSE, seq: int = 70, dim: int = 16, bias: Any = None
 ) -> None:
-    """Compare `out`, `lse` and gradients with the oracle's; raise AssertionError where they differ. Without a `size`, `HUGE`'s.
+    """Raise AssertionError where `out`, `lse` or gradients differ from the oracle's. Without a `size`, `HUGE`'s.
 
-    Query i has a larger product with key i than with any other, by more than `size**2`. Gradients of queries and keys need only
-    be finite: they are sums of `size` times numbers that are 0 but for rounding.
+    Query i has its largest product with key i, by more than `size**2`. Gradients of queries and keys need only be finite: they
+    are `size` times rounding errors.
     """
     made, kind, size = torch.Generator().manual_seed(1), getattr(torch, dtype), size or HUGE[dtype]
     value, noise, signs = (torch.rand(1, seq, 2, dim, generator=made, dtype=torch.float64) * 2 - 1 for _ in range(3))
     query, key, value = (((noise / 4 + signs.sign()) * size).to(kind), (signs.sign() * size).to(kind), value.to(kind))
     found, wide = [], [x.double() for x in (query, key, value)]
-    own: Any = partial(dilated_attention, backend=backend, return_lse=True)
-    oracle: Any = oracle_attention
+    own = partial(dilated_attention, backend=backend, return_lse=True)
+    oracle = oracle_attention
     for attend, given in ((own, [query, key, value]), (oracle, wide)):
         tensors = [x.requires_grad_() for x in given]
         out, lse = attend(*tensors, pattern, scale=0.1, bias=bias)

@@ -63,7 +63,7 @@ def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
 
 
 def padded(parts: list[Tensor], side: str) -> dict[str, Tensor]:
-    """The sequences as one batch, with its mask: padded on the left, on the right, or also in the midst of the longest two."""
+    """Pad sequences to a batch with a mask: on the left, on the right, or in the midst of the longest two."""
     pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left" if side == "left" else "right")
     ids, mask = pad(parts), pad([torch.ones_like(x) for x in parts])
     if side == "between":
@@ -78,7 +78,6 @@ def packed(parts: list[Tensor]) -> dict[str, Tensor]:
 
 
 def result(model: Any, **inputs: Any) -> Tensor:
-    """The logits of a language model, or what a model without a head returns."""
     out = model(**inputs)
     return out.logits if "logits" in out else out.last_hidden_state
 

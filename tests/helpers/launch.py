@@ -2,8 +2,8 @@
 
     found = run("openmpi", 2, function, 3)  # what `function(comm, 3)` returns on rank 0: a function of any test file
 
-They are the jobs of `dilkit.comm.launch`, but that ranks of gloo are forked from a process that has torch and `dilkit.comm`
-loaded, which takes longer than most jobs. A job that leaves a process behind fails.
+They are jobs of `dilkit.comm.launch`, but ranks of gloo are forked from a process that has loaded torch, to save time. A job that
+leaves a process behind fails.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def missing(launcher: str) -> str:
 
 
 def starter(launcher: str) -> Callable[..., Job]:
-    """Return what starts jobs of this launcher, as `processes.start` does; "alone" is one process without mpirun."""
+    """Return the starter of a launcher's jobs; "alone" is one process without mpirun."""
     if why := missing("openmpi" if launcher == "alone" else launcher):
         pytest.skip(why)
     if launcher == "alone":
@@ -117,7 +117,7 @@ class Job(processes.Job):
         return ended
 
     def marked_processes(self) -> dict[int, str]:
-        """Find those of forked processes by their sessions: the environment that the system shows is that of the server."""
+        """Find forked processes by their sessions: the system shows the server's environment."""
         if self.used is None:
             return super().marked_processes()
         found, sessions = {}, {process.pid for process in self.processes}
@@ -129,7 +129,7 @@ class Job(processes.Job):
         return found
 
 
-class Forked(CONTEXT.Process):  # type: ignore[name-defined, misc]
+class Forked(CONTEXT.Process):
     """`python arguments...`, forked: what a job asks of a `subprocess.Popen`."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str], output: IO[bytes]) -> None:
@@ -180,11 +180,10 @@ def _server() -> int:
     CONTEXT.set_forkserver_preload([*LOADED])
     with mock.patch.dict(os.environ, VARIABLES | {"OMP_NUM_THREADS": "1"}):
         forkserver.ensure_running()
-    return forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined, no-any-return]
+    return forkserver._forkserver._forkserver_pid
 
 
 def _used() -> float:
-    """Return the seconds of CPU time that the server and its ended children have used, where /proc has them."""
     stat = Path(f"/proc/{_server()}/stat")
     ticks = stat.read_text().rpartition(") ")[2].split()[11:15] if stat.exists() else ()
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within the block, `peak` bytes are held at once by results of operators, but for the memory of `given` tensors."""
+    """Counter of bytes of operators' results; `peak`: the most at once, without the memory of `given`."""
 
     def __init__(self, *given: Tensor) -> None:
         super().__init__()
@@ -30,13 +30,11 @@ class LiveBytes(TorchDispatchMode):
         return found
 
     def now(self) -> int:
-        """Bytes that are held now."""
         self.held = {place: (held, size) for place, (held, size) in self.held.items() if not held.expired()}
         return sum(size for _, size in self.held.values())
 
     @staticmethod
     @contextmanager
     def paused() -> Iterator[None]:
-        """Within the block nothing is counted."""
         with _disable_current_modes():
             yield

@@ -1,7 +1,7 @@
 """Kinds of branches that are not dilkit's.
 
-The forms of those that register themselves have numbers that no kind of dilkit's gives them: what computes forms must go by all
-of these. `Colours` and `Echo` wait for entry points: the first defines what it sees, the second its form as well.
+Registered ones have forms with numbers that no kind of dilkit uses. `Colours` and `Echo` wait for entry points: the first
+defines `sees`, the second its form as well.
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class DiffersByHead(dilkit.Branch):
+    """A kind whose query heads see different keys."""
+
+    @property
+    def differs_by_head(self) -> bool:
+        return True
+
+
 @dilkit.register_kind
 @dataclass(frozen=True)
 class Reach(dilkit.Branch):
-    """Every token sees those up to `back` before it and up to `ahead` after it, of those a multiple of `rate` away."""
+    """Tokens see up to `back` before and `ahead` after them, at multiples of `rate`."""
 
     kind: ClassVar[str] = "reach"
 
@@ -42,7 +50,7 @@ class Reach(dilkit.Branch):
 
 @dilkit.register_kind
 @dataclass(frozen=True)
-class Turns(dilkit.Branch):
+class Turns(DiffersByHead):
     """Dilated segments with the offset of each query head, also among those that share a key/value head."""
 
     kind: ClassVar[str] = "turns"
@@ -50,10 +58,6 @@ class Turns(dilkit.Branch):
     length: int
     rate: int
     heads: tuple[int, int] | None = None
-
-    @property
-    def differs_by_head(self) -> bool:
-        return True
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         offsets = rows.new_tensor(self._offsets(heads))[:, None]
@@ -72,7 +76,7 @@ class Turns(dilkit.Branch):
 @dilkit.register_kind
 @dataclass(frozen=True)
 class Posts(dilkit.Branch):
-    """The tokens from one to before another of `rows` see all, those of `columns` are seen by all."""
+    """Tokens in `rows` see all, and all see those in `columns`: intervals from one to before another."""
 
     kind: ClassVar[str] = "posts"
 
@@ -89,8 +93,8 @@ class Posts(dilkit.Branch):
 
 @dilkit.register_kind
 @dataclass(frozen=True)
-class Gap(dilkit.Branch):
-    """What a branch `of` some kind shows, without the queries from one to before another of `rows`, and keys of `columns`."""
+class Gap(DiffersByHead):
+    """A branch `of` some kind without a range of queries and a range of keys."""
 
     kind: ClassVar[str] = "gap"
 
@@ -98,10 +102,6 @@ class Gap(dilkit.Branch):
     rows: tuple[int, int]
     columns: tuple[int, int]
     heads: tuple[int, int] | None = None
-
-    @property
-    def differs_by_head(self) -> bool:
-        return True
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         return self._whole().sees(rows, keys, heads) & ~_within(rows, self.rows)[:, None] & ~_within(keys, self.columns)
@@ -116,17 +116,13 @@ class Gap(dilkit.Branch):
 
 
 @dataclass(frozen=True)
-class Colours(dilkit.Branch):
-    """Cells of `cell` tokens take turns in `2 + h` colours, h the query head, and tokens see those of their colour."""
+class Colours(DiffersByHead):
+    """Cells of `cell` tokens take turns in `2 + h` colours for query head h; tokens see their colour."""
 
     kind: ClassVar[str] = "colours"
 
     cell: int
     heads: tuple[int, int] | None = None
-
-    @property
-    def differs_by_head(self) -> bool:
-        return True
 
     def sees(self, rows: Tensor, keys: Tensor, heads: Heads) -> Tensor:
         served = self.served(heads)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
-import torch
+from helpers.calls import starts_of
 from helpers.fakes import registered
 from helpers.host_launcher import HostLauncher
 from torch import Tensor
@@ -24,7 +23,7 @@ TENSOR_CORES: Capability = (8, 0)
 
 
 class OnHost(CupyRaw):
-    """The backend as it is, but for the device: the CPU, which does as a device of `capability` does."""
+    """The backend on the CPU, which acts as a device of `capability`."""
 
     requires = ("torch",)
     limits = replace(CupyRaw.limits, devices=frozenset({"cpu"}), min_capability=None)
@@ -32,11 +31,11 @@ class OnHost(CupyRaw):
 
     def __init__(self, capability: Capability, launcher: HostLauncher | None = None, tile_rows: int | None = None) -> None:
         super().__init__(launcher or HostLauncher(order="random", workers=1), capability, tile_rows)
-        self.name = "cupy_raw on sm_{}{}".format(*capability)  # type: ignore[misc]
+        self.name = "cupy_raw on sm_{}{}".format(*capability)
 
 
 class Compiled(HostLauncher):
-    """Launches kernels with other macros: gradients in fp32 as for a GPU of `arch`, all but `row_dots` with `VECTOR` as given."""
+    """A launcher with other macros: fp32 gradients as for `arch`; `VECTOR` for all but `row_dots`."""
 
     def __init__(self, *options: Any, arch: int = 0, vector: int | None = None, **more: Any) -> None:
         super().__init__(*options, **more)
@@ -52,7 +51,6 @@ class Compiled(HostLauncher):
 
 
 def judged(case: Case, *backend: Any) -> Result:
-    """What comes of a case, against the oracle, on `OnHost(*backend)`."""
     with registered(OnHost(*backend)) as name:
         return check(name, case)
 
@@ -60,7 +58,7 @@ def judged(case: Case, *backend: Any) -> Result:
 def both_passes(case: Case, *backend: Any) -> list[Tensor]:
     """`out`, `lse` and the gradients of a case by `OnHost(*backend)`."""
     own, problem, tensors = OnHost(*backend), case.problem(), make_tensors(case)
-    starts = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32) if case.lengths else None
+    starts = starts_of(case.lengths) if case.lengths else None
     bias = None if tensors.bias is None else lowered(tensors.bias, tensors.query.dtype)._replace(form=problem.bias)
     inputs = Inputs(*tensors.qkv, key_padding_mask=tensors.mask, cu_seqlens=starts, bias=bias)
     out, lse = own.forward(inputs, problem)

@@ -12,14 +12,14 @@ Row = tuple[Any, ...]
 
 
 def every_pair(*axes: Iterable[Any], mark: Any = pytest.mark.slow) -> list[Any]:
-    """The product of `axes` as parameters: every two values that can meet do, and rows that no pair needs are left to `mark`."""
+    """Return the product of `axes`; rows that no pair of values needs get `mark`."""
     rows = list(product(*(list(axis) for axis in axes)))
     chosen = covering([tuple(enumerate(map(id, row))) for row in rows])
     return [pytest.param(*row, marks=[] if at in chosen else [mark]) for at, row in enumerate(rows)]
 
 
 def covering(rows: list[Row]) -> set[int]:
-    """Which of `rows` have every pair of values that any of them has; chosen greedily, so the same everywhere."""
+    """Choose rows, greedily, that hold every pair of values of `rows`."""
     left = [set(combinations(row, 2)) for row in rows]
     chosen: set[int] = set()
     while any(left):
@@ -31,7 +31,7 @@ def covering(rows: list[Row]) -> set[int]:
 
 
 def diagonal(*axes: Iterable[Any]) -> list[Any]:
-    """The product of `axes`: every value of each axis in as few rows as can be, and the other rows are slow."""
+    """Return the product of `axes`: few rows with every value of each axis, and the others slow."""
     values = [list(axis) for axis in axes]
     longest = max(map(len, values))
     chosen = {tuple(k % len(axis) for axis in values) for k in range(longest)}
@@ -40,12 +40,12 @@ def diagonal(*axes: Iterable[Any]) -> list[Any]:
 
 
 def every_nth(n: int, cases: Iterable[Any], first: int = 0) -> list[Any]:
-    """Of `cases`, one in `n` from the `first` on; the others are slow."""
+    """Mark all but one in `n` as slow."""
     return [_row([case], at % n == first) for at, case in enumerate(cases)]
 
 
 def all_but(few: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
-    """Of `cases`, those that are not among `few`; these are slow."""
+    """Mark `cases` that are not among `few` as slow."""
     left_out = list(few)
     return [_row([case], case not in left_out) for case in cases]
 

@@ -28,7 +28,7 @@ BUILT_AT_THE_TOP = "build", "dist", "dilkit-demo*", "dilkit-bench", "site"
 
 @cache
 def packages(root: Path = ROOT) -> dict[str, str]:
-    """Every package of the checkout in `root`, by the name that it is installed under: a folder with an `__init__.py`."""
+    """Return every package in `root`, a folder with an `__init__.py`, by its installed name."""
     found = {}
     for name, folder in ROOTS.items():
         for path in sorted((root / folder).rglob("__init__.py")):
@@ -38,26 +38,23 @@ def packages(root: Path = ROOT) -> dict[str, str]:
 
 
 def metadata() -> dict[str, Any]:
-    """The contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 @cache
 def build_script() -> dict[str, Any]:
-    """The names of setup.py, which builds nothing here."""
     with mock.patch("setuptools.setup"), mock.patch("Cython.Build.cythonize"):
         return runpy.run_path(str(ROOT / "setup.py"))
 
 
 def extension_suffix() -> str:
-    """How the file of an extension ends."""
     return ".abi3.so" if build_script()["STABLE_ABI"] else str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def checkout(target: Path) -> Path:
-    """A copy of the checkout as a fresh clone has it, with nothing built: what a test builds, it builds there."""
+    """Copy the checkout as a fresh clone, with nothing built."""
 
-    def ignored(folder: str, names: list[str]) -> set[str]:
+    def ignored(folder, names):
         patterns = BUILT + BUILT_AT_THE_TOP if Path(folder) == ROOT else BUILT
         return shutil.ignore_patterns(*patterns)(folder, names)
 
@@ -76,12 +73,10 @@ def run(*command: str, cwd: Path, python_path: Path | None = None, **variables: 
 
 
 def succeed(*command: str, cwd: Path, python_path: Path | None = None, **variables: str) -> str:
-    """Standard output of `command`, which must succeed."""
     done = run(*command, cwd=cwd, python_path=python_path, **variables)
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def python(code: str, cwd: Path) -> str:
-    """What `code` prints in a new interpreter."""
     return succeed(sys.executable, "-c", code, cwd=cwd).strip()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import starts_of
 from torch import Tensor
 
 from dilkit import Pattern
@@ -37,7 +38,7 @@ PATTERN = Pattern([8, 24, 97], [1, 3, 5])
 
 @dataclass(frozen=True)
 class Found:
-    """What all ranks found, put together, and the bytes that each sent in its forward and its backward pass."""
+    """Results of all ranks, put together, and the bytes that each sent."""
 
     results: dict[str, Tensor]
     forward_bytes: list[int]
@@ -74,7 +75,7 @@ def over_ranks(
     """
     query, key, value, mask, dout = tensors.query, tensors.key, tensors.value, tensors.mask, tensors.dout
 
-    def on_rank(comm: ThreadComm) -> tuple[dict[str, Tensor], int, int]:
+    def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
         shards = [x.detach()[:, rows].requires_grad_(gradients) for x in (query, key, value)]
         given = options if mask is None else dict(options, key_padding_mask=mask[:, rows])
@@ -100,7 +101,7 @@ def over_ranks(
 
 
 def on_one(attend: Callable[..., Any], tensors: Tensors, through_lse: bool = False) -> dict[str, Tensor]:
-    """The results of `attend(query, key, value)`, which returns `(out, lse)`; it is passed `sink=` where there is one."""
+    """Return the results of `attend(query, key, value)`, with `sink=` if there is one."""
     leaves = dict(q=tensors.query, k=tensors.key, v=tensors.value) | ({} if tensors.sink is None else dict(sink=tensors.sink))
     leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
     query, key, value, *sink = leaves.values()
@@ -119,10 +120,9 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance
 
 
 def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, lengths: Sequence[int], **options: Any) -> Any:
-    """`(out, lse)` of a rank."""
     if not lengths:
         return ring_dilated_attention(*shards, pattern, comm, return_lse=True, **options)
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    starts = starts_of(lengths)
     packed = (x.squeeze(0) for x in shards)
     found = ring_dilated_attention_varlen(*packed, pattern, comm, starts, return_lse=True, **options)
     return tuple(x.unsqueeze(0) for x in found)
@@ -131,9 +131,7 @@ def _attend(shards: Sequence[Tensor], pattern: Pattern, comm: ThreadComm, length
 def raised_on_all(
     world_size: int, call: Callable[[ThreadComm], Any], text: str = "", error: Any = (TypeError, ValueError)
 ) -> list[Exception]:
-    """What `call(comm)` raises on each rank."""
-
-    def on_rank(comm: ThreadComm) -> Exception:
+    def on_rank(comm):
         with pytest.raises(error, match=text) as caught:
             call(comm)
         return caught.value
@@ -144,14 +142,12 @@ def raised_on_all(
 def plan_of(
     pattern: Pattern, cuts: Sequence[int], lengths: Sequence[int], heads: int, kv_heads: int, **options: Any
 ) -> ExchangePlan | PackedPlan:
-    """What the ranks agree to send, of packed sequences if there are `lengths`."""
     if lengths:
         return PackedPlan(pattern, tuple(cuts), tuple(accumulate(lengths, initial=0)), heads, kv_heads, **options)
     return exchange_plan(pattern, tuple(cuts), heads, kv_heads, **options)
 
 
 def of_case(case: Case, cuts: Sequence[int], **options: Any) -> Found:
-    """A case of the problem list over ranks."""
     settings = dict(is_causal=case.is_causal, scale=case.scale, gradients=case.gradients)
     return over_ranks(make_tensors(case), case.pattern, cuts, **{**settings, **options})
 
@@ -172,7 +168,6 @@ def _slackened(want: Expected, slack: float) -> Expected:
 
 
 def assert_counted(found: Found, tensors: Tensors) -> None:
-    """Assert that ranks sent as many bytes as the plan says."""
     options = dict(head_dim=tensors.query.shape[3], dtype=str(tensors.query.dtype).removeprefix("torch."))
     if isinstance(found.plan, ExchangePlan):
         options |= dict(batch=tensors.query.shape[0], key_padding_mask=tensors.mask is not None)
@@ -184,5 +179,5 @@ def assert_counted(found: Found, tensors: Tensors) -> None:
 
 @lru_cache(maxsize=1024)
 def expected(case: Case) -> Expected:
-    """As `conformance.expected`, with gradients through `out` alone: over ranks `lse` has none."""
+    """Return `conformance.expected` with gradients through `out` alone."""
     return accuracy.expected(case.problem(), replace(make_tensors(case), dlse=None))

@@ -19,12 +19,9 @@ def _text(path: Path) -> str:
 
 
 def content(name: str) -> dict[str, Any]:
-    """What a committed file holds; a copy of its own for every caller."""
-    found: dict[str, Any] = json.loads(_text(FOLDER / f"{name}.json"))
-    return found
+    return json.loads(_text(FOLDER / f"{name}.json"))
 
 
 def write(path: Path, content: Any) -> Path:
-    """`content` as a JSON file."""
     path.write_text(json.dumps(content))
     return path

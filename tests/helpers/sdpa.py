@@ -34,7 +34,6 @@ def problem(device: str = "cpu", dtype: str = "float32", **options: Any) -> Prob
 
 
 def tensors(seq: int, heads: Heads, dtype: torch.dtype = torch.float64, batch: int = 1, width: int = 8) -> list[Tensor]:
-    """Query, key, value and the gradient of the output."""
     counts = (heads[0], heads[1], heads[1], heads[0])
     return [torch.randn(batch, seq, count, width, dtype=dtype) for count in counts]
 
@@ -71,7 +70,7 @@ def problems_of(grid: ProblemGrid) -> Iterator[tuple[int, int, Any, Any, Any]]:
 
 
 class TorchRows:
-    """What kernels that merge rows do, in torch: in fp32 (fp64 for fp64), with the names of calls."""
+    """Torch versions of the kernels that merge rows: in fp32 (fp64 for fp64), with the names of calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -50,8 +50,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def of_share(items: list[Any], number: int, shares: int) -> set[str]:
-    """The names of tests in share `number` of `shares`: a part of each file, or files as a whole whose tests share a fixture."""
-    files: dict[str, list[Any]] = defaultdict(list)
+    """Name the tests of a share: parts of each file, or whole files whose tests share a fixture."""
+    files = defaultdict(list)
     for item in items:
         files[file_of(item)].append(item)
     chosen = set()
@@ -77,7 +77,7 @@ def pytest_sessionfinish(session: Any) -> None:
     cache = getattr(session.config, "cache", None)
     if reporter is None or cache is None or session.config.option.collectonly or hasattr(session.config, "workerinput"):
         return
-    seconds: Counter[str] = Counter()
+    seconds = Counter()
     for report in (report for reports in reporter.stats.values() for report in reports if hasattr(report, "duration")):
         seconds[report.nodeid] += report.duration
     counts = {name: len(reporter.stats.get(name, ())) for name in ("passed", "skipped", "failed", "error")}

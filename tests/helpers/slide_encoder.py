@@ -14,7 +14,7 @@ from dilkit import Pattern
 from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.oracle import oracle_attention
 
-SMALL: dict[str, Any] = dict(embed_dim=48, depth=2, num_heads=4, in_chans=10, ngrids=20, dilation_rates=(1, 2, 4))
+SMALL = dict(embed_dim=48, depth=2, num_heads=4, in_chans=10, ngrids=20, dilation_rates=(1, 2, 4))
 LENGTHS = (8, 16, 32)
 ARCH, FLASH_ARCH = "gigapath_slide_enc12l768d", "gigapath_slide_enc12l384d"
 NARROW = {
@@ -39,7 +39,6 @@ def slide(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def places(n: int, seed: int = 0) -> Tensor:
-    """Coordinates `(1, n, 2)`, each somewhere in a cell of its own of a small encoder's grid."""
     generator, side = torch.Generator().manual_seed(seed), SMALL["ngrids"]
     cells = torch.randperm(side**2, generator=generator)[:n]
     within = torch.randint(0, 256, (n, 2), generator=generator)
@@ -64,15 +63,15 @@ def manifest(dim: int, depth: int, in_chans: int = 1536) -> dict[str, tuple[int,
 
 
 def embeddings(weights: Mapping[str, Tensor], config: SlideEncoderConfig, tiles: Tensor, coords: Tensor) -> list[Tensor]:
-    """Of one slide, `(n, in_chans)`: the embedding of the input, of each layer, and at last that of the model, `(embed_dim,)`."""
+    """Embed one slide, `(n, in_chans)`: the input, each layer, and the model, `(embed_dim,)`."""
 
-    def linear(x: Tensor, name: str) -> Tensor:
+    def linear(x, name):
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
-    def norm(x: Tensor, name: str, eps: float = 1e-5) -> Tensor:
+    def norm(x, name, eps=1e-5):
         return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], eps)
 
-    def pooled(x: Tensor) -> Tensor:
+    def pooled(x):
         return norm(x[1:].mean(dim=0) if config.global_pool else x[0], "norm", 1e-6)
 
     places = torch.stack([position(*place, config) for place in (coords // config.tile_size).tolist()])
@@ -90,7 +89,7 @@ def embeddings(weights: Mapping[str, Tensor], config: SlideEncoderConfig, tiles:
 
 
 def position(x: int, y: int, config: SlideEncoderConfig) -> Tensor:
-    """The sin-cos position of a cell, a quarter each: sines of y, cosines of y, sines of x, cosines of x."""
+    """Return the sin-cos position of a cell: sines and cosines of y, then of x."""
     quarter = config.embed_dim // 4
     rates = [1 / 10000 ** (i / quarter) for i in range(quarter)]
     numbers = [wave(place * rate) for place in (y, x) for wave in (math.sin, math.cos) for rate in rates]

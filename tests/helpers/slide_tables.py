@@ -42,7 +42,7 @@ def cohort(folder: Path, slides: int = 12, survival: bool = False) -> tuple[Labe
 
 
 def tiny_encoder(seed: int = 0, lengths: Sequence[int] = (4, 8), **changes: Any) -> SlideEncoder:
-    sizes: dict[str, Any] = dict(embed_dim=16, depth=2, num_heads=2, in_chans=WIDTH, ngrids=8, dilation_rates=(1, 2))
+    sizes = dict(embed_dim=16, depth=2, num_heads=2, in_chans=WIDTH, ngrids=8, dilation_rates=(1, 2))
     options = {name: changes.pop(name) for name in ("activation_checkpointing", "dtype") if name in changes}
     torch.manual_seed(seed)
     return SlideEncoder(SlideEncoderConfig(**sizes | changes, segment_lengths=tuple(lengths)), **options)

@@ -73,7 +73,7 @@ SIZES: dict[str, SuiteSizes] = {
 
 
 def run(name: str, out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]:
-    """Exit code and result of the suite, with two samples of everything; `fields` are those of the suite beside its sizes."""
+    """Return exit code and result of a suite with two samples; `fields` are its own."""
     suite = suites.suite(name)(**dict(sizes=SIZES.get(name)) | fields)
     args = cli.parser_of("bench").parse_args(["--suite", name, "--quick", "--repeats", "2", "--out", str(out), *arguments])
     code = measuring.run(suite, args, changed(args, add_arguments))
@@ -81,7 +81,6 @@ def run(name: str, out: Path, *arguments: str, **fields: Any) -> tuple[int, Any]
 
 
 def entries(found: object) -> Iterator[Any]:
-    """Every entry in a result, or in a part of one; of a result of rows, its rows."""
     if isinstance(found, Entry | Row):
         yield found
     elif dataclasses.is_dataclass(found):

@@ -41,7 +41,7 @@ def is_the_softmax(dtypes: tuple[str, str], shape: str, bias: str, own: StepBack
 
 
 def stores_the_same_bits(dtype: str, stored: str, own: StepBackend) -> None:
-    """As the definition. The rows of some writes are NaN, infinite, or all 0."""
+    """Compare with the definition. Some writes are NaN, infinite, or 0."""
     case = StepCase(dtype, stored, seed=3)
     one, other = make_step(case), make_step(case)
     for step in (one, other):
@@ -95,7 +95,7 @@ def sees_no_page_that_is_none(own: StepBackend) -> None:
 
 
 def touches_nothing_beyond(name: str, number: int, own: StepBackend) -> None:
-    """Of tables that change on the device, which nobody checks; stand-ins for devices notice what is touched beyond."""
+    """Change checked tables on the device; stand-ins for devices notice accesses beyond."""
     case = StepCase(bias="coordinates", seed=1)
     step = in_pages(make_step(case), case.problem)
     own.attend_placed(led_astray(step, case.problem, name, number))
@@ -113,7 +113,7 @@ def writes_no_row_that_there_is_not(own: StepBackend) -> None:
 
 
 def checks() -> Iterator[tuple[str, Check, bool]]:
-    """All of them with their names, and whether they are among those that hold every two values that can meet, and few others."""
+    """Yield each check's name, and True if it is in the small choice of every two values."""
     for row in every_pair(GPU_DTYPES, GPU_SHAPES, GPU_BIASES):
         (dtype, stored), shape, bias = row.values
         yield f"softmax {dtype} {stored} {shape} {bias}", partial(is_the_softmax, *row.values), not row.marks

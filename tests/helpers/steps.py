@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ class StepCase:
     @property
     def problem(self) -> Problem:
         form, sizes = FORMS[self.bias], dict(heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim)
-        scores: dict[str, Any] = dict(stored=self.stored or self.dtype, softcap=self.softcap, bias=form)
+        scores = dict(stored=self.stored or self.dtype, softcap=self.softcap, bias=form)
         return Problem(pattern=Pattern.dense(), seq=1, batch=self.batch, dtype=self.dtype, is_causal=True, **sizes, **scores)
 
 
@@ -106,7 +105,7 @@ def check_that_nothing_is_seen(attend: Callable[[Step, Problem], tuple[Tensor, T
 
 
 def led_astray(step: Step, problem: Problem, name: str, number: int) -> PlacedStep:
-    """A step whose tables say `number` in a column of every span, and in one of every write, once they have been checked."""
+    """Write `number` into a column of every span and of every write, after the tables were checked."""
     placed = place(step, problem)
     placed.spans[:, Span._fields.index(name)] = number
     placed.writes[:, min(Span._fields.index(name), placed.writes.shape[1] - 1)] = number
@@ -117,7 +116,7 @@ def make_step(case: StepCase) -> Step:
     """All stored rows that no span shows, and those that a span leaves out, are NaN."""
     draw = torch.Generator().manual_seed(case.seed)
 
-    def number(low: int, high: int) -> int:
+    def number(low, high):
         return int(torch.randint(low, high + 1, (), generator=draw))
 
     dtype, kept = getattr(torch, case.dtype), getattr(torch, case.stored or case.dtype)
@@ -162,7 +161,7 @@ PAGED, PAGE_ROWS, FIRST, APART = 3, 7, 5, 2
 
 
 def in_pages(step: Step, problem: Problem) -> Step:
-    """The same with the rows of a span in pages, which are among others in any order. What it does not show is NaN."""
+    """Put the rows of a span into scattered pages, where hidden ones are NaN."""
     span = Span(*step.spans[PAGED].tolist())
     old, width = step.stored[span.key], width_of(problem.head_dim, step.stored[span.key].dtype)
     places = FIRST + APART * torch.arange(span.seen)

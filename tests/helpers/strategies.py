@@ -28,21 +28,20 @@ Heads = tuple[int, int]
 
 @st.composite
 def heads_and_groups(draw: st.DrawFn) -> Heads:
-    """Query heads and a divisor of them."""
     kv_heads = draw(st.integers(1, 4))
     return kv_heads * draw(st.integers(1, 3)), kv_heads
 
 
 @st.composite
 def branches(draw: st.DrawFn) -> tuple[int, int]:
-    """A segment length and a rate it allows. Nothing ties branches together: nested or not, longer than the sequence or not."""
+    """Draw a segment length and a rate it allows; branches are independent, and may exceed the sequence."""
     length = draw(st.integers(1, 24))
     return length, draw(st.integers(1, min(length, 6)))
 
 
 @st.composite
 def patterns(draw: st.DrawFn, heads: int, kv_heads: int) -> Pattern:
-    """A pattern for these heads, with ranges of heads now and then, and for a shard of the heads of a model."""
+    """Draw a pattern for these heads, now and then with ranges of heads or for a shard."""
     chosen = draw(st.lists(branches(), min_size=1, max_size=3))
     starts = st.integers(0, heads - 1)
     ranges = st.none() | starts.flatmap(lambda start: st.tuples(st.just(start), st.integers(start + 1, heads)))
@@ -60,7 +59,6 @@ def patterns(draw: st.DrawFn, heads: int, kv_heads: int) -> Pattern:
 
 @st.composite
 def patterns_with_heads(draw: st.DrawFn) -> tuple[Pattern, Heads]:
-    """A pattern together with the heads it is meant for."""
     heads = draw(heads_and_groups())
     return draw(patterns(*heads)), heads
 
@@ -95,7 +93,7 @@ def branches_of_any_kind(draw: st.DrawFn, heads: int, in_model: int, tokens: int
 
 
 def has_tokens(pattern: Pattern, seq: int) -> bool:
-    """True if a sequence has every token that the pattern names: else a call that is not causal refuses it."""
+    """True if a sequence has all named tokens, which calls that are not causal need."""
     try:
         pattern.check_tokens(seq)
     except PatternError:

@@ -82,7 +82,7 @@ class DilatedAttention(nn.Module):
 
 
 def by_the_oracle(made: Any, x: Tensor, **options: Any) -> Tensor:
-    """The layer with one softmax over all keys, explicit zero keys among them, in place of its attention."""
+    """Compute the layer with one softmax over all keys, explicit zero keys included."""
     q, k, v = (project(x).unflatten(2, (made.num_heads, -1)) for project in (made.q_proj, made.k_proj, made.v_proj))
     if made.xpos is not None:
         q, k = (torch.stack([made.xpos(h, downscale=down) for h in x.unbind(2)], 2) for x, down in ((q, False), (k, True)))
@@ -106,7 +106,7 @@ PEERS = [peer for peer in ("published", *CHECKOUTS) if not unavailable(peer)]
 
 @contextmanager
 def loaded(peer: str) -> Iterator[type[Any]]:
-    """The peer's class, on a CPU and without flash-attn; afterwards its modules are as if they had never been loaded."""
+    """Load the peer's class on a CPU without flash-attn, and forget its modules afterwards."""
     before = set(sys.modules)
     try:
         yield _published() if peer == "published" else _of_checkout(*CHECKOUTS[peer])

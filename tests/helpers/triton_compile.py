@@ -32,7 +32,7 @@ ANY_SIZES = Sizes(16, 16, 4, 1)
 
 
 class FakeDriver:
-    """What Triton asks a driver when it binds the arguments of a launch and compiles the kernel."""
+    """The part of a driver that Triton uses to bind arguments and compile."""
 
     utils = SimpleNamespace(get_device_properties=lambda device: dict(max_shared_mem=227 * 1024))
 
@@ -76,8 +76,6 @@ class CompilingLauncher:
 
 
 class UncompiledDriver(FakeDriver):
-    """A device for which nothing has been compiled."""
-
     numbers = count(1000)
 
     def __init__(self, capability: int) -> None:
@@ -93,10 +91,10 @@ AskedFor = list[str]
 
 @contextmanager
 def asked_for() -> Iterator[AskedFor]:
-    """What launches would have Triton compile, instead of which nothing happens."""
+    """Collect the kernels that launches need, and compile none."""
     found: AskedFor = []
 
-    def note(*, key: str, fn: Any, **others: Any) -> bool:
+    def note(*, key, fn, **others):
         found.append(f"{fn.name} {key}")
         return True  # it is there already
 
@@ -111,7 +109,7 @@ def asked_for() -> Iterator[AskedFor]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a kernel: its PTX, registers of a thread, bytes of stack, spills, and bytes of shared memory."""
+    """A kernel's PTX, registers, stack, spills and shared memory."""
 
     ptx: str
     registers: int
@@ -130,9 +128,9 @@ def compile_kernel(
     softcap: float = 0.0,
     form: BiasForm | None = None,
 ) -> Compiled:
-    """The kernel of `role` with all that makes it larger: causal, masked, grouped heads, in a later group of branches."""
+    """Compile the largest kernel of `role`: causal, masked, grouped heads, in a later group of branches."""
     launcher = CompilingLauncher(role, sizes)
-    fields: dict[str, Any] = dict(seq=320, heads=4, kv_heads=2, head_dim=head_dim, batch=2, dtype=dtype, is_causal=True)
+    fields = dict(seq=320, heads=4, kv_heads=2, head_dim=head_dim, batch=2, dtype=dtype, is_causal=True)
     problem = Problem(pattern=Pattern([320, 320], [1, 64]), key_padding_mask=True, softcap=softcap, bias=form, **fields)
     q, k, v = (torch.zeros(2, 320, heads, head_dim, dtype=getattr(torch, dtype)) for heads in (4, 2, 2))
     bias = None if form is None else LoweredBias(form, torch.zeros(4, form.entries), torch.zeros(2, 320, form.dims))
@@ -149,7 +147,6 @@ def compile_kernel(
 
 
 def compile_step(case: StepCase, capability: int, folder: Path) -> Compiled:
-    """The kernel of a step like that of a case."""
     launcher = CompilingLauncher("stored", step_sizes(case.problem))
     driver.set_active(FakeDriver(capability))
     try:
@@ -166,6 +163,6 @@ def _report(made: Any, folder: Path) -> Compiled:
         subprocess.run([TOOLS / "cuobjdump", option, code], capture_output=True, text=True, check=True).stdout
         for option in ("--dump-resource-usage", "-sass")
     )
-    registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
+    registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))
     spills = len(re.findall(r"\b(?:STL|LDL)\b", sass))
     return Compiled(made.asm["ptx"], registers, stack, spills, made.metadata.shared)

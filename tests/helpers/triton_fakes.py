@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from dilkit.backends.triton.sizes import Sizes, sizes_for, step_sizes
 from dilkit.problem import Problem
 
 
-class Recorder:
-    """A launcher on the CPU that runs nothing."""
+def need_triton() -> None:
+    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
 
+
+class Recorder:
     def __init__(self) -> None:
         self.launches: list[tuple[str, Sizes, int, tuple[Any, ...], dict[str, Any]]] = []
 

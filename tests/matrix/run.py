@@ -30,7 +30,7 @@ STDERR = 2
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--only", default="", metavar="WORD", help="the variations whose names have this in them")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     args, options = parser.parse_known_args()
@@ -44,7 +44,6 @@ def main() -> int:
 
 
 def row(variation: Variation, options: list[str]) -> dict[str, Any]:
-    """What became of the tests under a variation."""
     if variation.missing:
         return {"name": variation.name, "skipped_because": variation.missing, "failures": []}
     start = time.monotonic()
@@ -64,7 +63,7 @@ def row(variation: Variation, options: list[str]) -> dict[str, Any]:
 
 
 def place(variation: Variation, scratch: Path) -> tuple[Path, str]:
-    """The checkout to run the tests of, and its interpreter; a copy with an environment of its own is made for that."""
+    """Return the checkout of the tests and its interpreter; make a copy with an environment if needed."""
     if not variation.folder:
         return ROOT, variation.python
     root = checkout(scratch / variation.folder)
@@ -73,7 +72,7 @@ def place(variation: Variation, scratch: Path) -> tuple[Path, str]:
         for path in (root, *root.rglob("*")):
             os.chown(path, variation.user, variation.user, follow_symlinks=False)
     command = [*as_user(variation.user), "make", f"PYTHON={variation.python}", ".venv/stage-test"]
-    options: dict[str, Any] = dict(check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    options = dict(check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     subprocess.run(command, cwd=root, env=surroundings(variation, scratch), **options)
     if variation.newest:
         subprocess.run([".venv/bin/python", "-m", "pip", "install", "-q", "--upgrade", *variation.newest], cwd=root, **options)
@@ -95,7 +94,7 @@ def surroundings(variation: Variation, scratch: Path) -> dict[str, str]:
 
 
 def commands_without(names: tuple[str, ...], folder: Path) -> Path:
-    """`folder`, with a link to every command that is on PATH but these, whatever number or machine is in their names."""
+    """Link every command on PATH into `folder` but these, whatever number or machine is in their names."""
     folder.mkdir()
     for place in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for command in Path(place).glob("*"):
@@ -106,8 +105,7 @@ def commands_without(names: tuple[str, ...], folder: Path) -> Path:
 
 
 def read(results: Path) -> tuple[dict[str, int], list[str]]:
-    """How many tests passed, failed and were skipped, and the names of those that failed."""
-    counts: Counter[str] = Counter()
+    counts = Counter()
     failures = []
     for case in ElementTree.parse(results).iter("testcase") if results.exists() else ():
         kinds = {child.tag for child in case}

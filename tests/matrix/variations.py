@@ -35,9 +35,9 @@ BASE = getattr(sys, "_base_executable", sys.executable)
 class Variation:
     """One row of the matrix.
 
-    With a `folder`: in a copy of the checkout of that name, with an environment of its own. With a `user`: as the user of that
-    number, whose home cannot be written to. `without`: commands that are not on PATH. `before`: what starts the tests. `newest`:
-    packages of that environment in their newest versions, whatever constraints.txt says.
+    `folder`: name of a copy of the checkout with an environment of its own. `user`: number of a user without a writable home.
+    `without`: commands missing on PATH. `before`: prefix of the tests' command. `newest`: packages in their newest versions,
+    whatever constraints.txt says.
     """
 
     name: str
@@ -84,26 +84,24 @@ def interpreter(version: str) -> str:
 
 
 def one_core() -> Variation:
-    """As on a machine with one core."""
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     why = "" if shutil.which("taskset") else "there is no taskset"
     return Variation("one core", before=("taskset", "--cpu-list", str(core)), missing=why)
 
 
 def another_user() -> Variation:
-    """As a user that owns nothing but the copy of the checkout."""
     python = next((python for python in (BASE, "/usr/bin/python3") if works(*as_user(OTHER_USER), python)), "")
     why = "only root can become another user" if os.geteuid() else "" if python else "other users can start no Python here"
     return Variation("another user", python=python, folder="user", user=OTHER_USER, missing=why)
 
 
 def as_user(user: int | None) -> tuple[str, ...]:
-    """What a command begins with that is to run as this user; `env`, because root still finds the first command for it."""
+    """Return the command prefix of a user; `env`, because root still finds the first command for it."""
     return () if user is None else ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "env")
 
 
 def works(*python: str) -> bool:
-    """Whether it starts: pyenv's commands on PATH do so only for versions that are switched on."""
+    """True if it starts: pyenv's commands work only for versions that are switched on."""
     try:
         return subprocess.run([*python, "-c", ""], capture_output=True, check=False).returncode == 0
     except OSError:

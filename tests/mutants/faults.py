@@ -44,20 +44,17 @@ class Fault:
 
     @property
     def lines(self) -> range:
-        """Lines of the checkout that it changes."""
         node, _ = _places(self.file, (ROOT / self.file).read_text())[self]
         return range(node.lineno, node.end_lineno + 1)
 
     @property
     def breaks(self) -> str:
-        """What it makes of which code."""
         node, wrong = _places(self.file, (ROOT / self.file).read_text())[self]
         right = " ".join(ast.unparse(node).split())
         return f"{self.function}:{node.lineno}: {right[:60]}  ->  {' '.join(wrong.split())[:60]}"
 
     @property
     def tests(self) -> str:
-        """The folder of the package's tests."""
         package = self.file.split("/")[0]
         return f"tests/{'core' if package == 'dilkit' else package}"
 
@@ -72,7 +69,6 @@ class Fault:
         return str(place.relative_to(ROOT))
 
     def applied(self, text: str) -> str:
-        """`text` with the fault. Raises ValueError where there is no such place."""
         if self not in (places := _places(self.file, text)):
             raise ValueError(f"{self.file} has no such place: {self}")
         node, wrong = places[self]
@@ -104,7 +100,7 @@ def _places(file: str, text: str) -> dict[Fault, tuple[ast.expr | ast.stmt, str]
 
 
 def _nodes(tree: ast.AST, name: str) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
-    """The code of functions, with the functions' names: no annotations, decorators, texts of errors, nor what types need."""
+    """Yield a file's code by function name, without annotations, decorators, error texts and types."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in child.body:

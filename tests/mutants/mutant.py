@@ -25,11 +25,10 @@ class Mutant:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether extensions have to be built anew. CUDA sources are compiled by the tests themselves."""
+        """True if extensions need a build; tests compile CUDA sources themselves."""
         return self.file.endswith(COMPILED)
 
     def applied(self, text: str) -> str:
-        """`text` with the fault. Raises ValueError where it no longer fits."""
         if (times := text.count(self.old)) != 1 or self.old == self.new:
             raise ValueError(f"{self.file} holds {self.old!r} {times} times; once is needed")
         return text.replace(self.old, self.new)

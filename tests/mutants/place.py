@@ -27,7 +27,7 @@ BUILT = ("*.so", "_*.c")
 
 
 class Place:
-    """The copy in `folder`. One that is there already is brought up to date, and keeps what was built in it."""
+    """The copy in `folder`; an existing one is updated and keeps its builds."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.environment = folder / "copy", folder / "environment"
@@ -77,7 +77,7 @@ class Place:
 
     @contextmanager
     def broken_by(self, mutant: Mutant | Fault) -> Iterator[None]:
-        """Within the block, the copy has the fault. What was built before is put back, and not built again."""
+        """Put the fault into the copy; afterwards, restore the earlier build."""
         file = self.root / mutant.file
         right, times = file.read_bytes(), file.stat()
         kept = {path: (path.read_bytes(), path.stat()) for path in self._built()} if mutant.is_compiled else {}
@@ -165,7 +165,7 @@ def extension_of(file: str) -> str:
 
 
 def _renewed(source: Path, target: Path) -> bool:
-    """Copy a file where it is new or has changed, and take away one that is gone: whether that was so."""
+    """Copy a changed file, or remove one that is gone; True if so."""
     if not source.is_file():
         target.unlink(missing_ok=True)
         return False

@@ -3,10 +3,9 @@
     python tests/mutants/run.py [--random 150] [--seed 0] [--only WORD] [--json] [--folder FOLDER]
 
 Without `--random`: the faults of C, Cython and CUDA in `compiled.py`, each with its tests. With it: faults of Python, drawn by
-`faults.py`. Of the tests in the folder that mirrors the file's, those run that reach the fault; if none does, the package's.
-The tests run on a copy of the checkout that has the fault, by the selection of `make test`. "killed": one of them failed.
-"LIVES": all passed, or none reaches it. "does not apply": there is no such place any more. The exit code is 1 if one lives or
-does not apply.
+`faults.py`, with the tests that reach them in the folder that mirrors the file's, or else the package's. Tests run on a copy of
+the checkout, by the selection of `make test`. "killed": one failed. "LIVES": all passed, or none reaches it. "does not apply":
+there is no such place. Exit code 1 if one lives or does not apply.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ FAILED, INTERRUPTED = 1, 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant."""
-
     mutant: Mutant | Fault
     verdict: str
     seconds: float = 0.0
@@ -51,7 +48,7 @@ class Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--random", type=int, default=0, metavar="N", help="N faults of Python in the place of those of C")
     parser.add_argument("--seed", type=int, default=0, help="draws other faults")
     parser.add_argument("--only", default="", metavar="WORD", help="the mutants with this in their file or in what they break")
@@ -84,7 +81,6 @@ def tried(chosen: list[Mutant] | list[Fault], place: Place, as_json: bool) -> in
 
 
 def outcome(mutant: Mutant | Fault, place: Place) -> Outcome:
-    """Whether the tests of a mutant notice it."""
     started = time.monotonic()
     if why := missing(mutant.needs):
         return Outcome(mutant, SKIPPED, why=why)
@@ -102,24 +98,20 @@ def outcome(mutant: Mutant | Fault, place: Place) -> Outcome:
 
 
 def verdict(code: int) -> str:
-    """By the exit code of pytest; those of processes that crashed are below 0."""
     return KILLED if code in (FAILED, INTERRUPTED) or code < 0 else LIVES
 
 
 def first_failure(text: str) -> str:
-    """The test that failed first; without one, the last line."""
     lines = text.splitlines() or [""]
     return next((line.split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))), lines[-1])
 
 
 def missing(needs: str) -> str:
-    """Why the tests of a mutant that needs this cannot run here; empty if they can."""
     there = not needs or (shutil.which(needs) if needs == "g++" else importlib.util.find_spec(needs))
     return "" if there else f"{needs} is not installed"
 
 
 def table(found: list[Outcome]) -> str:
-    """A line for each mutant, and how many have which verdict."""
     width = max(len(one.mutant.file) for one in found)
     lines = [f"{one.verdict:<14}  {one.seconds:5.1f} s  {one.mutant.file:<{width}}  {one.mutant.breaks}" for one in found]
     lines += [f"{one.verdict}: {one.mutant}: {one.why}" for one in found if one.verdict != KILLED]

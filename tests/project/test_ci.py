@@ -66,7 +66,7 @@ def test_a_change_chooses_the_tests_that_depend_on_it(tmp_path: Path, monkeypatc
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(reach, "ROOT", tmp_path)
 
-    def chosen(*changed: str) -> set[str]:
+    def chosen(*changed):
         return {name.partition("test_")[2] for name in reach.reached(changed)[0]}
 
     assert chosen("comm/ring.py") == {"lazy.py", "started.py"}
@@ -81,7 +81,6 @@ def test_a_change_chooses_the_tests_that_depend_on_it(tmp_path: Path, monkeypatc
 
 @pytest.fixture
 def items() -> list[Any]:
-    """Of ten files, each with as many tests as its number."""
     nodes = (f"tests/test_{k}.py::test[{at}]" for k in range(10) for at in range(k))
     return [SimpleNamespace(nodeid=node, fixturenames=(), get_closest_marker=lambda name: None) for node in nodes]
 

@@ -36,7 +36,7 @@ CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_python_on_a_page_runs(page):
-    """The blocks of a page run one after the other, as one program; a block with a title is a file, followed elsewhere."""
+    """The blocks of a page run as one program; a block with a title is a file, tested elsewhere."""
     if "from transformers import" in page.read_text():
         pytest.importorskip("transformers", reason="transformers is not installed (pip install dilkit[transformers])")
     names = {"__name__": "page"}
@@ -99,8 +99,7 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_commands_on_the_pages_are_understood(command, capsys, tmp_path, monkeypatch):
-    """Those that look at the machine or at a pattern run, too; the others take minutes, a job of ranks and its file, or a GPU,
-    for which a CPU stands in."""
+    """Inspections run; commands that take minutes, ranks, files or a GPU are only parsed."""
     name, *arguments = command
     cli.parser_of(name).parse_args(["cpu" if word == "cuda" else word for word in arguments])
     if name in ("info", "plan", "draw", "order") and not {"--calibrate", "--speeds"} & {*arguments}:

@@ -1,7 +1,6 @@
 """From the source distribution to a working `dilkit` in an environment that has nothing of the checkout.
 
-The wheel is built once. It is installed beside the torch that is here, and beside that of every interpreter that
-PYTHONS_WITH_TORCH names, separated by colons: environments with other versions of torch, or of Python.
+The wheel is built once, and installed beside this torch and that of each interpreter in PYTHONS_WITH_TORCH, separated by colons.
 """
 
 import json
@@ -18,7 +17,6 @@ from helpers.project import ROOT, build_script, checkout, extension_suffix, meta
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """The source distribution, built from a copy of the checkout."""
     folder = tmp_path_factory.mktemp("sdist")
     source = checkout(folder / "source")
     succeed(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(folder), str(source), cwd=folder)
@@ -28,7 +26,7 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(sdist):
-    """The wheel made from the sdist, compiled at -O0 in a sixth of the time: `make stages` has compiled the same C at -O3."""
+    """Build the wheel at -O0, in a sixth of the time; `make stages` compiles at -O3."""
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
     folder, compiler = sdist.parent / "wheel", sdist.with_name("cc")
     compiler.write_text('#!/bin/sh\nexec gcc "$@" -O0\n')

@@ -24,7 +24,7 @@ def text(page: Path) -> str:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """Those that a source host and mkdocs both make of the headings, and those that the page names itself."""
+    """Return the anchors that a source host and mkdocs agree on, and those that the page defines."""
     titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower() for title in HEADING.findall(text(page))]
     names = Counter(re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title)) for title in titles)
     return {name for name in names if "--" not in name} | set(re.findall(r'id="(.+?)"', text(page)))

@@ -20,7 +20,6 @@ MEND = "mend it with: rm -rf *.egg-info && .venv/bin/pip install --no-build-isol
 
 
 def sources(folder: str) -> list:
-    """Every Python file of a top-level folder, however deep."""
     found = sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
     assert found, f"no Python file in {folder}/: this test looks in the wrong place"
     return found
@@ -45,7 +44,7 @@ def called(call: ast.Call) -> str:
 
 @cache
 def imported_modules(path) -> set[str]:
-    """Every module that a file imports anywhere, by its name as a text too, and `package.name` for each name of a package."""
+    """Return every module that a file imports or names, and `package.name` for each name of a package."""
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -151,7 +150,7 @@ def checkout_files() -> list:
 
 
 def test_what_a_bare_machine_lacks_is_said_before_anything_is_installed(monkeypatch, tmp_path):
-    def missing() -> str:
+    def missing():
         found = runpy.run_path(str(ROOT / ".ci/environment/machine.py"))["missing"]()
         return " ".join(f"{what} {package}" for what, package in found)
 

@@ -29,7 +29,7 @@ def names(tree: ast.AST) -> Iterator[str]:
 
 
 def found(name: str) -> bool:
-    thing: object = torch
+    thing = torch
     for part in name.split(".")[1:]:
         if not hasattr(thing, part):
             return False

@@ -2,10 +2,9 @@
 
     python tests/ptx/costs.py [--out FILE] [--only TEXT]
 
-A launch of as many blocks as tiles has one tile a block. Tiles of the same branches, step and rows issue the same: of each such
-class the middle tile is run, and what it issues, without what a block without a tile does, is taken times the tiles of the class.
-Heads differ in which rows they keep, not in how many: one of them is run. Some launches are run whole, too, at a length at which
-that is possible, by few blocks that stay, as on a GPU.
+Tiles of the same branches, step and rows issue the same. The middle tile of each class runs, in a block of its own; its count,
+less that of a block without a tile, is multiplied by the tiles of the class. One head runs for all, as heads keep equally many
+rows. Some shorter launches also run whole, by few blocks that stay, as on a GPU.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ NUMBERS = {"forward": 1, "dots": 1, "dquery": 2, "dkeyvalue": 2}
 
 @dataclass(frozen=True)
 class Counted:
-    """What a launch of kernel `name` issues."""
+    """Instructions of one launch of kernel `name`."""
 
     name: str
     tiles: int
@@ -93,14 +92,14 @@ class FewTiles(AllTiles):
         self.launched.append(Counted(kernel.name, grid, len(classes), rows, bool(arguments["first"]), total))
 
     def counted(self, kernel: CudaKernel, number: int, grid: int, arguments: Any) -> Counts:
-        """What block `number` of a grid issues: none of its tiles if it is beyond them."""
+        """Count block `number` of a grid, which may have no tile."""
         before = self.emulator.counts.get(kernel.name, Counts())
         self.run(kernel, (number,), grid, arguments)
         return self.emulator.counts[kernel.name] - before
 
 
 def classes_of(arguments: Any, blocks: int) -> tuple[list[np.ndarray], int]:
-    """The numbers of the tiles of each class, of a launch without tiles those of its blocks; how many rows there are in all."""
+    """Return the tiles of each class (without tiles, its blocks), and the number of rows."""
     if not arguments["tiles"]:
         return [np.arange(blocks)], int(arguments["seq"] * arguments["heads"])
     memory = (ctypes.c_byte * (blocks * TILE.itemsize)).from_address(int(arguments["tiles"]))
@@ -154,7 +153,7 @@ def issued(counts: Counts) -> dict[str, int]:
 
 
 def memory_bytes(role: str, launch: Counted, problem: Problem) -> int:
-    """What a launch reads and writes of tensors, each row once."""
+    """Count a launch's bytes of tensors, each row once."""
     (given, results), numbers = TENSORS[role], NUMBERS[role]
     size = problem.head_dim * (4 if problem.dtype == "float32" else 2)
     return launch.rows * ((given + results * (1 if launch.is_first else 2)) * size + numbers * 4)

@@ -50,7 +50,7 @@ class Mutation:
 
 def main() -> int:
     """Return 0 when all faults are caught, but for those that are explained."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--each", type=int, default=0, help="places of each kind in each kernel, instead of its own number")
     parser.add_argument("--kernel", default="", help="kernels whose names hold this text")
     parser.add_argument("--only", default="", help="mutations whose names hold this text")
@@ -105,7 +105,7 @@ def mutations(kernel: str, each: int) -> Iterator[Mutation]:
     texts: list[str] = []
     subject = SUBJECTS[kernel]
 
-    def note(text: str) -> str:
+    def note(text):
         texts.extend([text] * subject.is_in(text))
         return text
 

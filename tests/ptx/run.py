@@ -2,9 +2,9 @@
 
     python tests/ptx/run.py [--backend NAME] [--seed N] [--only TEXT] [--share I/N] [--out FILE] [--anew]
 
-Trials that docs/results/ptx.json has of the kernels as they are do not run again, unless they were wrong; results of the others
-are added to it. A trial's name and the seed that is printed with it repeat it, with the order in which its warps run. The last
-lines are reasons of skipped trials; Ctrl-C ends a run early. Exit code 1 if a trial fails, not all are run, or all are skipped.
+Trials that docs/results/ptx.json has of the same kernels do not run again, unless they were wrong; the others are added to it. A
+trial's name and printed seed repeat it, with the order of warps. The last lines are reasons of skipped trials; Ctrl-C ends a run
+early. Exit code 1 if a trial fails, not all are run, or all are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLACE = Path(__file__).parents[2] / "docs/results/ptx.json"
 
 def main() -> int:
     """Return 0 when no trial failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=MODULES, help="only this one's kernels")
     parser.add_argument("--seed", type=int, default=0, help="of the orders in which warps run")
     parser.add_argument("--only", default="", help="trials whose names hold this text")

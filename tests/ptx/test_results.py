@@ -49,7 +49,7 @@ def test_what_was_run_is_not_run_again_but_what_was_wrong(tmp_path: Path) -> Non
 
 
 def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> None:
-    def result(*rows: Row) -> RowsResult:
+    def result(*rows):
         return new_result(RowsResult, probe("cpu"), kind="ptx", rows=rows)
 
     few = CAME | dict(trials=4, passed=["a"], refused=[], wrong=["b: off"])
@@ -77,7 +77,7 @@ def test_what_was_run_of_the_kernels_of_today_is_counted_by_kind_of_gpu() -> Non
     ],
 )
 def test_a_digest_is_of_code_wherever_it_is(files: Files, alike: Files, other: Files, tmp_path: Path) -> None:
-    def digest_of(files: Files) -> str:
+    def digest_of(files):
         for name, text in files.items():
             (tmp_path / name).write_text(text)
         return report.code_digest(tmp_path / name for name in files)

@@ -67,8 +67,7 @@ def test_kernels_in_cuda_are_right_as_ptx(trial: Trial) -> None:
     ids=lambda x: x.name if isinstance(x, Case) else None,
 )
 def test_kernels_in_python_are_right_as_ptx(backend: str, capability: Any, case: Any, launches: int, skipped: str) -> None:
-    """Weights of a bias: a lane whose compiler fuses its own product with the sum of another lane has another sum, and either
-    may be stored."""
+    """Lanes may fuse their own product with another lane's sum, so that the weights of a bias have two right sums."""
     outcome = run(Trial("list", capability, case, backend=backend), seed=0)
     assert (outcome.reason, outcome.skipped) == ("", skipped)
     assert outcome.launches == launches or outcome.launches > launches == ROLES
@@ -127,8 +126,6 @@ CUDA_FAULTS = [
     ids=str,
 )
 def test_faults_are_noticed(mutation: tuple[str, str, int, int], said: str) -> None:
-    """What blocks of a step leave is written when all threads have come; copies have come before a tile without keys ends; a
-    block may begin when others have ended; rows that are not there have to be zero."""
     reason = caught(Mutation(*mutation))
     assert reason
     assert said in reason

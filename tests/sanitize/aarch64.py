@@ -1,8 +1,6 @@
 """Builds the C of the CPU kernel for aarch64 and runs it over the problems under qemu: so NEON is executed on any machine.
 
-    python tests/sanitize/aarch64.py [--if-possible]
-
-With --if-possible, a machine without the cross compiler or without qemu is no failure.
+python tests/sanitize/aarch64.py [--if-possible]
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", EMULATOR: "
 
 
 def main() -> int:
-    """0 when every problem agreed with the oracle."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--if-possible", action="store_true", help="a machine without the tools is no failure")
     args = parser.parse_args()
     missing = [f"{tool} (Debian: {packages})" for tool, packages in PACKAGES.items() if shutil.which(tool) is None]
@@ -41,7 +38,6 @@ def main() -> int:
 
 
 def libraries() -> Path:
-    """The folder whose `lib` has the C library for aarch64."""
     return Path(subprocess.check_output([COMPILER, "-print-file-name=libc.so.6"], text=True).strip()).parents[1]
 
 

@@ -23,7 +23,6 @@ MISSING = f"gcc cannot link {SANITIZE} here (Debian: libasan8, libtsan2, libubsa
 
 
 def links(folder: Path, flag: str = SANITIZE) -> bool:
-    """True if gcc has the sanitizers of `flag`."""
     command = ["gcc", flag, "-x", "c", "-", "-o", str(folder / "empty")]
     return subprocess.run(command, input=b"int main(void) { return 0; }", check=False).returncode == 0
 
@@ -32,7 +31,7 @@ def build(copy: Path) -> list[setuptools.Extension]:
     """Copy the checkout to `copy`, and build every extension there, as setup.py says: the package has to import."""
     found: list[setuptools.Extension] = []
 
-    def chosen(extensions: list[setuptools.Extension], **options: object) -> list[setuptools.Extension]:
+    def chosen(extensions, **options):
         found.extend(extensions)
         for extension in found:
             extension.extra_compile_args = [flag for flag in extension.extra_compile_args if flag != "-O3"]

@@ -4,7 +4,6 @@
 
 The tests of extension `dilkit.orders._name` are tests/core/orders/test_name.py; extensions without C files are left out. Before,
 curves.c writes the orders that threads share under ThreadSanitizer.
-With --if-possible, a compiler without the sanitizers is no failure.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ THREADS = "-fsanitize=thread"
 
 
 def main() -> int:
-    """0 when the tests passed without a finding."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--if-possible", action="store_true", help="a compiler without the sanitizers is no failure")
     args, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +42,6 @@ def main() -> int:
 
 
 def run_curves(program: Path) -> int:
-    """Build curves.c with ThreadSanitizer, and run it; the exit code."""
     without_clones = "-Dtarget_clones(...)=unused"  # they are chosen before ThreadSanitizer has begun, and then crash
     flags = ["-std=gnu11", *WARNINGS, "-O2", "-g", THREADS, "-pthread", without_clones]
     folders = [ROOT / "dilkit/orders/c" / name for name in ("curves", "generalised_hilbert")]

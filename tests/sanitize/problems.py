@@ -2,8 +2,8 @@
 
     write_problems ---> file: problems, and what the oracle says of them ---> the program that `build` makes ---> problems, wrong
 
-The problems are the conformance list, and longer ones of many tiles and blocks, alone and packed. Races are looked for in
-the longer ones alone, once each: there threads have work to share.
+The problems are the conformance list, and longer ones of many tiles and blocks, alone and packed. Only those are searched for
+races: their threads share work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from unittest import mock
 
 import numpy as np
@@ -100,7 +100,7 @@ def every_case() -> Iterator[Case]:
 
 
 def shared_cases() -> Iterator[Case]:
-    """Long problems in one dtype each, every other one causal: threads share their chunks, sequences, blocks and gradients."""
+    """Yield long problems for threads to share, each in one dtype, every other one causal."""
     blocks = next(case for case in GIVEN_BLOCKS if case.variant == "long blocks")
     for i, case in enumerate((*LONG, *LONG_PACKED, blocks)):
         dtypes = _dtypes(case)
@@ -142,7 +142,7 @@ def write(case: Case, file: BinaryIO) -> None:
         leaves.append(bias.weights.detach().double().requires_grad_())
         bias = bias.with_weights(leaves[3])
     qkv = leaves[:3]
-    options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, bias=bias, softcap=case.softcap or None)
+    options = dict(is_causal=case.is_causal, scale=case.scale, bias=bias, softcap=case.softcap or None)
     if tensors.block_layout is not None:
         options["block_layout"] = tensors.block_layout
     if case.lengths:
@@ -167,7 +167,7 @@ def write_given(branch: int, case: Case, tensors: Tensors, file: BinaryIO) -> No
 
 
 def bias_of(case: Case, tensors: Tensors) -> tuple[Bias | None, LoweredBias | None]:
-    """The bias of a case with weights that are those of the kernel, and what the kernel takes."""
+    """Return a bias with the kernel's weights, and its lowered form."""
     bias = tensors.bias
     if isinstance(bias, RelativeTable) and bias.buckets is not None:
         bias = RelativeTable(bias.table[:, bias.buckets].contiguous())

@@ -3,7 +3,7 @@
     python tests/sanitize/run.py [--if-possible]
 
 The code for AVX-512 and AMX is built too, without those instructions: the compiler splits the wide vectors, and products of bf16
-pairs and of tile registers are written out. With --if-possible, a compiler without the sanitizers is no failure.
+pairs and of tile registers are written out.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ SANITIZERS = ("address,undefined", "-O1", every_case, "1"), ("thread", "-O2", sh
 
 
 def main() -> int:
-    """0 when every build ran without a finding."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--if-possible", action="store_true", help="a compiler without the sanitizers is no failure")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from helpers.calls import starts_of
 from helpers.cuda_fakes import RecordingLauncher
 from helpers.on_host import FP32
 from torch import Tensor
@@ -102,7 +102,6 @@ def test_a_group_without_tiles_is_not_launched(launcher: RecordingLauncher, back
 
 
 def misaligned(x: Tensor) -> Tensor:
-    """The same, one element after a multiple of 16 bytes."""
     y = torch.zeros(x.numel() + 8, dtype=x.dtype)
     return y[1 : 1 + x.numel()].view(x.shape)
 
@@ -263,20 +262,16 @@ PATTERN = Pattern([64, 256, 512], [1, 4, 64])
 LENGTHS = [0, 5, 300, 0, 1, 512, 64]
 
 
-def starts(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-
-
 def packed(**options: Any) -> Problem:
     return Problem(**{**dict(pattern=PATTERN, seq=512, heads=4, kv_heads=2, head_dim=16, varlen=True), **options})
 
 
 @pytest.mark.parametrize("kind", [QUERIES, KEYS])
 def test_each_row_of_each_sequence_is_in_one_tile(kind: str) -> None:
-    """As the kernel takes them: as many as begin before a sequence's end, each of which ends with it."""
+    """Tiles begin before a sequence's end, and the last one ends with it."""
     heads = 4 if kind == QUERIES else 2
     first, *_ = device_schedule(packed(), 64, kind, CPU).groups
-    ends = first.tile_ends(starts(LENGTHS)).tolist()
+    ends = first.tile_ends(starts_of(LENGTHS)).tolist()
     table = first.group.query_tiles if kind == QUERIES else first.group.key_tiles
     table = table[table["row"].argsort(kind="stable")]
     assert first.rows is not None
@@ -291,16 +286,16 @@ def test_each_row_of_each_sequence_is_in_one_tile(kind: str) -> None:
 
 
 def test_nothing_is_read_of_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That would wait for a GPU. And what was prepared serves every list of lengths."""
+    """Reading would wait for a GPU; one preparation serves all lengths."""
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_):
         raise AssertionError("a number of a tensor is read")
 
     plan.cache_clear()
     launcher, entries = RecordingLauncher(), []
     for lengths in ([100, 412, 0], [500, 12, 0]):
         q, k, v = (torch.zeros(1, 512, heads, 16) for heads in (4, 2, 2))
-        lse, places = torch.zeros(1, 4, 512), starts(lengths)
+        lse, places = torch.zeros(1, 4, 512), starts_of(lengths)
         with monkeypatch.context() as reading:
             for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__"):
                 reading.setattr(Tensor, name, refuse)

@@ -29,7 +29,6 @@ FILES = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache, empty; the sources are `FILES`."""
     monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cuda_compile, "_texts", lambda: FILES)
     return tmp_path / "cache"
@@ -37,10 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The compilations so far."""
     found, true = [], cuda_compile.compiled
 
-    def compiled(*arguments: Any) -> tuple[bytes, str]:
+    def compiled(*arguments):
         found.append(arguments)
         return true(*arguments)
 
@@ -90,11 +88,11 @@ def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.Monkey
     true = cuda_compile.load_nvrtc()
 
     class Newer:
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(true, name)
 
-        def getPTX(self, program: Any) -> bytes:
-            text: bytes = true.getPTX(program)
+        def getPTX(self, program):
+            text = true.getPTX(program)
             return re.sub(rb", V(\d+\.\d+)\.\d+", rb", V\1.99", text)
 
     cuda_compile.code_of(KERNEL, CAPABILITY)
@@ -106,7 +104,7 @@ def test_another_compiler_is_other_code(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_no_damaged_code_is_read(tmp_path: Path) -> None:
-    """With any byte of a kept file changed, at any length, there is nothing rather than other code."""
+    """A kept file with any changed byte, or of another length, is not loaded."""
     place = tmp_path / "kept" / "a.cubin"
     cuda_compile._keep(place, b"machine code")
     good = place.read_bytes()
@@ -122,7 +120,7 @@ def test_no_damaged_code_is_read(tmp_path: Path) -> None:
 def test_without_a_usable_folder_it_is_compiled_each_time(
     folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+    def refuse(*_, **__):
         raise PermissionError(obstacle)
 
     if obstacle == "a file in its place":
@@ -137,7 +135,7 @@ def test_without_a_usable_folder_it_is_compiled_each_time(
 
 
 def test_a_file_that_cannot_be_put_in_place_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: Path) -> None:
+    def refuse(self, target):
         raise OSError("no space left")
 
     monkeypatch.setattr(Path, "replace", refuse)

@@ -37,7 +37,7 @@ def listed(capability: Capability, dtype: str) -> Runs:
 
 
 def quick(runs: Runs, kind: int) -> Runs:
-    """Every eighth run of every other feature, but some of each that decides what is compiled; with rows of 16 numbers."""
+    """Keep every eighth run, and some of each feature that decides what is compiled; rows have 16 numbers."""
     names = list(dict.fromkeys(case.feature for _, case in runs))
     narrow = [run for run in runs if run[1].head_dim in (8, 16)]
     groups = [[run for run in narrow if run[1].feature == name] for name in dict.fromkeys((*names[kind::2], "mix", "packed"))]
@@ -75,7 +75,7 @@ def test_the_kernels_are_right(capability: Capability, case: Case, into_matrix: 
     ("capability", "dtype"), [(FP32, torch.float32), pytest.param(TENSOR_CORES, torch.float16, marks=pytest.mark.slow)]
 )
 def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability, dtype: torch.dtype) -> None:
-    """As over ranks: the rows of a call are some of a longer sequence."""
+    """The rows of a call are some of a longer sequence, as over ranks."""
     draw, pattern = torch.Generator().manual_seed(0), Pattern([16, 40], [1, 2])
     inputs = [torch.randn(2, 40, 2, 8, generator=draw).to(dtype) for _ in range(4)]
     seed, places = torch.tensor(2**62 + 99), torch.tensor([[7, 3, 2**33 + 5, 2**35 + 1, 3], [1, 0, 0, 2, 1]])
@@ -95,7 +95,7 @@ def test_weights_are_dropped_by_their_place_in_the_whole(capability: Capability,
 def test_rows_that_see_more_runs_than_a_launch_takes(capability: Capability, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles_backend, "LEAST_ROWS", 0)
     pattern = Pattern.of(BlockSparse(np.add.outer(np.arange(150), np.arange(150)) % 2 == 0, 1))
-    sizes: dict[str, Any] = dict(pattern=pattern, seq=149, batch=1, heads=2, kv_heads=1, dtype=dtype)
+    sizes = dict(pattern=pattern, seq=149, batch=1, heads=2, kv_heads=1, dtype=dtype)
     assert len([*relations(Case(feature="kinds", variant="", **sizes).problem())]) == 2
     for is_causal in (False, True):
         result = judged(Case(feature="kinds", variant="runs", is_causal=is_causal, **sizes), capability)

@@ -27,15 +27,14 @@ Seen = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Four calls of forward and backward: on the default stream, on another, on one with the same handle, captured on it."""
+    """Run forward and backward on the default stream, another, one with the same handle, and captured."""
     pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     library = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     named = "-shared", "-fPIC", f"-Wl,-soname,{library.name}"
     subprocess.run(["gcc", "-std=gnu11", "-Wall", "-Werror", *named, HERE / "driver.c", "-o", library], check=True)
     done = subprocess.run([sys.executable, HERE / "calls.py", library], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found: Seen = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def test_launches_bring_their_arguments_to_the_current_stream(seen: Seen) -> None:

@@ -22,7 +22,7 @@ THREADS, BLOCKS, DYNAMIC = 128, 6, 512
 
 
 def run(name: str, what: int = 0, launcher: HostLauncher | None = None, more: tuple[str, ...] = (), **options: Any) -> Any:
-    """What kernel `name` of trials.cu writes, by blocks; `more`: further macros; `options`: of the launcher."""
+    """Run kernel `name` of trials.cu; return its output by blocks."""
     macros = dict(THREADS=THREADS, BLOCKS=1, STORAGE=0, **dict.fromkeys(more, 1))
     kernel = SimpleNamespace(source=SHIM / "trials.cu", name=name, macros=macros, shared_bytes=DYNAMIC)
     given, out, counter = np.arange(1000, dtype=np.float32), np.zeros((BLOCKS, THREADS), np.float32), np.zeros(1, np.int32)
@@ -35,7 +35,6 @@ def run(name: str, what: int = 0, launcher: HostLauncher | None = None, more: tu
 
 
 def aligned(array: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A copy that starts at a multiple of 16 bytes."""
     space = np.empty(len(array) + 4, np.float32)
     first = -space.ctypes.data // 4 % 4
     space[first : first + len(array)] = array
@@ -43,7 +42,6 @@ def aligned(array: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def line_of(what: int) -> str:
-    """The number of the line of `outside` for `what`."""
     lines = (SHIM / "trials.cu").read_text().splitlines()
     return str(next(i for i, line in enumerate(lines, 1) if line.startswith(f"    case {what}: ")))
 

@@ -21,7 +21,7 @@ from dilkit.problem import Problem
 
 
 def rounded_together(function: Callable[[], object]) -> None:
-    """Kernels are compiled as GPUs run them: a product is rounded together with the sum that it is a part of."""
+    """Round a product together with its sum, as GPUs do."""
     torch.set_num_threads(1)  # a forked child has none of its parent's
     for known in (host_compile.library, host_compile.compile_kernel):
         known.cache_clear()
@@ -31,7 +31,7 @@ def rounded_together(function: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize(("dtype", "size"), [("float16", 3e4), ("float16", 3e3), ("float32", 3e4)])
 def test_a_row_of_huge_scores_comes_to_an_end(dtype: str, size: float) -> None:
-    """In a process of its own, which can be ended if the kernel does not end. Two keys far apart have the largest score."""
+    """A process of its own can be ended if the kernel does not end. Two keys far apart have the largest score."""
     assert in_child(partial(rounded_together, partial(attend, dtype, size)), limit=200) == "done"
 
 
@@ -61,9 +61,7 @@ def attend(dtype_name: str, size: float) -> None:
     ],
 )
 def test_a_key_that_is_seen_alone_has_a_weight_of_1(dtype: str, pattern: str, options: dict[str, Any]) -> None:
-    """With the kernels for fp32, those for tensor cores, and pairs of warps; slow, those that add a bias."""
-
-    def check() -> None:
+    def check():
         with registered(OnHost(TENSOR_CORES)) as backend:
             huge_scores.check(backend, dtype, pattern=huge_scores.PATTERNS[pattern], **options)
 

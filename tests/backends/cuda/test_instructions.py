@@ -29,7 +29,7 @@ FLOATS = FLOATS[~np.isnan(FLOATS.view(np.float32))]
 
 
 def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int = 0, threads: int = 32, blocks: int = 1) -> Any:
-    """What kernel `name` of instructions.cu makes of the words `given`, in any order of lanes."""
+    """Run kernel `name` of instructions.cu on `given`, with lanes in any order."""
     macros = dict(THREADS=threads, BLOCKS=1, STORAGE=1)
     kernel = SimpleNamespace(source=SHIM / "instructions.cu", name=name, macros=macros, shared_bytes=0)
     given = np.ascontiguousarray(given).view(np.uint32)
@@ -44,7 +44,6 @@ def run(name: str, given: NDArray[Any], words: int, what: int = 0, amount: int =
 
 
 def each(words: NDArray[np.uint32], what: int) -> NDArray[np.uint32]:
-    """`words`, each of another thread, through the kernel `words`."""
     blocks = -(-len(words) // 64)
     given = np.concatenate([words, np.zeros(blocks * 64 - len(words), np.uint32)])
     return run("words", given, blocks * 64, what, threads=64, blocks=blocks)[: len(words)]
@@ -68,7 +67,7 @@ def test_floats_are_rounded_to_nearest_even_and_none_becomes_a_number(what: int,
 
 
 def lanes_of(name: str) -> NDArray[np.int64]:
-    """Where the lanes have elements of a matrix: a table of the PTX machine, which is made from the layouts of CUTLASS."""
+    """Return the PTX machine's table of a matrix, made from the layouts of CUTLASS."""
     text = re.search(rf"{name}\[32\]\[\d+\] = \{{(.*?)\}};", (MACHINE / "layouts.h").read_text(), re.DOTALL)
     assert text is not None
     return np.array([[*map(int, row.split(","))] for row in re.findall(r"\{([^{}]+)\}", text[1])])
@@ -109,7 +108,6 @@ def test_copies_arrive_when_they_are_waited_for(pending: int) -> None:
 
 
 def test_no_compiler_moves_what_lanes_do_together() -> None:
-    """Nor a copy that others wait for: into a branch, for instance, that some lanes do not take."""
     text = (KERNELS / "intrinsics.cuh").read_text()
     found = re.findall(r'\basm( volatile)?\("((?:\w+\.)+(?:sync|async)[.\w]*)', text)
     assert {name.split(".")[0] for _, name in found} == {"mma", "ldmatrix", "cp"}

@@ -25,7 +25,7 @@ TURING, SMALLER, HOPPER, BLACKWELL = (7, 5), (8, 6), (9, 0), (12, 0)
 DEEP, DEEPER = Pattern([256, 512], [1, 2]), Pattern([512, 1000], [1, 4])
 THREE, GROUPS = Pattern([128, 256, 512], [1, 2, 4]), Pattern([64, 128, 512], [1, 4, 16])
 TWO_GROUPS = Pattern([256, 512, 960], [1, 2, 16])
-IN_FP32: dict[str, dict[str, Any]] = {
+IN_FP32 = {
     "several of a class": {},
     "causal": dict(is_causal=True),
     "groups": dict(pattern=GROUPS, heads=4, seq=515),
@@ -66,8 +66,8 @@ QUICK = {
 
 
 def larger() -> list[Any]:
-    """Each case in fp32 on two kinds of GPU, which copy rows to shared memory in their own ways, and on tensor cores."""
-    sizes: dict[str, Any] = dict(feature="tiles", head_dim=64, batch=1, heads=2)
+    """Yield each case in fp32 on two kinds of GPU with their own copies to shared memory, and on tensor cores."""
+    sizes = dict(feature="tiles", head_dim=64, batch=1, heads=2)
     found: list[tuple[str, Case, tuple[Any, ...]]] = []
     for variant, fields in IN_FP32.items():
         case = Case(**{**sizes, **dict(variant=variant, seq=500, pattern=THREE), **fields})
@@ -102,7 +102,7 @@ def test_larger_problems(case: Case, how: tuple[Any, ...]) -> None:
     ],
 )
 def test_the_same_bits_in_any_order_and_with_any_loads(capability: Capability, dtype: str, head_dim: int) -> None:
-    sizes: dict[str, Any] = dict(batch=1, heads=2, kv_heads=1, seq=140, head_dim=head_dim, dtype=dtype)
+    sizes = dict(batch=1, heads=2, kv_heads=1, seq=140, head_dim=head_dim, dtype=dtype)
     case = Case(feature="bits", variant="", pattern=NESTED, is_causal=True, mask="random", values="ignored NaN", **sizes)
     if head_dim == 16:
         case = replace(case, bias="clipped" if capability == FP32 else "max")  # whose weights have gradients
@@ -116,7 +116,7 @@ def test_the_same_bits_in_any_order_and_with_any_loads(capability: Capability, d
         assert len(found) == 5 + (head_dim == 16)
 
 
-PATTERNS: dict[str, dict[str, Any]] = {
+PATTERNS = {
     "groups": dict(pattern=Pattern([64, 192], [1, 32]), seq=202, is_causal=True, mask="random", kv_heads=1),
     "deep": dict(pattern=DEEP, seq=230, is_causal=True, mask="random", kv_heads=1),
     "tall": dict(pattern=Pattern([256, 512], [1, 2]), seq=290, heads=1),
@@ -124,7 +124,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "changed": dict(pattern=Pattern([64, 192], [1, 32]), seq=202, is_causal=True, kv_heads=1, softcap=2.0, dropout_p=0.2),
 }
 KINDS = [(FP32, "float32"), (FP32, "float16"), (FP32, "bfloat16"), (TURING, "float16"), (TENSOR_CORES, "bfloat16")]
-CHECKED: list[Any] = [
+CHECKED = [
     ("groups", FP32, "float32", 32, {}),  # whose libraries the test of bank conflicts uses, too
     ("deep", TENSOR_CORES, "float16", 128, {}),
     *(pytest.param("groups", FP32, "float32", *how, marks=slow) for how in ((32, dict(arch=610)), (40, dict(arch=900)))),
@@ -147,7 +147,6 @@ CHECKED: list[Any] = [
 
 @pytest.mark.parametrize(("shape", "capability", "dtype", "head_dim", "options"), CHECKED)
 def test_every_access_is_checked(shape: str, capability: Capability, dtype: str, head_dim: int, options: dict[str, Any]) -> None:
-    """No race, nothing beyond its array, in tiles that follow one another, with several query heads and buffers turned over."""
     fields = {"batch": 1, "heads": 2, "bias": "none", **PATTERNS[shape], **options}
     macros = {name: fields.pop(name) for name in ("arch", "vector") if name in fields}
     case = Case(feature="races", variant=shape, head_dim=head_dim, dtype=dtype, **fields)
@@ -168,10 +167,10 @@ def test_threads_wait_and_load_no_more_often_than_they_must(
 ) -> None:
     """Barriers: at the first tile, in each of 4 tiles for 8 times 32 columns, and so many beside these. Loads: fragments of keys
     and values for each product; where two warps have the same rows, one serves 32 rows, not 16."""
-    sizes: dict[str, Any] = dict(pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=128, dtype="float16")
+    sizes = dict(pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=128, dtype="float16")
     case = Case(feature="waits", variant="", **sizes)
     backend, tensors, numbers = OnHost(capability, Compiled(workers=1)), make_tensors(case), torch.zeros(1, 1, 256)
-    backend.launcher.resident = lambda kernel, device: 1  # type: ignore[method-assign]
+    backend.launcher.resident = lambda kernel, device: 1
     given = dict(zip(("query", "key", "value"), tensors.qkv, strict=True)) | dict(dout=tensors.dout, lse=numbers, delta=numbers)
     written = {name: torch.empty_like(tensors.query) for name in ("dquery", "dkey", "dvalue")}
     backend.launch_role(role, given | written, case.problem())
@@ -225,7 +224,7 @@ AT_LENGTH = [
 @pytest.mark.parametrize(("capability", "dtype", "head_dim"), [*((*kind, 32) for kind in USUAL), *AT_LENGTH])
 def test_no_kernel_has_conflicts_that_are_not_known(capability: Capability, dtype: str, head_dim: int) -> None:
     launcher = HostLauncher(workers=1, checked=True)
-    sizes: dict[str, Any] = dict(pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=head_dim, dtype=dtype)
+    sizes = dict(pattern=Pattern([256], [1]), seq=256, batch=1, heads=1, head_dim=head_dim, dtype=dtype)
     both_passes(Case(feature="banks", variant="", is_causal=True, **sizes), capability, launcher)
     found = {f"{size} bytes at {where}": turns / n for (where, size), (n, turns) in launcher.turns.items() if turns}
     assert {place: turns for place, turns in found.items() if not excused(place, turns)} == {}

@@ -24,7 +24,7 @@ SIZES = dict(heads=HEADS, kv_heads=KV_HEADS, head_dim=8)
 
 
 def weights(problem: Problem, group: Group, by_keys: bool, checked: bool) -> NDArray[np.float64]:
-    """How often the kernels' helpers, which list a tile's keys and biases, show each query each key: `(heads, seq, seq)`."""
+    """Count how often the kernels' helpers show each query each key: `(heads, seq, seq)`."""
     tiles, heads = (group.key_tiles, HEADS // KV_HEADS) if by_keys else (group.query_tiles, 1)
     macros = dict(THREADS=32, BLOCKS=1, STORAGE=0, TILE_ROWS=4, ROOM=ROOM, BY_KEYS=int(by_keys))
     kernel = SimpleNamespace(source=SHIM / "keys.cu", name="list_keys", macros=macros, shared_bytes=0)
@@ -100,7 +100,6 @@ CHECKED = [pytest.param(name, True, marks=[] if name == "mixed" else pytest.mark
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("name", "checked"), [*((name, False) for name in NAMED), *CHECKED])
 def test_named_patterns(name: str, checked: bool, is_causal: bool) -> None:
-    """Without and with every access checked."""
     check(Problem(pattern=NAMED[name], seq=37, is_causal=is_causal, **SIZES), checked=checked)
 
 

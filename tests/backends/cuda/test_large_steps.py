@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -35,9 +33,9 @@ USUAL = ("fp32_dquery", "mma_dkeyvalue")
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in USUAL else pytest.mark.slow) for kind in KINDS])
 def test_no_number_exceeds_its_type(kind: str) -> None:
-    """All rows are equal, in the memory of one: out is the value, and the first of the two rows sees one key, the second both."""
+    """All rows share one memory: out is the value, and the two rows see one key and both."""
     role, dtype, capability, dim, rows = KINDS[kind]
-    sizes: dict[str, Any] = dict(seq=SEQ, heads=1, head_dim=dim, dtype=dtype)
+    sizes = dict(seq=SEQ, heads=1, head_dim=dim, dtype=dtype)
     problem = Problem(pattern=Pattern([SEQ], [STEP]), is_causal=True, scale=0.5, **sizes)
     kernel, launcher = kernel_for(role, dtype, dim, capability, True, rows), Compiled(checked=True, arch=100 * capability[0])
     tiles = np.array([(ROW, 1, STEP, 0, 2)], TILE)

@@ -31,7 +31,7 @@ NO_ARGUMENTS = np.zeros((), ARGUMENTS)
 
 
 class FakeCupy:
-    """As much of CuPy as launches use, on two devices of 10 multiprocessors that hold 3 blocks each."""
+    """The part of CuPy that launches use: two devices of 10 multiprocessors with 3 blocks each."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -50,16 +50,14 @@ class FakeCupy:
         self.cuda = SimpleNamespace(Module=lambda: _Module(self), driver=driver, runtime=runtime)
 
     def note(self, what: str, *facts: Any) -> None:
-        """Record something that happened, with the device on which it did."""
         self.events.append((what, self.device, *facts))
 
     def of(self, what: str) -> list[Any]:
-        """The recorded things of one kind."""
         return [event for event in self.events if event[0] == what]
 
     @contextlib.contextmanager
     def guard(self, device: torch.device) -> Iterator[None]:
-        """torch's device guard. CuPy has none here: its own goes back to a device that may have no context, and makes one."""
+        """torch's device guard; CuPy's own could make a context on a device without one."""
         before, self.device = self.device, device.index
         yield
         self.device = before
@@ -165,7 +163,7 @@ def test_nothing_is_loaded_while_a_graph_is_captured(cupy: FakeCupy) -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU, on which the launch of no kernel is an error")
 def test_the_true_cupy_takes_our_arguments() -> None:
-    """Its launch turns the arguments into addresses before it looks for a driver, which is all that is missing here."""
+    """CuPy turns the arguments into addresses before it needs a driver."""
     true = pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
     function = true.cuda.Function.__new__(true.cuda.Function)
     with pytest.raises(true.cuda.runtime.CUDARuntimeError):
@@ -215,7 +213,7 @@ def test_the_choice_of_tiles_compiles_nothing(cupy: FakeCupy) -> None:
     assert CupyLauncher().at_least_resident(kernel_for("forward", "bfloat16", 64, (8, 6)), SECOND) == 20
     assert cupy.events == []
     launcher, x, asked = RecordingLauncher(), torch.zeros(1, 512, 1, 64, dtype=torch.bfloat16), list[int]()
-    launcher.at_least_resident = lambda kernel, device: 20  # type: ignore[method-assign]
-    launcher.resident = lambda kernel, device: asked.append(kernel.tile_rows) or 4  # type: ignore[func-returns-value,method-assign]
+    launcher.at_least_resident = lambda kernel, device: 20
+    launcher.resident = lambda kernel, device: asked.append(kernel.tile_rows) or 4
     CupyRaw(launcher, (8, 6)).forward(Inputs(x, x, x), problem)
     assert asked == [64]

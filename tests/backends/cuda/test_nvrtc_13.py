@@ -24,7 +24,6 @@ FOLDER = Path(sys.prefix) / "nvidia-cuda-nvrtc"
 
 
 def nvrtc_13() -> Path | None:
-    """Its library; None where it is not installed."""
     return next(FOLDER.rglob("libnvrtc.so.13"), None)
 
 
@@ -33,7 +32,7 @@ class NVRTCError(RuntimeError):
 
 
 class NVRTC:
-    """The library, in the form of CuPy's module: as much of `cupy.cuda.nvrtc` as `dilkit.backends.cuda.compile` uses."""
+    """The library in the form of CuPy's module, as far as `dilkit.backends.cuda.compile` uses it."""
 
     NVRTCError = NVRTCError
 
@@ -90,7 +89,7 @@ class NVRTC:
 
 
 def use_nvrtc_13() -> None:
-    """Have all kernels of this process compiled by it; CuPy, if it were loaded after it, would take it for its own."""
+    """Compile all kernels of this process with it; CuPy must be loaded first."""
     path = nvrtc_13()
     assert path is not None
     loaded = NVRTC(path)

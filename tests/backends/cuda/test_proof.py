@@ -44,8 +44,6 @@ def test_facts_name_device_driver_sources_and_compiler(monkeypatch: pytest.Monke
 
 
 class Tampering(HostLauncher):
-    """Kernels that get an argument wrong."""
-
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(workers=1)
         self.name, self.value = name, value
@@ -78,9 +76,8 @@ def test_kernels_that_get_something_wrong_fail(name: str, value: Any, variant: s
 @pytest.mark.slow
 @pytest.mark.parametrize(("scale", "wrong"), [(16**-0.5, 0), (0.2, 6)])
 def test_steps_that_get_something_wrong_fail(scale: float, wrong: int) -> None:
-    """With each pattern and kind of cache."""
     backend = OnHost(FP32)
     backend.launcher = Tampering("scale", scale)
-    asked: dict[str, Any] = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)
+    asked = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)
     with registered(backend):
         assert len([*StepProof(backend.name, **asked).complaints()]) == wrong

@@ -70,8 +70,8 @@ def test_no_thread_reads_what_another_writes_without_a_barrier(stored: str) -> N
 
 
 def test_what_is_compiled_and_what_is_refused() -> None:
-    def problem(**fields: Any) -> Problem:
-        own: dict[str, Any] = dict(seq=1, heads=6, kv_heads=1, head_dim=64, is_causal=True, stored="float32") | fields
+    def problem(**fields):
+        own = dict(seq=1, heads=6, kv_heads=1, head_dim=64, is_causal=True, stored="float32") | fields
         return Problem(pattern=Pattern.dense(), device=Device("cuda", "GPU", (9, 0)), **own)
 
     macros = kernel_of(problem(stored="int8"), (9, 0)).macros

@@ -1,7 +1,6 @@
 """`flex` on the problem list, by the operators beneath FlexAttention on the CPU; and what it makes of forms, pair by pair.
 
-torch refuses gradients there, and `lse` of what is compiled; of these operators, whose dense form computes every pair, both are
-there.
+Compiled, torch refuses gradients and `lse` on the CPU; the operators' dense form has both.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import math
 import shutil
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.calls import starts_of
 from helpers.fakes import registered
 from helpers.strategies import Heads, mixes_with_heads
 from hypothesis import given, settings
@@ -64,7 +63,7 @@ class FlexOnCpu(Flex):
 
 
 def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any, scale: float, grouped: bool) -> Any:
-    """`out` and `lse`; that of the operator is to the base 2. What has a gradient is an argument of the scores' change."""
+    """Return `out` and `lse`, which the operator has to the base 2. Tensors with gradients are arguments of the score change."""
     from torch.nn.attention.flex_attention import _identity
 
     mod, buffers = _identity if of_weights is None else of_weights(weights), ()
@@ -138,14 +137,14 @@ def test_blocks_hold_every_pair_and_whole_ones_nothing_else(drawn: Pattern, is_c
 @pytest.mark.parametrize("lengths", [(), (300, 0, 129)])
 @pytest.mark.parametrize("pattern", [Pattern.dense(), Pattern.of(SlidingWindow(150)), Pattern([64, 256], [1, 2])], ids=str)
 def test_what_is_not_asked_pair_by_pair_is_seen(pattern: Pattern, lengths: tuple[int, ...], mask: bool) -> None:
-    """FlexAttention passes over blocks that are not listed, and asks for no pair of whole ones; dense operators ask for all."""
+    """FlexAttention skips unlisted blocks and asks for no pair of whole ones; dense operators ask for all."""
     from torch.nn.attention.flex_attention import create_mask
 
     if lengths and mask:
         return  # packed sequences have no mask
     seq, ignored = 429, torch.rand(2, 429) < 0.3
     x = torch.randn(1 if lengths else 2, seq, 2, 16)
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32) if lengths else None
+    starts = starts_of(lengths) if lengths else None
     problem = Problem.of(x, x, pattern, varlen=bool(lengths), key_padding_mask=mask, is_causal=True)
     inputs = Inputs(x, x, x, key_padding_mask=ignored if mask else None, cu_seqlens=starts)
     blocks = flex_call(inputs, problem).block_mask
@@ -189,7 +188,7 @@ def test_compiled_it_is_right_and_new_lengths_compile_nothing() -> None:
     pattern, flex = Pattern.of(SlidingWindow(180), GlobalTokens(2)), FlexOnCpu()
 
     @torch.compile(fullgraph=True, dynamic=False)
-    def attend(q: Any, k: Any, v: Any, of_weights: Any, weights: Any, block_mask: Any) -> Any:
+    def attend(q, k, v, of_weights, weights, block_mask):
         from torch.nn.attention.flex_attention import flex_attention
 
         return flex_attention(q, k, v, of_weights(weights), block_mask)

@@ -31,7 +31,6 @@ OTHER_KINDS = [
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Four threads, whatever the machine; as many as before afterwards."""
     with torch_threads(4):
         yield
 
@@ -69,7 +68,7 @@ def test_several_python_threads_at_once() -> None:
 
 
 def test_a_nan_reaches_no_gradient_of_queries_that_do_not_see_its_key() -> None:
-    """Not through what fills a tile of queries up, either: head 0 sees the key in a short tile, head 1 has longer ones later."""
+    """Filled tiles do not carry it either: head 0 sees the key in a short tile, head 1 has longer ones later."""
     pattern = Pattern([10, 40], [1, 1], heads=[(0, 1), (1, 2)])
     q, k, v, dout = torch.randn(1, 80, 2, 16), torch.randn(1, 80, 1, 16), torch.randn(1, 80, 1, 16), torch.randn(1, 80, 2, 16)
     k[0, 43] = torch.nan
@@ -143,7 +142,7 @@ def test_storage_at_any_address() -> None:
 def test_rows_that_are_read_where_they_lie_give_the_bits_of_those_that_are_packed(
     dtype: str, pattern: Pattern, is_causal: bool
 ) -> None:
-    """Rows of a head that follow each other, as in tensors (batch, heads, seq, head_dim), beside those of all heads in turn."""
+    """Rows of a head are adjacent, as in (batch, heads, seq, head_dim), beside rows of all heads in turn."""
     results = []
     for follow in (False, True):
         q, k, v, dout = (
@@ -180,7 +179,7 @@ def test_any_head_dim(dim: int) -> None:
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 def test_numbers_that_are_none_reach_the_rows_that_see_them(is_causal: bool, which: int, bad: float) -> None:
-    """Rows of NaN and infinity are the oracle's; it lets them reach rows that see nothing of them as well, for 0 * NaN is NaN."""
+    """The oracle lets NaN and infinity reach rows that see none of them, as 0 * NaN is NaN."""
     qkv, pattern = inputs(seq=64, heads=2, dim=8), Pattern([16, 64], [1, 2])
     qkv[which][0, 20, 0, 3] = bad
     out = dilated_attention(*qkv, pattern, is_causal=is_causal, backend="native")
@@ -206,7 +205,7 @@ def test_more_branches_than_bits_are_refused() -> None:
 def test_a_forward_pass_holds_little_beyond_its_results() -> None:
     q, k, v = inputs(seq=8192, heads=8, dim=64)
 
-    def forward() -> torch.Tensor:
+    def forward():
         return dilated_attention(q, k, v, Pattern([2048, 8192], [1, 4]), backend="native")
 
     forward()

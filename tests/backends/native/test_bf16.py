@@ -38,7 +38,7 @@ def test_gradients_agree_with_the_oracle(isa: str, name: str, monkeypatch: pytes
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("seq", [1, 13, 35, 53])
 def test_rows_that_a_tile_lacks_leave_gradients_as_they_are(isa: str, seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All scores are -160, so that a row of zeros in their place has a weight of e**160, which is no number."""
+    """All scores are -160: a row of zeros instead would have the weight e**160."""
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     query = torch.full((1, seq, 1, 16), 4.0, dtype=torch.bfloat16).requires_grad_()
     key = torch.full((1, seq, 1, 16), -10.0, dtype=torch.bfloat16).requires_grad_()
@@ -53,7 +53,7 @@ def test_rows_that_a_tile_lacks_leave_gradients_as_they_are(isa: str, seq: int, 
 
 @pytest.mark.parametrize("isa", SETS)
 def test_what_memory_held_before_stays_out_of_gradients(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence of infinities, then one of less than a tile of rows in the scratch that it leaves behind."""
+    """A sequence of infinities leaves scratch to one of less than a tile of rows."""
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     for seq, number in ((64, torch.inf), (9, 1.0)):
         x = torch.full((1, seq, 1, 64), number, dtype=torch.bfloat16).requires_grad_()

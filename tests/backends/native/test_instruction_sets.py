@@ -80,7 +80,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def in_turn() -> list[Any]:
-    """Each variant in one dtype and on one instruction set, the next in the next; the others wait for the slow tests."""
+    """Yield each variant in one dtype and instruction set, in turn; the rest is slow."""
     sets, listed = _native.instruction_sets(), []
     for at, case in enumerate((*PROBLEMS, *DROPPING, *SCORES)):
         variant, dtype = divmod(at, len(DTYPES))
@@ -125,7 +125,7 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["avx5l2", "AVX2", "avx2,generic"])
 def test_a_misspelt_instruction_set_is_not_passed_over(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The automatic choice does not drop the kernel for it: that would be another one, without a word."""
+    """The automatic choice does not silently replace the kernel."""
     monkeypatch.setenv("DILKIT_CPU_ISA", name)
     q, problem = torch.randn(1, 8, 2, 8), Problem(pattern=Pattern([8], [1]), seq=8, heads=2, head_dim=8)
     here = ", ".join(_native.instruction_sets())
@@ -137,7 +137,7 @@ def test_a_misspelt_instruction_set_is_not_passed_over(monkeypatch: pytest.Monke
 
 @pytest.mark.skipif("amx" not in _native.instruction_sets(), reason="this machine has no AMX, or the system refuses it")
 def test_a_process_that_the_system_refuses_amx_computes_without() -> None:
-    """Linux refuses it to one that has an alternate signal stack with no room for the tile registers."""
+    """Linux refuses AMX if the alternate signal stack has no room for tile registers."""
     program = """
 import ctypes
 room = ctypes.create_string_buffer(8192)

@@ -217,7 +217,7 @@ def test_many_short_sequences_are_not_cut_into_more_classes_than_they_have_rows(
     query, key, value = torch.randn(3, 200_000, 1, 4).unbind()
     starts = torch.arange(0, 200_001, 2, dtype=torch.int32)
     out = attend_packed(query, key, value, Pattern.of(Strided(10**9)), starts, backend="native")
-    assert torch.equal(out, value)  # type: ignore[arg-type]
+    assert torch.equal(out, value)
 
 
 def test_packed_sequences_longer_than_a_layout_are_an_error() -> None:

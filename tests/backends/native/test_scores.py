@@ -52,7 +52,7 @@ def test_threads_change_no_bit(kind: str) -> None:
     "pattern", [PATTERN, Pattern.of(Neighborhood((20, 30), 5)), Pattern.of(SlidingWindow(40), GlobalTokens(2), tail="zeros")]
 )
 def test_a_scale_that_is_not_above_0(pattern: Pattern, options: dict[str, Any], scale: float) -> None:
-    """As float32 has it: there the greatest product is not the greatest score, or -inf times the scale is no number."""
+    """float32 decides: the greatest product is not the greatest score, or -inf times the scale is NaN."""
     torch.manual_seed(2)
     found = []
     q, k, v, dout = (normal(1, 600, 2, 16) for _ in range(4))

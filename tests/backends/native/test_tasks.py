@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, product
+from itertools import product
 
 import pytest
 import torch
+from helpers.calls import starts_of
 
 from dilkit import Neighborhood, Pattern, SlidingWindow, Strided, dilated_attention
 from dilkit.backends.native import _native
@@ -27,7 +28,7 @@ CASES = [case for case in product(PATTERNS, [False, True], [False, True]) if cas
 def test_tasks_compute_each_pair_once_and_wait_where_they_add_to_the_same_rows(pattern, is_causal, packed) -> None:
     sizes = dict(seq=SEQ, heads=HEADS, head_dim=16, batch=1 if packed else 2)
     problem = Problem(pattern=PATTERNS[pattern], is_causal=is_causal, varlen=packed, **sizes)
-    starts = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32) if packed else None
+    starts = starts_of(LENGTHS) if packed else None
     encoded = _native.EncodedProblem(*encode_problem(problem))
     for backward in (False, True):
         computed = torch.zeros(3, HEADS, SEQ, SEQ, dtype=torch.int8)

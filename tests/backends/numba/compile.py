@@ -26,7 +26,6 @@ from dilkit.backends.numba.backend import DeviceLauncher, kernels
 
 
 def main(shown: str, dtype: str, head_dim: str) -> int:
-    """0; whatever does not compile raises."""
     major, minor = map(int, shown.split("."))
     device = SimpleNamespace(compute_capability=(major, minor))
     with mock.patch("numba.cuda.dispatcher.get_current_device", return_value=device):
@@ -35,7 +34,6 @@ def main(shown: str, dtype: str, head_dim: str) -> int:
 
 
 def facts(role: str, dtype: str, head_dim: int, capability: tuple[int, int]) -> dict[str, Any]:
-    """What there is to know of one kernel's code."""
     tiling = DeviceLauncher().tiling(role, head_dim)
     ptx, _ = cuda.compile_ptx(kernels()[role](tiling), signature(role, dtype), cc=capability, device=False)
     known = {"threads": tiling.threads, "vector_loads": ptx.count("ld.shared.v4"), "depots": ptx.count("__local_depot")}
@@ -43,7 +41,6 @@ def facts(role: str, dtype: str, head_dim: int, capability: tuple[int, int]) -> 
 
 
 def assembled(ptx: str, architecture: str) -> dict[str, Any]:
-    """ptxas's report; empty where there is no ptxas."""
     spec = find_spec("nvidia")
     folders = spec.submodule_search_locations if spec else None
     programs = [program for folder in folders or () for program in Path(folder).rglob("bin/ptxas")]

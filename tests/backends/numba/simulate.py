@@ -2,21 +2,19 @@
 
     python tests/backends/numba/simulate.py [--share I/N] [--all] [--keys]
 
-By default a case of each feature, the one with the fewest operations, made smaller still; with --all, every case; with --keys
-no kernel, but what the tiles of some patterns list as keys. Tiles of the sizes that GPUs have run on the emulator of `tests/ptx`.
-Exit code 1 if one fails. The simulator has to be chosen before numba is imported, hence a process of its own.
+By default the smallest case of each feature, made smaller still. Tiles of the sizes that GPUs have run on the emulator of
+`tests/ptx`. Exit code 1 if one fails. A process of its own chooses the simulator before it imports numba.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
@@ -26,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from helpers import huge_scores  # noqa: E402
-from helpers.emulated import FEW_ROWS, passes, smallest  # noqa: E402
+from helpers.emulated import FEW_ROWS, parser_of_shares, passes, smallest  # noqa: E402
 from numba.cuda.simulator import kernel, kernelapi  # noqa: E402
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: E402
 
@@ -41,7 +39,7 @@ from dilkit.testing.problems import PROBLEMS, Case  # noqa: E402
 SHORT_WAIT = 1e-4
 """Seconds."""
 
-SIZES: dict[str, Any] = dict(feature="branches together", head_dim=8, batch=1)
+SIZES = dict(feature="branches together", head_dim=8, batch=1)
 TOGETHER = (
     Case(variant="nested", pattern=Pattern([24, 48], [1, 2]), seq=48, heads=2, **SIZES),
     Case(variant="met again causal", pattern=Pattern([32, 40], [2, 1]), seq=40, heads=1, is_causal=True, **SIZES),
@@ -56,7 +54,7 @@ LISTED = (
 
 
 class SimulatorLauncher(DeviceLauncher):
-    """The kernels with tiles that suit a simulator: eight threads, and several tiles even in short sequences."""
+    """Small tiles for the simulator: eight threads, and several tiles even in short sequences."""
 
     def tiling(self, role: str, head_dim: int) -> Tiling:
         return Tiling(head_dim=-(-head_dim // 8) * 8, rows=8, columns=4, down=4, across=2)
@@ -74,17 +72,12 @@ def as_arrays(x: Any) -> Any:
 
 
 class Simulated(NumbaCuda):
-    """The backend as it is, for tensors on the CPU."""
-
     name = "numba_simulated"
     limits = replace(NumbaCuda.limits, devices=frozenset({"cpu"}), min_capability=None)
 
 
 def main() -> int:
-    """0 when no case failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--share", default="1/1", help="which of how many shares of the cases to run")
-    parser.add_argument("--all", action="store_true", help="every case, which takes an hour")
+    parser = parser_of_shares(__doc__, "an hour")
     parser.add_argument("--keys", action="store_true", help="compare the keys that tiles list with the count, and run no kernel")
     args = parser.parse_args()
     if args.keys:
@@ -104,7 +97,7 @@ def main() -> int:
 
 
 def lists_the_count(pattern: Pattern) -> bool:
-    """Whether the device functions list, for the rows of all tiles of queries, the keys that they see, as often as they do."""
+    """True if tiles list each key as often as the pattern counts it."""
     seq, once = 29, int(pattern.overlap == "once")
     problem = Problem(pattern=pattern, seq=seq, heads=4, kv_heads=2, head_dim=8)
     found = np.zeros((4, seq, seq))
@@ -124,16 +117,15 @@ def lists_the_count(pattern: Pattern) -> bool:
 
 
 def hasten() -> None:
-    """Two things that take the simulator most of its time: asking threads without pause whether they wait, and reading the
-    sources of all callers to find out where an array in shared memory is made."""
+    """Poll waiting threads less often, and find shared arrays without reading all callers' sources."""
     is_alive = kernel.BlockThread.is_alive
 
-    def asked_slowly(thread: Any) -> bool:
+    def asked_slowly(thread):
         if thread.thread_id == 0:
             time.sleep(SHORT_WAIT)
         return is_alive(thread)
 
-    def caller(frame: FrameType) -> list[Any]:
+    def caller(frame):
         place = frame.f_back
         assert place is not None
         return [(place.f_code.co_filename, place.f_lineno), None]

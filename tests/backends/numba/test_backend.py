@@ -29,8 +29,6 @@ GROUPS = Pattern([256, 512, 512], [1, 4, 64])
 
 
 class Recorder(DeviceLauncher):
-    """A launcher on the CPU that runs nothing."""
-
     def __init__(self) -> None:
         self.launches: list[SimpleNamespace] = []
 
@@ -43,9 +41,7 @@ def pose(**fields: Any) -> Problem:
 
 
 def numbers(records: Any) -> list[list[int]]:
-    """Tiles or branches of a schedule as a kernel is given them."""
-    found: list[list[int]] = records.view(np.int32).reshape(-1, 4).tolist()
-    return found
+    return records.view(np.int32).reshape(-1, 4).tolist()
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -134,7 +130,7 @@ def test_a_stand_in_for_a_gpu_leaves_no_proof() -> None:
 
 
 class FakeNumba:
-    """As much of numba.cuda as launches use: what happens is recorded, with the device on which it did."""
+    """The part of numba.cuda that launches use; it records calls and devices."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -165,8 +161,6 @@ class FakeNumba:
 
 
 class OnDevice(Tensor):
-    """A tensor that says it is on a second GPU."""
-
     @property
     def device(self) -> torch.device:
         return torch.device("cuda", 1)

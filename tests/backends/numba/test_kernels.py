@@ -34,7 +34,7 @@ needs_nvvm = pytest.mark.skipif(
     ids=" ".join,
 )
 def test_kernels_agree_with_the_oracle_in_the_simulator(options: list[str]) -> None:
-    """Keys that tiles list are those of the count; cases of a few features, with `make kernels` of every one; the run tells."""
+    """Tiles list the keys of the count; `make kernels` runs cases of every feature."""
     print(succeed(sys.executable, str(FOLDER / "simulate.py"), *options, cwd=ROOT, OMP_NUM_THREADS="1"))
 
 
@@ -45,7 +45,6 @@ def test_kernels_agree_with_the_oracle_in_the_simulator(options: list[str]) -> N
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("capability", ["6.1", "8.0", "9.0"])
 def test_every_kernel_compiles_without_a_gpu(capability: str, dtype: str, head_dim: int) -> None:
-    """Registers hold what is summed, 16 bytes are read at once, and a block fits on any GPU."""
     found = json.loads(succeed(sys.executable, str(FOLDER / "compile.py"), capability, dtype, str(head_dim), cwd=ROOT))
     assert sorted(found) == sorted(TABLE)
     for role, facts in found.items():

@@ -32,7 +32,7 @@ from dilkit.testing.problems import Case
 
 
 def plain_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention in a few lines, with NaN in rows that see nothing and results laid out as (batch, heads, rows)."""
+    """Attend in a few lines, with NaN in rows that see nothing; results are (batch, heads, rows)."""
     scores = plain_scores(q, k, mask, causal, scale)
     return (torch.softmax(scores, -1) @ v).contiguous(), torch.logsumexp(scores, -1)
 
@@ -64,8 +64,6 @@ FUSED = SDPA(row_kernels=TorchRows()), SDPA(PLAIN.kernels, TorchRows())
 
 
 class Recorder:
-    """The CPU kernel, with every tensor that it is given and returns."""
-
     def __init__(self) -> None:
         cpu = KERNELS[0]
         self.given: list[tuple[Tensor, ...]] = []
@@ -74,7 +72,7 @@ class Recorder:
         self.backend = SDPA((recording,))
 
     def _recording(self, function: Any) -> Any:
-        def run(*arguments: Any) -> Any:
+        def run(*arguments):
             self.given.append(tuple(x for x in arguments if isinstance(x, Tensor)))
             self.returned.append(function(*arguments))
             return self.returned[-1]
@@ -138,7 +136,7 @@ def test_rows_that_share_memory(at: int, strides: tuple[int, ...], dtype: torch.
     shared = torch.randn(3000).to(dtype).as_strided((2, 20, 2, 64), strides)
     given = [shared if i == at else torch.randn(2, 20, 2, 64).to(dtype) for i in range(4)]
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    def compute(q, k, v, dout):
         inputs = [x.detach().requires_grad_() for x in (q, k, v)]
         out, lse = dilated_attention(*inputs, LONGNET, backend="sdpa", return_lse=True)
         return out, lse, *torch.autograd.grad(out, inputs, dout)
@@ -187,7 +185,7 @@ for dtype in (torch.float64, torch.float32, torch.bfloat16):
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="another BLAS than MKL, of which nothing is promised")
 def test_every_number_of_threads_gives_the_same_bits_with_mkl_in_its_compatible_mode(tmp_path: Path) -> None:
-    """MKL's bits depend on its number of threads unless it is asked for this mode before the process starts."""
+    """MKL's bits depend on its threads unless this mode is set before the start."""
     compared = succeed(sys.executable, "-c", THREAD_BITS, cwd=tmp_path, MKL_CBWR="COMPATIBLE").splitlines()
     assert len(compared) == 15
     assert [line for line in compared if not line.endswith("True")] == []

@@ -73,8 +73,6 @@ def test_kernels_that_are_wrong_are_found_out(kind: type[TorchRows]) -> None:
 
 
 class OnCuda:
-    """What is asked of a query before its kernels are chosen."""
-
     is_cuda, device, dtype = True, CPU, torch.float16
 
 
@@ -82,12 +80,12 @@ class OnCuda:
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`row_kernels` for a CUDA device of capability 9.0, of the kernels that it is given."""
 
-    def choose(kernels: TorchRows, mode: str = "once", capturing: bool = False) -> Any:
+    def choose(kernels, mode="once", capturing=False):
         monkeypatch.setenv("DILKIT_GPU_PROOF", mode)
         monkeypatch.setattr(fusing, "installed", lambda name: True)
         monkeypatch.setattr(fusing, "_kernels", lambda: kernels)
         monkeypatch.setattr(fusing, "capturing", lambda device: capturing)
-        query: Any = OnCuda()
+        query = OnCuda()
         return fusing.row_kernels(query, problem("sm_90", "float16"))
 
     fusing._proven.cache_clear()

@@ -20,7 +20,7 @@ OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_
 
 
 def expected_kernel(device: str, dtype: str, masked: bool) -> str | None:
-    """Which kernel runs at head_dim 64 without FlashAttention 3 and 4, written down by hand."""
+    """Return the kernel at head_dim 64 without FlashAttention 3 and 4."""
     if device == "cpu":
         return "cpu-flash"
     if dtype == "float64" or (dtype == "bfloat16" and device in OLD):
@@ -31,7 +31,7 @@ def expected_kernel(device: str, dtype: str, masked: bool) -> str | None:
 
 
 def test_a_kernel_for_cpus_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> Any:
+    def fails(*_):
         raise RuntimeError("cannot pack\nmore of it")
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
@@ -46,7 +46,6 @@ def test_a_kernel_for_cpus_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def no_flash_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest torch, and nothing else."""
     monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: not name.startswith("flash_attn"))
 
 
@@ -133,7 +132,7 @@ def test_cuda_operators_take_what_they_are_given(device: str, dtype: str, kv_hea
 def test_the_memory_efficient_kernel_gets_rows_of_out_where_it_looks_for_them(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    """Of `out` its backward pass takes the strides of batch and heads alone: its rows are as far apart as all heads are wide."""
+    """The backward pass takes only the strides of batch and heads from `out`."""
     given: list[Any] = []
     rows, lse = torch.zeros(2, 3, 40, 64, dtype=dtype)[:, :, ::2], torch.zeros(2, 3, 20)
     monkeypatch.setattr(aten, "_aten", lambda name: lambda *arguments, scale: given.extend(arguments) or (rows, rows, rows, None))
@@ -160,7 +159,7 @@ def test_a_torch_without_flash_3_is_refused_with_a_hint(monkeypatch: pytest.Monk
 def test_flash_3_is_activated_around_the_call_and_restored(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
     active, history = before, []
 
-    def activate(name: str | None = None) -> None:
+    def activate(name=None):
         nonlocal active
         active = name
         history.append(name)

@@ -58,8 +58,8 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Tensor]]]
     """The calls of torch's operators so far: name, and tensors `(batch, heads, rows, head_dim)` given."""
     calls, operator = [], aten._aten
 
-    def recorded(name: str) -> Any:
-        def run(*arguments: Any, **options: Any) -> Any:
+    def recorded(name):
+        def run(*arguments, **options):
             calls.append((name, [x for x in arguments if isinstance(x, Tensor) and x.dim() == 4]))
             return operator(name)(*arguments, **options)
 
@@ -70,7 +70,7 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Tensor]]]
 
 
 def meta(problem: Problem, width: int = 128) -> list[Tensor]:
-    """Query, key, value and the gradient of the output of `problem`, without memory: slices of rows of `width` numbers."""
+    """Make query, key, value and dout without memory: slices of rows of `width` numbers."""
     heads = problem.heads, problem.kv_heads, problem.kv_heads, problem.heads
     made = (torch.empty(1, problem.seq, h, width, dtype=torch.bfloat16, device="meta") for h in heads)
     return [x[..., : problem.head_dim] for x in made]
@@ -78,7 +78,7 @@ def meta(problem: Problem, width: int = 128) -> list[Tensor]:
 
 @pytest.mark.parametrize(("letter", "calls"), [("A", 7), ("B", 3), ("C", 6)])
 def test_cudnn_is_given_views_alone(letter: str, calls: int, operators: list[tuple[str, list[Tensor]]]) -> None:
-    """Each of the calls has query, key and value alike, in places and with strides of multiples of 16 bytes."""
+    """Each call has query, key and value alike, with places and strides in multiples of 16 bytes."""
     posed = CONFIGURATIONS[letter].problem(128, 1, device=Device.assume("sm_90"), dtype="bfloat16", requires_grad=True)
     (q, k, v, dout), backend = meta(posed), SDPA((CUDNN,))
     out, lse = backend.forward(Inputs(q, k, v), posed)
@@ -97,7 +97,7 @@ def test_cudnn_is_given_views_alone(letter: str, calls: int, operators: list[tup
 
 @pytest.mark.parametrize("at", ["query", "dout"])
 def test_a_backward_pass_of_cudnn_has_equal_strides(at: str, operators: list[tuple[str, list[Tensor]]]) -> None:
-    """torch's plan of it would be used again for another layout of `dout` or `out`: it is kept by those of the others."""
+    """torch reuses plans for other layouts of `dout` or `out`."""
     posed = Problem(
         pattern=Pattern([64, 256], [1, 4]), seq=256, heads=8, head_dim=64, dtype="bfloat16", device=Device.assume("sm_90")
     )

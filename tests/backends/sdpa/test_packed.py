@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from helpers.calls import starts_of
 from helpers.sdpa import TorchRows, problem
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from dilkit import Pattern, Problem
 from dilkit.backends.sdpa import segment_batches as tables
@@ -25,12 +24,8 @@ from dilkit.inputs import Inputs
 CPU = KERNELS[0]
 
 
-def starts(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-
-
 def packed(pattern: Pattern, lengths: list[int], heads: Heads = (1, 1), **options: Any) -> Problem:
-    sizes: dict[str, Any] = dict(seq=max(1, *lengths), heads=heads[0], kv_heads=heads[1], head_dim=8)
+    sizes = dict(seq=max(1, *lengths), heads=heads[0], kv_heads=heads[1], head_dim=8)
     return Problem(pattern=pattern, varlen=True, **sizes, **options)
 
 
@@ -38,7 +33,7 @@ def packed(pattern: Pattern, lengths: list[int], heads: Heads = (1, 1), **option
 def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Heads], lengths: list[int]) -> None:
     pattern, (heads, kv_heads) = drawn
     total, group, found = sum(lengths), heads // kv_heads, Counter[tuple[int, int]]()
-    for batch in segment_batches(packed(pattern, lengths, (heads, kv_heads)), starts(lengths), total):
+    for batch in segment_batches(packed(pattern, lengths, (heads, kv_heads)), starts_of(lengths), total):
         keys = batch.keys.expand_as(batch.queries)
         padding = torch.zeros_like(keys, dtype=torch.bool) if batch.padding is None else batch.padding.expand_as(keys)
         assert (batch.queries[padding] == total * heads).all()
@@ -46,7 +41,7 @@ def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Head
         assert torch.equal(keys[~padding], rows * kv_heads + own // group)
         found.update(zip(rows.tolist(), own.tolist(), strict=True))
     kept = Counter[tuple[int, int]]()
-    for start, length in zip(starts(lengths).tolist(), lengths, strict=False):
+    for start, length in zip(starts_of(lengths).tolist(), lengths, strict=False):
         for branch, head in ((b, h) for b in pattern.branches for h in range(heads) if b.serves(h)):
             offset = pattern.head_offset(branch.dilation_rate, head // group, kv_heads)
             kept.update((start + i, head) for i in range(length) if i % branch.segment_length % branch.dilation_rate == offset)
@@ -57,9 +52,9 @@ def test_a_batch_takes_a_merge_and_three_additions() -> None:
     lengths, rows = [40, 7, 130, 0, 64], TorchRows()
     task, backend = packed(Pattern([16, 64], [1, 2]), lengths, (4, 4), requires_grad=True), SDPA(row_kernels=rows)
     q, k, v, dout = torch.randn(4, 1, sum(lengths), 4, 8).unbind()
-    out, lse = backend.forward(Inputs(q, k, v, cu_seqlens=starts(lengths)), task)
-    backend.backward(dout, Inputs(q, k, v, cu_seqlens=starts(lengths)), out, lse, task)
-    later = sum(not batch.first for batch in segment_batches(task, starts(lengths), sum(lengths)))
+    out, lse = backend.forward(Inputs(q, k, v, cu_seqlens=starts_of(lengths)), task)
+    backend.backward(dout, Inputs(q, k, v, cu_seqlens=starts_of(lengths)), out, lse, task)
+    later = sum(not batch.first for batch in segment_batches(task, starts_of(lengths), sum(lengths)))
     assert rows.calls == ["merge"] * later + ["add"] * 3 * later
     assert later
 
@@ -67,14 +62,14 @@ def test_a_batch_takes_a_merge_and_three_additions() -> None:
 def test_thousands_of_sequences_take_a_few_calls() -> None:
     calls: list[torch.Size] = []
 
-    def counting(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    def counting(q, *others):
         calls.append(q.shape)
         return CPU.forward(q, *others)
 
     lengths = [i * 7 % 50 for i in range(3000)]
     task, backend = packed(Pattern([16, 64], [1, 4]), lengths), SDPA((replace(CPU, forward=counting),))
     q, k, v = torch.randn(3, 1, sum(lengths), 1, 8).unbind()
-    backend.forward(Inputs(q, k, v, cu_seqlens=starts(lengths)), task)
+    backend.forward(Inputs(q, k, v, cu_seqlens=starts_of(lengths)), task)
     assert len(calls) < 40
     assert sum(size[0] * size[2] for size in calls) < 1.2 * sum(lengths) * (1 + 1 / 4)
 
@@ -82,7 +77,7 @@ def test_thousands_of_sequences_take_a_few_calls() -> None:
 def test_batches_of_long_inputs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "ROWS_AT_ONCE", 64)
     lengths = [100, 300, 7]
-    for batch in segment_batches(packed(Pattern([16, 64], [1, 2]), lengths, (2, 1)), starts(lengths), 407):
+    for batch in segment_batches(packed(Pattern([16, 64], [1, 2]), lengths, (2, 1)), starts_of(lengths), 407):
         assert batch.queries.numel() <= 64
 
 

@@ -33,7 +33,6 @@ KERNELS = {name: getattr(row_kernels, name) for name in ("merge_rows", "add_rows
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`row_kernels`, whose kernels run on the CPU."""
     for name in (*KERNELS, "place"):
         monkeypatch.setattr(row_kernels, name, InterpretedFunction(getattr(row_kernels, name).fn))
     return row_kernels
@@ -53,7 +52,6 @@ def test_they_pass_their_proof(interpreted: Any, dtype: torch.dtype, head_dim: i
 
 
 def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The same `(batch, heads, rows, ...)` tensor, as it may lie in memory."""
     sliced = torch.full((x.shape[0], 3 * x.shape[2] + 1, 2 * x.shape[1], *x.shape[3:]), math.nan, dtype=x.dtype)
     view = sliced[:, 1::3, ::2].transpose(1, 2).copy_(x)
     return dict(packed=x.contiguous(), by_row=x.transpose(1, 2).contiguous().transpose(1, 2), sliced=view)

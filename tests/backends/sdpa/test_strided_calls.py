@@ -16,7 +16,6 @@ from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS, StridedCal
 
 
 def calls(pattern: Pattern, seq: int, heads: Heads, batch: int = 1) -> tuple[StridedCall, ...]:
-    """The calls for contiguous tensors."""
     q, k = (torch.empty(batch, seq, h, 8, device="meta") for h in heads)
     of_keys = TensorStrides.of(k, kv=True)
     return strided_calls(pattern, seq, *heads, batch, (TensorStrides.of(q), of_keys, of_keys))

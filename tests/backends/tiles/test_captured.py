@@ -20,8 +20,6 @@ FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 class Graph:
-    """A graph of torch's."""
-
     capturing: Graph | None = None
 
     @classmethod
@@ -90,7 +88,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch, numbers: dict[int, int]) -> Counters:
-    """Counters on devices that are not there, in memory of the CPU; which graph is captured is not known."""
+    """Make counters on pretended devices, in CPU memory; the captured graph is unknown."""
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     monkeypatch.setattr(captured, "keep", lambda thing, device: None)
     return Counters()
@@ -109,7 +107,7 @@ def test_each_stream_of_each_device_has_one(own: Counters) -> None:
 
 
 def test_a_stream_with_the_handle_of_one_that_was_destroyed_has_its_own(own: Counters, numbers: dict[int, int]) -> None:
-    """A kernel of the first may still run when the second begins; the streams of threads all have the same handle."""
+    """A kernel of the first may still run; streams of threads share a handle."""
     found = [own.address(FIRST, 4096, capturing=False)]
     numbers[4096] = 5
     found += [own.address(FIRST, 4096, capturing=False) for _ in range(2)]

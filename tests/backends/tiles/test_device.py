@@ -49,7 +49,7 @@ LEARNED = [partial(made, kind, requires_grad=True) for made in (tiles, tables) f
     ids=["tiles", "tiles, gradients", "tables", "tables, gradients"],
 )
 def test_tables_beyond_the_cache_are_spoken_of_once_with_the_way_out(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
-    """Gradients need room for both kinds, and in Triton for those of a forward pass, with other tiles, beside them."""
+    """Gradients need room for both kinds, and in Triton also for a forward pass with other tiles."""
     monkeypatch.setenv("DILKIT_CACHE_BYTES", "4096")
     with pytest.warns(UserWarning, match=r"with DILKIT_CACHE_BYTES=4096 they are not kept") as caught:
         one, other = ([call() for call in calls] for _ in range(2))

@@ -29,7 +29,7 @@ from dilkit.backends.tiles.schedule import schedule, schedule_refusals
 from dilkit.pattern import runs
 from dilkit.problem import Problem
 
-SIZES: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=8)
+SIZES = dict(heads=4, kv_heads=2, head_dim=8)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -40,7 +39,7 @@ def test_once_is_never_split() -> None:
 
 
 def test_once_makes_no_difference_where_each_head_has_a_branch_of_its_own() -> None:
-    sizes: dict[str, Any] = dict(seq=512, heads=2, head_dim=8)
+    sizes = dict(seq=512, heads=2, head_dim=8)
     once, count = (
         Problem(pattern=Pattern([64, 512], [1, 16], overlap=overlap, heads=[(0, 1), (1, 2)]), **sizes)
         for overlap in ("once", "count")

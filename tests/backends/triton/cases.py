@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dilkit import BlockSparse, DilatedSegment, Documents, GlobalTokens, Pattern, SlidingWindow
 
-TOGETHER: dict[str, dict[str, Any]] = {
+TOGETHER = {
     "nested grouped": dict(pattern=Pattern([32, 64], [1, 2]), seq=64, heads=2, kv_heads=1),
     "nested causal": dict(pattern=Pattern([64, 128], [1, 2]), seq=75, heads=2, is_causal=True),
     "ragged mask": dict(pattern=Pattern([35, 50], [2, 1]), seq=50, heads=1, mask="random"),

@@ -2,14 +2,12 @@
 
     python tests/backends/triton/interpret.py [--share I/N] [--all]
 
-By default a case of each feature, cut to few rows, in one of the dtypes; with --all, every case. Exit code 1 if one fails. The
-interpreter has to be chosen before the kernels are imported, hence a process of its own. It multiplies the bits of bf16 as if
-they were whole numbers.
+By default a case of each feature, cut to few rows, in one of the dtypes. Exit code 1 if one fails. A process of its own chooses
+the interpreter before it imports the kernels. The interpreter multiplies bits of bf16 as whole numbers.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import warnings
@@ -24,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cases import TOGETHER  # noqa: E402
 from helpers import huge_scores  # noqa: E402
-from helpers.emulated import DTYPES, FEW_ROWS, passes, smallest  # noqa: E402
+from helpers.emulated import DTYPES, FEW_ROWS, parser_of_shares, passes, smallest  # noqa: E402
 
 from dilkit import GlobalTokens, Pattern, SlidingWindow, register_backend  # noqa: E402
 from dilkit.backend import Refusal  # noqa: E402
@@ -40,7 +38,7 @@ OTHERS = ("dilated window causal", "global tokens", "window and global", "window
 
 
 class InterpretingLauncher:
-    """The kernels with tiles that suit short sequences; those of GPUs run on the emulator of `tests/ptx`."""
+    """Small tiles for short sequences; those of GPUs run on the emulator of `tests/ptx`."""
 
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         return Sizes(16, 16, 4, 1)
@@ -50,18 +48,12 @@ class InterpretingLauncher:
 
 
 class Interpreted(TritonTiles):
-    """The backend as it is, for tensors on the CPU."""
-
     name = "triton_interpreted"
     limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), dtypes=frozenset(DTYPES), min_capability=None)
 
 
 def main() -> int:
-    """0 when no case failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--share", default="1/1", help="which of how many shares of the cases to run")
-    parser.add_argument("--all", action="store_true", help="every case, which takes long")
-    args = parser.parse_args()
+    args = parser_of_shares(__doc__, "long").parse_args()
     number, shares = map(int, args.share.split("/"))
     register_backend(Interpreted(InterpretingLauncher()))
     cases = [*together(), *(every() if args.all else smallest(64)), *other_kinds(args.all)]
@@ -77,13 +69,11 @@ def main() -> int:
 
 
 def together() -> Iterator[Case]:
-    """Cases of several branches, in both dtypes."""
     for i, (variant, fields) in enumerate(TOGETHER.items()):
         yield Case(feature="branches together", variant=variant, batch=1, dtype=DTYPES[i // 2 % 2], **fields)
 
 
 def every() -> Iterator[Case]:
-    """The whole list."""
     yield from (case for case in PROBLEMS if case.dtype in DTYPES)
     yield from (case for case in SCORES if case.dtype in DTYPES and not case.rows and not refusals(case))
 
@@ -101,7 +91,6 @@ def other_kinds(everything: bool) -> Iterator[Case]:
 
 
 def refusals(case: Case) -> tuple[Refusal, ...]:
-    """Why the kernels do not compute a case."""
     return Interpreted().refusals(case.problem())
 
 

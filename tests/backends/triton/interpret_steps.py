@@ -2,13 +2,12 @@
 
     python tests/backends/triton/interpret_steps.py [--share I/N] [--all] [--only TEXT]
 
-By default the steps that the other kernels for GPUs are held to, every two of their options together, and a few tables that lead
-astray; with --all, all of both. Exit code 1 if one fails. What the kernel reads and writes must be in the tensors of the step.
+By default the steps of the other kernels for GPUs, every two options together, and a few tables that lead astray. Exit code 1
+if one fails. The kernel must read and write only tensors of the step.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
+from helpers.emulated import parser_of_shares  # noqa: E402
 from helpers.fakes import registered  # noqa: E402
 from helpers.step_checks import Check, checks  # noqa: E402
 from helpers.steps import StepCase, make_step  # noqa: E402
@@ -49,7 +49,7 @@ class Memory:
         )
 
     def know(self, given: dict[str, Any], element: int) -> None:
-        """What a launch of a step is given, and what its tables lead to; a stored element has so many bytes."""
+        """Note the memory of a launch and of its tables; `element`: bytes of a stored number."""
         ranges = [_range(x) for x in _tensors(given.values())]
         sizes = [element] * given["stored"] + [8] * given["positions"] + [1] * given["unseen"]
         ranges += [(at, at + reach * size) for (at, reach, *_), size in zip(given["memory"].tolist(), sizes, strict=True)]
@@ -105,7 +105,7 @@ def _range(x: Tensor) -> tuple[int, int]:
 
 
 class InterpretingLauncher:
-    """Says that so many programs run at once that a row's work is divided among several. `factor`: by which scales are off."""
+    """A launcher on which several programs share a row. `factor` multiplies the scale."""
 
     def __init__(self, factor: float) -> None:
         self.numbers, self.factor = torch.zeros(2, dtype=torch.int32), factor
@@ -128,8 +128,6 @@ class InterpretingLauncher:
 
 
 class Interpreted(TritonTiles):
-    """The backend as it is, for tensors on the CPU."""
-
     name = "triton_interpreted"
     limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), min_capability=None)
 
@@ -145,21 +143,18 @@ def has_the_same_bits_again(own: Interpreted) -> None:
 
 def is_proven(own: Interpreted) -> None:
     """With each pattern and kind of cache: a kernel that is right; one whose scale is wrong is not."""
-    asked: dict[str, Any] = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)
+    asked = dict(device="cpu", dtype="float32", stored="float32", head_dim=16, group=2, softcap=False, bias=None)
     for backend, wrong in ((own, 0), (Interpreted(factor=0.8), 6)):
         with registered(backend):
             complaints = list(StepProof(backend.name, **asked).complaints())
         assert len(complaints) == wrong, complaints
 
 
-OWN: tuple[Check, ...] = (has_the_same_bits_again, is_proven)
+OWN = (has_the_same_bits_again, is_proven)
 
 
 def main() -> int:
-    """0 when no check failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--share", default="1/1", help="which of how many shares of the checks to run")
-    parser.add_argument("--all", action="store_true", help="every check, which takes long")
+    parser = parser_of_shares(__doc__, "long")
     parser.add_argument("--only", default="", help="checks whose name has this text")
     args = parser.parse_args()
     number, shares = map(int, args.share.split("/"))
@@ -171,7 +166,6 @@ def main() -> int:
 
 
 def passes(name: str, check: Check) -> bool:
-    """Whether a check passes; prints what became of it."""
     start, reason = time.process_time(), ""
     is_astray = name.startswith("astray")  # whose products are larger than numbers are
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=not is_astray)

@@ -2,9 +2,8 @@
 
     python tests/backends/triton/sanitize.py [--capability 9.0]
 
-That is: an access beyond the tensors that a launch is given, two programs that touch the same number, of which one writes it,
-and results that are not defined. Cases are held to the oracle too. First come kernels that are launched wrongly on purpose:
-where ttsem does not find that, its silence about the others says nothing. Exit code 1 if anything is not as it should be.
+It finds accesses beyond a launch's tensors, two programs that race, and undefined results. Cases are held to the oracle too.
+First come kernels that are launched wrongly on purpose, which ttsem must find. Exit code 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class OneProgramMore(SanitizedLauncher):
 
 
 class SameRows(SanitizedLauncher):
-    """A fault: the second tile has the rows of the first, so that two programs write them, each from other keys."""
+    """A fault: the second tile has the first one's rows, so that two programs write them."""
 
     def launch(self, role: str, sizes: Sizes, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         super().launch(role, sizes, programs, tuple(map(self._faulty, arguments)), constants)
@@ -78,8 +77,6 @@ class SameRows(SanitizedLauncher):
 
 
 class Sanitized(TritonTiles):
-    """The backend as it is, for tensors on the CPU."""
-
     limits = replace(TritonTiles.limits, devices=frozenset({"cpu"}), min_capability=None)
 
     def __init__(self, name: str, launcher: SanitizedLauncher) -> None:
@@ -97,7 +94,7 @@ SMALL, LARGE = "triton_sanitized", "triton_sanitized_as_on_gpus"
 
 def main() -> int:
     """0 when every fault is found, and nothing else."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capability", default="9.0", help="the GPU that kernels are compiled for")
     capability = int(parser.parse_args().capability.replace(".", ""))
     register_backend(Sanitized(SMALL, SanitizedLauncher(as_on_gpus=False)))
@@ -124,7 +121,6 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 def finds(name: str) -> bool:
-    """Whether ttsem finds a fault."""
     launcher, message = FAULTS[name]
     register_backend(Sanitized(f"triton {name}", launcher))
     case = Case(feature="fault", variant=name, batch=1, dtype="float32", **TOGETHER["nested causal"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.triton_fakes import Recorder
+from helpers.triton_fakes import Recorder, need_triton
 
 from dilkit import BlockSparse, DilatedSegment, GlobalTokens, Pattern, SlidingWindow, backend, explain
 from dilkit.backends.triton.backend import TritonTiles
@@ -28,7 +28,7 @@ def pose(**fields: Any) -> Problem:
 
 
 def test_each_group_is_one_launch_and_later_ones_continue() -> None:
-    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    need_triton()
     recorder, problem = Recorder(), pose(dtype="bfloat16")
     q, k, v = Tensors.random(problem).qkv
     made = TritonTiles(recorder)
@@ -49,7 +49,7 @@ def test_each_group_is_one_launch_and_later_ones_continue() -> None:
 
 
 def test_gradients_of_weights_are_summed_over_tiles_of_their_head() -> None:
-    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    need_triton()
     form, recorder = BiasForm(sizes=(3,), learned=True), Recorder()
     problem = pose(bias=form)
     (q, k, v), weights = Tensors.random(problem).qkv, torch.zeros(4, 3)
@@ -68,7 +68,7 @@ def test_gradients_of_weights_are_summed_over_tiles_of_their_head() -> None:
 
 
 def test_each_relation_is_one_launch_and_only_what_has_bounds_is_compared() -> None:
-    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    need_triton()
     recorder = Recorder()
     problem = pose(pattern=Pattern.of(GlobalTokens(3), SlidingWindow(9, 2), DilatedSegment(64, 2), SlidingWindow(1000)))
     TritonTiles(recorder).forward(Inputs(*Tensors.random(problem).qkv), problem)

@@ -50,7 +50,7 @@ def in_interpreter(file: str, shares: int, options: str, mark: Any) -> list[Any]
     ],
 )
 def test_kernels_agree_with_the_oracle_in_the_interpreter(file: str, options: str) -> None:
-    """Forward, gradients and steps, a case of every feature and every two options together, or all; the run tells of each."""
+    """Run a case of every feature and every two options together, or all."""
     print(succeed(sys.executable, str(ROOT / "tests/backends/triton" / file), *options.split(), cwd=ROOT, OMP_NUM_THREADS="1"))
 
 
@@ -101,7 +101,6 @@ def test_kernels_that_add_a_bias_compile_without_a_gpu(role: str, form: BiasForm
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("step", STEPS)
 def test_kernels_of_steps_compile_without_a_gpu(step: str, capability: int, tmp_path: Path) -> None:
-    """Nothing spills, pieces and merges wait, and what others have written is read by no cache that does not know of it."""
     case = STEPS[step]
     made = compile_step(case, capability, tmp_path)
     assert (made.spills, made.stack) == (0, 0), made.registers

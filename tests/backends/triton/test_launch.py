@@ -32,8 +32,6 @@ WINDOW = Pattern.of(SlidingWindow(40))
 
 
 class AskingLauncher(DeviceLauncher):
-    """Asks Triton for what a launch would run, on tensors of the CPU."""
-
     def sizes(self, role: str, problem: Problem, low: bool) -> Sizes:
         return sizes_for(role, problem.dtype, problem.head_dim, (9, 0), low)
 
@@ -53,7 +51,7 @@ def test_nothing_is_compiled_anew_for_another_length(asked: AskedFor, pattern: P
     backend, found = TritonTiles(AskingLauncher()), []
     for seq in (304, 301, 320, 333):
         asked.clear()
-        fields: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=24, batch=batch, dtype="float16", is_causal=True)
+        fields = dict(heads=4, kv_heads=2, head_dim=24, batch=batch, dtype="float16", is_causal=True)
         problem = Problem(pattern=pattern, seq=seq, key_padding_mask=True, requires_grad=True, **fields)
         q, k, v = (torch.zeros(batch, seq, heads, 24, dtype=torch.float16) for heads in (4, 2, 2))
         mask = torch.zeros(batch, seq, dtype=torch.bool)
@@ -89,7 +87,6 @@ class Loading:
 
 @pytest.fixture
 def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
-    """The kernel of every role, with no GPU."""
     found = Loading()
     monkeypatch.setattr(launch, "kernel", lambda role: found)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -119,7 +116,7 @@ def test_a_kernel_is_loaded_by_one_thread(loading: Loading) -> None:
 
 
 def test_what_triton_has_compiled_but_not_loaded_is_told_apart() -> None:
-    """By the true Triton, whose kernels have no module before they are launched."""
+    """Triton's kernels have no module before they are launched."""
     x, numbers = torch.zeros(1, 16, 1, 16), torch.zeros(1, 1, 16)
     driver.set_active(FakeDriver(80))
     try:

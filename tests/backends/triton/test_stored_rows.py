@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.steps import StepCase, in_pages, make_step
-from helpers.triton_fakes import Recorder
+from helpers.triton_fakes import Recorder, need_triton
 
 from dilkit import Device, Pattern, Problem
 from dilkit.backends.tiles import counters
@@ -26,9 +26,7 @@ from dilkit.decoding.protocol import Span, place
 
 
 def pose(**fields: Any) -> Problem:
-    own: dict[str, Any] = (
-        dict(seq=1, heads=6, kv_heads=1, head_dim=64, is_causal=True, stored="float32", dtype="float32") | fields
-    )
+    own = dict(seq=1, heads=6, kv_heads=1, head_dim=64, is_causal=True, stored="float32", dtype="float32") | fields
     return Problem(pattern=Pattern.dense(), device=Device("cuda", "GPU", (9, 0)), **own)
 
 
@@ -82,7 +80,7 @@ def test_there_is_nothing_to_write_without_new_rows_whatever_tables_say() -> Non
 
 
 def test_a_step_is_one_launch_of_an_item_a_program() -> None:
-    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    need_triton()
     recorder, case = Recorder(), StepCase("float16", "int8", heads=6, kv_heads=3, head_dim=20, bias="coordinates", sink=True)
     step = make_step(case)
     out, lse = TritonTiles(recorder).attend_stored(step, case.problem)
@@ -99,7 +97,7 @@ def test_a_step_is_one_launch_of_an_item_a_program() -> None:
 
 
 def test_a_graph_captures_a_placed_step_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    need_triton()
     case, recorder, held = StepCase(), Recorder(), list[object]()
     step = make_step(case)
     placed = place(step, case.problem)
@@ -111,11 +109,11 @@ def test_a_graph_captures_a_placed_step_and_keeps_it(monkeypatch: pytest.MonkeyP
     assert (len(recorder.launches), held) == (1, [placed])
 
 
-CASES: tuple[dict[str, Any], ...] = ({}, dict(spans=16, seq=1), dict(spans=1, most=3000, seed=4), dict(batch=1, seed=2))
+CASES = ({}, dict(spans=16, seq=1), dict(spans=1, most=3000, seed=4), dict(batch=1, seed=2))
 
 
 def test_nothing_is_compiled_anew_for_other_tables() -> None:
-    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    need_triton()
     from helpers.triton_compile import CompilingLauncher, asked_for
 
     cases = [StepCase(head_dim=32, **fields) for fields in CASES]
@@ -159,7 +157,7 @@ def test_positions_of_too_many_tokens_are_refused() -> None:
 
 def test_columns_of_tables_are_those_of_spans() -> None:
     """The kernel has numbers in the place of names."""
-    pytest.importorskip("triton", reason="triton is not installed: make stages, on Linux")
+    need_triton()
     from dilkit.backends.triton import spans
 
     sides = {"key": (spans.KEY, spans.OFFSET), "value": (spans.VALUE, spans.OFFSET)}

@@ -22,7 +22,7 @@ SIZES = dict(heads=4, kv_heads=2, head_dim=8)
 
 
 def seen(problem: Problem, made: Tables, group: Group, kind: str, columns: int) -> np.ndarray[Any, Any]:
-    """How often the tiles of a launch show each query each key, `(heads, seq, seq)`, computed as the kernels do it."""
+    """Count how often tiles show each query each key, `(heads, seq, seq)`, computed as in the kernels."""
     count = np.zeros((problem.heads, problem.seq, problem.seq))
     per_head = problem.heads // problem.kv_heads if kind == KEYS else 1
     for number, (row, rows, step, head, base) in enumerate(made.tiles.tolist()):

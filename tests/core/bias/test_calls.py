@@ -64,7 +64,7 @@ KINDS = tuple(every_bias())
 
 @pytest.fixture
 def nothing_traced() -> Iterator[None]:
-    """What was compiled before, or is later, makes no size of these calls dynamic."""
+    """Keep sizes static, whatever was compiled before or is later."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -73,7 +73,7 @@ def nothing_traced() -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("orders", [1, 2])
 def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orders: int) -> None:
-    """A dense pattern computes the same along any order, so a bias of row-major positions must as well."""
+    """A dense pattern, and so a bias of row-major positions, is the same along any order."""
     along = [order((6, 6)), order((6, 6), "morton")][:orders]
     bias, (q, k, v) = every_bias()[kind], qkv()
     found = ordered_dilated_attention(q, k, v, Pattern.dense(), along, bias=bias, softcap=2.0)
@@ -85,7 +85,7 @@ def test_along_an_order_positions_are_those_of_the_rows_as_given(kind: str, orde
 @pytest.mark.parametrize("kind", KINDS)
 def test_mass_and_rows_are_those_of_the_biased_scores(kind: str) -> None:
     bias, (q, k, _) = every_bias()[kind], qkv()
-    options: dict[str, Any] = dict(bias=bias, softcap=1.5)
+    options = dict(bias=bias, softcap=1.5)
     rows = attention_rows(q, k, PATTERN, range(SEQ), **options)
     unit = torch.eye(SEQ, dtype=torch.float64).expand(2, 2, SEQ, SEQ).transpose(1, 2)
     wide = (torch.nn.functional.pad(x, (0, SEQ - 8)) for x in (q, k))
@@ -132,7 +132,7 @@ def test_a_layer_is_given_the_coordinates_of_a_call_and_passes_them_on() -> None
 def test_under_torch_compile_nothing_changes(kind: str) -> None:
     bias, (q, k, v) = every_bias()[kind], qkv()
 
-    def attend(q: Tensor, weights: Tensor) -> Tensor:
+    def attend(q, weights):
         own = bias.with_weights(weights)
         return dilated_attention(q, k, v, PATTERN, bias=own, softcap=2.0, backend="reference")
 
@@ -162,7 +162,7 @@ def test_mapped_by_vmap(mapped: str) -> None:
     slopes, places = SLOPES.expand(3, HEADS) * torch.arange(1, 4)[:, None], normal(3, 1, SEQ, 2)
     dims = (0, 0, 0, 0 if mapped == "weights" else None, 0 if mapped == "coordinates" else None)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, places: Tensor) -> Tensor:
+    def attend(q, k, v, slopes, places):
         return dilated_attention(q, k, v, PATTERN, bias=CoordinateAlibi(slopes, places), backend="reference")
 
     given = q, k, v, *(x if dim == 0 else x[0] for x, dim in zip((slopes, places), dims[3:], strict=True))
@@ -181,7 +181,7 @@ def weight_gradients(attend: Callable[[Tensor], Tensor], weights: Tensor) -> Ten
 def test_weights_mapped_by_vmap_have_their_gradients(kind: str, packed: bool) -> None:
     bias, (q, k, v), starts = every_bias(1)[kind], qkv(1), torch.tensor([0, 20, SEQ], dtype=torch.int32)
 
-    def attend(weights: Tensor) -> Tensor:
+    def attend(weights):
         own = bias.with_weights(weights)
         if packed:
             return dilated_attention_varlen(q[0], k[0], v[0], PATTERN, starts, bias=own, backend="reference")
@@ -196,7 +196,7 @@ def test_weights_mapped_by_vmap_have_their_gradients(kind: str, packed: bool) ->
 def test_a_graph_traced_without_gradients_has_those_of_the_weights(kind: str) -> None:
     bias, (q, k, v) = every_bias()[kind], qkv()
 
-    def attend(weights: Tensor) -> Tensor:
+    def attend(weights):
         return dilated_attention(q, k, v, PATTERN, bias=bias.with_weights(weights), softcap=2.0, backend="reference")
 
     graph = make_fx(attend)(bias.weights)

@@ -39,14 +39,12 @@ NESTED = Pattern([4, 8, 16], [1, 2, 4])
 
 
 def tensors(kv_heads: int, heads: int = 6, seq: int = SEQ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random query, key and value in fp64."""
     query = torch.randn(BATCH, seq, heads, HEAD_DIM, dtype=torch.float64)
     key, value = torch.randn(2, BATCH, seq, kv_heads, HEAD_DIM, dtype=torch.float64)
     return query, key, value
 
 
 def decoded(cache: DilatedCache, rows: tuple[Tensor, ...], cuts: Iterable[int], **options: Any) -> Tensor:
-    """Attend with the rows to come, in chunks that end at `cuts`."""
     return torch.cat([cache.attend(*(x[:, cache.seen : cut] for x in rows), **options) for cut in cuts], 1)
 
 
@@ -55,7 +53,7 @@ def test_scores_beyond_the_largest_half_number(cuts: Iterable[int]) -> None:
     """Products of queries and keys are up to 10**6, before they are scaled."""
     rows = tuple(x[:, :30].half() * (400, 400, 1)[i] for i, x in enumerate(tensors(3)))
     exact, _ = oracle_attention(*(x.double() for x in rows), NESTED, is_causal=True)
-    found = decoded(DilatedCache(NESTED, 3), rows, cuts)  # type: ignore[arg-type]
+    found = decoded(DilatedCache(NESTED, 3), rows, cuts)
     torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=2e-3)
 
 
@@ -246,7 +244,6 @@ def test_rows_after_the_last_document_are_refused() -> None:
 
 @pytest.mark.parametrize(("steps", "longest"), [(1_100, 512), pytest.param(100_000, 4096, marks=pytest.mark.slow)])
 def test_bytes_are_flat_and_rows_exact_at_every_length(steps: int, longest: int) -> None:
-    """Rows against those of `dilated_attention` over all of them."""
     pattern, kept = Pattern([64, longest // 8, longest], [1, 4, 16]), 64 + longest // 32 + longest // 16
     query, key, value = (torch.randn(1, steps, heads, 8) for heads in (4, 2, 2))
     cache, found, sizes = DilatedCache(pattern, 2), [], []

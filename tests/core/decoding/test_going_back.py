@@ -19,7 +19,6 @@ Rows = tuple[Tensor, ...]
 
 
 def rows(count: int, heads: int = 4, kv_heads: int = 2, batch: int = 2) -> Rows:
-    """Query, key and value of `count` tokens."""
     return tuple(torch.randn(batch, count, n, 4, dtype=torch.float64) for n in (heads, kv_heads, kv_heads))
 
 
@@ -31,7 +30,6 @@ class Follower:
         self.all = rows(0, *self.sizes)
 
     def attend(self, count: int) -> None:
-        """Compare `count` new rows with those of all at once."""
         new, before = rows(count, *self.sizes, batch=len(self.all[0])), self.cache.seen
         self.all = tuple(torch.cat(pair, 1) for pair in zip(self.all, new, strict=True))
         exact, _ = oracle_attention(*self.all, self.cache.pattern, is_causal=True)
@@ -47,7 +45,7 @@ class Follower:
 
 
 def test_the_advice_counts_from_the_longest_length() -> None:
-    """Of a window of 5, tokens from 20 - 3 - 4 on are at hand, whatever came in the place of those taken back."""
+    """A window of 5 has tokens from 20 - 3 - 4 on."""
     follower = Follower(Pattern.of(SlidingWindow(5)), 4, 2, rollback=3)
     follower.attend(20)
     assert follower.crop(17)
@@ -65,7 +63,7 @@ def test_the_advice_counts_from_the_longest_length() -> None:
 
 
 def test_a_step_that_failed_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a segment begins, the first branch has stored its rows, and the second has no memory."""
+    """At the start of a segment, the first branch has stored its rows, and the second has no memory."""
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(12)
     with monkeypatch.context() as patch:
@@ -214,7 +212,7 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], error: typ
     with pytest.raises(TypeError, match=r"not what DilatedCache.* returns; missing: heads, kv_heads, latest, "):
         follower.cache.load_state_dict({"pattern": "x"})
     with pytest.raises(TypeError, match="state is a list, not what DilatedCache"):
-        follower.cache.load_state_dict([state])  # type: ignore[arg-type]
+        follower.cache.load_state_dict([state])
     assert follower.cache.seen == 20
     follower.attend(4)
 
@@ -230,12 +228,12 @@ def test_a_state_of_another_window_or_other_tokens_is_refused(change: dict[str, 
 
 @pytest.mark.parametrize("change", ["saved", "rows"])
 def test_a_state_without_what_going_back_restores_is_refused(change: str) -> None:
-    """The first rows of the open segment are in the place of those of the segment before, which are in `saved`."""
+    """The first rows of the open segment replaced earlier ones, which are in `saved`."""
     follower = Follower(PATTERN, 4, 2, rollback=3)
     follower.attend(12)
     follower.attend(1 if change == "saved" else 0)
     again, state = Follower(PATTERN, 4, 2, rollback=3), follower.cache.state_dict()
-    short: Any = {change: [x[:, :, :, :0] for x in state[change]]}  # type: ignore[literal-required]
+    short = {change: [x[:, :, :, :0] for x in state[change]]}
     with pytest.raises(ValueError, match=r"not what the branch keeps after 1[23] tokens"):
         again.cache.load_state_dict(state | short)
     again.cache.load_state_dict(state)

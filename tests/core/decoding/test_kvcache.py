@@ -27,7 +27,6 @@ PATTERN = Pattern([8, 16, 64], [1, 2, 4])
 
 
 def whole(batch: int, seq: int, heads: Heads = (4, 2), dtype: torch.dtype = torch.float64, head_dim: int = 6) -> list[Tensor]:
-    """Query, key and value of whole sequences."""
     draw, sizes = torch.Generator().manual_seed(seq), (heads[0], *heads[1:] * 2)
     return [torch.randn(batch, seq, h, head_dim, generator=draw, dtype=torch.float64).to(dtype) for h in sizes]
 
@@ -66,7 +65,6 @@ ROUNDED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torc
 
 @pytest.mark.parametrize(("isa", "dtype", "head_dim"), every_pair(_instruction_sets(), ROUNDED, [1, 15, 48, 130]), ids=str)
 def test_few_rows(isa: str, dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a whole vector and of parts of it, three heads for a key; numbers of a cache that no row sees are never read."""
     monkeypatch.setenv("DILKIT_CPU_ISA", isa)
     qkv, sink, tolerance = whole(3, 300, (6, 2), dtype, head_dim), torch.zeros(6, dtype=dtype), ROUNDED[dtype]
     for rows, lengths in ((1, [300, 1, 133]), (2, [133, 90, 3]), (40, [165, 40, 300])):
@@ -118,9 +116,8 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 def views(step: int) -> tuple[Tensor, Tensor]:
-    """Caches in one tensor, the second `step` numbers after the first."""
     memory = torch.full((400,), 3.0, dtype=torch.float64)
-    return tuple(memory.as_strided((2, 8, 2, 6), (96, 12, 6, 1), first) for first in (0, step))  # type: ignore[return-value]
+    return tuple(memory.as_strided((2, 8, 2, 6), (96, 12, 6, 1), first) for first in (0, step))
 
 
 CACHE = torch.full((2, 8, 2, 6), 3.0, dtype=torch.float64)
@@ -155,7 +152,7 @@ SHARED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("shared", SHARED)
 def test_what_is_written_is_in_one_place_and_of_nobody_else(shared: str) -> None:
     changed, text = SHARED[shared]
-    given: dict[str, Any] = dict(query=QUERY, k_cache=torch.full_like(CACHE, 3), v_cache=torch.full_like(CACHE, 3))
+    given = dict(query=QUERY, k_cache=torch.full_like(CACHE, 3), v_cache=torch.full_like(CACHE, 3))
     given |= dict(key=KEY, value=VALUE, cache_seqlens=LENGTHS - 3) | changed
     before, sink = [given[name].clone() for name in ("k_cache", "v_cache")], given.pop("sink", None)
     call = encode_call(PATTERN, True, False, "")
@@ -184,7 +181,6 @@ def test_caches_side_by_side_in_one_tensor_are_not_shared(layout: str) -> None:
 
 
 def test_what_is_only_read_may_be_shared() -> None:
-    """A prompt that all sequences have in common, its keys for values too."""
     query, key, _ = whole(2, 9)
     cache, lengths = key[:1].expand(2, -1, -1, -1), torch.full((2,), 9, dtype=torch.int32)
     out = dilated_attention_with_kvcache(query[:, -3:], cache, cache, PATTERN, cache_seqlens=lengths)
@@ -203,7 +199,7 @@ def test_the_operator_has_no_gradient_either(backend: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_vmap_and_forward_mode_are_refused() -> None:
-    def step(query: Tensor) -> Any:
+    def step(query):
         return dilated_attention_with_kvcache(query, CACHE.clone(), CACHE.clone(), PATTERN, cache_seqlens=LENGTHS)
 
     with pytest.raises(RuntimeError, match=r"does not support vmap, .* make the mapped dimension a part of the batch"):
@@ -267,7 +263,7 @@ def test_one_row_is_one_step_where_spans_say_what_it_sees(name: str, monkeypatch
         lengths, at = torch.tensor([n, n // 2], dtype=torch.int32), torch.tensor([n, n // 2])
         row = [x[torch.arange(2), at][:, None] for x in (query, key, value)]
         given = dict(key=row[1], value=row[2], cache_seqlens=lengths, backend="native", return_lse=True)
-        out, lse = dilated_attention_with_kvcache(row[0], *caches, pattern, **given)  # type: ignore[arg-type]
+        out, lse = dilated_attention_with_kvcache(row[0], *caches, pattern, **given)
         for b in range(2):
             torch.testing.assert_close(out[b, 0], right[b, at[b]])
             torch.testing.assert_close(lse[b, :, 0], right_lse[b, :, at[b]])
@@ -289,7 +285,7 @@ def test_caches_that_show_one_row_everywhere() -> None:
 @pytest.mark.parametrize("inference", [False, True])
 def test_autograd_learns_that_the_caches_were_written(inference: bool, backend: str, rows: int) -> None:
     query, key, value = (x[:, :rows] for x in whole(1, 20, (4, 2)))
-    options: dict[str, Any] = dict(cache_seqlens=torch.zeros(1, dtype=torch.int32), backend=backend)
+    options = dict(cache_seqlens=torch.zeros(1, dtype=torch.int32), backend=backend)
     with torch.inference_mode(inference):
         caches = torch.zeros_like(key).repeat(1, 8, 1, 1), torch.zeros_like(key).repeat(1, 8, 1, 1)
         leaf = torch.ones(1, dtype=key.dtype, requires_grad=not inference)

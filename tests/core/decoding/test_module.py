@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from helpers.calls import starts_of
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern
 
 PATTERN = Pattern([8, 24], [1, 3])
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "plain": {},
     "rotary": dict(rotary=True),
     "grouped": dict(num_kv_heads=2, rotary=500.0),
@@ -22,7 +21,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def module(inner: Any = None, is_causal: bool = True, **options: Any) -> MultiheadDilatedAttention:
-    """A layer with every parameter at random."""
     layer = MultiheadDilatedAttention(16, 4, inner or DilatedAttention(PATTERN, scale=0.4), is_causal=is_causal, **options)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -68,7 +66,7 @@ def test_a_cache_of_another_layer_is_refused() -> None:
 
 
 LENGTHS = [13, 0, 1, 30]
-CU = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32)
+CU = starts_of(LENGTHS)
 X = torch.randn(44, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
@@ -76,7 +74,7 @@ X = torch.randn(44, 16, dtype=torch.float64, generator=torch.Generator().manual_
 def test_packed_is_one_by_one(options: dict[str, Any]) -> None:
     layer = module(is_causal="rotary" in options, **options)
 
-    def differentiated(out: Tensor) -> list[Tensor]:
+    def differentiated(out):
         return [out.detach(), *torch.autograd.grad((out.sin() * torch.arange(16)).sum(), list(layer.parameters()))]
 
     alone = torch.cat([layer(x)[0] for x in X.split(LENGTHS)])

@@ -38,12 +38,11 @@ Rows = tuple[Tensor, Tensor, Tensor]
 
 
 def made(pattern: Pattern, kv_heads: int = 3, **options: Any) -> PagedCache:
-    sizes: dict[str, Any] = dict(nbytes=1 << 18, page_rows=3, dtype=torch.float64)
+    sizes = dict(nbytes=1 << 18, page_rows=3, dtype=torch.float64)
     return PagedCache(pattern, HEADS, kv_heads, HEAD_DIM, **sizes | options)
 
 
 def random_rows(kv_heads: int = 3, seq: int = SEQ) -> Rows:
-    """Query, key and value of a sequence in fp64."""
     key, value = torch.randn(2, seq, kv_heads, HEAD_DIM, dtype=torch.float64)
     return torch.randn(seq, HEADS, HEAD_DIM, dtype=torch.float64), key, value
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -99,10 +98,9 @@ BIASES = ["none", *BIAS_FORMS]
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_rows_are_those_of_the_whole(name: str, actions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Biases, dtypes, heads, strides and options come in turn."""
     at, turn = [*PATTERNS].index(name), [*ACTIONS].index(actions)
     dtype, stored = STORES[(at + 3 * turn) % len(STORES)]
-    scores: dict[str, Any] = dict(bias=BIASES[(at + 5 * turn) % len(BIASES)], softcap=(at + turn) % 2 * 0.7)
+    scores = dict(bias=BIASES[(at + 5 * turn) % len(BIASES)], softcap=(at + turn) % 2 * 0.7)
     heads = dict(heads=6, kv_heads=(3, 6, 1)[(at + turn) % 3] if name != "shard" else 3, head_dim=4)
     sink = "random" if (at + turn) % 3 == 0 else "none"
     case = Case(
@@ -129,13 +127,11 @@ def test_rows_are_those_of_the_whole(name: str, actions: str, monkeypatch: pytes
 
 
 def tensors(kv_heads: int, heads: int = 6, seq: int = SEQ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random query, key and value in fp64."""
     key, value = torch.randn(2, BATCH, seq, kv_heads, HEAD_DIM, dtype=torch.float64)
     return torch.randn(BATCH, seq, heads, HEAD_DIM, dtype=torch.float64), key, value
 
 
 def decoded(cache: DilatedCache, rows: tuple[Tensor, ...], cuts: Iterable[int]) -> Tensor:
-    """Attend with the rows to come, in chunks that end at `cuts`."""
     return torch.cat([cache.attend(*(x[:, cache.seen : cut] for x in rows)) for cut in cuts], 1)
 
 
@@ -154,7 +150,7 @@ def test_a_token_reaches_the_rows_that_see_it_alone(name: str, poisoned: None) -
 @settings(deadline=None, max_examples=40)
 @given(patterns_with_heads() | mixes_with_heads(), st.integers(1, 60), st.integers(0, 8))
 def test_kept_is_what_a_later_row_sees(drawn: tuple[Pattern, Heads], seen: int, rollback: int) -> None:
-    """By definition: keys that a row from `seen - rollback` on sees, each for as many branches as show it. Of blocks, all."""
+    """A key stays for each branch that shows it to a row from `seen - rollback` on; blocks keep all."""
     pattern, (heads, kv_heads) = drawn
     kept = [branch for branch in pattern.branches if not isinstance(branch, (BlockSparse, Documents, Prefix, Intervals))]
     assume(kept)

@@ -28,7 +28,6 @@ LARGE = 2**62
 
 
 def span(at: int = 0, **columns: int) -> Callable[[Step], Step]:
-    """A change of a row of the spans."""
     return lambda step: step._replace(spans=_changed(step.spans, at, Span._fields, columns))
 
 
@@ -54,9 +53,7 @@ def without_memory(step: Step) -> Step:
 
 
 def positions(*numbers: int) -> Callable[[Step], Step]:
-    """The first positions that are given, in place of those that there are."""
-
-    def change(step: Step) -> Step:
+    def change(step):
         ours = step.positions[0].clone()
         ours[: len(numbers)] = torch.tensor(numbers)
         return step._replace(positions=(ours, *step.positions[1:]))
@@ -126,12 +123,10 @@ WRONG: dict[str, tuple[Callable[[Step], Step], str]] = {
 
 
 def paged(**columns: int) -> Callable[[Step], Step]:
-    """A change of a span in pages."""
     return lambda step: span(PAGED, **columns)(in_pages(step, CASE.problem))
 
 
 def listed(pages: Any) -> Callable[[Step], Step]:
-    """Other pages of a span."""
     return lambda step: in_pages(step, CASE.problem)._replace(pages=pages)
 
 
@@ -165,7 +160,7 @@ def test_a_table_that_leads_astray_is_refused(backend: Backend, change: Callable
 
 
 def test_backends_say_which_stored_rows_they_attend_to() -> None:
-    def refusals(limits: Limits, stored: str) -> list[str]:
+    def refusals(limits, stored):
         return [str(refusal) for refusal in limits.refusals(replace(CASE.problem, stored=stored, bias=None))]
 
     assert refusals(Limits(), "float32") == ["stored rows float32: attends to no stored rows"]

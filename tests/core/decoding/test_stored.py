@@ -66,7 +66,7 @@ def test_a_state_of_other_rows_is_refused(stored: str) -> None:
             DilatedCache(MIX, 2, stored=other).load_state_dict(state)
     for change in (dict(dtype="float64"), dict(dtype=3)):
         with pytest.raises((TypeError, ValueError), match="state: dtype="):
-            DilatedCache(MIX, 2, stored=stored).load_state_dict(state | change)  # type: ignore[operator]
+            DilatedCache(MIX, 2, stored=stored).load_state_dict(state | change)
     plain = DilatedCache(MIX, 2)
     plain.attend(*rows)
     with pytest.raises(ValueError, match="state is of a cache with stored=None"):

@@ -1,7 +1,6 @@
 """Whole models of torchscale and GigaPath, unmodified, from checkouts that DILKIT_TORCHSCALE and DILKIT_GIGAPATH name.
 
-Their attention calls flash-attn, in whose place a plain softmax stands here. They need einops and fairscale; timm and
-huggingface_hub, of which they use a list of names, a function of training and a download, are stand-ins.
+A plain softmax replaces flash-attn. They need einops and fairscale; timm and huggingface_hub are stand-ins.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def with_flash(function: Any) -> None:
 
 @pytest.mark.parametrize("peer", ["torchscale"], indirect=True)
 def test_longnet_runs_without_flash_attn(peer: None) -> None:
-    kind: Any = importlib.import_module("torchscale.model.LongNet").LongNetEncoder
-    config: Any = importlib.import_module("torchscale.architecture.config").EncoderConfig
+    kind = importlib.import_module("torchscale.model.LongNet").LongNetEncoder
+    config = importlib.import_module("torchscale.architecture.config").EncoderConfig
     sizes = dict(encoder_embed_dim=32, encoder_attention_heads=4, encoder_ffn_embed_dim=64, encoder_layers=2, vocab_size=-1)
     made = kind(config(**sizes, flash_attention=True, segment_length="[8, 16]", dilated_ratio="[1, 2]")).double().eval()
     inputs = dict(src_tokens=None, token_embeddings=torch.randn(2, 43, 32, dtype=torch.float64))
@@ -77,7 +76,7 @@ def plain_softmax(
 
 
 def their_encoder(lengths: tuple[int, ...], global_pool: bool) -> Any:
-    code: Any = importlib.import_module("gigapath.slide_encoder")
+    code = importlib.import_module("gigapath.slide_encoder")
     known = sys.modules["torchscale.model.LongNetConfig"]
     known.LongNet_2_layers_64_dim = dict(known.LongNet_12_layers_256_dim, encoder_layers=2, encoder_embed_dim=64)
     known.LongNet_2_layers_64_dim["encoder_ffn_embed_dim"] = 256

@@ -207,7 +207,7 @@ def test_less_memory_than_that_of_a_matrix_of_all_pairs() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_model_is_changed_to_it_with_its_state_dict(batch: int) -> None:
-    model: Any = nn.Module()
+    model = nn.Module()
     model.vision_encoder = encoder = PlainEncoder()
     grid, mask, names = torch.randn(batch, 3, 4, 12), torch.rand(batch, 3, 4) < 0.7, list(model.state_dict())
     before = encoder.forward_features(grid, mask)
@@ -281,7 +281,6 @@ PAGE = (ROOT / "docs" / "migrating.md").read_text()
 
 
 def on_the_page(language: str, word: str, **names: Any) -> dict[str, Any]:
-    """The names that the block of code defines in which `word` is."""
     (code,) = [code for code in re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if word in code]
     exec(code, names)
     return names

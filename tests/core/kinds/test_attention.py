@@ -102,7 +102,6 @@ def test_a_whole_sequence_without_a_global_token_is_refused(way: str) -> None:
 
 
 def test_a_global_token_that_may_yet_come_is_taken() -> None:
-    """Packed sequences take it, too."""
     inputs = tensors(batch=1, seq=16)
     starts = torch.tensor([0, 6, 16], dtype=torch.int32)
     short = Pattern.of(SlidingWindow(3), GlobalTokens([1]))
@@ -163,7 +162,7 @@ FEW = Pattern.of(BlockSparse.local_global(9, 3))
 
 @pytest.mark.parametrize("pattern", [FEW, Pattern.natten((5, 5), 3)], ids=str)
 def test_packed_calls_are_prepared_for_more_tokens_than_a_sequence_has(pattern: Pattern) -> None:
-    """Packed sequences are prepared for a power of two that none is longer than: their own lengths are what has to fit."""
+    """The prepared length is a power of two; only the sequences' own lengths have to fit."""
     q, k, v = (x.squeeze(0) for x in tensors(batch=1, seq=50))
     starts = torch.tensor([0, 25, 50], dtype=torch.int32)
     with FlopCounterMode(display=False) as counted:

@@ -61,7 +61,7 @@ def test_gradients_and_compiled_calls() -> None:
     leaves = [x[:1, :11, :, :2].clone().requires_grad_() for x in (Q, K)]
     chosen = torch.tensor([[[[0], [1]], [[1], [-1]]]])
 
-    def loss(q: Tensor, k: Tensor) -> Tensor:
+    def loss(q, k):
         out = dilated_attention(q, k, k, GIVEN, block_layout=chosen, backend="reference")
         assert isinstance(out, Tensor)
         return out.square().sum()
@@ -87,7 +87,6 @@ def test_top_k_blocks_are_those_of_the_definition(is_causal: bool) -> None:
 
 @pytest.mark.parametrize("size", [1e20, -1e20, torch.inf, torch.nan])
 def test_the_own_block_is_chosen_whatever_its_score(size: float) -> None:
-    """Scores that overflow, and blocks of which the score is no number."""
     query, key = torch.full((1, 20, 2, 4), 1e20), torch.full((1, 20, 2, 4), size)
     assert top_k_blocks(query, key, 5, 1)[0].tolist() == [[[0], [1], [2], [3]]] * 2
     key[:, 5:10] = 1.0
@@ -102,7 +101,7 @@ def test_top_k_blocks_takes_no_more_than_there_are() -> None:
 
 
 def test_top_k_blocks_compiled_in_one_graph() -> None:
-    def call(query: Tensor, key: Tensor) -> Tensor:
+    def call(query, key):
         chosen = top_k_blocks(query, key, 8, 2, is_causal=True)
         return dilated_attention(query, key, key, GIVEN, block_layout=chosen, is_causal=True)
 

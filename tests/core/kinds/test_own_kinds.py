@@ -74,7 +74,6 @@ def _package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def own(text: str) -> Pattern:
-    """The pattern of branches written as JSON, which loads the package."""
     return Pattern.from_json(f'{{"branches":[{text}]}}')
 
 
@@ -150,7 +149,7 @@ ODD = {
 @pytest.mark.parametrize("branch", ODD.values(), ids=list(ODD))
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_forms_that_kinds_of_dilkit_do_not_have(branch: dilkit.Branch, is_causal: bool) -> None:
-    sizes: dict[str, Any] = dict(seq=30, kv_heads=2, batch=1, head_dim=8, dtype="float64", is_causal=is_causal)
+    sizes = dict(seq=30, kv_heads=2, batch=1, head_dim=8, dtype="float64", is_causal=is_causal)
     for backend in on("cpu"):
         result = check(backend, Case(feature="odd kinds", variant=backend, pattern=Pattern.of(branch), **sizes))
         assert result.verdict == "passed" or (result.verdict, backend) == ("refused", "sdpa"), (backend, result.reasons)
@@ -166,7 +165,6 @@ def test_decoding(name: str) -> None:
 
 
 def test_packed_sequences_of_more_and_more_tokens() -> None:
-    """What was prepared for short sequences is not read for longer ones."""
     pattern = own(f"{COLOURS},{ECHO}")
     for lengths in ((9, 4), (40, 11), (13, 100)):
         q, k, v = torch.randn(3, sum(lengths), 2, 8).unbind()
@@ -211,7 +209,7 @@ def test_over_ranks(name: str) -> None:
     assert (rows[0] == rows[1]) == (name == "halo")
     whole = dilated_attention(q, k, v, pattern)
 
-    def on_rank(comm: Any) -> torch.Tensor:
+    def on_rank(comm):
         rows = slice(10 * comm.rank, 10 * comm.rank + 10)
         return ring_dilated_attention(q[:, rows], k[:, rows], v[:, rows], pattern, comm)
 
@@ -268,7 +266,7 @@ def test_what_is_no_kind_is_named() -> None:
         (NoDataclass, "is no frozen dataclass"),
     ):
         with pytest.raises(TypeError, match=complaint):
-            dilkit.register_kind(given_class)  # type: ignore[arg-type]
+            dilkit.register_kind(given_class)
     with pytest.raises(PatternError, match=r"'sliding_window' is that of dilkit.*SlidingWindow; give yours another name"):
         dilkit.register_kind(Taken)
     with pytest.raises(TypeError, match=r"branches\[1\].* is of a kind that is not known; dilkit.register_kind\(New\)"):

@@ -41,9 +41,7 @@ def attend(query: Any = Q, key: Any = Q, value: Any = Q, pattern: Any = P, **opt
 
 
 def under(call: Callable[[], Any], **environment: str) -> Callable[[], Any]:
-    """`call` under environment variables."""
-
-    def run() -> Any:
+    def run():
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)

@@ -21,8 +21,6 @@ EVERY = (0, 4)
 @dilkit.register_kind
 @dataclass(frozen=True)
 class Shown(dilkit.Branch):
-    """A kind with the forms of a row of `MALFORMED`."""
-
     kind: ClassVar[str] = "shown"
 
     name: str
@@ -32,15 +30,12 @@ class Shown(dilkit.Branch):
         return (rows[:, None] == keys)[None]
 
     def forms(self, heads: Any, seq: int) -> Iterable[Form]:
-        made: Iterable[Form] = MALFORMED[self.name][0]()
-        return made
+        return MALFORMED[self.name][0]()
 
 
 @dilkit.register_kind
 @dataclass(frozen=True)
 class Looked(dilkit.Branch):
-    """A kind whose `sees` returns what a row of `SEEN` makes."""
-
     kind: ClassVar[str] = "looked"
 
     name: str
@@ -51,7 +46,6 @@ class Looked(dilkit.Branch):
 
 
 def form(cls: type[Form], *fragments: str, **fields: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
-    """A kind with one form of these fields, and what its refusal names beside the way out."""
     name = f"Shown.forms: {cls.__name__}."
     return lambda: [cls(**{"heads": EVERY, **fields})], (name + fragments[0], *fragments[1:], "mend forms, or leave it out: sees")
 

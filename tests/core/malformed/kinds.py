@@ -59,12 +59,10 @@ def read(text: str) -> Callable[[], Any]:
 
 
 def written(kind: str, **fields: Any) -> Callable[[], Any]:
-    """JSON of one branch."""
     return read(json.dumps({"branches": [{"kind": kind, **fields}]}))
 
 
 def of_layout(**fields: Any) -> Callable[[], Any]:
-    """JSON of one block."""
     return written("block_sparse", **dict(layout="gA==", layout_heads=1, blocks=1, block_size=4) | fields)
 
 

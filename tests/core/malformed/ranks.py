@@ -19,7 +19,6 @@ ONE = P, (0, 4), 4, 4
 
 
 def on_rank(name: str, *args: Any, **options: Any) -> Callable[[], Any]:
-    """`dilkit.comm.name(first argument, comm, other arguments)` on one rank."""
     call = getattr(comm, name)
     return lambda: run_threads(1, lambda one: call(args[0], one, *args[1:], **options), timeout=5)
 
@@ -43,7 +42,7 @@ def module(**options: Any) -> Callable[[], Any]:
 def load(name: Any, dtype: Any = None, **options: Any) -> Callable[[], Any]:
     """`load_shard` of a file in a folder with two; of `name` itself if it is no text."""
 
-    def run() -> None:
+    def run():
         with tempfile.TemporaryDirectory() as folder:
             np.save(Path(folder, "tokens.npy"), np.arange(6))
             Path(folder, "odd.bin").write_bytes(b"123")

@@ -28,7 +28,6 @@ def bucketed(buckets: Any) -> Callable[[], Any]:
 
 
 def placed(*args: Any, **options: Any) -> Callable[[], Any]:
-    """A call with a bias by coordinates."""
     return lambda: attend(bias=CoordinateAlibi(SLOPES, *args, **options))()
 
 
@@ -40,7 +39,6 @@ def cached(bias: Any = None, softcap: Any = None) -> Callable[[], Any]:
 
 
 def gone(*shape: int) -> torch.Tensor:
-    """A tensor whose memory was taken away."""
     x = torch.zeros(shape)
     x.untyped_storage().resize_(0)
     return x

@@ -51,7 +51,6 @@ def test_malformed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def complaint(case: Case) -> str:
-    """What is wrong with the error that the call raises; nothing, of the right one."""
     torch.manual_seed(0)
     try:
         case.call()

@@ -23,17 +23,14 @@ OUT, LSE = torch.zeros_like(Q), torch.zeros(2, 4, 20)
 
 
 def call(backend: str) -> tuple[None, float, str]:
-    """The arguments of an operator after its tensors."""
     return None, 0.3, encode_call(PATTERN, False, True, backend)
 
 
 def strided(x: Tensor) -> Tensor:
-    """The same values with another stride in the last dimension."""
     return x.mT.contiguous().mT if x.dim() == 4 else x
 
 
 def shrunk(x: Tensor) -> Tensor:
-    """A tensor whose memory is gone, as that of a sharded parameter outside of its layer."""
     x = x.clone()
     x.untyped_storage().resize_(100)
     return x
@@ -144,7 +141,7 @@ def test_hooks_that_lose_the_memory_of_what_is_saved_are_refused() -> None:
 
 
 def test_a_view_of_no_rows_may_begin_anywhere() -> None:
-    """As the shard of a joint projection does that begins where the sequence ends: there is nothing beyond its memory."""
+    """The shard of a joint projection that begins at the sequence's end has no memory beyond it."""
     rows = torch.zeros(1, 20, 6, 8)[:, 20:, 2:4]
     assert rows.storage_offset() > 20 * 6 * 8
     assert dilated_attention(rows, rows, rows, PATTERN).shape == (1, 0, 2, 8)

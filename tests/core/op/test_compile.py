@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from helpers.calls import PATTERN, Recorder, attend, encode_call, tensors
+from helpers.calls import NEEDS_COMPILER, PATTERN, TORCH_WARNS, Recorder, attend, encode_call, tensors
 from helpers.fakes import registered
 from torch import Tensor
 
@@ -18,19 +16,11 @@ import dilkit
 from dilkit import Pattern, dilated_attention
 from dilkit.op.operators import backward_op, forward_op
 
-COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
-# Warnings of torch itself about its own parts, and about the compiler found.
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-]
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), TORCH_WARNS]
 
 
 @pytest.fixture
 def log() -> Iterator[list[tuple[str, str, int]]]:
-    """What the backends `first` and `second`, known for the length of a test, have run."""
     entries: list[tuple[str, str, int]] = []
     with registered(Recorder("first", entries)), registered(Recorder("second", entries)):
         yield entries
@@ -75,7 +65,7 @@ def test_compiled_equals_eager(compiler: str, dynamic: bool) -> None:
 
 
 def test_a_pattern_never_used_before_can_be_traced() -> None:
-    """Whatever a pattern works out about itself must be there before tracing: dynamo traces no locks and no JSON."""
+    """dynamo traces no locks and no JSON: facts of a pattern must exist before."""
     pattern = Pattern([4, 12], [2, 3], heads=[(0, 2), None])
     inputs = tensors()
     compiled = torch.compile(lambda *x: dilated_attention(*x, pattern, backend="reference"), fullgraph=True, backend="aot_eager")
@@ -90,7 +80,7 @@ def test_scale_may_change_from_call_to_call() -> None:
 
 
 def test_the_choice_of_backend_is_made_when_compiled_code_runs(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(compiled: Any) -> list[tuple[str, str]]:
+    def step(compiled):
         log.clear()
         compiled(*tensors(requires_grad=True)).sum().backward()
         return [(name, phase) for name, phase, _ in log]

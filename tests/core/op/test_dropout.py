@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.backends_here import on
-from helpers.calls import close, differentiated, encode_call
+from helpers.calls import TORCH_WARNS, close, differentiated, encode_call, random_leaves
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,18 +40,14 @@ from dilkit.threads import torch_threads
 PATTERN = Pattern([8, 16, 64], [1, 2, 4])
 ABLE = [name for name in on("cpu") if dilkit.registry.backends()[name].limits.dropout]
 LOW = 2**32 - 1
-TORCH_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
 
 
 def tensors(seq: int = 37, heads: Heads = (4, 2), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return [torch.randn((2, seq, h, 6), generator=draw, dtype=dtype).requires_grad_() for h in (heads[0], heads[1], heads[1])]
+    return random_leaves(*((2, seq, h, 6) for h in (heads[0], heads[1], heads[1])), seed=seed, dtype=dtype)
 
 
 def seeded(attend: Callable[..., Any], seed: int = 3) -> Callable[..., Any]:
-    """`attend` with the same weights dropped at every call."""
-
-    def call(*inputs: Any, **options: Any) -> Any:
+    def call(*inputs, **options):
         torch.manual_seed(seed)
         return attend(*inputs, **options)
 
@@ -59,15 +55,14 @@ def seeded(attend: Callable[..., Any], seed: int = 3) -> Callable[..., Any]:
 
 
 def drawn(p: float, seed: int = 3, **where: Any) -> Dropout:
-    """What a call drops after `torch.manual_seed(seed)`."""
     return Dropout(p, int(draw_seed(torch.Generator().manual_seed(seed))), **where)
 
 
 def mask_of(seq: int, heads: int, p: float, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
-    """Which weights a dense call keeps, `(batch, heads, seq, seq)`, read from its results: the values are unit vectors."""
+    """Return a dense call's kept weights, `(batch, heads, seq, seq)`, read from results of unit vectors."""
     zeros = torch.zeros(2, seq, heads, seq, dtype=dtype)
     value = torch.eye(seq, dtype=dtype)[:, None].expand(2, seq, heads, seq).contiguous()
-    out: Any = seeded(dilated_attention)(zeros, zeros, value, Pattern.dense(), dropout_p=p, **options)
+    out = seeded(dilated_attention)(zeros, zeros, value, Pattern.dense(), dropout_p=p, **options)
     return out.transpose(1, 2) > 0
 
 
@@ -84,8 +79,7 @@ def mask_of(seq: int, heads: int, p: float, dtype: torch.dtype = torch.float32, 
     ],
 )
 def test_known_answers_of_philox(counter: list[int], key: list[int], words: str) -> None:
-    """Those that its authors published for seven rounds."""
-    found = philox(tuple(torch.tensor([x]) for x in counter), key[0] | key[1] << 32)  # type: ignore[arg-type]
+    found = philox(tuple(torch.tensor([x]) for x in counter), key[0] | key[1] << 32)
     assert " ".join(f"{int(x):08x}" for x in found) == words
 
 
@@ -146,10 +140,10 @@ def test_any_pattern_agrees_with_the_oracle(
 ) -> None:
     pattern, heads = drawn_pattern
     mask = torch.rand(2, seq, generator=torch.Generator().manual_seed(seed)) < 0.4 if masked else None
-    options: dict[str, Any] = dict(is_causal=is_causal, key_padding_mask=mask)
+    options = dict(is_causal=is_causal, key_padding_mask=mask)
     first = 0 if pattern.head_shard is None else pattern.head_shard[0] * heads[0] // heads[1]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def attend(q, k, v):
         return dilated_attention(q, k, v, pattern, dropout_p=0.35, backend=backend, return_lse=True, **options)
 
     want = differentiated(
@@ -188,10 +182,9 @@ def test_seeds_share_what_was_prepared() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_orders_drop_by_places_along_them(masked: bool) -> None:
-    """With a mask heads are computed one by one."""
     pattern, orders = Pattern([12, 48], [1, 3]), [order((6, 8)), order((6, 8), "snake")]
     q, k, v = (x.detach() for x in tensors(48))
-    options: dict[str, Any] = dict(key_padding_mask=torch.zeros(2, 48, dtype=torch.bool)) if masked else {}
+    options = dict(key_padding_mask=torch.zeros(2, 48, dtype=torch.bool)) if masked else {}
     found = seeded(ordered_dilated_attention)(q, k, v, pattern, orders, dropout_p=0.5, **options)
     for head, along in enumerate(orders):
         rows = [along.apply(x) for x in (q, k, v)]
@@ -201,8 +194,8 @@ def test_orders_drop_by_places_along_them(masked: bool) -> None:
 
 @pytest.mark.parametrize("backend", ABLE)
 def test_packed_sequences_are_numbered(backend: str) -> None:
-    """Of one length they are a batch; of several, each is the element of a batch that has its number. To the bit on `native`."""
-    options: dict[str, Any] = dict(is_causal=True, dropout_p=0.4, backend=backend, return_lse=True)
+    """Equal lengths are a batch; others are numbered as its elements. To the bit on `native`."""
+    options = dict(is_causal=True, dropout_p=0.4, backend=backend, return_lse=True)
     qkv = [x.detach() for x in tensors(20, dtype=torch.float32)]
     flat, cut = [x.flatten(0, 1) for x in qkv], torch.tensor([0, 20, 40], dtype=torch.int32)
     out, lse = seeded(dilated_attention_varlen)(*flat, PATTERN, cut, **options)
@@ -217,8 +210,8 @@ def test_packed_sequences_are_numbered(backend: str) -> None:
 
 
 def test_activation_checkpointing_drops_the_same_again() -> None:
-    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return dilated_attention(q.sin(), k, v, PATTERN, dropout_p=0.5)  # type: ignore[return-value]
+    def layer(q, k, v):
+        return dilated_attention(q.sin(), k, v, PATTERN, dropout_p=0.5)
 
     inputs = tensors()
     want = torch.autograd.grad(seeded(layer)(*inputs).square().sum(), inputs)
@@ -255,13 +248,13 @@ def test_opcheck() -> None:
 def test_compiled_calls_draw_seeds_of_their_own() -> None:
     compiled: list[int] = []
 
-    def counting(graph: Any, inputs: Any) -> Any:
+    def counting(graph, inputs):
         compiled.append(1)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    def two_layers(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def two_layers(q, k, v):
         first, second = (dilated_attention(q, k, v, PATTERN, dropout_p=0.5) for _ in range(2))
-        return first, second  # type: ignore[return-value]
+        return first, second
 
     fast, inputs = torch.compile(two_layers, backend=counting, fullgraph=True), tensors()
     for seed in (3, 4, 5):
@@ -274,16 +267,16 @@ def test_compiled_calls_draw_seeds_of_their_own() -> None:
 def wave(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Two calls between functions that cost little to compute again."""
     first, second = (dilated_attention(q.sin(), k.cos(), v.sin(), PATTERN, dropout_p=0.5) for _ in range(2))
-    return (first.sin() * second.cos()).exp()  # type: ignore[union-attr]
+    return (first.sin() * second.cos()).exp()
 
 
 def drawn_again(*inputs: Tensor) -> Tensor:
-    return checkpoint(wave, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
+    return checkpoint(wave, *inputs, use_reentrant=False)
 
 
 def selectively(*inputs: Tensor) -> Tensor:
     contexts = partial(create_selective_checkpoint_contexts, lambda *call, **options: CheckpointPolicy.PREFER_RECOMPUTE)
-    return checkpoint(wave, *inputs, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+    return checkpoint(wave, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -344,7 +337,7 @@ NONE: list[tuple[Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("p", "error", "text"), NONE, ids=str)
 def test_what_is_no_probability(p: Any, error: type[Exception], text: str) -> None:
     inputs, cut = tensors(), torch.tensor([0, 37], dtype=torch.int32)
-    calls: list[Callable[[], Any]] = [
+    calls = [
         lambda: dilated_attention(*inputs, PATTERN, dropout_p=p),
         lambda: dilated_attention_varlen(*(x[0] for x in inputs), PATTERN, cut, dropout_p=p),
         lambda: ordered_dilated_attention(*inputs, PATTERN, order((37,)), dropout_p=p),

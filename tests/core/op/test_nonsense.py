@@ -24,7 +24,7 @@ class Gone(BaseException):
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
-    def act(*_: Any) -> None:
+    def act(*_):
         raise error
 
     return act
@@ -90,7 +90,7 @@ def test_nonsense_fails_with_a_reason(methods: dict[str, Any], text: str) -> Non
 def test_a_backend_that_fails_when_it_is_repeated_differs() -> None:
     calls = iter([False, True, True, True])
 
-    def fickle(self: Reference, *inputs: Any) -> Any:
+    def fickle(self, *inputs):
         if next(calls):
             raise RuntimeError("no more")
         return Reference.forward(self, *inputs)
@@ -103,7 +103,7 @@ def test_results_that_change_are_counted() -> None:
     class Restless(Native):
         name = "restless"
 
-        def forward(self, *arguments: Any) -> Any:
+        def forward(self, *arguments):
             out, lse = super().forward(*arguments)
             self.calls = getattr(self, "calls", 0) + 1
             return (out + 1 if self.calls == 3 else out), lse

@@ -31,7 +31,7 @@ def test_the_gradient_of_lse_is_the_oracles_where_rows_see_nothing(only_lse: boo
     inputs, mask = tensors(kv_heads=2, dtype=torch.float64), torch.rand(2, 20) < 0.5
     mask[0, :12] = True
 
-    def outputs(out: Tensor, lse: Tensor) -> Any:
+    def outputs(out, lse):
         lse = lse.masked_fill(lse == -math.inf, 0)
         return lse if only_lse else (out, lse)
 
@@ -141,7 +141,7 @@ def test_threads_do_not_disturb_each_other() -> None:
     log: list[tuple[str, str, int]] = []
     names = [f"thread{i}" for i in range(16)]
 
-    def work(name: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def work(name, inputs):
         with dilkit.use_backend(name):
             return gradients(lambda *x: attend_lse(*x, backend=None), inputs)
 
@@ -187,16 +187,16 @@ class TestThePatternCache:
         assert [name for name, *_ in log] == ["reference"]
 
     def test_what_a_backend_encodes_is_kept_with_the_call(self) -> None:
-        """Both passes of a call have it; a second call encodes nothing, and a backend that is called directly has none."""
+        """Both passes share it; a second call encodes nothing, and a direct call of a backend has none."""
         encoded: list[Any] = []
         seen: list[Any] = []
 
         class Encoding(Recorder):
-            def encode(self, problem: Problem) -> Any:
+            def encode(self, problem):
                 encoded.append(SimpleNamespace(nbytes=8, problem=problem))
                 return encoded[-1]
 
-            def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
+            def forward(self, inputs, problem):
                 seen.append(problem.encoded)
                 return super().forward(inputs, problem)
 

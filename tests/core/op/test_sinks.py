@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.calls import close, differentiated, encode_call
+from helpers.calls import TORCH_WARNS, close, differentiated, encode_call, random_leaves
 from helpers.fakes import registered
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
@@ -25,14 +25,10 @@ SEQ, HEADS = 29, 6
 
 
 def tensors(seq: int = SEQ, heads: Heads = (HEADS, 3), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Query, key, value and sink, of which gradients are wanted."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [*((2, seq, h, 5) for h in (heads[0], heads[1], heads[1])), (heads[0],)]
-    return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+    return random_leaves(*((2, seq, h, 5) for h in (heads[0], heads[1], heads[1])), heads[:1], seed=seed, dtype=dtype)
 
 
 def call(attend: Any, *arguments: Any, **options: Any) -> Any:
-    """`attend` of query, key, value and sink."""
     return lambda q, k, v, sink: attend(q, k, v, *arguments, sink=sink, **options)
 
 
@@ -43,7 +39,7 @@ def test_any_pattern_agrees_with_one_more_key(
 ) -> None:
     pattern, heads = drawn
     mask = torch.rand(2, seq, generator=torch.Generator().manual_seed(seed)) < 0.4 if masked else None
-    options: dict[str, Any] = dict(is_causal=is_causal, key_padding_mask=mask)
+    options = dict(is_causal=is_causal, key_padding_mask=mask)
     found = differentiated(call(dilated_attention, pattern, return_lse=True, **options), tensors(seq, heads, seed))
     close(found, differentiated(call(oracle_attention, pattern, **options), tensors(seq, heads, seed)))
 
@@ -122,7 +118,7 @@ def test_along_token_orders(masked: bool) -> None:
     ordered = call(ordered_dilated_attention, pattern, orders, key_padding_mask=mask, return_lse=True)
     found = differentiated(ordered, tensors(30, (6, 3)))
 
-    def by_head(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    def by_head(q, k, v, sink):
         results = []
         for h in range(6):
             along = orders[h // 2 % 2]
@@ -134,7 +130,7 @@ def test_along_token_orders(masked: bool) -> None:
     close(found, differentiated(by_head, tensors(30, (6, 3))))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@TORCH_WARNS
 def test_opcheck_and_compiled() -> None:
     *qkv, sink = tensors(dtype=torch.float32)
     torch.library.opcheck(forward_op, (*qkv, None, 0.3, encode_call(PATTERN, False, True, "native")), dict(sink=sink))

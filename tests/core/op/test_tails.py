@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.backends_here import on
+from helpers.calls import random_leaves
 from helpers.definition import brute_force_padding
 from helpers.strategies import Heads, patterns_with_heads
 from hypothesis import given, settings
@@ -23,10 +23,7 @@ SEQ, HEADS = 41, 6
 
 
 def tensors(seq: int = SEQ, heads: Heads = (HEADS, HEADS), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Query, key and value, of which gradients are wanted."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [(2, seq, h, 5) for h in (heads[0], heads[1], heads[1])]
-    return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+    return random_leaves(*((2, seq, h, 5) for h in (heads[0], heads[1], heads[1])), seed=seed, dtype=dtype)
 
 
 @settings(max_examples=30, deadline=None)
@@ -34,7 +31,7 @@ def tensors(seq: int = SEQ, heads: Heads = (HEADS, HEADS), seed: int = 0, dtype:
 def test_zero_keys_are_the_padding(drawn: tuple[Pattern, Heads], seq: int, is_causal: bool) -> None:
     pattern, heads = drawn
     expected = brute_force_padding(pattern, seq, heads, is_causal)
-    options: dict[str, Any] = dict(kv_heads=heads[1], is_causal=is_causal)
+    options = dict(kv_heads=heads[1], is_causal=is_causal)
     found = pattern.zero_keys(seq, heads[0], **options)
     assert found.dtype == torch.int32
     np.testing.assert_array_equal(found.numpy(), expected)

@@ -52,7 +52,7 @@ def test_gradients_in_batches_are_those_of_a_loop(dtype: torch.dtype) -> None:
     results = dilated_attention(*inputs, Pattern([4, 16], [1, 4]), bias=Alibi(slopes), return_lse=True)
     of_results = [torch.randn(3, *x.shape, dtype=x.dtype) for x in results]
 
-    def pulled(*grads: Tensor, batched: bool = False) -> tuple[Tensor, ...]:
+    def pulled(*grads, batched=False):
         return torch.autograd.grad(results, [*inputs, slopes], grads, retain_graph=True, is_grads_batched=batched)
 
     one_by_one = zip(*(pulled(*grads) for grads in zip(*of_results, strict=True)), strict=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from helpers.calls import PATTERN, attend, gradients, tensors
-from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -28,7 +25,6 @@ LOW = pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
     ids=str,
 )
 def test_autocast_computes_in_its_dtype(dtype: torch.dtype, low: torch.dtype, computed: torch.dtype) -> None:
-    """But fp64 is left alone. Gradients are of the dtype of the inputs."""
     inputs = tensors(dtype=dtype)
     with torch.autocast("cpu", dtype=low):
         found, got = attend(*inputs, return_lse=True), gradients(attend, inputs)
@@ -67,7 +63,7 @@ def test_vmap_is_a_loop(in_dims: tuple[int | None, ...]) -> None:
         for dim in in_dims
     )
 
-    def loop(*x: Tensor) -> Tensor:
+    def loop(*x):
         return torch.stack(
             [attend(*(y if d is None else y.select(d, i) for y, d in zip(x, in_dims, strict=True))) for i in range(3)]
         )
@@ -82,7 +78,7 @@ def test_vmap_over_masks_and_lse(mask_dim: int | None) -> None:
     inputs = torch.randn(3, 2, 12, 4, 8)
     mask = torch.rand(2, 12) < 0.5 if mask_dim is None else torch.rand(3, 2, 12).lt(0.5).movedim(0, mask_dim)
 
-    def call(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def call(x, mask):
         return attend(x, x, x, key_padding_mask=mask, return_lse=True)
 
     mapped = torch.func.vmap(call, in_dims=(0, mask_dim))(inputs, mask)
@@ -121,7 +117,7 @@ def test_transforms_of_torch_func_are_refused(transform: str) -> None:
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("grad_mode", [True, False])
 def test_forward_mode_is_refused(at: int, grad_mode: bool) -> None:
-    inputs: list[Any] = list(tensors())
+    inputs = list(tensors())
     with forward_ad.dual_level(), torch.set_grad_enabled(grad_mode):
         attend(*inputs)  # no tangents: nothing to refuse
         inputs[at] = forward_ad.make_dual(inputs[at], torch.ones_like(inputs[at]))

@@ -31,8 +31,6 @@ X = torch.zeros(1, 6, 4, 8)
 
 
 class Mode(TorchDispatchMode):
-    """Which operators torch's dispatcher is given."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
@@ -113,8 +111,6 @@ def test_both_ways_give_the_same_bits(backend: str) -> None:
 
 
 class Learned(Recorder):
-    """A backend with a parameter of its own, which is no input of the operator."""
-
     def forward(self, *arguments: Any) -> tuple[Tensor, Tensor]:
         out, lse = super().forward(*arguments)
         return out * torch.ones((), requires_grad=True), lse
@@ -139,7 +135,7 @@ def test_a_key_says_where_tensors_are() -> None:
 @pytest.mark.parametrize("at", range(3))
 def test_the_kernel_refuses_what_is_no_tensor(at: int) -> None:
     problem = Problem.of(torch.zeros(SHAPE), torch.zeros(SHAPE), Pattern.dense())
-    tensors: list[Any] = [torch.zeros(SHAPE)] * 3
+    tensors = [torch.zeros(SHAPE)] * 3
     tensors[at] = [0.0]
     with pytest.raises((AttributeError, TypeError), match="list"):
         Native().forward(Inputs(*tensors), problem)
@@ -149,7 +145,7 @@ def test_a_backend_is_kept_under_the_environment_that_it_was_chosen_by(monkeypat
     """Another thread may change DILKIT_BACKEND while a call is being prepared."""
     rows = torch.randn(3, 1, 19, 2, 8).unbind()
 
-    def state() -> Any:
+    def state():
         moment = selector.state()
         monkeypatch.setenv("DILKIT_BACKEND", "reference")
         return moment

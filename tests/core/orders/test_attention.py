@@ -51,7 +51,7 @@ def a_mask(seq=SEQ):
 
 
 def by_count(query, key, value, pattern, orders, mask=None, is_causal=False):
-    """The definition: head by head a softmax over the count, with row and column i taken from where token i is in the order."""
+    """Compute a softmax over the count, head by head, with rows and columns at the tokens' places."""
     heads, kv_heads = query.shape[2], key.shape[2]
     first = pattern.head_shard[0] if pattern.head_shard else 0
     counts = pattern.count(query.shape[1], heads, kv_heads=kv_heads, is_causal=is_causal)

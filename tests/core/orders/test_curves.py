@@ -22,7 +22,7 @@ MARK = -77
 
 
 def written(engine, count: int, *arguments, dtype=np.int32, start: int = 0) -> np.ndarray:
-    """What `engine` writes into `count` elements, `start` elements past an aligned place, having left its surroundings alone."""
+    """Return `count` elements that `engine` wrote, `start` past an aligned place; check their surroundings."""
     room = np.full(count + 3 * GUARD, MARK, dtype)
     first = -(room.ctypes.data // room.itemsize) % (64 // room.itemsize) + GUARD + start
     out = room[first : first + count]
@@ -77,7 +77,6 @@ def tiles_by_sorting(shape: tuple[int, ...], tile: tuple[int, ...]) -> np.ndarra
 
 
 def steps(perm: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """How many cells apart, along the axes, each cell is from the one before."""
     return np.abs(np.diff(np.stack(np.unravel_index(perm, shape)), axis=1)).sum(0)
 
 
@@ -165,7 +164,7 @@ def test_the_inverse(dtype):
 
 @pytest.mark.parametrize("threads", [2, 3, 7, 1000])
 class TestThreads:
-    """Threads are used from four million cells on, which is also where lines are streamed past the caches as int64."""
+    """Threads, and lines streamed past the caches as int64, begin at four million cells."""
 
     def test_hilbert(self, threads):
         for ndim, bits in ((2, 11), (3, 8)):

@@ -29,7 +29,7 @@ def curve(shape, dtype=np.int32, threads=1):
 
 
 def cells_along(shape):
-    """`(len(shape), cells)`: the coordinates along the curve, once it is known to start at cell 0 and to visit each cell once."""
+    """Return coordinates along the curve, `(len(shape), cells)`; check that it starts at cell 0 and visits each once."""
     perm = curve(shape)
     assert perm[0] == 0, f"{shape} starts at {perm[0]}"
     assert perm.min() == 0, f"{shape} leaves the grid"
@@ -43,7 +43,7 @@ def assert_sound(shape):
 
 
 def mean_diagonal(shape, segment):
-    """The mean diagonal of the boxes around the segments, in cells: corner to corner of the outermost cells' centres."""
+    """Return the mean diagonal of the segments' boxes, in cells, between outermost centres."""
     along = cells_along(shape).astype(float)
     parts = [along[:, i : i + segment] for i in range(0, along.shape[1] - segment // 2, segment)]
     return np.mean([np.linalg.norm(part.max(1) - part.min(1)) for part in parts])
@@ -89,7 +89,7 @@ def test_powers_of_two_have_exact_blocks(shape, segment):
 
 
 def test_segments_are_compact_whatever_the_sides_and_their_length():
-    """The mean over random boxes, in sides of a square or cube as large as the segment, whose own diagonals are 1.41 and 1.73."""
+    """The mean over random boxes, in sides of an equal square or cube, whose diagonals are 1.41 and 1.73."""
     draw = np.random.default_rng(3)
     for ndim, sides, most in ((2, (50, 350), 1.64), (3, (10, 60), 1.955)):
         shapes = draw.integers(*sides, (12, ndim)).tolist()

@@ -33,9 +33,6 @@ def test_how_many_blocks_a_window_needs(shape: Any, window: Any, curve: str, til
     assert (report.blocks, report.blocks_measured) == (prod(shape) // 128, prod(shape) // 128)
 
 
-# Every metric from its definition, cell by cell
-
-
 def tokens_of(given: TokenOrder) -> list[tuple[int, tuple[int, ...]]]:
     """(place in the sequence, cell) of every token of the grid."""
     cells = [int(i) - given.extra_tokens for i in given.perm[given.extra_tokens :]]
@@ -135,9 +132,6 @@ def test_every_metric_is_its_definition(given: TokenOrder, length: int, rates: l
     assert report.active_blocks == pytest.approx(active(given, window, block))
 
 
-# What the report is
-
-
 def test_a_report_is_plain_data() -> None:
     report = locality_report(order((8, 12), "tile", tile=(4, 4), extra_tokens=1), 24, (2, 3), window=3, block=16)
     found = json.loads(json.dumps(asdict(report)))
@@ -146,7 +140,7 @@ def test_a_report_is_plain_data() -> None:
     assert (found["segment_length"], found["segments"], found["blocks"]) == (24, 5, 7)
     assert [kept["rate"] for kept in found["kept"]] == [2, 3]
     with pytest.raises(AttributeError):
-        report.curve = "hilbert"  # type: ignore[misc]
+        report.curve = "hilbert"
 
 
 def test_what_takes_too_long_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

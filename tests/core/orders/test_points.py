@@ -30,7 +30,6 @@ ORACLES = {"hilbert": skilling, "morton": interleaved}
 
 
 def some_points(ndim: int, bits: int, count: int) -> np.ndarray:
-    """Random points, with the first and the last cell of the grid among them."""
     points = np.random.default_rng(bits * 7 + ndim).integers(0, 2**bits, (count, ndim))
     points[: min(count, 1)] = 2**bits - 1
     points[1:2] = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.calls import differentiated, encode_call
+from helpers.calls import differentiated, encode_call, random_leaves, starts_of
 from helpers.fakes import Fake, registered
 from helpers.pairwise import every_pair
 from helpers.strategies import Heads, patterns_with_heads
@@ -30,22 +30,13 @@ RAGGED = [0, 5, 70, 0, 1, 300, 17, 0]
 ABLE = ["native", "sdpa", "reference"]
 
 
-def starts(lengths: Any) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-
-
 def tensors(total: int, heads: Heads = (4, 2), seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Query, key and value, of which gradients are wanted."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [(total, h, 6) for h in (heads[0], heads[1], heads[1])]
-    return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+    return random_leaves(*((total, h, 6) for h in (heads[0], heads[1], heads[1])), seed=seed, dtype=dtype)
 
 
 def one_by_one(lengths: list[int], pattern: Pattern, **options: Any) -> Any:
-    """`dilated_attention` of each sequence by itself."""
-
-    def attend(*qkv: Tensor) -> tuple[Tensor, Tensor]:
-        cuts = list(pairwise(starts(lengths).tolist()))
+    def attend(*qkv):
+        cuts = list(pairwise(starts_of(lengths).tolist()))
         parts = [dilated_attention(*(x[None, s:t] for x in qkv), pattern, return_lse=True, **options) for s, t in cuts]
         return torch.cat([out[0] for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
 
@@ -53,7 +44,7 @@ def one_by_one(lengths: list[int], pattern: Pattern, **options: Any) -> Any:
 
 
 def packed(lengths: Any, pattern: Pattern, **options: Any) -> Any:
-    return lambda *qkv: dilated_attention_varlen(*qkv, pattern, starts(lengths), return_lse=True, **options)
+    return lambda *qkv: dilated_attention_varlen(*qkv, pattern, starts_of(lengths), return_lse=True, **options)
 
 
 @settings(max_examples=20, deadline=None)
@@ -64,9 +55,9 @@ def test_any_packing_agrees_with_the_oracle(
     pattern, heads = drawn
     assume(backend != "sdpa" or pattern.overlap == "count")
 
-    def oracle(*qkv: Tensor) -> tuple[Tensor, Tensor]:
+    def oracle(*qkv):
         whole = (x[None] for x in qkv)
-        out, lse = oracle_attention_varlen(*whole, pattern, lengths, is_causal=is_causal)  # type: ignore[arg-type]
+        out, lse = oracle_attention_varlen(*whole, pattern, lengths, is_causal=is_causal)
         return out[0], lse[0]
 
     inputs = tensors(sum(lengths), heads)
@@ -109,7 +100,7 @@ def test_thousands_of_sequences_take_one_call_of_the_kernel(monkeypatch: pytest.
     monkeypatch.setattr("dilkit.backends.native.backend._kernel", lambda: counting)
     lengths = [i % 5 for i in range(5000)]
     qkv = [x.detach() for x in tensors(sum(lengths), dtype=torch.float32)]
-    out = dilated_attention_varlen(*qkv, PATTERN, starts(lengths), backend="native")
+    out = dilated_attention_varlen(*qkv, PATTERN, starts_of(lengths), backend="native")
     assert calls == [1]
     last = dilated_attention(*(x[None, -4:] for x in qkv), PATTERN, backend="native")
     assert torch.equal(out[-4:], last[0])
@@ -134,7 +125,7 @@ WHOLE_SEQUENCES: dict[str, tuple[Pattern, Pattern]] = {
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_numbers_beyond_the_longest_sequence_mean_all_of_it(name: str, is_causal: bool) -> None:
     beyond, whole = WHOLE_SEQUENCES[name]
-    options: dict[str, Any] = dict(is_causal=is_causal, backend="native")
+    options = dict(is_causal=is_causal, backend="native")
     found = differentiated(packed(RAGGED, beyond, **options), tensors(sum(RAGGED)))
     for got, right in zip(found, differentiated(packed(RAGGED, whole, **options), tensors(sum(RAGGED))), strict=True):
         torch.testing.assert_close(got, right)
@@ -143,7 +134,7 @@ def test_numbers_beyond_the_longest_sequence_mean_all_of_it(name: str, is_causal
 @pytest.mark.parametrize("most", [1, 20, 1000, 2**23, 2**23 + 1, 17_000_000])
 def test_what_a_call_is_prepared_for_is_no_more_than_a_window_over_the_longest_sequence(most: int) -> None:
     """Up to 2**23 rows it is a power of two, and a window between the two is one that kernels take."""
-    prepared = longest(starts([1, most]), None, torch.empty(1, 1, 1, 1).expand(1, most + 1, 1, 1), None)
+    prepared = longest(starts_of([1, most]), None, torch.empty(1, 1, 1, 1).expand(1, most + 1, 1, 1), None)
     assert most <= prepared < 2 * most
     assert prepared == most or prepared <= 2**23
 
@@ -151,7 +142,7 @@ def test_what_a_call_is_prepared_for_is_no_more_than_a_window_over_the_longest_s
 def test_packings_share_what_was_prepared() -> None:
     inputs = [x.detach() for x in tensors(400)]
     for length in range(150, 250):
-        dilated_attention_varlen(*inputs, PATTERN, starts([length, 400 - length]), backend="native")
+        dilated_attention_varlen(*inputs, PATTERN, starts_of([length, 400 - length]), backend="native")
         if length == 150:
             before = dilkit.plan.cache_info().entries
     assert dilkit.plan.cache_info().entries == before
@@ -159,7 +150,7 @@ def test_packings_share_what_was_prepared() -> None:
 
 @pytest.mark.parametrize("most", [15, 20, 2**31, 2**70])
 def test_max_seqlen_may_be_more(most: int) -> None:
-    assert torch.equal(dilated_attention_varlen(Q, K, V, PATTERN, CU, most), dilated_attention_varlen(Q, K, V, PATTERN, CU))  # type: ignore
+    assert torch.equal(dilated_attention_varlen(Q, K, V, PATTERN, CU, most), dilated_attention_varlen(Q, K, V, PATTERN, CU))
     assert longest(CU, most, Q[None], None) == 16
 
 
@@ -184,7 +175,7 @@ def test_a_device_says_what_it_finds_wrong(wrong: list[int], most: int) -> None:
 
 
 Q, K, V = (x.detach() for x in tensors(20))
-CU, GONE = starts([5, 15]), starts([5, 15])
+CU, GONE = starts_of([5, 15]), starts_of([5, 15])
 GONE.untyped_storage().resize_(0)
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a list": (dict(cu_seqlens=[0, 20]), TypeError, "cu_seqlens is a list"),
@@ -196,8 +187,8 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "no memory": (dict(cu_seqlens=GONE), ValueError, "cu_seqlens has shape .* beyond the 0 bytes of its storage"),
     "a late begin": (dict(cu_seqlens=CU + 1), ValueError, "cu_seqlens begins with 1; 0 is needed"),
     "an early end": (dict(cu_seqlens=CU[:2]), ValueError, "cu_seqlens ends with 5; .* needed, 20"),
-    "a late end": (dict(cu_seqlens=starts([5, 16])), ValueError, "cu_seqlens ends with 21; .* needed, 20"),
-    "a decrease": (dict(cu_seqlens=starts([15, -3, 8])), ValueError, "cu_seqlens decreases at index 2, from 15 to 12"),
+    "a late end": (dict(cu_seqlens=starts_of([5, 16])), ValueError, "cu_seqlens ends with 21; .* needed, 20"),
+    "a decrease": (dict(cu_seqlens=starts_of([15, -3, 8])), ValueError, "cu_seqlens decreases at index 2, from 15 to 12"),
     "too small a hint": (dict(max_seqlen=14), ValueError, "max_seqlen=14, but cu_seqlens has a sequence of 15 rows"),
     "a negative hint": (dict(max_seqlen=-1), ValueError, "max_seqlen=-1 must be at least 0"),
     "a truth as a hint": (dict(max_seqlen=True), TypeError, "max_seqlen=True is a bool"),
@@ -219,14 +210,13 @@ def test_what_does_not_fit_is_named(wrong: str) -> None:
 OPERATOR: dict[str, tuple[dict[str, Any], str]] = {
     "a batch": (dict(query=Q[None].expand(2, -1, -1, -1)), r"query has shape \(2, 20, 4, 6\); with cu_seqlens \(1, total"),
     "a mask": (dict(mask=torch.zeros(1, 20, dtype=torch.bool)), "key_padding_mask and cu_seqlens cannot go together"),
-    "a decrease": (dict(cu_seqlens=starts([15, -3, 8])), "cu_seqlens decreases at index 2"),
+    "a decrease": (dict(cu_seqlens=starts_of([15, -3, 8])), "cu_seqlens decreases at index 2"),
     "too small a hint": (dict(max_seqlen=3), "max_seqlen=3, but cu_seqlens has a sequence of 15 rows"),
 }
 
 
 @pytest.mark.parametrize("wrong", OPERATOR)
 def test_the_operator_names_what_does_not_fit(wrong: str) -> None:
-    """Called past the checks of `dilated_attention_varlen`."""
     changed, text = OPERATOR[wrong]
     given = dict(query=Q[None], key=K[None], value=V[None], mask=None, cu_seqlens=CU, max_seqlen=None) | changed
     qkv, call = [given[name] for name in ("query", "key", "value")], encode_call(PATTERN, False, True, "")
@@ -240,7 +230,7 @@ def test_the_kernel_takes_no_starts_beyond_its_tensors(wrong: list[int]) -> None
     from dilkit.backends.native.backend import Native
 
     query, key, value = (x.detach()[None] for x in tensors(12))
-    sizes: dict[str, int] = dict(heads=query.shape[2], kv_heads=key.shape[2], head_dim=query.shape[3])
+    sizes = dict(heads=query.shape[2], kv_heads=key.shape[2], head_dim=query.shape[3])
     problem = Problem(pattern=PATTERN, seq=16, dtype="float64", varlen=True, **sizes)
     with pytest.raises(ValueError, match="starts"):
         Native().forward(Inputs(query, key, value, cu_seqlens=torch.tensor(wrong, dtype=torch.int32)), problem)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
-from helpers.calls import encode_call
+from helpers.calls import NEEDS_COMPILER, TORCH_WARNS, encode_call, starts_of
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,18 +15,7 @@ from dilkit import DilatedAttention, MultiheadDilatedAttention, Pattern, dilated
 from dilkit.op.operators import backward_op, forward_op
 
 PATTERN = Pattern([8, 16], [1, 2])
-COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler at run time")
-# Warnings of torch itself about its own parts.
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-]
-
-
-def starts(*lengths: int) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), TORCH_WARNS]
 
 
 def tensors(total: int, **options: Any) -> list[Tensor]:
@@ -39,7 +25,7 @@ def tensors(total: int, **options: Any) -> list[Tensor]:
 @pytest.mark.parametrize("max_seqlen", [pytest.param(None, marks=pytest.mark.slow), 13])
 def test_opcheck(max_seqlen: int | None) -> None:
     inputs = [x[None].detach().requires_grad_() for x in tensors(20)]
-    call, packed = encode_call(PATTERN, True, True, "reference"), (starts(7, 0, 13), max_seqlen)
+    call, packed = encode_call(PATTERN, True, True, "reference"), (starts_of([7, 0, 13]), max_seqlen)
     torch.library.opcheck(forward_op, (*inputs, None, 0.3, call, *packed))
     out, lse = forward_op(*inputs, None, 0.3, call, *packed)
     saved = [x.detach() for x in (*inputs, out, lse)]
@@ -58,14 +44,14 @@ MANY = [[3 * i, 0, *range(1, i)] for i in range(2, 12)]
 
 @pytest.mark.parametrize("hinted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_changing_lengths_do_not_compile_anew(hinted: bool, stats: Counter[str]) -> None:
-    def step(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> Tensor:
+    def step(q, k, v, cu_seqlens, max_seqlen):
         out = dilated_attention_varlen(q * 2, k, v, PATTERN, cu_seqlens, max_seqlen, is_causal=True)
-        return (out * 3).sum()  # type: ignore[operator]
+        return (out * 3).sum()
 
     fast = torch.compile(step, backend="aot_eager", fullgraph=True)
     for lengths in MANY:
         inputs = [x.requires_grad_() for x in tensors(sum(lengths))]
-        given = starts(*lengths), max(lengths) if hinted else None
+        given = starts_of(lengths), max(lengths) if hinted else None
         found = torch.autograd.grad(fast(*inputs, *given), inputs)
         for got, right in zip(found, torch.autograd.grad(step(*inputs, *given), inputs), strict=True):
             torch.testing.assert_close(got, right)
@@ -83,7 +69,6 @@ WRONG = {
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[NEEDS_COMPILER, pytest.mark.slow])])
 def test_wrong_starts_are_named_in_compiled_code(backend: str) -> None:
-    """Also where positions are made of them before."""
     layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), rotary=True)
     fast, x = torch.compile(layer, backend=backend, fullgraph=True), torch.randn(12, 16)
     for text, wrong in WRONG.items():
@@ -92,7 +77,6 @@ def test_wrong_starts_are_named_in_compiled_code(backend: str) -> None:
 
 
 def test_lengths_without_numbers() -> None:
-    """As torch.compile and torch.export trace a call: what the numbers are is not known."""
     with torch.device("meta"):
         out, lse = dilated_attention_varlen(*tensors(20), PATTERN, torch.empty(4, dtype=torch.int32), 9, return_lse=True)
     assert (out.shape, lse.shape) == ((20, 4, 8), (4, 20))
@@ -101,22 +85,22 @@ def test_lengths_without_numbers() -> None:
 def test_flops_are_counted_as_of_one_sequence() -> None:
     inputs = [x.requires_grad_() for x in tensors(20)]
     with FlopCounterMode(display=False) as counter:
-        dilated_attention_varlen(*inputs, PATTERN, starts(7, 13)).sum().backward()  # type: ignore[union-attr]
+        dilated_attention_varlen(*inputs, PATTERN, starts_of([7, 13])).sum().backward()
     assert counter.get_total_flops() == PATTERN.flops(20, 4, 8, kv_heads=2) * 7 // 2
 
 
 def test_autocast_computes_in_its_dtype() -> None:
     inputs = tensors(20)
     with torch.autocast("cpu", torch.bfloat16):
-        out = dilated_attention_varlen(*inputs, PATTERN, starts(7, 13))
-    right = dilated_attention_varlen(*(x.bfloat16() for x in inputs), PATTERN, starts(7, 13))
-    assert torch.equal(out, right)  # type: ignore[arg-type]
+        out = dilated_attention_varlen(*inputs, PATTERN, starts_of([7, 13]))
+    right = dilated_attention_varlen(*(x.bfloat16() for x in inputs), PATTERN, starts_of([7, 13]))
+    assert torch.equal(out, right)
 
 
 def test_vmap_is_a_call_for_each_element() -> None:
     inputs, lengths = [torch.stack([x, -x]) for x in tensors(20)], [(7, 13), (0, 20)]
-    each = torch.stack([starts(*both) for both in lengths])
+    each = torch.stack([starts_of(both) for both in lengths])
     mapped = torch.vmap(lambda q, k, v, cu: dilated_attention_varlen(q, k, v, PATTERN, cu))(*inputs, each)
     for i, both in enumerate(lengths):
-        right = dilated_attention_varlen(*(x[i] for x in inputs), PATTERN, starts(*both))
+        right = dilated_attention_varlen(*(x[i] for x in inputs), PATTERN, starts_of(both))
         torch.testing.assert_close(mapped[i], right)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from helpers.calls import TORCH_WARNS, starts_of
 from torch import Tensor
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, dilated_attention, dilated_attention_varlen
 
 PATTERN = Pattern([8, 24], [1, 3])
 LENGTHS = [13, 0, 1, 30]
-CU = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32)
+CU = starts_of(LENGTHS)
 
 
 def jagged(x: Tensor, offsets: Tensor = CU) -> Tensor:
-    return torch.nested.nested_tensor_from_jagged(x, offsets)  # type: ignore[no-any-return]
+    return torch.nested.nested_tensor_from_jagged(x, offsets)
 
 
 def rows(heads: int = 4, seed: int = 0, **options: Any) -> Tensor:
@@ -26,7 +25,6 @@ def rows(heads: int = 4, seed: int = 0, **options: Any) -> Tensor:
 
 
 def inputs() -> list[Tensor]:
-    """Rows of query, key and value, with fewer heads of the latter two."""
     return [rows(4), rows(2, 1), rows(2, 2)]
 
 
@@ -34,18 +32,18 @@ def inputs() -> list[Tensor]:
 def test_jagged_is_packed(is_causal: bool) -> None:
     sink, options = torch.randn(4, dtype=torch.float64), dict(is_causal=is_causal, scale=0.4, backend="native")
 
-    def differentiated(attend: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def differentiated(attend):
         leaves = [x.requires_grad_() for x in inputs()]
         out, lse = attend(*leaves)
         weight = torch.arange(6)
         return [out.detach(), lse.detach(), *torch.autograd.grad((out.sin() * weight).sum() + lse.cos().sum(), leaves)]
 
-    def packed(*qkv: Tensor) -> tuple[Tensor, Tensor]:
-        return dilated_attention_varlen(*qkv, PATTERN, CU, sink=sink, return_lse=True, **options)  # type: ignore
+    def packed(*qkv):
+        return dilated_attention_varlen(*qkv, PATTERN, CU, sink=sink, return_lse=True, **options)
 
-    def nested(*qkv: Tensor) -> tuple[Tensor, Tensor]:
+    def nested(*qkv):
         query, key, value = (jagged(x) for x in qkv)
-        out, lse = dilated_attention(query, key, value, PATTERN, sink=sink, return_lse=True, **options)  # type: ignore
+        out, lse = dilated_attention(query, key, value, PATTERN, sink=sink, return_lse=True, **options)
         assert out.shape == query.shape  # the same j: they can be added
         assert [tuple(x.shape) for x in lse.unbind()] == [(4, n) for n in LENGTHS]
         return (out + query).values() - query.values(), lse.transpose(1, 2).values().T
@@ -55,20 +53,20 @@ def test_jagged_is_packed(is_causal: bool) -> None:
 
 
 def test_the_same_weights_are_dropped() -> None:
-    options: dict[str, Any] = dict(dropout_p=0.5, backend="native")
+    options = dict(dropout_p=0.5, backend="native")
     torch.manual_seed(3)
     nested = dilated_attention(jagged(Q), jagged(K), jagged(V), PATTERN, **options)
     torch.manual_seed(3)
-    assert torch.equal(nested.values(), dilated_attention_varlen(Q, K, V, PATTERN, CU, **options))  # type: ignore
+    assert torch.equal(nested.values(), dilated_attention_varlen(Q, K, V, PATTERN, CU, **options))
 
 
 def test_made_of_a_list_of_sequences() -> None:
     sequences = [torch.randn(n, 4, 6) for n in (5, 2, 70)]
     x = torch.nested.nested_tensor(sequences, layout=torch.jagged, requires_grad=True)
     out = DilatedAttention(PATTERN)(x, x, x)
-    for found, alone in zip(out.unbind(), sequences, strict=True):  # type: ignore[union-attr]
+    for found, alone in zip(out.unbind(), sequences, strict=True):
         torch.testing.assert_close(found, dilated_attention(*[alone[None]] * 3, PATTERN)[0])
-    out.values().sum().backward()  # type: ignore[union-attr]
+    out.values().sum().backward()
     assert x.grad.shape == x.shape
 
 
@@ -85,7 +83,7 @@ def test_through_the_module(kdim: int | None) -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@TORCH_WARNS
 @pytest.mark.slow
 def test_compiled() -> None:
     layer = MultiheadDilatedAttention(16, 4, DilatedAttention(PATTERN), rotary=True)
@@ -117,7 +115,7 @@ def test_nested_tensors_of_another_layout_are_refused() -> None:
     for name, x in (("query", Q), ("value", V)):
         given = dict(query=J, key=jagged(K), value=jagged(V)) | {name: torch.nested.nested_tensor([x])}
         with pytest.raises(TypeError, match=rf"{name} is nested with layout torch\.strided; a jagged tensor .* is needed"):
-            dilated_attention(**given, pattern=PATTERN)  # type: ignore[arg-type]
+            dilated_attention(**given, pattern=PATTERN)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

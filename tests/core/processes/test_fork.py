@@ -1,8 +1,7 @@
 """Forks: while another thread is in the middle of something, and before the first call.
 
-A child has the thread that forked and no other. A lock that another thread held is held there for ever, and so are the locks of
-whatever runs threads of its own: that of torch's OpenMP runtime is torch's, and its operators may hang in a child if the parent's
-main thread has used several threads. What is here is what dilkit itself must not add to that.
+A child has only the thread that forked: a lock of another thread is held for ever. torch's operators may hang in a child if the
+parent's main thread has used several OpenMP threads; dilkit must not add to that.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ def go_on() -> threading.Event:
 
 
 class Slow(Backend):
-    """A plug-in that takes its time to load."""
-
     name, limits = "slow", Limits(devices=frozenset())
 
     def __init__(self, inside: threading.Event) -> None:
@@ -71,7 +68,7 @@ def test_a_fork_waits_until_backends_are_loaded(inside: threading.Event, monkeyp
     monkeypatch.setattr(registry, "entry_points", lambda group: known)
     monkeypatch.setattr(registry, "_declared", None)
 
-    def complete() -> None:
+    def complete():
         assert {"slow", "native", "sdpa", "reference"} <= set(dilkit.list_backends())
 
     with halfway(threading.Thread(target=dilkit.list_backends), inside, threading.Event()):
@@ -79,7 +76,7 @@ def test_a_fork_waits_until_backends_are_loaded(inside: threading.Event, monkeyp
 
 
 class SlowKey:
-    """A key of the cache. Another thread stops in its second comparison: where it has the cache's lock."""
+    """A key of the cache. Another thread stops in its second comparison, where it has the lock."""
 
     def __init__(self, inside: threading.Event, go_on: threading.Event) -> None:
         self.events, self.compared = (inside, go_on), 0
@@ -132,7 +129,7 @@ print(done[1] if done[0] else "hung")
 
 
 def test_a_child_that_loads_the_kernel_itself(tmp_path: Path) -> None:
-    """The kernel is loaded after the fork: it did not see it, and must not use threads that the child does not have."""
+    """The kernel, loaded after the fork, must not use threads that the child lacks."""
     program = tmp_path / "after.py"
     program.write_text(AFTER)
     # Python 3.12 and newer warn of forks while there are threads: that they do no harm is what is tested.
@@ -140,18 +137,18 @@ def test_a_child_that_loads_the_kernel_itself(tmp_path: Path) -> None:
 
 
 def test_many_forks_while_threads_compute() -> None:
-    """Each computes problems never seen before, so that all that is made for them is made in a child, too."""
+    """Each computes new problems, so that the child makes everything for them."""
 
-    def call(seq: int, segment: int) -> torch.Tensor:
+    def call(seq, segment):
         x = torch.ones(1, seq, 2, 8)
         return dilated_attention(x, x, x, Pattern([segment, 16 * segment], [1, 2]), backend="native")
 
-    def again() -> None:
+    def again():
         seq = 100
         while not over.is_set():
             call(seq := seq % 997 + 1, 8 + seq % 31)
 
-    def new() -> None:
+    def new():
         torch.set_num_threads(1)  # or torch's own operators may hang
         assert torch.allclose(call(1200 + forks, 60 + forks), torch.ones(()))
 

@@ -105,7 +105,6 @@ except OSError as error:
 
 
 def said(system: str) -> dict[str, str]:
-    """What the program says where the parts that `system` lacks are hidden, by the first word of its lines."""
     done = in_subprocess("-c", HIDE.replace("{hidden!r}", repr(SYSTEMS[system])) + USE)
     assert done.returncode == 0, done.stderr
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if not line.startswith("{"))

@@ -90,10 +90,10 @@ def test_too_little_memory_is_an_error_and_the_next_call_is_right(backend: str) 
     x = torch.randn(1, 33_000, 4, 64)  # larger than what malloc may keep for itself: 32 MiB
     expected = with_gradient(x, backend)
 
-    def used() -> int:
+    def used():
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
-    def limited() -> None:
+    def limited():
         held, before = list[torch.Tensor](), used()
         while used() == before:  # what malloc has kept of tests before, where such a tensor would find room
             held.append(torch.empty_like(x))

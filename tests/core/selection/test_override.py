@@ -61,7 +61,7 @@ def test_the_argument_wins_over_the_block_over_the_variable(monkeypatch: pytest.
 def test_a_named_backend_that_cannot_raises_with_all_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 8, 2, 4)
 
-    def expect(**options: Any) -> None:
+    def expect(**options):
         with pytest.raises(NoBackendError) as caught:
             dilkit.dilated_attention(x, x, x, PATTERN, **options)
         for part in ("asked for: none", "none ", "refused", "dtype float32", "head_dim 4: at most 0", "not asked for"):
@@ -109,7 +109,7 @@ def block() -> Iterator[str]:
 
 @pytest.mark.usefixtures("three")
 def test_a_generator_may_be_closed_where_it_was_not_begun() -> None:
-    """In another thread, as where garbage is collected, or another context, as that of an event loop."""
+    """Garbage collection may close it in another thread, an event loop in another context."""
     for elsewhere in (contextvars.copy_context().run, lambda close: ThreadPoolExecutor(1).submit(close).result()):
         begun = contextvars.copy_context()
         generator = block()

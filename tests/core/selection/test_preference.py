@@ -32,7 +32,6 @@ def problem(device: str, dtype: str = "float16", **options: Any) -> Problem:
 
 
 def traced(posed: Problem, cupy: bool = True) -> Trace:
-    """The choice where everything is installed, but perhaps not CuPy."""
     with mock.patch.object(backend, "_installed", lambda module: cupy or module != "cupy"):
         return trace(posed, family(cupy), (), table_preference(posed))
 
@@ -52,7 +51,7 @@ def test_a_cpu_runs_the_c_kernel() -> None:
 
 @pytest.mark.parametrize("device", GPUS)
 def test_float32_runs_torch_where_that_has_tensor_cores_for_it(device: str) -> None:
-    older = Device.assume(device).capability < (8, 0)  # type: ignore[operator]
+    older = Device.assume(device).capability < (8, 0)
     for training, head_dim in product((False, True), (64, 128)):
         posed = problem(device, "float32", requires_grad=training, head_dim=head_dim)
         ours = older or (not training and head_dim == 64)
@@ -68,8 +67,7 @@ HALVES |= dict.fromkeys(["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 
 @pytest.mark.parametrize("device", HALVES)
 def test_who_runs_halves_on_which_gpu(device: str) -> None:
-    """Of float16, bfloat16, wide heads, one branch and a mask."""
-    others: list[dict[str, Any]] = [dict(head_dim=128), dict(pattern=ONE), dict(key_padding_mask=True)]
+    others = [dict(head_dim=128), dict(pattern=ONE), dict(key_padding_mask=True)]
     asked = (problem(device), problem(device, "bfloat16"), *(problem(device, **options) for options in others))
     assert tuple(map(picked, asked)) == HALVES[device]
 
@@ -198,9 +196,6 @@ def test_a_device_of_another_kind_is_in_no_row() -> None:
     assert (decided.picked, decided.why) == ("reference", "by its priority, 0")
 
 
-# Backends that no row names
-
-
 NAMES = [f"b{i}" for i in range(6)]
 
 
@@ -218,9 +213,6 @@ def test_named_backends_share_out_their_priorities(
         assert len(before) == sum(priorities[name] >= priorities[other] for name in wanted.order if name in known)
     asked = tuple(data.draw(st.permutations(sorted(known)))[:2])
     assert tuple(c.name for c in ranked(known, asked, wanted))[: len(asked)] == asked
-
-
-# What was measured goes before the table
 
 
 def test_measured_orders_come_first_and_the_table_orders_the_rest() -> None:

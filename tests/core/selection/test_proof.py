@@ -15,13 +15,11 @@ import pytest
 import torch
 from helpers.fakes import Fake, registered
 from helpers.pairwise import all_but
-from torch import Tensor
 
 from dilkit import Device, GlobalTokens, Limits, Pattern, Problem, SlidingWindow, explain
 from dilkit.backends.native.backend import Native
 from dilkit.backends.reference import Reference
 from dilkit.bias.form import BiasForm
-from dilkit.decoding.protocol import Step
 from dilkit.inputs import Inputs
 from dilkit.pattern import Branch
 from dilkit.selection import proof, proving
@@ -34,8 +32,6 @@ ON_CUDA = Limits(devices=frozenset({"cuda"}))
 
 
 class Proven(Fake):
-    """A backend for GPUs whose kernels need a proof."""
-
     def __init__(self, name: str = "proven", priority: int = 100, driver: str = "driver 1") -> None:
         super().__init__(name, priority, ON_CUDA)
         self.driver = driver
@@ -46,7 +42,6 @@ class Proven(Fake):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is known but what the test has written into this folder."""
     monkeypatch.setenv("DILKIT_CUDA_CACHE", str(tmp_path / "cuda"))
     monkeypatch.setattr(proof, "_proofs", {})
     return tmp_path / "cuda"
@@ -57,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The requests of proofs that were made; they find what `wrong` says of the backend's name."""
     requests: list[dict[str, Any]] = []
 
-    def outcome(command: list[str]) -> str:
+    def outcome(command):
         requests.append(json.loads(command[-1]))
         return "computed wrongly: out" if requests[-1]["backend"].startswith("wrong") else ""
 
@@ -66,12 +61,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def problem(**options: Any) -> Problem:
-    sizes: dict[str, Any] = dict(pattern=Pattern([64], [1]), seq=256, heads=2, head_dim=32, dtype="float16", device=GPU)
+    sizes = dict(pattern=Pattern([64], [1]), seq=256, heads=2, head_dim=32, dtype="float16", device=GPU)
     return Problem(**sizes | options)
 
 
 def in_a_new_process() -> None:
-    """What only this process knows is gone."""
     proof._proofs.clear()
 
 
@@ -133,7 +127,7 @@ def test_an_explanation_proves_nothing(asked: list[dict[str, Any]]) -> None:
 
 def test_what_cannot_name_its_facts_is_not_used() -> None:
     class NoCompiler(Proven):
-        def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+        def proof_facts(self, problem):
             raise RuntimeError("NVRTC cannot be loaded")
 
     with registered(NoCompiler("lame", 101)), registered(Fake("next", 100, ON_CUDA)):
@@ -219,22 +213,22 @@ def test_a_bias_is_proven_with_one_of_the_same_code() -> None:
         for varlen in (False, True):
             listed = list(proving.cases("float32", 16, gradients=True, varlen=varlen, bias=form))
             assert {case.bias for case in listed} == {name}
-            assert {case.problem().bias.code for case in listed} == {form.code}  # type: ignore[union-attr]
+            assert {case.problem().bias.code for case in listed} == {form.code}
 
 
 def test_kernels_that_computed_nothing_are_not_proven(capsys: pytest.CaptureFixture[str]) -> None:
     backend = Proven("elsewhere")
-    backend.limits = Limits(devices=frozenset({"cuda"}))  # type: ignore[misc]
+    backend.limits = Limits(devices=frozenset({"cuda"}))
     with registered(backend):
         proving.main(json.dumps(REQUEST | dict(backend="elsewhere")))
     assert capsys.readouterr().out.startswith("computed nothing: device cpu: runs on cuda")
 
 
 def test_kernels_under_check_need_no_proof(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would be refused before they are checked, and each dtype and size would wait for a process."""
+    """They would be refused before their check, and each dtype and size would wait for a process."""
 
     backend = Proven("wrong")
-    backend.limits = Limits(gradients=False)  # type: ignore[misc]
+    backend.limits = Limits(gradients=False)
     with registered(backend):
         monkeypatch.setenv("DILKIT_GPU_PROOF", "always")
         proving.main(json.dumps(REQUEST | dict(backend="wrong")))
@@ -256,7 +250,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("fault", all_but(["no mask", "heads mixed up"], FAULTS))
 def test_kernels_that_are_wrong_on_purpose_fail(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     class Wrong(Reference):
-        def forward(self, inputs: Inputs, problem: Problem) -> Any:
+        def forward(self, inputs, problem):
             *tensors, changed, mask = FAULTS[fault](*inputs[:3], problem, inputs.key_padding_mask)
             return super().forward(Inputs(*tensors, mask), changed)
 
@@ -268,7 +262,7 @@ def test_kernels_that_are_wrong_on_purpose_fail(fault: str, capsys: pytest.Captu
 @pytest.mark.usefixtures("few_tiles")
 def test_gradients_that_are_wrong_on_purpose_fail(capsys: pytest.CaptureFixture[str]) -> None:
     class Wrong(Reference):
-        def backward(self, *arguments: Any) -> Any:
+        def backward(self, *arguments):
             dquery, dkey, dvalue = super().backward(*arguments)
             return dquery, dkey, 1.01 * dvalue
 
@@ -286,7 +280,7 @@ def test_steps_are_proven_with_each_pattern_and_kind_of_cache(
     class Steps(Native):
         name = "steps"
 
-        def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
+        def attend_stored(self, step, problem):
             out, lse = super().attend_stored(step, problem)
             return factor * out, lse
 
@@ -306,10 +300,10 @@ def without_reading(branch: Branch) -> Branch:
 @pytest.mark.parametrize("fault", [wider, without_reading])
 def test_other_kinds_are_proven_where_they_are_asked_for(fault: Callable[[Branch], Branch]) -> None:
     class Wrong(Reference):
-        def forward(self, inputs: Inputs, problem: Problem) -> Any:
+        def forward(self, inputs, problem):
             return super().forward(inputs, replace(problem, pattern=faulty(problem.pattern)))
 
-    def faulty(pattern: Pattern) -> Pattern:
+    def faulty(pattern):
         return pattern.with_branches(*map(fault, pattern.branches))
 
     every, segments = (set(proving.cases("float32", 20, gradients=False, kinds=kinds)) for kinds in (True, False))

@@ -93,7 +93,7 @@ NONSENSE = [ZeroDivisionError("x"), SystemExit(1), NotImplementedError(), Gone("
 
 @pytest.mark.parametrize(("method", "nonsense"), [*product(["refusals"], NONSENSE), *product(["detail"], NONSENSE[:4])], ids=repr)
 def test_a_backend_whose_judgement_is_nonsense_is_broken_and_the_next_is_taken(method: str, nonsense: Any) -> None:
-    def judge(self: Any, problem: Problem) -> Any:
+    def judge(self, problem):
         if isinstance(nonsense, BaseException):
             raise nonsense
         return nonsense

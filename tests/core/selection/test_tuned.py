@@ -35,7 +35,6 @@ def entry(problem: Problem = PROBLEM, setup: TunedSetup = HERE, **seconds: float
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that holds what was measured; it is not there yet."""
     path = tmp_path / "dilkit" / "tuned.json"
     path.parent.mkdir()
     monkeypatch.delenv(TUNED.name, raising=False)
@@ -49,9 +48,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def write(path: Path, *entries: TunedEntry) -> None:
     path.write_text(to_text(entries))
     tuned.read_again()
-
-
-# Where the file is
 
 
 def test_the_file_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,9 +71,6 @@ def test_a_file_that_is_named_and_not_there_is_said(file: Path, monkeypatch: pyt
     monkeypatch.setenv(TUNED.name, str(tmp_path / "misspelt.json"))
     with pytest.warns(UserWarning, match=r"misspelt.json is ignored: there is no such file; measure anew"):
         assert tuned.seconds(PROBLEM) == ()
-
-
-# What is chosen
 
 
 def test_the_measured_order_is_gone_by(file: Path) -> None:
@@ -153,9 +146,6 @@ def test_problems_alike_share_an_order(file: Path, like: dict[str, Any]) -> None
 def test_segments_longer_than_the_sequence_are_the_sequence() -> None:
     patterns = (Pattern.dense(), Pattern([64], [1]), Pattern([1000], [1]), Pattern([60], [1]))
     assert {tuned.shape_of(replace(PROBLEM, pattern=p)).branches for p in patterns} == {"64/1"}
-
-
-# Checked on reading
 
 
 GOOD = json.loads(to_text([entry()]))
@@ -277,9 +267,6 @@ def test_every_problem_has_a_shape_that_can_be_kept(found: Any, seq: int, dtype:
     assert shape.seq / max(seq, 1) <= 2**0.5 + 1e-9
 
 
-# Out of date
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [(dict(torch="1.0"), "torch 1.0"), (dict(dilkit="0.0"), "dilkit 0.0"), (dict(name="Another CPU"), "measured on Another CPU")],
@@ -303,9 +290,6 @@ def test_a_file_of_other_devices_beside_ours_is_not_stale(file: Path) -> None:
     write(file, entry(setup=gpu))
     assert select(PROBLEM).name == "native"
     assert tuned.seconds(replace(PROBLEM, device=Device("cuda", "NVIDIA H100", (9, 0))))
-
-
-# What it costs
 
 
 def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,10 @@ def decoded(
     stored: str | None = None,
     pages: int | None = None,
 ) -> None:
-    """All sequences of a batch, decoded in every kind of cache by the same `actions`: a name, a slot and a number.
+    """Decode a batch in every kind of cache by the same `actions`: a name, a slot and a number.
 
-    "rows": so many rows of the slot come. "steps": a few come one by one. "segment": first those up to where all segments begin.
-    "draft": so many come, some of them wrong, which are taken back. "back": so many are taken back, where the cache can.
-    "move": slots change places, or the cache becomes a copy of itself.
+    "rows": add rows to the slot. "steps": add a few one by one. "segment": first add rows up to the start of all segments.
+    "draft": add rows, and take wrong ones back. "back": take rows back, if the cache can. "move": permute or copy slots.
     """
     one = Call.from_data(call)
     one = replace(one, case=replace(one.case, is_causal=True, mask="none", values="normal", dropout_p=0.0), through_lse=False)
@@ -63,7 +62,7 @@ def _caches(one: Call, tensors: Tensors, page_rows: int, rollback: int, stored: 
     if any(branch.is_of_whole_sequences for branch in one.case.pattern.branches):
         return  # a grid, of which sequences that grow are none
     case, own = one.case, dict(scale=one.case.scale, sink=tensors.sink, softcap=one.case.softcap or None)
-    options: dict[str, Any] = dict(own, backend=one.backend)
+    options = dict(own, backend=one.backend)
     yield OfKvCache(case, tensors, options, side_by_side=page_rows % 2 == 0)
     with_transformers = importlib.util.find_spec("transformers") is not None
     if with_transformers:
@@ -98,11 +97,11 @@ class _Whole:
 
 
 class _Run:
-    """Actions on one cache. `longest`: tokens at most that each slot has had; what is taken back counts from there."""
+    """Actions on one cache. `longest`: each slot's most tokens so far, from which rollback counts."""
 
     def __init__(self, slots: Slots, whole: _Whole) -> None:
         self.slots, self.whole, self.compared = slots, whole, 0
-        self.rows: Rows = tuple(x.detach() for x in slots.tensors.qkv)  # type: ignore[assignment]
+        self.rows: Rows = tuple(x.detach() for x in slots.tensors.qkv)
         self.seq, self.longest = slots.case.seq, [0] * len(slots.texts)
         self.period = math.lcm(*(branch.forgets_every for branch in slots.case.pattern.branches))
 
@@ -131,7 +130,7 @@ class _Run:
         self.slots.close()
 
     def _counts(self, slot: int, number: int) -> list[int]:
-        """So many rows of a slot, and one of each other, as far as there are some; the same number of all at one pace."""
+        """Return row counts: so many of a slot and at most one of others; equal counts at one pace."""
         left = [self.seq - seen for seen in self.slots.seen]
         return [min(number if i == slot or self.slots.at_one_pace else 1, rest) for i, rest in enumerate(left)]
 
@@ -178,7 +177,7 @@ class _Run:
         wrong = tuple(x.clone(memory_format=torch.contiguous_format) for x in self.rows)
         for x in wrong:
             x[:, end:] = 3 - 2 * x[:, end:] if right else torch.nan
-        if self._attend(counts, wrong, right) is not None:  # type: ignore[arg-type]
+        if self._attend(counts, wrong, right) is not None:
             self._crop(slot, end)
 
     def _back(self, slot: int, number: int) -> None:

@@ -23,7 +23,7 @@ def wrong(world: Any, call: dict[str, Any], argument: str, how: str) -> None:
     """A call with one argument that does not fit."""
     one = Call.from_data(call)
     tensors, case = tensors_of(one), one.case
-    given: dict[str, Any] = dict(zip(("query", "key", "value"), tensors.qkv, strict=True))
+    given = dict(zip(("query", "key", "value"), tensors.qkv, strict=True))
     given |= dict(pattern=case.pattern, key_padding_mask=tensors.mask, is_causal=case.is_causal, return_lse=True)
     given |= dict(scale=case.scale, backend=one.backend)
     about = given["query"] if argument == "key_padding_mask" else given[argument]
@@ -32,10 +32,10 @@ def wrong(world: Any, call: dict[str, Any], argument: str, how: str) -> None:
 
 
 def kind(world: Any, call: dict[str, Any], name: str, numbers: list[Any]) -> None:
-    """A kind that is not dilkit's beside the branches of a call: right, or refused by its name where no form has such numbers."""
+    """Try a foreign kind beside the branches: right, or refused by name if no form has such numbers."""
     one, given = Call.from_data(call), [tuple(x) if isinstance(x, (list, tuple)) else x for x in numbers]
 
-    def attend() -> tuple[Call, Any, Any]:
+    def attend():
         pattern = one.case.pattern.with_branches(getattr(odd_kinds, name)(*given), *one.case.pattern.branches)
         case = replace(one.case, pattern=pattern)
         beside = replace(one, case=case, backend="reference" if backends()[one.backend].refusals(case.problem()) else one.backend)
@@ -85,7 +85,7 @@ def giant(world: Any, call: dict[str, Any], tokens: int, mask: bool) -> None:
     one = Call.from_data(call)
     tensors = tensors_of(one)
 
-    def action() -> None:
+    def action():
         first = [x[:, :1].expand(-1, 2**tokens, -1, -1) for x in tensors.qkv]
         ignored = torch.zeros(len(first[0]), 1, dtype=torch.bool).expand(-1, 2**tokens) if mask else None
         dilated_attention(*first, one.case.pattern, key_padding_mask=ignored, backend=one.backend)

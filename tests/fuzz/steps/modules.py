@@ -14,8 +14,6 @@ from dilkit.oracle import oracle_attention
 
 
 class _Oracle(nn.Module):
-    """The inner attention of a module, by the definition."""
-
     def __init__(self, pattern: Pattern) -> None:
         super().__init__()
         self.pattern = pattern
@@ -25,11 +23,11 @@ class _Oracle(nn.Module):
 
 
 def module(world: Any, call: dict[str, Any], rotary: bool, layer_norm: bool, cross: bool) -> None:
-    """A multi-head module in fp64, forward and the gradients of all that it has: as around the oracle."""
+    """A multi-head module in fp64, with all gradients: as around the oracle."""
     one = Call.from_data(call)
     case, tensors = one.case, tensors_of(one)
     width = case.heads * case.head_dim
-    options: dict[str, Any] = dict(num_kv_heads=case.kv_heads, rotary=rotary and case.head_dim % 2 == 0, layer_norm=layer_norm)
+    options = dict(num_kv_heads=case.kv_heads, rotary=rotary and case.head_dim % 2 == 0, layer_norm=layer_norm)
     inner = DilatedAttention(case.pattern, backend=one.backend), _Oracle(case.pattern)
     layers = [MultiheadDilatedAttention(width, case.heads, x, dtype=torch.float64, **options) for x in inner]
     layers[1].load_state_dict(layers[0].state_dict())

@@ -23,7 +23,6 @@ from dilkit.testing.tensors import Tensors
 
 
 def order(world: Any, shape: Sequence[int], curve: str, options: dict[str, Any]) -> None:
-    """The order of a grid."""
     _check_permutation(attempt(lambda: dilkit.order(shape, curve, **options)))
 
 
@@ -35,7 +34,7 @@ def permutation(world: Any, perm: list[Any], extra_tokens: int) -> None:
 
 
 def points(world: Any, coords: list[list[int]], bits: int | None, curve: str, dtype: str, threads: int) -> None:
-    """Codes of points: refused, or such that they are decoded to the points, and sort them."""
+    """Codes of points: refused, or decoded to the points and sorted by."""
     array = attempt(lambda: np.array(coords, dtype), (*_NO_ARRAY,))
     if array is None:
         return
@@ -50,7 +49,7 @@ _NO_ARRAY = (ValueError, TypeError, OverflowError)
 
 
 def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequence[str], cut: int) -> None:
-    """Attention along one order, or along several that the heads use in turn; over two ranks if `cut` cuts the sequence."""
+    """Attend along one order, or along several in turn; over two ranks if `cut` cuts the sequence."""
     one = Call.from_data(call)
     kv_heads = one.case.kv_heads or one.case.heads
     orders = [dilkit.order(shape, curve) for curve in curves][:kv_heads]
@@ -66,7 +65,7 @@ def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequ
     else:
         found = _found(one, tensors, orders)
 
-    def moved(x: Tensor) -> Tensor:
+    def moved(x):
         return _moved(x, orders, one, several)
 
     if "lse" in found:
@@ -76,7 +75,7 @@ def ordered(world: Any, call: dict[str, Any], shape: Sequence[int], curves: Sequ
 
 
 def _found(one: Call, tensors: Tensors, orders: list[TokenOrder]) -> Results:
-    options: dict[str, Any] = dict(key_padding_mask=tensors.mask, scale=one.case.scale, backend=one.backend)
+    options = dict(key_padding_mask=tensors.mask, scale=one.case.scale, backend=one.backend)
     inputs = leaves(one, tensors)
     options |= dict(zip(("sink",), inputs[3:], strict=False))
     outputs = dilkit.ordered_dilated_attention(*inputs[:3], one.case.pattern, orders, return_lse=True, **options)

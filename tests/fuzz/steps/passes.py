@@ -17,8 +17,6 @@ MOST_PENDING = 4
 
 @dataclass
 class Pending:
-    """A forward pass whose backward pass is still to come."""
-
     call: Call
     tensors: Tensors
     inputs: list[Tensor]

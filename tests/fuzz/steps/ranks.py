@@ -18,7 +18,6 @@ from helpers.ranks import assert_counted, over_ranks, plan_of
 from dilkit import plan
 from dilkit.comm import ExchangePlan, arguments, ring_dilated_attention, run_threads
 from dilkit.comm.passes import index_tables, problem_stacks
-from dilkit.comm.transports.threads import ThreadComm
 from dilkit.testing import accuracy
 
 TIMEOUT = 100.0
@@ -32,7 +31,7 @@ def ranks(world: Any, call: dict[str, Any], cuts: Sequence[int], schedule: str, 
     """
     one = Call.from_data(call)
     tensors, case = tensors_of(one), one.case
-    options: dict[str, Any] = dict(is_causal=case.is_causal, scale=case.scale, schedule=schedule, lengths=case.lengths)
+    options = dict(is_causal=case.is_causal, scale=case.scale, schedule=schedule, lengths=case.lengths)
     options |= {} if case.lengths else dict(fuse_branches=fuse_branches, dropout_p=case.dropout_p)
     options |= dict(backend=one.backend, gradients=all(one.wants), through_lse=one.through_lse, timeout=TIMEOUT)
     refusal = _refusal(one, cuts, schedule, fuse_branches)
@@ -50,7 +49,7 @@ def ranks(world: Any, call: dict[str, Any], cuts: Sequence[int], schedule: str, 
 
 @contextmanager
 def _seeded(one: Call) -> Iterator[None]:
-    """Within the block every rank draws the seed that the oracle has: of the generator that they share it might be any."""
+    """Let every rank draw the oracle's seed from the shared generator."""
     dropout = accuracy.dropout_in(one.case.problem())
     drawn = torch.tensor(0 if dropout is None else dropout.seed)
     with mock.patch.object(arguments, "draw_seed", return_value=drawn):
@@ -70,11 +69,11 @@ def _few_rows_at_once() -> Iterator[None]:
 
 
 def _refusal(one: Call, cuts: Sequence[int], schedule: str, fuse_branches: bool) -> str:
-    """What a refusal has to name, as `docs/ranks.md` has it; empty where there is none to be."""
+    """Return the text that a refusal needs by `docs/ranks.md`; "" if none is due."""
     case = one.case
     if any(start == stop for start, stop in pairwise(cuts)):
         return "no rows on this rank"
-    options: dict[str, Any] = dict(is_causal=case.is_causal, schedule=schedule)
+    options = dict(is_causal=case.is_causal, schedule=schedule)
     options |= {} if case.lengths else dict(fuse_branches=fuse_branches)
     try:
         planned = plan_of(case.pattern, cuts, case.lengths, case.heads, case.kv_heads or case.heads, **options)
@@ -86,13 +85,13 @@ def _refusal(one: Call, cuts: Sequence[int], schedule: str, fuse_branches: bool)
 
 
 def wrong_rank(world: Any, call: dict[str, Any], cuts: Sequence[int], rank: int, argument: str, how: str) -> None:
-    """The call over ranks, of which one passes an argument that does not fit: it and all others raise."""
+    """The call over ranks, with a wrong argument on one: all raise."""
     one = Call.from_data(call)
     tensors = tensors_of(one)
 
-    def on_rank(comm: ThreadComm) -> None:
+    def on_rank(comm):
         rows = slice(*cuts[comm.rank : comm.rank + 2])
-        given: dict[str, Any] = dict(zip(("query", "key", "value"), (x[:, rows] for x in tensors.qkv), strict=True))
+        given = dict(zip(("query", "key", "value"), (x[:, rows] for x in tensors.qkv), strict=True))
         given |= dict(pattern=one.case.pattern, key_padding_mask=None if tensors.mask is None else tensors.mask[:, rows])
         if comm.rank == rank % comm.size:
             given[argument] = ARGUMENTS[argument][how](given["query"] if argument == "key_padding_mask" else given[argument])

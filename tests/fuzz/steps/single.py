@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from dilkit.testing.poison import poisoned_memory
 
 
 def call(world: Any, call: dict[str, Any]) -> None:
-    """A call against the oracle."""
     one = Call.from_data(call)
     tensors = tensors_of(one)
     with poisoned_memory() if one.way in ("function", "operator") else nullcontext():
@@ -26,7 +24,7 @@ def call(world: Any, call: dict[str, Any]) -> None:
 
 
 def again(world: Any, call: dict[str, Any], threads: int) -> None:
-    """The same call twice, with another number of threads and an empty cache: the same bits by the CPU kernel."""
+    """Call twice, with other threads and an empty cache: the same bits by the CPU kernel."""
     one = replace(Call.from_data(call), backend="native")
     tensors = tensors_of(one)
     first, before = computed(one, tensors), torch.get_num_threads()
@@ -50,7 +48,7 @@ def together(world: Any, calls: list[dict[str, Any]], clears: int) -> None:
     """Each call in a thread of its own, while another thread clears the cache."""
     each = [Call.from_data(call) for call in calls]
     given = [tensors_of(one) for one in each]
-    jobs: list[Callable[[], Any]] = [lambda one=one, x=x: computed(one, x) for one, x in zip(each, given, strict=True)]
+    jobs = [lambda one=one, x=x: computed(one, x) for one, x in zip(each, given, strict=True)]
     found = in_threads([*jobs, lambda: [plan.cache_clear() for _ in range(clears)]])
     for one, tensors, result in zip(each, given, found, strict=False):
         require_right(one, tensors, result)
@@ -65,7 +63,6 @@ def set_to(world: Any, name: str, value: str) -> None:
 
 
 def clear(world: Any) -> None:
-    """Empty the pattern cache."""
     plan.cache_clear()
     info = plan.cache_info()
     require(info.entries == info.bytes == 0, f"the cache is not empty: {info}")

@@ -66,7 +66,7 @@ class RedirectedKernel:
     def __getitem__(self, configuration: tuple[Any, ...]) -> Callable[..., None]:
         blocks, threads, _ = configuration
 
-        def launch_packed(*arguments: Any) -> None:
+        def launch_packed(*arguments):
             launch(self.emulator, self.ptx, [*packed(self.types, arguments)], blocks=blocks, threads=threads)
 
         return launch_packed
@@ -86,7 +86,7 @@ class Address(int):
 
 
 class Packer:
-    """As much of a kernel as packing takes."""
+    """The part of a kernel that packing uses."""
 
     extensions = ()
 

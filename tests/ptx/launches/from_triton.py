@@ -110,7 +110,7 @@ class RedirectingDriver(FakeDriver):
         threads = metadata.num_warps * metadata.warp_size
         types = tuple(source.signature.values())
 
-        def launch_loaded(*given: Any) -> None:
+        def launch_loaded(*given):
             (blocks, *others), (ptx, shared_bytes) = given[:3], given[4]
             assert others == [1, 1]
             values, active = [*_passed(types, given[9:]), *SCRATCH], driver.active

@@ -11,12 +11,11 @@ import torch
 from helpers.measuring import wrong_by
 from helpers.result_files import FOLDER
 
-from dilkit import Problem
 from dilkit.tools import cli
 from dilkit.tools.bench.one_pattern import REPORT, scaling
 from dilkit.tools.bench.overhead import overhead_s
 from dilkit.tools.measure.baselines import BASELINES
-from dilkit.tools.measure.case import CaseFields, CaseRunner
+from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.report.markdown import document_markdown
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.file import read_result
@@ -31,11 +30,11 @@ def bench(out: Path, *arguments: str) -> int:
 
 
 def test_scaling_is_fitted_for_who_was_measured_twice() -> None:
-    def row(who: str, tokens: int, work: float) -> Row:
+    def row(who, tokens, work):
         values = dict(tokens=tokens, flops=work)
         return Row(table="call", case=dict(length=str(tokens)), who=who, samples=(1e-6 * work,), values=values)
 
-    def fits(*rows: Row) -> dict[str, tuple[float, float, int]]:
+    def fits(*rows):
         return scaling(replace(read_result(FOLDER / "lengths.json", RowsResult, "bench"), rows=rows))
 
     linear = [row("linear", n, n) for n in (512, 1024, 2048)]
@@ -73,7 +72,7 @@ class TestWithoutPictures:
     def test_interruption_keeps_what_was_measured_and_replaces_nothing_by_nothing(self, tmp_path, capsys, monkeypatch) -> None:
         whole = CaseRunner.run
 
-        def run(self: CaseRunner, problem: Problem) -> CaseFields:
+        def run(self, problem):
             if problem.seq > 32:
                 raise KeyboardInterrupt
             return whole(self, problem)

@@ -79,13 +79,13 @@ def test_both_ends_of_the_longest_sequence_are_checked_and_half_of_it_is_tried_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class LosesTheEnd(StandIn):
-        def forward(self, *arguments: Any) -> Any:
+        def forward(self, *arguments):
             out, lse = super().forward(*arguments)
             if out.shape[1] > 256:
                 out[:, -1] = 0
             return out, lse
 
-    def inputs_that_do_not_fit(problem: Any) -> Any:
+    def inputs_that_do_not_fit(problem):
         tried.append(problem.seq)
         raise torch.cuda.OutOfMemoryError("no room")
 

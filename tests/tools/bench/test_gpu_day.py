@@ -56,7 +56,6 @@ def test_last():
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script of a GPU day."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("gpu_day_run", ROOT / "tests" / "gpu" / "run.py")
@@ -68,7 +67,6 @@ def script() -> ModuleType:
 
 
 def day(folder: Path) -> RowsResult:
-    """Run the tests in `folder` under the plugin, and return what it wrote."""
     (folder / "test_day.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     command = [
@@ -118,7 +116,7 @@ def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path,
 
 
 def test_the_parts_of_the_gpu_suite_are_all_of_it(script: ModuleType) -> None:
-    suite: Any = suites.suite("gpu")
+    suite = suites.suite("gpu")
     parts = Counter((step.table, step.what) for word in script.PARTS for step in suite(rows=(word,)).steps())
     assert parts == Counter((step.table, step.what) for step in suite().steps())
 
@@ -147,7 +145,6 @@ def test_what_the_sanitizer_says_is_read() -> None:
 
 
 def with_times(result: RowsResult, case: dict[str, Any], **seconds: float) -> RowsResult:
-    """Return `result` with these times of one problem."""
     rows = [replace(row, samples=(seconds[row.who],)) if row.case == case and row.who in seconds else row for row in result.rows]
     return replace(result, rows=tuple(rows))
 
@@ -178,7 +175,7 @@ def test_the_sweep_finds_a_wrong_row_and_tune_makes_the_choice_go_by_it(
     write_result(replace(result, quick=0), tmp_path / "suite.json")
     assert cli.main(["tune", "--take", str(tmp_path / "suite.json")]) == 0
     assert f"{len(result.cases('sweep'))} orders" in capsys.readouterr().out
-    sizes: Any = SIZES["preferences"]
+    sizes = SIZES["preferences"]
     problem = PreferencesSuite(sizes=sizes, device="cpu").problem(sizes.layers[0][0], 64, dtype=DTYPES[0])
     assert select(problem).name == other
     tuned.read_again()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from functools import partial
-from typing import Any
 
 import pytest
 
-from dilkit.comm import Comm, run_threads
+from dilkit.comm import run_threads
 from dilkit.device import probe
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
-from dilkit.testing.accuracy import Results, expected
+from dilkit.testing.accuracy import expected
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suites import hosts
@@ -29,7 +28,7 @@ SMALL = Problem(pattern=Pattern([8, 32, 64], [1, 2, 4]), seq=64, heads=4, head_d
 def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name: str) -> None:
     whole = Tensors.random(SMALL, seed=1)
 
-    def on_rank(comm: Comm) -> tuple[Results, int]:
+    def on_rank(comm):
         call = PEERS[name](comm, SMALL)
         call.once(call.part(whole))
         sent = comm.sent_bytes
@@ -46,7 +45,7 @@ def test_a_scheme_is_right_and_sends_as_many_bytes_as_its_table_says(name: str) 
 def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "sent_bytes", lambda: 0)
     monkeypatch.setattr(FullRing, "planned_bytes", lambda call: (1,) * call.comm.size)
-    ways: dict[str, Any] = dict(schedules=("auto",), peers=("full ring", "ulysses"))
+    ways = dict(schedules=("auto",), peers=("full ring", "ulysses"))
     rows = run_threads(2, partial(hosts.compare, problem=SMALL, checked=SMALL, repeats=1, case={}, **ways))[0]
     assert [(row.who, row.verdict, len(row.samples)) for row in rows] == [
         ("auto", "measured", 1),

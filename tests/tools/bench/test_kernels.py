@@ -15,7 +15,7 @@ pytest.importorskip("cupy", reason="cupy is not installed: make kernels")
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_table_in_the_docs_is_of_these_kernels(every: bool) -> None:
-    """Where the compiler is the same, its report of one build of each file, or of the smallest file, is what the table says."""
+    """With the same compiler, a new report of each file, or of the smallest, equals the table."""
     result = read_result(ROOT / "docs" / "results" / "kernels.json", KernelsResult)
     if result.nvrtc != ".".join(map(str, compiler_version())):
         pytest.skip(f"the table was made with NVRTC {result.nvrtc}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.result_files import FOLDER
 
-from dilkit.comm import Comm, run_threads
+from dilkit.comm import run_threads
 from dilkit.comm.launch import processes
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
@@ -85,7 +85,7 @@ def test_only_the_first_process_complains(monkeypatch, capsys) -> None:
 def test_threads_give_the_first_code_that_is_not_0_and_name_who_raised() -> None:
     assert ranks.run(asked("threads", 3), lambda comm: -comm.rank) == -1
 
-    def work(comm: Comm) -> int:
+    def work(comm):
         if comm.rank == 1:
             raise ZeroDivisionError("mine")
         comm.agree(b"go on")
@@ -149,7 +149,7 @@ class TestSuite:
             assert len(rows["ranks"].samples) == (verdict == "measured")
 
     def test_a_job_that_failed_is_no_figure_and_decides_on_the_exit_code(self) -> None:
-        def job() -> list[Row]:
+        def job():
             raise processes.JobError("2 ranks of mpi: the job ended with 1")
 
         right = Row(table="faults", case=dict(transport="torch"), who="rank 1", values=dict(left_behind=0))

@@ -43,7 +43,7 @@ def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("file", sorted(BY_SUITE))
 def test_published_figures_are_what_the_results_hold(file: str) -> None:
-    result: Any = registry.read(FOLDER / f"{file}.json")
+    result = registry.read(FOLDER / f"{file}.json")
     assert len(result.figures) == len(suites.suite(result.suite).TARGETS) > 0
     for published, target in zip(result.figures, suites.suite(result.suite).TARGETS, strict=True):
         *facts, values, verdict = astuple(target.judge(result))

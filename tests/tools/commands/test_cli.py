@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.command_line import in_subprocess, json_output, output
@@ -45,7 +44,7 @@ def test_a_command_that_cannot_be_loaded_hides_no_other(
 def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """While a command runs, and while it is loaded."""
 
-    def interrupted(argument: Any) -> int:
+    def interrupted(argument):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(where, interrupted)
@@ -63,10 +62,10 @@ def test_interruption_of_a_destructor_is_not_lost(
     monkeypatch.setattr(threading.Thread, "start", lambda thread: (start(thread), time.sleep(0.05)))
 
     class Dying:
-        def __del__(self) -> None:
+        def __del__(self):
             signal.raise_signal(number)
 
-    def run(args: Any) -> int:
+    def run(args):
         Dying()
         time.sleep(30)
         return 0
@@ -174,7 +173,7 @@ def test_info_picks_for_a_preset_in_the_dtype_that_suits_the_device(
 
 def test_info_all_shows_the_table_and_why_where_that_does_not_decide(capsys: pytest.CaptureFixture[str]) -> None:
     raw = family(cupy=False)["cupy_raw"]
-    raw.name, raw.requires = "raw", ("cupy_that_is_not_there",)  # type: ignore[misc]
+    raw.name, raw.requires = "raw", ("cupy_that_is_not_there",)
     with registered(raw):
         text = output(capsys, "info", "--all")
     words = " ".join(text.split())

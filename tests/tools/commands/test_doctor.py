@@ -23,7 +23,6 @@ from dilkit.tools.commands import doctor
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variables of dilkit, an empty folder for files, and nothing kept of what was read from it."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
@@ -33,7 +32,6 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def without_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks take seconds."""
     monkeypatch.setattr(doctor, "ranks", lambda: iter(()))
 
 

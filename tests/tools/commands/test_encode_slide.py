@@ -27,7 +27,6 @@ HUGE = torch.full((100, 10), 1e39, dtype=torch.float64)
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with weights and two slides of a small architecture, which is known while the test runs."""
     monkeypatch.setitem(ARCHITECTURES, "tiny", SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS))
     torch.save({"model": small().state_dict()}, tmp_path / "weights.pth")
     (tmp_path / "slides").mkdir()
@@ -84,7 +83,7 @@ def test_a_slide_that_will_not_do_is_named_and_the_others_are_embedded(files: Pa
 
 
 def test_what_a_checkpoint_stores_holds(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `finetune-slide` stores it: sizes that no architecture has, pooling, and the tile encoder."""
+    """`finetune-slide` stores sizes that no architecture has, pooling, and the tile encoder."""
     stored = dict(SMALL, num_heads=2, segment_lengths=(4, 8, 16), global_pool=True, tail="exact", tile_encoder="uni_v2")
     torch.save({"model": small().state_dict(), **stored}, files / "weights.pth")
     write(files / "slides" / "a.pt", 30, encoder="uni_v2")
@@ -100,8 +99,7 @@ def test_what_a_checkpoint_stores_holds(files: Path, capsys: pytest.CaptureFixtu
 
 
 def embedding(files: Path, name: str) -> torch.Tensor:
-    found: torch.Tensor = torch.load(files / "out" / f"{name}.pt", weights_only=True)["embedding"]
-    return found
+    return torch.load(files / "out" / f"{name}.pt", weights_only=True)["embedding"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_embeddings_replace_nothing_but_embeddings(files: Path, capsys: pytest.C
 def test_a_command_that_does_not_go_through_leaves_nothing(
     files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(content: object, file: Any) -> None:
+    def interrupted(content, file):
         file.write(b"half")
         raise KeyboardInterrupt
 
@@ -204,7 +202,7 @@ def test_what_is_doubtful_is_said(files: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is forked that has loaded torch")
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
 def test_closed_standard_streams_are_no_matter(files: Path, closed: tuple[int, ...]) -> None:
-    def run() -> None:
+    def run():
         torch.set_num_threads(1)
         for number in closed:
             os.close(number)

@@ -36,7 +36,7 @@ START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_han
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 @pytest.mark.parametrize(("command", "number"), COMMANDS.values(), ids=COMMANDS)
 def test_a_command_that_is_ended_leaves_whole_files_or_none(command: str, number: signal.Signals, tmp_path: Path) -> None:
-    """The first run is ended by nothing and says how long one takes; the last one goes on from what the others have left."""
+    """The first run measures the time; the last one goes on from the files of killed ones."""
     out = tmp_path / "out"
     for folder in (out, tmp_path / "text"):
         folder.mkdir()
@@ -45,7 +45,7 @@ def test_a_command_that_is_ended_leaves_whole_files_or_none(command: str, number
     arguments = command.format(out=out, text=tmp_path / "text").split()
     environment = {**os.environ, TUNED.name: str(out / "tuned.json"), "OMP_NUM_THREADS": "1"}
 
-    def run(moment: float) -> tuple[int, str]:
+    def run(moment):
         program = [sys.executable, "-c", f"{START}sys.exit(main(sys.argv[1:]))", *arguments]
         with subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             try:

@@ -62,7 +62,7 @@ def test_a_full_disk_keeps_the_old_file(command: str, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / name).write_text("old")
 
-    def with_a_full_disk() -> None:
+    def with_a_full_disk():
         os.chdir(folder)
         sys.dont_write_bytecode = True  # Python 3.11 keeps what it could not write whole, and cannot import it again
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

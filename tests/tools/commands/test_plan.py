@@ -15,7 +15,6 @@ from dilkit.comm import exchange_plan, ring_dilated_attention, run_threads, shar
 from dilkit.comm.passes.index_tables import index_tables
 from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import Speed
-from dilkit.comm.transports.base import Comm
 from dilkit.device import probe
 from dilkit.tools import cli
 from dilkit.tools.commands.plan_speeds import SpeedsResult
@@ -49,10 +48,10 @@ def counted(problem: dict[str, Any], pattern: Pattern, schedule: str, keep: str)
     inputs = [torch.randn(size, dtype=getattr(torch, dtype)) for size in sizes]
     mask = torch.rand(batch, seq) < 0.2 if problem["key_padding_mask"] else None
 
-    def rank(comm: Comm) -> tuple[int, int]:
+    def rank(comm):
         query, key, value = (shard(x, comm, pattern).requires_grad_() for x in inputs)
         flags = None if mask is None else shard(mask, comm, pattern)
-        call: dict[str, Any] = dict(is_causal=problem["is_causal"], key_padding_mask=flags, schedule=schedule, keep=keep)
+        call = dict(is_causal=problem["is_causal"], key_padding_mask=flags, schedule=schedule, keep=keep)
         out = ring_dilated_attention(query, key, value, pattern, comm, **call)
         forward = comm.sent_bytes
         out.backward(torch.ones_like(out))
@@ -63,7 +62,6 @@ def counted(problem: dict[str, Any], pattern: Pattern, schedule: str, keep: str)
 
 
 def pattern_in(text: str) -> Pattern:
-    """The pattern that the report names."""
     return eval(text, {"Pattern": Pattern})
 
 

@@ -18,7 +18,7 @@ from dilkit.selection import tuned, tuned_file
 from dilkit.selector import explain, select
 from dilkit.tools import cli
 from dilkit.tools.commands import tune
-from dilkit.tools.measure.case import CaseFields, CaseRunner
+from dilkit.tools.measure.case import CaseRunner
 
 SHAPE = ["--heads", "4", "--dim", "8", "--segments", "16,32", "--rates", "1,2", "--device", "cpu", "--repeats", "2"]
 PROBLEM = Problem(pattern=Pattern([16, 32], [1, 2]), seq=32, heads=4, head_dim=8)
@@ -31,7 +31,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that orders go to; its folder is not there yet."""
     path = tmp_path / "dilkit" / "tuned.json"
     monkeypatch.delenv(TUNED.name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -43,11 +42,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Seconds that a benchmark case finds of each backend, in place of measuring: all others are refused. Its checks are real."""
+    """Set the seconds of each backend in place of measuring; others are refused. Checks are real."""
     found: dict[str, float] = {}
     whole = CaseRunner.run
 
-    def run(self: CaseRunner, problem: Problem) -> CaseFields:
+    def run(self, problem):
         case = whole(self, problem)
         fixed = {
             name: replace(e, time=replace(e.time, median_s=found[name]))
@@ -167,7 +166,7 @@ def test_interruption_keeps_what_was_measured(
 ) -> None:
     whole = CaseRunner.run
 
-    def interrupted(self: CaseRunner, problem: Problem) -> CaseFields:
+    def interrupted(self, problem):
         if problem.seq > 32:
             raise KeyboardInterrupt
         return whole(self, problem)

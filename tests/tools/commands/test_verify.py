@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from helpers.command_line import json_output, output
@@ -57,7 +56,7 @@ def test_verify_exits_with_1_on_any_failure(capsys: pytest.CaptureFixture[str], 
 
 def test_verify_shows_each_place_that_raises_once(capsys: pytest.CaptureFixture[str], few_problems: int) -> None:
     class Raising(Reference):
-        def forward(self, *inputs: Any) -> Any:
+        def forward(self, *inputs):
             raise AttributeError(f"no attribute 'rate' in {inputs[1].seq}")
 
         attend_stored = forward  # by which one row over a cache is computed
@@ -77,7 +76,7 @@ def test_verify_computes_large_cases_again_and_says_where_they_are_wrong(
     class WrongWhenLarge(Native):
         name = "wrong_when_large"
 
-        def forward(self, inputs: Any, problem: Any) -> Any:
+        def forward(self, inputs, problem):
             out, lse = super().forward(inputs, problem)
             return (out + 1 if inputs.query.shape[1] == 64 else out), lse
 

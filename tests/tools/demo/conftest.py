@@ -19,7 +19,6 @@ def _as_many_threads_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    """A folder with some files of text to train on."""
     folder = tmp_path / "text"
     folder.mkdir()
     for i in range(12):

@@ -22,7 +22,6 @@ SMALL = ImageConfig(grid=8, patch=2, width=16, layers=1, heads=2, pattern=Patter
 
 
 def a_photo() -> torch.Tensor:
-    """64 x 64 pixels of waves."""
     rows, columns = torch.meshgrid(torch.arange(64) / 64, torch.arange(64) / 64, indexing="ij")
     return 0.5 + 0.5 * torch.stack([torch.sin(a * rows + b * columns) for a, b in ((9, 2), (3, 14), (20, 20))], -1)
 
@@ -51,7 +50,6 @@ def test_all_results_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def course(config: ImageConfig, order: str, seed: int) -> list[float]:
-    """All losses of a training."""
     trainer = Trainer(FillIn(Crops(a_photo(), config), order, seed), steps=12)
     trainer.run(4, lambda: None, lambda: None)
     return [loss for *_, loss in trainer.curve] + [point["loss"] for point in trainer.points]

@@ -74,7 +74,7 @@ def test_one_rank_prints_and_writes(text: str, tmp_path: Path, capsys: pytest.Ca
 def test_ctrl_c_ends_all_ranks_after_the_same_step(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def backward(self: TextTask, spent: float) -> tuple[float, int]:
+    def backward(self, spent):
         if self.comm.rank == 1:
             calls.append(1)
         if self.comm.rank == 1 and len(calls) == 3:
@@ -139,7 +139,7 @@ def test_ranks_learn_what_one_process_learns_or_the_command_ends_with_1(
     result = check_report(tmp_path / "out", 1, 2)
     steps = [row for row in result.rows if row.table == "steps"]
 
-    def verdicts(factor: float, name: str = ranks.LOSS_OF_STEP) -> dict[str, bool]:
+    def verdicts(factor, name=ranks.LOSS_OF_STEP):
         """True for what differs by rounding where the last step of one process has this factor."""
         last = Row(
             table="steps", case=steps[-1].case, who=ranks.ALONE, values=steps[-1].values | {name: steps[-1].values[name] * factor}

@@ -37,14 +37,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(corpus: Path, out: Path, *more: str) -> int:
-    """A run of three steps."""
     steps = ["--context", str(CONTEXT), "--steps", "3", "--threads", "1"]
     return cli.main(["demo", "--text", str(corpus), *steps, "--out", str(out), *more])
 
 
 @pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The results of one whole run, and what it printed."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as printed:
         patched.setattr(text, "SAMPLES", 1)
@@ -98,13 +96,13 @@ def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
 def test_interrupted_run_reports_what_there_is(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
-    def interrupt(self: Any, *arguments: Any) -> Any:
+    def interrupt(self, *arguments):
         calls.append(1)
         if len(calls) == (3 if when == "training" else 2):
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    owner: Any = Trainer if when == "training" else text.TextDemo
+    owner = Trainer if when == "training" else text.TextDemo
     name, calls = ("step" if when == "training" else "lengths"), list[int]()
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, interrupt)
@@ -147,13 +145,11 @@ def test_what_is_sampled_is_what_computing_every_row_again_gives() -> None:
 
 
 class Evil:
-    """Running code while it is loaded."""
-
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path.touch, (Path("evil"),))
 
 
-FOREIGN: dict[str, Any] = {
+FOREIGN = {
     "text": "not a checkpoint",
     "a state": dict(state_dict={}),
     "code": dict(config=Evil(), weights={}),

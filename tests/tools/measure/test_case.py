@@ -6,13 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 from helpers.measuring import SMALL, reference, wrong_by
 from helpers.pairwise import every_pair
 from helpers.slide_encoder import LENGTHS as SEGMENTS
 from helpers.slide_encoder import embeddings, slide, small
 
-from dilkit import Pattern, Problem
+from dilkit import Pattern
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.workloads.slide_calls import published_embedding
@@ -81,10 +80,10 @@ def test_who_computes_another_function_is_marked_with_its_error() -> None:
 
 
 def test_every_implementation_has_an_entry_that_says_what_became_of_it(monkeypatch) -> None:
-    def broken(inputs: Tensors, problem: Problem) -> torch.Tensor:
+    def broken(inputs, problem):
         raise RuntimeError("out of order")
 
-    def unable(*_) -> int:
+    def unable(*_):
         raise memory.MeasureError("no such counter")
 
     monkeypatch.setattr(memory, "peak_memory", unable)

@@ -57,7 +57,7 @@ HOSTILE = ("$\\frac{$", "<script>alert(1)</script>", "]]>--><!--")
 
 @pytest.mark.parametrize(("name", "kind"), list(zip(HOSTILE, ["lines", "points", "bars"], strict=True)))
 def test_hostile_names_are_drawn_as_they_are_in_pictures_that_share_no_ids(name: str, kind: Any) -> None:
-    x: list[Any] = [name, name + "2"] if kind == "bars" else [1, 2]
+    x = [name, name + "2"] if kind == "bars" else [1, 2]
     series = tuple(Series(f"{name}{i}", (plain(x[0], 1.0), Point(x[1], 2.0, 1.5, 3.0))) for i in range(2))
     plot = Plot(name, kind, series, (Axis(name, "tokens"), Axis(name, "number")), mark=1.0)
     first, second = picture.svg(plot, 1), picture.svg(plot, 2)

@@ -62,20 +62,13 @@ def test_texts_cannot_command_the_terminal(tmp_path: Path, capsys: Any) -> None:
         assert not {c for c in shown if not c.isprintable() and c != "\n"}
 
 
-# The decoder
-
-
 @dataclass(frozen=True)
 class Inner:
-    """A record in a record."""
-
     size: int
 
 
 @dataclass(frozen=True)
 class Outer:
-    """A field of every type that a record may have."""
-
     name: str
     ratio: float
     whole: int | None = None

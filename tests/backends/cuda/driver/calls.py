@@ -122,7 +122,7 @@ def stand_in_for_cudas_runtime(driver: Driver) -> None:
     """Before CuPy's modules bind its function that makes a context current on a thread: here one is."""
     from cupy_backends.cuda.api import runtime
 
-    def ensure_context() -> bool:
+    def ensure_context():
         return driver.current >= 0  # not None, of which ctypes would hand over no reference
 
     python = ctypes.pythonapi
@@ -140,7 +140,7 @@ kept: list[Any] = []
 
 
 def stand_in_for_torchs_runtime(driver: Driver) -> None:
-    """As torch's guard has it: a device that has no context is not made current again."""
+    """Give torch a runtime: its guard makes no device without a context current again."""
     import torch
 
     torch.cuda._exchange_device = driver.exchange
@@ -155,8 +155,6 @@ def stand_in_for_torchs_runtime(driver: Driver) -> None:
 
 
 class Calls:
-    """Forward and backward of one problem in fp16."""
-
     def __init__(self, driver: Driver) -> None:
         import torch
 

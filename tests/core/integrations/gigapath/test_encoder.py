@@ -162,7 +162,7 @@ def test_autocast_takes_tiles_of_any_floating_dtype():
 
 @pytest.mark.parametrize("global_pool", [False, True])
 def test_under_autocast_rows_are_summed_in_the_dtype_of_the_model(global_pool):
-    """GigaPath sums them so: a half type would round each sum, and float16 has no numbers beyond 65,504."""
+    """GigaPath sums so: half types round each sum, and float16 ends at 65,504."""
     model, (tiles, coords) = small(global_pool=global_pool, depth=8), slide(40)
     model.cls_token.data += 1e5
     with torch.no_grad():
@@ -235,7 +235,7 @@ def test_a_layer_in_pieces_is_the_whole(monkeypatch):
 
 
 def test_without_gradients_a_layer_holds_few_tensors():
-    """Its result, queries, keys, values and what they give: above all no hidden rows, which are four times as wide."""
+    """It holds its result, queries, keys and values, but no hidden rows, which are four times as wide."""
     config = SlideEncoderConfig(embed_dim=128, depth=1, num_heads=4, segment_lengths=(64,), dilation_rates=(1,))
     model = SlideEncoder(config).eval()
     x, [layer] = torch.randn(30_000, 128), model.layers()

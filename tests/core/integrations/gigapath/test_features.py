@@ -31,7 +31,6 @@ def h5_file(path, said, **arrays):
 
 
 def written(path, tiles=TILES, coords=COORDS, name="features", **said):
-    """A file with this content, and `said` among its attributes or entries."""
     if path.suffix == ".pt":
         torch.save({name: tiles, "coords": coords, **said}, path)
     elif path.suffix == ".npy":

@@ -28,7 +28,7 @@ PACKAGES = ("gigapath", "flash_attn", "torchscale")
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Files of random weights, by architecture, which a module in the place of huggingface_hub gives out by repository."""
+    """Write random weights by architecture; a stand-in for huggingface_hub returns them by repository."""
     files = {}
     for seed, (arch, config) in enumerate(NARROW.items()):
         torch.manual_seed(seed)
@@ -165,7 +165,7 @@ HUB = "hf_hub:prov-gigapath/prov-gigapath"
 
 
 class Caller(NamedTuple):
-    """A package's call of `create_model` and of the encoder. `name`: of the weights, those of a file where there is none."""
+    """A package's calls of `create_model` and of the encoder. `name`: its weights, or "" for a file."""
 
     settings: dict[str, Any]
     name: str = HUB
@@ -207,7 +207,7 @@ def test_each_package_gets_its_embeddings(files: dict[str, Path], name: str) -> 
     model.to("cpu").eval().to(caller.dtype)
     model.tile_size = np.int64(caller.tile_size)
     tiles, coords = tiles_and_coords(channels, step=caller.tile_size)
-    where: Any = dict(global_pool=pool, tile_size=caller.tile_size, dtype=caller.dtype)
+    where = dict(global_pool=pool, tile_size=caller.tile_size, dtype=caller.dtype)
     with torch.inference_mode(), torch.autocast("cpu", enabled=caller.dtype == torch.float32):
         given = coords.half() if caller.dtype == torch.float16 else coords
         embeddings, warned = texts(lambda: model(tiles.to(caller.dtype), given, all_layer_embed=caller.layers))
@@ -228,7 +228,7 @@ def create_model(pretrained, model_arch, in_chans, local_dir="there", **kwargs):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GigaPath's package is installed, with all that it imports: its encoder, what looks for flash-attn, and another module."""
+    """Install GigaPath's package: its encoder, the module that looks for flash-attn, and another one."""
     component = tmp_path / "gigapath" / "torchscale" / "component"
     component.mkdir(parents=True)
     for package in (component, component.parent, component.parent.parent):
@@ -392,7 +392,7 @@ def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     (tmp_path / "beside.py").touch()
 
-    def run() -> None:
+    def run():
         torch.set_num_threads(1)  # a forked child has none of the threads that this process has started
         with pytest.raises(SystemExit) as ended:
             main(["run", "--flash-attn", "2.5.8", "--backend", "reference", str(script), "--x", ARCH, "--help"])

@@ -14,7 +14,7 @@ from dilkit.integrations.gigapath import SlideEncoder, attention_map
 
 
 def on_ranks(size, model, work, change=lambda mine, rank: None):
-    """`work(model over ranks)` on each rank, the parameters being those of `model`, each model changed by `change`."""
+    """Return `work(model over ranks)` of each rank, whose model has the parameters of `model` and is changed by `change`."""
 
     def on_rank(comm):
         checkpointing = model.activation_checkpointing
@@ -37,7 +37,6 @@ def trained(model, comm, *call, **options):
 
 
 def check(size, model, *call, change=lambda mine, rank: None, **options):
-    """That each rank has the embeddings and gradients of one process, of the same parameters and with the same bits."""
     change(model, 0)
     embeddings, right = trained(model, None, *call, **options)
     scale = max(grad.abs().max() for grad in right.values())
@@ -78,7 +77,7 @@ def test_gradients_where_one_parameter_alone_is_trained(name):
 
 
 def test_ranks_leave_out_the_same_layers_in_training():
-    """What one process can find. If each rank drew for itself, nine of ten runs would find something else."""
+    """If each rank drew for itself, nine of ten runs would differ."""
     model, (tiles, coords) = small(dropout=0.0, drop_path=0.5, depth=3, global_pool=True), slide(30)
     model.train()
     with torch.no_grad():

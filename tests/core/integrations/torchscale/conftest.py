@@ -11,7 +11,7 @@ from helpers.torchscale_peer import loaded, unavailable
 
 @pytest.fixture
 def peer(request: pytest.FixtureRequest) -> Iterator[type[Any]]:
-    """torchscale's class, as the parameter says: by default a peer written from the published procedure."""
+    """Return torchscale's class, by default a peer written from the published procedure."""
     name = getattr(request, "param", "published")
     if why := unavailable(name):
         pytest.skip(why)

@@ -39,7 +39,6 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture(params=FORKS)
 def fork(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The module of a package that is on the path, and not loaded."""
     folder = tmp_path.joinpath(*request.param.split("."), "component")
     folder.mkdir(parents=True)
     (folder / "dilated_attention.py").write_text(SOURCE)
@@ -115,12 +114,12 @@ def test_a_later_version_is_compared_at_its_first_call(
 ) -> None:
     asked: list[str] = []
 
-    def outcome(command: list[str]) -> str:
+    def outcome(command):
         asked.append(command[-1])
         proving.main(command[-1])
         return capsys.readouterr().out.strip()
 
-    def call(version: str) -> None:
+    def call(version):
         monkeypatch.setattr("importlib.metadata.version", lambda name: version)
         with install():
             made(x, x, x)

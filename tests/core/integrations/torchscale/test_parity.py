@@ -62,7 +62,7 @@ def test_fp64(peer: type[Any], case: tuple[list[int], list[int], int, int], is_c
 
 
 def test_more_ratios_than_lengths(peer: type[Any]) -> None:
-    """Cut as `zip` cuts them. Forks of torchscale have such configurations; torchscale's own class fails in an assertion."""
+    """They are cut as by `zip`. Forks have such configurations, which fail an assertion in torchscale."""
     x = torch.randn(2, 33, 32, dtype=torch.float64)
     assert difference(*both(layer(peer, [10, 20], [1, 2, 3, 4]), x, x, x)) <= 1e-12
 
@@ -70,7 +70,6 @@ def test_more_ratios_than_lengths(peer: type[Any]) -> None:
 @EVERY_PEER
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_other_dtypes(peer: type[Any], dtype: torch.dtype) -> None:
-    """Against fp64: at most twice the error of the class itself."""
     x = torch.randn(2, 43, 32, dtype=torch.float64)
     made = layer(peer, [8, 16, 32], [1, 2, 4])
     exact = made(x, x, x)[0]
@@ -98,14 +97,13 @@ def gradients(made: Any, x: Tensor, call: Any) -> dict[str, Tensor]:
 
 
 def off(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """How far each gradient is from the exact one, in parts of its length."""
     return {name: float((found[name] - e).norm() / e.norm()) for name, e in exact.items()}
 
 
 @EVERY_PEER
 @pytest.mark.parametrize("rows", [64, 43])
 def test_gradients_are_those_of_one_softmax(peer: type[Any], rows: int) -> None:
-    """The class's own leave out that the weights of its branches depend on queries and keys: wrong by a fifth and more."""
+    """The class ignores that the weights of branches depend on queries and keys: wrong by a fifth and more."""
     made = layer(peer, [8, 16, 32], [1, 2, 4])
     x = torch.randn(2, rows, 32, dtype=torch.float64, requires_grad=True)
     exact = gradients(made, x, lambda x: by_the_oracle(made, x))
@@ -128,7 +126,7 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
 
 @EVERY_PEER
 def test_where_torchscale_is_wrong_dilkit_is_not_and_says_so_once(peer: type[Any], warned: list[Any], request: Any) -> None:
-    """A ratio that does not divide its length, and more rows than that: torchscale puts results into wrong rows."""
+    """With a ratio that does not divide its length, torchscale puts results into wrong rows."""
     made = layer(peer, [8, 10], [1, 4])
     x = torch.randn(1, 43, 32, dtype=torch.float64)
     own, found = both(made, x, x, x)
@@ -298,7 +296,7 @@ def test_masks_are_applied_or_ignored(peer: type[Any], dtype: torch.dtype) -> No
 
 
 class Elsewhere(torch.Tensor):
-    """A mask on another device, to all appearances. `looks` counts how often somebody waited for its values."""
+    """A mask that claims to be on another device. `looks` counts waits for its values."""
 
     looks = 0
     device = torch.device("xpu")
@@ -330,7 +328,6 @@ def test_a_mask_is_looked_at_once_where_that_takes_waiting(monkeypatch: pytest.M
 @pytest.mark.parametrize("xpos", [None, Turn()], ids=["", "xpos"])
 @pytest.mark.parametrize("tail", ["zeros", "exact"])
 def test_decoding_is_the_whole_row_by_row(peer: type[Any], xpos: Any, tail: str) -> None:
-    """A prompt of 11 rows, then one row, two, and one at a time over the ends of segments."""
     made, x, state = layer(peer, LENGTHS, RATIOS), rows(43), {}
     made.xpos = xpos
     whole = by_the_oracle(made, x, is_causal=True)
@@ -347,7 +344,7 @@ def test_decoding_is_the_whole_row_by_row(peer: type[Any], xpos: Any, tail: str)
 
 
 def test_decoding_with_a_mask_of_all_keys(peer: type[Any]) -> None:
-    """A mask of the new rows alone does not say which of the older keys are padding: it is refused."""
+    """A mask of the new rows does not say which older keys are padding."""
     made, x, state, mask = layer(peer, LENGTHS, RATIOS), rows(43), {}, torch.zeros(2, 43, dtype=torch.bool)
     mask[1, :9] = True
     whole = by_the_oracle(made, x, is_causal=True, key_padding_mask=mask)

@@ -24,7 +24,6 @@ from helpers.language_models import (
     transformers,
 )
 from helpers.pairwise import every_pair
-from torch import Tensor
 from torch.testing import assert_close
 
 from dilkit import GlobalTokens, Pattern, SlidingWindow
@@ -43,7 +42,6 @@ SIDES = [row for row in product(EVERY, ["left", "right", "between"]) if "windows
 
 @pytest.fixture(autouse=True)
 def registered() -> None:
-    """Models compute their own windows unless a test registers a pattern."""
     register(None)
 
 
@@ -118,7 +116,7 @@ def test_gradients_of_a_padded_batch_and_after_a_cached_prefix() -> None:
     model, parts, cache = llama(attn_implementation="dilkit"), sequences(), package.DynamicCache()
     batch, tokens = padded(parts, "left"), parts[2][None]
 
-    def gradients(*outs: Tensor) -> tuple[Tensor, ...]:
+    def gradients(*outs):
         return torch.autograd.grad(sum(out.square().sum() for out in outs), [*model.parameters()])
 
     found = gradients(result(model, **batch)[batch["attention_mask"].bool()])

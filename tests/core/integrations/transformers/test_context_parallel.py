@@ -64,7 +64,7 @@ def of_one_rank(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, float, di
 def over_ranks(size: int, model: Any, batch: dict[str, Tensor], **options: Any) -> list[Any]:
     models = [copy.deepcopy(model) for _ in range(size)]
 
-    def on_rank(comm: Comm) -> Any:
+    def on_rank(comm):
         mine = models[comm.rank]
         ranks = context_parallel(mine, comm, averages=False, **options)
         out = mine(**ranks.shard(batch), use_cache=False)
@@ -134,7 +134,6 @@ def test_positions_that_a_model_counts_are_those_of_the_whole_batch(name: str) -
 
 
 def test_a_model_that_has_no_pattern_computes_what_it_computed() -> None:
-    """Also of labels that a batch says the number of, by which one process divides."""
     for options in (dict(schedule=None), dict(schedule="ring"), dict(keep="nothing")):
         items = torch.tensor(77) if options.get("keep") else 77
         model, batch = llama(), dict(BATCHES["two sequences"], num_items_in_batch=items)
@@ -153,7 +152,7 @@ def test_windows_of_the_part_for_text() -> None:
     models = [copy.deepcopy(model) for _ in range(2)]
     register(None)
 
-    def on_rank(comm: Comm) -> Tensor:
+    def on_rank(comm):
         ranks = context_parallel(models[comm.rank], comm)
         assert ranks.count(batch) == 0
         return ranks.unshard(models[comm.rank](**ranks.shard(batch)).last_hidden_state)
@@ -163,12 +162,12 @@ def test_windows_of_the_part_for_text() -> None:
 
 
 def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> None:
-    """Two replicas of one rank, two batches a step of different numbers of labels: the mean over all of these."""
+    """Two replicas of one rank and two batches a step have different numbers of labels."""
     model, batches = llama(), list(BATCHES.values())
     steps = [[batches[0], batches[1]], [batches[2], batches[1]]]
     models = [copy.deepcopy(model) for _ in steps]
 
-    def on_rank(replicas: Comm) -> float:
+    def on_rank(replicas):
         own, mine = run_alone(), models[replicas.rank]
         ranks = context_parallel(mine, own, replicas=replicas, pattern=PATTERN)
         items = ranks.count(*steps[replicas.rank])
@@ -182,7 +181,7 @@ def test_the_loss_is_weighted_by_the_tokens_of_all_replicas_and_batches() -> Non
 
 def test_the_example_of_the_page_holds_on_two_threads() -> None:
     example = next(iter(re.findall(r'^```python title="windows.py"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)))
-    names: dict[str, Any] = {"__name__": "windows"}
+    names = {"__name__": "windows"}
     exec(compile(example, "windows.py", "exec"), names)
     run_threads(2, names["main"])
 
@@ -220,7 +219,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_a_batch_that_cannot_be_cut_is_refused_on_all_ranks(name: str) -> None:
     batch, text = WRONG[name]
 
-    def on_rank(comm: Comm) -> None:
+    def on_rank(comm):
         with pytest.raises((ValueError, TypeError), match=text):
             ContextParallel(comm).shard(batch)
 
@@ -272,7 +271,7 @@ def test_what_is_refused_is_refused_on_all_ranks(name: str, monkeypatch: pytest.
     call, text = REFUSED[name]
     models = [(WINDOWED["gpt_oss"] if "gpt-oss" in name else llama)() for _ in range(2)]
 
-    def on_rank(comm: Comm) -> None:
+    def on_rank(comm):
         model = models[comm.rank]
         with pytest.raises(PlanMismatch if "other" in name else ValueError, match=text):
             call(model, context_parallel(model, comm, pattern=PATTERN))
@@ -315,7 +314,7 @@ def test_sequences_whose_length_chooses_rotary_frequencies_are_refused() -> None
 def test_full_attention_is_balanced_and_windows_send_least(monkeypatch: pytest.MonkeyPatch) -> None:
     model, schedules = MODELS["gemma3"](), []
 
-    def attend(*inputs: Any, schedule: str, keep: str, **options: Any) -> Tensor:
+    def attend(*inputs, schedule, keep, **options):
         schedules.append(schedule)
         assert keep == "rows"
         return original(*inputs, schedule=schedule, keep=keep, **options)

@@ -121,7 +121,7 @@ def test_malformed_batches_are_refused_and_nothing_is_written() -> None:
     model, tokens = llama(attn_implementation="dilkit"), torch.full((1, 5), 7)
     pool = Pool(model.config)
 
-    def refused(kind: type[Exception], words: str, rows: Tensor = tokens, **changed: Any) -> None:
+    def refused(kind, words, rows=tokens, **changed):
         with pytest.raises(kind, match=words), torch.no_grad():
             model(rows, use_cache=False, position_ids=torch.arange(5)[None], **(pool.batch() | changed))
 
@@ -154,10 +154,10 @@ def test_tables_are_made_anew_where_a_batch_has_been_written_to() -> None:
     for x in pool.allocator._kv_token_views[0]:
         x.copy_(torch.randn_like(x))
 
-    def logits() -> Tensor:
+    def logits():
         return result(model, input_ids=tokens, position_ids=torch.tensor([[6, 7, 0, 1, 2]]), use_cache=False, **batch)
 
-    def anew() -> Tensor:
+    def anew():
         batch["cu_seq_lens_q"] = batch["cu_seq_lens_q"].clone()
         return logits()
 

@@ -60,7 +60,7 @@ def test_patterns_by_layer_and_a_second_conversion() -> None:
 
 
 def of_two_kinds() -> Any:
-    """A model of layers of two kinds, of which the second has no number, as Zamba's that several layers share."""
+    """Make layers of two kinds; the second has no number, as Zamba's shared layers."""
     model = llama(layer_types=["full_attention"] * 2)
     model.model.layers[1].self_attn.layer_idx = None
     return model
@@ -204,7 +204,7 @@ def test_a_pattern_without_an_attention_is_said(tmp_path: Path) -> None:
 
 def test_windows_are_not_converted_to_the_pattern_of_others() -> None:
     register(PATTERN)
-    mistral: Any = package.MistralForCausalLM(package.MistralConfig(**SIZES, sliding_window=6, num_key_value_heads=2))
+    mistral = package.MistralForCausalLM(package.MistralConfig(**SIZES, sliding_window=6, num_key_value_heads=2))
     with pytest.raises(ValueError, match="name='dilkit' is registered with"):
         convert(mistral)
     assert len(convert(mistral, name="dilkit_by_window").layers) == 2
@@ -226,10 +226,10 @@ LLAMA = "transformers.models.llama.modeling_llama:LlamaForCausalLM"
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The classes that were compared, here instead of in a process of their own; every version is newer than those tested."""
+    """Record the compared classes, in this process; every version is newer than the tested ones."""
     names: list[str] = []
 
-    def outcome(command: list[str]) -> str:
+    def outcome(command):
         names.append(command[-1])
         with redirect_stdout(io.StringIO()) as out:
             try:
@@ -251,14 +251,14 @@ def test_a_class_that_is_right_is_compared_once_for_all_processes(asked: list[st
     proof._proofs.clear()
     register(PATTERN)
     llama(attn_implementation="dilkit")  # with the model within it, of a class of its own
-    kind: Any = type("Mine", (package.LlamaForCausalLM,), {"__module__": "no_such_module"})
+    kind = type("Mine", (package.LlamaForCausalLM,), {"__module__": "no_such_module"})
     convert(kind(package.LlamaConfig(**SIZES)), PATTERN)
     assert asked == [LLAMA]
     assert {x.verdict for x in proof.recorded()} == {"passed"}
 
 
 def test_a_class_that_drops_its_cache_is_refused(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPT did so where the cache got another name: no error, and other logits, though not always other tokens."""
+    """MPT dropped a renamed cache: no error, other logits, and sometimes the same tokens."""
     register(PATTERN)
     monkeypatch.setattr(alibi, "_with_cached", lambda layer, key, value, **options: (key, value))
     config = package.MptConfig(d_model=32, n_heads=4, n_layers=1, vocab_size=64, attn_implementation="dilkit")

@@ -15,7 +15,7 @@ package = transformers()
 from dilkit.integrations.transformers import dilated_cache, register  # noqa: E402
 
 STEPS = 24
-OPTIONS: dict[str, Any] = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
+OPTIONS = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
 PROMPT = torch.stack(sequences((11, 11)))
 
 
@@ -41,7 +41,7 @@ PATTERNS = {
 def test_patterns_give_the_tokens_of_a_cache_of_all_keys(pattern: str, way: str) -> None:
     register(PATTERNS[pattern])
     model = llama(attn_implementation="dilkit")
-    more: dict[str, Any] = dict(greedy={}, beams=dict(num_beams=3), **{"looked up": dict(prompt_lookup_num_tokens=2)})[way]
+    more = dict(greedy={}, beams=dict(num_beams=3), **{"looked up": dict(prompt_lookup_num_tokens=2)})[way]
     prompt = PROMPT[:1].repeat(1, 2) if more else PROMPT
     found, wanted = (
         model.generate(prompt, **OPTIONS, **more, past_key_values=cache)

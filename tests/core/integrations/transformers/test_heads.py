@@ -36,14 +36,12 @@ class Layer(nn.Module):
 
 
 def mesh_of(rank: int, ranks: int, ndim: int = 1) -> Any:
-    """Return what is asked of a `DeviceMesh` of one dimension."""
     return SimpleNamespace(ndim=ndim, get_local_rank=lambda: rank, size=lambda: ranks)
 
 
 def computed(
     pattern: Pattern, first: int = 0, kv_heads: int = KV_HEADS, layer: Layer | None = None, mesh: Any = None, **options: Any
 ) -> Tensor:
-    """What the layer gives key/value heads from `first` on, and their query heads."""
     torch.manual_seed(4)
     group = HEADS // KV_HEADS
     q, (k, v) = torch.randn(2, HEADS, SEQ, 8), torch.randn(2, 2, KV_HEADS, SEQ, 8).unbind()
@@ -115,7 +113,6 @@ def test_a_pattern_says_which_heads_they_are(offset: str, first: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("pattern", DIFFERS)
 def test_a_mesh_says_which_heads_they_are(pattern: str, ranks: int) -> None:
-    """As under DeepSpeed's Ulysses: local heads, the whole sequence, and the sinks of all heads."""
     held, whole = KV_HEADS // ranks, computed(DIFFERS[pattern], s_aux=SINKS)
     parts = [computed(DIFFERS[pattern], t * held, held, mesh=mesh_of(t, ranks), s_aux=SINKS) for t in range(ranks)]
     assert_close(torch.cat(parts, 2), whole)
@@ -163,7 +160,7 @@ def compare_compiled(folder: Path) -> None:
 
 
 def stored_over_ranks(folder: Path, mesh: Any) -> None:
-    """A part of the heads, and projections that FSDP cuts over as many ranks: which heads these are is not known."""
+    """FSDP cuts projections of a part of the heads, so that these heads are unknown."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="dilkit")
     layer = model.model.layers[0].self_attn
     for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):

@@ -30,7 +30,6 @@ def registered() -> None:
 
 
 def batch(side: str = "left") -> dict[str, Tensor]:
-    """Padded on a side, or in the midst of two sequences; without positions."""
     made = padded(sequences(), side)
     del made["position_ids"]
     return made
@@ -89,7 +88,7 @@ def test_arguments_of_other_versions_of_transformers(make: Any) -> None:
     layer = next(x for x in make("dilkit").modules() if type(x).__name__.endswith("Attention"))
     first, rows = (dict(residual=0, alibi=None) if make is bloom else dict(position_bias=None)), torch.randn(1, 12, 8 * HEADS)
 
-    def attended(start: int, stop: int, **options: Any) -> Tensor:
+    def attended(start, stop, **options):
         mask = TokenMask(True, stop - start, stop)
         return layer(rows[:, start:stop], **first, attention_mask=mask, use_cache=True, **options)[0]
 
@@ -155,7 +154,6 @@ def tables(model: Any) -> list[Tensor]:
 
 
 def counted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, position_bias: Tensor, **options: Any) -> Any:
-    """T5's attention to what `PATTERN` counts, and cross-attention to everything."""
     scores = q @ k.transpose(2, 3) + position_bias
     if q.shape == k.shape:
         scores = scores + PATTERN.count(q.shape[2], heads=q.shape[1], is_causal=module.is_causal).log()

@@ -45,7 +45,7 @@ def packed_as(of_keys: torch.Tensor) -> Any:
 
 
 def configured(make: Any = llama, **config: Any) -> Any:
-    def call() -> None:
+    def call():
         register(None, "dilkit_by_config")
         result(make(attn_implementation="dilkit_by_config", **config), input_ids=TOKENS)
 
@@ -53,7 +53,7 @@ def configured(make: Any = llama, **config: Any) -> Any:
 
 
 def cached(kind: str = "DynamicCache", rows: int = 12, grad: bool = False, **inputs: Any) -> Any:
-    def call() -> None:
+    def call():
         model = llama(attn_implementation="dilkit")
         sizes = dict(config=model.config, max_cache_len=32) if kind == "StaticCache" else {}
         cache = getattr(package, kind)(**sizes)
@@ -150,10 +150,10 @@ def test_what_is_no_pattern_or_name_is_refused(arguments: Any) -> None:
 
 
 def test_unknown_arguments() -> None:
-    """Such as those by which layers of MiniMax-M3 choose blocks of keys, and those of later versions of transformers."""
+    """MiniMax-M3's layers choose blocks of keys by such arguments."""
 
     class Choosing(type(llama().model.layers[0].self_attn)):
-        def forward(self, q: Any, chosen: Any, **options: Any) -> Any:
+        def forward(self, q, chosen, **options):
             attention_interface = partial(attend, PATTERN, None)
             return attention_interface(self, q, q, q, None, scaling=1.0, chosen=chosen, **options)[0]
 
@@ -167,7 +167,7 @@ def test_threads_look_arguments_up_one_after_the_other(monkeypatch: pytest.Monke
     layers = [type("Layer", (torch.nn.Module,), {"forward": lambda self: None}) for _ in range(4)]
     parse, parsing, most = ast.parse, [], []
 
-    def watched(source: str) -> ast.Module:
+    def watched(source):
         parsing.append(source)
         time.sleep(0.01)
         most.append(len(parsing))
@@ -195,7 +195,7 @@ def test_dilkit_does_not_import_it_and_names_are_functions(tmp_path: Any) -> Non
 
 
 def test_compiled_blocks_of_tokens_that_see_each_other() -> None:
-    def blocked(embeds: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    def blocked(embeds, blocks):
         create_causal_mask(config, embeds, None, None, PLACES, block_sequence_ids=blocks)
         return embeds + 1
 

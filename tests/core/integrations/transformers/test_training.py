@@ -120,7 +120,7 @@ OTHER_BATCHES = [pytest.param(*x, marks=pytest.mark.slow) for x in ((segments, "
 
 
 def counting(graphs: list[Any]) -> Any:
-    def backend(graph: Any, _: Any) -> Any:
+    def backend(graph, _):
         graphs.append(graph)
         return graph
 
@@ -151,13 +151,12 @@ class Packed(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor, starts: torch.Tensor, of_keys: torch.Tensor, longest: Any) -> torch.Tensor:
         where = dict(cu_seq_lens_q=starts, cu_seq_lens_k=of_keys, max_length_q=longest, max_length_k=longest)
-        found: torch.Tensor = self.layer(rows, **where)[0]
-        return found
+        return self.layer(rows, **where)[0]
 
 
 @pytest.mark.parametrize("counted", [int, pytest.param(torch.tensor, marks=pytest.mark.slow)])
 def test_one_graph_for_all_lengths_that_are_given(counted: Any) -> None:
-    def batch(*lengths: int) -> tuple[Any, ...]:
+    def batch(*lengths):
         starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
         return torch.randn(1, sum(lengths), 32), starts, starts.clone(), counted(max(lengths))
 

@@ -31,7 +31,6 @@ SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_atte
 
 
 def run(name: str, folder: Path, check: str = "", **numbers: str) -> str:
-    """What a program of the page prints, `check` at its end, by the command of the page that names it."""
     (folder / name).write_text(PROGRAMS[name] + check)
     command = next(command for command in COMMANDS if f" {name}" in command and ("--resume" in command) == ("resume" in numbers))
     arguments = command.split()

@@ -36,7 +36,6 @@ def write_slide(path: Path, n: int, seed: int = 0, **said: Any) -> Path:
 
 
 def cohort(folder: Path, **changes: Any) -> tuple[list[Path], CohortJob]:
-    """Slides in files, and the job of embedding them; `changes` are of the job."""
     (folder / "out").mkdir()
     torch.save({"model": small().state_dict()}, folder / "weights.pth")
     paths = [write_slide(folder / f"s{i}.pt", n, seed=i) for i, n in enumerate(LENGTHS)]
@@ -46,7 +45,6 @@ def cohort(folder: Path, **changes: Any) -> tuple[list[Path], CohortJob]:
 
 
 def embed(paths: list[Path], job: CohortJob) -> tuple[list[str], list[str], list[str]]:
-    """Run a job in this process: the outputs that were written, those that were kept, and reasons of refusals."""
     plan = plan_cohort(paths, job)
     records, refused = embed_share(small(), plan, job)
     finish(plan, job, [*plan.refused, *refused])

@@ -22,7 +22,6 @@ def needs_torchmetrics() -> None:
 
 
 def patients(n: int, distinct: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    """Risks, times and events of n patients, with ties."""
     generator = torch.Generator().manual_seed(n)
     risks = torch.randint(distinct, (n,), generator=generator).double()
     times = (risks.flip(0) + torch.randint(distinct, (n,), generator=generator)).double()
@@ -46,7 +45,7 @@ def test_the_c_index_is_that_of_the_definition_if_there_is_a_pair() -> None:
 
 
 def test_intervals_are_of_whole_patients() -> None:
-    """The mean over slides, of which one patient has all but two: its interval is as wide as patients differ."""
+    """One patient has all slides but two: the interval of the mean is as wide as patients differ."""
     x = torch.tensor([0.0, 1.0, *[0.5] * 8])
     interval = metrics.bootstrap(lambda rows: x[rows].mean().item(), ["a", "b", *"c" * 8], resamples=400, seed=0)
     assert interval is not None

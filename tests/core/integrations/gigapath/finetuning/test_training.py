@@ -23,7 +23,7 @@ from dilkit.integrations.gigapath.finetuning.slides import SlideFile, slide_read
 from dilkit.integrations.gigapath.finetuning.training import accumulate, layer_scale, optimizer_of, rate_at, set_rate
 
 SETTINGS = Settings(epochs=3, accumulate=4, base_rate=0.3, resamples=20)
-DROPPING: dict[str, Any] = dict(dropout=0.2, drop_path=0.2)
+DROPPING = dict(dropout=0.2, drop_path=0.2)
 Slides = tuple[Labels, tuple[SlideFile, ...]]
 
 
@@ -36,7 +36,7 @@ def slides(tmp_path: Path) -> Slides:
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_gradients_are_those_of_one_batch(tmp_path: Path, survival: bool, activation_checkpointing: bool) -> None:
     labels, files = cohort(tmp_path, survival=survival)
-    options: dict[str, Any] = dict(dropout=0.0, drop_path=0.0, dtype=torch.float64)
+    options = dict(dropout=0.0, drop_path=0.0, dtype=torch.float64)
     encoder = tiny_encoder(activation_checkpointing=activation_checkpointing, **options)
     read = slide_reader(files, encoder.cls_token)
     objective, group = objective_of(labels), [1, 6, 3, 8, 10]
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_one_batch(tmp_path: Path, survival: bool, activa
 
 
 def test_both_passes_drop_the_same(tmp_path: Path) -> None:
-    """Cox's likelihood needs each slide twice: the gradients are those of one function of the weights."""
+    """Cox's likelihood needs each slide twice, with the same weights."""
     labels, files = cohort(tmp_path, survival=True)
     encoder = tiny_encoder(**DROPPING, dtype=torch.float64).train()
     model = SlideModel(encoder, 1, slide_reader(files, encoder.cls_token))
@@ -76,9 +76,9 @@ def test_both_passes_drop_the_same(tmp_path: Path) -> None:
 
 
 def interrupted(slides: Slides, out: Path, settings: Settings, steps: int) -> Finetuning:
-    """The record of a run that ended after so many steps, and went on in what stands for another process."""
+    """Return the record of a run that ended after so many steps and went on as in another process."""
 
-    def stop(step: int, *_: object) -> None:
+    def stop(step, *_):
         if step == steps:
             raise KeyboardInterrupt
 
@@ -93,7 +93,6 @@ def interrupted(slides: Slides, out: Path, settings: Settings, steps: int) -> Fi
 def test_a_resumed_run_is_the_uninterrupted_run(
     slides: Slides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: bool, steps: int, save_seconds: float
 ) -> None:
-    """Bit by bit: from the end of the epoch before, and from within an epoch, where that was saved."""
     monkeypatch.setattr(training_module, "SAVE_SECONDS", save_seconds)
     settings = replace(SETTINGS, freeze=freeze)
     whole = finetune(*slides, tiny_encoder(**DROPPING), tmp_path / "whole", settings)
@@ -140,7 +139,7 @@ def test_what_does_not_fit_an_earlier_run_or_the_encoder_is_refused(tmp_path: Pa
     labels, files = cohort(tmp_path / "slides", survival=True)
     checkpoint = tmp_path / "out" / "checkpoint.pt"
 
-    def refused(words: str, settings: Settings = SETTINGS, slides: Any = files, resume: bool = True, **encoder: Any) -> None:
+    def refused(words, settings=SETTINGS, slides=files, resume=True, **encoder):
         with pytest.raises(ValueError, match=words):
             finetune(labels, slides, tiny_encoder(**encoder), tmp_path / "out", settings, resume=resume)
 
@@ -167,7 +166,7 @@ def test_steps_without_an_event_are_passed_over(tmp_path: Path) -> None:
     settings = replace(SETTINGS, accumulate=1, warmup_epochs=0.0, weight_decay=0.5, base_rate=10.0)
     with_event = set(range(9))
 
-    def look(step: int, *_: object) -> None:
+    def look(step, *_):
         seen.append(encoder.cls_token.tolist())
         if seen[-1] == seen[-2]:
             with_event.discard(step - 1)
@@ -302,7 +301,7 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
 
 
 def test_the_rate_of_each_step() -> None:
-    """The rate rises from 0 over the warm-up, then falls along half a cosine to the least rate, like GigaPath's."""
+    """The rate rises from 0 over the warm-up, then falls along half a cosine, as in GigaPath."""
     settings = Settings(epochs=5, warmup_epochs=1.0, base_rate=2e-3, accumulate=32, least_rate=1e-6)
     assert settings.peak_rate == 2e-3 * 32 / 256
     for epoch in (0.0, 0.25, 1.0, 1.5, 3.0, 5.0):
