@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"dilkit": "dilkit", "backends": "dilkit.backends", "comm": "dilkit.comm", "tools": "dilkit.tools", "tests": ""}
 """The folders of modules, with the names that these begin with."""
-COMMITS = 40
+COMMITS = 20
 PART = 4
 """Changes may reach one of so many files of tests."""
 
@@ -45,15 +45,17 @@ def reached(changed: Iterable[str]) -> tuple[set[str], dict[str, list[str]]]:
     """Return the files of tests that the changed files reach, and which of these were followed how far.
 
     Imports are followed from the first changed file on, as long as all that is reached stays within the limit. Where a file
-    reaches too many, the tests in its folder are taken; where these are too many too, none but itself.
+    reaches too many, the tests in its folder are taken, then itself alone; a change of everything leaves the rest to the shares.
     """
     found: set[str] = set()
-    followed: dict[str, list[str]] = {"by imports": [], "by folder": [], "left to the shares": []}
+    followed: dict[str, list[str]] = {"by imports": [], "by folder": [], "alone": [], "left to the shares": []}
     for name in changed:
-        ways = (dependents(name), beside(name), {name} & tests())
-        way = next((at for at, more in enumerate(ways) if len(found | more) * PART <= len(tests())), len(ways) - 1)
-        found |= ways[way]
-        [*followed.values()][way].append(name)
+        ways = {"by imports": dependents(name), "by folder": beside(name), "alone": {name} & tests()}
+        if not ways["by imports"]:
+            continue
+        way = next((how for how, more in ways.items() if more and len(found | more) * PART <= len(tests())), "left to the shares")
+        found |= ways.get(way, set())
+        followed[way].append(name)
     return found, followed
 
 

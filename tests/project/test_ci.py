@@ -77,6 +77,10 @@ def test_a_change_chooses_the_tests_that_depend_on_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(reach, "PART", 5)
     assert chosen("dilkit/pattern.py") == {"started.py", "pattern.py"}, "these are in its folder"
     assert chosen("docs/page.md", "dilkit/pattern.py") == {"docs.py"}, "the last change comes first"
+    monkeypatch.setattr(reach, "PART", 10)
+    assert chosen("comm/ring.py", "tests/comm/test_lazy.py") == {"lazy.py"}, "ring.py reaches two files, and one fits"
+    monkeypatch.setattr(reach, "PART", 100)
+    assert not chosen("tests/comm/test_lazy.py"), "one test is more than a hundredth"
 
 
 @pytest.fixture
