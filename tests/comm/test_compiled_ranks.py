@@ -28,10 +28,9 @@ Make = Callable[["Comm | None"], nn.Module]
 class Functions(nn.Module):
     """Calls of the function: with every argument, and two that do not depend on each other, one of few gradients."""
 
-    def __init__(self, comm: Comm | None, dropout_p: float = 0.25, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, comm: Comm | None, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.attend: Any = dilated_attention if comm is None else partial(ring_dilated_attention, comm=comm)
-        self.dropout_p = dropout_p
         self.kept: dict[str, Any] = {} if comm is None else dict(keep="nothing")
         draw = torch.Generator().manual_seed(1)
         self.weight = nn.Parameter(torch.randn(HEAD_DIM, HEAD_DIM, generator=draw).to(dtype))
@@ -39,7 +38,7 @@ class Functions(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k = x @ self.weight, x[:, :, ::2].contiguous()
-        options = dict(is_causal=True, key_padding_mask=mask, sink=self.sink, scale=0.3, dropout_p=self.dropout_p)
+        options = dict(is_causal=True, key_padding_mask=mask, sink=self.sink, scale=0.3, dropout_p=0.25)
         out, lse = self.attend(q, k, k.sin(), pattern=PATTERN, **options, return_lse=True)
         aside = self.attend(q, k, k, pattern=PATTERN, **self.kept)
         beside = self.attend(q.detach() * 2, k.detach(), k, pattern=PATTERN, backend=["reference"])
@@ -129,16 +128,12 @@ def further(comm: Comm) -> None:
     check(comm, partial(Network, dtype=torch.bfloat16), "aot_eager", 50, dtype=torch.bfloat16)
 
 
-def dropout_on_inductor(comm: Comm) -> None:
+def on_inductor(comm: Comm) -> None:
+    """A part of it: C++ takes long to compile."""
     import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # seeds are drawn as torch draws them
-    check(comm, Functions, "inductor", 50)
-
-
-def further_on_inductor(comm: Comm) -> None:
-    """A part of it: C++ takes long to compile."""
-    check(comm, partial(Functions, dropout_p=0.0), "inductor", 40, 57, dynamic=True)
+    check(comm, Functions, "inductor", 40, 57, dynamic=True)
     check(comm, partial(Network, layers=1, dtype=torch.bfloat16), "inductor", 50, dtype=torch.bfloat16)
 
 
@@ -171,8 +166,7 @@ def refuse(comm: Comm, **wrong: Any) -> None:
         essentials,
         pytest.param(refused, marks=pytest.mark.slow),
         pytest.param(further, marks=pytest.mark.slow),
-        pytest.param(dropout_on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
-        pytest.param(further_on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
+        pytest.param(on_inductor, marks=[pytest.mark.slow, NEEDS_COMPILER]),
     ],
 )
 def test_two_ranks(work: Callable[[Comm], None]) -> None:

@@ -185,8 +185,7 @@ def all_models(world: Comm, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_tensor_parallelism(tmp_path: Path, ranks: int) -> None:
+def test_tensor_parallelism(tmp_path: Path) -> None:
     for make in (llama, gpt_oss):
         make(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS).save_pretrained(tmp_path / make.args[0])
-    launch.run("gloo", ranks, all_models, tmp_path, limit=240)
+    launch.run("gloo", 2, all_models, tmp_path, limit=240)
