@@ -67,7 +67,7 @@ def test_a_changed_page_is_found(tmp_path):
 @pytest.mark.parametrize("name", sorted(suites.SUITES))
 def test_figures_in_words_are_figures_of_their_suite(name):
     suite = suites.suite(name)
-    words = registry.kind(suite.kind()).words
+    words = registry.words(suite.kind())
     assert getattr(words, "sentences", getattr(words, "SENTENCES", {})).keys() <= {target.name for target in suite.TARGETS}
 
 

@@ -23,14 +23,14 @@ class Configuration(NamedTuple):
     tail: str = "exact"
 
     def problem(self, head_dim: int, divisor: int = 1, **fields: Any) -> Problem:
-        """The problem, its lengths divided by `divisor`."""
+        """Return the problem, its lengths divided by `divisor`."""
         lengths = divided(self.segment_lengths, self.dilation_rates, divisor)
         pattern = Pattern(lengths, self.dilation_rates, offset=self.offset, tail=self.tail)
         return Problem(pattern=pattern, seq=self.seq // divisor, heads=self.heads, head_dim=head_dim, **fields)
 
 
 def divided(segment_lengths: Sequence[int], dilation_rates: Sequence[int], divisor: int) -> tuple[int, ...]:
-    """The lengths of segments divided by `divisor`, each at least its rate."""
+    """Return the lengths of segments divided by `divisor`, each at least its rate."""
     return tuple(max(length // divisor, rate) for length, rate in zip(segment_lengths, dilation_rates, strict=True))
 
 
@@ -40,14 +40,7 @@ CONFIGURATIONS = {
     "B": Configuration(16384, (512, 1024), (1, 2)),
     "C": Configuration(131072, (2048, 8192, 32768, 131072), (1, 4, 16, 64)),
     "D": Configuration(65536, (1024, 4096, 16384, 65536), (1, 4, 16, 64)),
-    "G": Configuration(
-        10001,
-        GIGAPATH.segment_lengths,
-        GIGAPATH.dilation_rates,
-        heads=GIGAPATH.num_heads,
-        offset="block",
-        tail=GIGAPATH.tail,
-    ),
+    "G": Configuration(10001, GIGAPATH.segment_lengths, GIGAPATH.dilation_rates, GIGAPATH.num_heads, "block", GIGAPATH.tail),
     "million": Configuration(1 << 20, (2048, 8192, 32768, 131072, 524288), (1, 4, 16, 64, 256)),
 }
 """By name; G is GigaPath's slide encoder on a slide of 10,000 tiles and the class token."""

@@ -12,31 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 from dilkit.problem import Problem
 from dilkit.threads import torch_threads
+from dilkit.tools.bench.one_pattern import problem_text
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis
 from dilkit.tools.report.headline import placed
 from dilkit.tools.results.file import new_result
-from dilkit.tools.results.problem import problem_text
 from dilkit.tools.results.rows import CaseRows, RowsResult, row_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Pair = tuple[Callable[[], Any], Callable[[], Any]]
 PUBLIC, DIRECT = "dilkit", "directly"
 
 
 def measure(problem: Problem, backend: str | None, repeats: int) -> RowsResult:
-    """Measure each way of calling the backend that computes `problem`, or the one of this name."""
+    """Measure each mode of calling the backend that computes `problem`, or the one of this name."""
     from dilkit.tools.measure.timing import time_interleaved
     from dilkit.tools.results.record import Entry
 
     with torch_threads(1):
-        name, pairs = call_pairs(problem, backend)
+        name, modes = _calls(problem, backend)
         rows = []
-        for mode, pair in pairs.items():
-            calls = dict(zip((PUBLIC, DIRECT), pair, strict=True))
+        for mode, calls in modes.items():
             timed = time_interleaved(calls, repeats, warmup=20, min_time=0.002, device=problem.device.type)
             rows += [row_of("call", dict(mode=mode), who, Entry(time=samples)) for who, samples in timed.items()]
         sizes = problem_text(problem, f"{problem.seq} tokens").partition(", ")[2]  # the passes are those of each mode
@@ -44,11 +41,8 @@ def measure(problem: Problem, backend: str | None, repeats: int) -> RowsResult:
         return new_result(RowsResult, problem.device, kind="overhead", repeats=repeats, facts=facts, rows=tuple(rows))
 
 
-def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[str, Pair]]:
-    """The backend that computes `problem`, and for each mode of calling it (through dilkit, directly).
-
-    Raises `NoBackendError` when there is none.
-    """
+def _calls(problem: Problem, backend: str | None) -> tuple[str, dict[str, dict[str, Callable[[], Any]]]]:
+    """Return the backend that computes `problem`, and for each mode the calls through dilkit and directly."""
     import torch
 
     from dilkit.attention import dilated_attention
@@ -67,23 +61,23 @@ def call_pairs(problem: Problem, backend: str | None = None) -> tuple[str, dict[
     def public(tensors: tuple[Tensor, Tensor, Tensor]) -> Any:
         return dilated_attention(*tensors, problem.pattern, **options)
 
-    def direct(posed: Problem) -> Any:
-        return chosen.forward(direct_inputs, posed)
+    @torch.no_grad()
+    def direct(posed: Problem, backward: bool = False) -> Any:
+        out, lse = chosen.forward(direct_inputs, posed)
+        return chosen.backward(inputs.dout, direct_inputs, out, lse, posed) if backward else (out, lse)
 
-    def direct_both() -> Any:
-        out, lse = direct(trained)
-        return chosen.backward(inputs.dout, direct_inputs, out, lse, trained)
-
-    modes: dict[str, Pair] = {
-        "forward, no gradients": (torch.no_grad()(lambda: public(plain)), torch.no_grad()(lambda: direct(problem))),
-        "forward, gradients recorded": (lambda: public(graph), torch.no_grad()(lambda: direct(trained))),
-        "forward + backward": (lambda: torch.autograd.grad(public(graph), graph, inputs.dout), torch.no_grad()(direct_both)),
+    return chosen.name, {
+        "forward, no gradients": {PUBLIC: torch.no_grad()(lambda: public(plain)), DIRECT: lambda: direct(problem)},
+        "forward, gradients recorded": {PUBLIC: lambda: public(graph), DIRECT: lambda: direct(trained)},
+        "forward + backward": {
+            PUBLIC: lambda: torch.autograd.grad(public(graph), graph, inputs.dout),
+            DIRECT: lambda: direct(trained, backward=True),
+        },
     }
-    return chosen.name, modes
 
 
 def overhead_s(case: CaseRows) -> float:
-    """Median of the differences of samples of the same round, in seconds: a slow spell of the machine falls out."""
+    """Return the median of the differences of samples of the same round, in seconds: a slow spell falls out."""
     pairs = zip(case.rows[PUBLIC].samples, case.rows[DIRECT].samples, strict=True)
     return statistics.median(public - direct for public, direct in pairs)
 
@@ -92,20 +86,18 @@ def _signed(seconds: float) -> str:
     return f"-{in_seconds(-seconds)}" if seconds < 0 else in_seconds(seconds)
 
 
-COLUMNS = (
-    *(views.label("a call", "{mode}"), views.Column(PUBLIC, views.TIME.cell), views.of(DIRECT, views.TIME)),
-    views.Column("overhead", lambda row, case: _signed(overhead_s(case))),
-    views.Column("of the fastest", lambda row, case: _signed(min(row.samples) - min(case.rows[DIRECT].samples))),
-)
-
-
 def sentence(result: RowsResult) -> str:
-    """The sentence on docs/measurements.md."""
+    """Return the sentence on docs/measurements.md."""
     overheads = [f"{1e6 * overhead_s(case):.1f} us ({case.label('{mode}')})" for case in result.cases()]
     backend = result.facts["backend"]
     return placed(result, f"`dilated_attention` adds to a call of its backend, {backend}: {', '.join(overheads)}")
 
 
+COLUMNS = (
+    *(views.label("a call", "{mode}"), views.Column(PUBLIC, views.TIME.cell), views.of(DIRECT, views.TIME)),
+    views.Column("overhead", lambda row, case: _signed(overhead_s(case))),
+    views.Column("of the fastest", lambda row, case: _signed(min(row.samples) - min(case.rows[DIRECT].samples))),
+)
 REPORT = views.Report(
     subject=(
         "selection + op overhead of dilkit.dilated_attention over backend {backend} called directly",
@@ -113,14 +105,7 @@ REPORT = views.Report(
     ),
     place="{device_name}, 1 thread",
     tables=(views.TableView("Time of a call", "call", COLUMNS, who=(PUBLIC,)),),
-    plots=(
-        views.PlotView(
-            "Time of a call, with 95% intervals",
-            "call",
-            "{mode}",
-            axes=(views.NAMES, Axis("time of a call", "seconds", log=False)),
-        ),
-    ),
+    plots=(views.PlotView("Time of a call, with 95% intervals", "call", "{mode}"),),
     summary=sentence,
     method="One thread; both ways timed in turns. The overhead is the median difference of samples of the same round.",
 )

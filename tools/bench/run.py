@@ -15,19 +15,17 @@ from dilkit.tools.console.interrupt import INTERRUPTED
 from dilkit.tools.results.decode import encode
 from dilkit.tools.results.environment import now
 from dilkit.tools.results.file import new_result, read_result, write_result
-from dilkit.tools.results.rows import RowsResult, Session
+from dilkit.tools.results.rows import RowsResult
 
 FILE = "suite.json"
-_RESUME_WAY_OUT = "leave --resume out, or name another folder with --out"
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} to go"
 
 
 def run(suite: Suite, args: Namespace, changed: dict[str, str]) -> int:
-    """Measure `suite` with the options `args`, write suite.json, suite.md and suite.png into `args.out`, print the report; exit
-    codes as of `dilkit bench`.
+    """Measure `suite` with the options `args`, write suite.json, .md and .png into `args.out`, print the report.
 
-    `changed` are the options that are not at their defaults, by their names in `args`. Raises ValueError for one that does not
-    go with the suite, and for a file that cannot be gone on from.
+    `changed` are the options that are not at their defaults, by their names in `args`. Returns the exit code of `dilkit bench`.
+    Raises ValueError for an option that does not go with the suite, and for a file that cannot be gone on from.
     """
     options = [field.name for field in fields(suite) if field.metadata.get("option", True)]
     for name, option in changed.items():
@@ -44,7 +42,7 @@ def run(suite: Suite, args: Namespace, changed: dict[str, str]) -> int:
 
 
 def measure(suite: Suite, chosen: dict[str, Any], folder: Path, resume: bool) -> RowsResult:
-    """The result; after Ctrl-C, of the steps that were done until then."""
+    """Return the result; after Ctrl-C, of the steps that were done until then."""
     from tqdm import tqdm
 
     steps = list(suite.steps())
@@ -52,55 +50,53 @@ def measure(suite: Suite, chosen: dict[str, Any], folder: Path, resume: bool) ->
     with suite.prepared() as facts, tqdm(total=total, file=sys.stderr, disable=None, bar_format=BAR) as bar:
         result = begin(suite, steps, chosen, facts)
         if resume:
-            result = go_on(result, folder / FILE)
+            result = _go_on(result, folder / FILE)
         bar.update(sum(step.weight for step in steps[: result.done]))
         try:
             for step in steps[result.done :]:
                 bar.set_description(f"{result.done + 1}/{len(steps)} {step.what}")
                 result = replace(result, rows=(*result.rows, *step.measure()), done=result.done + 1)
-                keep(suite, replace(result, interrupted=True), folder)
+                _keep(suite, replace(result, interrupted=True), folder)
                 bar.update(step.weight)
         except KeyboardInterrupt:
             pass
-        return keep(suite, replace(result, interrupted=result.done < len(steps)), folder)
+        return _keep(suite, replace(result, interrupted=result.done < len(steps)), folder)
 
 
 def begin(suite: Suite, steps: list[SuiteStep], chosen: dict[str, Any], facts: dict[str, Any]) -> RowsResult:
-    """The result of a run that has measured nothing yet."""
+    """Return the result of a run that has measured nothing yet."""
     plan = dict(suite=suite.NAME, repeats=suite.repeats, quick=suite.sizes.divisor * suite.quick, chosen=chosen)
     names = tuple((step.table, step.what) for step in steps)
     return new_result(RowsResult, device_named(suite.where()), kind=suite.kind(), facts=facts, **plan, steps=names)
 
 
-def keep(suite: Suite, result: RowsResult, folder: Path) -> RowsResult:
-    """`result` with its figures, which is now the file."""
+def _keep(suite: Suite, result: RowsResult, folder: Path) -> RowsResult:
+    """Write `result` with its figures, and return it."""
     result = replace(result, date=now(), figures=suite.figures(result))
     write_result(result, folder / FILE)
     return result
 
 
-def go_on(result: RowsResult, path: Path) -> RowsResult:
-    """`result` with what an earlier run has left in `path`. Raises ValueError where that was another kind of run."""
+def _go_on(result: RowsResult, path: Path) -> RowsResult:
+    """Return `result` with what an earlier run has left in `path`. Raises ValueError where that was another kind of run."""
     if not path.exists():
         raise ValueError(f"--resume: there is no {path} to go on from; leave --resume out")
-    before = read_result(path, type(result), result.kind)
+    before = read_result(path, RowsResult, result.kind)
+    fault, way_out = f"--resume: {path} is of another", "leave --resume out, or name another folder with --out"
     for what, here, there in (
         ("device", _machine(result), _machine(before)),
         ("options", result.chosen, before.chosen),
     ):
-        if here != there:
-            raise ValueError(f"--resume: {path} is of another {what} ({_shown(there)}; here {_shown(here)}); {_RESUME_WAY_OUT}")
+        if differing := [name for name in here | there if here.get(name) != there.get(name)]:
+            shown = ", ".join(f"{name} {there.get(name)}, here {here.get(name)}" for name in differing)
+            raise ValueError(f"{fault} {what} ({shown}); {way_out}")
     if result.steps != before.steps:
-        raise ValueError(f"--resume: {path} is of another list of steps; {_RESUME_WAY_OUT}")
+        raise ValueError(f"{fault} list of steps; {way_out}")
     where = before.environment
-    session = Session(date=before.date, git_revision=where.git_revision, git_dirty=where.git_dirty)
+    session = dict(date=before.date, git_revision=where.git_revision, git_dirty=where.git_dirty)
     return replace(result, rows=before.rows, done=before.done, earlier=(*before.earlier, session))
 
 
 def _machine(result: RowsResult) -> dict[str, Any]:
     where = {name: getattr(result.environment, name) for name in ("device_name", "cores", "torch", "dilkit")}
     return where | dict(isa=result.facts.get("isa"))
-
-
-def _shown(facts: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items())

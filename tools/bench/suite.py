@@ -18,14 +18,7 @@ NO_OPTION = {"option": False}
 
 @dataclass(frozen=True)
 class SuiteStep:
-    """One measurement.
-
-    Attributes:
-        table: table that its rows are of.
-        what: words that the progress bar and `--rows` show.
-        measure: function that measures and returns the rows.
-        weight: time that it takes beside the other steps, in any unit.
-    """
+    """One measurement: `measure` returns rows of `table`; `what` is shown by the progress bar; `weight`: time, in any unit."""
 
     table: str
     what: str
@@ -35,10 +28,7 @@ class SuiteStep:
 
 @dataclass(frozen=True)
 class SuiteSizes:
-    """Sizes of the cases of a suite: by default, those of published results.
-
-    --quick divides lengths by `divisor`. A suite of a CPU computes on at most so many `threads`.
-    """
+    """Sizes of a suite, by default those of published results; --quick divides by `divisor`; `threads`: at most, on a CPU."""
 
     divisor: int = 32
     threads: int | None = field(default=None, kw_only=True)
@@ -46,19 +36,16 @@ class SuiteSizes:
 
 @dataclass(frozen=True)
 class Suite(ABC):
-    """The measurements of a suite, of cases of these `sizes`. `quick`: at lengths divided by `sizes.divisor`; `repeats`: samples,
-    fewer where calls are long; `budget`: seconds that one call may be expected to take.
+    """The measurements of a suite; a field without `NO_OPTION` is an option of `dilkit bench`.
 
-    A field besides these is an option of `dilkit bench` that goes with this suite alone, unless its metadata are `NO_OPTION`.
+    `budget`: seconds that one call may be expected to take. Faults of `PEERS`, and failures of `MAY_FAIL`, are no errors.
     """
 
     NAME: ClassVar[str]
     SUMMARY: ClassVar[str]
     TARGETS: ClassVar[tuple[Target, ...]] = ()
     MAY_FAIL: ClassVar[tuple[str, ...]] = ()
-    """Implementations whose failure is no error: others' that need more memory, or a compiler."""
     PEERS: ClassVar[tuple[str, ...]] = ()
-    """Implementations of others: what they do wrong is reported, and is no error."""
 
     quick: bool = False
     repeats: int = 5
@@ -67,28 +54,27 @@ class Suite(ABC):
 
     @property
     def divisor(self) -> int:
-        """The number that lengths are divided by."""
         return self.sizes.divisor if self.quick else 1
 
     @abstractmethod
     def steps(self) -> Iterator[SuiteStep]:
-        """The measurements, in the order in which they are taken."""
+        """Yield the measurements, in the order in which they are taken."""
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
-        """Within this context the suite can run. It yields facts for the result."""
+        """Return a context in which the suite can run, on at most `sizes.threads`; it yields facts for the result."""
         return nullcontext({}) if self.sizes.threads is None else _on_threads(self.sizes.threads)
 
     def figures(self, result: RowsResult) -> tuple[Any, ...]:
-        """The figures of `result`, which are part of it."""
+        """Return the figures of `result`."""
         return tuple(target.judge(result) for target in self.TARGETS)
 
     @classmethod
     def kind(cls) -> str:
-        """The kind of its results."""
+        """Return the kind of its results."""
         return f"suite-{cls.NAME}"
 
     def where(self) -> str:
-        """The device that is measured, such as "cpu" or "cuda:1"."""
+        """Return the device that is measured, such as "cpu" or "cuda:1"."""
         return "cpu"
 
     def wrong(self, result: RowsResult) -> bool:
@@ -101,7 +87,6 @@ class Suite(ABC):
 
 @contextmanager
 def _on_threads(most: int) -> Iterator[dict[str, Any]]:
-    """Compute on at most so many threads within this context; it yields their number and the instruction set."""
     from dilkit.backends.native.backend import instruction_set
 
     with torch_threads(min(most, usable_cores())) as count:

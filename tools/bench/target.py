@@ -17,8 +17,7 @@ Values = Mapping[str, float]
 class Target:
     """A figure with the least that it must be and what is aimed at; the most, where `lower`.
 
-    `missing(result)` is why this machine cannot show it, or None. `exact`: the figure does not depend on the machine, so
-    that falling short is an error.
+    `missing(result)` is why this machine cannot show it, or None. Falling short of an `exact` one is an error on any machine.
     """
 
     name: str
@@ -31,22 +30,21 @@ class Target:
     missing: Callable[[RowsResult], str | None] = lambda result: None
 
     def judge(self, result: RowsResult) -> Figure:
-        """The figure of `result`."""
-        limits: dict[str, Any] = dict(
-            name=self.name, must=self.must, aim=self.aim, unit=self.unit, lower=self.lower, exact=self.exact
-        )
+        """Return the figure of `result`."""
+        limits: dict[str, Any] = {name: getattr(self, name) for name in ("name", "must", "aim", "unit", "lower", "exact")}
         figure = Figure(**limits, values=dict(self.read(result)))
-        if missing := self.missing(result):
-            return replace(figure, verdict=f"not measurable here: {missing}")
-        return replace(figure, verdict="not measured" if figure.worst is None else self.verdict(figure.worst))
-
-    def verdict(self, worst: float) -> str:
-        """Return "aim met", "met" or "short"."""
+        worst = figure.worst
 
         def reached(limit: float | None) -> bool:
-            return limit is not None and (worst <= limit if self.lower else worst >= limit)
+            return limit is not None and worst is not None and (worst <= limit if self.lower else worst >= limit)
 
-        return "aim met" if reached(self.aim) else "met" if reached(self.must) else "short"
+        if missing := self.missing(result):
+            verdict = f"not measurable here: {missing}"
+        elif worst is None:
+            verdict = "not measured"
+        else:
+            verdict = "aim met" if reached(self.aim) else "met" if reached(self.must) else "short"
+        return replace(figure, verdict=verdict)
 
 
 def each(
@@ -75,7 +73,7 @@ def stored(who: str, names: tuple[str, ...], figure: Callable[..., float]) -> Ca
     """Measure a case by a figure of these values of an implementation; None where one is unknown."""
 
     def measure(case: CaseRows) -> float | None:
-        values = [case.rows[who].values.get(name) for name in names] if who in case.rows else [None]
+        values = [_value(case, who, name) for name in names]
         return None if None in values else figure(*values)
 
     return measure
@@ -99,7 +97,11 @@ def memory_ratio(table: str, large: str, small: str, name: str = "{what}", **fac
     """Read the peak memory of `large` over that of `small`, by case, where both are known."""
 
     def ratio(case: CaseRows) -> float | None:
-        above, below = (case.rows[who].values.get("peak_bytes") if who in case.rows else None for who in (large, small))
+        above, below = _value(case, large, "peak_bytes"), _value(case, small, "peak_bytes")
         return above / below if above and below else None
 
     return each(table, ratio, name, **facts)
+
+
+def _value(case: CaseRows, who: str, name: str) -> Any:
+    return case.rows[who].values.get(name) if who in case.rows else None

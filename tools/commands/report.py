@@ -17,7 +17,7 @@ from dilkit.tools.report.picture import svg
 from dilkit.tools.results.file import write_text
 
 HELP = "show what result files say: tables, and plots as HTML or Markdown"
-Draw = Callable[[Plot, int], str]
+Draw = Callable[[Plot], str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 return None
             number = len(pictures) + 1
             pictures.append(args.md.with_name(f"{args.md.stem}-{number}.svg"))
-            write_text(pictures[-1], draw(plot, 0))
+            write_text(pictures[-1], draw(plot))
             return quote(pictures[-1].name)
 
         pictures: list[Path] = []

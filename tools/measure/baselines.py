@@ -25,48 +25,29 @@ from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.measure.implementation import Implementation
 
-_EVERY_TORCH_HAS = ("cpu-flash", "flash", "memory-efficient")
+BOTH_MASKS = "is_causal with key_padding_mask: torch takes one of them"
 
 
 def dense_attention(inputs: Tensors, problem: Problem) -> Tensor:
-    """Ordinary attention of every token to every token, `softmax(scale * q k^T) v`: another function than the pattern's.
-
-    `torch.nn.functional.scaled_dot_product_attention`, with whichever of its kernels torch picks.
-    """
+    """Return torch's attention of every token to every token, `softmax(scale * q k^T) v`."""
     q, k, v = (x.transpose(1, 2) for x in inputs.qkv)
     mask = None if inputs.mask is None else ~inputs.mask[:, None, None, :]
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
+    options: Any = dict(is_causal=problem.is_causal, scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, **options).transpose(1, 2)
 
 
-def _dense_refusals(problem: Problem) -> tuple[str, ...]:
-    """Refuse a causal call with a mask."""
-    both = problem.is_causal and problem.key_padding_mask
-    return ("is_causal with key_padding_mask: torch takes one of them",) if both else ()
+def _branches(inputs: Tensors, problem: Problem, detached: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    """Return `out` and `lse` of each branch, in the manner of LongNet's published code.
 
-
-def _branches(inputs: Tensors, problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
-    """`out` and `lse` of each branch, in the manner of LongNet's published code.
-
-        out = sum_b softmax_b(lse_b) * out_b        (out_b, lse_b) = attention over the kept rows of branch b
-
-    For every branch the kept rows of query, key and value are gathered into new contiguous tensors, attended to by one of
-    torch's fused kernels, and scattered back into tensors as long as the sequence; the branches are then merged. Where a rate
-    does not divide the heads, heads of zeros are added. Gathering, scattering and merging are torch operators that autograd
-    differentiates.
+    The kept rows of a branch are gathered into new tensors, attended to by one of torch's fused kernels, and scattered back.
     """
     pairs = [(min(branch.segment_length, problem.seq), branch.dilation_rate) for branch in problem.pattern.segments]
     results = [branch_attention(*inputs.qkv, problem, length, rate) for length, rate in pairs]
-    return [out for out, _ in results], [lse for _, lse in results]
-
-
-def _longnet(inputs: Tensors, problem: Problem) -> Tensor:
-    outs, lses = _branches(inputs, problem)
-    return merged(outs, [lse.detach() for lse in lses])
+    return [out for out, _ in results], [lse.detach() if detached else lse for _, lse in results]
 
 
 def merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
-    """The sum of `outs` `(batch, seq, heads, head_dim)`, weighted by the softmax over `lses` `(batch, heads, seq)`."""
+    """Return the sum of `outs` `(batch, seq, heads, head_dim)`, weighted by the softmax over `lses` `(batch, heads, seq)`."""
     lse = torch.stack(list(lses))
     # A row that no branch keeps is -inf everywhere: a finite maximum makes its weights 0 and not NaN.
     weights = (lse - lse.amax(0).clamp(min=-1e30).detach()).exp()
@@ -78,7 +59,7 @@ def merged(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tensor:
 def branch_attention(
     query: Tensor, key: Tensor, value: Tensor, problem: Problem, length: int, rate: int
 ) -> tuple[Tensor, Tensor]:
-    """`out` `(batch, seq, heads, head_dim)`, `lse` `(batch, heads, seq)` of one branch; 0 and -inf in rows it does not keep.
+    """Return `out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`; 0 and -inf in rows that are not kept.
 
     The sequence has whole segments of `length`, a multiple of `rate`.
     """
@@ -99,7 +80,7 @@ def branch_attention(
 
 
 def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
-    """The view `(batch, segments, kept rows, heads / rate, head_dim, offset)` of `x` `(batch, seq, heads, head_dim)`.
+    """Return the view `(batch, segments, kept rows, heads / rate, head_dim, offset)` of `x` `(batch, seq, heads, head_dim)`.
 
     Head h starts at offset h mod rate, or with `by_offset` at h // (heads / rate): a diagonal over residue and offset.
     """
@@ -111,9 +92,9 @@ def _kept(x: Tensor, length: int, rate: int, by_offset: bool) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _kernels(problem: Problem) -> tuple[SdpaKernel, ...]:
-    """The kernels of a plain torch that can compute `problem`: the CPU's, or on CUDA flash and memory-efficient."""
-    dense = replace(problem, pattern=Pattern.dense())  # which it is, whatever has been gathered
-    return tuple(kernel for kernel in KERNELS if kernel.name in _EVERY_TORCH_HAS and not kernel.refusals(dense))
+    """Return the kernels of a plain torch that can compute gathered rows: the CPU's, or on CUDA flash and memory-efficient."""
+    dense, names = replace(problem, pattern=Pattern.dense()), ("cpu-flash", "flash", "memory-efficient")
+    return tuple(kernel for kernel in KERNELS if kernel.name in names and not kernel.refusals(dense))
 
 
 class _FusedWithLse(torch.autograd.Function):
@@ -141,7 +122,7 @@ class _FusedWithLse(torch.autograd.Function):
 
 
 def _detached_weights(query: Tensor, key: Tensor, value: Tensor, problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`out` and `lse` of the queries in `rows`: branches merged by weights that are constants to the gradient."""
+    """Return `out` and `lse` of the queries in `rows`: branches merged by weights that are constants to the gradient."""
     q, k, v = (x.transpose(1, 2) for x in (query[:, rows], key, value))
     branches = []
     for branch in problem.pattern.segments:
@@ -178,7 +159,7 @@ def _gather_refusals(problem: Problem) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
-    """torch's FlexAttention of query, key and value `(batch, heads, seq, head_dim)`, which takes many seconds to compile.
+    """Return torch's FlexAttention of query, key and value `(batch, heads, seq, head_dim)`; compiling takes many seconds.
 
     The count of the pattern is a mask, and its log is added to scores where a key may be seen more than once.
     """
@@ -193,7 +174,11 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
     def weigh(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return score + torch.log(count(h, i, j).to(torch.float32))
 
-    blocks = _block_mask(problem, sees, device)
+    # The blocks in which a query may see a key: no matrix of seq**2 is made.
+    of_whole_blocks = blocks_of(problem.forms, -(-problem.seq // BLOCK) * BLOCK, problem.heads, problem.is_causal)
+    some, whole = (x[None].to(device) for x in ended(*of_whole_blocks, problem.seq))
+    sizes: dict[str, Any] = dict(BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq))
+    blocks = flex.BlockMask.from_kv_blocks(*listed(some & ~whole), *listed(whole), **sizes)
     options: dict[str, Any] = dict(scale=problem.scale, enable_gqa=problem.kv_heads != problem.heads, block_mask=blocks)
     options |= dict(score_mod=weigh) if shown_by_several(problem) else {}
 
@@ -206,30 +191,15 @@ def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
     return torch.compile(copy, fullgraph=True, dynamic=False)
 
 
-def _block_mask(problem: Problem, sees: Callable[..., Any], device: torch.device) -> Any:
-    """The blocks in which a query may see a key: no matrix of `seq**2` is made."""
-    from torch.nn.attention.flex_attention import BlockMask
-
-    blocks = blocks_of(problem.forms, -(-problem.seq // BLOCK) * BLOCK, problem.heads, problem.is_causal)
-    some, whole = (x[None].to(device) for x in ended(*blocks, problem.seq))
-    return BlockMask.from_kv_blocks(
-        *listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(problem.seq, problem.seq)
-    )
-
-
-def _compiler() -> str:
-    """The C++ compiler that torch would call."""
-    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-
-
 def _flex_refusals(problem: Problem) -> tuple[str, ...]:
     on_cpu = problem.device.type == "cpu"
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     reasons = {
         "key_padding_mask: not supported": problem.key_padding_mask,
         "dtype float64: FlexAttention is not compiled for it": problem.dtype == "float64",
         "backward: FlexAttention has none on the CPU": on_cpu and problem.requires_grad,
-        f"C++ compiler {_compiler()!r}: not found, and torch.compile needs one; install it, or name yours in CXX": on_cpu
-        and not shutil.which(_compiler()),
+        f"C++ compiler {compiler!r}: not found, and torch.compile needs one; install it, or name yours in CXX": on_cpu
+        and not shutil.which(compiler),
         "module triton: not installed, and torch.compile needs it on CUDA": not on_cpu and find_spec("triton") is None,
     }
     return tuple(reason for reason, holds in reasons.items() if holds)
@@ -239,35 +209,31 @@ def _flex(inputs: Tensors, problem: Problem) -> Tensor:
     return _compiled(problem, inputs.query.device)(*(x.transpose(1, 2) for x in inputs.qkv)).transpose(1, 2)
 
 
-BASELINES = {
-    "gather": Implementation(
+_IMPLEMENTATIONS = (
+    Implementation(
         "gather",
-        "baseline",
         "gather a copy per branch, torch's kernel, merge",
         lambda inputs, problem: merged(*_branches(inputs, problem)),
         _gather_refusals,
     ),
-    "longnet": Implementation(
+    Implementation(
         "longnet",
-        "baseline",
         "LongNet's procedure as published: gather, torch's kernel, merge with detached weights",
-        _longnet,
+        lambda inputs, problem: merged(*_branches(inputs, problem, detached=True)),
         _gather_refusals,
         computes="the attention of the pattern; its gradients leave out those of the weights of the branches",
         own_gradients=_detached_weights,
     ),
-    "dense": Implementation(
+    Implementation(
         "dense",
-        "baseline",
         "torch's attention over all tokens",
         dense_attention,
-        _dense_refusals,
+        lambda problem: (BOTH_MASKS,) * (problem.is_causal and problem.key_padding_mask),
         lambda _: Pattern.dense(),
         quadratic=True,
         computes="the attention of every token to every token",
     ),
-    "flex": Implementation(
-        "flex", "peer", "torch's FlexAttention, compiled: the count as mask_mod and score_mod", _flex, _flex_refusals
-    ),
-}
+    Implementation("flex", "torch's FlexAttention, compiled: the count as mask_mod and score_mod", _flex, _flex_refusals),
+)
+BASELINES = {one.name: one for one in _IMPLEMENTATIONS}
 """What `dilkit bench --baseline` measures beside backends, by name."""

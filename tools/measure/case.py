@@ -1,4 +1,4 @@
-"""The one way to measure a case: check every implementation, time those that are right in turns, then measure their memory.
+"""Measures a case: checks every implementation, times those that are right in turns, then measures their memory.
 
 `compare` is for implementations of a problem, which are checked against fp64 arithmetic; `agreeing` and `side_by_side` for
 any other calls, which are compared with each other. `CaseRunner` compares over several lengths.
@@ -7,12 +7,11 @@ any other calls, which are compared with each other. `CaseRunner` compares over 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -24,10 +23,10 @@ from dilkit.testing.accuracy import Check, Expected, Results, differentiated, ex
 from dilkit.testing.poison import poisoned_memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.console.text import error_line
-from dilkit.tools.measure.ceilings import Ceilings, Rates
+from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import Implementation
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.record import Difference, Entries, Entry, Samples
+from dilkit.tools.results.record import Entries, Entry, Samples, Yardstick
 from dilkit.tools.results.rows import NOTHING
 
 AGREEMENT = 1e-4
@@ -40,26 +39,27 @@ Timer = Callable[[Mapping[str, Call]], dict[str, Samples]]
 """A function that times calls in turns, all of which were called before."""
 
 
-class CaseFields(Rates):
-    """The fields of a benchmark case: its yardsticks, and the entries."""
+class CaseFields(TypedDict):
+    """A benchmark case: its yardsticks, and the entries."""
 
+    matmul: Yardstick | None
+    copy: Yardstick | None
+    fma: Yardstick | None
     entries: Entries
 
 
 @dataclass
 class CaseRunner:
-    """Implementations, the method, and how long each took at earlier lengths, which says how long the next one will take.
+    """Implementations, the method, and how long each took at earlier lengths, by which the next ones are expected to last.
 
-    `budget` is the longest that one call may be expected to take, in seconds; `say(text)` is called with what comes next.
-    `dtypes` are those of implementations that get another than the problem's, `matmul_dtype` is that of the yardstick where it
-    is another. With a backward pass, memory is also that of the forward pass alone where `forward_memory` says so.
+    `budget`: seconds that one call may be expected to take; `dtypes`, `matmul_dtype`: other dtypes than the problem's;
+    `forward_memory`: with a backward pass, memory is also that of the forward pass alone.
     """
 
     implementations: Sequence[Implementation]
     repeats: int = 7
     min_time: float = 0.05
     budget: float = 20.0
-    say: Callable[[str], Any] = lambda text: None
     dtypes: Mapping[str, str] = field(default_factory=dict)
     matmul_dtype: str | None = None
     forward_memory: bool = True
@@ -67,15 +67,15 @@ class CaseRunner:
     """Work (in any unit) and seconds of one call of each implementation at the last length it was measured at."""
 
     def run(self, problem: Problem) -> CaseFields:
-        """Everything measured at the length of `problem`: an entry for each implementation, whatever became of it."""
+        """Measure at the length of `problem`: an entry for each implementation, whatever became of it."""
         device = problem.device.type
         posed = {i.name: (i, replace(problem, dtype=self.dtypes.get(i.name, problem.dtype))) for i in self.implementations}
         timer = partial(time_interleaved, repeats=self.repeats, warmup=0, min_time=self.min_time, device=device)
         ceilings = partial(Ceilings, self.matmul_dtype or problem.dtype, device)
-        fields = compare(posed, timer, ceilings, self._admit, say=self.say, forward_memory=self.forward_memory)
+        fields = compare(posed, timer, ceilings, self._admit, forward_memory=self.forward_memory)
         for name, entry in fields["entries"].items():
             if entry.time:
-                self.last[name] = _work(*posed[name]), statistics.median(entry.seconds)
+                self.last[name] = _work(*posed[name]), entry.time.median_s
         return fields
 
     def _admit(self, implementation: Implementation, problem: Problem, inputs: Tensors) -> Entry:
@@ -94,7 +94,7 @@ class CaseRunner:
             return failed(error)
 
     def _expected_seconds(self, implementation: Implementation, problem: Problem) -> float:
-        """From the last length measured; at the first, quadratic work from the shortened problem, and 0 for all others."""
+        """Return seconds by the last length measured; at the first, by the shortened problem if work is quadratic, else 0."""
         if implementation.name in self.last:
             work, seconds = self.last[implementation.name]
             return seconds * _work(implementation, problem) / work
@@ -106,6 +106,34 @@ class CaseRunner:
         return timed.median_s * _work(implementation, problem) / _work(implementation, short)
 
 
+def compare(
+    posed: Posed,
+    timer: Timer,
+    ceilings: Callable[[], Ceilings] = Ceilings,
+    admitted: Callable[[Implementation, Problem, Tensors], Entry] | None = None,
+    call: Callable[[str, Tensors], Call] | None = None,
+    forward_memory: bool | None = None,
+) -> CaseFields:
+    """Check implementations, each on its problem, and time those that are right in turns, beside the ceilings.
+
+    `call(name, inputs)` makes another function to time than one whole call. Memory is measured too, unless `forward_memory` is
+    None; with True, that of the forward pass alone as well.
+    """
+    inputs = {problem: Tensors.random(problem) for _, problem in posed.values()}
+    entries = {name: (admitted or admit)(one, problem, inputs[problem]) for name, (one, problem) in posed.items()}
+    able = {name: posed[name] for name, entry in entries.items() if entry.verdict == "measured"}
+    calls: dict[str, Call] = {name: partial(one.once, inputs[problem], problem) for name, (one, problem) in able.items()}
+    if call:
+        calls = {name: call(name, inputs[problem]) for name, (_, problem) in able.items()}
+    flops = {name: one.flops(problem) for name, (one, problem) in able.items()}
+    fields = side_by_side(entries, calls, flops, ceilings(), timer)
+    if forward_memory is not None:
+        for name, (one, problem) in able.items():
+            known = _memory(one, problem, inputs[problem], forward_memory)
+            fields["entries"][name] = replace(fields["entries"][name], **known)
+    return fields
+
+
 def admit(
     implementation: Implementation,
     problem: Problem,
@@ -113,7 +141,7 @@ def admit(
     budget: float = math.inf,
     seconds: Callable[[], float] = lambda: 0.0,
 ) -> Entry:
-    """The beginning of an entry: its verdict, with the reasons or the check that it rests on.
+    """Return the beginning of an entry: its verdict, with the reasons or the check that it rests on.
 
     `seconds()` is the time that a call may take; more than `budget` seconds are not spent on one.
     """
@@ -128,9 +156,9 @@ def admit(
 
 
 def check(implementation: Implementation, problem: Problem, inputs: Tensors) -> tuple[Check, ...]:
-    """Everything that is checked before timing, in memory full of NaN: `out`, and gradients where the problem asks for them.
+    """Check `out`, and gradients where the problem asks for them, in memory full of NaN.
 
-    The shortened problem is left out where the implementation refuses it.
+    The shortened problem is checked as a whole, unless the implementation refuses it, and some rows at the real length.
     """
     short, rows = shortened(problem), _some_rows(inputs, problem)
     whole: tuple[Check, ...] = ()
@@ -143,81 +171,47 @@ def check(implementation: Implementation, problem: Problem, inputs: Tensors) -> 
     return (*whole, *_expected(implementation, problem, inputs, rows).checks(in_rows, problem.seq, " rows"))
 
 
-def difference(implementation: Implementation, problem: Problem, inputs: Tensors) -> Difference | None:
-    """The distance of a result from the attention of the problem's pattern, in some rows; None where that is what is computed."""
+def difference(implementation: Implementation, problem: Problem, inputs: Tensors) -> dict[str, Any] | None:
+    """Return how far results are from the attention of the problem's pattern, in some rows; None where that is computed."""
     if not implementation.differs(problem):
         return None
     rows = _some_rows(inputs, problem)
-    differences: dict[str, float] = {}
+    differences: dict[str, Any] = dict(computes=implementation.computes)
     truth = exact_rows(problem, inputs, rows)
     for name, computed in _rows_of(implementation, inputs, problem, rows).items():
         what, exact = {"dq": "dquery"}.get(name, name), truth[name]
         error = (computed.double() - exact).abs().max().item()
         differences |= {f"{what}_max_abs": error, f"{what}_relative": error / max(exact.abs().max().item(), 1e-300)}
-    return Difference(computes=implementation.computes, **differences)
+    return differences
 
 
 def _some_rows(inputs: Tensors, problem: Problem) -> Tensor:
-    """The first row, a global token where there are some, and `ROWS` random ones, the same for every implementation."""
+    """Return the first row and `ROWS` random ones, the same for every implementation."""
     chosen = torch.randperm(problem.seq, generator=torch.Generator().manual_seed(2))[:ROWS]
     return torch.cat([chosen.new_zeros(1), chosen[chosen > 0]]).sort().values.to(inputs.query.device)
 
 
 def _rows_of(implementation: Implementation, inputs: Tensors, problem: Problem, rows: Tensor) -> Results:
-    """Results that a row has for itself: `out` and the gradient of the query."""
+    """Return results that a row has for itself: `out` and the gradient of the query."""
     with poisoned_memory():
         results = implementation.results(inputs, problem)
     return {name: results[name][:, rows] for name in ("out", "dq") if name in results}
 
 
 def _expected(implementation: Implementation, problem: Problem, inputs: Tensors, rows: Tensor | None = None) -> Expected:
-    """The exact results of what it computes, whole or in some rows."""
+    """Return the exact results of what it computes, whole or in some rows."""
     plain = implementation.own_gradients
     if plain is not None and problem.requires_grad:
-        every = torch.arange(problem.seq, device=inputs.query.device)
+        chosen = torch.arange(problem.seq, device=inputs.query.device) if rows is None else rows
 
         def compute(dtype: str) -> Results:
-            chosen = every if rows is None else rows
             cast = replace(inputs.to(dtype), dout=inputs.dout[:, chosen].to(getattr(torch, dtype)))
             results = differentiated(lambda q, k, v, _: plain(q, k, v, problem, chosen), cast, gradients=True)
-            return results if rows is None else dict(results, dq=results["dq"][:, rows])
+            return dict(results, dq=results["dq"][:, chosen])
 
         return Expected.of(compute, problem, inputs)
     computed = replace(problem, pattern=implementation.computed(problem.pattern))
     return expected(computed, inputs) if rows is None else expected_rows(computed, inputs, rows)
-
-
-def compare(
-    posed: Posed,
-    timer: Timer,
-    ceilings: Callable[[], Ceilings] = Ceilings,
-    admitted: Callable[[Implementation, Problem, Tensors], Entry] = admit,
-    call: Callable[[str, Tensors], Call] | None = None,
-    say: Callable[[str], Any] = lambda text: None,
-    forward_memory: bool | None = None,
-) -> CaseFields:
-    """Check implementations, each on its problem, and time those that are right in turns, beside the ceilings.
-
-    `call(name, inputs)` makes another function to time than one whole call. Memory is measured too, unless `forward_memory` is
-    None; with True, that of the forward pass alone as well.
-    """
-    inputs = {problem: Tensors.random(problem) for _, problem in posed.values()}
-    entries: Entries = {}
-    for name, (one, problem) in posed.items():
-        say(f"{problem.seq:,} tokens: check of {name}")
-        entries[name] = admitted(one, problem, inputs[problem])
-    able = {name: posed[name] for name, entry in entries.items() if entry.verdict == "measured"}
-    calls: dict[str, Call] = {name: partial(one.once, inputs[problem], problem) for name, (one, problem) in able.items()}
-    if call:
-        calls = {name: call(name, inputs[problem]) for name, (_, problem) in able.items()}
-    say("time")
-    flops = {name: one.flops(problem) for name, (one, problem) in able.items()}
-    fields = side_by_side(entries, calls, flops, ceilings(), timer)
-    if forward_memory is not None:
-        for name, (one, problem) in able.items():
-            say(f"{problem.seq:,} tokens: memory of {name}")
-            fields["entries"][name] = _with_memory(fields["entries"][name], one, problem, inputs[problem], forward_memory)
-    return fields
 
 
 def side_by_side(
@@ -228,7 +222,8 @@ def side_by_side(
         warm_up()
     timed = timer({**ceilings.calls, **{name: call for name, call in calls.items() if entries[name].verdict == "measured"}})
     fast = {name: replace(entries[name], time=timed[name], flops=flops.get(name)) for name in calls if name in timed}
-    return CaseFields(**ceilings.rates(timed), entries=entries | fast)
+    rates = ceilings.rates(timed)
+    return CaseFields(matmul=rates.get("matmul"), copy=rates.get("copy"), fma=rates.get("fma"), entries=entries | fast)
 
 
 def in_turns(entries: Entries, calls: Mapping[str, Call], repeats: int, before: Call | None = None) -> CaseFields:
@@ -239,7 +234,7 @@ def in_turns(entries: Entries, calls: Mapping[str, Call], repeats: int, before: 
 def agreeing(
     calls: Mapping[str, Call], seq: int, exact: Tensor | None = None, read: Mapping[str, Callable[[Any], Tensor]] = NOTHING
 ) -> Entries:
-    """Entries of calls, each called once: its result compared with `exact`, by default the first one's, and its memory.
+    """Call each once: compare its result with `exact`, by default the first one's, and measure its memory.
 
     `read`, by name: functions that bring results into one form.
     """
@@ -259,18 +254,18 @@ def agreement(what: str, result: Tensor, exact: Tensor, seq: int, within: float 
 
 
 def checked(checks: Sequence[Check]) -> Entry:
-    """The entry of an implementation that was checked: measured, or wrong, with the complaints."""
+    """Return the entry of an implementation that was checked: measured, or wrong, with the complaints."""
     complaints = tuple(check.complaint for check in checks if not check.passed)
     return Entry(verdict="wrong" if complaints else "measured", reasons=complaints, check=tuple(checks))
 
 
 def failed(error: Exception) -> Entry:
-    """The entry of an implementation that raised."""
+    """Return the entry of an implementation that raised."""
     return Entry(verdict="failed", reasons=(error_line(error),))
 
 
 def over_budget(verb: str, seconds: float, budget: float) -> str:
-    """Why a call is not measured, and the option that measures it."""
+    """Return why a call is not measured, and the option that measures it."""
     return f"one call {verb} about {seconds:.3g} s; the budget is {budget:g} s (--budget {-(-seconds // 1):.0f} measures it)"
 
 
@@ -284,7 +279,7 @@ class SingleCall:
     why: str | None
 
     def remembered(self, entry: Entry) -> Entry:
-        """`entry` with the memory of this call, if it is right."""
+        """Return `entry` with the memory of this call, if it is right."""
         return replace(entry, peak_bytes=self.peak_bytes, memory_note=self.why) if entry.verdict == "measured" else entry
 
 
@@ -296,40 +291,40 @@ def call_once(call: Call) -> SingleCall:
         start = perf_counter()
         calls.append((call(), perf_counter() - start))
 
+    peak, why = None, None
     try:
-        peak: int | None = memory.peak_memory(timed)
-        why = None
+        peak = memory.peak_memory(timed)
     except memory.MeasureError as error:
-        peak, why = None, str(error)
+        why = str(error)
         timed()
     return SingleCall(*calls[0], peak, why)
 
 
 def output_bytes(problem: Problem) -> int:
-    """Size of one tensor shaped like the output: the unit in which memory is easiest to judge."""
+    """Return the size of one tensor shaped like the output: the unit in which memory is easiest to judge."""
     return problem.batch * problem.seq * problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
 
 
 def results_bytes(problem: Problem) -> int:
-    """Size of out and lse."""
+    """Return the size of out and lse."""
     return output_bytes(problem) + 4 * problem.batch * problem.heads * problem.seq
 
 
 def _work(implementation: Implementation, problem: Problem) -> float:
-    """Nominal FLOPs; where the work is quadratic whatever the pattern, those of dense attention."""
+    """Return nominal FLOPs; where the work is quadratic whatever the pattern, those of dense attention."""
     dense = replace(problem, pattern=Pattern.dense()) if implementation.quadratic else problem
     return max(1.0, implementation.flops(dense))
 
 
-def _with_memory(entry: Entry, implementation: Implementation, problem: Problem, inputs: Tensors, forward: bool) -> Entry:
-    """`entry` with the peak extra bytes of a call, and with `forward` of its forward pass alone; or why they are not known."""
-    device, prepared = problem.device.type, implementation.prepared_bytes(problem)
+def _memory(implementation: Implementation, problem: Problem, inputs: Tensors, forward: bool) -> dict[str, Any]:
+    """Return peak bytes of a call without and with its inputs, and with `forward` of its forward pass alone; or why not."""
+    device = problem.device.type
     try:
-        peak = prepared + memory.peak_memory(partial(implementation.once, inputs, problem), device)
-        alone = None
+        peak = memory.peak_memory(partial(implementation.once, inputs, problem), device)
+        peak += implementation.prepared_bytes(problem)
+        known = dict(peak_bytes=peak, memory_bytes=peak + sum(x.nbytes for x in inputs.qkv))
         if forward and problem.requires_grad:
-            alone = memory.peak_memory(partial(implementation.attend, inputs, problem), device)
+            known["forward_peak_bytes"] = memory.peak_memory(partial(implementation.attend, inputs, problem), device)
     except memory.MeasureError as error:
-        return replace(entry, memory_note=str(error))
-    held = peak + sum(x.nbytes for x in inputs.qkv)
-    return replace(entry, peak_bytes=peak, memory_bytes=held, forward_peak_bytes=alone)
+        return dict(memory_note=str(error))
+    return known

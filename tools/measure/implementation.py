@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dilkit import registry, selector
 from dilkit.pattern import Pattern
@@ -26,20 +26,16 @@ class Implementation:
     """One way to compute attention.
 
     Attributes:
-        attend: function of inputs and a problem; returns `out`.
-        refusals: function of a problem; returns the reasons why it cannot be computed.
-        computed: function of a pattern; returns the pattern whose attention is really computed.
+        computed: returns the pattern whose attention is really computed; `computes` names the function in words.
         quadratic: True if the work grows with `seq**2` whatever the pattern.
-        computes: the computed function in words.
-        own_gradients: function of query, key, value, problem and rows, in plain arithmetic: `out` and `lse` of the queries in
-            these rows, with the gradients that are computed where they are not those of the attention.
+        own_gradients: returns `out` and `lse` of the queries in some rows, in plain arithmetic, with the gradients that are
+            computed where they are not those of the attention.
         checked: implementation that is compared with the oracle in place of this one, whose function the oracle does not know.
-        prepared_bytes: function of a problem; returns the size of what is made for it once, such as a mask of all pairs.
+        prepared_bytes: returns the size of what is made for a problem once, such as a mask of all pairs.
         with_lse: function that is checked in place of `attend`, and returns `lse` too.
     """
 
     name: str
-    kind: str
     summary: str
     attend: Callable[[Tensors, Problem], Tensor]
     refusals: Callable[[Problem], tuple[str, ...]] = lambda problem: ()
@@ -56,7 +52,7 @@ class Implementation:
         return (self.own_gradients is not None and problem.requires_grad) or self.computed(problem.pattern) != problem.pattern
 
     def once(self, inputs: Tensors, problem: Problem) -> Any:
-        """One whole call: forward, and backward too where the problem asks for gradients."""
+        """Make one whole call: forward, and backward too where the problem asks for gradients."""
         import torch
 
         if not problem.requires_grad:
@@ -69,7 +65,7 @@ class Implementation:
         return torch.autograd.grad(self.attend(inputs, problem), leaves, inputs.dout)
 
     def results(self, inputs: Tensors, problem: Problem) -> Results:
-        """The results of one whole call by name, for checks."""
+        """Return the results of one whole call by name, for checks."""
         import torch
 
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **bias: Any) -> tuple[Tensor, Tensor]:
@@ -81,27 +77,28 @@ class Implementation:
         return {name: x for name, x in results.items() if x.numel()}
 
     def flops(self, problem: Problem) -> float:
-        """Nominal FLOPs of one whole call of what it computes."""
+        """Return nominal FLOPs of one whole call of what it computes."""
         forward = replace(problem, pattern=self.computed(problem.pattern)).flops()
         return forward * (1 + BACKWARD_FLOPS * problem.requires_grad)
 
 
 def backend_implementations(names: Sequence[str] | None = None) -> list[Implementation]:
-    """The backends of these names, in this order; all known ones, broken ones too, when None."""
+    """Return the backends of these names, in this order; all known ones, broken ones too, when None."""
     return [_from_backend(name) for name in (registry.list_backends() if names is None else names)]
 
 
 def automatic() -> Implementation:
-    """A call that names no backend: the automatic choice."""
-    return Implementation("automatic", "choice", "the automatic choice", partial(_attend, None))
+    """Return the automatic choice: a call that names no backend."""
+    return Implementation("automatic", "the automatic choice", partial(_attend, None))
 
 
 def _attend(backend: str | None, inputs: Tensors, problem: Problem) -> Tensor:
     from dilkit.attention import dilated_attention
 
-    options: dict[str, Any] = dict(is_causal=problem.is_causal, key_padding_mask=inputs.mask, backend=backend)
-    out: Any = dilated_attention(inputs.query, inputs.key, inputs.value, problem.pattern, **options)
-    return cast("Tensor", out)
+    attend: Any = dilated_attention
+    options = dict(is_causal=problem.is_causal, key_padding_mask=inputs.mask, backend=backend)
+    out: Tensor = attend(inputs.query, inputs.key, inputs.value, problem.pattern, **options)
+    return out
 
 
 def _from_backend(name: str) -> Implementation:
@@ -114,4 +111,4 @@ def _from_backend(name: str) -> Implementation:
         return () if decision.verdict == "picked" else decision.reasons
 
     summary = getattr(backend, "summary", "")
-    return Implementation(name, "backend", summary, partial(_attend, name), refusals, quadratic=isinstance(backend, Reference))
+    return Implementation(name, summary, partial(_attend, name), refusals, quadratic=isinstance(backend, Reference))

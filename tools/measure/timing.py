@@ -26,9 +26,8 @@ def time_interleaved(
     """Time `functions` in rounds A B A B ...
 
     Each is called `warmup` times untimed, then gives one sample a round for `repeats` rounds. A sample lasts at least about
-    `min_time` seconds: short functions are called several times in it. Time is by `clock`, else by `perf_counter`, and by CUDA
-    events when `device` is "cuda". Threads are as `torch.get_num_threads()` says; results are dropped. `before` is called,
-    untimed, before every sample: with it a sample has to be one call, without a `min_time`.
+    `min_time` seconds: short functions are called several times in it. Time is by `clock`, else by that of the `device`.
+    `before` is called, untimed, before every sample: with it a sample has to be one call, without a `min_time`.
 
     >>> samples = time_interleaved({"sum": lambda: sum(range(1000)), "max": lambda: max(range(1000))}, repeats=3)
     >>> {name: len(times.samples_s) for name, times in samples.items()}
@@ -50,12 +49,12 @@ def time_interleaved(
 
 
 def clock_of(device: str) -> Clock:
-    """The clock of a kind of device."""
+    """Return the clock of a kind of device: CUDA events, else `perf_counter`."""
     return _cuda_seconds if device == "cuda" else _cpu_seconds
 
 
 def _calls_lasting(function: Call, min_time: float, clock: Clock) -> int:
-    """The number of calls of `function` that last `min_time` seconds; 1, without calling it, where that is 0."""
+    """Return the number of calls of `function` that last `min_time` seconds; 1, without calling it, where that is 0."""
     calls = 1
     while min_time > 0 and (seconds := clock(function, calls)) < min_time:
         calls = max(calls + 1, min(10 * calls, round(1.2 * calls * min_time / max(seconds, 1e-9))))
@@ -70,7 +69,7 @@ def _cpu_seconds(function: Call, calls: int) -> float:
 
 
 def _cuda_seconds(function: Call, calls: int, start_late: Call = lambda: None) -> float:
-    """Seconds by CUDA events; what `start_late` enqueues comes before the first of them."""
+    """Return seconds by CUDA events; what `start_late` enqueues comes before the first of them."""
     import torch
 
     event: Any = torch.cuda.Event
@@ -86,7 +85,7 @@ def _cuda_seconds(function: Call, calls: int, start_late: Call = lambda: None) -
 
 
 def cold_cuda_seconds(function: Call, calls: int) -> float:
-    """A clock that times each call by itself, after a buffer larger than any L2 cache was overwritten."""
+    """Return seconds of calls that are timed one by one, each after a buffer larger than any L2 cache was overwritten."""
     import torch
 
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")

@@ -1,4 +1,4 @@
-"""A document: what a result says, as plain values. Renderers turn it into text for the terminal, Markdown, HTML and pictures."""
+"""A document: what a result says, as plain values, which renderers turn into text, Markdown, HTML and pictures."""
 
 from __future__ import annotations
 
@@ -60,17 +60,23 @@ class Plot:
 
 @dataclass(frozen=True)
 class Document:
-    """A result as a whole.
-
-    `headline`: what was measured, where and when, in a few lines. `tables`, the most important one first; `plots`; `notes`: what
-    tables and plots leave out. `method`: how it was measured.
-    """
+    """A result: what was measured, where and when; tables and plots, the most important first; how it was measured."""
 
     headline: tuple[str, ...]
     tables: tuple[Table, ...]
     plots: tuple[Plot, ...] = ()
     notes: tuple[str, ...] = ()
     method: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A result in a report: the name of its file, its kind, the command that wrote it, and its document."""
+
+    name: str
+    kind: str
+    command: str
+    document: Document
 
 
 def plots(*made: Plot) -> tuple[Plot, ...]:
@@ -82,13 +88,3 @@ def plots(*made: Plot) -> tuple[Plot, ...]:
 def tables(*made: Table) -> tuple[Table, ...]:
     """Return tables that have rows."""
     return tuple(table for table in made if table.rows)
-
-
-@dataclass(frozen=True)
-class Section:
-    """A result in a report: the name of its file, its kind, the command that wrote it, and its document."""
-
-    name: str
-    kind: str
-    command: str
-    document: Document

@@ -16,7 +16,7 @@ from dilkit.tools.results.record import Result
 def publish(result: Result, folder: Path, stem: str, title: str, as_json: bool) -> None:
     """Write `stem`.json, .md and .png into `folder`, the page under `title`. Print the document, or with `as_json` the result;
     what was written goes to stderr. Without matplotlib there is no picture."""
-    document = registry.kind(result.kind).words.document(result)
+    document = registry.words(result.kind).document(result)
     write_result(result, folder / f"{stem}.json")
     write_text(folder / f"{stem}.md", f"# {title}\n\n{document_markdown(document)}\n\n`{result.command}`\n")
     written = [f"{stem}.json", f"{stem}.md"]

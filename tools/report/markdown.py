@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dilkit.tools.report.document import Document, Plot, Section, Table
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~#!])")
-"""Characters that Markdown would obey instead of showing."""
-
 Picture = Callable[[Plot], str | None]
 """The address of a plot's picture, or None where it is not drawn."""
 
@@ -19,9 +16,7 @@ def markdown(sections: Iterable[Section], picture: Picture, note: str = "") -> s
     parts = ["# Measurements", *[escaped(note)] * bool(note)]
     for section in sections:
         parts += [f"## {escaped(section.name)}", document_markdown(section.document, picture, level=3)]
-        command = section.command
-        fence = "`" * (1 + max(map(len, re.findall("`+", command)), default=0))  # more backticks than it has in a row
-        parts.append(f"The command: {fence} {command} {fence}" if "`" in command else f"The command: {fence}{command}{fence}")
+        parts.append(f"The command: {escaped(section.command)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -52,4 +47,4 @@ def rows_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def escaped(text: str) -> str:
     """Return Markdown that shows `text` as it is: no markup, no HTML, no end of a cell."""
-    return _SPECIAL.sub(r"\\\1", text)
+    return re.sub(r"([\\`*_{}\[\]<>&|~#!])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""Plots drawn by matplotlib: as SVG elements for pages, whose colours are CSS variables, and as one PNG for a document.
+"""Pictures of plots, by matplotlib: each plot as SVG, or those of a document as one PNG.
 
 Without matplotlib everything here raises ImportError.
 """
@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from html import escape
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dilkit import files
-from dilkit.checks import visible
 from dilkit.tools.console.text import UNITS
 from dilkit.tools.report.document import Axis, Plot, Point
 
@@ -27,38 +23,23 @@ COLORS = (
     *("#0b6e99", "#d1495b", "#c77700", "#3a7d44", "#6a4c93", "#5c5c5c"),
     *("#12a193", "#d66fb3", "#92901f", "#8b5a3c", "#6aa3e0", "#b0a7b9"),
 )
-"""Colors of series: as many as a plot shows."""
 INK, PALE, FAINT, BACK = "#222222", "#6f6f6f", "#dddddd", "#fefefe"
-VARIABLES = {
-    INK: "ink",
-    PALE: "pale",
-    FAINT: "faint",
-    BACK: "card",
-    **{color: f"series-{i}" for i, color in enumerate(COLORS, 1)},
-}
-"""The CSS variable of each colour; where it is not set, the colour itself."""
 MARKERS = "osD^v"
 DASHES = ((5, 2), (1, 1.5), (6, 2, 1, 2))
 """Dashes of series that are no measurements, in turns: on and off, in widths of the line."""
 LYING = ("bars", "spans")
 """Kinds of plots that have a row for each label."""
-_BACK = dict(facecolor=BACK, edgecolor="none", pad=0.6)
-"""Behind a bar's value: no line goes through it."""
 WIDTH = 4.4
 """Inches. A phone shows that at its natural size, so that texts can be read."""
 LETTERS = 62
 """Letters of a headline in the width of a picture."""
-TITLE_LETTERS = 48
-"""Letters of a plot's bold title beside another plot."""
-MOST_BARS, MOST_SERIES, MOST_POINTS, MOST_LETTERS = 96, 12, 500, 32
-LEGEND_LETTERS = 54
-"""Letters of a series' name in a legend of one column."""
-MOST_TICKS = 7
+TITLE_LETTERS, LABEL_LETTERS = 48, 32
+"""Letters in a line of a plot's title, and of a bar's label."""
+MOST_TICKS, MOST_MARKERS = 7, 60
 FAR_APART = 60
 """The largest over the least ratio of bars that are drawn on a linear axis."""
 _DECADE = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
 _OCTAVE = ((1, 1.25, 1.5, 1.75), (1,))
-_MOST_MARKERS = 60
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dilkit",
@@ -70,28 +51,22 @@ _STYLE: Any = {
 }
 
 
-def svg(plot: Plot, number: int = 0) -> str:
-    """Return the picture as an `<svg>` element, for a page or alone. Its ids begin with `number`: no two in a page alike.
-
-    Of very many series, bars or points the first ones are drawn. Raises ImportError where matplotlib is missing.
-    """
+def svg(plot: Plot) -> str:
+    """Return the picture as the text of an SVG file."""
     file, plot = io.StringIO(), _drawable(plot)
     with new_figure(WIDTH, _height(plot)) as figure:
-        figure.set_facecolor("none")
         _draw(figure, plot)
-        save(figure, file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    drawn = file.getvalue()
-    body = re.sub(r' (width|height)="[^"]*"', "", drawn[drawn.index("<svg") :].removeprefix("<svg"), count=2)
-    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>p{number}-", body)
-    for color, name in VARIABLES.items():
-        body = re.sub(f"(fill|stroke): {color}", rf"\1: var(--{name}, {color})", body)
-    return f'<svg role="img" aria-label="{escape(_described(plot))}"{body}'
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return file.getvalue()
 
 
 def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -> None:
     """Draw all plots of a document as one picture, in two columns of equal length, below the lines of `headline`."""
-    columns = _columns([_drawable(plot) for plot in plots])
-    lines = [part for line in headline for part in textwrap.wrap(visible(line), LETTERS * len(columns))]
+    columns: list[list[tuple[Plot, float]]] = [[] for _ in plots[:2]]
+    for plot in map(_drawable, plots):
+        shortest = min(columns, key=lambda column: sum(high for _, high in column))
+        shortest.append((plot, _height(plot) + 0.4 + 0.17 * _wrapped_title(plot).count("\n")))
+    lines = [part for line in headline for part in textwrap.wrap(line, LETTERS * len(columns))]
     height = max(sum(high for _, high in column) for column in columns)
     with new_figure(WIDTH * len(columns), height + 0.19 * len(lines) + 0.1) as figure:
         if lines:
@@ -100,21 +75,8 @@ def write_png(plots: Sequence[Plot], path: Path, headline: Sequence[str] = ()) -
             heights = [high for _, high in column]
             panels = place.subfigures(len(column) + 1, 1, squeeze=False, height_ratios=[*heights, height - sum(heights) + 0.01])
             for (plot, _), (panel,) in zip(column, panels, strict=False):
-                _draw(panel, plot, _wrapped(plot))
+                _draw(panel, plot, _wrapped_title(plot))
         save(figure, path, dpi=150)
-
-
-def _columns(plots: Sequence[Plot]) -> list[list[tuple[Plot, float]]]:
-    """Return two columns of plots with their heights in inches, each plot in the column that is the shortest until then."""
-    columns: list[list[tuple[Plot, float]]] = [[] for _ in plots[:2]] or [[]]
-    for plot in plots:
-        shortest = min(columns, key=lambda column: sum(high for _, high in column))
-        shortest.append((plot, _height(plot) + 0.4 + 0.17 * _wrapped(plot).count("\n")))
-    return columns
-
-
-def _wrapped(plot: Plot) -> str:
-    return textwrap.fill(visible(plot.title), TITLE_LETTERS)
 
 
 @contextmanager
@@ -128,49 +90,28 @@ def new_figure(width: float = 6.4, height: float = 4.8) -> Iterator[Any]:
         yield Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def save(figure: Any, file: Path | io.StringIO, **options: Any) -> None:
-    """Write a figure: the one place where pictures are written."""
-    if not isinstance(file, Path):
-        figure.savefig(file, **options)
-        return
+def save(figure: Any, file: Path, **options: Any) -> None:
+    """Write a figure: the one place where files of pictures are written."""
     with files.replacing(file) as written:
         figure.savefig(written, format=file.suffix[1:] or "png", **options)
 
 
-def _draw(figure: Any, plot: Plot, title: str = "") -> None:
-    """Draw a plot into a figure, or into a part of one, below its title."""
-    axes = figure.subplots()
-    axes.set_facecolor("none")
-    {"bars": _bars, "spans": _spans}.get(plot.kind, _lines)(axes, plot)
-    _dress(axes, figure, plot, title)
-
-
-def _described(plot: Plot) -> str:
-    """Return the plot in words, for readers who do not see it."""
-    x, y = (UNITS[axis.unit] for axis in plot.axes)
-    shown = []
-    for series in plot.series:
-        ends = [series.points[0], *series.points[-1:]] if len(series.points) > 1 else series.points
-        values = " to ".join(f"{y(p.y)} at {visible(p.x, MOST_LETTERS) if isinstance(p.x, str) else x(p.x)}" for p in ends)
-        shown.append(f"{series.name}: {values}")
-    return f"{visible(plot.title, 100)}. {'; '.join(shown)}."
-
-
 def _drawable(plot: Plot) -> Plot:
-    """Return the plot within the limits of a picture: values that its axes can show, not too many, short names."""
+    """Return the plot without values that its logarithmic axes cannot show."""
     x, y = (axis.log and plot.kind not in LYING for axis in plot.axes)
-    series = []
-    for one in plot.series[:MOST_SERIES]:
-        able = (p for p in one.points if not (x and float(p.x) <= 0) and not (y and p.low <= 0))
-        name = visible(one.name, LEGEND_LETTERS)
-        # A legend leaves empty names out, and those that begin with a low line.
-        series.append(replace(one, name=re.sub(r"^(_|$)", r" \1", name), points=tuple(islice(able, MOST_POINTS))))
-    return replace(plot, series=tuple(one for one in series if one.points))
+    able = [
+        replace(one, points=tuple(p for p in one.points if not (x and float(p.x) <= 0) and not (y and p.low <= 0)))
+        for one in plot.series
+    ]
+    return replace(plot, series=tuple(one for one in able if one.points))
+
+
+def _wrapped_title(plot: Plot) -> str:
+    return textwrap.fill(plot.title, TITLE_LETTERS)
 
 
 def _labels(plot: Plot) -> list[str]:
-    labels = dict.fromkeys(str(point.x) for series in plot.series for point in series.points)
-    return list(labels)[: MOST_BARS // max(len(plot.series), 1)]
+    return list(dict.fromkeys(str(point.x) for series in plot.series for point in series.points))
 
 
 def _height(plot: Plot) -> float:
@@ -188,6 +129,26 @@ def _legend_columns(plot: Plot) -> int:
     return 4 if longest <= 9 else 2 if longest <= 28 else 1
 
 
+def _draw(figure: Any, plot: Plot, title: str = "") -> None:
+    """Draw a plot into a figure, or into a part of one, below its title."""
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    {"bars": _bars, "spans": _spans}.get(plot.kind, _lines)(axes, plot)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(which="both", length=0, colors=INK, labelsize=8.5)
+    axes.grid(axis="x" if plot.kind in LYING else "both", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    if len(plot.series) > 1:
+        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        ordered = [handles[str(i)] for i in range(len(plot.series))]
+        style: dict[str, Any] = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6, columnspacing=1.4)
+        style |= dict(title=title, alignment="left", title_fontproperties=dict(size=10, weight="bold")) if title else {}
+        names = [series.name for series in plot.series]
+        figure.legend(ordered, names, loc="outside upper left", ncols=_legend_columns(plot), **style)
+    elif title:
+        figure.suptitle(title, x=0.02, ha="left", fontsize=10, fontweight="bold", color=INK)
+
+
 def _lines(axes: Any, plot: Plot) -> None:
     places = sorted({float(point.x) for series in plot.series if not series.dashed for point in series.points})
     if len(places) > MOST_TICKS or plot.kind != "lines":
@@ -198,7 +159,7 @@ def _lines(axes: Any, plot: Plot) -> None:
             dashes = DASHES[sum(one.dashed for one in plot.series[:i]) % len(DASHES)]
             axes.plot(x, y, linestyle=(0, dashes), linewidth=1.3, color=PALE, label=str(i))
             continue
-        marker = dict(marker=None if len(x) > _MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4.5 - 0.3 * i)
+        marker = dict(marker=None if len(x) > MOST_MARKERS else MARKERS[i % len(MARKERS)], markersize=4.5 - 0.3 * i)
         width = max(1.4, 2.2 - 0.3 * i)  # lines that lie on each other all show
         line = dict(linestyle="none" if plot.kind == "points" else "-", linewidth=width, color=COLORS[i % len(COLORS)])
         axes.errorbar(x, y, yerr=_reach(series.points), elinewidth=1, capsize=2, label=str(i), **marker, **line)
@@ -215,16 +176,16 @@ def _reach(points: Sequence[Point]) -> list[list[float]] | None:
 
 def _bars(axes: Any, plot: Plot) -> None:
     labels, count = _labels(plot), len(plot.series)
-    height, (foot, *ends) = 0.82 / max(count, 1), bar_range(plot)
+    height, (foot, *ends) = 0.82 / count, bar_range(plot)
     for i, series in enumerate(plot.series):
-        drawn = [(labels.index(str(p.x)) + (i - (count - 1) / 2) * height, p) for p in series.points if str(p.x) in labels]
-        places, points = [y for y, _ in drawn], [p for _, p in drawn]
+        places = [labels.index(str(p.x)) + (i - (count - 1) / 2) * height for p in series.points]
         axes.barh(
-            places, [p.y - foot for p in points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)], label=str(i),
-            xerr=_reach(points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
+            places, [p.y - foot for p in series.points], left=foot, height=height * 0.9, color=COLORS[i % len(COLORS)],
+            label=str(i), xerr=_reach(series.points), ecolor=INK, error_kw=dict(elinewidth=0.9, capsize=1.8),
         )  # fmt: skip
-        for y, p in drawn:
-            place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=_BACK)
+        behind = dict(facecolor=BACK, edgecolor="none", pad=0.6)  # no line goes through a bar's value
+        for y, p in zip(places, series.points, strict=True):
+            place = dict(xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK, bbox=behind)
             axes.annotate(UNITS[plot.axes[1].unit](p.y), (max(p.high, p.y, foot), y), **place)
     _name_rows(axes, labels)
     axes.set_xlim(*ends)
@@ -235,37 +196,16 @@ def _bars(axes: Any, plot: Plot) -> None:
 
 def _spans(axes: Any, plot: Plot) -> None:
     labels = _labels(plot)
-    for i, (color, series) in enumerate(zip(COLORS, plot.series, strict=False)):
-        drawn = [(labels.index(str(p.x)), p.high - p.low, p.low) for p in series.points if str(p.x) in labels]
-        rows, widths, lows = ([one[i] for one in drawn] for i in range(3))
-        axes.barh(rows, widths, left=lows, height=0.7, color=color, label=str(i))
+    for i, series in enumerate(plot.series):
+        rows, widths, lows = zip(*((labels.index(str(p.x)), p.high - p.low, p.low) for p in series.points), strict=True)
+        axes.barh(rows, widths, left=lows, height=0.7, color=COLORS[i % len(COLORS)], label=str(i))
     _name_rows(axes, labels)
     scale(axes, "x", plot.axes[1], [], most=4)
 
 
 def _name_rows(axes: Any, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), [textwrap.fill(visible(label, 2 * MOST_LETTERS), MOST_LETTERS) for label in labels])
+    axes.set_yticks(range(len(labels)), [textwrap.fill(label, LABEL_LETTERS) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
-
-
-def _dress(axes: Any, figure: Any, plot: Plot, title: str) -> None:
-    axes.spines[:].set_visible(False)
-    axes.tick_params(which="both", length=0, colors=INK, labelsize=8.5)
-    axes.grid(axis="x" if plot.kind in LYING else "both", color=FAINT, linewidth=0.8)
-    axes.set_axisbelow(True)
-    if not plot.series:
-        axes.text(0.5, 0.5, "nothing that these axes can show", transform=axes.transAxes, ha="center", color=PALE)
-    elif len(plot.series) > 1:
-        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-        # By number: two names may be cut to the same letters.
-        ordered = [handles[str(i)] for i in range(len(plot.series))]
-        style: dict[str, Any] = dict(frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1.6, columnspacing=1.4)
-        style |= dict(title=title, alignment="left", title_fontproperties=dict(size=10, weight="bold")) if title else {}
-        figure.legend(
-            ordered, [series.name for series in plot.series], loc="outside upper left", ncols=_legend_columns(plot), **style
-        )
-    if title and len(plot.series) < 2:
-        figure.suptitle(title, x=0.02, ha="left", fontsize=10, fontweight="bold", color=INK)
 
 
 def scale(axes: Any, name: str, axis: Axis, ticks: list[float], most: int = MOST_TICKS) -> None:
@@ -282,7 +222,8 @@ def scale(axes: Any, name: str, axis: Axis, ticks: list[float], most: int = MOST
         if name == "y":
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         high = one.get_view_interval()[1]
-        one.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(high / 5))) if axis.unit == "bytes" else MaxNLocator(5))
+        in_bytes = axis.unit == "bytes"
+        one.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(high / 5))) if in_bytes else MaxNLocator(5))
     one.set_major_formatter(lambda value, _: UNITS[axis.unit](value))
     one.set_label_text(axis.title, color=PALE)
 
@@ -305,7 +246,7 @@ def bar_range(plot: Plot) -> tuple[float, float, float]:
     They begin at 0; for ratios that lie far apart, on a logarithmic axis, at the mark.
     """
     points = [point for series in plot.series for point in series.points]
-    low, high = min((p.low for p in points), default=0.0), max((p.high for p in points), default=0.0)
+    low, high = min(p.low for p in points), max(p.high for p in points)
     if plot.mark and low > 0 and high > FAR_APART * low:
         low, high = min(plot.mark, low), max(plot.mark, high)
         return plot.mark, low, high * (high / low) ** 0.25

@@ -1,4 +1,4 @@
-"""Points and series of plots, made of samples; intervals and notes in words."""
+"""Points and series of plots, made of samples; notes with their places."""
 
 from __future__ import annotations
 
@@ -31,25 +31,12 @@ def speed_up(label: str, slow: Sequence[float], fast: Sequence[float]) -> Point:
 
 def series_of(points: Mapping[str, Sequence[Point]]) -> tuple[Series, ...]:
     """Return a series for each name."""
-    return tuple(Series(name, tuple(found)) for name, found in points.items())
-
-
-def series_by_name(pairs: Iterable[tuple[str, Point]]) -> tuple[Series, ...]:
-    """Return a series for each name, of the points that are paired with it."""
-    points: dict[str, list[Point]] = {}
-    for name, point in pairs:
-        points.setdefault(name, []).append(point)
-    return series_of(points)
-
-
-def interval(point: Point) -> str:
-    """Return the interval of a ratio."""
-    return f"{point.low:.2f}x - {point.high:.2f}x"
+    return tuple(Series(name, tuple(of_name)) for name, of_name in points.items())
 
 
 def grouped(notes: Iterable[tuple[str, str]], places: str = "({})") -> list[str]:
     """Return each note once, with all its places."""
-    by_group: dict[str, list[str]] = {}
+    by_note: dict[str, list[str]] = {}
     for note, place in notes:
-        by_group.setdefault(note, []).append(place)
-    return [f"{note} {places.format(', '.join(dict.fromkeys(where)))}" for note, where in by_group.items()]
+        by_note.setdefault(note, []).append(place)
+    return [f"{note} {places.format(', '.join(dict.fromkeys(where)))}" for note, where in by_note.items()]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from dilkit.checks import visible
 from dilkit.tools.bench.suites import SUITES
 from dilkit.tools.report.document import Document, Section
-from dilkit.tools.results.file import ResultError, read_json, read_result, written_by
+from dilkit.tools.results.file import ResultError, read_json, read_result
 from dilkit.tools.results.record import Result
 from dilkit.tools.results.rows import RowsResult
 
@@ -35,19 +33,10 @@ KINDS = {f"suite-{name}": f"bench.suites.{name}" for name in SUITES} | {
 `RECORD` and functions `document` and `sentence`."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of result. The functions `document` and `sentence` of `words` take a result of type `record`."""
-
-    record: type[Result]
-    words: Any
-
-
-@cache
-def kind(name: str) -> Kind:
-    """Load a kind of result. Raises ModuleNotFoundError for one that only a checkout has."""
-    module = import_module(f"dilkit.tools.{KINDS[name]}")
-    return Kind(getattr(module, "RECORD", RowsResult), getattr(module, "REPORT", module))
+def words(kind: str) -> Any:
+    """Return what has the functions `document` and `sentence` of results of this kind."""
+    module = import_module(f"dilkit.tools.{KINDS[kind]}")
+    return getattr(module, "REPORT", module)
 
 
 def read(path: Path) -> Result:
@@ -55,28 +44,26 @@ def read(path: Path) -> Result:
     data = read_json(path)
     name = data["kind"]
     if name not in KINDS:
-        raise ResultError(path, f"a result of kind {name[:40]!r}{written_by(data)}; known are {', '.join(KINDS)}")
-    return read_result(path, kind(name).record, name)
+        raise ResultError(path, f"a result of kind {name[:40]!r}; known are {', '.join(KINDS)}")
+    record: type[Result] = getattr(words(name), "RECORD", RowsResult)
+    return read_result(path, record, name)
 
 
 def document_of(*paths: Path) -> Document:
-    """Return the document of the result in a file, or of several machines' results side by side.
-
-    Raises `ResultError` also for values that no measurement has.
-    """
+    """Return the document of the result in a file, or of several machines' results side by side. Raises `ResultError`."""
     document: Document = _words(paths, "document")
     return document
 
 
 def sentence_of(*paths: Path) -> str:
-    """Return the sentence on the results in files. Raises `ResultError` as `document_of` does."""
+    """Return the sentence on the results in files. Raises `ResultError`."""
     return str(_words(paths, "sentence"))
 
 
 def _words(paths: Sequence[Path], what: str) -> Any:
     results = [read(path) for path in paths]
     try:
-        return getattr(kind(results[0].kind).words, what)(*results)
+        return getattr(words(results[0].kind), what)(*results)
     except (ValueError, ArithmeticError, LookupError) as error:
         raise ResultError(paths[0], f"holds values that no measurement has ({error}); run the command again") from None
 

@@ -17,16 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from dilkit.tools.console.text import UNITS, in_seconds
-from dilkit.tools.report.document import Axis, Document, Plot, Point, Series, Table, plots, tables
-from dilkit.tools.report.headline import place, placed, suite_headline
-from dilkit.tools.report.points import plain, rate, sampled, speed_up
+from dilkit.tools.report.document import Axis, Document, Plot, Point, Table, plots, tables
+from dilkit.tools.report.headline import place, placed, revision
+from dilkit.tools.report.points import plain, rate, sampled, series_of, speed_up
 from dilkit.tools.report.targets import figure_table, machine_table, number, suite_sentence
 from dilkit.tools.results.rows import YARDSTICKS, CaseRows, Row, RowsResult
 
 T = TypeVar("T")
 MOST_POINTS = 200
 """Points of a curve that are drawn: a step more or less is not seen."""
-Cell = Callable[[Row, CaseRows], str]
 Measure = Callable[[Row, CaseRows], Point | None]
 """The point of a row: its value with its interval; None where it has none. `x` is filled in by the plot."""
 
@@ -36,17 +35,12 @@ class Column:
     """A column of a table: its header, and the text of its cell in each row."""
 
     header: str
-    cell: Cell
+    cell: Callable[[Row, CaseRows], str]
 
 
 def fact(name: str, header: str = "", template: str = "{}") -> Column:
     """Return a column of a fact of the case or of the row; "-" where it has none."""
-
-    def cell(row: Row, case: CaseRows) -> str:
-        value = row.case.get(name, row.values.get(name))
-        return "-" if value is None else template.format(value)
-
-    return Column(header or name, cell)
+    return Column(header or name, lambda row, case: _known(row.case.get(name, row.values.get(name)), template.format))
 
 
 def label(header: str, template: str) -> Column:
@@ -56,12 +50,11 @@ def label(header: str, template: str) -> Column:
 
 def value(name: str, header: str, unit: str = "number") -> Column:
     """Return a column of a value of the row in a unit of `UNITS`; "-" where it is unknown."""
+    return Column(header, lambda row, case: _known(row.values.get(name), UNITS[unit]))
 
-    def cell(row: Row, case: CaseRows) -> str:
-        known = row.values.get(name)
-        return "-" if known is None else UNITS[unit](known)
 
-    return Column(header, cell)
+def _known(value: Any, text: Callable[[Any], str]) -> str:
+    return "-" if value is None else text(value)
 
 
 def over(base: str, header: str = "") -> Column:
@@ -75,11 +68,7 @@ def over(base: str, header: str = "") -> Column:
 
 def of(who: str, column: Column, header: str = "") -> Column:
     """Return the column of another implementation in the same case; "-" where it has none."""
-
-    def cell(row: Row, case: CaseRows) -> str:
-        return column.cell(case.rows[who], case) if who in case.rows else "-"
-
-    return Column(header or who, cell)
+    return Column(header or who, lambda row, case: column.cell(case.rows[who], case) if who in case.rows else "-")
 
 
 WHO = Column("who", lambda row, case: row.who)
@@ -90,62 +79,6 @@ GFLOPS = Column("GFLOP/s", lambda row, case: number(row.gflops))
 OF_MATMUL = Column(
     "of matmul", lambda row, case: f"{row.gflops / case.rows['matmul'].values['gflops']:.0%}" if "matmul" in case.rows else "-"
 )
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table of the rows of the tables `of`, by default of those that were timed; with `who`, of this implementation alone.
-
-    Attributes:
-        title: a template filled in with the facts of each row; rows with another title stand in another table.
-        who: implementations that are shown; all by default.
-        note: a template likewise, each text once; it stands below the table.
-        spread: template of a header; the last column becomes one for each such header, and rows alike before it become one.
-    """
-
-    title: str
-    of: str | tuple[str, ...]
-    columns: tuple[Column, ...]
-    note: str = ""
-    where: Mapping[str, Any] = field(default_factory=dict)
-    timed: bool = True
-    who: tuple[str, ...] = ()
-    spread: str = ""
-
-    def made(self, result: RowsResult) -> Table:
-        """Return the table of a result, under one title."""
-        return self._table(self.title, list(self._rows(result)))
-
-    def each(self, result: RowsResult) -> list[Table]:
-        """Return the tables of a result, one for each title."""
-        titled: dict[str, list[tuple[Row, CaseRows]]] = {}
-        for row, case in self._rows(result):
-            titled.setdefault(self.title.format(**_facts(row)), []).append((row, case))
-        return [self._table(title, rows) for title, rows in titled.items()]
-
-    def _rows(self, result: RowsResult) -> Iterator[tuple[Row, CaseRows]]:
-        pairs = _rows(result, self.of, self.where, self.who)
-        return ((row, case) for row, case in pairs if row.samples or not self.timed)
-
-    def _table(self, title: str, rows: Sequence[tuple[Row, CaseRows]]) -> Table:
-        notes = dict.fromkeys(self.note.format(**_facts(row)) for row, _ in rows) if self.note else ()
-        header = tuple(column.header for column in self.columns)
-        cells = [tuple(column.cell(row, case) for column in self.columns) for row, case in rows]
-        if self.spread:
-            names = [self.spread.format(**_facts(row)) for row, _ in rows]
-            header, cells = _spread(header, cells, names)
-        return Table(title, header, tuple(cells), "; ".join(notes))
-
-
-def _spread(
-    header: tuple[str, ...], cells: Sequence[tuple[str, ...]], names: Sequence[str]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return header and rows with a column for each of `names`, which are those of the last cells."""
-    columns = tuple(dict.fromkeys(names))
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
-    for (*before, cell), name in zip(cells, names, strict=True):
-        rows.setdefault(tuple(before), {})[name] = cell
-    return (*header[:-1], *columns), [(*before, *(row.get(name, "-") for name in columns)) for before, row in rows.items()]
 
 
 def time(row: Row, case: CaseRows) -> Point | None:
@@ -174,27 +107,65 @@ def faster(ours: str) -> Measure:
     return measure
 
 
-def times_faster(ours: str) -> Column:
-    """Return a column of the speed-up of `ours` over the row's implementation, with its interval."""
+def times_faster(ours: str, header: str = "speed-up", template: str = "{0.y:.2f}x ({0.low:.2f}x - {0.high:.2f}x)") -> Column:
+    """Return a column of the speed-up of `ours` over the row's implementation, with its interval; "-" without times."""
 
     def cell(row: Row, case: CaseRows) -> str:
         point = faster(ours)(row, case)
-        return f"{point.y:.2f}x ({point.low:.2f}x - {point.high:.2f}x)" if point else "-"
+        return template.format(point) if point else "-"
 
-    return Column("speed-up", cell)
+    return Column(header, cell)
 
 
 def speed_up_columns(ours: str) -> tuple[Column, Column]:
-    """Return columns of the speed-up of `ours` over the row's implementation, and of its interval; "-" without times."""
-    measure = faster(ours)
+    """Return columns of the speed-up of `ours` over the row's implementation, and of its interval."""
+    interval = times_faster(ours, "95% interval", "{0.low:.2f}x - {0.high:.2f}x")
+    return times_faster(ours, template="{0.y:.1f}x"), interval
 
-    def times(row: Row, case: CaseRows) -> str:
-        return f"{point.y:.1f}x" if (point := measure(row, case)) else "-"
 
-    def interval(row: Row, case: CaseRows) -> str:
-        return f"{point.low:.2f}x - {point.high:.2f}x" if (point := measure(row, case)) else "-"
+@dataclass(frozen=True)
+class TableView:
+    """A table of the rows of the tables `of`, by default of those that were timed; with `who`, of these implementations alone.
 
-    return Column("speed-up", times), Column("95% interval", interval)
+    `title` and `note` are templates filled in with the facts of each row; rows with another title stand in another table.
+    `spread`: template of a header; the last column becomes one for each such header, and rows alike before it become one.
+    """
+
+    title: str
+    of: str | tuple[str, ...]
+    columns: tuple[Column, ...]
+    note: str = ""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    timed: bool = True
+    who: tuple[str, ...] = ()
+    spread: str = ""
+
+    def made(self, result: RowsResult) -> Table:
+        """Return the table of a result, under one title."""
+        return self._table(self.title, self._rows(result))
+
+    def each(self, result: RowsResult) -> list[Table]:
+        """Return the tables of a result, one for each title."""
+        titled: dict[str, list[tuple[Row, CaseRows]]] = {}
+        for row, case in self._rows(result):
+            titled.setdefault(self.title.format(**_facts(row)), []).append((row, case))
+        return [self._table(title, rows) for title, rows in titled.items()]
+
+    def _rows(self, result: RowsResult) -> list[tuple[Row, CaseRows]]:
+        return [(row, case) for row, case in _rows(result, self) if row.samples or not self.timed]
+
+    def _table(self, title: str, rows: Sequence[tuple[Row, CaseRows]]) -> Table:
+        notes = dict.fromkeys(self.note.format(**_facts(row)) for row, _ in rows) if self.note else ()
+        header = tuple(column.header for column in self.columns)
+        cells = [tuple(column.cell(row, case) for column in self.columns) for row, case in rows]
+        if self.spread:
+            names = [self.spread.format(**_facts(row)) for row, _ in rows]
+            alike: dict[tuple[str, ...], dict[str, str]] = {}
+            for (*before, cell), name in zip(cells, names, strict=True):
+                alike.setdefault(tuple(before), {})[name] = cell
+            header = (*header[:-1], *dict.fromkeys(names))
+            cells = [(*before, *(by_name.get(name, "-") for name in dict.fromkeys(names))) for before, by_name in alike.items()]
+        return Table(title, header, tuple(cells), "; ".join(notes))
 
 
 SECONDS, BYTES = Axis("time", "seconds"), Axis("memory", "bytes")
@@ -205,8 +176,7 @@ NAMES, TOKENS, TIMES = Axis("", "number"), Axis("tokens", "tokens"), Axis("times
 class PlotView:
     """A plot of the rows of the tables `of`, a series for each `series`, by default for each implementation.
 
-    `x`: a template of a bar's label, or the name of the fact along the first axis of lines and points. `title` and `who`: as
-    those of a `TableView`.
+    `x`: a template of a bar's label, or the name of the fact along the first axis of lines and points.
     """
 
     title: str
@@ -224,15 +194,15 @@ class PlotView:
     def each(self, result: RowsResult) -> list[Plot]:
         """Return the plots of a result, one for each title."""
         titled: dict[str, dict[str, list[Point]]] = {}
-        for row, case in _rows(result, self.of, self.where, self.who):
+        for row, case in _rows(result, self):
             if point := self.measure(row, case):
                 facts = _facts(row)
                 x = self.x.format(**facts) if self.kind == "bars" else facts[self.x]
                 points = titled.setdefault(self.title.format(**facts), {})
-                points.setdefault(self.series.format(**facts), []).append(Point(x, point.y, point.low, point.high))
+                points.setdefault(self.series.format(**facts), []).append(replace(point, x=x))
         drawn = []
         for title, points in titled.items():
-            series = tuple(Series(name, tuple(of_name), dashed=name in self.dashed) for name, of_name in points.items())
+            series = tuple(replace(one, dashed=one.name in self.dashed) for one in series_of(points))
             drawn.append(Plot(title, self.kind, series, self.axes, self.mark))
         return drawn
 
@@ -241,18 +211,16 @@ class PlotView:
 class Report:
     """The report of a suite, or of another command that measures.
 
+    Texts are templates, filled in with the facts of the environment and of the result.
+
     Attributes:
-        place: template of the first line, filled in with the facts of the environment and of the result.
-        tables: behind that of figures; a function makes several, or one whose columns depend on the rows. `plots`: likewise.
-        method: template of how it was measured, filled in as `place` is.
+        place, packages: the device, and the versions beside dilkit's, in the headline; `subject`: lines above them.
+        tables, plots: views, or functions that make several; tables stand behind that of figures.
         sentences: by name of a figure, the words that docs/measurements.md has for its worst value.
         notes: further lines, behind those on implementations that were not measured.
         figure_columns: values of figures with a column each, such as "head_dim 64".
-        headline: options of `suite_headline`.
-        subject: templates of lines above the place.
         summary: function that writes the sentence, of a result that has no figures. `summary_first`: the page begins with it.
-        side_by_side: results of several machines are shown together; rows then have the fact "machine".
-        figure_note: text below the figures of machines side by side.
+        side_by_side: results of several machines are shown together, with `figure_note`; rows then have the fact "machine".
     """
 
     place: str
@@ -262,7 +230,7 @@ class Report:
     sentences: Mapping[str, str] = field(default_factory=dict)
     notes: Callable[[RowsResult], Iterable[str]] = lambda result: ()
     figure_columns: tuple[str, ...] = ()
-    headline: Mapping[str, str] = field(default_factory=dict)
+    packages: str = "torch {torch}"
     subject: tuple[str, ...] = ()
     summary: Callable[[RowsResult], str] | None = None
     summary_first: bool = False
@@ -276,12 +244,15 @@ class Report:
             figures = machine_table({one.machine: one.figures for one in results}, self.figure_note)
             pairs = [(dict(machine=one.machine), row) for one in results for row in one.rows]
             shown = replace(shown, rows=tuple(replace(row, case=machine | row.case) for machine, row in pairs))
-        made_tables = [table for view in self.tables for table in _made(view, shown)]
         return Document(
             headline=tuple(line for one in results for line in self._headline(one)),
-            tables=tables(figures, *made_tables),
+            tables=tables(figures, *(table for view in self.tables for table in _made(view, shown))),
             plots=plots(*(plot for view in self.plots for plot in _made(view, shown))),
-            notes=tuple(note for one in results for note in self._notes(one)),
+            notes=tuple(
+                f"{one.machine}: {note}" if self.side_by_side else note
+                for one in results
+                for note in (*not_measured(one), *self.notes(one))
+            ),
             method=self.method.format(**_run_facts(shown)),
         )
 
@@ -292,16 +263,13 @@ class Report:
         return " ".join(suite_sentence(one, self.sentences, one.machine * self.side_by_side) for one in results)
 
     def _headline(self, result: RowsResult) -> tuple[str, ...]:
-        facts = _run_facts(result)
-        options = {name: template.format(**facts) for name, template in self.headline.items()}
-        lines = [template.format(**facts) for template in self.subject]
+        versions = f"{self.packages}, dilkit {{dilkit}}{revision(result.environment)}, {result.date}"
+        lines = [template.format(**_run_facts(result)) for template in (*self.subject, self.place, versions)]
         if self.summary and self.summary_first:
             lines.insert(0, self.summary(result))
-        return (*lines, *suite_headline(result, self.place.format(**facts), **options))
-
-    def _notes(self, result: RowsResult) -> list[str]:
-        notes = (*not_measured(result), *self.notes(result))
-        return [f"{result.machine}: {note}" if self.side_by_side else note for note in notes]
+        if result.quick:
+            lines.append(f"QUICK: lengths are 1/{result.quick} of the suite's, and no figure says what the suite's would")
+        return (*lines, *["INTERRUPTED: later measurements are missing"] * result.interrupted)
 
 
 def _run_facts(result: RowsResult) -> dict[str, Any]:
@@ -317,8 +285,8 @@ def not_measured(result: RowsResult) -> list[str]:
         for note in [*notes, *filter(None, [row.values.get("memory_note")])]:
             places.setdefault(note, {}).setdefault(row.table, []).append(where)
     notes = []
-    for note, tables_of_note in places.items():
-        listed = (f"{table}: {', '.join(dict.fromkeys(cases))}" for table, cases in tables_of_note.items())
+    for note, by_table in places.items():
+        listed = (f"{table}: {', '.join(dict.fromkeys(cases))}" for table, cases in by_table.items())
         notes.append(f"{note} ({'; '.join(listed)})")
     return notes
 
@@ -327,12 +295,12 @@ def _made(view: Any, result: RowsResult) -> Iterable[Any]:
     return view.each(result) if isinstance(view, (TableView, PlotView)) else view(result)
 
 
-def _rows(
-    result: RowsResult, of: str | tuple[str, ...], where: Mapping[str, Any], names: tuple[str, ...]
-) -> Iterator[tuple[Row, CaseRows]]:
-    """Yield rows of implementations of these names, or of all, with their cases, yardsticks left out."""
-    for case in result.cases(*([of] if isinstance(of, str) else of), **where):
-        yield from ((row, case) for who, row in case.rows.items() if who not in YARDSTICKS and (not names or who in names))
+def _rows(result: RowsResult, view: TableView | PlotView) -> Iterator[tuple[Row, CaseRows]]:
+    """Yield the rows of a view with their cases, yardsticks left out."""
+    for case in result.cases(*([view.of] if isinstance(view.of, str) else view.of), **view.where):
+        for who, row in case.rows.items():
+            if who not in YARDSTICKS and (not view.who or who in view.who):
+                yield row, case
 
 
 def _facts(row: Row) -> dict[str, Any]:
@@ -341,10 +309,9 @@ def _facts(row: Row) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunReport:
-    """The report of a run that trains or judges, whose headline begins with `command`, such as "dilkit demo".
+    """The report of a run that trains or judges: its `command`, such as "dilkit demo", and functions of its result.
 
-    `outcome` returns the sentence of the headline and of docs/measurements.md; `tables`, `plots` and `notes` return theirs, the
-    most important one first. `method` is a template, filled in with the facts of the result.
+    `outcome` returns the sentence of the headline and of docs/measurements.md.
     """
 
     command: str

@@ -1,8 +1,7 @@
-"""Dataclasses from plain JSON data and back. The types of the fields say what must stand where.
+"""Dataclasses from plain JSON data and back: the types of the fields decide what must stand where.
 
-A field may be str, int, float, bool, `Any`, a literal, a dataclass, `tuple[X, ...]`, `tuple[X, Y]`, `dict[str, X]`, or a union of
-one of these with None. Names that the dataclass does not have are ignored. `field(metadata={"name": ...})` gives the name in JSON
-where that is no Python name.
+A field may be str, int, float, bool, `Any`, a dataclass, `tuple[X, ...]`, `tuple[X, Y]`, `dict[str, X]`, or a union of one of
+these with None. Names that the dataclass does not have are ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import math
 import types
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _NAMES: dict[Any, str] = {
@@ -22,6 +21,7 @@ _NAMES: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
 }
+_hints = cache(get_type_hints)
 
 
 class DecodeError(ValueError):
@@ -43,10 +43,10 @@ def decode(kind: type[T], value: Any, place: str = "") -> T:
     """
     record: Any = kind
     fields, data = {}, _needed(dict, value, place)
-    for field, name, hint in _fields(record):
-        inner = f"{place}.{name}" if place else name
-        if name in data:
-            fields[field.name] = _decode(hint, data[name], inner)
+    for field in dataclasses.fields(record):
+        inner = f"{place}.{field.name}" if place else field.name
+        if field.name in data:
+            fields[field.name] = _decode(_hints(record)[field.name], data[field.name], inner)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise DecodeError(f"{inner}: missing")
     try:
@@ -62,21 +62,11 @@ def encode(value: Any) -> Any:
     {'sizes': [1, 2]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = ((field, name, getattr(value, field.name)) for field, name, _ in _fields(type(value)))
-        return {name: encode(found) for field, name, found in fields if found is not None or field.default is not None}
+        fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {field.name: encode(one) for field, one in fields if one is not None or field.default is not None}
     if isinstance(value, dict):
         return {name: encode(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [encode(inner) for inner in value]
-    return value
-
-
-@cache
-def _fields(record: Any) -> list[tuple[dataclasses.Field[Any], str, Any]]:
-    """Return (field, its name in JSON, its type) of each field that the constructor takes."""
-    hints = get_type_hints(record)
-    fields = [field for field in dataclasses.fields(record) if field.init]
-    return [(field, field.metadata.get("name", field.name), hints[field.name]) for field in fields]
+    return [encode(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _decode(hint: Any, value: Any, place: str) -> Any:
@@ -85,32 +75,25 @@ def _decode(hint: Any, value: Any, place: str) -> Any:
         return value
     if origin in (Union, types.UnionType):
         return None if value is None else _decode(inner[0], value, place)
-    if origin is Literal:
-        if value not in inner:
-            raise _mismatch(f"one of {', '.join(map(repr, inner))}", value, place)
-        return value
     if origin is dict:
         return {name: _decode(inner[1], one, f"{place}.{name}") for name, one in _needed(dict, value, place).items()}
     if origin is tuple:
-        hints = [inner[0]] * len(_needed(list, value, place)) if inner[1:] == (...,) else list(inner)
-        if len(hints) != len(_needed(list, value, place)):
-            raise DecodeError(f"{place}: a list of {len(value)} where {len(hints)} are needed")
+        count = len(_needed(list, value, place))
+        hints = [inner[0]] * count if inner[1:] == (...,) else inner
+        if len(hints) != count:
+            raise DecodeError(f"{place}: a list of {count} where {len(hints)} are needed")
         return tuple(_decode(each, one, f"{place}[{i}]") for i, (each, one) in enumerate(zip(hints, value, strict=True)))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return decode(hint, value, place)
     if hint is float and type(value) is int:
         value = float(value) if abs(value) < 2**1000 else math.inf
     if hint is float and not math.isfinite(_needed(float, value, place)):
-        raise _mismatch("a finite number", value, place)
+        raise DecodeError(f"{place}: {value} where a finite number is needed")
     return _needed(hint, value, place)
 
 
 def _needed(kind: Any, value: Any, place: str) -> Any:
     if type(value) is not kind:
-        raise _mismatch(_NAMES[kind], value, place)
+        shown = _NAMES[type(value)] if isinstance(value, (list, dict)) else repr(value)
+        raise DecodeError(f"{place or 'the file'}: {shown:.60} where {_NAMES[kind]} is needed")
     return value
-
-
-def _mismatch(what: str, value: Any, place: str) -> DecodeError:
-    shown = _NAMES[type(value)] if isinstance(value, (list, dict)) else repr(value)
-    return DecodeError(f"{place or 'the file'}: {shown:.60} where {what} is needed")

@@ -23,7 +23,6 @@ def environment(device: Device) -> Environment:
     """Return the facts besides the problem on which a figure measured on `device` depends."""
     import torch
 
-    cpu = probe("cpu")
     revision, dirty = git_state(Path(dilkit.__file__).parent.parent)
     return Environment(
         device=device.type,
@@ -32,7 +31,7 @@ def environment(device: Device) -> Environment:
         memory_bytes=device.memory,
         capability=f"{device.capability[0]}.{device.capability[1]}" if device.capability else None,
         cuda=torch.version.cuda if device.capability else None,
-        cpu=cpu.name,
+        cpu=probe("cpu").name,
         cores=usable_cores(),
         threads=torch.get_num_threads(),
         system=f"{platform.system()} {platform.machine()}",
@@ -45,24 +44,20 @@ def environment(device: Device) -> Environment:
     )
 
 
-_WRITTEN = ("docs", "README.md")
-
-
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """Return the revision of the checkout in `folder`, and True if tracked files differ from it; both None outside one.
 
-    Files of results, the pages made of them and their pictures do not count: they say nothing of what is measured.
+    Results, and the pages and pictures made of them, do not count.
     """
+
+    def git(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
     if not (folder / ".git").exists():
         return None, None
+    code = (".", ":(exclude)docs", ":(exclude)README.md")
     try:
-        code = (".", *(f":(exclude){name}" for name in _WRITTEN))
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *code)
-        return _git(folder, "rev-parse", "HEAD"), bool(changed)
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no", "--", *code))
     except (OSError, subprocess.SubprocessError):
         return None, None
-
-
-def _git(folder: Path, *words: str) -> str:
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()

@@ -15,8 +15,6 @@ from dilkit.tools.results.decode import DecodeError, decode, encode
 from dilkit.tools.results.environment import environment, now
 from dilkit.tools.results.record import Result
 
-SCHEMAS = (1, 2)
-"""Schemas of files: 1 where a kind has a record of its own, 2 where it has rows."""
 R = TypeVar("R", bound=Result)
 
 
@@ -30,7 +28,8 @@ class ResultError(ValueError):
 def new_result(record: type[R], device: Device, **fields: Any) -> R:
     """Return a result of this run on `device`: the fields of every result, and `fields`."""
     program = Path(sys.argv[0]).name
-    arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]  # no folders of whoever measured
+    # The command names no folders of whoever measured.
+    arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     command = shlex.join(["dilkit" if program == "__main__.py" else program, *arguments])
     known: dict[str, Any] = dict(kind=record.KIND, command=command, date=now(), environment=environment(device))
     return record(**known | fields)
@@ -42,15 +41,13 @@ def write_result(result: Result, path: Path) -> None:
 
 
 def read_result(path: Path, record: type[R], kind: str = "") -> R:
-    """Return the result in `path`, which must be of this kind, by default the record's.
-
-    Raises `ResultError` for a file that is truncated, foreign or damaged.
-    """
-    data = read_json(path)
-    if data["kind"] != (kind or record.KIND):
-        raise ResultError(path, f"a result of kind {data['kind'][:40]!r}; {kind or record.KIND!r} is needed")
+    """Return the result in `path`, which must be of this kind, by default the record's. Raises `ResultError`."""
+    data, kind = read_json(path), kind or record.KIND
+    if data["kind"] != kind:
+        raise ResultError(path, f"a result of kind {data['kind'][:40]!r}; {kind!r} is needed")
     if data["schema"] != record.SCHEMA:
-        raise _other_schema(path, data, str(record.SCHEMA))
+        schema = f"schema {data['schema']!r:.20}; this dilkit reads schema {record.SCHEMA}"
+        raise ResultError(path, f"{schema}, run the command again")
     try:
         return decode(record, data)
     except DecodeError as error:
@@ -67,22 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ResultError(path, f"not a whole JSON file ({error}); truncated? run the command again") from None
     if not isinstance(data, dict) or "schema" not in data or not isinstance(data.get("kind"), str):
         raise ResultError(path, "no result of dilkit, which has a schema and a kind; one is written by `dilkit bench`")
-    if data["schema"] is True or data["schema"] not in SCHEMAS:
-        raise _other_schema(path, data, " and ".join(map(str, SCHEMAS)))
     return data
-
-
-def _other_schema(path: Path, data: dict[str, Any], known: str) -> ResultError:
-    """Return the error for a file whose shape another dilkit had."""
-    schema = f"schema {data['schema']!r:.20}{written_by(data)}"
-    return ResultError(path, f"{schema}; this dilkit reads schema {known}, run the command again")
-
-
-def written_by(data: dict[str, Any]) -> str:
-    """Return the dilkit that wrote a file, such as ", written by dilkit 0.2.0"; empty where the file names none."""
-    place = data.get("environment")
-    version = place.get("dilkit") if isinstance(place, dict) else None
-    return f", written by dilkit {version:.20}" if isinstance(version, str) else ""
 
 
 def _printable(value: Any) -> Any:

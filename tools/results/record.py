@@ -1,26 +1,22 @@
-"""The typed records that results of several kinds are made of. Times are in seconds, memory is in bytes."""
+"""The typed records that results are made of. Times are in seconds, memory is in bytes."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dilkit.testing.accuracy import Check
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Every sample of one function, in seconds a call, in the order taken; a sample is the mean over `calls_per_sample` calls."""
+    """Samples of one function, in seconds a call, in the order taken; each is the mean over `calls_per_sample` calls."""
 
     median_s: float
     samples_s: tuple[float, ...]
     calls_per_sample: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.samples_s or min(self.samples_s) <= 0:
-            raise ValueError(f"samples_s: {len(self.samples_s)} samples; one at least is needed, and all must be positive")
 
     @classmethod
     def of(cls, seconds: Sequence[float], calls: int = 1) -> Samples:
@@ -28,52 +24,12 @@ class Samples:
         return cls(statistics.median(seconds), tuple(seconds), calls)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatmulRate(Samples):
-    """torch's product of two square matrices: a yardstick."""
-
-    gflops: float
-    size: int = 0
-    dtype: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CopyRate(Samples):
-    """A copy in memory, in GB/s of what is read and written: a yardstick."""
-
-    gb_per_s: float
-    bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FmaRate(Samples):
-    """Fused multiply-adds in registers on all threads: a yardstick. `gflops` is of the median."""
-
-    gflops: float
-
-
 @dataclass(frozen=True)
-class Difference:
-    """The function that an implementation computes in place of the pattern's attention, and the distance of its results.
+class Yardstick:
+    """A limit of the machine, timed beside implementations: its rate (`gflops` or `gb_per_s`) and sizes."""
 
-    The largest difference by itself, and in units of the largest exact value.
-    """
-
-    computes: str
-    out_relative: float
-    dquery_relative: float | None = None
-    out_max_abs: float | None = None
-    dquery_max_abs: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """The route of each branch between ranks; by rank, the bytes sent and planned, and the query-key pairs computed."""
-
-    routes: tuple[str, ...] = ()
-    planned_bytes: tuple[int, ...]
-    sent_bytes: tuple[int, ...]
-    work: tuple[float, ...]
+    time: Samples
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +38,21 @@ class Entry:
 
     `verdict` is "measured", "absent" (not installed), "refused", "skipped" (over the budget), "wrong" (a check failed) or
     "failed" (raised). Only a measured one has a time. FLOPs are the nominal ones of what it computes. `peak_bytes` are those
-    beyond the inputs, `memory_bytes` count the inputs too.
+    beyond the inputs, `memory_bytes` count the inputs too. `differs`: another function that is computed, and how far it is from
+    the pattern's attention. `ranks`: by rank, bytes sent and planned, and pairs computed.
     """
 
     verdict: str = "measured"
     reasons: tuple[str, ...] = ()
     check: tuple[Check, ...] = ()
-    differs: Difference | None = None
+    differs: dict[str, Any] | None = None
     time: Samples | None = None
     flops: float | None = None
     peak_bytes: int | None = None
     memory_bytes: int | None = None
     forward_peak_bytes: int | None = None
     memory_note: str | None = None
-    ranks: Exchange | None = None
+    ranks: dict[str, Any] | None = None
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -139,11 +96,10 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of one run of a command: one JSON file. Every published figure is read out of one."""
+    """The result of one run of a command: one JSON file. Files of another schema are refused."""
 
     KIND: ClassVar[str]
     SCHEMA: ClassVar[int] = 1
-    """The schema of its files; those of an earlier one are refused."""
 
     schema: int = 1
     kind: str

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from dilkit.testing.accuracy import Check
 from dilkit.tools.results.record import Entry, Measurement, Result
 
-_DECORATION = re.compile(r"\((R|TM)\)| CPU| Processor")
 NOTHING: Mapping[str, Any] = {}
 YARDSTICKS = ("matmul", "copy", "fma")
 VALUES = ("flops", "peak_bytes", "memory_bytes", "forward_peak_bytes", "memory_note")
@@ -25,14 +24,12 @@ VALUES = ("flops", "peak_bytes", "memory_bytes", "forward_peak_bytes", "memory_n
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One implementation in one case.
+    """One implementation, or one of `YARDSTICKS`, in one case.
 
     Attributes:
         table: group of cases with the same facts, such as "windows".
         case: facts that identify the case within its table, such as `{"what": "causal", "seq": 32768}`.
-        who: implementation, or one of `YARDSTICKS`, which are timed in the same rounds.
         verdict: "measured", "absent", "refused", "skipped", "wrong" or "failed", with its `reasons`.
-        checks: comparisons with the oracle that ran just before the timing.
         samples: seconds a call, in the order taken; a sample is the mean over `calls` calls.
         values: all other facts by name: numbers such as `flops` and `peak_bytes`, texts such as `problem`.
     """
@@ -54,8 +51,6 @@ class Row:
     @property
     def median_s(self) -> float:
         """Median of the samples, in seconds. Raises ValueError where there are none."""
-        if not self.samples:
-            raise ValueError(f"{self.table}: {self.who!r} with verdict {self.verdict!r} has no samples")
         return statistics.median(self.samples)
 
     @property
@@ -113,28 +108,11 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """An earlier run that a resumed suite went on from."""
-
-    date: str
-    git_revision: str | None = None
-    git_dirty: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class RowsResult(Result):
     """The result of a suite, or of another command that measures: one flat row for each implementation in each case.
 
-    Attributes:
-        suite: name of the suite; empty for other commands.
-        repeats: samples of each implementation, fewer where calls are long.
-        quick: number that lengths were divided by, 0 where they were not.
-        chosen: options of the run.
-        steps: table and words of every step; `done` of them were measured.
-        earlier: runs that a resumed one went on from.
-        figures: values beside their targets.
-        facts: facts of the run besides those of the environment.
-        rows: what was measured.
+    `quick`: number that lengths were divided by, 0 where they were not; `chosen`: options of the run; `steps`: table and words
+    of every step, of which so many were `done`; `earlier`: date and revision of runs that a resumed one went on from.
     """
 
     KIND: ClassVar[str] = ""
@@ -147,7 +125,7 @@ class RowsResult(Result):
     chosen: dict[str, Any] = field(default_factory=dict)
     steps: tuple[tuple[str, str], ...] = ()
     done: int = 0
-    earlier: tuple[Session, ...] = ()
+    earlier: tuple[dict[str, Any], ...] = ()
     interrupted: bool = False
     figures: tuple[Figure, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -156,7 +134,7 @@ class RowsResult(Result):
     @property
     def machine(self) -> str:
         """Device, and the instruction sets if the fact `code` names them, such as "AMD EPYC, avx2"."""
-        device = _DECORATION.sub("", self.environment.device_name)
+        device = re.sub(r"\((R|TM)\)| CPU| Processor", "", self.environment.device_name)
         return ", ".join(filter(None, (device, self.facts.get("code"))))
 
     def cases(self, *tables: str, **facts: Any) -> list[CaseRows]:
@@ -191,21 +169,19 @@ def cases_of(rows: Iterable[Row], *tables: str, **facts: Any) -> list[CaseRows]:
 def rows_of(
     table: str, case: Mapping[str, Any], measured: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]] = NOTHING
 ) -> list[Row]:
-    """Return the rows of one case as it was measured: `CaseFields`; `values`: more facts of each implementation, by its name."""
+    """Return the rows of one case as it was measured (`CaseFields`), with more `values` of each implementation, by name."""
     rows = []
     for name in YARDSTICKS:
-        if yardstick := measured.get(name):
-            values_of = {key: value for key, value in vars(yardstick).items() if key in ("gflops", "gb_per_s", "size", "dtype")}
-            samples = dict(samples=yardstick.samples_s, calls=yardstick.calls_per_sample)
-            rows.append(Row(table=table, case=dict(case), who=name, values=values_of, **samples))
+        if one := measured.get(name):
+            samples = dict(samples=one.time.samples_s, calls=one.time.calls_per_sample)
+            rows.append(Row(table=table, case=dict(case), who=name, values=one.values, **samples))
     return rows + [row_of(table, case, who, entry, **values.get(who, {})) for who, entry in measured["entries"].items()]
 
 
 def row_of(table: str, case: Mapping[str, Any], who: str, entry: Entry, **values: Any) -> Row:
     """Return the row of one implementation, with more `values`."""
     known = {name: value for name in VALUES if (value := getattr(entry, name)) is not None}
-    samples, calls = (entry.time.samples_s, entry.time.calls_per_sample) if entry.time else ((), 1)
     return Row(
         table=table, case=dict(case), who=who, verdict=entry.verdict, reasons=entry.reasons, checks=entry.check,
-        samples=samples, calls=calls, values=known | values,
+        samples=entry.seconds, calls=entry.time.calls_per_sample if entry.time else 1, values=known | values,
     )  # fmt: skip

@@ -12,12 +12,9 @@ import numpy as np
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 LEAST = 3
-"""Fewer samples than these say nothing about how much they vary."""
-_AT_ONCE = 2_000_000
-"""Numbers drawn at a time: long lists of samples are resampled in parts."""
+"""Samples below which nothing is known about how much they vary."""
 
 Interval = tuple[float, float]
-Array = Any
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
@@ -44,7 +41,7 @@ def middle(samples: Sequence[float]) -> float:
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """Return median(above) / median(below)."""
-    return float(np.median(above) / np.median(below))
+    return middle(above) / middle(below)
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -56,16 +53,14 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return statistics.linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values]).slope
 
 
-def _medians(samples: Sequence[float], seed: int) -> Array:
+def _medians(samples: Sequence[float], seed: int) -> Any:
     """Return medians of lists drawn from `samples` with replacement; of too few, the samples themselves."""
     values, count = np.asarray(samples, dtype=np.float64), len(samples)
     if count < LEAST:
         return values
-    rng, at_once = np.random.default_rng(seed), max(1, _AT_ONCE // count)
-    parts = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
-    return np.concatenate([np.median(values[rng.integers(0, count, (rows, count))], axis=1) for rows in parts])
+    return np.median(values[np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))], axis=1)
 
 
-def _between(medians: Array) -> Interval:
+def _between(medians: Any) -> Interval:
     low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)

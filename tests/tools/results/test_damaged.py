@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from helpers.result_files import content, write
@@ -21,8 +21,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     "list": (b"[1, 2]", "no result of dilkit"),
     "other tool": (b'{"name": "x", "version": "1"}', "no result of dilkit"),
     "kind is a list": (b'{"schema": 1, "kind": []}', "no result of dilkit"),
-    "schema is true": (json.dumps(CPU | dict(schema=True)).encode(), "schema True, written by dilkit"),
-    "schema is later": (json.dumps(CPU | dict(schema=99)).encode(), "schema 99, written by dilkit"),
+    "schema is true": (json.dumps(CPU | dict(schema=True)).encode(), "schema True; this dilkit reads"),
+    "schema is later": (json.dumps(CPU | dict(schema=99)).encode(), "schema 99; this dilkit reads"),
     "of an earlier dilkit": (json.dumps(content("patterns") | dict(schema=1)).encode(), "; this dilkit reads schema 2, run the"),
     "no header": (b'{"schema": 2, "kind": "suite-cpu"}', "command: missing"),
     "NaN": (json.dumps(CPU | dict(repeats=float("nan"))).encode(), "repeats: nan where a whole number is needed"),
@@ -73,7 +73,6 @@ class Outer:
     ratio: float
     whole: int | None = None
     flag: bool = False
-    mode: Literal["a", "b"] = "a"
     pair: tuple[int, str] = (0, "")
     inner: tuple[Inner, ...] = ()
     named: dict[str, Inner] | None = None
@@ -84,7 +83,7 @@ GOOD = dict(name="x", ratio=1, whole=None, pair=[3, "y"], inner=[dict(size=1)], 
 
 def test_what_is_encoded_is_decoded_again() -> None:
     found = decode(Outer, GOOD)
-    assert found == Outer("x", 1.0, None, False, "a", (3, "y"), (Inner(1),), {"z": Inner(2)})
+    assert found == Outer("x", 1.0, None, False, (3, "y"), (Inner(1),), {"z": Inner(2)})
     assert decode(Outer, json.loads(json.dumps(encode(found)))) == found
 
 
@@ -98,7 +97,6 @@ def test_what_is_encoded_is_decoded_again() -> None:
         (dict(ratio=10**400), "where a finite number is needed"),
         (dict(whole=1.0), "whole: 1.0 where a whole number is needed"),
         (dict(flag=0), "flag: 0 where true or false is needed"),
-        (dict(mode="c"), "mode: 'c' where one of 'a', 'b' is needed"),
         (dict(pair=[1]), "pair: a list of 1 where 2 are needed"),
         (dict(inner={}), "inner: an object where a list is needed"),
         (dict(inner=[dict(size=1), dict()]), "inner[1].size: missing"),

@@ -27,7 +27,6 @@ from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
 from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
 from dilkit.tools.report import views
-from dilkit.tools.report.roofline import rooflines
 from dilkit.tools.results.record import Samples
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
 
@@ -182,7 +181,6 @@ REPORT = views.Report(
             (views.NAMES, views.TIMES),
             mark=1.0,
         ),
-        rooflines("Roofline, {dtype}: speed beside the measured matmul", FORMS),
     ),
     sentences={
         TARGETS[4].name: "in fp32 torch's memory-efficient kernel takes at least {} as long as the CUDA kernels",
@@ -266,7 +264,7 @@ class GpuSuite(Suite):
         problem = self.problem(letter, dim, dtype=dtype, is_causal=causal, requires_grad=backward)
         what = f"{letter}, {SHORT[dtype]}, d={dim}{', causal' * causal}{', backward' * backward}"
         facts = dict(what=what, of=letter, dtype=dtype, head_dim=dim, causal=causal, backward=backward)
-        return self.compare(FORMS, facts, problem, bytes=output_bytes(problem) * (8 if backward else 4))
+        return self.compare(FORMS, facts, problem)
 
     def forward(self, seq: int) -> list[Row]:
         """The pattern of B in fp32, whatever its length."""

@@ -131,7 +131,7 @@ CELL_AXES = NAMES, Axis("mean distance, in cells", "number")
 KEPT = fact("every", "key kept", "every {}th"), WHO, fact("mean", template="{:.3f}"), fact("max", "largest", "{:.3g}")
 REPORT = Report(
     place="{device_name}, one thread, encode and decode with {isa}",
-    headline=dict(packages="Python {python}, numpy {numpy}", shortened="sides", figures="time"),
+    packages="Python {python}, numpy {numpy}",
     tables=(
         TableView("All times", COMPARED, (fact("what"), WHO, NS, QUARTILES, SAMPLES, fact("points", template="{:,}"), RATIO)),
         TableView("Calls of order", "order", (fact("size", "grid"), Column("call", lambda row, case: row.who), TIME, COLD_NS)),

@@ -299,7 +299,7 @@ def implementation(name: str, heads: int) -> Implementation:
     if name not in (*SUMMARIES, *TWINS):
         return backend_implementations([name])[0]
     summary = SUMMARIES.get(name, f"the automatic choice in {name}")
-    auto = Implementation(name, "way", summary, _attention, lambda problem: (), computes=summary)
+    auto = Implementation(name, summary, _attention, lambda problem: (), computes=summary)
     if name == "head-split":
 
         def split(pattern: Pattern) -> Pattern:

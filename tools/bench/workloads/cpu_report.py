@@ -14,7 +14,6 @@ from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Point
 from dilkit.tools.report.points import plain, speed_up
-from dilkit.tools.report.roofline import rooflines
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
 
 SHARED = 1.32
@@ -222,7 +221,6 @@ REPORT = views.Report(
             series="{who}, {what}",
             mark=1.0,
         ),
-        rooflines("Roofline, {machine}", FORMS),
     ),
     sentences={
         TARGETS[1].name: "on one thread the CPU kernel reaches {} of the multiply-add peak in dense attention",

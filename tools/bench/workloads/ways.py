@@ -130,7 +130,7 @@ def _by_matrix_before(inputs: Tensors, problem: Problem) -> Tensor:
 
 
 def _implementation(summary: str, attend: Callable[[Tensors, Problem], Tensor], **fields: Any) -> Implementation:
-    return Implementation(summary, "way", summary, attend, **fields)
+    return Implementation(summary, summary, attend, **fields)
 
 
 def _kernel(summary: str, with_lse: Callable[[Tensors, Problem], tuple[Tensor, Tensor]]) -> Implementation:
