@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import dilkit
 from dilkit import NoBackendError, environment
@@ -23,22 +23,11 @@ from dilkit.files import why_not
 from dilkit.tools.console.interrupt import INTERRUPTED, TERMINATED, terminable
 from dilkit.tools.console.text import with_nearest
 
-COMMANDS = {
-    "info": "commands.info",
-    "doctor": "commands.doctor",
-    "plan": "commands.plan",
-    "order": "commands.order",
-    "verify": "commands.verify",
-    "bench": "commands.bench",
-    "report": "commands.report",
-    "compare": "commands.compare",
-    "tune": "commands.tune",
-    "draw": "commands.draw",
-    "demo": "commands.demo",
-    "encode-slide": "commands.encode_slide",
-    "finetune-slide": "commands.finetune_slide",
-}
-"""Each command with its module in `dilkit.tools`."""
+COMMANDS = (
+    *("info", "doctor", "plan", "order", "verify", "bench", "report", "compare", "tune", "draw", "demo"),
+    *("encode-slide", "finetune-slide"),
+)
+"""Commands; each has a module in `dilkit.tools.commands`."""
 GRACE = 5.0
 """Seconds that the other ranks leave the first one to say what is wrong; launchers end them as soon as it has."""
 DONE, NO, BAD_INPUT = 0, 1, 2
@@ -55,6 +44,9 @@ exit codes:
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, `dilkit info: --assume: ...`, and exit with 2."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Print `message` as one line on stderr and exit."""
@@ -74,9 +66,13 @@ def _main(argv: list[str]) -> int:
     try:
         if argv and argv[0] in COMMANDS:
             return _run(argv[0], argv[1:])
-        parser = _top_parser(with_help=not argv or "-h" in argv or "--help" in argv)
-        if argv:
+        parser = Parser("dilkit", usage="dilkit COMMAND ...", epilog=_EXIT_CODES)
+        parser.add_argument("--version", action="version", version=f"dilkit {dilkit.__version__}")
+        parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
+        if argv and not {"-h", "--help"} & {*argv}:
             parser.parse_args(argv)
+        lines = "\n".join(f"  {name:<14} {_first_line(name)}" for name in COMMANDS)
+        parser.description = f"{(dilkit.__doc__ or '').splitlines()[0]}\n\ncommands:\n{lines}"
         parser.print_help()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else BAD_INPUT
@@ -87,14 +83,13 @@ def _main(argv: list[str]) -> int:
 
 def command(name: str) -> ModuleType:
     """Return the module of a command."""
-    return importlib.import_module(f"dilkit.tools.{COMMANDS[name]}")
+    return importlib.import_module(f"dilkit.tools.commands.{name.replace('-', '_')}")
 
 
 def parser_of(name: str) -> Parser:
     """Return the parser of a command's arguments."""
     module = command(name)
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog=f"dilkit {name}", description=module.HELP, formatter_class=layout, allow_abbrev=False)
+    parser = Parser(f"dilkit {name}", description=module.HELP)
     module.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     return parser
@@ -111,6 +106,7 @@ def _run(name: str, argv: list[str]) -> int:
         if preset := getattr(args, "preset", None):
             parser.set_defaults(**command(name).PRESETS[preset][1])
             args = parser.parse_args(argv)  # again: what is given wins over the preset
+        args.command_line = [name, *argv]
         if name not in ("info", "doctor"):  # which show what is malformed
             environment.check()
         code: int = run(args)
@@ -134,22 +130,6 @@ def _fail(prog: str, message: str, code: int) -> int:
     else:
         time.sleep(GRACE)
     return code
-
-
-def _top_parser(with_help: bool) -> Parser:
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}} {_first_line(name)}" for name in COMMANDS) if with_help else ""
-    parser = Parser(
-        prog="dilkit",
-        usage="dilkit COMMAND ...",
-        description=f"{dilkit.__doc__.splitlines()[0]}\n\ncommands:\n{lines}" if dilkit.__doc__ else None,
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"dilkit {dilkit.__version__}")
-    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
-    return parser
 
 
 def _first_line(name: str) -> str:

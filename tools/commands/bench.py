@@ -7,7 +7,6 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dilkit.device import device_named
 from dilkit.problem import Problem
@@ -18,18 +17,14 @@ from dilkit.tools.console import rank_arguments as job
 from dilkit.tools.console.arguments import names, whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
 
-if TYPE_CHECKING:
-    from dilkit.tools.measure.implementation import Implementation
-
-NAME = "bench"
 HELP = """\
 measure time and memory of backends over lengths, each checked first
 
-Every implementation is checked against fp64 arithmetic just before it is timed, a peer that computes another function against
-that function; all are timed in interleaved rounds, beside a matmul of the same run. With --comm the sequence is sharded over
-ranks, and schedules of exchange are compared; --device cuda is then each rank's own GPU. Writes bench.json, bench.md and
-bench.png (overhead.* with --overhead, suite.* with --suite) into --out, in place of earlier ones. Ctrl-C keeps what was measured
-so far. Exit code 1 when an implementation was wrong or failed, or a backend of --backend was measured at no length."""
+Every implementation is checked against fp64 arithmetic, then timed in interleaved rounds, beside a matmul of the same run. With
+--comm the sequence is sharded over ranks, and schedules of exchange are compared; --device cuda is then each rank's own GPU.
+Writes bench.json, bench.md and bench.png (overhead.* with --overhead, suite.* with --suite) into --out, in place of earlier ones.
+Ctrl-C keeps what was measured so far. Exit code 1 when an implementation was wrong or failed, or a backend of --backend was
+measured at no length."""
 
 SEQS = (2048, 4096, 8192, 16384)
 PEERS = ("gather", "longnet", "dense", "flex")
@@ -43,46 +38,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pattern_arguments(parser, seq=None, seq_help=f"tokens (default {','.join(map(str, SEQS))}; 16 with --overhead)")
     arguments.add_call_arguments(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
-    group.add_argument("--backward", action="store_true", dest="train", help="forward and backward; the same as --train")
+    add = group.add_argument
+    add("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
+    add("--backward", action="store_true", dest="train", help="the same as --train")
     arguments.add_backend_argument(group, "backends to measure (default: DILKIT_BACKEND's, else all)")
-    peers = f"measure beside them, or all of: {', '.join(PEERS)}; docs/measurements.md describes them"
-    known = names(lambda: (*PEERS, "all"))
-    group.add_argument("--baseline", "--peers", type=known, default=(), metavar="A,B", help=peers)
-    group.add_argument("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
+    peers = f"measure beside them, or all of: {', '.join(PEERS)}"
+    add("--baseline", "--peers", type=names(lambda: (*PEERS, "all")), default=(), metavar="A,B", help=peers)
+    add("--device", type=arguments.device_here, default="cpu", help="cpu, cuda, cuda:1, ... (default %(default)s)")
     repeats = f"samples of each implementation (default {REPEATS}; {OVERHEAD_REPEATS} with --overhead)"
-    group.add_argument("--repeats", type=whole(1), metavar="N", help=repeats)
-    group.add_argument(
-        "--budget",
-        type=arguments.positive,
-        metavar="S",
-        help="seconds a call may take before it is left out (default 20; not with --overhead)",
-    )
-    group.add_argument(
-        "--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="folder of the results (default %(default)s)"
-    )
-    group.add_argument("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
-    group.add_argument(
-        "--suite",
-        choices=tuple(sorted(suites.SUITES)),
-        help="a fixed set of measurements with targets, in a checkout; takes up to half an hour on the CPU",
-    )
-    group.add_argument("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
-    words = "suite gpu: only the steps whose names have all of these words, as in bfloat16,backward; --backend goes with it"
-    group.add_argument("--rows", type=names(), metavar="A,B", help=words)
-    group.add_argument("--full", action="store_true", help="suite seeds: on to a million tokens and more; slides: gradients too")
-    group.add_argument(
-        "--resume", action="store_true", help="go on with the suite's run whose suite.json is in --out, where it was interrupted"
-    )
-    words = "then print what got slower or faster than in this file of an earlier run, as `dilkit compare` does"
-    group.add_argument("--against", type=Path, metavar="FILE", help=words)
-    job.add_arguments(parser)
-    parser.add_argument_group("ranks").add_argument(
-        "--schedules",
-        type=names(lambda: SCHEDULES),
-        metavar="A,B",
-        help=f"with --comm: schedules of exchange to measure (default {','.join(SCHEDULES)})",
-    )
+    add("--repeats", type=whole(1), metavar="N", help=repeats)
+    add("--budget", type=arguments.positive, metavar="S", help="seconds a call may take before it is left out (default 20)")
+    add("--out", type=Path, default=Path("dilkit-bench"), metavar="DIR", help="folder of the results (default %(default)s)")
+    add("--overhead", action="store_true", help="what a call costs over calling its backend directly (16 tokens)")
+    add("--suite", choices=tuple(sorted(suites.SUITES)), help="measurements with targets, in a checkout; half an hour at most")
+    add("--quick", action="store_true", help="the suite at a small part of its lengths, to see that it works")
+    rows = "suite gpu: only the steps whose names have all of these words, as in bfloat16,backward; --backend goes with it"
+    add("--rows", type=names(), metavar="A,B", help=rows)
+    add("--full", action="store_true", help="suite seeds: on to a million tokens and more; slides: gradients too")
+    add("--resume", action="store_true", help="go on with the suite's interrupted run in --out")
+    add("--against", type=Path, metavar="FILE", help="compare with an earlier run's file, as `dilkit compare` does")
+    ranks = job.add_arguments(parser)
+    schedules = f"with --comm: schedules of exchange to measure (default {','.join(SCHEDULES)})"
+    ranks.add_argument("--schedules", type=names(lambda: SCHEDULES), metavar="A,B", help=schedules)
 
 
 def run(args: Namespace) -> int:
@@ -90,26 +67,27 @@ def run(args: Namespace) -> int:
 
     1 also when a backend that --backend names was measured at no length, or when nothing was.
     """
-    kind, file = "bench", "bench.json"
+    suite, new = None, args.out / ("suite.json" if args.suite else "bench.json")
     if args.suite:
         load_torch()
-        kind, file = suites.suite(args.suite).kind(), "suite.json"
+        suite = suites.suite(args.suite)
     if args.against:
-        if (earlier := compare.load(args.against).kind) != kind:
+        kind = suite.kind() if suite else "bench"
+        if (earlier := compare.load(args.against)[0].kind) != kind:
             raise ValueError(f"--against {args.against}: a result of kind {earlier!r}; one of {kind!r} is needed")
-        if args.against.resolve() == (args.out / file).resolve():
+        if args.against.resolve() == new.resolve():
             raise ValueError(f"--against {args.against}: this run overwrites that file; choose another folder with --out")
         if args.json:
-            raise ValueError(f"--against: does not go with --json; run dilkit compare --json {args.against} {args.out / file}")
-    if args.suite:
+            raise ValueError(f"--against: does not go with --json; run dilkit compare --json {args.against} {new}")
+    if suite:
         from dilkit.tools.bench import run as suite_run
 
-        code = suite_run.run(suites.suite(args.suite)(), args, arguments.changed(args, add_arguments))
+        code = suite_run.run(suite(), args, arguments.changed(args, add_arguments))
     else:
         code = _one_pattern(args)
     if code == INTERRUPTED or not args.against:
         return code
-    return max(code, compare.run(Namespace(old=args.against, new=args.out / file, margin=compare.MARGIN, all=False, json=False)))
+    return max(code, compare.run(Namespace(old=args.against, new=new, margin=compare.MARGIN, all=False, json=False)))
 
 
 def _one_pattern(args: Namespace) -> int:
@@ -140,17 +118,10 @@ def _leave_out(args: Namespace, why: str, *options: str) -> None:
 
 
 def _overhead(args: Namespace, problem: Problem) -> int:
-    _leave_out(
-        args,
-        "does not go with --overhead, which compares one backend with itself both ways",
-        "baseline",
-        "train",
-        "budget",
-        "against",
-    )
-    if (args.backend is not None and len(args.backend) != 1) or (args.seqs is not None and len(args.seqs) != 1):
-        named, lengths = ",".join(args.backend or ("all",)), ",".join(map(str, args.seqs or (problem.seq,)))
-        raise ValueError(f"--overhead: one backend at one length is measured, not {named} at {lengths} tokens; name one of each")
+    why = "does not go with --overhead, which compares one backend with itself both ways"
+    _leave_out(args, why, "baseline", "train", "budget", "against")
+    if len(args.backend or ("",)) != 1 or len(args.seqs or ("",)) != 1:
+        raise ValueError("--overhead: one backend at one length is measured; name one in --backend and one in --seq")
     arguments.make_folder("--out", args.out)
     load_torch()
     from dilkit.tools.bench import overhead
@@ -163,13 +134,17 @@ def _overhead(args: Namespace, problem: Problem) -> int:
 
 def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
     load_torch()
-    implementations = _implementations(args)
     arguments.make_folder("--out", args.out)
+    from dilkit.selector import requested_backends
     from dilkit.tools.bench import one_pattern
+    from dilkit.tools.measure.baselines import BASELINES
+    from dilkit.tools.measure.implementation import backend_implementations
     from dilkit.tools.report.files import publish
     from dilkit.tools.results.decode import encode
     from dilkit.tools.results.rows import YARDSTICKS
 
+    implementations = backend_implementations(args.backend or requested_backends() or None)
+    implementations += [BASELINES[name] for name in (BASELINES if "all" in args.baseline else args.baseline)]
     result = one_pattern.measure(longest, lengths, implementations, args.repeats or REPEATS, args.budget or BUDGET)
     if result.rows:
         publish(result, args.out, "bench", "dilkit bench", args.json)
@@ -182,12 +157,3 @@ def _lengths(args: Namespace, longest: Problem, lengths: list[int]) -> int:
     measured = {row.who for row in result.rows if row.verdict == "measured" and row.who not in YARDSTICKS}
     bad = any(row.verdict in ("wrong", "failed") for row in result.rows)
     return 1 if bad or not measured or not measured.issuperset(args.backend or ()) else 0
-
-
-def _implementations(args: Namespace) -> list[Implementation]:
-    from dilkit.selector import requested_backends
-    from dilkit.tools.measure.baselines import BASELINES
-    from dilkit.tools.measure.implementation import backend_implementations
-
-    backends = backend_implementations(args.backend or requested_backends() or None)
-    return backends + [BASELINES[name] for name in (BASELINES if "all" in args.baseline else args.baseline)]

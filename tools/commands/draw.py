@@ -8,17 +8,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dilkit.pattern import Pattern
 from dilkit.tools.console.arguments import add_pattern_arguments, pattern_of, picture_file
 from dilkit.tools.console.interrupt import load_torch
 from dilkit.tools.console.text import print_json, wrapped
 from dilkit.viz import count_text, draw_count
 from dilkit.viz.counts import LABELS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HELP = "draw the count matrix of a pattern: how many times each query sees each key"
 KEPT_LABELS = ("after token", "key", "branches that keep it")
@@ -45,13 +40,21 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         picture_file("--out", args.out)
     load_torch()
-    count = _matrix(pattern, args)
+    if args.kept:
+        from dilkit.decoding.stores import kept_count
+
+        count = kept_count(pattern, args.seq, args.kv_heads or args.heads)
+    else:
+        count = pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
+    kind = ", causal" if args.causal else ", kept" if args.kept else ""
+    grouped = f" over {args.kv_heads} key/value heads" if args.kv_heads else ""
+    title = f"{pattern}, {args.seq} tokens, {args.heads} head{'s' * (args.heads > 1)}{grouped}{kind}"
     if args.out:
         from dilkit.tools.report.picture import new_figure, save
 
         with new_figure() as figure:
             labels = KEPT_LABELS if args.kept else LABELS
-            draw_count(figure, count, title(pattern, args), is_causal=args.causal or args.kept, labels=labels)
+            draw_count(figure, count, title, is_causal=args.causal or args.kept, labels=labels)
             save(figure, args.out, dpi=280)
     if args.json:
         call = dict(seq=args.seq, heads=args.heads, kv_heads=args.kv_heads or args.heads, is_causal=args.causal)
@@ -62,22 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"wrote {args.out}")
     else:
         room = shutil.get_terminal_size((100, 24)).columns
-        print(*wrapped("", title(pattern, args)), sep="\n")
+        print(*wrapped("", title), sep="\n")
         coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         print(count_text(count, room, colours=coloured, down="tokens" if args.kept else "queries"))
     return 0
-
-
-def _matrix(pattern: Pattern, args: argparse.Namespace) -> Tensor:
-    if not args.kept:
-        return pattern.count(args.seq, args.heads, kv_heads=args.kv_heads, is_causal=args.causal)
-    from dilkit.decoding.stores import kept_count
-
-    return kept_count(pattern, args.seq, args.kv_heads or args.heads)
-
-
-def title(pattern: Pattern, args: argparse.Namespace) -> str:
-    """Return the drawn pattern and problem in one line."""
-    grouped = f" over {args.kv_heads} key/value heads" if args.kv_heads not in (None, args.heads) else ""
-    kind = ", causal" if args.causal else ", kept" if args.kept else ""
-    return f"{pattern}, {args.seq} tokens, {args.heads} head{'s' * (args.heads > 1)}{grouped}{kind}"

@@ -8,7 +8,6 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import TypeVar
 
 import dilkit
@@ -17,7 +16,6 @@ from dilkit.backend import torch_hint
 from dilkit.backends.native.backend import instruction_set, is_built
 from dilkit.device import Device, cuda_count, has_torch_code, probe
 from dilkit.selector import requested_backends
-from dilkit.tools.console.text import in_bytes
 
 T = TypeVar("T")
 
@@ -40,27 +38,22 @@ def guarded(look: Callable[[], T]) -> T | Failure:
         return Failure(f"{type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True)
-class TorchBuild:
-    """The installed torch, and the CUDA it is built for (None: none)."""
-
-    version: str
-    cuda: str | None
-
-    def __str__(self) -> str:
-        return f"{self.version}, built {f'for CUDA {self.cuda}' if self.cuda else 'without CUDA'}"
-
-
-def versions() -> dict[str, str | TorchBuild | Failure]:
+def versions() -> dict[str, str | Failure]:
     """Return versions on which results depend."""
     return dict(
         dilkit=dilkit.__version__,
         python=platform.python_version(),
-        torch=guarded(lambda: TorchBuild(_torch().__version__, _torch().version.cuda)),
+        torch=guarded(_torch_version),
         numpy=guarded(lambda: str(importlib.import_module("numpy").__version__)),
         plan_module=guarded(lambda: str(importlib.import_module("dilkit._cache").__file__)),
         platform=platform.platform(),
     )
+
+
+def _torch_version() -> str:
+    import torch
+
+    return f"{torch.__version__}, {f'built for CUDA {torch.version.cuda}' if torch.version.cuda else 'built without CUDA'}"
 
 
 def devices() -> list[Device | Failure]:
@@ -86,22 +79,6 @@ class VariableFacts:
         return f"unset: {self.default}" if self.value is None else self.value
 
 
-@dataclass(frozen=True)
-class CacheBound:
-    """The most bytes that the pattern cache keeps, and the variable that sets them."""
-
-    limit: int
-    variable: str = environment.CACHE_BYTES.name
-
-    def __str__(self) -> str:
-        return f"at most {in_bytes(self.limit)} of what was prepared for calls, in each process; {self.variable} sets it"
-
-
-def pattern_cache() -> CacheBound | Failure:
-    """Return the bound of the pattern cache."""
-    return guarded(lambda: CacheBound(environment.cache_bytes()))
-
-
 def variables() -> list[VariableFacts]:
     """Return the environment variables that dilkit reads."""
     read: dict[environment.Variable, Callable[[], object]] = {
@@ -113,7 +90,7 @@ def variables() -> list[VariableFacts]:
         environment.TUNED: environment.tuned_file,
     }
     values = {v: guarded(read[v]) for v in environment.VARIABLES}
-    errors = {v: looked.error for v, looked in values.items() if isinstance(looked, Failure)}
+    errors = {v: value.error for v, value in values.items() if isinstance(value, Failure)}
     return [VariableFacts(v.name, os.environ.get(v.name), v.default, v.meaning, errors.get(v)) for v in values]
 
 
@@ -127,15 +104,10 @@ def _cpu_isa() -> object:
 
 def torch_note(device: Device) -> str | None:
     """Return the fault of the installed torch on `device`, and the torch to install; None where there is none."""
-    torch = guarded(_torch)
+    torch = guarded(_torch_version)
     if isinstance(torch, Failure):
         return f"torch cannot be imported, so nothing can run here: {torch}"
     if device.type != "cuda" or has_torch_code(device):
         return None
     name = "sm_{}{}".format(*device.capability) if device.capability else str(device)
-    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    return f"the installed torch {torch.__version__}, {build}, has no code for {name}: {torch_hint(device.capability)}"
-
-
-def _torch() -> ModuleType:
-    return importlib.import_module("torch")
+    return f"the installed torch {torch}, has no code for {name}: {torch_hint(device.capability)}"

@@ -32,9 +32,8 @@ LABELS is a CSV file with columns slide, the name of its file of features withou
 seen, 0: observation ended); patient, so that no patient is on both sides; split (train, val, test), or patients are drawn.
 Features are files as `dilkit encode-slide` reads them.
 
-Writes into --out: finetune.json, .md and .png (all figures and predictions, a page, learning and ROC curves), model.pt, whose
-encoder encode-slide takes as --checkpoint, and checkpoint.pt, from which --resume goes on. AUROC needs torchmetrics:
-pip install 'dilkit[finetune]'."""
+Writes into --out: finetune.json, .md and .png (figures and predictions, a page, curves), model.pt, which encode-slide takes as
+--checkpoint, and checkpoint.pt, from which --resume goes on. AUROC needs torchmetrics: pip install 'dilkit[finetune]'."""
 _share = number("a number from 0 to 1, 1 left out", lambda value: 0 <= value < 1)
 _rate = number("a number of 0 or more", lambda value: value >= 0)
 
@@ -48,40 +47,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=device_here, default="cpu", metavar="cuda:0", help="where to run (default %(default)s)")
     add_backend_argument(parser, "that compute attention (default: DILKIT_BACKEND's, else what suits the slide and the device)")
     add = parser.add_argument_group("encoder").add_argument
-    add("--checkpoint", type=Path, metavar="FILE", help="the weights, such as slide_encoder.pth (default: random weights)")
     arch = f"default: the sizes that the checkpoint stores, else {next(iter(ARCHITECTURES))}"
-    add("--arch", choices=ARCHITECTURES, help=arch)
-    for name, what in (("--embed-dim", "width"), ("--depth", "layers"), ("--num-heads", "heads")):
-        add(name, type=whole(1), metavar="N", help=f"{what} of another encoder, without --checkpoint (default: that of --arch)")
-    add("--ngrids", type=whole(1), metavar="N", help="cells of a tile a side (default: the checkpoint's, else 1000)")
     size = "pixels a side of the tiles, where the file does not say (default 256, if tiles lie so)"
+    encoder = "a tile encoder named in a file must have this in its name (default: the checkpoint's, or gigapath)"
+    pool = "the mean of the tiles, or the class token (default: the checkpoint's, else the mean)"
+    again = "compute each layer anew in the backward pass (default: do)"
+    add("--checkpoint", type=Path, metavar="FILE", help="the weights, such as slide_encoder.pth (default: random weights)")
+    add("--arch", choices=ARCHITECTURES, help=arch)
+    for name in ("--embed-dim", "--depth", "--num-heads"):
+        add(name, type=whole(1), metavar="N", help="of another encoder, without --checkpoint (default: that of --arch)")
+    add("--ngrids", type=whole(1), metavar="N", help="cells of a tile a side (default: the checkpoint's, else 1000)")
     add("--tile-size", type=whole(1), metavar="PIXELS", help=size)
-    tile_encoder_help = (
-        "with --checkpoint, a tile encoder named in a file must have this in its name (default: the checkpoint's, or gigapath)"
-    )
-    add("--tile-encoder", metavar="NAME", help=tile_encoder_help)
-    pool = "the mean of the tiles, or the class token as in GigaPath's scripts (default: the checkpoint's, else the mean)"
+    add("--tile-encoder", metavar="NAME", help=encoder)
     add("--global-pool", action=argparse.BooleanOptionalAction, help=pool)
     add("--dropout", type=_share, default=0.1, metavar="P", help="default %(default)s")
     add("--drop-path", type=_share, default=0.0, metavar="P", help="default %(default)s")
-    again = "compute each layer anew in the backward pass, instead of holding what it needs (default: do)"
     add("--activation-checkpointing", action=argparse.BooleanOptionalAction, default=True, help=again)
     add = parser.add_argument_group("training").add_argument
+    options: dict[str, tuple[Any, str]] = {
+        "epochs": (whole(1), ""),
+        "warmup_epochs": (_rate, "of the rising learning rate "),
+        "accumulate": (whole(1), "slides a step "),
+        "base_rate": (_rate, "the highest learning rate is this times --accumulate / 256 "),
+        "layer_decay": (_rate, "a layer's learning rate over that of the next "),
+        "weight_decay": (_rate, "of AdamW "),
+        "resamples": (whole(1), "of the bootstrap "),
+    }
     add("--freeze", action="store_true", help="train the head alone, on embeddings that are computed once")
-    add("--epochs", type=whole(1), default=DEFAULTS.epochs, metavar="N", help="default %(default)s")
-    rise = "of the rising learning rate (default %(default)s)"
-    add("--warmup-epochs", type=_rate, default=DEFAULTS.warmup_epochs, metavar="N", help=rise)
-    add("--accumulate", type=whole(1), default=DEFAULTS.accumulate, metavar="N", help="slides a step (default %(default)s)")
-    rate = "the highest learning rate is this times --accumulate / 256 (default %(default)s)"
-    add("--base-rate", type=_rate, default=DEFAULTS.base_rate, metavar="RATE", help=rate)
-    decay = "a layer's learning rate over that of the next (default %(default)s)"
-    add("--layer-decay", type=_rate, default=DEFAULTS.layer_decay, metavar="FACTOR", help=decay)
-    add("--weight-decay", type=_rate, default=DEFAULTS.weight_decay, metavar="W", help="of AdamW (default %(default)s)")
+    for name, (kind, text) in options.items():
+        default = getattr(DEFAULTS, name)
+        add(f"--{name.replace('_', '-')}", type=kind, default=default, metavar="N", help=f"{text}(default {default})")
     for name, share in (("val", 0.1), ("test", 0.2)):
-        share_of = f"of the patients, to {'watch' if name == 'val' else 'judge'}, if LABELS has no splits (default {share})"
-        add(f"--{name}-share", type=_share, default=share, metavar="SHARE", help=share_of)
+        text = f"of the patients in {name}, if LABELS has no splits (default {share})"
+        add(f"--{name}-share", type=_share, default=share, metavar="SHARE", help=text)
     add("--seed", type=whole(0), default=0, metavar="N", help="of splits, order, dropout and bootstrap (default 0)")
-    add("--resamples", type=whole(1), default=DEFAULTS.resamples, metavar="N", help="of the bootstrap (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,7 +149,7 @@ def outcome(result: RowsResult) -> str:
 
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
-    """Yield scores by split and class, the course of training, and the facts of the run."""
+    """Yield scores by split and class, and the course of training."""
     run = run_of(result)
     judged = [(name, f"{one.slides:,}", f"{one.patients:,}", *_cells(_value(one))) for name, one in run.judged.items()]
     header = "split", "slides", "patients", _metric(run), "95% interval"
@@ -159,17 +158,6 @@ def made_tables(result: RowsResult) -> Iterable[Table]:
     yield Table("By class, on test", ("class", "AUROC", "95% interval"), tuple(classes))
     losses = [(f"{x.epoch}", f"{x.rate:.3g}", f"{x.train:.4f}", "-" if x.val is None else f"{x.val:.4f}") for x in run.curve]
     yield Table("Training", ("epoch", "rate", "loss", "loss on val"), tuple(losses))
-    encoder = run.encoder
-    sizes = f"{encoder.depth} layers, width {encoder.embed_dim}, {encoder.num_heads} heads, {encoder.in_chans} features a tile"
-    trained = f"{encoder.trained_parameters:,} of {encoder.parameters:,} parameters" + ", frozen" * run.settings.freeze
-    facts = (
-        ("labels", f"{run.labels}: {', '.join(run.classes) or 'time and event'}; {run.tiles:,} tiles"),
-        ("splits", "drawn, patient by patient" if run.drawn_splits else "of the column split"),
-        ("encoder", f"{sizes}, {encoder.pooling}; trained: {trained}"),
-        ("began with", result.facts["checkpoint"] or "random weights"),
-        ("training", f"{len(run.losses):,} steps of {run.settings.accumulate} slides in {run.seconds:,.0f} s"),
-    )
-    yield Table("The run", ("", "what"), facts)
 
 
 def made_plots(result: RowsResult) -> Iterable[Plot]:
@@ -202,10 +190,10 @@ def _cells(interval: Interval | None) -> tuple[str, str]:
 
 REPORT = RunReport(
     "dilkit finetune-slide", outcome, made_tables, made_plots,
-    "Intervals hold 95% of {run[settings][resamples]:,} resamples of a bootstrap over patients. AUROC is over slides, of more "
-    "than two classes the mean of each against all others; Harrell's C-index is over patients, each with the mean risk of the "
-    "patient's slides. Scores are those of the last epoch. AdamW; the learning rate of a layer is {run[settings][layer_decay]:g} "
-    "times that of the next, and that of the head {peak_rate:.3g} after a warm-up of {run[settings][warmup_epochs]:g} epochs, "
-    "then half a cosine.",
+    "{run[tiles]:,} tiles, trained for {run[seconds]:,.0f} s. Intervals hold 95% of {run[settings][resamples]:,} resamples of a "
+    "bootstrap over patients. AUROC is over slides, of more than two classes the mean of each against all others; Harrell's "
+    "C-index is over patients, each with the mean risk of the patient's slides. Scores are those of the last epoch. AdamW; the "
+    "learning rate of a layer is {run[settings][layer_decay]:g} times that of the next, and that of the head {peak_rate:.3g} "
+    "after a warm-up of {run[settings][warmup_epochs]:g} epochs, then half a cosine.",
     lambda result: run_of(result).notes,
 )  # fmt: skip

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from dilkit.orders.comparison import SIMPLEST_FIRST, curve_orders, reading
 from dilkit.orders.locality import Compactness, KeptDistance, LocalityReport, locality_report
@@ -24,28 +23,22 @@ HELP = """\
 say what an order of a grid's tokens brings: row-major, snake, tiles, Morton, Hilbert
 
 For each segment length: the share of neighbours that share a segment, the diameter of segments, the distance to the nearest key
-that a dilation rate keeps and, with --window, the key blocks that a block of queries needs. Reordering neither changes nor speeds
-up attention over a fixed set of keys: it changes which tokens share a segment, a block or a stride."""
+that a dilation rate keeps and, with --window, the key blocks that a block of queries needs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the grid's and the segments' arguments, and --png."""
-    segments = "segment lengths, each reported (default %(default)s)"
-    tokens = "tokens in front of the grid's, as a class token (default 0)"
-    window = "count the active blocks of a window; odd sides, or one for all"
-    tile = "of the tiles (default: one segment, with --window also one block; compact ones)"
+    add = parser.add_argument
     png = "draw --curve and row-major, first of --segments, last of --rates: .png, .svg or .pdf (needs matplotlib)"
-    grid: dict[str, Any] = dict(type=sides, metavar="HxW")
-    curves: dict[str, Any] = dict(choices=SIMPLEST_FIRST, default="hilbert")
-    parser.add_argument("--shape", **grid, default="64x64", help="the grid, N, HxW or DxHxW (default %(default)s)")
-    parser.add_argument("--curve", **curves, help="the curve to judge (default %(default)s)")
-    parser.add_argument("--segments", type=numbers, default="256,1024", metavar="W,W", help=segments)
-    parser.add_argument("--rates", type=numbers, default="2,4,8,16", metavar="R,R", help="dilation rates (default %(default)s)")
-    parser.add_argument("--window", **grid, help=window)
-    parser.add_argument("--block", type=whole(1), default=128, metavar="B", help="tokens in a block (default %(default)s)")
-    parser.add_argument("--tile", **grid, help=tile)
-    parser.add_argument("--extra-tokens", type=whole(0), default=0, metavar="N", help=tokens)
-    parser.add_argument("--png", type=Path, metavar="FILE", help=png)
+    add("--shape", type=sides, metavar="HxW", default="64x64", help="the grid, N, HxW or DxHxW (default %(default)s)")
+    add("--curve", choices=SIMPLEST_FIRST, default="hilbert", help="the curve to judge (default %(default)s)")
+    add("--segments", type=numbers, default="256,1024", metavar="W,W", help="segment lengths (default %(default)s)")
+    add("--rates", type=numbers, default="2,4,8,16", metavar="R,R", help="dilation rates (default %(default)s)")
+    add("--window", type=sides, metavar="HxW", help="count the active blocks of a window; odd sides, or one for all")
+    add("--block", type=whole(1), default=128, metavar="B", help="tokens in a block (default %(default)s)")
+    add("--tile", type=sides, metavar="HxW", help="of the tiles (default: one segment, with --window also one block)")
+    add("--extra-tokens", type=whole(0), default=0, metavar="N", help="tokens in front of the grid's (default 0)")
+    add("--png", type=Path, metavar="FILE", help=png)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,10 +68,9 @@ def run(args: argparse.Namespace) -> int:
         grid = dict(shape=args.shape, tokens=tokens, extra_tokens=args.extra_tokens, curve=args.curve)
         print_json("order", encode(dict(**grid, segments=segments, png=png)))
         return 0
-    extra = f" and {args.extra_tokens} in front" * (args.extra_tokens > 0)
-    headline = f"{_sides(args.shape)} cells{extra}: {tokens:,} tokens; > marks {args.curve}"
+    headline = f"{_sides(args.shape)} cells: {tokens:,} tokens; > marks {args.curve}"
     shown = tables(*(table for length, curves in by_length.items() for table in _tables(length, curves, args.curve)))
-    print(document_text(Document((headline,), shown, method=_LEGEND + _BLOCKS * bool(window))))
+    print(document_text(Document((headline,), shown, method=_LEGEND)))
     if png:
         print(f"\nwrote {png}")
     return 0
@@ -101,27 +93,26 @@ _PER_TABLE = 6
 _LEGEND = (
     "near 8, near 48: share of a token's 8 or 48 nearest neighbours that are in its segment. diameter: of a segment's bounding "
     "box, in cells. shifted: the same with segments displaced by half. r=R: distance from a token to the nearest key of its "
-    "segment that dilation rate R keeps, in cells, mean and largest."
+    "segment that dilation rate R keeps, in cells, mean and largest. blocks: key blocks that a block of queries needs, mean."
 )
-_BLOCKS = " blocks: blocks of keys that a block of queries needs for the window, mean."
 
 
 def _tables(length: int, curves: Curves, chosen: str) -> Iterator[Table]:
     first = curves[chosen]
-    title = f"segments of {length:,} tokens: {first.segments:,}"
     names = {curve: f"{'>' if curve == chosen else ' '} {one.name}" for curve, one in curves.items()}
     blocks = (f"blocks, {_sides(first.window)}",) if first.window else ()
-    yield Table(title, (*COMPACTNESS, *blocks), tuple((names[curve], *_compactness(one)) for curve, one in curves.items()))
+    rows = []
+    for curve, one in curves.items():
+        counted = () if one.active_blocks is None else (f"{one.active_blocks:.2f}",)
+        rows.append((names[curve], *compactness_cells(one.aligned), *compactness_cells(one.shifted), *counted))
+    yield Table(f"segments of {length:,} tokens: {first.segments:,}", (*COMPACTNESS, *blocks), tuple(rows))
+    sampled = [one for one in curves.values() if one.segments_measured < one.segments or one.blocks_measured < one.blocks]
+    notes = [f"{one.name}: {one.segments_measured:,} segments and {one.blocks_measured:,} blocks are drawn" for one in sampled]
     for start in range(0, len(first.kept), _PER_TABLE):
         part = slice(start, start + _PER_TABLE)
-        rows = tuple((names[curve], *map(distance_cell, one.kept[part])) for curve, one in curves.items())
-        note = "\n".join([*_sampled(curves), reading(curves, chosen)]) if part.stop >= len(first.kept) else ""
-        yield Table("distance to the nearest kept key", ("  curve", *(f"r={k.rate}" for k in first.kept[part])), rows, note)
-
-
-def _compactness(report: LocalityReport) -> tuple[str, ...]:
-    blocks = () if report.active_blocks is None else (f"{report.active_blocks:.2f}",)
-    return *compactness_cells(report.aligned), *compactness_cells(report.shifted), *blocks
+        cells = tuple((names[curve], *map(distance_cell, one.kept[part])) for curve, one in curves.items())
+        note = "\n".join([*notes, reading(curves, chosen)]) if part.stop >= len(first.kept) else ""
+        yield Table("distance to the nearest kept key", ("  curve", *(f"r={k.rate}" for k in first.kept[part])), cells, note)
 
 
 def compactness_cells(one: Compactness) -> tuple[str, ...]:
@@ -132,15 +123,6 @@ def compactness_cells(one: Compactness) -> tuple[str, ...]:
 def distance_cell(kept: KeptDistance) -> str:
     """Return mean and largest distance."""
     return "none" if kept.mean is None else f"{kept.mean:.2f} ({kept.max:.1f})"
-
-
-def _sampled(curves: Curves) -> Iterator[str]:
-    """Yield the figures that come from a sample."""
-    for one in curves.values():
-        if one.segments_measured < one.segments:
-            yield f"{one.name}: distances come from {one.segments_measured:,} segments drawn at random"
-        if one.blocks_measured < one.blocks:
-            yield f"{one.name}: blocks come from {one.blocks_measured:,} blocks of queries drawn at random"
 
 
 def _sides(sides: tuple[int, ...]) -> str:

@@ -1,72 +1,81 @@
-"""`dilkit plan`: work, memory and traffic of a call, worked out without running it."""
+"""`dilkit plan`: work, memory and traffic of a call, worked out without running it; speeds of a job, measured for it."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dilkit import environment
 from dilkit.comm import Rows, exchange_plan, shard_cuts
 from dilkit.comm.plan.exchange_plan import KEEPS, PHASES, SCHEDULES
 from dilkit.comm.plan.explain import branch_facts, explanation
-from dilkit.comm.plan.forecast import Forecast, Numbers, baselines
+from dilkit.comm.plan.forecast import Forecast, Numbers, Speed, baselines
+from dilkit.comm.simulation.peers import peers
+from dilkit.comm.simulation.simulation import Stragglers, simulate
+from dilkit.comm.simulation.topology import Topology
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.selector import explain
-from dilkit.tools.commands import plan_speeds
-from dilkit.tools.commands.plan_speeds import BANDWIDTH, FLOPS, calibrate, speed_of, words
-from dilkit.tools.console.arguments import (
-    add_call_arguments,
-    add_pattern_arguments,
-    assumed_device,
-    bandwidth,
-    flops,
-    pattern_of,
-    problem_of,
-    set_series,
-    whole,
-)
+from dilkit.tools.console import arguments
+from dilkit.tools.console.arguments import bandwidth, flops, number, pattern_of, problem_of, set_series, whole
 from dilkit.tools.console.text import in_bytes, in_seconds, in_thousands, print_json, wrapped
 from dilkit.tools.report.document import Document, Table, tables
 from dilkit.tools.report.terminal import document_text
+from dilkit.tools.results.file import new_result, read_result, write_result
+from dilkit.tools.results.record import Result
+
+if TYPE_CHECKING:
+    from dilkit.comm import Comm
 
 ALL = "all"
 MOST_ENTRIES = 2**21
 """The most ranks x key/value heads x branches that are planned: beyond that it takes more than a minute, and gigabytes."""
+MOST_RANKS = 4_096
+"""The most ranks that are simulated: a table of all pairs of them takes 128 MiB, and there are several."""
+BANDWIDTH, FLOPS = "50GB/s", "400T"
+"""Speeds that are assumed where nothing was measured."""
+LINKS = ("ranks_per_host", "hosts_per_pod", "oversubscription", "inside")
+STRAGGLERS = ("stragglers", "slowdown")
 HELP = f"""\
 say what a call would compute and hold, who computes it, and what it moves over ranks, without running it
 
-Pairs and FLOPs of each branch, bytes, and who computes it and why, are those of one call on one device: --assume's, or this CPU.
-Over ranks bytes and pairs are exact: what `ring_dilated_attention` over these shards counts. Times are a model: nominal FLOPs
-at --flops and the bytes of the busier direction at --bandwidth, rank by rank, or as measured (--speeds); the slowest rank is
-shown. Memory is that of one call: inputs, results, gradients, and the rows of other ranks in buffers, with --keep nothing those
-of one branch at a time. --schedule {ALL} compares the schedules."""
+Pairs, FLOPs and bytes are those of one call on one device, that of --assume or this CPU, and of `ring_dilated_attention` over the
+ranks. Times are a model: FLOPs at --flops, bytes at --bandwidth, or both as measured (--speeds); the slowest rank is shown.
+--schedule {ALL} compares the schedules."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the pattern's and the call's arguments, and those of the job."""
-    add_pattern_arguments(parser, seq=2**20, heads=32, segments=None, seq_help="tokens, as 1e9 or 64K (default %(default)s)")
-    add_call_arguments(parser, dim=128, dtype="bfloat16", train=False)
-    parser.add_argument("--assume", type=assumed_device, metavar="sm_80", help="the device, a GPU that need not be here, or cpu")
-    group = parser.add_argument_group("job")
-    group.add_argument("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
-    how = "how branches are computed over ranks (default %(default)s)"
-    held = "what is kept of received rows for the backward pass; nothing: they are sent again (default %(default)s)"
-    rate = f"operations a second of a rank (default {FLOPS})"
-    each_way = f"of a rank, each way, as 400Gbit/s (default {BANDWIDTH})"
-    group.add_argument("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=how)
-    group.add_argument("--keep", choices=KEEPS, default=KEEPS[0], help=held)
-    group.add_argument("--bandwidth", type=bandwidth, metavar="B", help=each_way)
-    group.add_argument("--flops", type=flops, metavar="F", help=rate)
-    group.add_argument("--speeds", type=Path, metavar="FILE", help="take both, and more, from a file that --calibrate wrote")
-    calibrated = (
-        "in a job of mpirun or torchrun: measure links and kernel with the problem given, write them into FILE, plan nothing"
-    )
-    group.add_argument("--calibrate", type=Path, metavar="FILE", help=calibrated)
-    plan_speeds.add_arguments(parser)
+    """Add the pattern's and the call's arguments, those of the job, and those of a simulation."""
+    seq_help = "tokens, as 1e9 or 64K (default %(default)s)"
+    arguments.add_pattern_arguments(parser, seq=2**20, heads=32, segments=None, seq_help=seq_help)
+    arguments.add_call_arguments(parser, dim=128, dtype="bfloat16", train=False)
+    assume = "the device, a GPU that need not be here, or cpu"
+    parser.add_argument("--assume", type=arguments.assumed_device, metavar="sm_80", help=assume)
+    add = parser.add_argument_group("job").add_argument
+    schedules = "how branches are computed over ranks (default %(default)s)"
+    keep = "what is kept of received rows for the backward pass; nothing: they are sent again (default %(default)s)"
+    add("--world-size", type=whole(1), default=8, metavar="P", help="ranks (default %(default)s)")
+    add("--schedule", choices=(*SCHEDULES, ALL), default=ALL, help=schedules)
+    add("--keep", choices=KEEPS, default=KEEPS[0], help=keep)
+    add("--bandwidth", type=bandwidth, metavar="B", help=f"of a rank, each way, as 400Gbit/s (default {BANDWIDTH})")
+    add("--flops", type=flops, metavar="F", help=f"operations a second of a rank (default {FLOPS})")
+    add("--speeds", type=Path, metavar="FILE", help="take both, and more, from a file that --calibrate wrote")
+    calibrated = "in a job of mpirun or torchrun: measure links and kernel, write them into FILE, plan nothing"
+    add("--calibrate", type=Path, metavar="FILE", help=calibrated)
+    add = parser.add_argument_group("simulation").add_argument
+    ratio = number("a ratio of at least 1", lambda x: x >= 1)
+    more = "what the ranks of a pod could send, over what its uplink carries (default 1)"
+    add("--simulate", action="store_true", help=f"also work out the time event by event, of {MOST_RANKS:,} ranks at most")
+    add("--ranks-per-host", type=whole(1), metavar="N", help="ranks that are a host (default 1)")
+    add("--hosts-per-pod", type=whole(1), metavar="N", help="hosts below one uplink (default: all, a flat network)")
+    add("--oversubscription", type=ratio, metavar="X", help=more)
+    add("--inside", type=bandwidth, metavar="B", help="between ranks of a host (default: as --bandwidth)")
+    add("--stragglers", type=whole(0), metavar="N", help="ranks that compute slower than the others (default 0)")
+    add("--slowdown", type=ratio, metavar="X", help="how many times as long they compute (default 1.5)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,7 +126,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         baselines={name: dict(forward_bytes=count, seconds=count / speed.bandwidth) for name, count in sent.items()},
         choice=choice(forecasts),
     )
-    simulated = plan_speeds.simulation(args, forecasts, speed)
+    simulated = simulation(args, forecasts, speed)
     return report if simulated is None else report | dict(simulated=simulated)
 
 
@@ -171,11 +180,9 @@ def choice(schedules: Mapping[str, Forecast]) -> str:
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if set(kinds) == {"local"}:
         return f"auto: {counts}: no rank needs rows of another, and nothing is sent"
-    most = {name: in_bytes(int(one.traffic["forward"].sent.max())) for name, one in schedules.items()}
-    others = ", ".join(f"{name} {sent}" for name, sent in most.items() if name != "auto")
     chosen = {"scatter", "gather", "hybrid"} & {*kinds}
     reason = "the fewest rows through the busiest rank, branch by branch" if chosen else "rows go to the queries that see them"
-    return f"auto: {counts}: {reason}; {most['auto']} sent forward{f' ({others})' * bool(others)}"
+    return f"auto: {counts}: {reason}"
 
 
 BRANCHES = ("branch", "segment", "rate", "route", "ranks", "group", "rows moved", "most bytes forward", "backward")
@@ -185,37 +192,32 @@ TIMES = {
     "overlapped": "both at once",
     "sequential": "one after the other",
 }
-NAMES = {"full_ring": "ring of all keys and values", "segment_all_gather": "all-gather within segments, as LongNet's"}
 
 
 def document(report: Mapping[str, Any], description: str) -> Document:
     """Return the report for people; `description` is that of the pattern."""
-    call, schedules, ranks = report["call"], report["schedules"], report["problem"]["world_size"]
-    by_reason: dict[str, list[str]] = {}
-    for name, why in report["refused"].items():
-        by_reason.setdefault(why, []).append(name)
+    call, schedules = report["call"], report["schedules"]
     notes = [f"on {call['device']}: {call['picked'] or 'no backend'} computes it"]
     notes += [f"{b['name']} {b['verdict']}: {'; '.join(filter(None, (b['detail'], *b['reasons'])))}" for b in call["backends"]]
-    notes += [f"{', '.join(names)} is refused: {why}" for why, names in by_reason.items()]
+    notes += [f"{name} is refused: {why}" for name, why in report["refused"].items()]
     rows = []
-    for number, branch in enumerate(call["branches"]):
+    for i, branch in enumerate(call["branches"]):
         share = f"{100 * branch['pairs'] / call['dense_pairs']:.3g} %"
-        rows.append((str(number), branch["kind"], *map(in_thousands, (branch["pairs"], branch["flops"] / 1e9)), share))
-    held = ", ".join(f"{name} {in_bytes(count)}" for name, count in call["memory_bytes"].items())
-    header, note = ("branch", "kind", "pairs", "GFLOP", "of dense"), f"{description}\nmemory: {held}"
+        rows.append((str(i), branch["kind"], *map(in_thousands, (branch["pairs"], branch["flops"] / 1e9)), share))
+    memory = ", ".join(f"{name} {in_bytes(count)}" for name, count in call["memory_bytes"].items())
+    header, note = ("branch", "kind", "pairs", "GFLOP", "of dense"), f"{description}\nmemory: {memory}"
     shown = [Table("a call on one device, forward", header, tuple(rows), note)]
     if schedules:
-        names, first = ("", *schedules), next(iter(schedules.values()))
-        others = report["baselines"].items()
-        elsewhere = tuple((NAMES[name], in_bytes(one["forward_bytes"]), in_seconds(one["seconds"])) for name, one in others)
+        (name, first), others = next(iter(schedules.items())), report["baselines"].items()
+        elsewhere = [(other.replace("_", " "), in_bytes(x["forward_bytes"]), in_seconds(x["seconds"])) for other, x in others]
         shown += [
-            Table(f"branches, schedule {names[1]}", BRANCHES, tuple(_branches(first)), "\n".join(first["explanation"])),
-            Table("a rank, by schedule", names, tuple(_all_ranks(list(schedules.values())))),
-            Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), elsewhere),
+            Table(f"branches, schedule {name}", BRANCHES, tuple(_branches(first)), "\n".join(first["explanation"])),
+            Table("the busiest rank, by schedule", ("", *schedules), tuple(_busiest(list(schedules.values())))),
+            Table("sent forward by the rank that sends most, elsewhere", ("", "bytes", "time"), tuple(elsewhere)),
         ]
-        shown += [plan_speeds.table(report["simulated"])] if "simulated" in report else []
-    where = f"{ranks:,} rank{'s' * (ranks > 1)}, {words(report)}"
-    headline = tuple(line for text in (call["problem"], where) for line in wrapped("", text))
+    if "simulated" in report:
+        shown.append(_simulated(report["simulated"]))
+    headline = (*wrapped("", call["problem"]), *wrapped("", f"world size {report['problem']['world_size']:,}, {words(report)}"))
     return Document(headline, tables(*shown), notes=(*notes, *filter(None, [report["choice"]])))
 
 
@@ -226,13 +228,108 @@ def _branches(schedule: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield "all" if b["branch"] is None else str(b["branch"]), *sizes, *sent
 
 
-def _all_ranks(schedules: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for phase, which in product(PHASES, ("min", "mean", "max")):
-        yield f"sent {phase}, {which}", *(in_bytes(round(one["sent_bytes"][phase][which])) for one in schedules)
-    yield "forward GFLOP, max", *(in_thousands(one["flops"]["max"] / 1e9) for one in schedules)
-    yield "forward GFLOP, max / mean", *(f"{one['flops']['balance']:.3f}" for one in schedules)
+def _busiest(schedules: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for phase in PHASES:
+        yield f"sent {phase}", *(in_bytes(one["sent_bytes"][phase]["max"]) for one in schedules)
+    yield "forward GFLOP", *(in_thousands(one["flops"]["max"] / 1e9) for one in schedules)
+    yield "forward GFLOP, over the mean", *(f"{one['flops']['balance']:.3f}" for one in schedules)
     for kind in schedules[0]["memory_bytes"]:
-        yield f"memory: {kind}, max", *(in_bytes(one["memory_bytes"][kind]["max"]) for one in schedules)
-    yield "kept for the backward pass, max", *(in_bytes(one["kept_bytes"]["max"]) for one in schedules)
+        yield f"memory: {kind}", *(in_bytes(one["memory_bytes"][kind]["max"]) for one in schedules)
+    yield "kept for the backward pass", *(in_bytes(one["kept_bytes"]["max"]) for one in schedules)
     for name, text in TIMES.items():
         yield f"time: {text}", *(in_seconds(one["seconds"][name]) for one in schedules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedsResult(Result):
+    """The speed of the slowest of so many ranks, measured with a problem; its seconds are of this dtype and these sizes."""
+
+    KIND: ClassVar[str] = "speeds"
+
+    problem: str
+    ranks: int
+    speed: Speed
+
+
+def speed_of(args: argparse.Namespace) -> Speed:
+    """Return the speed that the arguments name. Raises ValueError for a file beside numbers, and for one that is no such file."""
+    if args.speeds is None:
+        return Speed(args.bandwidth or bandwidth(BANDWIDTH), args.flops or flops(FLOPS))
+    for name in ("bandwidth", "flops"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name}: does not go with --speeds, which says it; leave one of them out")
+    return read_result(args.speeds, SpeedsResult).speed
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Measure on all ranks of the job and write the file; the exit code. Raises ValueError where there is no job."""
+    started = environment.launch()
+    if started is None or started.size == 1:
+        raise ValueError("--calibrate: links are measured between ranks; start it as mpirun -n 4 dilkit plan --calibrate FILE")
+    if args.seq < started.size:
+        raise ValueError(f"--calibrate: {started.size} ranks cannot share out --seq {args.seq}; at least one token each")
+    set_series(args)
+    from dilkit.comm.launch.ranks import run_ranks
+
+    return run_ranks("torch" if started.launcher == "torchrun" else "mpi", partial(_measure, args=args))
+
+
+def _measure(comm: Comm, args: argparse.Namespace) -> int:
+    from dilkit.tools.measure.rank_times import rank_speed
+
+    problem = problem_of(args)
+    speed = rank_speed(comm, problem)
+    if comm.rank == 0:
+        write_result(new_result(SpeedsResult, problem.device, problem=str(problem), ranks=comm.size, speed=speed), args.calibrate)
+        print(words(vars(speed)))
+        print(f"wrote {args.calibrate}")
+    return 0
+
+
+def words(speed: Mapping[str, Any]) -> str:
+    """Return the fields of a `Speed` in one line."""
+    rates = f"{speed['bandwidth'] / 1e9:,.4g} GB/s each way, {speed['flops'] / 1e12:,.4g} TFLOP/s"
+    if not speed["latency"]:
+        return rates
+    return f"{rates}, {1e6 * speed['latency']:,.4g} us an exchange, backward {speed['backward']:.3g} times as long as forward"
+
+
+def simulation(args: argparse.Namespace, forecasts: Mapping[str, Forecast], speed: Speed) -> dict[str, Any] | None:
+    """Return a forward and a backward pass by each schedule, and seconds of other ways; None without --simulate.
+
+    Raises ValueError for arguments that do not fit.
+    """
+    chosen = {name: value for name in (*LINKS, *STRAGGLERS) if (value := getattr(args, name)) is not None}
+    if not args.simulate:
+        if chosen:
+            raise ValueError(f"--{next(iter(chosen)).replace('_', '-')}: it is of a simulation; add --simulate")
+        return None
+    if args.world_size > MOST_RANKS:
+        raise ValueError(f"--world-size {args.world_size:,}: {MOST_RANKS:,} ranks are simulated at most; leave --simulate out")
+    if "slowdown" in chosen and not chosen.get("stragglers"):
+        raise ValueError("--slowdown: it is that of --stragglers N, of which there are none")
+    if "oversubscription" in chosen and "hosts_per_pod" not in chosen:
+        raise ValueError("--oversubscription: it is that of the uplinks of pods; add --hosts-per-pod N")
+    topology = Topology(speed.bandwidth, **{name: chosen[name] for name in LINKS if name in chosen})
+    stragglers = Stragglers(args.stragglers or 0, args.slowdown or Stragglers.slowdown)
+    schedules = {}
+    for name, forecast in forecasts.items():
+        one = simulate(forecast, topology, stragglers)
+        schedules[name] = dict(seconds=one.seconds, waiting=one.waiting, bottleneck=one.bottleneck, busy_seconds=one.busy)
+    others = peers(next(iter(forecasts.values())), topology) if forecasts else {}
+    seconds = {name: peer.seconds for name, peer in others.items()}
+    return dict(topology=vars(topology), stragglers=vars(stragglers), schedules=schedules, peers=seconds)
+
+
+def _simulated(simulated: Mapping[str, Any]) -> Table:
+    """Return the table of a simulation: a row for each schedule and each other way."""
+    kinds = list(dict.fromkeys(kind for one in simulated["schedules"].values() for kind in one["busy_seconds"]))
+    rows = []
+    for name, one in simulated["schedules"].items():
+        busy = (in_seconds(one["busy_seconds"].get(kind, 0.0)) for kind in kinds)
+        rows.append((name, in_seconds(one["seconds"]), f"{one['waiting']:.1%}", *busy, one["bottleneck"]))
+    rows += [(name, in_seconds(seconds), *[""] * (len(kinds) + 2)) for name, seconds in simulated["peers"].items()]
+    settings = {**simulated["topology"], **{f"stragglers {name}": value for name, value in simulated["stragglers"].items()}}
+    note = ", ".join(f"{name.replace('_', ' ')} {value:,.4g}" for name, value in settings.items() if value is not None)
+    header = ("", "time", "waiting", *kinds, "longest at work")
+    return Table("simulated: forward and backward, event by event", header, tuple(rows), note)

@@ -1,10 +1,9 @@
-"""`dilkit report`: what result files say, as text, as Markdown, and as one HTML page. A pure function of the files."""
+"""`dilkit report`: result files as text, as Markdown, and as one HTML page. A pure function of the files."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
@@ -17,14 +16,11 @@ from dilkit.tools.report.picture import svg
 from dilkit.tools.results.file import write_text
 
 HELP = "show what result files say: tables, and plots as HTML or Markdown"
-Draw = Callable[[Plot], str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a JSON file that dilkit bench or dilkit demo wrote")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write one page with all tables and plots, which needs no other file"
-    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with all tables and plots")
     parser.add_argument("--md", type=Path, metavar="FILE", help="write Markdown, the plots beside it as FILE-1.svg and so on")
     parser.epilog = "Without --html and --md the tables are printed. Plots need matplotlib: pip install 'dilkit[plot]'."
 
@@ -34,37 +30,34 @@ def run(args: argparse.Namespace) -> int:
     from dilkit.tools.report import registry  # loads every kind of result, which --help of all commands need not wait for
 
     sections = registry.sections_of(args.files)
-    draw: Draw | None = svg
-    note = ""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        draw = None
-        note = f"No plots: {error}. `pip install 'dilkit[plot]'` brings what draws them; the tables are whole."
     for option, path in (("--html", args.html), ("--md", args.md)):
         if path is not None and path.is_dir():
             raise ValueError(f"{option}: {path} is a folder; name the file to write in it")
     if args.html is not None and args.html == args.md:
         raise ValueError(f"--md: {args.md} is the file of --html; name another")
-    written = []
+    note, written = "", list[Path]()
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        note = f"No plots: {error}. `pip install 'dilkit[plot]'` brings what draws them; the tables are whole."
+
+    def write(path: Path, text: str) -> None:
+        write_text(path, text)
+        written.append(path)
+
+    def picture(plot: Plot) -> str | None:
+        """Write the picture of a plot beside the page; return its address."""
+        if note:
+            return None
+        pictures = [path for path in written if path.suffix == ".svg"]
+        path = args.md.with_name(f"{args.md.stem}-{len(pictures) + 1}.svg")
+        write(path, svg(plot))
+        return quote(path.name)
+
     if args.html:
-        write_text(args.html, html.page(sections, draw, note))
-        written.append(args.html)
+        write(args.html, html.page(sections, None if note else svg, note))
     if args.md:
-        written.append(args.md)
-
-        def picture(plot: Plot) -> str | None:
-            """Write the picture of a plot beside the page; return its address."""
-            if draw is None:
-                return None
-            number = len(pictures) + 1
-            pictures.append(args.md.with_name(f"{args.md.stem}-{number}.svg"))
-            write_text(pictures[-1], draw(plot))
-            return quote(pictures[-1].name)
-
-        pictures: list[Path] = []
-        write_text(args.md, markdown(sections, picture, note))
-        written += pictures
+        write(args.md, markdown(sections, picture, note))
     if args.json:
         print_json("report", dict(sections=[asdict(one) for one in sections]))
     elif not written:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ from dilkit.device import Device, device_named
 from dilkit.environment import BACKEND, backend_names
 from dilkit.problem import Problem
 from dilkit.selection import tuned, tuned_file
-from dilkit.selection.preference_table import table_preference
 from dilkit.selection.tuned_file import TunedEntry, TunedSetup, TunedShape
 from dilkit.tools.commands.bench import SEQS
 from dilkit.tools.commands.facts import devices
 from dilkit.tools.console import arguments
 from dilkit.tools.console.arguments import whole
 from dilkit.tools.console.interrupt import INTERRUPTED, load_torch
-from dilkit.tools.console.text import in_seconds, print_json, table
+from dilkit.tools.console.text import in_seconds, print_json, table, wrapped
 from dilkit.tools.results.decode import decode
 from dilkit.tools.results.file import read_json, read_result, write_text
 from dilkit.tools.results.record import Entry
@@ -32,11 +30,10 @@ from dilkit.tools.results.rows import RowsResult
 HELP = """\
 measure which backend is the fastest here, for the automatic choice to go by
 
-Every backend that can compute the problem is checked against fp64 arithmetic, then timed in interleaved rounds: calls without
-a backward pass, and calls with one. The order by median time goes into a file, DILKIT_TUNED says which. The automatic choice
-goes by it for problems of the same dtype, head_dim, causality, pattern and, to the nearest power of two, length, with a key
-padding mask or without, on the same device with the same torch and dilkit; not for packed sequences, caches or dropout.
-Other problems are measured by another run, which adds to the file. Ctrl-C keeps what was measured so far. Exit code 1 when a
+Every backend that can compute the problem is checked against fp64 arithmetic, then timed with and without a backward pass. The
+order by median time goes into the file of DILKIT_TUNED. The automatic choice follows it for problems of the same dtype, head_dim,
+causality, pattern, mask or none, and length to the nearest power of two, on the same device with the same torch and dilkit; not
+for packed sequences, caches or dropout. Another run adds to the file. Ctrl-C keeps what was measured so far. Exit code 1 when a
 backend was wrong or failed, or none could be measured."""
 
 INSTEAD = ("show", "take", "clear")
@@ -52,19 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pattern_arguments(parser, seq=None, seq_help=f"tokens (default {','.join(map(str, SEQS))})")
     arguments.add_call_arguments(parser, train=False)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
-    group.add_argument("--passes", choices=tuple(PASSES), default="both", help="calls to measure (default %(default)s)")
+    add = group.add_argument
+    add("--seqs", type=arguments.numbers, metavar="N,N", help="several lengths in place of the one of --seq")
+    add("--passes", choices=tuple(PASSES), default="both", help="calls to measure (default %(default)s)")
     arguments.add_backend_argument(group, "backends to measure (default: all)")
-    where = "cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)"
-    group.add_argument("--device", type=arguments.device_here, help=where)
-    group.add_argument("--repeats", type=whole(1), default=REPEATS, metavar="N", help="samples of each (default %(default)s)")
-    spent = "seconds a call may take before its backend is left out (default %(default)g)"
-    group.add_argument("--budget", type=arguments.positive, default=BUDGET, metavar="S", help=spent)
-    instead = parser.add_argument_group("the file").add_mutually_exclusive_group()
-    instead.add_argument("--show", action="store_true", help="measure nothing: show what was measured before")
-    take = "measure nothing: take the sweep of `dilkit bench --suite preferences`, out of its suite.json"
+    add("--device", type=arguments.device_here, help="cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)")
+    add("--repeats", type=whole(1), default=REPEATS, metavar="N", help="samples of each (default %(default)s)")
+    budget = "seconds a call may take before its backend is left out (default %(default)g)"
+    add("--budget", type=arguments.positive, default=BUDGET, metavar="S", help=budget)
+    instead = parser.add_argument_group("in place of measuring").add_mutually_exclusive_group()
+    instead.add_argument("--show", action="store_true", help="show what was measured before")
+    take = "take the sweep of `dilkit bench --suite preferences` out of its suite.json"
     instead.add_argument("--take", type=Path, metavar="FILE", help=take)
-    instead.add_argument("--clear", action="store_true", help="measure nothing: remove the file")
+    instead.add_argument("--clear", action="store_true", help="remove the file")
 
 
 def run(args: Namespace) -> int:
@@ -72,22 +69,21 @@ def run(args: Namespace) -> int:
     path = environment.tuned_file()
     if path is None:
         raise ValueError(f"{environment.TUNED.name}={environment.tuned()!r}: no file to keep orders in; name one, or unset it")
-    if instead := next((name for name in INSTEAD if getattr(args, name)), ""):
-        for name, option in arguments.changed(args, add_arguments).items():
-            if name not in INSTEAD:
-                about = f"does not go with --{instead}, which is about all orders of the file; leave it out"
-                raise ValueError(f"{option}: {about}")
+    instead = next((name for name in INSTEAD if getattr(args, name)), None)
+    if instead is None:
+        return _tune(args, path)
+    for name, option in arguments.changed(args, add_arguments).items():
+        if name not in INSTEAD:
+            raise ValueError(f"{option}: does not go with --{instead}, which is about all orders of the file; leave it out")
     if args.show:
         return _show(args, path)
     if args.take:
         return _take(args, path)
-    if args.clear:
-        existed = path.exists()
-        path.unlink(missing_ok=True)
-        tuned.read_again()
-        _print(args, dict(file=str(path), removed=existed), [f"{'removed' if existed else 'there is no file'} {path}"])
-        return 0
-    return _tune(args, path)
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    tuned.read_again()
+    _print(args, dict(file=str(path), removed=existed), [f"{'removed' if existed else 'there is no file'} {path}"])
+    return 0
 
 
 def _print(args: Namespace, report: dict[str, object], lines: Iterable[str]) -> None:
@@ -107,33 +103,33 @@ def _tune(args: Namespace, path: Path) -> int:
     posed = product(seqs, PASSES[args.passes])
     problems = [arguments.problem_of(Namespace(**{**vars(args), "seq": n, "train": train}), device) for n, train in posed]
     arguments.make_folder(environment.TUNED.name, path.parent)
-    setup = tuned.setup_of(device)
-    judged: list[dict[str, Any]] = []
+    setup, overridden = tuned.setup_of(device), backend_names()
+    outcomes: list[dict[str, Any]] = []
     interrupted = False
     try:
         for problem, entries in _measured(args, problems):
             order = sorted(((name, one.time.median_s) for name, one in entries.items() if one.time), key=lambda pair: pair[1])
-            judged.append(_judged(problem, entries, order))
+            outcomes.append(_outcome(problem, entries, order))
             if order:
                 _keep(path, [TunedEntry(setup, tuned.shape_of(problem), tuple(order))])
     except KeyboardInterrupt:
         interrupted = True
-    report = dict(file=str(path), setup=str(setup), overridden=backend_names(), problems=judged)
-    any_order = any(one["order"] for one in judged)
-    lines = [f"on {setup}", "", *(line for one in judged for line in _lines(one))]
+    lines = [f"on {setup}", "", *(line for one in outcomes for line in _lines(one))]
     lines += ["interrupted; what was measured before is kept"] * interrupted
-    if names := backend_names():
-        lines.append(f"{BACKEND.name}={','.join(names)} is set, and wins over what was measured")
+    if overridden:
+        lines.append(f"{BACKEND.name}={','.join(overridden)} is set, and wins over what was measured")
+    any_order = any(one["order"] for one in outcomes)
     lines.append(f"the automatic choice goes by {path}" if any_order else "no backend was measured; the file is as it was")
-    _print(args, report | dict(interrupted=interrupted), lines)
+    report = dict(file=str(path), setup=str(setup), overridden=overridden, problems=outcomes, interrupted=interrupted)
+    _print(args, report, lines)
     if interrupted:
         return INTERRUPTED
-    verdicts = {backend["verdict"] for one in judged for backend in one["left_out"]}
-    return 1 if {"wrong", "failed"} & verdicts or not all(one["order"] for one in judged) else 0
+    verdicts = {backend["verdict"] for one in outcomes for backend in one["left_out"]}
+    return 1 if {"wrong", "failed"} & verdicts or not all(one["order"] for one in outcomes) else 0
 
 
-def _judged(problem: Problem, entries: Mapping[str, Entry], order: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    """Return the outcome of a problem as plain data; `by_table` is the order of the automatic choice without measurements."""
+def _outcome(problem: Problem, entries: Mapping[str, Entry], order: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """Return the outcome of a problem as plain data."""
     measured = dict(order)
     return dict(
         problem=str(problem),
@@ -141,17 +137,14 @@ def _judged(problem: Problem, entries: Mapping[str, Entry], order: Sequence[tupl
         requires_grad=problem.requires_grad,
         order=[dict(backend=name, seconds=seconds) for name, seconds in order],
         left_out=[dict(backend=n, verdict=e.verdict, reasons=e.reasons) for n, e in entries.items() if n not in measured],
-        by_table=[name for name in table_preference(problem).order if name in measured],
     )
 
 
 def _lines(one: Mapping[str, Any]) -> list[str]:
-    """Return the backends in their order, the first with the one that it displaces, then those left out."""
-    rows, before = [(backend["backend"], in_seconds(backend["seconds"]), "") for backend in one["order"]], one["by_table"][:1]
-    if rows and before and before != [rows[0][0]]:
-        rows[0] = (*rows[0][:2], f"unmeasured, it would have been {before[0]}")
-    rows += [(backend["backend"], backend["verdict"], "\n".join(backend["reasons"])) for backend in one["left_out"]]
-    return [*table([(one["problem"],)], indent=0), *table(rows), ""]
+    """Return the backends in their order, then those left out."""
+    rows = [(backend["backend"], in_seconds(backend["seconds"])) for backend in one["order"]]
+    rows += [(backend["backend"], "\n".join((backend["verdict"], *backend["reasons"]))) for backend in one["left_out"]]
+    return [*wrapped("", one["problem"]), *table(rows), ""]
 
 
 def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Problem, dict[str, Entry]]]:
@@ -163,13 +156,9 @@ def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Proble
     implementations = backend_implementations(args.backend)
     runners = [CaseRunner(implementations, args.repeats, MIN_TIME, args.budget) for _ in ("forward", "training")]
     with tqdm(problems, unit="problem", file=sys.stderr, disable=None) as bar:
-
-        def say(passes: str, text: str) -> None:
-            bar.set_description(f"{passes}: {text}")
-
         for problem in bar:
             runner = runners[problem.requires_grad]
-            runner.say = partial(say, "training" if problem.requires_grad else "forward")
+            runner.say = bar.set_description
             yield problem, runner.run(problem)["entries"]
 
 
@@ -221,8 +210,6 @@ def _show(args: Namespace, path: Path) -> int:
 
 def _row(entry: TunedEntry) -> tuple[str, str]:
     shape = entry.shape
-    flags = dict(causal=shape.is_causal, training=shape.requires_grad, masked=shape.key_padding_mask, packed=shape.varlen)
-    flags |= dict(cached=shape.kv_cache, dropout=shape.dropout)
-    features = "".join(f", {name}" for name, there in flags.items() if there)
+    features = "".join(f", {name}" for name, value in vars(shape).items() if value is True)
     times = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
     return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{features}", times

@@ -17,6 +17,7 @@ from dilkit.files import read_bytes, why_not
 from dilkit.pattern import KINDS, OFFSETS, OVERLAPS, TAILS, Pattern, broken_kinds
 from dilkit.pattern.presets import Presets
 from dilkit.problem import DTYPES, Problem
+from dilkit.registry import list_backends
 from dilkit.tools.console.text import nearest
 
 PRESETS = tuple(name for name, value in vars(Presets).items() if isinstance(value, classmethod) and name != "of")
@@ -40,33 +41,31 @@ def add_pattern_arguments(
     --causal; read them with `pattern_of`. `segments=None`: `set_series` is to set them once --seq is known."""
     shown = ",".join(map(str, segments)) if segments else "2048,8192,32768,... up to --seq, with rates 1,4,16,..."
     group = parser.add_argument_group("pattern")
-    group.add_argument("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
-    group.add_argument("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
-    group.add_argument("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
-    lengths, default = f"segment lengths, or {DENSE} (default {shown})", tuple(segments) if segments else None
+    add = group.add_argument
+    add("--seq", type=whole(1), default=seq, metavar="N", help=seq_help)
+    add("--heads", type=whole(1), default=heads, metavar="H", help="query heads (default %(default)s)")
+    add("--kv-heads", type=whole(1), metavar="H", help="key/value heads, a divisor of --heads (default: --heads)")
     which = group.add_mutually_exclusive_group()
-    which.add_argument(
-        "--segments",
-        type=lambda text: DENSE if text.strip().lower() == DENSE else numbers(text),
-        default=default,
-        metavar="W,W",
-        help=lengths,
-    )
+    lengths = f"segment lengths, or {DENSE} (default {shown})"
+    which.add_argument("--segments", type=_segments, default=segments, metavar="W,W", help=lengths)
     add_written_pattern(which)
-    group.add_argument("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
-    group.add_argument("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
+    add("--rates", type=numbers, metavar="R,R", help="dilation rates, one a segment length (default 1,2,4,...)")
+    add("--offset", choices=OFFSETS, default=OFFSETS[0], help="first row that a head keeps (default %(default)s)")
     counts = "how a key of several branches counts (default %(default)s)"
-    group.add_argument("--overlap", choices=OVERLAPS, default=OVERLAPS[0], help=counts)
-    tails = "what fills up segments that lack tokens (default %(default)s)"
-    group.add_argument("--tail", choices=TAILS, default=TAILS[0], help=tails)
-    group.add_argument("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
-    group.add_argument("--causal", action="store_true", help="no token sees a later one")
+    add("--overlap", choices=OVERLAPS, default=OVERLAPS[0], help=counts)
+    add("--tail", choices=TAILS, default=TAILS[0], help="what fills up segments that lack tokens (default %(default)s)")
+    add("--head-split", action="store_true", help="deal the heads out to the branches, each its own equal share")
+    add("--causal", action="store_true", help="no token sees a later one")
+
+
+def _segments(text: str) -> tuple[int, ...] | str:
+    return DENSE if text.strip().lower() == DENSE else numbers(text)
 
 
 def add_written_pattern(parser: argparse._ActionsContainer, before: str = "") -> None:
     """Add --pattern: a `Pattern`, None when it is not given."""
     written = f"""{before}branches, as 'SlidingWindow(512), GlobalTokens(4)'; a pattern by name, as 'longformer(512, 16)'
-    ({", ".join(PRESETS)}); or JSON, which Pattern.to_json() writes, or a file with it"""
+    ({", ".join(PRESETS)}); or JSON, or a file with it"""
     parser.add_argument("--pattern", type=written_pattern, metavar="PATTERN", help=written)
 
 
@@ -98,8 +97,7 @@ def _called(text: str) -> Pattern:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         raise ValueError(f"{text!r} is no call of Python: {error.msg}") from None
-    nodes = tree.elts if isinstance(tree, ast.Tuple) else [tree]
-    values = [_value(node) for node in nodes]
+    values = [_value(node) for node in (tree.elts if isinstance(tree, ast.Tuple) else [tree])]
     return values[0] if len(values) == 1 and isinstance(values[0], Pattern) else Pattern.of(*values)
 
 
@@ -133,25 +131,18 @@ def _makers() -> dict[str, Callable[..., Any]]:
 
 def add_call_arguments(parser: argparse.ArgumentParser, dim: int = 64, dtype: str = "float32", train: bool = True) -> None:
     """Add --dim, --dtype, --batch, --mask and, with `train`, --train; `problem_of` reads them together with the pattern's."""
-    group = parser.add_argument_group("call")
-    group.add_argument("--dim", type=whole(1), default=dim, metavar="D", help="size of a head (default %(default)s)")
-    names = "fp64, fp32, bf16, fp16 or torch's names (default %(default)s)"
-    group.add_argument("--dtype", type=dtype_name, default=dtype, help=names)
-    group.add_argument("--batch", type=whole(1), default=1, metavar="B", help="sequences (default %(default)s)")
-    group.add_argument("--mask", action="store_true", help="with a key padding mask")
+    add = parser.add_argument_group("call").add_argument
+    add("--dim", type=whole(1), default=dim, metavar="D", help="size of a head (default %(default)s)")
+    add("--dtype", type=dtype_name, default=dtype, help="fp64, fp32, bf16, fp16 or torch's names (default %(default)s)")
+    add("--batch", type=whole(1), default=1, metavar="B", help="sequences (default %(default)s)")
+    add("--mask", action="store_true", help="with a key padding mask")
     if train:
-        group.add_argument("--train", action="store_true", help="with a backward pass")
+        add("--train", action="store_true", help="with a backward pass")
 
 
 def add_backend_argument(parser: argparse._ActionsContainer, help: str) -> None:
     """Add --backend: a tuple of known names, None when it is not given."""
-    parser.add_argument("--backend", type=names(_backend_names), metavar="A,B", help=help)
-
-
-def _backend_names() -> Sequence[str]:
-    from dilkit.registry import list_backends
-
-    return list_backends()
+    parser.add_argument("--backend", type=names(list_backends), metavar="A,B", help=help)
 
 
 def set_series(args: argparse.Namespace) -> None:
@@ -226,16 +217,14 @@ def picture_file(option: str, path: Path) -> None:
 
 
 def whole(at_least: int) -> Callable[[str], int]:
-    """Return an argument type: whole numbers of `at_least` or more, as 65536, 65,536, 64K (K, M, G: powers of 1024) or 1e9."""
+    """Return an argument type: whole numbers of `at_least` or more, as 65536, 65,536, 64K (powers of 1024) or 1e9."""
 
     def parse(text: str) -> int:
-        try:
-            number = whole_number(text)
-        except ValueError:
-            number = at_least - 1
-        if number < at_least:
+        match = re.fullmatch(_NUMBER, text.strip())
+        number = _scaled(match, 1024) if match else Fraction(-1)
+        if number.denominator > 1 or number < at_least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {at_least} or more")
-        return number
+        return int(number)
 
     return parse
 
@@ -314,44 +303,34 @@ def one_of(name: str, known: Sequence[str]) -> str:
     return name
 
 
-_NUMBER = r"(\d{1,3}(?:,\d{3})+|\d[\d_]*|\d[\d_]*\.\d+)((?:e\+?\d{1,2})?)"
-_SIZE = re.compile(_NUMBER + r"([KMGT]?)", re.IGNORECASE)
-_RATE = re.compile(_NUMBER + r"\s*([KMGTP]?)(?:FLOPS?(?:/s)?)?", re.IGNORECASE)
-_BANDWIDTH = re.compile(_NUMBER + r"\s*([KMGT]i?)?(B|bit|b)?(?:/s|ps)?")
-_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_PREFIXES = "KMGTP"
+_NUMBER = (
+    rf"(?P<digits>\d{{1,3}}(?:,\d{{3}})+|\d[\d_]*(?:\.\d+)?)(?P<power>(?:[eE]\+?\d{{1,2}})?)\s*(?P<prefix>(?i:[{_PREFIXES}])?)"
+)
 
 
-def whole_number(text: str) -> int:
-    """Parse 65536, 65_536, 65,536, 64K (K, M, G, T: powers of 1024) or 1e9. Raises ValueError for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    if match and (number := _fraction(match) * _BINARY[match[3].upper()]).denominator == 1:
-        return int(number)
-    raise ValueError(f"{text!r} is not a whole number")
+def _scaled(match: re.Match[str], base: int) -> Fraction:
+    """Return the number that `_NUMBER` has matched, its prefix a power of `base`."""
+    number = Fraction(match["digits"].replace(",", "").replace("_", "") + match["power"])
+    return number * Fraction(base) ** (_PREFIXES.index(match["prefix"].upper()) + 1 if match["prefix"] else 0)
 
 
 def flops(text: str) -> float:
     """Parse operations a second, as 400T or 9.7e12 (K, M, G, T, P: powers of 1000). 400 alone is refused."""
-    match = _RATE.fullmatch(text.strip())
-    if not match or not _fraction(match):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rate; write operations a second, as 400T or 9.7e12")
-    if not (match[2] or match[3]):
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write operations a second, as {match[1]}T or {match[1]}e12")
-    return float(_fraction(match) * _DECIMAL[match[3].upper()])
+    match, example = re.fullmatch(rf"{_NUMBER}(?i:FLOPS?(?:/s)?)?", text.strip()), "write operations a second, as"
+    if not match or not _scaled(match, 1000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate; {example} 400T or 9.7e12")
+    if not (match["power"] or match["prefix"]):
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; {example} {match['digits']}T or {match['digits']}e12")
+    return float(_scaled(match, 1000))
 
 
 def bandwidth(text: str) -> float:
     """Parse bytes a second, as 50GB/s, 400Gbit/s, 40GiB/s or 5e10 (bytes). 50 alone is refused."""
-    match = _BANDWIDTH.fullmatch(text.strip())
-    if not match or not _fraction(match):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; write bytes or bits a second, as 50GB/s or 400Gbit/s")
-    if not (match[2] or match[3] or match[4]):
-        known = f"{match[1]}GB/s or {match[1]}Gbit/s"
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write bytes or bits a second, as {known}")
-    unit = (match[3] or "").upper()
-    scale = _BINARY[unit[0]] if unit.endswith("I") else _DECIMAL[unit]
-    return float(_fraction(match) * scale / (8 if match[4] in ("bit", "b") else 1))
-
-
-def _fraction(found: re.Match[str]) -> Fraction:
-    return Fraction(found[1].replace(",", "").replace("_", "") + found[2])
+    match = re.fullmatch(rf"{_NUMBER}(?P<binary>(?:(?<=[{_PREFIXES}])i)?)(?P<unit>(?:B|bit|b)?)(?:/s|ps)?", text.strip())
+    example = "write bytes or bits a second, as"
+    if not match or not _scaled(match, 1000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; {example} 50GB/s or 400Gbit/s")
+    if not (match["power"] or match["prefix"] or match["unit"]):
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; {example} {match['digits']}GB/s or {match['digits']}Gbit/s")
+    return float(_scaled(match, 1024 if match["binary"] else 1000) / (8 if match["unit"] in ("bit", "b") else 1))

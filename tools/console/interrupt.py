@@ -37,50 +37,41 @@ def _end(number: int, *_: Any) -> None:
 def terminable() -> Iterator[threading.Event]:
     """Within the block SIGTERM is Ctrl-C: no half-written file is left, and what there is so far is kept. It sets the event.
 
-    An interruption that comes in the middle of a destructor or of a weak reference's callback, where Python would print and
-    forget it, comes again.
+    An interruption in the middle of a destructor or of a weak reference's callback, where Python would print and forget it, comes
+    again a moment later.
     """
-    event = threading.Event()
+    event, over = threading.Event(), threading.Event()
+    usual = sys.unraisablehook
 
     def end(*_: Any) -> None:
         event.set()
         raise KeyboardInterrupt
 
-    with _handled(end, signal.SIGTERM), _insistent(event):
-        yield event
-
-
-@contextlib.contextmanager
-def _insistent(terminated: threading.Event) -> Iterator[None]:
-    """Within the block, an interruption that Python has to ignore where it was raised is raised again a moment later."""
-    usual, over = sys.unraisablehook, threading.Event()
+    def interrupt(leaving: threading.Event) -> None:
+        number, main = signal.SIGTERM if event.is_set() else signal.SIGINT, threading.main_thread().ident
+        leaving.wait()
+        if over.wait(0.01) or main is None:
+            return
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(main, number)  # wakes the main thread also while it sleeps
+        else:
+            _thread.interrupt_main(number)
 
     def again(ignored: sys.UnraisableHookArgs) -> None:
         if issubclass(ignored.exc_type, KeyboardInterrupt):
             leaving = threading.Event()
-            threading.Thread(target=_interrupt, args=(terminated.is_set(), leaving, over), daemon=True).start()
+            threading.Thread(target=interrupt, args=(leaving,), daemon=True).start()
             leaving.set()  # what is raised before that, in here, is ignored for good
         else:
             usual(ignored)
 
-    sys.unraisablehook = again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
-        over.set()
-
-
-def _interrupt(terminated: bool, leaving: threading.Event, over: threading.Event) -> None:
-    """Send the main thread the signal once more, also while it sleeps: a moment after `leaving`, unless it is `over` by then."""
-    leaving.wait()
-    if over.wait(0.01):
-        return
-    number, main = signal.SIGTERM if terminated else signal.SIGINT, threading.main_thread().ident
-    if hasattr(signal, "pthread_kill") and main is not None:
-        signal.pthread_kill(main, number)
-    else:
-        _thread.interrupt_main(number)
+    with _handled(end, signal.SIGTERM):
+        sys.unraisablehook = again
+        try:
+            yield event
+        finally:
+            sys.unraisablehook = usual
+            over.set()
 
 
 @contextlib.contextmanager

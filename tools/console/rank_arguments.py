@@ -21,18 +21,15 @@ KINDS = ("mpi", "torch", "threads")
 TIMEOUT = 300.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --comm, --world-size, --timeout."""
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add --comm, --world-size, --timeout; return their group."""
     group = parser.add_argument_group("ranks")
-    group.add_argument(
-        "--comm",
-        choices=KINDS,
-        help="run over ranks: those of mpirun, those of torchrun, or threads of this process (default: no ranks)",
-    )
+    comm = "run over ranks: those of mpirun, those of torchrun, or threads of this process (default: no ranks)"
+    group.add_argument("--comm", choices=KINDS, help=comm)
     group.add_argument("--world-size", type=whole(1), metavar="P", help="how many ranks, with --comm threads")
-    group.add_argument(
-        "--timeout", type=positive, metavar="S", help=f"seconds that a rank waits for another (default {TIMEOUT:g})"
-    )
+    wait = f"seconds that a rank waits for another (default {TIMEOUT:g})"
+    group.add_argument("--timeout", type=positive, metavar="S", help=wait)
+    return group
 
 
 def check(args: Namespace) -> None:

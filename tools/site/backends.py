@@ -1,8 +1,7 @@
-"""Tables of backends: limits, options that go together, and the automatic choice on each kind of device."""
+"""Tables of backends: limits, and the automatic choice on each kind of device."""
 
 from __future__ import annotations
 
-import inspect
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -15,16 +14,12 @@ from dilkit.pattern.lowering import FORMS, Segments, lower
 from dilkit.problem import DTYPES, Problem
 from dilkit.selection.preference_table import table_preference
 from dilkit.selector import Trace, trace
-from dilkit.tools.commands.info_tables import ASKED, BY_CALL, SEQ, by_kind, examples, kind_cells
+from dilkit.tools.commands.info import ASKED, BY_CALL, SEQ, by_kind, examples, kind_cells
 from dilkit.tools.report.markdown import rows_markdown
-from dilkit.tools.site.api import CALLS
 
 LIMITS = {"packed sequences": "varlen", "cache of all keys": "kv_cache", "dropout": "dropout", "sinks": None}
 LIMITS |= {"softcap": "softcap", "biases": "biases"}
 """Features of calls, and the limit of a backend for each; None: the operator adds it to any backend's results."""
-COMBINED = {"bias": "biases", "softcap": "softcap", "dropout": "dropout", "packed": "varlen", "cache of all keys": "kv_cache"}
-COMBINED |= {"ranks": ""}
-"""Options of calls, and the limit of a backend for each; ranks use any backend."""
 PATTERN = Pattern([2048, 4096, 8192, 16384], [1, 2, 4, 8])
 PICKED_DTYPES = ("float16", "bfloat16", "float32")
 OTHER_KERNELS = ("flash_attn", "flash_attn_interface")
@@ -79,28 +74,6 @@ def support_table(root: Path) -> str:
         kinds = ", ".join(f"`{name}`" for name, names in needed.items() if names <= forms)
         rows.append((f"`{b.name}`", *able, kinds))
     return rows_markdown(rows)
-
-
-def composition_table(root: Path) -> str:
-    """Return the backends that compute two options in one call; "no call" where none takes both."""
-    rows = [("with", *COMBINED)]
-    rows += [(f"**{one}**", *(_both(one, other) for other in COMBINED)) for one in COMBINED]
-    return rows_markdown(rows)
-
-
-def _both(one: str, other: str) -> str:
-    if not any(_takes(name, one) and _takes(name, other) for name in CALLS):
-        return "no call"
-    limits, known = [COMBINED[option] for option in (one, other) if COMBINED[option]], own_backends()
-    able = [b.name for b in known if all(getattr(b.limits, limit) for limit in limits)]
-    return "all" if len(able) == len(known) else ", ".join(f"`{name}`" for name in able)
-
-
-def _takes(call: str, option: str) -> bool:
-    """Return True if a call is of this kind, or has this option."""
-    of_kind = {"packed": "varlen" in call, "cache of all keys": "kvcache" in call, "ranks": call.startswith("comm.")}
-    options = inspect.signature(CALLS[call]).parameters
-    return of_kind[option] if option in of_kind else {"dropout": "dropout_p"}.get(option, option) in options
 
 
 def pick_table(root: Path) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from dilkit.selection.preference_table import ON_GPUS
 from dilkit.tools.report import registry
 from dilkit.tools.report.markdown import document_markdown, escaped, table_markdown
-from dilkit.tools.results.file import read_json
 
 NOTHING = "Nothing has been measured for this version yet."
 MOST_ROWS = 24
@@ -54,12 +53,8 @@ def executed(root: Path) -> str:
 
 def summary(folder: Path) -> str:
     """Return a list item for each result in `folder`, with a link to its section of the page of measurements."""
-
-    def position(paths: list[Path]) -> int:
-        kinds, kind = list(registry.KINDS), read_json(paths[0])["kind"]
-        return kinds.index(kind) if kind in kinds else len(kinds)
-
-    sections = sorted(_sections(folder).items(), key=lambda section: position(section[1]))
+    kinds = list(registry.KINDS)
+    sections = sorted(_sections(folder).items(), key=lambda section: kinds.index(registry.read(section[1][0]).kind))
     return "\n".join(f"* [{name}](#{name}): {registry.sentence_of(*paths)}" for name, paths in sections) or NOTHING
 
 
@@ -89,12 +84,10 @@ def measurements(folder: Path) -> str:
     return "\n\n".join(parts) or NOTHING
 
 
-def whole(folder: Path, name: str, level: int = 2, picture: str = "") -> str:
-    """Return the document of the result `name`, its tables under headings of this level, below a picture in Markdown."""
+def whole(folder: Path, name: str, level: int = 2) -> str:
+    """Return the document of the result `name`, its tables under headings of this level."""
     paths = _sections(folder).get(name)
-    if not paths:
-        return NOTHING
-    return "\n\n".join([*filter(None, [picture]), document_markdown(registry.document_of(*paths), level=level)])
+    return document_markdown(registry.document_of(*paths), level=level) if paths else NOTHING
 
 
 def gpu_suites(folder: Path) -> str:

@@ -10,11 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from tqdm import tqdm
 
 LESSONS, PICTURES = Path("docs", "lessons"), Path("docs", "images", "lessons")
 _PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -33,9 +29,13 @@ def programs(page: Path) -> list[str]:
 def run(page: Path, folder: Path) -> list[Path]:
     """Run the program of a page in `folder`; returns the pictures that it drew there."""
     names: dict[str, object] = {"__name__": "__main__"}
-    with _working_in(folder):
-        for i, block in enumerate(programs(page)):
+    blocks, before = programs(page), Path.cwd()
+    os.chdir(folder)
+    try:
+        for i, block in enumerate(blocks):
             exec(compile(block, f"{page.name}, block {i + 1}", "exec", dont_inherit=True), names)
+    finally:
+        os.chdir(before)
     return sorted(folder.glob("*.png"))
 
 
@@ -47,29 +47,10 @@ def notebook(page: Path) -> str:
     return text
 
 
-@contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-def main(names: list[str]) -> int:
-    """Draw the pictures of these lessons, or of all."""
-    pages = {page.stem: page for page in lessons(Path.cwd())}
-    if unknown := [name for name in names if name not in pages]:
-        print(f"no lesson {', '.join(unknown)}; there are {', '.join(pages)}", file=sys.stderr)
-        return 2
-    Path(PICTURES).mkdir(parents=True, exist_ok=True)
-    for name in tqdm(names or list(pages), unit="lesson"):
-        with tempfile.TemporaryDirectory() as folder:
-            for picture in run(pages[name], Path(folder)):
-                shutil.copy(picture, PICTURES)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for lesson in lessons(Path.cwd()):
+        if not sys.argv[1:] or lesson.stem in sys.argv[1:]:
+            with tempfile.TemporaryDirectory() as place:
+                for picture in run(lesson, Path(place)):
+                    shutil.copy(picture, PICTURES)

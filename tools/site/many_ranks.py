@@ -1,4 +1,4 @@
-"""The figures of docs/many-ranks.md: a billion tokens on many GPUs, simulated anew whenever the page is written."""
+"""The figures of docs/many-ranks.md, which lists these assumptions: a billion tokens on many GPUs, simulated anew."""
 
 from __future__ import annotations
 
@@ -34,23 +34,6 @@ def forecast_of(ranks: int) -> Forecast:
     """Return the forecast of the problem on so many ranks, by the schedule that is chosen."""
     plan = exchange_plan(PATTERN, shard_cuts(SEQ, ranks, PATTERN), HEADS, KV_HEADS, is_causal=True)
     return Forecast(plan, ROWS, SPEED)
-
-
-def assumptions(root: Path) -> str:
-    """Return the assumptions of the page, a line each."""
-    t, pods = TOPOLOGY, (TOPOLOGY.hosts_per_pod or 0) * TOPOLOGY.ranks_per_host
-    gigabytes = [f"{rate / 1e9:,.0f} GB/s each way" for rate in (t.within_host, t.bandwidth)]
-    lines = (
-        f"{SEQ:,} tokens, one layer, causal, forward and backward, by `{PATTERN}`",
-        f"{HEADS} query and {KV_HEADS} key/value heads of {ROWS.head_dim}, {ROWS.dtype}",
-        f"a GPU computes {SPEED.flops / 1e12:,.0f} TFLOP/s of nominal operations, and a backward pass takes {SPEED.backward:g} "
-        "times as long as a forward pass; both are assumed, not measured: replace them by measured numbers",
-        f"{t.ranks_per_host} GPUs are a host, with {gigabytes[0]} within it and {gigabytes[1]} from each GPU to other hosts",
-        f"{pods} GPUs are below an uplink, which carries 1/{t.oversubscription:g} of what they could send; nothing else limits",
-        f"an exchange takes {1e6 * SPEED.latency:,.0f} us at the least",
-        "others compute the same pattern, shared out evenly, and hide what they send as far as it fits under that",
-    )
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def table(root: Path) -> str:

@@ -15,7 +15,7 @@ from helpers.fakes import Picky, family, registered
 from dilkit import Device, explain
 from dilkit.environment import TUNED
 from dilkit.tools.cli import COMMANDS, main
-from dilkit.tools.commands.info_tables import ASKED, OF_WHOLE_SEQUENCES, by_kind, kind_cells
+from dilkit.tools.commands.info import ASKED, OF_WHOLE_SEQUENCES, by_kind, kind_cells
 from dilkit.tools.demo.ranks import MOST_STARTED
 
 pytestmark = pytest.mark.surroundings

@@ -13,14 +13,10 @@ from helpers.result_files import COMMITTED, FOLDER, content, write
 
 from dilkit.tools import cli
 from dilkit.tools.commands import compare
-from dilkit.tools.commands.compare import FASTER, FEW, SAME, SLOWER, YARDSTICK, Comparison, Measured
+from dilkit.tools.commands.compare import FASTER, FEW, SAME, SLOWER, YARDSTICK
 from dilkit.tools.results.record import Measurement
 
 Samples = list[float]
-
-
-def compared(old: dict[str, Measurement], new: dict[str, Measurement]) -> Comparison:
-    return compare.compare(Measured("bench", 0, {}, old), Measured("bench", 0, {}, new), 0.05)
 
 
 def cpu(**samples: Samples) -> dict[str, Any]:
@@ -46,7 +42,7 @@ UNTIMED = ("costs", "kernels", "ptx", "demo-llama", "demo-ranks", "gpu-day-h200"
 @pytest.mark.parametrize("path", [path for path in COMMITTED if path.stem not in UNTIMED], ids=lambda path: path.stem)
 def test_every_list_of_samples_is_found_once(path: Path) -> None:
     result = json.loads(path.read_text())
-    text, found = json.dumps(result), compare.load(path).found
+    text, found = json.dumps(result), compare.load(path)[1]
     assert len(found) == sum(text.count(f'"{name}": [') - text.count(f'"{name}": []') for name in ("samples_s", "samples"))
 
 
@@ -54,16 +50,13 @@ def test_the_largest_changes_come_first_and_two_samples_or_a_yardstick_decide_on
     old = {what: Measurement(what, tuple(noisy(1.0))) for what in ("same", "slow", "fast", "gone")}
     new = {"same": old["same"], "slow": Measurement("slow", tuple(noisy(1.5))), "fast": Measurement("fast", tuple(noisy(0.25)))}
     new["fresh"] = Measurement("fresh", (1.0,))
-    found = compared(old, new)
-    assert [(c.what, c.verdict) for c in found.changes] == [("fast", FASTER), ("slow", SLOWER), ("same", SAME)]
-    assert found.changes[1].ratio == pytest.approx(1.5)
-    assert (found.only_old, found.only_new) == (("gone",), ("fresh",))
-    assert [c.what for c in found.regressions] == ["slow"]
+    found = compare.compare(old, new, 0.05)
+    assert [(c.what, c.verdict) for c in found] == [("fast", FASTER), ("slow", SLOWER), ("same", SAME)]
+    assert found[1].ratio == pytest.approx(1.5)
     old = {"two": Measurement("two", (1.0, 1.0)), "matmul": Measurement("matmul", tuple(noisy(1.0)), yardstick=True)}
     new = {"two": Measurement("two", (9.0, 9.0)), "matmul": Measurement("matmul", tuple(noisy(9.0)), yardstick=True)}
-    found = compared(old, new)
-    assert {c.what: c.verdict for c in found.changes} == {"two": FEW, "matmul": YARDSTICK}
-    assert found.regressions == ()
+    found = compare.compare(old, new, 0.05)
+    assert {c.what: c.verdict for c in found} == {"two": FEW, "matmul": YARDSTICK}
 
 
 def test_a_regression_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from dilkit.comm.plan.exchange_plan import PHASES
 from dilkit.comm.plan.forecast import Speed
 from dilkit.device import probe
 from dilkit.tools import cli
-from dilkit.tools.commands.plan_speeds import SpeedsResult
-from dilkit.tools.console.arguments import bandwidth, flops, whole_number
+from dilkit.tools.commands.plan import SpeedsResult
+from dilkit.tools.console.arguments import bandwidth, flops, whole
 from dilkit.tools.results.file import new_result, write_result
 
 MIB = 2**20
@@ -155,10 +156,10 @@ def test_measured_speeds_are_taken_from_their_file(tmp_path: Path, capsys: pytes
 
 def test_numbers_as_people_write_them() -> None:
     sizes = {"1e9": 10**9, "1G": 2**30, "64K": 2**16, "1.5k": 1536, "1,048,576": 2**20, "65_536": 65536, " 7 ": 7}
-    assert {text: whole_number(text) for text in sizes} == sizes
+    assert {text: whole(1)(text) for text in sizes} == sizes
     for text in ("1.5", "1,04", "1e-3", "", "x", "-1", "1/2", "1e999"):
-        with pytest.raises(ValueError, match="is not a whole number"):
-            whole_number(text)
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
+            whole(0)(text)
     speeds = {"50GB/s": 5e10, "400Gbit/s": 5e10, "400Gbps": 5e10, "1GiB/s": 2.0**30, "5e10": 5e10, "1.5MB/s": 1.5e6}
     assert {text: bandwidth(text) for text in speeds} == speeds
     rates = {"400T": 4e14, "9.7e12": 9.7e12, "1.2P": 1.2e15, "989 TFLOP/s": 989e12}
