@@ -51,7 +51,7 @@ SIZES: dict[str, SuiteSizes] = {
     "patterns": PatternsSizes(
         **dict(divisor=1, tokens=256, heads=2, head_dim=16, window=16, block=8, long=300, short=100, long_globals=4, threads=1)
     ),
-    "preferences": PreferencesSizes(1, ((CONFIGURATIONS["B"], False),), view_seq=64, view_rows=4),
+    "preferences": PreferencesSizes(1, ((CONFIGURATIONS["B"], False),)),
     "scores": ScoresSizes(
         **dict(divisor=1, configuration=CONFIGURATIONS["B"], head_dim=16, table=9, tiles=70, threads=1),
         **dict(layer_seq=40, layer_heads=4, layer_kv_heads=2, layer_head_dim=16),

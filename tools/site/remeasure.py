@@ -2,8 +2,7 @@
 
     python -m dilkit.tools.site.remeasure [NAME ...]
 
-It runs in the root of a checkout. A result takes the place of the one before only when its command has ended well. The CPU suite
-has a file for each machine.
+It runs in the root of a checkout. A result takes the place of the one before only when its command has ended well.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from dilkit.tools.report import registry
@@ -42,30 +40,28 @@ COMMANDS = {**DEMOS, **{name: f"bench {options}" for name, options in BENCH.item
 kernels` and `make costs`."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Measure the named results, or all; return 0 when all were measured, else 1."""
     parser = argparse.ArgumentParser(prog="python -m dilkit.tools.site.remeasure", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMMANDS)} (default: all)")
-    args = parser.parse_args(argv)
-    folder = Path("docs", "results")
-    if unknown := [name for name in args.names if name not in COMMANDS]:
+    names = parser.parse_args().names or [*COMMANDS]
+    if unknown := [name for name in names if name not in COMMANDS]:
         parser.error(f"{', '.join(unknown)}: no such result; known: {', '.join(COMMANDS)}")
-    failed = [name for name in args.names or COMMANDS if not remeasure(name, folder)]
+    failed = [name for name in names if not remeasure(name, Path("docs", "results"))]
     if failed:
         print(f"not measured, and left as before: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def remeasure(name: str, folder: Path) -> bool:
-    """Run the command of result `name` and put what it finds into `folder`; whether it ended well with a result to keep."""
+    """Run the command of result `name` and put its result into `folder`; return True if it ended well."""
     with tempfile.TemporaryDirectory() as place:
         command = f"dilkit {COMMANDS[name]} --out {name}"
         print(f"{name}: {command}", flush=True)
-        run = [sys.executable, "-m", *command.split()]
-        if subprocess.run(run, cwd=place, stdin=subprocess.DEVNULL, check=False).returncode:
+        if subprocess.run([sys.executable, "-m", *command.split()], cwd=place, stdin=subprocess.DEVNULL, check=False).returncode:
             return False
-        (found,) = Path(place, name).glob("*.json")
-        result = registry.read(found)
+        (path,) = Path(place, name).glob("*.json")
+        result = registry.read(path)
         if name in SIDE_BY_SIDE and isinstance(result, RowsResult):
             name += "-" + re.sub("[^a-z0-9]+", "-", result.machine.lower()).strip("-")
         write_result(result, folder / f"{name}.json")

@@ -159,7 +159,6 @@ def test_the_sweep_finds_a_wrong_row_and_tune_makes_the_choice_go_by_it(
     options = "--backend", "native,sdpa"
     code, result = run("preferences", tmp_path, *options, device="cpu")
     assert (code, {row.verdict for row in result.rows if row.table == "sweep"}) == (0, {"measured"})
-    assert {row.who for row in result.rows if row.table == "views"} == {"strided", "contiguous", "copied"}
     first = result.cases("sweep")[0].case
     picked = next(row.values["picked"] for row in result.rows if row.case == first and row.who == PICK)
     other = "sdpa" if picked == "native" else "native"

@@ -6,9 +6,9 @@ import pytest
 
 from dilkit.tools.bench.workloads.cpu_calls import QueuedTask, idle_share
 
-EQUAL = [QueuedTask(2.0)] * 12
-LONG_LAST = [*[QueuedTask(1.0)] * 4, QueuedTask(4.0)]
-ROUNDS = [QueuedTask(1.0), QueuedTask(3.0), QueuedTask(1.0, after=(0, 1)), QueuedTask(3.0, after=(0,))]
+EQUAL = [(2.0, ())] * 12
+LONG_LAST = [*[(1.0, ())] * 4, (4.0, ())]
+ROUNDS = [(1.0, ()), (3.0, ()), (1.0, (0, 1)), (3.0, (0,))]
 
 
 @pytest.mark.parametrize(

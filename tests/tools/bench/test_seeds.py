@@ -19,8 +19,8 @@ from dilkit.testing.accuracy import Check
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench import run
 from dilkit.tools.bench.suite import SuiteStep
-from dilkit.tools.bench.suites.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting, bisect
-from dilkit.tools.bench.workloads.seeds_report import REPORT, claims
+from dilkit.tools.bench.suites.seeds import GROUPS, HELD, SeedsSizes, SeedsSuite, Setting
+from dilkit.tools.bench.workloads.seeds_report import REPORT
 from dilkit.tools.measure.ranks_call import RanksCall
 from dilkit.tools.results.file import read_result
 from dilkit.tools.results.rows import Row, RowsResult
@@ -28,10 +28,7 @@ from dilkit.tools.results.rows import Row, RowsResult
 COMPARED = ("lengths", "implementations", "as published", "heads", "batches", "configurations")
 CASES = (*(next(iter(GROUPS[name].values())) for name in COMPARED), HELD[0], GROUPS["orders"]["multi-segment"])
 TWO = Setting(2048, (512, 1024), (1, 2), 2)
-TINY = SeedsSizes(
-    **dict(alone=CASES, held=(), cached=(CASES[-1],), sequences=(TWO,), growing=(replace(TWO, seq=1024),) * 2, ranks=(1, 2)),
-    **dict(peers=("longnet",), memory=32 << 20, grains=1 << 14),
-)
+TINY = SeedsSizes(alone=CASES, held=(), sequences=(TWO,), ranks=(1, 2), peers=("longnet",), memory=32 << 20)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +64,7 @@ def test_the_suite_measures_and_reports_everything(tmp_path: Path) -> None:
     assert all(case.rows["ranks"].checks for case in ranks)
     assert [row.values["seq"] > 0 for row in result.rows if row.table == "longest"] == 4 * [True]
     tables = {table.title: table for table in REPORT.document(result).tables}
-    assert len(tables["Every published figure"].rows) == len(claims()) == 188
+    assert len(tables["Every published figure"].rows) == 188
     off = {row[1]: row[6].split()[0] for row in tables["Implementations side by side"].rows}
     assert (off["auto"], off["head-split"], off["longnet"]) == ("-", "result", "gradient")
 
@@ -83,7 +80,7 @@ def test_ranks_that_fail_or_are_wrong_decide_on_the_exit_code(error: bool, monke
     suite = SeedsSuite(quick=True, repeats=2, sizes=TINY, processes=())
     rows = next(step for step in suite.steps() if step.table == "ranks").measure()
     assert {(row.who, row.verdict) for row in rows} == {("the job", "failed") if error else ("ranks", "wrong")}
-    result = replace(run.begin(suite, [], {}, dict(mpi="", ranks="threads")), rows=tuple(rows))
+    result = replace(run.begin(suite, [], {}, dict(ranks="threads")), rows=tuple(rows))
     assert suite.wrong(result)
     assert rows[0].reasons[0] in " ".join(REPORT.document(result).notes)
 
@@ -135,11 +132,3 @@ def test_a_run_does_not_go_on_from_another_one(tmp_path: Path, change: dict[str,
         path.write_text(json.dumps(found | change))
     with pytest.raises(ValueError, match=complaint):
         run.measure(Toy(), {}, tmp_path, resume=True)
-
-
-@pytest.mark.parametrize(("limit", "longest"), [(0, 0), (9, 0), (10, 10), (159, 150), (160, 160), (1234, 1230)])
-def test_the_longest_that_fits_is_found(limit: int, longest: int) -> None:
-    tried = list[int]()
-    assert bisect(lambda seq: tried.append(seq) or seq <= limit, 10, lambda seq: False) == (longest, False)
-    assert len(tried) == len(set(tried)) <= 16
-    assert bisect(lambda seq: True, 10, lambda seq: seq > 100) == (80, True), "calls take too long"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -25,7 +25,7 @@ from dilkit.threads import torch_threads, usable_cores
 from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.workloads import ways
-from dilkit.tools.bench.workloads.cpu_calls import Load, encoder, facts_of, idle, smaller
+from dilkit.tools.bench.workloads.cpu_calls import Load, encoder, idle, smaller
 from dilkit.tools.bench.workloads.cpu_report import FEW, FORMS, HEAD, MASKED, OURS, REPORT, SHORT, TARGETS, WINDOW
 from dilkit.tools.bench.workloads.ways import NATIVE
 from dilkit.tools.measure.baselines import BASELINES
@@ -42,20 +42,17 @@ RATE = {"gather": 25e9}
 """FLOP/s of a thread by which is foreseen whether a call goes beyond the budget; 50e9 where none is named."""
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Variables that hold torch and the libraries in it to AVX2; these read them when they first compute."""
-T = TypeVar("T")
 GRIDS = tuple(Neighborhood(*grid) for grid in (((128, 128), 13), ((24, 24, 28), 7), ((128, 128), 7, 4), ((64, 512), 7, 4)))
+DENSE = Pattern.dense()
 MakeCall = Callable[[str, Tensors], Call]
 
 
 @dataclass(frozen=True)
 class CpuSizes(SuiteSizes):
-    """One head of `long` tokens, so many that the rate is the inner loops', and of `short` ones, so few that fixed costs show.
+    """One head of `long` tokens, where inner loops decide, and of `short` ones, where fixed costs do.
 
-    `passes` over long ones: head_dim, and whether with the backward pass. `configurations`, by name, have `head_dim`, but for
-    those that have another in `head_dims`. `threads`: of what is not measured on one. A call on `few` tokens with `few_heads`;
-    `grids` of `grid_heads`, beside torch with a mask up to `masked` tokens; the slide encoder `model` on so many `tiles`. How
-    tasks fall to `idle` threads: of A under causality; of a `window` with some `global_tokens` and `dilated` segments, length
-    and rate; of `packed` sequences.
+    `passes` over long ones: head_dim, and True with a backward pass. `grids` stand beside torch with a mask up to `masked`
+    tokens. `idle`: threads to which tasks of A, of a mix of kinds and of `packed` sequences fall.
     """
 
     long: int = 4096
@@ -124,83 +121,76 @@ class CpuSuite(Suite):
 
     def heads(self) -> Iterator[SuiteStep]:
         """The kernel and torch's attention on a sequence of one head, then on few tokens, where fixed costs are what is timed."""
-        sizes, dense = self.sizes, Pattern.dense()
+        sizes = self.sizes
         lengths = [(SHORT, seq, sizes.head_dim, False) for seq in sizes.short]
         for table, whole, dim, backward in lengths + [(HEAD, sizes.long, *passes) for passes in sizes.passes]:
-            seq = whole // self.divisor
-            problem = Problem(pattern=dense, seq=seq, heads=1, head_dim=dim, requires_grad=backward)
-            what = f"one head of {seq:,}, d={dim}{', backward' * backward}"
-            facts = dict(what=what, seq=seq, head_dim=dim, backward=backward)
-            yield self.alone(table, facts, {OURS: (NATIVE, problem), "dense": (BASELINES["dense"], problem)})
+            problem = Problem(pattern=DENSE, seq=whole // self.divisor, heads=1, head_dim=dim, requires_grad=backward)
+            what = f"one head of {problem.seq:,}, d={dim}{', backward' * backward}"
+            facts = dict(what=what, seq=problem.seq, head_dim=dim, backward=backward)
+            yield self.step(table, facts, beside("dense", problem))
         for recorded in (False, True):
-            shape: dict[str, Any] = dict(seq=sizes.few, heads=sizes.few_heads, head_dim=sizes.head_dim)
-            problem = Problem(pattern=dense, requires_grad=recorded, **shape)
+            problem = Problem(
+                pattern=DENSE, seq=sizes.few, heads=sizes.few_heads, head_dim=sizes.head_dim, requires_grad=recorded
+            )
             facts = dict(what=f"{sizes.few:,} tokens{', with a graph' * recorded}", seq=sizes.few, recorded=recorded)
-            posed = {OURS: (NATIVE, problem), "dense": (BASELINES["dense"], problem)}
-            yield self.alone(FEW, facts, posed, partial(_public_call, recorded))
+            yield self.step(FEW, facts, beside("dense", problem), call=partial(_public_call, recorded))
 
     def all_threads(self) -> Iterator[SuiteStep]:
         """The kernel on A, beside itself with one thread and in half types, and beside torch's dense attention; its memory."""
         problem = self.problem("A")
         dim, threads = problem.head_dim, min(self.sizes.threads, usable_cores())
         posed = dict.fromkeys(("one", "all"), (NATIVE, problem))
-        yield self.step("threads", dict(what="A", head_dim=dim, threads=threads), posed, partial(_on_threads, problem))
-        yield self.dtypes(("float32", "bfloat16", "float16"), backward=False)
-        facts = dict(what="A", head_dim=dim)
-        held = partial(_held, "scratch_bytes", problem, -results_bytes(problem))
-        yield SuiteStep("memory", "A: memory", lambda: [Row(table="memory", case=facts, who=OURS, values=held())])
-        what = f"A beside dense attention, d={dim}, all threads"
-        posed = {OURS: (NATIVE, problem), "dense": (BASELINES["dense"], problem)}
-        yield self.step("dense", dict(what=what, head_dim=dim), posed)
-        yield self.dtypes(("float32", "bfloat16"), backward=True)
+        facts: dict[str, Any] = dict(what="A", head_dim=dim, threads=threads)
+        yield self.step("threads", facts, posed, one_thread=False, call=partial(_on_threads, problem))
+        for names, backward in (("float32", "bfloat16", "float16"), False), (("float32", "bfloat16"), True):
+            posed = {name: (NATIVE, self.problem("A", dtype=name, requires_grad=backward)) for name in names}
+            facts = dict(what=f"d={dim}{', backward' * backward}", head_dim=dim, backward=backward)
+            yield self.step("dtypes", facts, posed, one_thread=False, weight=4 if backward else 1)
+        facts = dict(what=f"A beside dense attention, d={dim}, all threads", head_dim=dim)
+        yield self.step("dense", facts, beside("dense", problem), one_thread=False)
+        yield SuiteStep("memory", "A: memory", self.memory)
 
-    def dtypes(self, names: tuple[str, ...], backward: bool) -> SuiteStep:
-        """The kernel in half types beside itself in fp32, on A."""
-        dim, posed = (
-            self.sizes.head_dim,
-            {name: (NATIVE, self.problem("A", dtype=name, requires_grad=backward)) for name in names},
-        )
-        facts = dict(what=f"d={dim}{', backward' * backward}", head_dim=dim, backward=backward)
-        return self.step("dtypes", facts, posed, weight=4 if backward else 1)
+    def memory(self) -> list[Row]:
+        """The bytes beyond results of a forward pass on A."""
+        problem = self.problem("A")
+        values = _held("scratch_bytes", problem, -results_bytes(problem))
+        return [Row(table="memory", case=dict(what="A", head_dim=problem.head_dim), who=OURS, values=values)]
 
     def configuration(self, letter: str, causal: bool, backward: bool) -> SuiteStep:
         """Backends and LongNet's procedure on one configuration."""
         problem = self.problem(letter, is_causal=causal, requires_grad=backward)
-        posed = {OURS: (NATIVE, problem), "sdpa": (backend_implementations(["sdpa"])[0], problem)}
+        posed = beside("sdpa", problem)
         if letter in GATHERED and not backward:
             posed["gather"] = BASELINES["gather"], problem
         name = f"{letter}, d={problem.head_dim}"
         facts = dict(what=f"{name}{', causal' * causal}{', backward' * backward}", of=name, causal=causal, backward=backward)
-        moved = output_bytes(problem) * (8 if backward else 4)  # query, key, value, out; and their gradients
-        return self.alone(FORMS, facts, posed, bytes=moved)
+        return self.step(FORMS, facts, posed)
 
     def grid(self, cells: Neighborhood, masked: bool) -> SuiteStep:
         """Neighborhoods beside a window that shows as many keys or, if `masked`, beside torch with a mask."""
-        facts = facts_of(cells)
+        sides = " x ".join(map(str, cells.kernel_size)) + f", 1 in {cells.dilation[0]}" * (cells.dilation[0] > 1)
+        grid = " x ".join(map(str, cells.shape))
         shape: dict[str, Any] = dict(seq=cells.tokens, heads=self.sizes.grid_heads, head_dim=self.sizes.head_dim)
         problem = Problem(pattern=Pattern.of(cells), **shape)
         window = Problem(pattern=Pattern.of(SlidingWindow((prod(cells.kernel_size) + 1) // 2)), **shape)
-        table, words, posed, repeats = "grids", "beside a window", {WINDOW: (NATIVE, window)}, 2 * self.repeats
-        if masked:
-            table, words, posed, repeats = "masks", "with a mask", {MASKED: (ways.MASKED, problem)}, min(self.repeats, 3)
-        what = "neighborhoods of {sides} on {grid}, ".format(**facts) + words
-        measure = partial(ways.case_rows, table, what, {OURS: (NATIVE, problem)} | posed, repeats, **facts)
-        return SuiteStep(table, what, on_one_thread(measure), 4 if masked else 1)
+        other = {MASKED: (ways.MASKED, problem)} if masked else {WINDOW: (NATIVE, window)}
+        words = "with a mask" if masked else "beside a window"
+        facts = dict(what=f"neighborhoods of {sides} on {grid}, {words}", sides=sides, grid=grid)
+        return self.step("masks" if masked else "grids", facts, {OURS: (NATIVE, problem)} | other, weight=4 if masked else 1)
 
     def million(self) -> list[Row]:
         """Forward passes in turns with A's, and the bytes of inputs, results and scratch of one."""
         problem = self.problem("million")
         posed = {OURS: (NATIVE, problem), "A": (NATIVE, self.problem("A"))}
-        rows = self.compare("million", dict(what=f"{problem.seq:,} tokens"), posed)
+        rows = self.compare("million", dict(what=f"{problem.seq:,} tokens"), posed, one_thread=False)
         values = _held("held_bytes", problem, 3 * output_bytes(problem))
         return [replace(row, values=row.values | values) if row.who == OURS and row.samples else row for row in rows]
 
     def encoder(self) -> list[Row]:
         """GigaPath's encoder trained, by its published procedure and by dilkit."""
-        model, tiles = self.sizes.model, self.sizes.tiles
-        facts = dict(what=f"{tiles // self.divisor:,} tiles, {model.depth} layers, bf16, backward, all threads")
-        measured = encoder(model, tiles, self.divisor, min(self.repeats, 2))
-        return rows_of("encoder", facts | dict(tiles=tiles // self.divisor), measured)
+        model, tiles = self.sizes.model, self.sizes.tiles // self.divisor
+        facts = dict(what=f"{tiles:,} tiles, {model.depth} layers, bf16, backward, all threads", tiles=tiles)
+        return rows_of("encoder", facts, encoder(model, self.sizes.tiles, self.divisor, min(self.repeats, 2)))
 
     def loads(self) -> Iterator[Load]:
         """Calls whose tasks fall to threads: a causal pattern, kinds that are mixed, a packed batch."""
@@ -213,58 +203,50 @@ class CpuSuite(Suite):
         lengths = tuple(length // self.divisor for length in self.sizes.packed)
         yield Load("packed", replace(self.problem("G"), seq=max(lengths), varlen=True), lengths)
 
-    def step(self, table: str, facts: Mapping[str, Any], posed: Posed, *call: MakeCall, weight: float = 1.0) -> SuiteStep:
-        """The step that compares implementations on all threads."""
-        return SuiteStep(table, f"{table}, {facts['what']}", partial(self.compare, table, facts, posed, *call), weight)
-
-    def alone(self, table: str, facts: Mapping[str, Any], posed: Posed, *call: MakeCall, **values: Any) -> SuiteStep:
-        """The step that compares implementations on one thread."""
-        return SuiteStep(table, facts["what"], on_one_thread(partial(self.compare, table, facts, posed, *call, **values)))
+    def step(self, table: str, facts: Mapping[str, Any], posed: Posed, weight: float = 1.0, **options: Any) -> SuiteStep:
+        """The step that compares implementations, with the options of `compare`."""
+        return SuiteStep(table, f"{table}, {facts['what']}", partial(self.compare, table, facts, posed, **options), weight)
 
     def compare(
-        self, table: str, facts: Mapping[str, Any], posed: Posed, call: MakeCall | None = None, **values: Any
+        self, table: str, facts: Mapping[str, Any], posed: Posed, one_thread: bool = True, call: MakeCall | None = None
     ) -> list[Row]:
         """Check, then time in turns, beside multiply-adds on as many threads; `call`: another function to time."""
-        threads = torch.get_num_threads()
 
         def admitted(one: Implementation, problem: Problem, inputs: Tensors) -> Entry:
-            rate = threads * RATE.get(one.name, 50e9)
+            rate = torch.get_num_threads() * RATE.get(one.name, 50e9)
             return admit(one, problem, inputs, self.budget, lambda: one.flops(problem) / rate)
 
         def timer(calls: Mapping[str, Call]) -> dict[str, Samples]:
             """Short calls are repeated within a sample and give more of them, long ones give three."""
-            flops = max((one.flops(problem) for who, (one, problem) in posed.items() if who in calls), default=0.0)
+            flops = max(
+                one.flops(replace(problem, pattern=DENSE) if one.quadratic else problem) for one, problem in posed.values()
+            )
             if flops >= 5e10:
                 return time_interleaved(calls, self.repeats if flops < 4e11 else min(self.repeats, 3), warmup=0)
             if self.quick:
                 return time_interleaved(calls, self.repeats)
             return time_interleaved(calls, 2 * self.repeats, min_time=0.05)
 
-        return rows_of(table, facts, compare(posed, timer, admitted=admitted, call=call), dict.fromkeys(posed, values))
+        with torch_threads(1) if one_thread else nullcontext():
+            return rows_of(table, facts, compare(posed, timer, admitted=admitted, call=call))
+
+
+def beside(other: str, problem: Problem) -> dict[str, tuple[Implementation, Problem]]:
+    """The kernel and a baseline or backend on one problem."""
+    return {OURS: (NATIVE, problem), other: (BASELINES.get(other) or backend_implementations([other])[0], problem)}
 
 
 def _public_call(recorded: bool, who: str, inputs: Tensors) -> Call:
     """The public call on the dense pattern, or torch's attention of the same tensors."""
     (q, k, v), (query, key, value) = inputs.qkv, (x.transpose(1, 2) for x in inputs.qkv)
-    dense = Pattern.dense()
-    ours = lambda: dilated_attention(q, k, v, dense, backend="native")  # noqa: E731
+    ours = lambda: dilated_attention(q, k, v, DENSE, backend="native")  # noqa: E731
     theirs = lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)  # noqa: E731
     return torch.set_grad_enabled(recorded)(ours if who == OURS else theirs)
 
 
 def _on_threads(problem: Problem, who: str, inputs: Tensors) -> Call:
     call = partial(NATIVE.once, inputs, problem)
-    return on_one_thread(call) if who == "one" else call
-
-
-def on_one_thread(call: Callable[[], T]) -> Callable[[], T]:
-    """`call`, with torch set to one thread while it runs."""
-
-    def alone() -> T:
-        with torch_threads(1):
-            return call()
-
-    return alone
+    return torch_threads(1)(call) if who == "one" else call
 
 
 def _held(name: str, problem: Problem, beside: int) -> dict[str, Any]:

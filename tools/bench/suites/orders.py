@@ -26,8 +26,8 @@ from dilkit.threads import torch_threads
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, each
 from dilkit.tools.bench.workloads import order_contenders as contenders
-from dilkit.tools.bench.workloads.order_contenders import PACKAGES, Array, Dilkit, HilbertCurve
-from dilkit.tools.measure.timing import Call, time_interleaved
+from dilkit.tools.bench.workloads.order_contenders import PACKAGES, Array, Contender, Dilkit, HilbertCurve
+from dilkit.tools.measure.timing import Call
 from dilkit.tools.report.document import Axis, Table
 from dilkit.tools.report.points import sampled
 from dilkit.tools.report.targets import number
@@ -82,13 +82,8 @@ def _package(name: str) -> Target:
     def missing(result: RowsResult) -> str | None:
         return next((package["absent"] for package in result.facts["packages"] if package["name"] == name), "not looked for")
 
-    return Target(
-        f"time of {name} over dilkit's, the least of all rows",
-        1.0,
-        None,
-        each(COMPARED, lambda case: _over(case, name)),
-        missing=missing,
-    )
+    read = each(COMPARED, lambda case: _over(case, name))
+    return Target(f"time of {name} over dilkit's, the least of all rows", 1.0, None, read, missing=missing)
 
 
 _STORES = each("permutation", lambda case: _over(case, OURS, contenders.STORE_LOOP), "{size}", grid="large", dtype="int32")
@@ -111,10 +106,13 @@ TARGETS = (
 
 
 def _packages(result: RowsResult) -> Iterator[Table]:
-    rows = (
-        (one["name"], one["version"] or "-", one["summary"], one["absent"] or "took part") for one in result.facts["packages"]
-    )
-    yield Table("Packages", ("package", "version", "what it computes", ""), tuple(rows))
+    packages = result.facts["packages"]
+    rows = tuple((one["name"], one["version"] or "-", one["summary"], one["absent"] or "took part") for one in packages)
+    yield Table("Packages", ("package", "version", "what it computes", ""), rows)
+
+
+def _cells(row: Row) -> int:
+    return prod(map(int, row.case["size"].split(" x ")))
 
 
 def _checked(result: RowsResult) -> Iterator[str]:
@@ -123,7 +121,7 @@ def _checked(result: RowsResult) -> Iterator[str]:
 
 
 NS = Column("ns a point", lambda row, case: number(1e3 * row.median_s))
-COLD_NS = Column("ns a point", lambda row, case: number(1e9 * row.median_s / n) if (n := row.values.get("cells")) else "-")
+COLD_NS = Column("ns a point", lambda row, case: "-" if row.who == WARM else number(1e9 * row.median_s / _cells(row)))
 QUARTILES = Column("quartiles", lambda row, case: " - ".join(number(1e3 * quartile) for quartile in row.quartiles_s))
 RATIO = Column("time / dilkit's", lambda row, case: "-" if (ratio := _over(case, row.who)) is None else number(ratio))
 NS_AXES = NAMES, Axis("nanoseconds a point", "number")
@@ -134,7 +132,7 @@ REPORT = Report(
     packages="Python {python}, numpy {numpy}",
     tables=(
         TableView("All times", COMPARED, (fact("what"), WHO, NS, QUARTILES, SAMPLES, fact("points", template="{:,}"), RATIO)),
-        TableView("Calls of order", "order", (fact("size", "grid"), Column("call", lambda row, case: row.who), TIME, COLD_NS)),
+        TableView("Calls of order", "order", (fact("size", "grid"), Column("call", WHO.cell), TIME, COLD_NS)),
         TableView("Distance to the nearest kept key", "locality", KEPT, timed=False),
         _packages,
     ),
@@ -159,18 +157,13 @@ REPORT = Report(
         "time of hilbertsfc over dilkit's, the least of all rows": "hilbertsfc, the fastest other package, at least {} as long",
     },
     notes=_checked,
-    method="Medians of all samples, on one thread, everyone in a row timed in turns; a sample is as many calls as last 20 "
-    "ms, and a ratio the median of those within a round. dilkit's permutations, ranks and codes go into arrays that "
-    "were written to before; the store loop is out[i] = i, compiled with the same flags, into the same array as "
-    "dilkit's permutation. A cold call of order finds an empty cache and gets fresh memory from the system, page "
-    "faults included. A package that would take longer than the budget (--budget, seconds a call) is given fewer "
-    "points of the same row; what counts is time a point. Packages have codes and coordinates on cubes of a power of "
-    "two: their permutation is that of decoded coordinates, their ranks are the codes of all cells, and on other "
-    "grids their codes are sorted, which makes a curve with jumps. Before it is timed, everyone is checked: on a "
-    "small grid each cell must be visited once, by steps of one cell, and codes and cells must be each other's "
-    "inverse; in the row itself, each cell must occur once, codes must ascend, or the inputs must come back. "
-    "Distances to the nearest kept key are means over the tokens of a grid of 256 x 256 in segments of 4,096, and "
-    "depend on no machine.",
+    method="Medians of all samples on one thread, all contenders of a row in turns; a sample is as many calls as last 20 ms, a "
+    "ratio the median of those within a round. dilkit's results go into arrays that were written to before; the store loop is "
+    "out[i] = i into the array of dilkit's permutation. A cold call of order finds an empty cache and memory fresh from the "
+    "system. A package that would take longer than --budget seconds gets fewer points; time a point counts. Packages have codes "
+    "on cubes of a power of two alone: on other grids their codes are sorted, which makes a curve with jumps. Before it is "
+    "timed, each must visit a small grid by steps of one cell, and its result must visit each cell once, ascend, or give the "
+    "inputs back. Distances to the nearest kept key are means over a grid of 256 x 256 in segments of 4,096.",
 )
 
 
@@ -198,15 +191,18 @@ class OrdersSuite(Suite):
                 yield SuiteStep(what, f"{what}: {ndim}-D, {bits} bits", partial(self.points, what, ndim, bits))
         for ndim, (_, sizes) in self.sizes.points.items():
             yield SuiteStep("sort", f"sort: {ndim}-D", partial(self.points, "sort", ndim, sizes[-1]))
-        for what, measure in ((COLD, self.cold), (WARM, self.warm)):
-            yield from (SuiteStep("order", f"{what} order: {name}", partial(measure, name)) for name in self.sizes.grids)
+        for what, name in product((COLD, WARM), self.sizes.grids):
+            yield SuiteStep("order", f"{what} order: {name}", partial(self.order, name, what))
         yield SuiteStep("locality", "nearest kept keys", self.locality)
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
+        facts = [
+            dict(name=p.name, summary=p.summary, version=p.version(), absent=None if p.version() else f"not installed: {p.needs}")
+            for p in self.packages
+        ]
         with torch_threads(1):
-            packages = [dict(name=p.name, summary=p.summary, version=p.version(), absent=p.absent()) for p in self.packages]
-            yield dict(packages=packages, isa=instruction_set())
+            yield dict(packages=facts, isa=instruction_set())
 
     def permutation(self, name: str, dtype: str) -> list[Row]:
         """The whole curve through a grid, into an array written to before; packages in int32 alone."""
@@ -233,8 +229,8 @@ class OrdersSuite(Suite):
         case = dict(what=f"{what}, {ndim}-D, {bits} bits", size=f"{bits} bits", axes=ndim)
         return self._compared(what, case, count, compared)
 
-    def cold(self, name: str) -> list[Row]:
-        """`order(...)`, and with its ranks, with nothing cached and all memory fresh from the system."""
+    def order(self, name: str, what: str) -> list[Row]:
+        """`order(...)`, cold and with its ranks, with nothing cached and all memory fresh from the system; or from the cache."""
 
         def forget() -> None:
             cache_clear()
@@ -242,17 +238,12 @@ class OrdersSuite(Suite):
 
         shape, case = self._grid(name)
         perm, rank = order(shape).perm, order(shape).rank
-        inverse = contenders.same("rank[perm] is 0, 1, 2, ...", rank[perm], np.arange(len(perm)))
-        findings = contenders.visits(perm, shape) | inverse
-        calls: dict[str, Call] = {COLD: lambda: order(shape), COLD_WITH_RANKS: lambda: order(shape).rank}
-        rows = [contenders.row("order", case, who, findings, cells=len(perm)) for who in calls]
-        return contenders.timed(rows, time_interleaved(calls, self.repeats, before=forget))
-
-    def warm(self, name: str) -> list[Row]:
-        """`order(...)` when it is in the cache."""
-        shape, case = self._grid(name)
-        times = time_interleaved({WARM: lambda: order(shape)}, self.repeats, min_time=self._min_time)
-        return contenders.timed([contenders.row("order", case, WARM, {})], times)
+        findings = contenders.visits(perm, shape) | contenders.same("rank[perm[i]] is i", rank[perm], np.arange(len(perm)))
+        calls: dict[str, Call] = {WARM: lambda: order(shape)}
+        if what == COLD:
+            calls = {COLD: lambda: order(shape), COLD_WITH_RANKS: lambda: order(shape).rank}
+        compared = {who: Contender(partial(_same_call, call), lambda count, result: findings) for who, call in calls.items()}
+        return self._compared("order", case, 0, compared, before=forget if what == COLD else None)
 
     def locality(self) -> list[Row]:
         """Distances to the nearest kept key, by curve and dilation rate."""
@@ -265,19 +256,22 @@ class OrdersSuite(Suite):
 
     @property
     def _present(self) -> list[HilbertCurve]:
-        return [package for package in self.packages if package.absent() is None]
-
-    @property
-    def _min_time(self) -> float:
-        return 0.0 if self.quick else 0.02
+        return [package for package in self.packages if package.version()]
 
     def _grid(self, name: str) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The shape of a grid, and its sides in words and its name, as facts of a case."""
         shape = tuple(max(2, side // self.divisor) for side in self.sizes.grids[name])
         return shape, dict(size=_size(shape), grid=name)
 
-    def _compared(self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders) -> list[Row]:
-        return contenders.compare(table, case, points, compared, self.repeats, self.budget, self._min_time)
+    def _compared(
+        self, table: str, case: dict[str, Any], points: int, compared: contenders.Contenders, before: Call | None = None
+    ) -> list[Row]:
+        timing: dict[str, Any] = dict(repeats=self.repeats, min_time=0.0 if self.quick or before else 0.02, before=before)
+        return contenders.compare(table, case, points, compared, self.budget, **timing)
+
+
+def _same_call(call: Call, count: int) -> Call:
+    return call
 
 
 def _random(count: int, axes: int, bits: int) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,24 +15,22 @@ from dilkit.tools.bench.target import GIB, Target, Values, memory_ratio, rate_ra
 from dilkit.tools.bench.workloads import ways
 from dilkit.tools.bench.workloads.ways import LAYOUT, NATIVE, NEW_LAYOUT, ONE_BY_ONE, PEAKS, PLACE, times
 from dilkit.tools.measure.baselines import BASELINES
-from dilkit.tools.measure.case import Posed
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis
 from dilkit.tools.results.rows import RowsResult
 
 OURS, THREE = "dilkit", "three calls, merged"
 FLEX, MASKED, RENEWED = "FlexAttention", "torch, masked", "dilkit, a new layout each call"
 WINDOW, SEGMENTS = "window", "segments"
-MOST_ROUNDS, LONG_ROUNDS = 5, 3
+ROUNDS = 5, 3
+"""Samples of short and of long cases at most."""
 
 
 @dataclass(frozen=True)
 class PatternsSizes(SuiteSizes):
     """Most cases are of `tokens`, `heads`, `head_dim` and a `window` of so many tokens; `long` and `short` sequences of one head.
 
-    `mixes`: lengths, in windows, and dilation rates of the segments that are mixed with a window and `mixed_globals` global
-    tokens. `block`: tokens of a block of BigBird; `masked_heads`: so many fit in memory with a mask of all pairs.
-    `chosen_heads`: heads where each call gives the blocks, one in `chosen_share`.
+    `mixes`: lengths, in windows, and dilation rates of segments. `masked_heads`: so many fit in memory with a mask of all pairs.
+    `chosen_heads`: heads where each call gives the blocks of `block` tokens, one in `chosen_share`.
     """
 
     tokens: int = 32_768
@@ -94,7 +91,6 @@ TITLES = {
     "lengths": "A short and a long sequence",
 }
 MEMORY = views.value("peak_bytes", "memory", "bytes"), views.value("memory_bytes", "with inputs", "bytes")
-RATES = views.gflops, (views.NAMES, Axis("GFLOP/s", "number", log=False))
 REPORT = views.Report(
     place=PLACE,
     tables=tuple(times(title, table, OURS, views.GFLOPS, *MEMORY) for table, title in TITLES.items()),
@@ -104,7 +100,6 @@ REPORT = views.Report(
         views.PlotView("Time: BigBird", "BigBird", "{what}"),
         views.PlotView("Memory: BigBird", "BigBird", "{what}", *PEAKS),
         views.PlotView("Time: blocks of each call, forward and backward", "layouts", "{what}"),
-        views.PlotView("Nominal rate", ("rates", "lengths"), "{who}", *RATES, series=OURS),
     ),
     sentences={
         TARGETS[0].name: "a sliding window by FlexAttention takes {} as long as by dilkit",
@@ -113,15 +108,11 @@ REPORT = views.Report(
         TARGETS[8].name: "a million tokens of a window with global tokens hold {}",
     },
     method="fp32, forward but where it says more; times are medians of samples taken in turns. Before it is timed, every way is "
-    "compared with the definition in fp64, in the first row and random others. FlexAttention is compiled for the one shape, and "
-    "looks only at blocks in which the window lies; what compiling takes is not counted. Three calls: one for each kind of "
-    "branch, by the same kernel, merged by their logsumexps with torch. Rates are nominal FLOPs, four times head_dim for each "
-    "pair of query and key that is seen, over time; the segments are as long as the span of the window, and at the ends of the "
-    "sequence the window has less. torch's attention with a mask computes all pairs; its mask takes so much memory and time "
-    "that there are few heads. The mask is made before it is timed. Blocks of each call: each block of queries is given so many "
-    "blocks at random, all heads the same; a new layout has the same blocks in another order, in a tensor of other numbers. "
-    "Memory is the most that a call held beside its inputs, by the high-water mark of the process, with the mask where there is "
-    "one.",
+    "compared with the definition in fp64. FlexAttention is compiled for the one shape before. Three calls: one for each kind of "
+    "branch, by the same kernel, merged by their logsumexps. Rates are nominal FLOPs over time; the segments are as long as the "
+    "span of the window. torch's attention with a mask computes all pairs; the mask is made before, and leaves memory for few "
+    "heads. Blocks of each call: each block of queries is given so many blocks at random; a new layout has them in another "
+    "order. Memory is the most that a call held beside its inputs, by the high-water mark of the process, the mask counted.",
 )
 
 
@@ -138,41 +129,38 @@ class PatternsSuite(Suite):
 
     def steps(self) -> Iterator[SuiteStep]:
         sizes, window = self.sizes, self.sizes.window // self.divisor
+        short, long = (min(self.repeats, most) for most in ROUNDS)
         tokens, seen = sizes.tokens // self.divisor, 2 * window - 1
         pairs = {SEGMENTS: DilatedSegment(seen, 1), WINDOW: SlidingWindow(window)}
         posed = {name: (NATIVE, self.problem(Pattern.of(one), tokens // seen * seen)) for name, one in pairs.items()}
-        yield self.step("rates", "the rate of a window and of segments", "the same work", posed, 2)
+        yield ways.step("rates", "the rate of a window and of segments", "the same work", posed, short, 2)
         for length, rate in sizes.mixes:
             segments = DilatedSegment(length * window, rate)
             problem = self.problem(Pattern.of(SlidingWindow(window // 2), GlobalTokens(sizes.mixed_globals), segments), tokens)
             words = f"a window, global tokens and segments of {length} windows, one token in {rate}"
             what = f"segments of {segments.segment_length:,}, 1 in {rate}"
-            yield self.step("mixes", words, what, {OURS: (NATIVE, problem), THREE: (ONE_BY_ONE, problem)}, 2)
+            yield ways.step("mixes", words, what, {OURS: (NATIVE, problem), THREE: (ONE_BY_ONE, problem)}, short, 2)
         for causal, what in ((True, "causal"), (False, "both sides")):
             problem = self.problem(Pattern.of(SlidingWindow(window)), tokens, is_causal=causal)
             words, posed = f"a window{', causal' * causal}, by FlexAttention too", {OURS: (NATIVE, problem)}
-            yield self.step("windows", words, what, posed | {FLEX: (BASELINES["flex"], problem)}, 6)
+            yield ways.step("windows", words, what, posed | {FLEX: (BASELINES["flex"], problem)}, short, 6)
         blocks, share = -(-tokens // sizes.block), sizes.chosen_share
         problem = self.problem(Pattern.of(BlockSparse.bigbird(blocks, sizes.block)), tokens, sizes.masked_heads)
         posed = {OURS: (NATIVE, problem), MASKED: (ways.MASKED, problem)}
-        yield self.step("BigBird", "BigBird, by torch with a mask too", f"{tokens:,} tokens", posed, 8, LONG_ROUNDS)
+        yield ways.step("BigBird", "BigBird, by torch with a mask too", f"{tokens:,} tokens", posed, long, 8)
         pattern = Pattern.of(_random_blocks(blocks, sizes.block, share))
         problem = self.problem(pattern, tokens, sizes.chosen_heads, requires_grad=True)
         words, what = "blocks that each call gives, by torch with a mask too", f"{tokens:,} tokens, 1 in {share}"
         posed = {OURS: (LAYOUT, problem), RENEWED: (NEW_LAYOUT, problem), MASKED: (ways.MASKED, problem)}
-        yield self.step("layouts", words, what, posed, 12, LONG_ROUNDS)
+        yield ways.step("layouts", words, what, posed, long, 12)
         pattern = Pattern.of(SlidingWindow(window), GlobalTokens(sizes.long_globals))
         problems = [self.problem(pattern, seq // self.divisor, heads=1) for seq in (sizes.short, sizes.long)]
         posed = {f"{problem.seq:,} tokens": (NATIVE, problem) for problem in problems}
-        yield self.step("lengths", "a long sequence", "window and global tokens", posed, 8, LONG_ROUNDS)
+        yield ways.step("lengths", "a long sequence", "window and global tokens", posed, long, 8)
 
     def problem(self, pattern: Pattern, seq: int, heads: int = 0, **fields: Any) -> Problem:
         """A problem of so many tokens and heads; 0 stands for the default."""
         return Problem(pattern=pattern, seq=seq, heads=heads or self.sizes.heads, head_dim=self.sizes.head_dim, **fields)
-
-    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = MOST_ROUNDS) -> SuiteStep:
-        """A step that checks the implementations, then times them in turns."""
-        return SuiteStep(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)
 
 
 def _random_blocks(blocks: int, block_size: int, share: int) -> BlockSparse:

@@ -1,12 +1,11 @@
 """`dilkit bench --suite preferences`: on 128 problems the backend that the preference table picks, beside all that are able.
 
-`dilkit tune --take` makes the automatic choice go by the sweep. Beside it: strided views in torch's kernels, and tall against low
-tiles in ours.
+`dilkit tune --take` makes the automatic choice go by the sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
@@ -14,27 +13,20 @@ from typing import Any
 
 from dilkit import registry, selector
 from dilkit.backend import Backend
-from dilkit.backends.cuda.backend import CupyRaw
-from dilkit.backends.sdpa.kernels import KERNELS
-from dilkit.backends.sdpa.strided_calls import TensorStrides, strided_calls
-from dilkit.backends.tiles.schedule import LOW_ROWS, MOST_ROWS
 from dilkit.device import cuda_count, device_named
 from dilkit.problem import Problem
 from dilkit.selection import tuned
 from dilkit.selection.preference_table import row_of as preference_row
 from dilkit.selection.preference_table import table_preference
-from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, each
-from dilkit.tools.console.text import error_line, in_seconds
+from dilkit.tools.console.text import in_seconds
 from dilkit.tools.measure.case import CaseRunner
 from dilkit.tools.measure.implementation import backend_implementations
-from dilkit.tools.measure.timing import time_interleaved
 from dilkit.tools.report.document import Table
-from dilkit.tools.report.views import TIME, WHO, Report, TableView, fact, over
-from dilkit.tools.results.record import Entry
-from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of, rows_of
+from dilkit.tools.report.views import Report
+from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
 
 FIVE, RATES = (2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16)
 LAYERS: tuple[tuple[Configuration, bool], ...] = (
@@ -55,8 +47,7 @@ LEFT_OUT = {"float32": ("triton",)}
 """By dtype, what is much slower than others: on an H200, exact products of fp32 took Triton about ten times as long."""
 NEVER = ("numba_cuda", "reference", "flex")
 """Compiled for minutes, or for each problem anew; slower than all others."""
-OURS, PICK = "cupy_raw", "automatic"
-MIN_TIME = 0.01
+PICK = "automatic"
 WRONG_FROM = 1.15
 """How many times as long as the fastest the picked backend may take before a row of the preference table is wrong."""
 SHOWN = 12
@@ -90,13 +81,11 @@ def preference_rows(result: RowsResult) -> Iterator[Table]:
         groups.setdefault(case.rows[PICK].values["row"], []).append(case)
     rows = []
     for name, cases in groups.items():
-        measured = [(case, value) for case in cases if (value := ratio(case)) is not None]
-        slow = [case for case, value in measured if value > WRONG_FROM]
+        measured = [(value, case) for case in cases if (value := ratio(case)) is not None]
+        slow = [case for value, case in measured if value > WRONG_FROM]
         fastest = ", ".join(sorted({next(iter(seconds(case))) for case in slow}))
-        missing = len(cases) - len(measured)
         verdict = f"WRONG in {len(slow)}: {fastest}" if slow else "right" if measured else "not measured"
-        worst = f"{max(value for _, value in measured):.2f}" if measured else "-"
-        verdict += f"; {missing} not measured" if missing and measured else ""
+        worst = f"{max(value for value, _ in measured):.2f}" if measured else "-"
         rows.append((name, ", ".join(sorted(set(map(picked, cases)))), str(len(cases)), worst, verdict))
     header = ("row", "it says", "problems", "worst ratio", "measured")
     yield Table(f"Rows of the preference table: wrong from {WRONG_FROM} on", header, tuple(rows))
@@ -128,37 +117,23 @@ METHOD = (
 )
 REPORT = Report(
     place="{device_name}, {threads} threads",
-    tables=(
-        *(preference_rows, worst_problems),
-        TableView("Tall against low tiles", "tiles", (fact("problem"), WHO, TIME, over("low"))),
-        TableView(
-            "Views in torch's kernels, bf16", "views", (*map(fact, ("kernel", "head_dim", "rate")), WHO, TIME, over("contiguous"))
-        ),
-    ),
+    tables=(preference_rows, worst_problems),
     sentences={SLOWEST: "at worst the automatic choice takes {} as long as the fastest"},
-    method=f"{METHOD} Views are dilated in place (strided), copied in the call, or contiguous from the start.",
+    method=METHOD,
 )
 
 
 @dataclass(frozen=True)
 class PreferencesSizes(SuiteSizes):
-    """`layers`: configurations of the sweep, each with or without a key padding mask.
-
-    Views are `view_rows` rows of a sequence of `view_seq` tokens.
-    """
+    """`layers`: configurations of the sweep, each with or without a key padding mask."""
 
     divisor: int = 128
     layers: tuple[tuple[Configuration, bool], ...] = LAYERS
-    view_seq: int = 65536
-    view_rows: int = 2048
 
 
 @dataclass(frozen=True)
 class PreferencesSuite(Suite):
-    """The sweep, part by part, then tiles and views.
-
-    `backend`: those of the sweep, by default all that are able. `device`: where, in a rehearsal "cpu".
-    """
+    """The sweep, part by part. `backend`: by default all that are able. `device`: where, in a rehearsal "cpu"."""
 
     NAME = "preferences"
     SUMMARY = "what the preference table picks beside the fastest backend, on 128 problems of a GPU"
@@ -173,85 +148,28 @@ class PreferencesSuite(Suite):
     def where(self) -> str:
         return self.device
 
-    def problem(self, layer: Configuration, dim: int, **fields: Any) -> Problem:
-        """Return the problem of a layer on the suite's device, its lengths divided where the suite is quick."""
+    def steps(self) -> Iterator[SuiteStep]:
         if self.device != "cpu" and not cuda_count():
             raise ValueError("--suite preferences: torch sees no CUDA device; run it where `dilkit info` lists one")
-        return layer.problem(dim, self.divisor, device=device_named(self.device), **fields)
-
-    def steps(self) -> Iterator[SuiteStep]:
         problems = [
             self.problem(layer, dim, dtype=dtype, is_causal=causal, requires_grad=train, key_padding_mask=masked)
             for (layer, masked), dtype, dim, causal, train in product(self.sizes.layers, DTYPES, HEAD_DIMS, FLAGS, FLAGS)
         ]
         for i in range(PARTS):
             yield from (SuiteStep("sweep", str(problem), partial(self.sweep, problem)) for problem in problems[i::PARTS])
-        for (layer, masked), dim, causal, train in product(self.sizes.layers[:5:2], HEAD_DIMS, FLAGS, FLAGS):
-            flags = dict(is_causal=causal, requires_grad=train, key_padding_mask=masked)
-            problem = self.problem(layer, dim, dtype="bfloat16", **flags)
-            yield SuiteStep("tiles", f"tiles: {problem}", partial(self.tiles, problem))
-        yield SuiteStep("views", "strided against contiguous views in torch's kernels", self.views, 4)
+
+    def problem(self, layer: Configuration, dim: int, **fields: Any) -> Problem:
+        """Return the problem of a layer on the suite's device, its lengths divided where the suite is quick."""
+        return layer.problem(dim, self.divisor, device=device_named(self.device), **fields)
 
     def sweep(self, problem: Problem) -> list[Row]:
         """Check and time every backend that is able, beside what the preference table picks, whatever `dilkit tune` says."""
         known = {name: backend for name, backend in registry.backends().items() if isinstance(backend, Backend)}
         names = self.backend or [name for name in known if name not in NEVER]
         able = [name for name in names if not known[name].refusals(problem) and name not in LEFT_OUT.get(problem.dtype, ())]
-        runner = CaseRunner(backend_implementations(able), self.repeats, MIN_TIME, self.budget, forward_memory=False)
+        runner = CaseRunner(backend_implementations(able), self.repeats, 0.01, self.budget, forward_memory=False)
         row, choice = preference_row(problem), selector.trace(problem, registry.backends(), (), table_preference(problem)).picked
         values = dict(picked=choice or "", row=row.where if row else "no row", shape=asdict(tuned.shape_of(problem)))
         case = dict(problem=str(problem))
         measured = rows_of("sweep", case, dict(entries=runner.run(problem)["entries"]))
         return [Row(table="sweep", case=case, who=PICK, values=values), *measured]
-
-    def tiles(self, problem: Problem) -> list[Row]:
-        """Time tall tiles against low ones, in the kernels that have both."""
-        case = dict(problem=str(problem))
-        if reasons := backend_implementations([OURS])[0].refusals(problem):
-            return [Row(table="tiles", case=case, who=OURS, verdict="refused", reasons=tuple(reasons))]
-        inputs, calls = Tensors.random(problem), {}
-        for name, rows in (("tall", MOST_ROWS), ("low", LOW_ROWS)):
-            backend = CupyRaw(tile_rows=rows)
-            backend.name = f"{OURS}: {name}"
-            registry.register_backend(backend)
-            calls[name] = partial(backend_implementations([backend.name])[0].once, inputs, problem)
-        try:
-            return self.timed("tiles", case, calls)
-        finally:
-            for name in calls:
-                registry.unregister_backend(f"{OURS}: {name}")
-
-    def views(self) -> list[Row]:
-        """Time torch's kernels on the same rows: dilated in place, copied in the call, and contiguous from the start."""
-        rows = []
-        kernels = [kernel for kernel in KERNELS if self.device in (kernel.limits.devices or ())]
-        for kernel, dim, rate in product(kernels, HEAD_DIMS, (1, 2, 4, 16)):
-            layer = Configuration(self.sizes.view_seq, (self.sizes.view_rows * rate,), (rate,))
-            problem, case = self.problem(layer, dim, dtype="bfloat16"), dict(kernel=kernel.name, head_dim=dim, rate=rate)
-            if reasons := tuple(map(str, kernel.refusals(problem))):
-                rows.append(Row(table="views", case=case, who=kernel.name, verdict="refused", reasons=reasons))
-                continue
-            inputs = Tensors.random(problem)
-            strides = tuple(map(TensorStrides.of, inputs.qkv))
-            calls = strided_calls(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.batch, strides)
-            views = [[call.kernel_view(x) for x in inputs.qkv] for call in calls]
-            copies = [[x.contiguous() for x in view] for view in views]
-            blocks = dict(strided=(views, False), contiguous=(copies, False), copied=(views, True))
-            rows += self.timed("views", case, {who: partial(_attend, kernel, problem.scale, *one) for who, one in blocks.items()})
-        return rows
-
-    def timed(self, table: str, case: Mapping[str, Any], calls: Mapping[str, Callable[[], Any]]) -> list[Row]:
-        """Time the calls in turns; what raises is absent from the table, with its reason."""
-        try:
-            times = time_interleaved(calls, self.repeats, 2, MIN_TIME, self.device)
-        except Exception as error:
-            absent = Entry(verdict="absent", reasons=(error_line(error),))
-            return [row_of(table, case, who, absent) for who in calls]
-        return [row_of(table, case, who, Entry(time=samples)) for who, samples in times.items()]
-
-
-def _attend(kernel: Any, scale: float | None, operands: list[list[Any]], copied: bool) -> None:
-    """Call one of torch's kernels on each block, its operands copied before if `copied`."""
-    with kernel.active():
-        for x in operands:
-            kernel.forward(*([one.contiguous() for one in x] if copied else x), None, False, scale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from dilkit.bias.form import BiasForm
@@ -15,7 +14,6 @@ from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import Target, memory_ratio, time_ratio
 from dilkit.tools.bench.workloads import ways
 from dilkit.tools.bench.workloads.ways import PEAKS, PLACE, times
-from dilkit.tools.measure.case import Posed
 from dilkit.tools.report import views
 
 PLAIN, ALIBI, COORDINATES, TABLE = "no bias", "ALiBi", "2-D ALiBi", "table"
@@ -80,11 +78,9 @@ REPORT = views.Report(
         TARGETS[0].name: "ALiBi costs {} the time without a bias",
     },
     method="fp32; times are medians of samples taken in turns. Before it is timed, every way is compared with the definition in "
-    "fp64: all results at a short length, and random rows at full length. Slopes and tables are learned where there is a "
-    "backward pass. torch's matrix of all pairs is made from slopes and coordinates in the call, as dilkit's distances are, "
-    "or before; it takes so much memory that there are few heads. Eager torch multiplies, caps, masks and weighs in operators"
-    " of their own. Memory is the most that a call held beside its inputs, by the high-water mark of the process, with the "
-    "matrix where there is one.",
+    "fp64. Slopes and tables are learned where there is a backward pass. torch's matrix of all pairs is made in the call, as "
+    "dilkit's distances are, or before; it leaves memory for few heads. Eager torch multiplies, caps, masks and weighs in "
+    "operators of their own. Memory is the most that a call held beside its inputs, the matrix counted.",
 )
 
 
@@ -105,18 +101,15 @@ class ScoresSuite(Suite):
         seq = sizes.layer_seq // self.divisor
         problem = Problem(pattern=Pattern.dense(), seq=seq, is_causal=True, softcap=sizes.softcap, **heads)
         posed = {OURS: (kernel, problem), EAGER: (ways.EAGER, problem)}
-        yield self.step("a layer", "a layer like Gemma 2's, with a softcap", f"{seq:,} tokens", posed, 1)
+        long = min(self.repeats, LONG_ROUNDS)
+        yield ways.step("a layer", "a layer like Gemma 2's, with a softcap", f"{seq:,} tokens", posed, long, 1)
         seq = sizes.tiles // self.divisor
         problem = Problem(pattern=Pattern.dense(), bias=PLANE, seq=seq, heads=sizes.tile_heads, head_dim=sizes.head_dim)
         posed = {OURS: (kernel, problem), MATRIX: (ways.MATRIX, problem), GIVEN: (ways.MATRIX_BEFORE, problem)}
-        yield self.step("a slide", "a slide with 2-D ALiBi, by torch with a matrix too", f"{seq:,} tiles", posed, 2)
+        yield ways.step("a slide", "a slide with 2-D ALiBi, by torch with a matrix too", f"{seq:,} tiles", posed, long, 2)
         forms = {PLAIN: None, ALIBI: BiasForm(), COORDINATES: PLANE, TABLE: BiasForm(sizes=(sizes.table,))}
-        for backward, what, weight, rounds in ((False, FORWARD, 3, 5), (True, TRAINED, 8, LONG_ROUNDS)):
+        for backward, what, weight, rounds in ((False, FORWARD, 3, min(self.repeats, 5)), (True, TRAINED, 8, long)):
             plain = sizes.configuration.problem(sizes.head_dim, self.divisor, requires_grad=backward)
             problems = {name: replace(plain, bias=form and replace(form, learned=backward)) for name, form in forms.items()}
             posed = {name: (kernel, problem) for name, problem in problems.items()}
-            yield self.step("biases", f"a bias of each kind, {what}", what, posed, weight, rounds)
-
-    def step(self, table: str, words: str, what: str, posed: Posed, weight: float, rounds: int = LONG_ROUNDS) -> SuiteStep:
-        """A step that checks the implementations, then times them in turns."""
-        return SuiteStep(table, words, partial(ways.case_rows, table, what, posed, min(self.repeats, rounds)), weight)
+            yield ways.step("biases", f"a bias of each kind, {what}", what, posed, rounds, weight)

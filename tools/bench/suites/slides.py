@@ -14,19 +14,18 @@ from dilkit import attention_mass
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check
-from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, stored, time_ratio
-from dilkit.tools.bench.workloads.slide_calls import embedding, gradients, mass_check, published_embedding, shorter, slide
+from dilkit.tools.bench.workloads.slide_calls import mass_check, published_embedding, shorter, slide
 from dilkit.tools.bench.workloads.ways import PLACE
-from dilkit.tools.measure.case import admit, agreeing, call_once, checked, compare, in_turns
+from dilkit.tools.measure.case import agreeing, call_once, checked, compare, in_turns
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import Implementation, backend_implementations
+from dilkit.tools.measure.implementation import backend_implementations
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Table
 from dilkit.tools.report.targets import number
-from dilkit.tools.results.record import Entry, Samples
+from dilkit.tools.results.record import Samples
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of, rows_of
 
 PUBLISHED, OURS, BATCH, ALONE = "published procedure", "dilkit", "one batch", "one by one"
@@ -34,15 +33,13 @@ ONE, SEVERAL, LONG, LAYER = "one slide", "several slides", "long slides", "atten
 FORWARD, TRAINED, MASS = "forward", "forward and backward", "attention_mass"
 ARCHITECTURE, BACKENDS = "gigapath_slide_enc12l768d", ("native", "sdpa")
 MOST_ROUNDS = 3
-GUESSED_FLOPS_PER_S = 40e9
 
 
 @dataclass(frozen=True)
 class SlidesSizes(SuiteSizes):
-    """Slides of so many `tiles`, a `long` one, and `several` in one batch. `matmul`: rows of the matrices of the yardstick.
+    """Slides of so many `tiles`, a `long` one, and `several` in one batch, for an encoder of `several_depth` layers.
 
-    `several_depth`: layers of the encoder that gets several: two that compute all rows, and the last, which computes the class
-    token's.
+    `matmul`: rows of the matrices of the yardstick.
     """
 
     model: SlideEncoderConfig = ARCHITECTURES[ARCHITECTURE]
@@ -121,14 +118,11 @@ REPORT = views.Report(
         TARGETS[2].name: "a slide of 100,000 tiles needs {} in all",
     },
     method=f"{ARCHITECTURE} with random weights, fp32, forward without gradients. The published procedure is written out in "
-    "plain PyTorch, with the same weights: for each branch queries, keys and values are padded with zeros to whole segments, "
-    "kept rows gathered, attended to by torch's flash attention for CPUs (what scaled_dot_product_attention runs, called "
-    "so that it gives the denominators of the softmax too), and scattered into zeros; the branches are weighted by their "
-    "denominators, and every layer takes all rows at once. Both embeddings are compared first. Times are medians of "
-    "samples taken in turns. Peak memory is the most that a call held beside weights and inputs, by the high-water mark of "
-    "the process. Slides of different lengths in one batch are packed: tiles that are masked are left out before the first "
-    "layer, and attention takes slide by slide. Long slides and attention_mass are measured once. GFLOP/s count the "
-    "pattern's nominal FLOPs; a backend that padded 48 numbers of a head to 64 would reach 0.75 of its rate at 64 at most.",
+    "plain PyTorch, with the same weights: for each branch tensors are padded to whole segments, kept rows gathered, attended to "
+    "by torch's flash attention for CPUs, and scattered into zeros; every layer takes all rows at once. Embeddings are compared "
+    "first. Times are medians of samples taken in turns; long slides and attention_mass are measured once. Peak memory is the "
+    "most that a call held beside weights and inputs, by the high-water mark of the process. GFLOP/s "
+    "count the pattern's nominal FLOPs; a backend that padded 48 numbers of a head to 64 would reach 0.75 of its rate at 64.",
 )
 
 
@@ -167,20 +161,16 @@ class SlidesSuite(Suite):
         """Backends on the attention of one layer, beside a matmul."""
         tiles = self.sizes.tiles // self.divisor
         problem = Problem(pattern=self.config.pattern, seq=tiles + 1, heads=self.config.num_heads, head_dim=dim)
-
-        def admitted(one: Implementation, problem: Problem, inputs: Tensors) -> Entry:
-            return admit(one, problem, inputs, self.budget, lambda: one.flops(problem) / GUESSED_FLOPS_PER_S)
-
         posed = {one.name: (one, problem) for one in backend_implementations(BACKENDS)}
         ceilings = partial(Ceilings, "float32", size=self.sizes.matmul // self.divisor)
-        measured = compare(posed, partial(time_interleaved, repeats=self.rounds, warmup=0), ceilings, admitted)
+        measured = compare(posed, partial(time_interleaved, repeats=self.rounds, warmup=0), ceilings)
         return rows_of(LAYER, dict(head_dim=dim, tiles=listed(tiles)), measured)
 
     def encoder(self) -> list[Row]:
         """One slide by the published procedure and by dilkit."""
         model, tiles = self.model(), self.sizes.tiles // self.divisor
         inputs = slide(tiles, self.config)
-        calls = {PUBLISHED: partial(published_embedding, model, *inputs), OURS: partial(embedding, model, *inputs)}
+        calls = {PUBLISHED: lambda: published_embedding(model, *inputs), OURS: lambda: model(*inputs)[0]}
         return self.compared(ONE, calls, self.config.depth, tiles)
 
     def several(self) -> list[Row]:
@@ -190,15 +180,16 @@ class SlidesSuite(Suite):
         features, coords = (pad_sequence([one[i][0] for one in slides], batch_first=True) for i in range(2))
         mask = torch.arange(features.shape[1]) >= torch.tensor(tiles)[:, None]
         calls = {
-            ALONE: lambda: torch.cat([embedding(model, *one) for one in slides]),
-            BATCH: lambda: embedding(model, features, coords, mask),
+            ALONE: lambda: torch.cat([model(*one)[0] for one in slides]),
+            BATCH: lambda: model(features, coords, mask)[0],
         }
         return self.compared(SEVERAL, calls, self.sizes.several_depth, *tiles)
 
     def compared(self, table: str, calls: Mapping[str, Callable[[], Tensor]], layers: int, *tiles: int) -> list[Row]:
         """Compare the embeddings of all calls with those of the first, then time the calls in turns."""
         case = dict(passes=FORWARD, tiles=listed(*tiles), layers=layers)
-        return rows_of(table, case, in_turns(agreeing(calls, max(tiles)), calls, self.rounds))
+        with torch.no_grad():
+            return rows_of(table, case, in_turns(agreeing(calls, max(tiles)), calls, self.rounds))
 
     def mass(self) -> list[Row]:
         """Measure `attention_mass` of a long slide, for queries and keys of one layer."""
@@ -213,8 +204,14 @@ class SlidesSuite(Suite):
         """One long slide, once."""
         model, tiles = self.model(checkpointing=passes == TRAINED), self.sizes.long // self.divisor
         inputs = slide(tiles, self.config)
-        call = partial(gradients if passes == TRAINED else embedding, model, *inputs)
-        return self.once(passes, tiles, call, sum(tensor.nbytes for tensor in (*model.parameters(), *inputs)))
+
+        def call() -> None:
+            out = model(*inputs)[0]
+            if passes == TRAINED:
+                torch.autograd.backward(out.sum())
+
+        with torch.set_grad_enabled(passes == TRAINED):
+            return self.once(passes, tiles, call, sum(tensor.nbytes for tensor in (*model.parameters(), *inputs)))
 
     def once(self, passes: str, tiles: int, call: Call, held_bytes: int, *checks: Check) -> list[Row]:
         """Measure one call, once."""
@@ -226,7 +223,7 @@ class SlidesSuite(Suite):
 
     @property
     def rounds(self) -> int:
-        """Samples of each call; all were called before."""
+        """Samples of each call."""
         return min(self.repeats, MOST_ROUNDS)
 
 

@@ -18,7 +18,7 @@ from dilkit.integrations.gigapath import SlideEncoder, SlideEncoderConfig
 from dilkit.pattern import DilatedSegment, Neighborhood
 from dilkit.problem import Problem
 from dilkit.threads import torch_threads, usable_cores
-from dilkit.tools.bench.workloads.slide_calls import CHECKED, published_forward, shorter, slide
+from dilkit.tools.bench.workloads.slide_calls import CHECKED, published_embedding, shorter, slide
 from dilkit.tools.bench.workloads.ways import BACKEND
 from dilkit.tools.measure.case import CaseFields, agreement, checked, in_turns
 from dilkit.tools.results.rows import Row
@@ -37,12 +37,6 @@ def smaller(cells: Neighborhood, divisor: int) -> Neighborhood:
     return replace(cells, shape=tuple(max(size // part, room) for size, room in zip(cells.shape, least, strict=True)))
 
 
-def facts_of(cells: Neighborhood) -> dict[str, str]:
-    """The sides of a neighborhood, such as "7 x 7, 1 in 4", and those of the grid."""
-    sides = " x ".join(map(str, cells.kernel_size)) + f", 1 in {cells.dilation[0]}" * (cells.dilation[0] > 1)
-    return dict(sides=sides, grid=" x ".join(map(str, cells.shape)))
-
-
 @dataclass(frozen=True)
 class Load:
     """A problem; with `lengths`, one call on sequences of these, whose longest is as long as the problem."""
@@ -57,12 +51,8 @@ class Load:
         return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32) if self.lengths else None
 
 
-@dataclass(frozen=True)
-class QueuedTask:
-    """A task's work, in any unit, and the numbers of those in the queue that have to end `after` which it begins."""
-
-    work: float
-    after: tuple[int, ...] = ()
+QueuedTask = tuple[float, tuple[int, ...]]
+"""A task's work, in any unit, and the numbers of those in the queue that have to end before it begins."""
 
 
 def idle(load: Load, threads: Sequence[int], calls: int) -> list[Row]:
@@ -85,19 +75,14 @@ def idle(load: Load, threads: Sequence[int], calls: int) -> list[Row]:
 def idle_share(tasks: Sequence[QueuedTask], threads: int) -> float:
     """The share of the time of all threads, until the last task ends, in which they work on none: list scheduling.
 
-    queue     a b c d e f ...          a thread that is free takes the next task, and begins it when those before it have ended:
-    thread 0  aaaaccccccc..ffff
-    thread 1  bbbbbbddddeeeeee..       f waits for e, and then thread 1 has nothing left to take
-
-    >>> idle_share([QueuedTask(1.0), QueuedTask(1.0), QueuedTask(2.0, after=(0, 1))], threads=2)
+    >>> idle_share([(1.0, ()), (1.0, ()), (2.0, (0, 1))], threads=2)
     0.3333333333333333
     """
-    free, ends = [0.0] * threads, [0.0] * len(tasks)
-    for number, task in enumerate(tasks):
-        begin = max(heappop(free), *(ends[before] for before in task.after), 0.0)
-        ends[number] = begin + task.work
-        heappush(free, ends[number])
-    return 1 - sum(task.work for task in tasks) / (threads * max(ends))
+    free, ends = [0.0] * threads, list[float]()
+    for work, after in tasks:
+        ends.append(max(heappop(free), *(ends[before] for before in after), 0.0) + work)
+        heappush(free, ends[-1])
+    return 1 - sum(work for work, _ in tasks) / (threads * max(ends))
 
 
 def counted(load: Load, backward: bool) -> list[QueuedTask]:
@@ -112,7 +97,7 @@ def counted(load: Load, backward: bool) -> list[QueuedTask]:
         if (sequence, keys) not in scored:
             seq = load.lengths[sequence] if load.lengths else load.problem.seq
             scored[sequence, keys] = _pairs(load.problem, seq, keys)
-        tasks.append(QueuedTask(scored[sequence, keys][head, list(queries)].sum().item(), after))
+        tasks.append((scored[sequence, keys][head, list(queries)].sum().item(), after))
     return tasks
 
 
@@ -182,5 +167,5 @@ def _trainings(config: SlideEncoderConfig, tiles: int) -> dict[str, Callable[[],
         gradients = torch.autograd.grad(out, weights, dout.to(out.dtype), materialize_grads=True)
         return out.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
-    theirs = partial(trained, partial(published_forward, model))
+    theirs = partial(trained, partial(published_embedding, model))
     return {PUBLISHED: theirs, BACKEND: partial(trained, lambda *slides: model(*slides)[0])}

@@ -12,8 +12,6 @@ from dilkit.tools.bench.target import GIB, MIB, Target, Values, each, rate_ratio
 from dilkit.tools.bench.workloads.cpu_calls import PUBLISHED
 from dilkit.tools.console.text import in_seconds
 from dilkit.tools.report import views
-from dilkit.tools.report.document import Axis, Point
-from dilkit.tools.report.points import plain, speed_up
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult
 
 SHARED = 1.32
@@ -129,20 +127,6 @@ TARGETS = (
 )  # fmt: skip
 
 
-def _share_of_peak(row: Row, case: CaseRows) -> Point | None:
-    """The share of the peak on one thread: of one head, and of A's forward passes."""
-    share = 1.0 if case.table == HEAD else SHARED
-    counts = row.who == OURS and (case.table == HEAD or (case.case["of"] == "A, d=64" and not case.case["backward"]))
-    reached = _of_peak(row, case, share) if counts else None
-    return None if reached is None else plain("", reached)
-
-
-def _beside_fp32(row: Row, case: CaseRows) -> Point | None:
-    if row.who == "float32" or not case.timed("float32", row.who):
-        return None
-    return speed_up("", case.rows["float32"].samples, row.samples)
-
-
 def _idle_cell(row: Row, case: CaseRows) -> str:
     measured = row.values.get("measured")
     return f"{row.values['simulated']:.2%}" + (f", measured {measured:.2%}" if measured is not None else "")
@@ -165,8 +149,6 @@ def _notes(result: RowsResult) -> Iterator[str]:
 
 
 WHAT, IDLE_FACTS = views.fact("what", "case"), (("what", "call"), ("passes", "pass"), ("machine", "on"), ("tasks", "tasks"))
-SHARES = views.NAMES, Axis("of the multiply-add peak, one thread", "number", log=False)
-BARS: dict[str, Any] = dict(series="{machine}", mark=1.0)
 REPORT = views.Report(
     place="{device_name}, instruction set {code} (torch: {torch_isa}), {thread_count} threads of {cores} cores",
     tables=(
@@ -174,12 +156,9 @@ REPORT = views.Report(
             "Idle share of threads",
             "idle",
             (*(views.fact(*one) for one in IDLE_FACTS), views.Column("threads", _idle_cell)),
-            note="Of the time from the beginning of the first task to the end of the last, the part in which threads have no "
-            "task or wait for one. Simulated: the kernel's own queue lists the tasks, in its order and with what each waits for; "
-            "a thread that is free takes the next one, which lasts in proportion to the pairs that it scores; the kernel counts "
-            "them: where scores are 0, exp(lse) is the number of keys that a query sees. Measured, where there are so many "
-            "cores: by the clock around each task, the less of two calls. The figures above are of what was measured, else of "
-            "what was simulated.",
+            note="The part of the time from the first task's begin to the last one's end in which threads have no task or wait "
+            "for one. Simulated: threads take the tasks of the kernel's queue in its order, each for a time in proportion to its "
+            "pairs. Measured, where there are so many cores: by the clock around each task, the less of two calls.",
             timed=False,
             spread="{threads} threads",
         ),
@@ -202,24 +181,15 @@ REPORT = views.Report(
         ),
     ),
     plots=(
-        views.PlotView("Native's share of the multiply-add peak", (HEAD, FORMS), "{what}", _share_of_peak, SHARES, **BARS),
         views.PlotView(
             "Speed-up of native over {who}, with 95% intervals",
             TIMED,
             "{what}",
             views.faster(OURS),
             (views.NAMES, views.TIMES),
-            who=OTHERS,
-            **BARS,
-        ),
-        views.PlotView(
-            "Half types beside fp32, configuration A",
-            "dtypes",
-            "{machine}",
-            _beside_fp32,
-            (views.NAMES, Axis("times fp32's speed", "times")),
-            series="{who}, {what}",
+            series="{machine}",
             mark=1.0,
+            who=OTHERS,
         ),
     ),
     sentences={
@@ -234,12 +204,9 @@ REPORT = views.Report(
     f"the same rounds; of A's nominal FLOPs {SHARED} times fewer are left where a key of several branches is scored once.",
     method="Medians, three to twice {repeats} samples, fewer where calls are long, taken in turns with the multiply-adds, each "
     "implementation checked against fp64 arithmetic before. GFLOP/s count the pattern's nominal FLOPs, keys of several branches "
-    "each time. gather is LongNet's published procedure in plain PyTorch: gather each branch by reshaping and taking diagonals, "
-    "one call of torch's flash attention a branch, scatter into zeros, weights from the softmax denominators; its gradient is "
-    "exact, where the published code detaches the weights. dense is torch's attention of every token to every token. Calls on "
-    "few tokens are dilated_attention beside scaled_dot_product_attention. Neighborhoods stand beside a sliding window that "
-    "shows as many keys and beside torch's attention with a mask of all pairs that was made before; NATTEN's kernels for CPUs, "
-    "in versions up to 0.17, are not measured. GigaPath's encoder is trained under autocast to bfloat16, a forward and a "
-    "backward pass on one slide, of which embedding and gradients are compared on a short one; the published procedure is that "
-    "of the suite of slides, which measures forward passes in fp32.",
+    "each time. gather is LongNet's published procedure in plain PyTorch: a call of torch's flash attention for each branch, "
+    "weights from the softmax denominators; its gradient is exact, where the published code detaches the weights. dense is "
+    "torch's attention of every token to every token; that with a mask has one of all pairs, made before. Calls on few tokens "
+    "are dilated_attention beside scaled_dot_product_attention. GigaPath's encoder is trained under autocast to bfloat16; "
+    "embedding and gradients are compared on a short slide before.",
 )

@@ -1,15 +1,14 @@
-"""Contenders of the suite of token orders: the cases with the checks of their results, then dilkit's engines and other packages.
+"""Contenders of the suite of token orders, case by case: dilkit's engines, and other packages that compute Hilbert curves.
 
 A package computes codes and coordinates on a cube whose sides are a power of two. Missing functions are put together here in the
-fastest way found: a permutation from decoded coordinates, the order of points from sorted codes. Inputs and buffers are made
-before a call; `axes_of` and `permutation_of` bring results into one form.
+fastest way found. Inputs and buffers are made before a call.
 """
 
 from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -24,129 +23,96 @@ from dilkit.orders.compiled import _curves, _generalised_hilbert
 from dilkit.orders.curves import is_power_of_two_cube
 from dilkit.tools.console.text import error_line
 from dilkit.tools.measure.timing import Call, time_interleaved
-from dilkit.tools.results.record import Samples
 from dilkit.tools.results.rows import Row
 
 Array = NDArray[Any]
 STORE_LOOP = "store loop"
-SMALL_BITS = {2: 4, 3: 3}
-"""Bits of the grid that is visited as a whole, by its number of axes: 16 and 8 cells a side."""
 TRIAL = 2048
 """Points of the calls that decide how many a package gets."""
-STRETCH = 256
-"""Cells that are visited in the middle of a larger curve."""
+SMALL_BITS = {2: 4, 3: 3}
+"""Bits of the grid that is visited as a whole, by its number of axes: 16 and 8 cells a side."""
 Findings = dict[str, bool]
 """Statements about a result, and whether each is true."""
 
 
 class Contender(NamedTuple):
-    """An implementation of a case: `make(count)` is its call for so many points, `check(count, result)` checks the result.
-
-    `package`: another's, which gets fewer points where all of them would take longer than the budget.
-    """
+    """An implementation of a case: `make(count)` is its call for so many points, `check(count, result)` checks the result."""
 
     make: Callable[[int], Call]
     check: Callable[[int, Any], Findings]
-    package: bool = False
 
 
 Contenders = dict[str, Contender]
 
 
-def compare(
-    table: str, case: dict[str, Any], most: int, contenders: Contenders, repeats: int, budget: float, min_time: float
-) -> list[Row]:
-    """Check all contenders, and time those that are right in turns, on at most so many points.
+def compare(table: str, case: dict[str, Any], most: int, contenders: Contenders, budget: float, **timing: Any) -> list[Row]:
+    """Check all contenders, and time those that are right in turns: seconds a call or, with points, for a million of them.
 
-    `budget`: seconds of a call; `min_time`: of a sample.
+    `most`: points of all but packages, which get as many as `budget` seconds allow. `timing`: as of `time_interleaved`.
     """
-    rows, calls = [], {}
-    for who, (make, check, package) in contenders.items():
+    rows, calls, packages = dict[str, Row](), dict[str, Call](), [package.name for package in PACKAGES]
+    for who, (make, check) in contenders.items():
         try:
-            few = count = min(TRIAL, most) if package else most
+            few = count = min(TRIAL, most) if who in packages else most
             if few < most:
                 count = min(most, max(few, int(budget * few / seconds_of(make(few)))))
             call = make(count)
-            rows.append(row(table, case, who, check(count, call()), points=count))
-            calls[who] = call
+            findings = check(count, call())
         except Exception as error:
-            rows.append(Row(table=table, case=case, who=who, verdict="failed", reasons=(error_line(error),)))
-    right = {one.who: calls[one.who] for one in rows if one.verdict == "measured"}
-    return timed(rows, time_interleaved(right, repeats, min_time=min_time))
-
-
-def row(table: str, case: dict[str, Any], who: str, findings: Findings, **values: Any) -> Row:
-    """The row of an implementation before it is timed."""
-    wrong = tuple(f"not so: {what}" for what, passed in findings.items() if not passed)
-    values |= dict(checked=list(findings)) if findings else {}
-    return Row(table=table, case=case, who=who, verdict="wrong" if wrong else "measured", reasons=wrong, values=values)
-
-
-def timed(rows: list[Row], times: Mapping[str, Samples]) -> list[Row]:
-    """`rows` with their samples, those with `points` as seconds for a million points."""
-    complete = []
-    for one in rows:
-        if one.verdict == "measured":
-            scale, samples = 1e6 / one.values.get("points", 1e6), times[one.who]
-            one = replace(one, samples=tuple(scale * sample for sample in samples.samples_s), calls=samples.calls_per_sample)
-        complete.append(one)
-    return complete
+            rows[who] = Row(table=table, case=case, who=who, verdict="failed", reasons=(error_line(error),))
+            continue
+        wrong = tuple(f"not so: {what}" for what, passed in findings.items() if not passed)
+        values = dict(checked=list(findings)) | (dict(points=count) if most else {})
+        rows[who] = Row(table=table, case=case, who=who, verdict="wrong" if wrong else "measured", reasons=wrong, values=values)
+        calls |= {} if wrong else {who: call}
+    for who, samples in time_interleaved(calls, **timing).items():
+        scaled = tuple(1e6 / rows[who].values.get("points", 1e6) * sample for sample in samples.samples_s)
+        rows[who] = replace(rows[who], samples=scaled, calls=samples.calls_per_sample)
+    return [*rows.values()]
 
 
 def permutation(shape: tuple[int, ...], dtype: str, packages: Sequence[HilbertCurve]) -> Contenders:
     """The whole curve through a grid, beside a store loop into the same array."""
     out, ndim, bits = np.zeros(prod(shape), dtype), len(shape), (max(shape) - 1).bit_length()
-
-    def check(who: HilbertCurve, count: int, cells: Array) -> Findings:
-        decoded = row_major(axes_of(who.decoder(np.arange(count), ndim, bits)()), bits, np.zeros(count, dtype))
-        return visits(cells, shape) | same("equal to decode of 0, 1, 2, ...", cells, decoded)
-
     if is_power_of_two_cube(shape):
-        curves = [Dilkit(), *packages]
-        contenders = _contenders(curves, ndim, bits, lambda who, count: who.permutation(ndim, bits, out[:count]), check)
+        make = lambda one, count: one.permutation(ndim, bits, out[:count])  # noqa: E731
+        contenders = _contenders([Dilkit(), *packages], ndim, make, lambda one, count, cells: visits(cells, shape))
     else:  # packages have codes on cubes of a power of two alone: sorted codes are a curve with jumps
         call = filling(out, _generalised_hilbert.generalised_hilbert, shape, 1)
         cells = np.stack(np.unravel_index(np.arange(len(out)), shape))
-        ours = Contender(lambda _: call, lambda _, cells: visits(cells, shape))
-        contenders = {Dilkit.name: ours, **_sorters(cells, bits, packages)}
-    loop = Contender(lambda _: filling(out, _curves.row_major), lambda n, x: same("out[i] is i", x, np.arange(n)))
-    return contenders | {STORE_LOOP: loop}
+        contenders = {Dilkit.name: Contender(lambda count: call, lambda count, cells: visits(cells, shape))}
+        contenders |= _sorters(cells, bits, packages)
+    loop = filling(out, _curves.row_major)
+    stores = Contender(lambda count: loop, lambda count, indices: same("out[i] is i", indices, np.arange(count)))
+    return contenders | {STORE_LOOP: stores}
 
 
 def rank(shape: Sequence[int], packages: Sequence[HilbertCurve]) -> Contenders:
     """The position on the curve of each cell of a cube, the cells in row-major order; and the inverse of the permutation."""
-    ndim, bits = len(shape), (shape[0] - 1).bit_length()
-    perm = Dilkit().permutation(ndim, bits, np.zeros(prod(shape), np.int32))()
+    ndim, bits, count = len(shape), (shape[0] - 1).bit_length(), prod(shape)
+    perm = Dilkit().permutation(ndim, bits, np.zeros(count, np.int32))()
     invert = filling(np.zeros_like(perm), lambda out: _curves.invert(perm, out))
-
-    def check(who: HilbertCurve, count: int, codes: Array) -> Findings:
-        cells = row_major(axes_of(who.decoder(np.asarray(codes), ndim, bits)()), bits, np.zeros(count, np.int32))
-        return same("decode gives the cells back", cells, np.arange(count))
-
-    ranks = _contenders([Dilkit(), *packages], ndim, bits, lambda who, count: who.ranks(ndim, bits, count), check)
-    inverted = Contender(lambda _: invert, lambda n, inverse: same("rank[perm] is 0, 1, 2, ...", inverse[perm], np.arange(n)))
-    return ranks | {f"{Dilkit.name}, inverted": inverted}
+    cells = np.stack(np.unravel_index(np.arange(count), tuple(shape)))
+    make = lambda one, count: one.ranks(ndim, bits, count)  # noqa: E731
+    ranks = _contenders([Dilkit(), *packages], ndim, make, partial(_come_back, cells, bits))
+    inverse = Contender(lambda count: invert, lambda count, rank: same("rank[perm[i]] is i", rank[perm], np.arange(count)))
+    return ranks | {f"{Dilkit.name}, inverted": inverse}
 
 
 def encode(axes: Array, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
     """Codes of points."""
-
-    def check(who: HilbertCurve, count: int, codes: Array) -> Findings:
-        decoded = axes_of(who.decoder(np.asarray(codes), len(axes), bits)())
-        return same("decode gives the points back", np.stack(decoded), axes[:, :count])
-
-    curves = [Dilkit(), Interleaved(), *packages]
-    return _contenders(curves, len(axes), bits, lambda who, count: who.encoder(axes[:, :count], bits), check)
+    make = lambda one, count: one.encoder(axes[:, :count], bits)  # noqa: E731
+    return _contenders([Dilkit(), Interleaved(), *packages], len(axes), make, partial(_come_back, axes, bits))
 
 
 def decode(codes: Array, ndim: int, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
     """Points of codes."""
 
-    def check(who: HilbertCurve, count: int, decoded: Any) -> Findings:
-        return same("encode gives the codes back", who.encoder(np.stack(axes_of(decoded)), bits)(), codes[:count])
+    def check(one: HilbertCurve, count: int, cells: Any) -> Findings:
+        return same("encode gives the codes back", one.encoder(np.stack(axes_of(cells)), bits)(), codes[:count])
 
-    curves = [Dilkit(), Interleaved(), *packages]
-    return _contenders(curves, ndim, bits, lambda who, count: who.decoder(codes[:count], ndim, bits), check)
+    make = lambda one, count: one.decoder(codes[:count], ndim, bits)  # noqa: E731
+    return _contenders([Dilkit(), Interleaved(), *packages], ndim, make, check)
 
 
 def sort(axes: Array, packages: Sequence[HilbertCurve]) -> Contenders:
@@ -154,47 +120,43 @@ def sort(axes: Array, packages: Sequence[HilbertCurve]) -> Contenders:
     axes = axes - axes.min(1, keepdims=True)  # sort_points does so too
     bits = max(1, int(axes.max()).bit_length())
     sorters = _sorters(axes, bits, [Dilkit(), *packages])
-    argsort = Contender(lambda n: HilbertCurve.sorter(Dilkit(), axes[:, :n], bits), sorters[Dilkit.name].check)
-    return sorters | {"np.argsort": argsort}
+    by_numpy = Contender(lambda count: HilbertCurve.sorter(Dilkit(), axes[:, :count], bits), sorters[Dilkit.name].check)
+    return sorters | {"np.argsort": by_numpy}
 
 
 def _sorters(axes: Array, bits: int, curves: Sequence[HilbertCurve]) -> Contenders:
-    def check(who: HilbertCurve, count: int, order: Any) -> Findings:
-        return sorts(permutation_of(order), np.asarray(who.encoder(axes[:, :count], bits)()))
+    def check(one: HilbertCurve, count: int, permutation: Any) -> Findings:
+        return sorts(permutation, np.asarray(one.encoder(axes[:, :count], bits)()))
 
-    return _contenders(curves, len(axes), bits, lambda who, count: who.sorter(axes[:, :count], bits), check)
+    return _contenders(curves, len(axes), lambda one, count: one.sorter(axes[:, :count], bits), check)
+
+
+def _come_back(axes: Array, bits: int, one: HilbertCurve, count: int, codes: Any) -> Findings:
+    """Check that the points of their codes are the points again."""
+    cells = axes_of(one.decoder(np.asarray(codes), len(axes), bits)())
+    return same("decode gives the points back", np.stack(cells), axes[:, :count])
 
 
 def _contenders(
     curves: Sequence[HilbertCurve],
     ndim: int,
-    bits: int,
     make: Callable[[HilbertCurve, int], Call],
     check: Callable[[HilbertCurve, int, Any], Findings],
 ) -> Contenders:
-    """Contenders by name; of each it is checked first that its codes are positions on a Hilbert curve."""
+    """Contenders by name; of each it is checked first that its codes are positions on a curve through a small grid."""
 
-    def checked(who: HilbertCurve, count: int, result: Any) -> Findings:
-        return is_hilbert_curve(who, ndim, bits) | check(who, count, result)
+    def checked(one: HilbertCurve, count: int, result: Any) -> Findings:
+        bits = SMALL_BITS[ndim]
+        codes = np.arange(1 << ndim * bits)
+        cells = axes_of(one.decoder(codes, ndim, bits)())
+        visited = visits(row_major(cells, bits, np.zeros(len(codes), np.int32)), (1 << bits,) * ndim)
+        return (
+            visited
+            | same("their codes are 0, 1, 2, ...", one.encoder(np.stack(cells), bits)(), codes)
+            | check(one, count, result)
+        )
 
-    ours = Dilkit.name, Interleaved.name
-    return {who.name: Contender(partial(make, who), partial(checked, who), who.name not in ours) for who in curves}
-
-
-def is_hilbert_curve(who: HilbertCurve, ndim: int, bits: int) -> Findings:
-    """Check a small grid as a whole, and a stretch in the middle of the curve of `bits`."""
-    small = SMALL_BITS[ndim]
-    codes = np.arange(1 << ndim * small)
-    cells = np.stack(axes_of(who.decoder(codes, ndim, small)()))
-    once = np.unique(cells, axis=1).shape == cells.shape and bool(cells.max() < 1 << small)
-    middle, half = 1 << ndim * bits - 1, min(STRETCH, 1 << ndim * bits) // 2
-    stretch = axes_of(who.decoder(np.arange(middle - half, middle + half), ndim, bits)())
-    return {
-        f"the cells of 0, 1, 2, ... are each cell of a small {ndim}-D grid once": once,
-        "they are a step of one cell apart": _jumps(cells) == 0,
-        **same("their codes are 0, 1, 2, ...", who.encoder(cells, small)(), codes),
-        f"cells in the middle of the curve of {bits} bits are a step of one cell apart": _jumps(stretch) == 0,
-    }
+    return {one.name: Contender(partial(make, one), partial(checked, one)) for one in curves}
 
 
 def visits(indices: Array, shape: Sequence[int]) -> Findings:
@@ -202,11 +164,10 @@ def visits(indices: Array, shape: Sequence[int]) -> Findings:
 
     A curve may have to jump where a side is odd: then the number of jumps is only reported.
     """
-    seen = np.zeros(prod(shape), bool)
-    seen[indices] = True
-    jumps = _jumps(np.unravel_index(indices, tuple(shape)))
+    cells, axes = prod(shape), np.unravel_index(indices, tuple(shape))
+    jumps = int(np.count_nonzero(sum(np.abs(np.diff(axis)) for axis in axes) != 1))
     return {
-        f"{len(indices):,} of {len(seen):,} cells are visited, each once": int(seen.sum()) == len(indices),
+        f"{len(indices):,} of {cells:,} cells are visited, each once": len(np.unique(indices)) == len(indices),
         f"steps that are not of one cell: {jumps}": jumps == 0 or any(side % 2 for side in shape),
     }
 
@@ -214,19 +175,14 @@ def visits(indices: Array, shape: Sequence[int]) -> Findings:
 def sorts(permutation: Array, codes: Array) -> Findings:
     """Check that `permutation` puts `codes` into ascending order."""
     once = np.array_equal(np.sort(permutation), np.arange(len(codes)))
-    ascending = once and bool((np.diff(codes[permutation].astype(np.int64)) >= 0).all())
-    return {"each point occurs once": once, "its codes ascend": ascending}
+    return {
+        "each point occurs once, by ascending codes": once and bool((np.diff(codes[permutation].astype(np.int64)) >= 0).all())
+    }
 
 
 def same(what: str, left: Any, right: Array) -> Findings:
     """Check that two results are the same."""
     return {what: np.array_equal(np.asarray(left), right)}
-
-
-def _jumps(axes: Iterable[Array]) -> int:
-    """Count the cells that do not follow the one before by a step of one cell."""
-    lengths = sum(np.abs(np.diff(axis.astype(np.int32))) for axis in axes)
-    return int(np.count_nonzero(lengths != 1))
 
 
 class HilbertCurve(ABC):
@@ -243,16 +199,6 @@ class HilbertCurve(ABC):
             return metadata.version(self.name)
         except metadata.PackageNotFoundError:
             return None
-
-    def absent(self) -> str | None:
-        """Return why the package cannot take part, None where it can."""
-        if self.version() is None:
-            return f"not installed: {self.needs}"
-        try:
-            importlib.import_module(self.module)
-        except Exception as error:
-            return f"cannot be imported: {type(error).__name__}: {error}"
-        return None
 
     def function(self, name: str) -> Any:
         """Return a function or class of the package."""
@@ -301,7 +247,8 @@ class Dilkit(HilbertCurve):
         return filling(np.zeros(count, np.int32), _curves.hilbert_rank, ndim, bits, 1)
 
     def sorter(self, axes: Array, bits: int) -> Call:
-        return partial(points.sort_points, np.ascontiguousarray(axes.T))
+        sort = partial(points.sort_points, np.ascontiguousarray(axes.T))
+        return lambda: sort().perm
 
 
 class Interleaved(Dilkit):
@@ -383,11 +330,6 @@ PACKAGES: tuple[HilbertCurve, ...] = (NumpyHilbertCurve(), HilbertCurvePackage()
 def axes_of(decoded: Any) -> Any:
     """Return decoded coordinates as an array an axis; they are that, or point by point."""
     return decoded if isinstance(decoded, tuple) else np.asarray(decoded).astype(np.int64, copy=False).T
-
-
-def permutation_of(order: Any) -> Array:
-    """Return the permutation of sorted points; it is that, or a token order."""
-    return np.asarray(getattr(order, "perm", order))
 
 
 def filling(out: Array, engine: Any, *arguments: Any) -> Call:

@@ -40,20 +40,6 @@ def shorter(config: SlideEncoderConfig, divisor: int) -> SlideEncoderConfig:
     return replace(config, segment_lengths=divided(config.segment_lengths, config.dilation_rates, divisor))
 
 
-def embedding(model: SlideEncoder, *inputs: Tensor) -> Tensor:
-    """The embeddings of slides, `(batch, embed_dim)`, without gradients."""
-    with torch.no_grad():
-        out: Tensor = model(*inputs)[0]
-    return out
-
-
-def gradients(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
-    """The embedding of a slide, after a backward pass that leaves its gradients in the weights."""
-    out: Tensor = model(tiles, coords)[0]
-    torch.autograd.backward(out.sum())
-    return out.detach()
-
-
 def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:
     """Compare `attention_mass` with the sum of all rows of weights, on a short slide."""
     query, key = torch.randn(2, 1, CHECKED, heads, head_dim).unbind()
@@ -62,13 +48,7 @@ def mass_check(pattern: Pattern, heads: int, head_dim: int) -> Check:
 
 
 def published_embedding(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
-    """The embedding of one slide, `(1, embed_dim)`, by a model's weights and the published procedure, without gradients."""
-    with torch.no_grad():
-        return published_forward(model, tiles, coords)
-
-
-def published_forward(model: SlideEncoder, tiles: Tensor, coords: Tensor) -> Tensor:
-    """The published embedding with a graph, where gradients are recorded: all rows at once in every layer."""
+    """The embedding of one slide, `(1, embed_dim)`, by a model's weights and the published procedure: all rows in every layer."""
     x, _ = model.packed(tiles, coords)
     for layer in model.layers():
         x = x + layer.self_attn.projected(_seen(layer, x, model.config.pattern))

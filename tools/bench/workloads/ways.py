@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dilkit import CoordinateAlibi, dilated_attention
-from dilkit.bias.base import Bias
 from dilkit.pattern import BlockSparse, Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
+from dilkit.tools.bench.suite import SuiteStep
 from dilkit.tools.measure.baselines import merged
 from dilkit.tools.measure.case import Posed, compare
 from dilkit.tools.measure.implementation import Implementation
@@ -40,23 +40,27 @@ def times(title: str, table: str, base: str, *more: views.Column, note: str = "{
     return views.TableView(title, table, (*columns, *more), note=note)
 
 
-def case_rows(table: str, what: str, posed: Posed, repeats: int, **facts: Any) -> list[Row]:
-    """The rows of a case `what` with further facts: implementations checked, timed in turns and their memory measured.
+def step(table: str, words: str, what: str, posed: Posed, repeats: int, weight: float) -> SuiteStep:
+    """The step that checks the implementations of a case `what`, times them in turns and measures their memory.
 
     Their rates count the forward pass alone.
     """
-    measured = compare(posed, partial(time_interleaved, repeats=repeats, warmup=0), forward_memory=False)
-    for made_once in (_mask, _block_numbers, _matrix_before):
-        made_once.cache_clear()
-    values = {name: dict(problem=str(problem), flops=float(problem.flops())) for name, (_, problem) in posed.items()}
-    return rows_of(table, dict(what=what, **facts), measured, values)
+
+    def measure() -> list[Row]:
+        measured = compare(posed, partial(time_interleaved, repeats=repeats, warmup=0), forward_memory=False)
+        for made_once in (_mask, _block_numbers, _matrix_before):
+            made_once.cache_clear()
+        values = {name: dict(problem=str(problem), flops=float(problem.flops())) for name, (_, problem) in posed.items()}
+        return rows_of(table, dict(what=what), measured, values)
+
+    return SuiteStep(table, words, measure, weight)
 
 
 def _native(inputs: Tensors, problem: Problem, **arguments: Any) -> tuple[Tensor, Tensor]:
     """`out` and `lse` of the CPU kernel."""
     options: dict[str, Any] = dict(is_causal=problem.is_causal, softcap=problem.softcap or None, bias=inputs.bias)
     options |= dict(pattern=problem.pattern, backend=BACKEND, return_lse=True) | arguments
-    out, lse = dilated_attention(inputs.query, inputs.key, inputs.value, **options)
+    out, lse = dilated_attention(*inputs.qkv, **options)
     return out, lse
 
 
@@ -66,10 +70,20 @@ def _one_by_one(inputs: Tensors, problem: Problem) -> Tensor:
 
 
 def _by_layout(inputs: Tensors, problem: Problem, renew: bool) -> tuple[Tensor, Tensor]:
-    numbers = _block_numbers(problem)
+    numbers, pattern = _block_numbers(problem)
     layout = numbers[..., torch.randperm(numbers.shape[-1])] if renew else numbers
-    pattern = Pattern.of(BlockSparse(None, _block_list(problem).block_size))
     return _native(inputs, problem, pattern=pattern, block_layout=layout)
+
+
+@lru_cache(maxsize=1)
+def _block_numbers(problem: Problem) -> tuple[Tensor, Pattern]:
+    """Numbers of the blocks that each block of queries sees, then -1; and the pattern that is given them at each call."""
+    (branch,) = problem.pattern.branches
+    assert isinstance(branch, BlockSparse)
+    blocks = -(-problem.seq // branch.block_size)
+    seen = torch.from_numpy(branch.own_layout.array()[0, :blocks, :blocks].copy())
+    numbers = torch.arange(blocks).where(seen, -1).sort(-1, descending=True).values
+    return numbers[None, None, :, : int(seen.sum(-1).max())], Pattern.of(BlockSparse(None, branch.block_size))
 
 
 def _eager(inputs: Tensors, problem: Problem) -> Tensor:
@@ -87,14 +101,6 @@ def _by_torch(inputs: Tensors, matrix: Tensor) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, matrix).transpose(1, 2)
 
 
-def _matrix(bias: Bias | None) -> Tensor:
-    """`(batch, heads, seq, seq)`, of distances by torch's own function for them."""
-    assert isinstance(bias, CoordinateAlibi)
-    exact = "donot_use_mm_for_euclid_dist"  # by its products distances have half the digits
-    apart = torch.cdist(bias.coordinates, bias.coordinates, compute_mode=exact)
-    return -bias.slopes[:, None, None] * apart.unsqueeze(1)
-
-
 @lru_cache(maxsize=1)
 def _mask(problem: Problem) -> Tensor:
     """The pairs that are seen, of four dimensions, or torch computes without its fused kernel."""
@@ -102,31 +108,25 @@ def _mask(problem: Problem) -> Tensor:
     return torch.cat([problem.pattern.count_rows(rows, problem.seq, 1)[0] > 0 for rows in parts])[None, None]
 
 
-@lru_cache(maxsize=1)
-def _block_numbers(problem: Problem) -> Tensor:
-    """Numbers of the blocks that each block of queries sees, then -1."""
-    branch = _block_list(problem)
-    blocks = -(-problem.seq // branch.block_size)
-    seen = torch.from_numpy(branch.own_layout.array()[0, :blocks, :blocks].copy())
-    numbers = torch.arange(blocks).where(seen, -1).sort(-1, descending=True).values
-    return numbers[None, None, :, : int(seen.sum(-1).max())]
-
-
-def _block_list(problem: Problem) -> BlockSparse:
-    (branch,) = problem.pattern.branches
-    if not isinstance(branch, BlockSparse):
-        raise TypeError(f"pattern {problem.pattern}: a BlockSparse is needed")
-    return branch
-
-
-@lru_cache(maxsize=1)
-def _matrix_before(coordinates: Tensor, slopes: tuple[float, ...]) -> Tensor:
-    return _matrix(CoordinateAlibi(torch.tensor(slopes), coordinates))
+def _by_matrix(inputs: Tensors, problem: Problem) -> Tensor:
+    assert isinstance(inputs.bias, CoordinateAlibi)
+    return _by_torch(inputs, _matrix(inputs.bias.coordinates, inputs.bias.slopes))
 
 
 def _by_matrix_before(inputs: Tensors, problem: Problem) -> Tensor:
     assert isinstance(inputs.bias, CoordinateAlibi)
     return _by_torch(inputs, _matrix_before(inputs.bias.coordinates, tuple(inputs.bias.slopes.tolist())))
+
+
+def _matrix(coordinates: Tensor, slopes: Tensor) -> Tensor:
+    """`(batch, heads, seq, seq)`, of distances by torch's own function for them."""
+    exact = "donot_use_mm_for_euclid_dist"  # by its products distances have half the digits
+    return -slopes[:, None, None] * torch.cdist(coordinates, coordinates, compute_mode=exact).unsqueeze(1)
+
+
+@lru_cache(maxsize=1)
+def _matrix_before(coordinates: Tensor, slopes: tuple[float, ...]) -> Tensor:
+    return _matrix(coordinates, torch.tensor(slopes))
 
 
 def _implementation(summary: str, attend: Callable[[Tensors, Problem], Tensor], **fields: Any) -> Implementation:
@@ -146,11 +146,9 @@ MASKED = _implementation(
     "torch's attention with a mask of all pairs, the same for all heads",
     lambda inputs, problem: _by_torch(inputs, _mask(problem)),
     prepared_bytes=lambda problem: problem.seq**2,
+    quadratic=True,
 )
-MATRIX = _implementation(
-    "torch's attention with the bias of all pairs, made in the call",
-    lambda inputs, problem: _by_torch(inputs, _matrix(inputs.bias)),
-)
+MATRIX = _implementation("torch's attention with the bias of all pairs, made in the call", _by_matrix)
 MATRIX_BEFORE = _implementation(
     "torch's attention with the bias of all pairs, made before, as for further layers of a model",
     _by_matrix_before,
