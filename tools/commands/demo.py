@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dilkit.tools.console import rank_arguments as job
-from dilkit.tools.console.arguments import positive, whole
+from dilkit.tools.console.arguments import number, positive, whole
 from dilkit.tools.console.interrupt import load_torch
 
 HELP = """\
@@ -17,14 +17,14 @@ train a small byte-level language model of dilated attention, and measure it
 
 Trains a decoder-only transformer with 8,192 bytes of context on the Python sources of the standard library (or on --text),
 judges it on files that it has never seen, measures dilated against dense attention, and writes report.md, report.json,
-report.png and the model into --out. Three quarters of the training are spent on windows of 512 bytes, from which it learns
-faster, the rest on whole contexts; it is always judged on whole contexts. Ctrl-C ends it with the report so far.
+report.png and the model into --out. Three quarters of the training are spent on windows of 512 bytes, the rest on whole
+contexts; it is always judged on whole contexts. Ctrl-C ends it with the report so far.
 
-`mpirun -n 2 dilkit demo --comm mpi` trains over ranks: all windows, the short ones too, are cut into one part a rank, and what
-is learnt is the same up to rounding. Rank 0 prints and writes; attention alone is not measured then. Open MPI's mpirun leaves
-no time after Ctrl-C: what is left is report.json as of the last judgement.
+`mpirun -n 2 dilkit demo --comm mpi` trains over ranks: every window is cut into one part a rank, and what is learnt is the same
+up to rounding. Attention alone is not measured then. Open MPI's mpirun leaves no time after Ctrl-C: what is left is report.json
+as of the last judgement.
 
-`dilkit demo --sample "def "` then continues a text with the trained model, at the cost of one row a byte: caches hold the rest.
+`dilkit demo --sample "def "` then continues a text with the trained model.
 
 Three more need a checkout. `dilkit demo --image` (or --image FILE): two small models fill in hidden patches of a photograph,
 alike in all but the order of their tokens, row-major or along a Hilbert curve. They are trained beside a strip down its middle
@@ -35,8 +35,7 @@ dilated attention into a copy of it, and goes on with both from the same weights
 
 `dilkit demo --ranks 2x2` (replicas x ranks of a sequence) starts that many processes, or takes those of torchrun, and trains a
 smaller model on them: batches over the first dimension, sequences cut over the second, parameters sharded by FSDP2. Then one
-process trains the same on whole windows. Losses, gradients and parameters are compared; the exit code is 1 where they differ by
-more than rounding."""
+process trains the same on whole windows, and the exit code is 1 where they differ by more than rounding."""
 
 LENGTH = ("minutes", "steps")
 MODES: dict[str, dict[str, Any]] = {
@@ -52,37 +51,32 @@ MODES: dict[str, dict[str, Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options. Those of one mode alone have no default here: `run` refuses them in the others."""
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the results (default dilkit-demo; of another mode dilkit-demo-MODE)"
-    )
+    out = "folder of the results (default dilkit-demo; of another mode dilkit-demo-MODE)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     parser.add_argument("--seed", type=whole(0), default=0, help="of weights, windows or crops, and samples (default 0)")
     parser.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's choice)")
     training = parser.add_argument_group("training")
     training.add_argument("--text", nargs="+", metavar="PATH", help="files and folders to learn from, at least two files in all")
     length = training.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=positive, metavar="M", help="of training (default 2; with --image see --steps)")
-    steps = (
-        "end after N steps of training instead; of each model with --image (500) and --llama (400), of both trainings with "
-        "--ranks (20)"
-    )
+    steps = "steps of each training instead (default 500 with --image, 400 with --llama, 20 with --ranks)"
     length.add_argument("--steps", type=whole(1), metavar="N", help=steps)
     context = "that the model sees at once (default 8192; with --ranks 4096)"
     training.add_argument("--context", type=whole(64), metavar="BYTES", help=context)
     training.add_argument("--save", type=Path, metavar="FILE", help="write the model here (default: model.pt in --out)")
     job.add_arguments(parser)
-    parallel = parser.add_argument_group("data x sequence parallelism")
-    ranks = "train on so many replicas, each of so many ranks that share its sequences, as 2x2, and in one process"
-    parallel.add_argument("--ranks", type=_layout, metavar="DATAxSEQUENCE", help=ranks)
+    ranks = parser.add_argument_group("data x sequence parallelism")
+    ranks.add_argument("--ranks", type=_layout, metavar="DATAxSEQUENCE", help="replicas x ranks that share a sequence, as 2x2")
     image = parser.add_argument_group("photograph")
-    picture = "learn from this picture (default: one that matplotlib brings)"
-    image.add_argument("--image", nargs="?", const=True, metavar="FILE", help=picture)
+    image.add_argument("--image", nargs="?", const=True, metavar="FILE", help="learn from this picture, or matplotlib's sample")
     image.add_argument("--seeds", type=whole(3), metavar="N", help="seeds to train with, at least 3 (default 3), from --seed on")
     parser.add_argument("--llama", action="store_const", const=True, help="convert a small Llama of transformers while it learns")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", metavar="TEXT", help="train nothing; continue TEXT with a trained model")
     sampling.add_argument("--checkpoint", type=Path, metavar="FILE", help="the model (default: model.pt in --out)")
     sampling.add_argument("--bytes", type=whole(1), metavar="N", help="to add to TEXT (default 400)")
-    sampling.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest byte (default 0.7)")
+    temperature = number("a number of 0 or more", lambda value: value >= 0)
+    sampling.add_argument("--temperature", type=temperature, metavar="T", help="0 takes the likeliest byte (default 0.7)")
 
 
 def run(args: argparse.Namespace) -> int:

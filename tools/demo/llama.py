@@ -10,83 +10,52 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from dilkit import Pattern, Problem
 from dilkit.device import probe
 from dilkit.integrations.transformers import convert
 from dilkit.integrations.transformers.registration import transformers
-from dilkit.tools.demo.corpus import Corpus, load_text
-from dilkit.tools.demo.trainer import LOSS, TEXT, Demo, Task, Trainer, counted, judgements, rows_by_name, run_table
-from dilkit.tools.demo.transformer import bits_per_byte
+from dilkit.tools.demo.corpus import load_text
+from dilkit.tools.demo.trainer import LOSS, Run, Trainer, judgements, rows_by_name, run_table
+from dilkit.tools.demo.transformer import TextTask, bits_per_byte
 from dilkit.tools.report.document import Axis, Plot, Series, Table
 from dilkit.tools.report.points import plain
 from dilkit.tools.report.views import RunReport, TableView, fact, of
-from dilkit.tools.results.rows import Row, RowsResult
+from dilkit.tools.results.rows import RowsResult
 
+TITLE = "dilkit demo --llama"
 CONTEXT, PATTERN, JUDGEMENTS = 1024, Pattern([128, 1024], [1, 8]), 5
 LAYERS, WIDTH, HEADS, KV_HEADS = 4, 128, 4, 2
 BEFORE, DILATED, FULL = "full attention at first", "dilated from here on", "full throughout"
 """The trainings: both of the latter go on from the weights of the first."""
 
 
-class NextByte(Task):
-    """The next byte of a text, in random windows whose order `seed` decides."""
-
-    def __init__(self, model: Any, corpus: Corpus, seed: int) -> None:
-        self.model, self.held_out, self._windows = model, corpus.held_out_windows(CONTEXT), corpus.random_windows(seed)
+class LlamaTask(TextTask):
+    """The next byte of a text, by a Llama of transformers."""
 
     def loss(self, windows: Tensor) -> Tensor:
-        """Return the bits per byte of windows `(batch, context + 1)`."""
-        return bits_per_byte(self.model(input_ids=windows[:, :-1].long()).logits.float(), windows)
-
-    def batch(self, spent: float) -> tuple[Tensor, int]:
-        return self.loss(self._windows.draw(1, CONTEXT)), CONTEXT
-
-    @torch.no_grad()
-    def judge(self) -> float:
-        return self.loss(self.held_out).item()
+        return bits_per_byte(self.model(input_ids=windows[:, :-1].long()).logits, windows)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0, or 130 when interrupted."""
-    return LlamaDemo(args, load_text(args.text, CONTEXT)).run()
-
-
-class LlamaDemo(Demo):
-    """Train, convert a copy, and go on with both on the same windows."""
-
-    KIND, TITLE = "demo-llama", "dilkit demo --llama"
-
-    def __init__(self, args: argparse.Namespace, corpus: Corpus) -> None:
-        package, self.corpus = transformers(), corpus
-        sizes = dict(hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS)
-        sizes |= dict(vocab_size=256, intermediate_size=344, max_position_embeddings=CONTEXT, use_cache=False)
-        torch.manual_seed(args.seed)
-        self.model: Any = package.LlamaForCausalLM(package.LlamaConfig(**sizes))
-        options: Any = dict(is_causal=True, requires_grad=True, device=probe("cpu"))
-        problem = Problem(seq=CONTEXT, heads=HEADS, kv_heads=KV_HEADS, head_dim=WIDTH // HEADS, pattern=PATTERN, **options)
-        super().__init__(args, self.model, LAYERS, problem)
-        self.trainers: dict[str, Trainer] = {}
-        self.facts |= corpus.facts | dict(converted=[])
-
-    def work(self) -> None:
-        self.stage = "training"
-        self._train(BEFORE, self.model, self.args.seed)
-        dilated = deepcopy(self.model)
+    """Train, convert a copy, and go on with both on the same windows; 0, or 130 when interrupted."""
+    corpus, package = load_text(args.text, CONTEXT), transformers()
+    sizes = dict(hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS)
+    sizes |= dict(vocab_size=256, intermediate_size=344, max_position_embeddings=CONTEXT, use_cache=False)
+    torch.manual_seed(args.seed)
+    model: Any = package.LlamaForCausalLM(package.LlamaConfig(**sizes))
+    options: Any = dict(is_causal=True, requires_grad=True, device=probe("cpu"))
+    problem = Problem(seq=CONTEXT, heads=HEADS, kv_heads=KV_HEADS, head_dim=WIDTH // HEADS, pattern=PATTERN, **options)
+    length = args.steps, args.minutes and args.minutes / 3
+    with Run(TITLE, args, model, problem, corpus.facts | dict(layers=LAYERS, converted=[])) as demo:
+        demo.train(BEFORE, Trainer(LlamaTask(model, corpus, CONTEXT, args.seed), *length), JUDGEMENTS)
+        dilated = deepcopy(model)
         report = convert(dilated, PATTERN)
-        self.facts["converted"] = [*map(str, report.layers)]
-        tqdm.write(str(report), file=sys.stderr)
-        self._train(DILATED, dilated, self.args.seed + 1)
-        self._train(FULL, self.model, self.args.seed + 1)
-
-    def _train(self, name: str, model: Any, seed: int) -> None:
-        minutes = self.args.minutes and self.args.minutes / 3
-        self.trainers[name] = Trainer(NextByte(model, self.corpus, seed), self.args.steps, minutes)
-        self.train(self.trainers[name], JUDGEMENTS, f"{name}: ")
-
-    def rows(self) -> list[Row]:
-        return [row for name, trainer in self.trainers.items() for row in trainer.rows(name)]
+        demo.facts["converted"] = [*map(str, report.layers)]
+        print(report, file=sys.stderr)
+        demo.train(DILATED, Trainer(LlamaTask(dilated, corpus, CONTEXT, args.seed + 1), *length), JUDGEMENTS)
+        demo.train(FULL, Trainer(LlamaTask(model, corpus, CONTEXT, args.seed + 1), *length), JUDGEMENTS)
+    return demo.code
 
 
 def outcome(result: RowsResult) -> str:
@@ -94,10 +63,10 @@ def outcome(result: RowsResult) -> str:
     before, dilated, full = ([point["loss"] for point in judgements(result, name)] for name in (BEFORE, DILATED, FULL))
     if not (before and dilated and full):
         return "not trained to its end: nothing to compare"
-    steps = counted(rows_by_name(result, "training")[DILATED].values["steps"], "step")
+    steps = rows_by_name(result, "training")[DILATED].values["steps"]
     return (
         f"held-out bits per byte {before[-1]:.3f} with full attention, {dilated[0]:.3f} when {result.facts['pattern']} takes its "
-        f"place, {dilated[-1]:.3f} after {steps} more; {full[-1]:.3f} where attention stays full"
+        f"place, {dilated[-1]:.3f} after {steps:,} steps more; {full[-1]:.3f} where attention stays full"
     )
 
 
@@ -107,11 +76,11 @@ LOSSES = TableView("Held-out bits per byte", "held out", COLUMNS, timed=False, w
 
 def made_tables(result: RowsResult) -> Iterable[Table]:
     """Yield losses by tokens, the converted layers, and the facts of the run."""
-    facts, courses = result.facts, rows_by_name(result, "training").values()
     yield LOSSES.made(result)
-    yield Table("What was converted", ("layer", "what"), tuple((f"{i}", line) for i, line in enumerate(facts["converted"])))
-    after = [(row.who, counted(row.values["steps"], "step")) for row in courses]
-    yield run_table(result, f"{facts['context']:,} bytes of context", before=[("text", TEXT.format(**facts))], after=after)
+    converted = enumerate(result.facts["converted"])
+    yield Table("What was converted", ("layer", "what"), tuple((f"{i}", line) for i, line in converted))
+    trained = [(who, f"{row.values['steps']:,} steps") for who, row in rows_by_name(result, "training").items()]
+    yield run_table(result, trained)
 
 
 def loss_plots(result: RowsResult) -> Iterable[Plot]:
@@ -129,9 +98,9 @@ def loss_plots(result: RowsResult) -> Iterable[Plot]:
 
 
 REPORT = RunReport(
-    "dilkit demo --llama", outcome, made_tables, loss_plots,
+    TITLE, outcome, made_tables, loss_plots,
     "Bits per byte are the mean over windows of {context:,} bytes of files that were never trained on. The Llama has random "
-    "weights at first, and learns with transformers' own attention (sdpa). Then one copy of it is converted by "
-    "dilkit.integrations.transformers.convert, another is left as it is, and both go on from the same weights, with the same "
-    "windows in the same order, the same rates of learning and an optimizer begun anew.",
+    "weights at first, and learns with transformers' own attention (sdpa). Then one copy is converted by "
+    "dilkit.integrations.transformers.convert, another stays as it is, and both go on from the same weights, with the same "
+    "windows in the same order, the same learning rates and a new optimizer.",
 )  # fmt: skip

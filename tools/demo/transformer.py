@@ -1,16 +1,17 @@
-"""A plain decoder-only transformer over bytes, whose attention is dilated; saved, loaded, and sampled byte by byte."""
+"""A decoder-only transformer over bytes with dilated attention: trained on text, saved, loaded, and sampled byte by byte."""
 
 from __future__ import annotations
 
 import argparse
-import codecs
 import io
 import math
+import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,18 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dilkit import DilatedAttention, DilatedCache, MultiheadDilatedAttention, Pattern, Problem, files
-from dilkit.checks import integer
-from dilkit.comm import Comm, RingDilatedAttention
+from dilkit.comm import Comm, RingDilatedAttention, copy_from_rank, shard_cuts, sum_over_ranks
 from dilkit.device import probe
 from dilkit.tools.console.text import error_line, print_json
-from dilkit.tools.demo.corpus import MOST_BYTES, SEPARATOR
+from dilkit.tools.demo.corpus import MOST_BYTES, SEPARATOR, Corpus
+from dilkit.tools.demo.trainer import Task
 
 VOCABULARY = 256
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model. Attention is local at full resolution, and thinner the farther it reaches: up to `context` bytes."""
+    """Sizes of the model, which sees `context` bytes."""
 
     context: int = 8192
     width: int = 160
@@ -48,7 +49,7 @@ class ModelConfig:
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). `inner` is the attention; `options`: of the module around it."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). `inner` is the attention, `options` are the module's around it."""
 
     def __init__(self, width: int, heads: int, inner: nn.Module, **options: Any) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, cache: DilatedCache | None = None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cache=cache)[0]
-        out: Tensor = x + self.down(F.relu(self.up(self.mlp_norm(x))).square())  # as good as GELU here, and cheaper
+        out: Tensor = x + self.down(F.relu(self.up(self.mlp_norm(x))).square())
         return out
 
 
@@ -72,11 +73,7 @@ def scale_updates(blocks: Sequence[TransformerBlock], factor: float) -> None:
 
 
 class ByteTransformer(nn.Module):
-    """Logits of the next byte, `(batch, seq, 256)`, from bytes `(batch, seq)` of any integer dtype.
-
-    With `comm`, of this rank's rows of a sequence that is spread over the ranks. With `caches`, one a layer, the bytes follow
-    on those that the caches have seen.
-    """
+    """Logits of the next byte, `(batch, seq, 256)`, from bytes `(batch, seq)`: this rank's part of them with `comm`."""
 
     def __init__(self, config: ModelConfig, comm: Comm | None = None) -> None:
         super().__init__()
@@ -92,7 +89,7 @@ class ByteTransformer(nn.Module):
         scale_updates(blocks, 0.3)
 
     def caches(self) -> list[DilatedCache]:
-        """Return empty caches, for a text from its first byte on."""
+        """Return empty caches, one a layer."""
         return [DilatedCache(self.config.pattern, self.config.heads) for _ in self.blocks]
 
     def forward(self, bytes_: Tensor, caches: Sequence[DilatedCache] | None = None) -> Tensor:
@@ -102,14 +99,76 @@ class ByteTransformer(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         return logits
 
-    def bits_per_byte(self, windows: Tensor) -> Tensor:
-        """Return the bits per byte of `windows` `(batch, seq + 1)`."""
-        return bits_per_byte(self(windows[:, :-1]), windows)
+
+SEEDED = threading.Lock()
+
+
+def seeded_model(config: ModelConfig, seed: int, comm: Comm | None = None) -> ByteTransformer:
+    """Return a model whose weights `seed` decides, also where ranks are threads, which share torch's generator."""
+    with SEEDED:
+        torch.manual_seed(seed)
+        return ByteTransformer(config, comm)
 
 
 def bits_per_byte(logits: Tensor, windows: Tensor) -> Tensor:
     """Return the mean of -log2 p(byte | the bytes before it) over `windows` `(batch, seq + 1)`, first bytes left out."""
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten().long()) / math.log(2)
+
+
+class TextTask(Task):
+    """The next byte of a text, in `count` windows of `context` bytes a step; in short ones for a share of the training."""
+
+    model: Any
+
+    def __init__(
+        self, model: nn.Module, corpus: Corpus, context: int, seed: int, count: int = 1, short_share: float = 0.0
+    ) -> None:
+        self.model, self.corpus, self.context, self.count = model, corpus, context, count
+        self.short_window, self.short_share = min(512, context), short_share
+        self.held_out, self._generator = corpus.held_out_windows(context), torch.Generator().manual_seed(seed)
+
+    def windows(self, spent: float) -> Tensor:
+        """Return the next random windows, `(count, seq + 1)`."""
+        seq = self.short_window if spent < self.short_share else self.context
+        return self.corpus.random_windows(self._generator, self.count, seq)
+
+    def loss(self, windows: Tensor) -> Tensor:
+        """Return the bits per byte of windows `(n, seq + 1)`."""
+        return bits_per_byte(self.model(windows[:, :-1]), windows)
+
+    def batch(self, spent: float) -> tuple[Tensor, int]:
+        windows = self.windows(spent)
+        return self.loss(windows), windows[:, 1:].numel()
+
+    @torch.no_grad()
+    def judge(self) -> float:
+        return fmean(self.loss(window[None]).item() for window in self.held_out)
+
+
+class SharedTextTask(TextTask):
+    """The same over ranks: each of `comm` has a part of every window, and all have the same weights and losses."""
+
+    def __init__(self, comm: Comm, model: ByteTransformer, *arguments: Any, **options: Any) -> None:
+        super().__init__(model, *arguments, **options)
+        self.comm = comm
+        copy_from_rank([*model.parameters()], comm)
+
+    def loss(self, windows: Tensor) -> Tensor:
+        """Return this rank's share of the bits per byte."""
+        seq = windows.shape[1] - 1
+        start, end = shard_cuts(seq, self.comm.size, self.model.config.pattern)[self.comm.rank :][:2]
+        return super().loss(windows[:, start : end + 1]) * ((end - start) / seq)  # the byte after its rows is the last target
+
+    def backward(self, loss: Tensor) -> float:
+        torch.autograd.backward(loss)
+        total = loss.detach()
+        sum_over_ranks([total, *(p.grad for p in self.model.parameters() if p.grad is not None)], self.comm)
+        return total.item()
+
+    def judge(self) -> float:
+        bits = torch.tensor(super().judge(), dtype=torch.float64)
+        sum_over_ranks([bits], self.comm)
+        return bits.item()
 
 
 def save_model(model: ByteTransformer, path: Path) -> None:
@@ -122,12 +181,15 @@ def load_model(path: Path) -> ByteTransformer:
     """Return the model that `save_model` wrote, in eval mode. Raises ValueError naming the file; runs no code from it."""
     try:
         content = io.BytesIO(files.read_bytes(path, MOST_BYTES))
-        with zipfile.ZipFile(content) as archive:
-            if damaged := archive.testzip():  # torch.load compares no checksums
-                raise ValueError(f"{damaged} in it is damaged")
+        if zipfile.ZipFile(content).testzip():  # torch.load compares no checksums
+            raise ValueError("it is damaged")
         content.seek(0)
         saved = torch.load(content, weights_only=True)
-        model = _empty_model(ModelConfig(**saved["config"]), saved["weights"])
+        config = ModelConfig(**saved["config"])
+        if config.context < 1 or config.layers > len(saved["weights"]):
+            raise ValueError("its sizes are not those of its weights")
+        with torch.device("meta"):  # takes no memory for sizes that are not those of the weights
+            model = ByteTransformer(config)
         model.load_state_dict(saved["weights"], assign=True)
     except OSError as error:
         raise ValueError(f"--checkpoint: {str(path)!r} {files.why_not(error)}; `dilkit demo` writes one") from None
@@ -136,42 +198,23 @@ def load_model(path: Path) -> ByteTransformer:
     return model.eval()
 
 
-def _empty_model(config: ModelConfig, weights: dict[str, Tensor]) -> ByteTransformer:
-    """Return a model for these weights, without memory. Raises ValueError for sizes that are not theirs, before any are made."""
-    for name, size in asdict(config).items():
-        integer(name, size, at_least=1)
-    if any(type(x) is not Tensor or x.dtype != torch.float32 for x in weights.values()):
-        raise ValueError("its weights are not float32 tensors")
-    if config.width != weights["embedding.weight"].shape[1] or config.layers > len(weights):
-        raise ValueError("its sizes are not those of its weights")
-    with torch.device("meta"):
-        return ByteTransformer(config)
-
-
 def sample(args: argparse.Namespace) -> int:
-    """Print `args.sample` and its continuation as it comes; 0. Raises ValueError for an unusable checkpoint."""
-    if not args.temperature >= 0:
-        raise ValueError(f"--temperature: {args.temperature} is not a number of 0 or more")
+    """Print `args.sample` and its continuation; 0. Raises ValueError for an unusable checkpoint."""
     model = load_model(args.checkpoint or args.out / "model.pt")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     prompt = args.sample.encode(errors="surrogateescape")
-    drawn = sample_bytes(model, prompt, args.bytes, args.temperature, args.seed)
+    drawn = bytes(sample_bytes(model, prompt, args.bytes, args.temperature, args.seed))
     if args.json:
-        print_json("demo", dict(prompt=prompt.decode(errors="replace"), sample=bytes(drawn).decode(errors="replace")))
-        return 0
-    for text in codecs.iterdecode((bytes([byte]) for byte in chain(prompt, drawn)), "utf-8", errors="replace"):
-        print(text, end="", flush=True)
-    print()
+        print_json("demo", dict(prompt=prompt.decode(errors="replace"), sample=drawn.decode(errors="replace")))
+    else:
+        print((prompt + drawn).decode(errors="replace"))
     return 0
 
 
 @torch.no_grad()
 def sample_bytes(model: ByteTransformer, prompt: bytes, count: int, temperature: float, seed: int) -> Iterator[int]:
-    """Yield `count` bytes that continue `prompt`, each drawn from softmax(logits / temperature); 0 takes the likeliest.
-
-    Each byte costs one row: the layers' caches, which are bounded, hold the rows before it.
-    """
+    """Yield `count` bytes that continue `prompt`, each drawn from softmax(logits / temperature); 0 takes the likeliest."""
     generator, caches = torch.Generator().manual_seed(seed), model.caches()
     new = list(SEPARATOR + prompt)
     for _ in range(count):

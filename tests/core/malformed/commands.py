@@ -55,6 +55,6 @@ COMMANDS = {
     "a long picture": refused("draw --seq 100000", "--seq", "100000", "at most 2048"),
     "minutes": refused("demo --minutes 0", "--minutes", "'0'", "above 0"),
     "context": refused("demo --context 1", "--context", "'1'", "64 or more"),
-    "temperature": refused("demo --sample x --temperature nan", "--temperature", "nan is not a number of 0 or more"),
+    "temperature": refused("demo --sample x --temperature nan", "--temperature", "'nan' is not a number of 0 or more"),
     "seeds of no image": refused("demo --seeds 3", "--seeds", "no meaning", "text"),
 }

@@ -93,7 +93,6 @@ BAD = {  # beside those of tests/core/malformed/commands.py
     "bench --overhead --seqs 8,16": "one backend at one length",
     "demo --sample x --comm threads": "--comm: has no meaning with --sample",
     "demo --ranks 0x2": "--ranks: '0x2' is not DATAxSEQUENCE, two whole numbers of 1 or more, as 2x2",
-    "demo --ranks 1x65 --context 64": "--ranks: 1x65 cuts a context of 64 bytes over 65 ranks",
     f"demo --ranks 1x{MOST_STARTED + 1}": f"is {MOST_STARTED + 1} processes, and at most {MOST_STARTED} are started",
     "demo --ranks 1x2 --image": "--image: has no meaning with --ranks",
     "draw --heads 100": "--heads: 100 is more than a picture can show; at most 64",

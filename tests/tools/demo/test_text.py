@@ -96,14 +96,14 @@ def test_held_out_files_are_never_trained_on(corpus: Path) -> None:
 def test_interrupted_run_reports_what_there_is(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
-    def interrupt(self, *arguments):
+    def interrupt(*arguments):
         calls.append(1)
         if len(calls) == (3 if when == "training" else 2):
             raise KeyboardInterrupt
-        return original(self, *arguments)
+        return original(*arguments)
 
-    owner = Trainer if when == "training" else text.TextDemo
-    name, calls = ("step" if when == "training" else "lengths"), list[int]()
+    owner: Any = Trainer if when == "training" else text
+    name, calls = ("step" if when == "training" else "time_attention"), list[int]()
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, interrupt)
     assert train(corpus, tmp_path) == 130
@@ -177,9 +177,9 @@ def test_a_foreign_checkpoint_is_refused(
         (["--text", "missing.txt"], "--text: 'missing.txt' cannot be read"),
         (["--text", "empty.txt"], "--text: 'empty.txt' is no text"),
         (["--text", "binary"], "--text: 'binary' is no text"),
-        (["--text", "nothing"], "--text: nothing, 0 different files with text, leaves 0 bytes to learn from"),
-        (["--text", "a.txt", "--context", "64"], "--text: a.txt, 1 different files with text, leaves 0 bytes to learn from"),
-        (["--text", "a.txt", "b.txt"], "more than one context of 8,192 bytes is needed"),
+        (["--text", "nothing"], "--text: nothing leaves 0 bytes to learn from"),
+        (["--text", "a.txt", "--context", "64"], "--text: a.txt leaves 0 bytes to learn from"),
+        (["--text", "a.txt", "b.txt"], "more than --context 8,192 of each are needed"),
         (["--steps", "1", "--minutes", "1"], "not allowed with"),
         (["--sample", "x", "--minutes", "1"], "--minutes: has no meaning with --sample"),
         (["--save", "nothing"], "--save: 'nothing' is a folder; name a file"),
@@ -217,7 +217,7 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_is_what_was_saved_and_can_be_trained_on(model_file: Path) -> None:
     model = load_model(model_file)
     assert all(x.requires_grad and x.device.type == "cpu" for x in model.parameters())
-    model.bits_per_byte(torch.zeros(1, 9, dtype=torch.uint8)).backward()
+    model(torch.zeros(1, 9, dtype=torch.uint8)).sum().backward()
 
 
 def test_a_model_file_that_ends_too_early_is_refused(model_file: Path, tmp_path: Path) -> None:
