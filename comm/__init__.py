@@ -31,8 +31,9 @@ Names are loaded at first use: `import dilkit.comm` needs neither MPI nor torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dilkit.lazy import lazy_names
 
 _HOMES = {
     "Comm": "transports.base",
@@ -97,14 +98,4 @@ if TYPE_CHECKING:
     from dilkit.comm.transports.threads import run_threads as run_threads
     from dilkit.comm.transports.torch_dist import TorchComm as TorchComm
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'dilkit.comm' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"dilkit.comm.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

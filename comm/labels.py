@@ -59,7 +59,10 @@ def roll(
     moved = x.detach().movedim(dim, 0)
     rolled = _exchanged(moved.reshape(len(moved), prod(moved.shape[1:])), comm, cuts, shift).view(moved.shape)
     if fill is not None:
-        absent = _absent(cuts[comm.rank], cuts[comm.rank + 1], cuts[-1], shift, cu_seqlens).to(x.device)
+        rows = torch.arange(cuts[comm.rank], cuts[comm.rank + 1])
+        ends = torch.tensor([0, cuts[-1]]) if cu_seqlens is None else cu_seqlens.cpu().long()
+        sequence = torch.searchsorted(ends, rows, right=True)
+        absent = ((rows - shift < ends[sequence - 1]) | (rows - shift >= ends[sequence])).to(x.device)
         rolled.masked_fill_(absent.view(-1, *[1] * (moved.dim() - 1)), fill)
     return rolled.movedim(0, dim).contiguous()
 
@@ -116,11 +119,3 @@ def _exchanged(rows: Tensor, comm: Comm, cuts: list[int], shift: int) -> Tensor:
 def _sources(start: int, stop: int, shift: int, seq: int) -> Tensor:
     """Which rows of the whole the rows `start .. stop - 1` of the result are."""
     return (torch.arange(start, stop) - shift) % seq
-
-
-def _absent(start: int, stop: int, seq: int, shift: int, cu_seqlens: Tensor | None) -> Tensor:
-    """Of which rows of the result the sequence does not have the source, bool `(stop - start,)`."""
-    rows = torch.arange(start, stop)
-    ends = torch.tensor([0, seq]) if cu_seqlens is None else cu_seqlens.cpu().long()
-    sequence = torch.searchsorted(ends, rows, right=True)
-    return (rows - shift < ends[sequence - 1]) | (rows - shift >= ends[sequence])

@@ -135,7 +135,7 @@ class _Reorder(torch.autograd.Function):
         ctx.mark_non_differentiable(*(x for x in moved if not x.is_floating_point()))
         ctx.set_materialize_grads(False)
         ctx.reordering, ctx.inverse, ctx.step = reordering, inverse, f"gradients of {step}"
-        ctx.kinds = [(x.shape, x.dtype, x.device) for x in moved if x.is_floating_point()]
+        ctx.kinds = [dict(size=x.shape, dtype=x.dtype, device=x.device) for x in moved if x.is_floating_point()]
         return tuple(moved)
 
     @staticmethod
@@ -145,20 +145,14 @@ class _Reorder(torch.autograd.Function):
         here = [grad is not None for grad in grads]
         with reordering.comm.broken_by_errors():
             # Without the inverse the same gradients are there on every rank: of those inputs of which any rank asks for them.
-            wanted = here if not ctx.inverse else _on_any_rank(reordering.comm, here) if len(grads) > 1 else [True]
+            wanted = [True] if ctx.inverse else here
+            if ctx.inverse and len(grads) > 1:
+                flags = reordering.comm.share(bytes(here), "which results are in the loss")
+                wanted = [any(of_ranks) for of_ranks in zip(*flags, strict=True)]
             sent = [i for i in range(len(grads)) if wanted[i]]
-            tensors = [_zeros(*ctx.kinds[i]) if grads[i] is None else grads[i] for i in sent]
+            tensors = [torch.zeros(**ctx.kinds[i]) if grads[i] is None else grads[i] for i in sent]
             gradients = dict(zip(sent, reordering.apply(tensors, not ctx.inverse, ctx.step), strict=True))
         return None, None, None, *(gradients.get(i) for i in range(len(given)))
-
-
-def _on_any_rank(comm: Comm, here: list[bool]) -> list[bool]:
-    """For each result, whether it is in the loss of at least one rank."""
-    return [any(flags) for flags in zip(*comm.share(bytes(here), "which results are in the loss"), strict=True)]
-
-
-def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def reorder_inputs(reordering: Reordering, rows: list[Tensor], mask: Tensor | None) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -132,7 +132,8 @@ def _load_declared() -> dict[str, Backend | Broken]:
         _check_depth(LOADING_DEPTH)
         _declared = {}  # set at once: a plug-in may ask for the list while it is being loaded
         try:
-            for point in sorted(entry_points(group=GROUP), key=_ours_first):
+            points = entry_points(group=GROUP)
+            for point in sorted(points, key=lambda x: (not x.value.startswith("dilkit."), x.name, x.value)):  # ours first
                 _add(_load(point), _declared)
         except BaseException:
             _declared = None  # interrupted: half a list must not stay
@@ -144,10 +145,6 @@ def _check_depth(frames: int) -> None:
     """Raise RecursionError unless `frames` more frames fit the stack."""
     if frames:
         _check_depth(frames - 1)
-
-
-def _ours_first(point: EntryPoint) -> tuple[bool, str, str]:
-    return (not point.value.startswith("dilkit."), point.name, point.value)
 
 
 def _load(point: EntryPoint) -> Backend | Broken:

@@ -245,7 +245,9 @@ def trace(
         if decision.verdict == "able" and not may_pick:
             decision = replace(decision, reasons=("not asked for",))
         elif decision.verdict == "able" and all(d.verdict != "picked" for d in decisions):
-            decision = replace(decision, verdict="picked", reasons=(_why(candidate, requested, preference),))
+            by_priority = f"by its priority, {candidate.priority}" if isinstance(candidate, Backend) else ""
+            why = "asked for" if requested else preference.why(candidate.name) or by_priority
+            decision = replace(decision, verdict="picked", reasons=(why,))
         decisions.append(decision)
     return Trace(problem, requested, tuple(sorted(decisions, key=lambda d: VERDICTS.index(d.verdict))))
 
@@ -271,14 +273,6 @@ def ranked(
 def _index_or_end(name: str, names: Sequence[str]) -> int:
     """Return the index of `name` in `names`; their number if it is not among them."""
     return names.index(name) if name in names else len(names)
-
-
-def _why(candidate: Backend | Broken, requested: tuple[str, ...], preference: Preference) -> str:
-    """Return why `candidate` came before others that can compute the problem."""
-    if requested:
-        return "asked for"
-    by_priority = f"by its priority, {candidate.priority}" if isinstance(candidate, Backend) else ""
-    return preference.why(candidate.name) or by_priority
 
 
 def _judge(candidate: Backend | Broken, problem: Problem) -> Decision:

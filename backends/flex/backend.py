@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +32,6 @@ COMPILED = 64
 """Compiled functions that are kept."""
 
 Attend = Callable[..., "tuple[Tensor, Tensor]"]
-
-
-@cache
-def _returns_lse() -> bool:
-    """True if this torch's FlexAttention can return `lse` (`AuxRequest`)."""
-    from torch.nn.attention import flex_attention as flex
-
-    return hasattr(flex, "AuxRequest")
 
 
 class Flex(Backend):
@@ -68,12 +60,11 @@ class Flex(Backend):
             refusals.append(Refusal("seq", f"{problem.seq:,}", "rows are counted in 32 bits"))
         if refusals:  # so far without a table having been made, or torch imported
             return tuple(refusals)
-        if not _returns_lse():
-            return (
-                Refusal(
-                    "torch", "its FlexAttention", "one that returns lse with AuxRequest is needed", "install torch 2.9 or newer"
-                ),
-            )
+        from torch.nn.attention import flex_attention
+
+        if not hasattr(flex_attention, "AuxRequest"):
+            needed = "one that returns lse with AuxRequest is needed"
+            return (Refusal("torch", "its FlexAttention", needed, "install torch 2.9 or newer"),)
         from dilkit.backends.flex.pairs import MOST_CELLS, table_cells
 
         if (cells := max(map(table_cells, problem.forms), default=0)) > MOST_CELLS:

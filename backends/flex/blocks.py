@@ -67,7 +67,7 @@ def _of_form(form: Form, count: int) -> tuple[Bools, Bools]:
         some = (nearest <= form.back) & (farthest >= -form.ahead)
         return some, (farthest <= form.back) & (nearest >= -form.ahead) & (form.rate == 1 and form.first == 0)
     if isinstance(form, Global):
-        rows, columns = (_share(runs, count) for runs in (form.rows, form.columns))
+        rows, columns = (among(runs, count * BLOCK).reshape(count, BLOCK).sum(1) for runs in (form.rows, form.columns))
         return (rows > 0)[:, None] | (columns > 0), (rows == BLOCK)[:, None] | (columns == BLOCK)
     if isinstance(form, Runs):
         return _of_runs(form, count)
@@ -78,12 +78,12 @@ def _of_form(form: Form, count: int) -> tuple[Bools, Bools]:
     return _of_form(Band(heads=form.heads, back=reach, ahead=reach), count)[0], np.zeros((count, count), np.bool_)
 
 
-def _share(runs: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Count the positions of each block that lie in one of the disjoint runs."""
-    change = np.zeros(count * BLOCK + 1, np.int64)
+def among(runs: NDArray[np.int64], seq: int) -> Bools:
+    """Return a mask `(seq,)` of the positions inside disjoint runs `(n, 2)`."""
+    change = np.zeros(seq + 1, np.int64)
     for bounds, step in ((runs[:, 0], 1), (runs[:, 1], -1)):
-        np.add.at(change, np.minimum(bounds, count * BLOCK), step)
-    inside: NDArray[np.int64] = (change.cumsum()[:-1] > 0).reshape(count, BLOCK).sum(1)
+        np.add.at(change, np.minimum(bounds, seq), step)
+    inside: Bools = change.cumsum()[:-1] > 0
     return inside
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from dilkit.backends.flex.blocks import among
 from dilkit.pattern.lowering import Band, CutGrid, Form, GivenBlocks, Global, Grid, Runs, Segments
 from dilkit.pattern.lowering.tables import RunTable
 from dilkit.pattern.runs import UNBOUNDED
@@ -173,8 +174,4 @@ def _grid(form: Grid) -> Shows:
 
 
 def _among(runs: Positions, seq: int, device: torch.device) -> Tensor:
-    """Return a mask of the positions inside the runs `(n, 2)`, bool `(seq,)`."""
-    change = np.zeros(max(seq, 1) + 1, np.int32)
-    for bounds, step in ((runs[:, 0], 1), (runs[:, 1], -1)):
-        np.add.at(change, np.minimum(bounds, max(seq, 1)), step)
-    return torch.from_numpy(change.cumsum()[:-1] > 0).to(device)
+    return torch.from_numpy(among(runs, max(seq, 1))).to(device)

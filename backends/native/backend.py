@@ -224,14 +224,12 @@ def _prepared(problem: Problem, query: Tensor) -> tuple[EncodedProblem, str, int
     encoded, flops = problem.encoded or Native().encode(problem)
     if problem.varlen or problem.kv_cache:
         flops = flops * query.shape[1] // problem.seq
-    threads = 1 if flops < FLOPS_PER_THREAD else max(1, min(_torch_threads(), 1 + flops // FLOPS_PER_THREAD))
+    threads = 1
+    if flops >= FLOPS_PER_THREAD:
+        import torch
+
+        threads = min(torch.get_num_threads(), 1 + flops // FLOPS_PER_THREAD)
     return encoded, environment.cpu_isa(_instruction_sets()), threads
-
-
-def _torch_threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _seq(problem: Problem) -> int:

@@ -122,10 +122,14 @@ class TablePairs:
 
     def shown_by(self, form: Form) -> int:
         """The number of the pair that says what a form shows; 0 for a form without one."""
+        import numpy as np
+
         if isinstance(form, Runs):
             return self._number(id(form.queries), lambda: (form.queries, form.keys))
         if isinstance(form, Global):
-            return self._number((id(form.rows), id(form.columns)), lambda: _tables_of_global(form))
+            everything, sides = np.array([[0, UNBOUNDED]]), ((form.rows, form.columns), (form.columns, form.rows))
+            key = id(form.rows), id(form.columns)
+            return self._number(key, lambda: tuple(_inside_and_outside(x, everything, y) for x, y in sides))
         return 0
 
     def left_out(self, form: Form) -> int:
@@ -155,13 +159,6 @@ class TablePairs:
             self._numbers[key] = len(self._tables) // 2
             self._tables += make()
         return self._numbers[key]
-
-
-def _tables_of_global(form: Global) -> tuple[RunTable, RunTable]:
-    import numpy as np
-
-    everything = np.array([[0, UNBOUNDED]])
-    return _inside_and_outside(form.rows, everything, form.columns), _inside_and_outside(form.columns, everything, form.rows)
 
 
 def _inside_and_outside(rows: Int64Array, inside: Int64Array, outside: Int64Array) -> RunTable:

@@ -10,7 +10,6 @@ alike wherever torch splits a tensor: exp, log, and operations that round once. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dilkit.backends.sdpa.strided_calls import StridedCall, TensorStrides
@@ -49,7 +48,11 @@ class OutputAccumulator:
         else:
             self.out = zeros(self.like, self.dtype) if self.out is None else self.out
             old_share, new_share = (x.to(self.dtype).unsqueeze(-1) for x in (old_share, new_share))
-            for whole, keep, part, share in _slices(call.view(self.out), old_share, _on_grid(call, out), new_share):
+            # Cut along the longest dimension: the fp32 copies of halves stay small.
+            tensors = call.view(self.out), old_share, _on_grid(call, out), new_share
+            sizes = old_share.shape[:-1]
+            dim = sizes.index(max(sizes))
+            for whole, keep, part, share in zip(*(x.chunk(8, dim) for x in tensors), strict=True):
                 whole.mul_(keep).add_(part.to(self.dtype).mul_(share))
         old.copy_(merged)
 
@@ -105,13 +108,6 @@ def merge_lse(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lse = highest.add_(total.log())
     total.clamp_min_(1.0)  # changes nothing but 0 / 0
     return lse, of_old.div_(total), of_new.div_(total)
-
-
-def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors that differ in the last dimension only, cut along the longest other one: the fp32 copies of halves stay small."""
-    sizes = tensors[0].shape[:-1]
-    dim = sizes.index(max(sizes))
-    return zip(*(x.chunk(8, dim) for x in tensors), strict=True)
 
 
 def zeros(like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -66,24 +66,23 @@ class SDPA(Backend):
         kernel, passed_over = self._choose_kernel(problem)
         if kernel is None:
             return ""
-        return "; ".join(
-            (f"{kernel.name} kernel", *_merges(problem), *(f"{name}: {reasons[0]}" for name, reasons in passed_over))
-        )
+        details = [f"{kernel.name} kernel"]
+        if problem.device.type == "cuda":
+            reason = why_eager(problem)
+            details.append(f"merges by eager operators: {reason}" if reason else "merges by one kernel a call")
+        return "; ".join((*details, *(f"{name}: {reasons[0]}" for name, reasons in passed_over)))
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         """On a GPU packed sequences wait for `cu_seqlens`, for how many segments have which length decides what is called."""
         query, key, value, key_padding_mask, cu_seqlens, cache_seqlens, *_ = inputs
         if cache_seqlens is not None:
             return last_rows(query, key, value, problem, cache_seqlens)
-        if cu_seqlens is not None:
-            sign, scale = _sign_and_factor(problem.scale)
-            merging = self.row_kernels or row_kernels(query, problem)
-            return packed_forward(self._kernel(problem), _times(sign, query), key, value, problem, cu_seqlens, scale, merging)
-        kernel = self._kernel(problem)
+        kernel, merging = self._kernel(problem), self.row_kernels or row_kernels(query, problem)
         sign, scale = _sign_and_factor(problem.scale)
+        if cu_seqlens is not None:
+            return packed_forward(kernel, _times(sign, query), key, value, problem, cu_seqlens, scale, merging)
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
         q, k, v = (kernel.layout(x) for x in (_times(sign, query), key, value))
-        merging = self.row_kernels or row_kernels(query, problem)
         total = FusedOutput(query, problem, merging) if merging else OutputAccumulator(query, problem)
         with kernel.active():
             for call in _calls(problem, (q,), (k, v), fused=merging is not None):
@@ -95,10 +94,12 @@ class SDPA(Backend):
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, key_padding_mask, cu_seqlens, *_ = inputs
-        if cu_seqlens is not None:
-            return self._packed_backward((dout, query, key, value, out, lse), problem, cu_seqlens)
-        kernel = self._kernel(problem)
+        kernel, adding = self._kernel(problem), self.row_kernels or row_kernels(query, problem)
         sign, scale = _sign_and_factor(problem.scale)
+        if cu_seqlens is not None:
+            rows = dout, _times(sign, query), key, value, out, lse
+            dq, dk, dv = packed_backward(kernel, *rows, problem, cu_seqlens, scale, adding)
+            return _times(sign, dq), dk, dv
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
         if key_padding_mask is not None:  # rows that see nothing have no gradient, whatever is in them
             unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
@@ -108,7 +109,6 @@ class SDPA(Backend):
             do, q, out = (x.contiguous() for x in (do, q, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
         by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
-        adding = self.row_kernels or row_kernels(query, problem)
         totals = [
             FusedGradient(x, problem, adding, kv) if adding else GradientAccumulator(x, problem, kv)
             for x, kv in ((query, False), (key, True), (value, True))
@@ -123,16 +123,6 @@ class SDPA(Backend):
                     total.add(call, call.in_order(part))
                 del parts, part  # before the next ones are computed
         dq, dk, dv = (total.result() for total in totals)
-        return _times(sign, dq), dk, dv
-
-    def _packed_backward(
-        self, tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], problem: Problem, cu_seqlens: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dout, query, key, value, out, lse = tensors
-        sign, scale = _sign_and_factor(problem.scale)
-        adding = self.row_kernels or row_kernels(query, problem)
-        signed = dout, _times(sign, query), key, value, out, lse
-        dq, dk, dv = packed_backward(self._kernel(problem), *signed, problem, cu_seqlens, scale, adding)
         return _times(sign, dq), dk, dv
 
     def _kernel(self, problem: Problem) -> SdpaKernel:
@@ -163,14 +153,6 @@ def _partial(
         return out, lse
     empty = _rows_without_keys(ignored, is_causal, lse.shape[2])
     return out.masked_fill_(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -math.inf)
-
-
-def _merges(problem: Problem) -> tuple[str, ...]:
-    """Describe how results are merged on a CUDA device; empty on others."""
-    if problem.device.type != "cuda":
-        return ()
-    reason = why_eager(problem)
-    return (f"merges by eager operators: {reason}" if reason else "merges by one kernel a call",)
 
 
 def _calls(problem: Problem, queries: tuple[Tensor, ...], keys: tuple[Tensor, ...], fused: bool) -> tuple[StridedCall, ...]:

@@ -52,7 +52,11 @@ def part_table(relation: Relation) -> NDArray[np.int32]:
     run     low, step, and high, of the positions low, low + step, ... below high; whether they are counted from a tile's rows
     """
     of_row, columns = relation.rate > 1, (part.columns for part in relation.parts)
-    runs_of_part = [np.insert(x, 1, relation.rate, axis=1) if of_row else _stops(progressions(x)) for x in columns]
+    if of_row:
+        runs_of_part = [np.insert(x, 1, relation.rate, axis=1) for x in columns]
+    else:
+        steps = [progressions(x).T for x in columns]
+        runs_of_part = [np.stack((first, step, first + (count - 1) * step + 1), axis=1) for first, step, count in steps]
     count = np.array([*map(len, runs_of_part)], np.int64)
     parts = np.stack((np.cumsum(count) - count, -count, *(np.full(len(runs_of_part), head) for head in relation.heads)), axis=1)
     runs = np.concatenate([np.zeros((0, 3), np.int64), *runs_of_part])
@@ -67,12 +71,6 @@ def most_runs(problem: Problem) -> int:
         return 0 if all(isinstance(form, Segments) for form in forms) else 2
     tables = (part_table(relation)[: len(relation.parts), 1] for relation in relations(problem))
     return int(max((-table.min() for table in tables if len(table)), default=0))
-
-
-def _stops(progression: Ints) -> Ints:
-    """Replace the counts of progressions `(n, 3)` of first, step and count by their ends."""
-    first, step, count = progression.T
-    return np.stack((first, step, first + (count - 1) * step + 1), axis=1)
 
 
 def _without_keys(rows: Positions, tile_rows: int, seq: int) -> Ints:

@@ -71,7 +71,10 @@ def relations(problem: Problem) -> Iterator[Relation]:
         if isinstance(form, Band):
             yield from _band(form, problem)
         elif isinstance(form, Global):
-            yield _global(form, problem)
+            queries, keys = _left_out(form)
+            of_queries = _global_parts(form.rows, form.columns, queries, keys, problem.seq)
+            of_keys = _global_parts(form.columns, form.rows, keys, queries, problem.seq)
+            yield Relation(form.heads, of_queries, of_keys, ahead=0 if problem.is_causal else FAR)
         elif isinstance(form, Runs):
             yield from _runs(form, problem)
         elif not isinstance(form, Segments):
@@ -97,13 +100,6 @@ def _band(form: Band, problem: Problem) -> Iterator[Relation]:
     for before, after in bounds:
         if before + after >= 0:
             yield Relation(form.heads, _seeing(Part(rows, columns)), _seeing(Part(columns, rows)), rate, before, after)
-
-
-def _global(form: Global, problem: Problem) -> Relation:
-    queries, keys = _left_out(form)
-    of_queries = _global_parts(form.rows, form.columns, queries, keys, problem.seq)
-    of_keys = _global_parts(form.columns, form.rows, keys, queries, problem.seq)
-    return Relation(form.heads, of_queries, of_keys, ahead=0 if problem.is_causal else FAR)
 
 
 def _global_parts(

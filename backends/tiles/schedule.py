@@ -122,7 +122,10 @@ def _schedule(problem: Problem, tile_rows: int) -> Schedule:
     grouped = _grouped(_segment_branches(problem), problem, tile_rows)
     groups = [_group(branches, problem, tile_rows, first=i == 0) for i, branches in enumerate(grouped)]
     for relation in relations(problem):
-        groups.append(_group_of_relation(relation, problem, tile_rows, first=not groups))
+        tiles = (relation_tiles(relation, problem, of_keys, tile_rows, not groups) for of_keys in (False, True))
+        query_tiles, key_tiles = (_most_keys_first(*x) for x in tiles)
+        table = part_table(relation).view(BRANCH).reshape(-1)
+        groups.append(_read_only(Group(table, query_tiles, key_tiles, relation.back, relation.ahead, relation)))
     return Schedule(tuple(groups))
 
 
@@ -195,13 +198,6 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
     query_tiles, key_tiles = (_most_keys_first(*x) for x in (queries, keys))
     key_tiles["head"] //= per_head
     return _read_only(Group(table, query_tiles, key_tiles, ahead=0 if problem.is_causal else FAR))
-
-
-def _group_of_relation(relation: Relation, problem: Problem, tile_rows: int, first: bool) -> Group:
-    tiles = (relation_tiles(relation, problem, of_keys, tile_rows, first) for of_keys in (False, True))
-    query_tiles, key_tiles = (_most_keys_first(*x) for x in tiles)
-    table = part_table(relation).view(BRANCH).reshape(-1)
-    return _read_only(Group(table, query_tiles, key_tiles, relation.back, relation.ahead, relation))
 
 
 def _read_only(group: Group) -> Group:

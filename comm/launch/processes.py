@@ -116,9 +116,9 @@ class Job:
             process.wait()
         return self.code or 0
 
-    def _kill_left_behind(self, grace: float = 2.0) -> int:
-        """How many processes run `grace` seconds after the end: launchers do not wait for those that they kill."""
-        end = time.monotonic() + grace
+    def _kill_left_behind(self) -> int:
+        """Count the processes that run two seconds after the end: launchers do not wait for those that they kill."""
+        end = time.monotonic() + 2.0
         while (left := self.marked_processes()) and time.monotonic() < end:
             time.sleep(0.05)
         for process in left:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._library.fake_impl import allocate_size
 
 from dilkit.comm.arguments import Arguments
-from dilkit.comm.operators.order import in_order
+from dilkit.comm.operators.order import below_autograd, in_order
 from dilkit.comm.passes.attention_op import QKVRows
 from dilkit.comm.passes.autograd import Saved, backward_pass, forward_pass, gradient_of_sink
 from dilkit.comm.passes.context import UNKNOWN
@@ -224,14 +224,9 @@ class _Differentiable(torch.autograd.Function):
         return *gradients, None, dsink if of_sink else None, None, None, None, None, None
 
 
-def _below_autograd(*inputs: Any) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return backward_op(*inputs)
-
-
 library.impl("attention_over_ranks", _forward, "CompositeExplicitAutograd")
 library.impl("attention_over_ranks_backward", _backward, "CompositeExplicitAutograd")
 library.impl("attention_over_ranks", in_order(operators.autograd(forward_op, _Differentiable.apply), "forward"), "Autograd")
-library.impl("attention_over_ranks_backward", in_order(_below_autograd, "backward"), "Autograd")
+library.impl("attention_over_ranks_backward", in_order(below_autograd(backward_op), "backward"), "Autograd")
 torch.library.register_fake("dilkit::attention_over_ranks", _fake_forward, lib=library)
 torch.library.register_fake("dilkit::attention_over_ranks_backward", _fake_backward, lib=library)

@@ -43,6 +43,16 @@ def in_order(kernel: Callable[..., Any], phase: str) -> Callable[..., Any]:
     return call
 
 
+def below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """`operator` as its kernel under the Autograd key, which records nothing."""
+
+    def call(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*inputs)
+
+    return call
+
+
 def _token(result: Tensor) -> Tensor:
     return result.new_empty(0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dilkit.comm.operators.order import in_order
+from dilkit.comm.operators.order import below_autograd, in_order
 from dilkit.comm.row_positions import first_row
 from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.handles import transport_of
@@ -27,14 +27,8 @@ def _positions(like: Tensor, rows: int, handle: str, after: Tensor | None) -> Te
     return torch.arange(start, start + rows, device=like.device)
 
 
-def _below_autograd(*inputs: object) -> Tensor:
-    with torch._C._AutoDispatchBelowAutograd():
-        found: Tensor = positions_op(*inputs)
-    return found
-
-
 library.impl("positions_over_ranks", _positions, "CompositeExplicitAutograd")
-library.impl("positions_over_ranks", in_order(_below_autograd, "forward"), "Autograd")
+library.impl("positions_over_ranks", in_order(below_autograd(positions_op), "forward"), "Autograd")
 torch.library.register_fake(
     "dilkit::positions_over_ranks", lambda like, rows, *_: like.new_empty(rows, dtype=torch.int64), lib=library
 )

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,6 @@ from dilkit.comm.passes.local_attention import local_backward, local_forward
 from dilkit.comm.passes.rank_bias import RankBias
 from dilkit.comm.passes.ring import ring_backward, ring_forward
 from dilkit.comm.passes.row_index import add_rows
-from dilkit.comm.transports.base import Comm
 from dilkit.comm.transports.errors import PlanMismatch, ranks_text
 from dilkit.inputs import Inputs
 from dilkit.op import boundary
@@ -195,17 +193,13 @@ def _through_lse(
         dquery, dkey, _, dweights = _backward(context, dout, inputs, out, lse, held)
         return dquery, dkey, dweights
 
+    def of_all(here: Tensor) -> Tensor:  # NaN where a rank has NaN
+        records = context.comm.share(json.dumps(here.tolist()).encode(), "sizes of gradients")
+        return torch.stack([here.new_tensor(json.loads(record)) for record in records]).amax(dim=0)
+
     dlse = torch.zeros_like(lse) if dlse is None else dlse.transpose(1, 2)
-    of_all = partial(_largest_of_all, context.comm)
-    return through_lse(
-        dlse, lse, inputs.query, inputs.key, context.op.options.factor(inputs.query), context.plan.seq, of_all, backward
-    )
-
-
-def _largest_of_all(comm: Comm, here: Tensor) -> Tensor:
-    """The largest of all ranks, number by number; NaN where a rank has NaN."""
-    records = comm.share(json.dumps(here.tolist()).encode(), "sizes of gradients")
-    return torch.stack([here.new_tensor(json.loads(record)) for record in records]).amax(dim=0)
+    scale = context.op.options.factor(inputs.query)
+    return through_lse(dlse, lse, inputs.query, inputs.key, scale, context.plan.seq, of_all, backward)
 
 
 STEP = "backward pass of ring_dilated_attention"

@@ -112,18 +112,13 @@ class Forecast:
             there, back, around = (leg.max(0) / self.speed.bandwidth for leg in legs)  # links work both ways at once
             compute += factor * (local + moved + ring)
             sending += there + back + around + latency
-            early = self._early(phase).max(0) / self.speed.bandwidth
-            late = 0 if phase == "backward" and self.plan.keep == "nothing" else back
+            early, late = there, 0 if phase == "backward" and self.plan.keep == "nothing" else back
+            if self.plan.keep == "nothing" and self.plan.rounds:
+                first = self.plan.traffic("forward", self.rows, self.plan.rounds[0][0]).there
+                early = (first * (phase == "forward")).max(0) / self.speed.bandwidth
             overlapped += np.maximum(factor * local, early) + there - early + factor * moved + back - late
             overlapped += np.maximum(factor * ring, late + around) + latency
         return dict(compute=compute, communication=sending, overlapped=overlapped, sequential=compute + sending)
-
-    def _early(self, phase: str) -> IntArray:
-        """The bytes that travel there during local work."""
-        if self.plan.keep == "rows" or not self.plan.rounds:
-            return self.traffic[phase].there
-        first = self.plan.traffic("forward", self.rows, self.plan.rounds[0][0]).there
-        return first * (phase == "forward")
 
     @property
     def slowest(self) -> int:

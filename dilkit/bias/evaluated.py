@@ -35,10 +35,8 @@ def _measure(bias: LoweredBias, queries: Tensor, keys: Tensor) -> Tensor:
         apart = (queries[:, None] - keys).to(weights.dtype)[None, :, :, None]
     else:
         apart = positions[:, queries, None, : form.dims] - positions[:, None, keys, -form.dims :]
-    return _entries(form, apart) if form.sizes else _distances(form, apart)
-
-
-def _distances(form: BiasForm, apart: Tensor) -> Tensor:
+    if form.sizes:
+        return _entries(form, apart)
     if form.metric == "euclidean":
         return apart.square().sum(-1).sqrt()
     return apart.abs().sum(-1) if form.metric == "l1" else apart.abs().amax(-1)

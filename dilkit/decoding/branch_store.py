@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from dilkit.bias.evaluated import evaluate
-from dilkit.bias.form import LoweredBias
 from dilkit.decoding._tables import Slots
 from dilkit.decoding.layout import Layout
 from dilkit.op.scores import Scores
@@ -166,16 +165,11 @@ class Block:
         if changed.softcap:
             scores.div_(changed.softcap).tanh_().mul_(changed.softcap)
         if changed.bias is not None:
-            scores.add_(self._added(changed.bias, len(query)))
+            added = evaluate(changed.bias, *(positions(x, self.stored.device) for x in (self.queries, self.keys)))
+            grouped = added.reshape(len(added), len(query), added.shape[1] // len(query), *added.shape[2:])
+            scores.add_(grouped[:, self.heads].permute(1, 0, 3, 2, 4))
         if self.unseen is not None:
             scores.masked_fill_(self.unseen, -torch.inf)
-
-    def _added(self, bias: LoweredBias, kv_heads: int) -> Tensor:
-        """Evaluate a bias of all heads, `(heads, batch or 1, rows, group, slots)`."""
-        rows, keys = (positions(x, self.stored.device) for x in (self.queries, self.keys))
-        added = evaluate(bias, rows, keys)
-        grouped = added.reshape(len(added), kv_heads, added.shape[1] // kv_heads, *added.shape[2:])
-        return grouped[:, self.heads].permute(1, 0, 3, 2, 4)
 
     def gather(self, weights: Tensor, out: Tensor, careful: bool) -> None:
         """Add the values times `weights`, which is like `scores`, to `out` `(kv_heads, batch, rows, group, head_dim)`.

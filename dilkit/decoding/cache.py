@@ -225,21 +225,19 @@ class DilatedCache:
         length = integer("length", length, at_least=0)
         if length > self._seen:
             raise ValueError(f"length={length} exceeds the {self._seen} tokens seen")
+        needed, most = self._longest - length, self._most_rollback
         for store in self._stores:
             if not store.can_go_back(self._seen, length):
+                way_out = f"rollback can be {most} at most, so attend to the tokens again, or keep a copy (copy.deepcopy)"
+                if needed <= most:
+                    way_out = f"a cache with rollback={needed} does"
                 raise ValueError(
                     f"length={length} needs keys from token {store.needed_from(length)} on, which the branch with {store.branch} "
-                    f"keeps no more after {self._longest} tokens; {self._way_to(length)}"
+                    f"keeps no more after {self._longest} tokens; {way_out}"
                 )
         for store in self._stores:
             store.go_back(self._seen, length)
         self._seen, self._longest = length, self._longest if length else 0
-
-    def _way_to(self, length: int) -> str:
-        """Return the way to a cache that can go back to `length`."""
-        if (needed := self._longest - length) <= self._most_rollback:
-            return f"a cache with rollback={needed} does"
-        return f"rollback can be {self._most_rollback} at most, so attend to the tokens again, or keep a copy (copy.deepcopy)"
 
     def reorder(self, indices: Tensor | Sequence[int]) -> None:
         """Make sequence i what was sequence `indices[i]`: the beams that go on. The batch becomes as large as there are indices.

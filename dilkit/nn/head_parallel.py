@@ -183,12 +183,6 @@ def _pattern_of_model(module: nn.Module) -> Pattern:
     return pattern
 
 
-def _same_for_all(module: nn.Module, pattern: Pattern) -> bool:
-    """True if `module` computes all heads alike, whatever their numbers are."""
-    biased = getattr(module, "bias", None) is not None  # of the heads of the model, which the pattern then says
-    return not biased and not pattern.differs_by_head and len(getattr(module, "orders", None) or ()) < 2
-
-
 def _pattern_of_rank(pattern: Pattern, rank: int, size: int, heads: int, kv_heads: int) -> Pattern:
     """Return the part of a model's pattern for rank `rank` of `size`, with `heads` query and `kv_heads` key/value heads each."""
     pattern.check_heads(heads * size, kv_heads * size)
@@ -224,7 +218,8 @@ class _BeforeCall:
         """Give `module` the pattern for calls with so many query and key/value heads, where their numbers matter or not."""
         heads, kv_heads, by_number = call
         pattern = self.pattern
-        if by_number or not _same_for_all(module, pattern):
+        biased = getattr(module, "bias", None) is not None  # of the heads of the model, which the pattern then says
+        if by_number or biased or pattern.differs_by_head or len(getattr(module, "orders", None) or ()) > 1:
             pattern = _pattern_of_rank(pattern, self.rank, self.size, heads, kv_heads)
         module.pattern, module._placed_for = pattern, call
 

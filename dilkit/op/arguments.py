@@ -125,15 +125,11 @@ def _check_tensor(name: str, x: Tensor, query: Tensor) -> None:
             else (f"has layout {x.layout}", f"{name}.to_dense()")
         )
         raise TypeError(f"{name} {what}; a plain tensor, torch.strided, is needed ({way})")
-    if x.device != query.device or (x.dtype != query.dtype and not _autocast(query.device.type)):
+    kind = query.device.type
+    if x.device != query.device or (x.dtype != query.dtype and not (kind in AUTOCAST_KEYS and torch.is_autocast_enabled(kind))):
         raise ValueError(
             f"{name} is {x.dtype} on {x.device} but query {query.dtype} on {query.device}; make them equal with {name}.to(query)"
         )
-
-
-def _autocast(device: str) -> bool:
-    """Whether the operator will be called under an autocast that makes mixed dtypes equal."""
-    return device in AUTOCAST_KEYS and torch.is_autocast_enabled(device)
 
 
 def _check_mask(mask: Tensor, query: Tensor) -> None:

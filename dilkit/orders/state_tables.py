@@ -55,19 +55,18 @@ def state_table(curve: str, ndim: int, decoding: bool) -> StateTable:
     for source, digits in product(permutations(range(ndim)), product(range(2**ndim), repeat=levels)):
         orientation, points = (source, (0,) * ndim), []
         for digit in digits:
-            points.append(_apply(orientation, _corner(digit, ndim, is_oriented)))
+            bits = digit ^ digit >> 1 if is_oriented else digit
+            points.append(_apply(orientation, tuple(bits >> place & 1 for place in reversed(range(ndim)))))
             orientation = _compose(orientation, parts[digit])
         input_bits, output_bits = _decoding_bits(digits, points) if decoding else _encoding_bits(digits, points, is_oriented)
         before = _state((source, (0,) * ndim), decoding)
         table[before ^ input_bits] = before ^ _state(orientation, decoding) ^ output_bits
     table.setflags(write=False)
-    starts = tuple(_state(orientation, decoding) for orientation in _start_orientations(parts[0], identity))
+    cycle = [identity]  # of the orientations by which the first part is entered again and again
+    while (orientation := _compose(cycle[-1], parts[0])) != identity:
+        cycle.append(orientation)
+    starts = tuple(_state(cycle[-levels % len(cycle)], decoding) for levels in range(4))
     return StateTable(table, starts, is_oriented)
-
-
-def _corner(digit: int, ndim: int, gray: bool) -> tuple[int, ...]:
-    bits = digit ^ digit >> 1 if gray else digit
-    return tuple(bits >> place & 1 for place in reversed(range(ndim)))
 
 
 def _apply(orientation: Orientation, point: tuple[int, ...]) -> tuple[int, ...]:
@@ -77,14 +76,6 @@ def _apply(orientation: Orientation, point: tuple[int, ...]) -> tuple[int, ...]:
 def _compose(outer: Orientation, inner: Orientation) -> Orientation:
     """Return the orientation `inner` within a cube of orientation `outer`."""
     return tuple(inner[0][axis] for axis in outer[0]), _apply(outer, inner[1])
-
-
-def _start_orientations(first: Orientation, identity: Orientation) -> list[Orientation]:
-    """Return, for 0 to 3 levels of zeros, the orientation that becomes the identity by entering the first part so often."""
-    cycle = [identity]
-    while (orientation := _compose(cycle[-1], first)) != identity:
-        cycle.append(orientation)
-    return [cycle[-levels % len(cycle)] for levels in range(4)]
 
 
 def _encoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]], is_oriented: bool) -> tuple[int, int]:

@@ -7,7 +7,6 @@ another device or with other versions, is ignored with one warning.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata
 from itertools import count
@@ -29,8 +28,12 @@ def seconds(problem: Problem) -> Seconds:
     if path is None or problem.device.assumed:
         return ()
     entries, complaint = _read(path, generation)
-    entry = entries.get((setup := setup_of(problem.device), shape_of(problem)))
-    if entry is None and (complaint := complaint or _stale(entries, setup)):
+    setup = setup_of(problem.device)
+    entry = entries.get((setup, shape_of(problem)))
+    measured = {other: None for other, _ in entries if other.device == setup.device}
+    if not complaint and measured and setup not in measured:
+        complaint = f"measured on {'; on '.join(map(str, measured))}; this is {setup}"
+    if entry is None and complaint:
         _warn_once(path, complaint)
     return entry or ()
 
@@ -86,14 +89,6 @@ def _read(path: Path, generation: int) -> tuple[dict[tuple[TunedSetup, TunedShap
         return {(entry.setup, entry.shape): entry.seconds for entry in load(path)}, ""
     except TunedError as error:
         return {}, str(error).removeprefix(f"{path}: ")
-
-
-def _stale(entries: Iterable[tuple[TunedSetup, TunedShape]], here: TunedSetup) -> str:
-    """Return why no measurement for this kind of device applies here; empty if one does, or if there is none."""
-    setups = {setup: None for setup, _ in entries if setup.device == here.device}
-    if not setups or here in setups:
-        return ""
-    return f"measured on {'; on '.join(map(str, setups))}; this is {here}"
 
 
 def _warn_once(path: Path, complaint: str) -> None:

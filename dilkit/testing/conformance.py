@@ -69,20 +69,16 @@ def check(backend: str, case: Case, device: str = "cpu") -> Result:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # the backend may be another package's
+        frames = traceback.extract_tb(error.__traceback__)
+        called = [i for i, frame in enumerate(frames) if frame.filename in _CALLERS]
+        of_backend = traceback.format_list(frames[called[-1] + 1 :] if called else frames)
         reasons = (visible(f"{type(error).__name__}: {error}"),)
-        return Result(backend, case, "failed", reasons=reasons, raised_in=_raised_in(error))
+        return Result(backend, case, "failed", reasons=reasons, raised_in=tuple(of_backend))
     complaints = _malformed(results, tensors, case)
     if any(not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(before, _inputs(tensors), strict=True)):
         complaints.append("an input was changed; they are read-only")
     ratios, wrong = _judge(_clean(results, case), expected(case))
     return Result(backend, case, "failed" if complaints or wrong else "passed", ratios, (*complaints, *wrong, *notes))
-
-
-def _raised_in(error: BaseException) -> tuple[str, ...]:
-    """Return the frames of the backend: those that the operator called."""
-    frames = traceback.extract_tb(error.__traceback__)
-    called = [i for i, frame in enumerate(frames) if frame.filename in _CALLERS]
-    return tuple(traceback.format_list(frames[called[-1] + 1 :] if called else frames))
 
 
 def repeats_that_differ(backend: str, case: Case, device: str, repeats: int) -> int:
@@ -189,14 +185,11 @@ def _malformed(results: Results, tensors: Tensors, case: Case) -> list[str]:
 
 def _judge(results: Results, want: Expected) -> tuple[dict[str, float], list[str]]:
     """Return the error ratios of all results, and a text for each that exceeds its limit."""
-    ratios = {name: _ratio(distance(x, want.exact[name]), want.error[name]) for name, x in results.items()}
-    wrong = []
-    for name, ratio in ratios.items():
+    ratios, wrong = {}, []
+    for name, x in results.items():
+        error, plain = distance(x, want.exact[name]), want.error[name]
+        ratios[name] = ratio = error / plain if plain else inf if error else 0.0
         if not ratio <= LIMITS[name]:
             size = f"{ratio:.1f}x that of plain torch math" if isfinite(ratio) else "not finite"
             wrong.append(f"{name}: the error is {size}, at most {LIMITS[name]:.0f}x is right")
     return ratios, wrong
-
-
-def _ratio(error: float, plain: float) -> float:
-    return error / plain if plain else inf if error else 0.0

@@ -55,22 +55,14 @@ def _cuda_peak(function: Callable[[], Any]) -> int:
 
 def _resident_peak(function: Callable[[], Any]) -> int:
     """Measure the resident peak, less pages read from files: code that was taken out of memory comes back when called."""
-    before, mapped = _start_anew(), _status_bytes("RssFile")
+    gc.collect()
+    give_memory_back()  # freed memory that the allocator keeps would be reused unseen
+    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+    before, mapped = _status_bytes("VmRSS"), _status_bytes("RssFile")
     result = function()
     peak, read = _status_bytes("VmHWM"), max(0, _status_bytes("RssFile") - mapped)
     del result
     return max(0, peak - before - read)
-
-
-def _start_anew() -> int:
-    """Return the bytes resident now, to which the high-water mark is set back.
-
-    Freed memory that the allocator keeps would be reused unseen, so it is given back to the system first.
-    """
-    gc.collect()
-    give_memory_back()
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status_bytes("VmRSS")
 
 
 def _status_bytes(field: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,6 +100,12 @@ class Case:
         many |= dict(softcap=self.softcap, bias=form if form is None else replace(form, learned=learned))
         where: Fields = dict(device=device or probe("cpu"), requires_grad=requires_grad and self.gradients)
         return Problem(pattern=self.pattern, dtype=self.dtype, batch=self.batch, **sizes, **flags, **many, **where)
+
+
+def _in_dtypes(feature: str, variants: dict[str, Fields], dtypes: Iterable[str] = DTYPES) -> tuple[Case, ...]:
+    return tuple(
+        Case(feature=feature, variant=variant, dtype=dtype, **fields) for variant, fields in variants.items() for dtype in dtypes
+    )
 
 
 FEATURES: dict[str, dict[str, Fields]] = {
@@ -236,12 +242,7 @@ def _mixed(count: int) -> Iterator[Case]:
 
 
 PROBLEMS = (
-    *(
-        Case(feature=feature, variant=variant, dtype=dtype, **fields)
-        for feature, variants in FEATURES.items()
-        for variant, fields in variants.items()
-        for dtype in DTYPES
-    ),
+    *(case for feature, variants in FEATURES.items() for case in _in_dtypes(feature, variants)),
     *_mixed(MIXED),
 )
 
@@ -255,9 +256,7 @@ _DROPPING: dict[str, Fields] = {
     "almost all dense": dict(dropout_p=0.9, pattern=Pattern.dense(), seq=67),
     "packed causal": dict(dropout_p=0.3, is_causal=True, kv_heads=2, batch=1, lengths=(0, 13, 0, 0, 25, 1, 0), seq=39),
 }
-DROPPING = tuple(
-    Case(feature="dropout", variant=variant, dtype=dtype, **fields) for variant, fields in _DROPPING.items() for dtype in DTYPES
-)
+DROPPING = _in_dtypes("dropout", _DROPPING)
 """Calls that drop weights, of sequences by themselves and packed."""
 
 _IN_TURN = Intervals([[i - i % 9, i + 3] for i in range(60)], [[i, i + 5 * (i % 2)] for i in range(60)])
@@ -327,9 +326,7 @@ _OTHER_KINDS: dict[str, Fields] = {
     "mixed packed": dict(pattern=Pattern.of(*_MIXED), batch=1, lengths=(0, 13, 25, 1), seq=39, is_causal=True),
     "mixed last rows": dict(pattern=Pattern.of(*_MIXED), lengths=(13, 25), seq=39, rows=4, is_causal=True, gradients=False),
 }
-OTHER_KINDS = tuple(
-    Case(feature="kinds", variant=variant, dtype=dtype, **fields) for variant, fields in _OTHER_KINDS.items() for dtype in DTYPES
-)
+OTHER_KINDS = _in_dtypes("kinds", _OTHER_KINDS)
 """Patterns with branches of other kinds than dilated segments, alone and in mixes."""
 
 _GIVEN = BlockSparse(None, 8)
@@ -348,11 +345,7 @@ _GIVEN_BLOCKS: dict[str, Fields] = {
     "shard": dict(pattern=Pattern.of(_GIVEN, SlidingWindow(3), head_shard=(3, 8)), seq=43, blocks="bools by head"),
     "bias": dict(pattern=Pattern.of(_GIVEN), seq=59, bias="alibi", softcap=2.0, kv_heads=2),
 }
-GIVEN_BLOCKS = tuple(
-    Case(feature="given blocks", variant=variant, dtype=dtype, **fields)
-    for variant, fields in _GIVEN_BLOCKS.items()
-    for dtype in DTYPES
-)
+GIVEN_BLOCKS = _in_dtypes("given blocks", _GIVEN_BLOCKS)
 """Blocks that each call gives."""
 
 _SCORES: dict[str, Fields] = {
@@ -398,9 +391,7 @@ _SCORES: dict[str, Fields] = {
     "softcap alibi mask": dict(softcap=1.5, bias="alibi", mask="random", dropout_p=0.1),
     "softcap grid packed": dict(softcap=1.0, bias="buckets", batch=1, lengths=(13, 1, 25), seq=39, head_dim=24),
 }
-SCORES = tuple(
-    Case(feature="scores", variant=variant, dtype=dtype, **fields) for variant, fields in _SCORES.items() for dtype in DTYPES
-)
+SCORES = _in_dtypes("scores", _SCORES)
 """Scores that know positions, and capped ones."""
 
 _LONG = Pattern([256, 1024, 2048], [1, 4, 16])
@@ -422,11 +413,7 @@ _LARGE: dict[str, Fields] = {
         pattern=Pattern.of(Documents([700, 32, 1316]), BlockSparse.local_global(64, 32)), kv_heads=2, mask="random"
     ),
 }
-LARGE = tuple(
-    Case(feature="large", variant=variant, dtype=dtype, **_DEFAULT | fields)
-    for variant, fields in _LARGE.items()
-    for dtype in ("float32", "bfloat16", "float16")
-)
+LARGE = _in_dtypes("large", {variant: _DEFAULT | fields for variant, fields in _LARGE.items()}, DTYPES[1:])
 """Cases of many tiles, for devices: on a CPU the oracle alone takes seconds for each."""
 
 _ONE_PATTERN: dict[str, Fields] = {

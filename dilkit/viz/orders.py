@@ -25,6 +25,8 @@ class OrderView:
     """The cells of an order along the curve: the place of each in the picture, its segment and colour, and if it is kept."""
 
     def __init__(self, order: TokenOrder, length: int, rate: int) -> None:
+        from matplotlib.colors import LinearSegmentedColormap
+
         places, cells = np.arange(order.extra_tokens, len(order)), order.coordinates()
         depth, rows, columns = (1, 1, *order.shape)[-3:]
         across = ceil(sqrt(depth))
@@ -33,7 +35,8 @@ class OrderView:
         self.place = self.layer // across * (rows + 1) + row, self.layer % across * (columns + 1) + column
         self.segment = places // length
         self.is_key = places % length % rate == 0
-        self.colours = _palette(int(self.segment[-1]) + 1)[self.segment]
+        scale = LinearSegmentedColormap.from_list("segments", SCALE[1:])
+        self.colours = np.asarray(scale(np.linspace(0, 1, max(int(self.segment[-1]) + 1, 2))))[self.segment, :3]
         token = (cells == [min(3 * side // 8 + 1, side - 1) for side in order.shape]).all(1)
         self.token = self.place[1][token], self.place[0][token]
         self.inside = self.segment == self.segment[token]
@@ -140,11 +143,3 @@ def _dress(ax: Any, view: OrderView, title: str, figures: str) -> None:
         spine.set(color=GREY, linewidth=0.6)
     ax.set_title(title, loc="left", x=0.0, fontsize=11, weight="bold", color=INK, pad=20)
     ax.annotate(figures, (0.0, 1), (0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=9, color=GREY)
-
-
-def _palette(count: int) -> np.ndarray:
-    """Return a colour for each segment, `(count, 3)`; neighbours along the curve are alike but can be distinguished."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    chosen = LinearSegmentedColormap.from_list("segments", SCALE[1:])
-    return np.asarray(chosen(np.linspace(0, 1, max(count, 2))))[:count, :3]

@@ -122,15 +122,10 @@ def poll(unfinished: Callable[[], int], timeout: float) -> bool:
         if count != before:
             before, moved = count, now
         if now - moved < ATTENTIVE_SECONDS:
-            getattr(os, "sched_yield", _nap)()
+            getattr(os, "sched_yield", partial(time.sleep, 0))()  # either yields the core
         else:
             time.sleep(min((now - moved) / 10, LONGEST_NAP))
     return True
-
-
-def _nap() -> None:
-    """The shortest there is: it yields the core where there is no `os.sched_yield`."""
-    time.sleep(0)
 
 
 def unfinished_exchanges() -> list[MPIExchange]:

@@ -23,8 +23,9 @@ Names are loaded at first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dilkit.lazy import lazy_names
 
 _HOMES = {
     "ARCHITECTURES": "config",
@@ -53,14 +54,4 @@ if TYPE_CHECKING:
     from dilkit.integrations.gigapath.longnet_vit import create_model as create_model
     from dilkit.integrations.gigapath.tile_attention import attention_map as attention_map
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -85,7 +85,8 @@ def install(*, backend: str | Sequence[str] | None = None, flash_attn: str | Non
     if flash_attn is not None:
         _check_version(flash_attn)
     handle = Installation(backend, flash_attn)
-    if not _can_be_imported():
+    loaded = sys.modules.get(MODULE) is not None  # a stand-in, too
+    if not loaded and (PathFinder.find_spec(MODULE, _folders()) is None or not all(map(_is_there, NEEDED))):
         _place_gigapath()
     if flash_attn is not None and not _is_there(FLASH_ATTN):
         functions: dict[str, Any] = {name: refusing(f"{FLASH_ATTN}.{name}", NO_FLASH) for name in FUNCTIONS}
@@ -113,13 +114,6 @@ def _folders() -> list[str]:
     loaded = sys.modules.get(PACKAGE)
     spec = None if loaded is not None else find_spec(PACKAGE)
     return list((spec.submodule_search_locations if spec else getattr(loaded, "__path__", None)) or ())
-
-
-def _can_be_imported() -> bool:
-    """True if `gigapath.slide_encoder` is there with the packages that it needs, or a stand-in is."""
-    if sys.modules.get(MODULE) is not None:
-        return True
-    return PathFinder.find_spec(MODULE, _folders()) is not None and all(map(_is_there, NEEDED))
 
 
 def _place_gigapath() -> None:

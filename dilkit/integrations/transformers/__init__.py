@@ -23,8 +23,9 @@ Names are loaded at first use; transformers is imported by the calls alone.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dilkit.lazy import lazy_names
 
 _HOMES = {
     **dict.fromkeys(["Conversion", "ConvertedLayer", "convert"], "conversion"),
@@ -46,14 +47,4 @@ if TYPE_CHECKING:
     from dilkit.integrations.transformers.loading import load as load
     from dilkit.integrations.transformers.registration import register as register
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -88,7 +88,8 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
     wanted = None if pattern is None else checked(pattern)
     everywhere = layers = attention_layers(model)
     if wanted is None:
-        layers = {path: x for path, x in everywhere.items() if _has_pattern(x.config)} or everywhere
+        stating = (path for path, x in everywhere.items() if stated_patterns(None, x.config) is not None or has_windows(x.config))
+        layers = {path: everywhere[path] for path in stating} or everywhere
     _check(model, layers, wanted)
     stated = {id(x.config): stated_patterns(None, x.config) if wanted is None else wanted for x in layers.values()}
     registered = patterns_registered(name)
@@ -113,10 +114,6 @@ def convert(model: Any, pattern: Pattern | Sequence[Pattern] | None = None, name
     for part in parts:
         part.set_attn_implementation(name)
     return Conversion(tuple(changed))
-
-
-def _has_pattern(config: Any) -> bool:
-    return stated_patterns(None, config) is not None or has_windows(config)
 
 
 def attention_layers(model: Any) -> dict[str, Any]:

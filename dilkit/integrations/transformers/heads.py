@@ -9,7 +9,6 @@ a part, and Pattern(head_shard=)       what it says
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -128,19 +127,12 @@ def _by_projections(module: Any, held: HeldHeads) -> int | None:
     """Return the first held head by the layer's weights, if they are DTensors whose rows are split as the key/value heads are."""
     if not isinstance(module, nn.Module) or held.kv_total is None:
         return None
-    begins = {_first_head(weight, held.kv_heads, held.kv_total) for weight in _by_heads(module)}
+    # A projection that `fully_shard` wraps by itself has DTensors too, cut as they are stored, and not by heads.
+    parts = [part for part in module.modules() if part is module or not hasattr(part, "set_requires_gradient_sync")]
+    weights = [x for part in parts for x in part.parameters(recurse=False) if hasattr(x, "device_mesh")]
+    begins = {_first_head(weight, held.kv_heads, held.kv_total) for weight in weights}
     begins.discard(None)
     return begins.pop() if len(begins) == 1 else None
-
-
-def _by_heads(module: nn.Module) -> Iterator[Any]:
-    """Yield the DTensors among the weights of a layer that tensor parallelism may have made.
-
-    A projection that `fully_shard` wraps by itself has DTensors too, cut as they are stored, and not by heads.
-    """
-    for part in module.modules():
-        if part is module or not hasattr(part, "set_requires_gradient_sync"):
-            yield from (weight for weight in part.parameters(recurse=False) if hasattr(weight, "device_mesh"))
 
 
 def _first_head(weight: Any, kv_heads: int, kv_total: int) -> int | None:

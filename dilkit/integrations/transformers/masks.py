@@ -126,7 +126,11 @@ def _check(mask_function: Callable[..., Any] | None, use_vmap: bool, config: Any
         )
     if use_vmap:
         raise ValueError("a mask function of the model's own (or_mask_function, and_mask_function): dilkit has patterns instead")
-    for name in _asked_for(mask_function, config):
+    if torch.compiler.is_compiling():  # which hides the functions: the configuration decides
+        names = ["chunked_overlay"] if getattr(config, "attention_chunk_size", None) else []
+    else:
+        names = [] if mask_function is None else list(_parts(mask_function))
+    for name in names:
         if name not in COMPUTED:
             raise ValueError(
                 f"the model asks for the mask {name}, which dilated attention does not compute; use another attn_implementation, "
@@ -145,13 +149,6 @@ def _check_kept(stated: Patterns | None, config: Any, before: int, left_out: int
                 f"the cache keeps the last {before} tokens of layers with a window, and has left out {left_out}, but the pattern "
                 f"is {pattern}; give one that keeps all (past_key_values=DynamicCache()), or windows of up to {before + 1} tokens"
             )
-
-
-def _asked_for(mask_function: Callable[..., Any] | None, config: Any) -> list[str]:
-    """Return the functions that the mask is composed of. torch.compile hides them: there the configuration decides."""
-    if torch.compiler.is_compiling():
-        return ["chunked_overlay"] if getattr(config, "attention_chunk_size", None) else []
-    return [] if mask_function is None else list(_parts(mask_function))
 
 
 def _parts(mask_function: Callable[..., Any]) -> Iterator[str]:

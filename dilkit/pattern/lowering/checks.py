@@ -100,7 +100,10 @@ def _checked(form: Form, branch: Branch, served: tuple[int, int], seq: int) -> F
         case Segments():
             _check_segments(name, form)
         case Band():
-            _check_band(name, form)
+            if form.begin > max(form.back, form.ahead):
+                _refuse(name, "begin", form.begin, f"at most the larger of back={form.back} and ahead={form.ahead}")
+            if form.beyond != 0:
+                _refuse(name, "beyond", form.beyond, '0, which overlap="once" alone changes (begin is that of a kind),')
         case Global():
             _check_positions(name, "rows", form.rows)
             _check_positions(name, "columns", form.columns)
@@ -121,13 +124,6 @@ def _check_segments(name: str, form: Segments) -> None:
         _refuse(name, "offsets", form.offsets, f"a tuple of {count} numbers, one for each of heads={form.heads},")
     for head, offset in enumerate(form.offsets):
         _number(f"{name}.offsets[{head}]", offset, 0, form.rate - 1)
-
-
-def _check_band(name: str, form: Band) -> None:
-    if form.begin > max(form.back, form.ahead):
-        _refuse(name, "begin", form.begin, f"at most the larger of back={form.back} and ahead={form.ahead}")
-    if form.beyond != 0:
-        _refuse(name, "beyond", form.beyond, '0, which overlap="once" alone changes (begin is that of a kind),')
 
 
 def _check_runs(name: str, form: Runs, seq: int) -> None:

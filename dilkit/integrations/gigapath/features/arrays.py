@@ -91,8 +91,13 @@ def _entry(content: Mapping[str, Any], name: str) -> Any:
 
 
 def _npz(path: Path) -> Content:
+    shapes: dict[str, tuple[int, ...]] = {}
     with zipfile.ZipFile(path) as archive:
-        shapes = {name.removesuffix(".npy"): _shape_in(archive, name) for name in archive.namelist()}
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                version = np.lib.format.read_magic(file)
+                header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shapes[name.removesuffix(".npy")] = header(file)[0]
     scalars = [name for name, shape in shapes.items() if shape == ()]
     return Content(path, shapes, {name: _member(path, name).item() for name in scalars}, partial(_member, path))
 
@@ -100,11 +105,3 @@ def _npz(path: Path) -> Content:
 def _member(path: Path, name: str) -> Any:
     with np.load(path, allow_pickle=False) as file:
         return file[name]
-
-
-def _shape_in(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    """Read the shape of an array from its header."""
-    with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        return header(file)[0]

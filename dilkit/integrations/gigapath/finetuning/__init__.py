@@ -17,8 +17,9 @@ Names are loaded at first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dilkit.lazy import lazy_names
 
 _HOMES = {
     "Finetuning": "record",
@@ -39,14 +40,4 @@ if TYPE_CHECKING:
     from dilkit.integrations.gigapath.finetuning.slides import look_through as look_through
     from dilkit.integrations.gigapath.finetuning.splits import split_examples as split_examples
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

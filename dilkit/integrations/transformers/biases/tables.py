@@ -31,9 +31,11 @@ HANDED_ON = {"mask", "key_value_states", "position_bias"}
 def watch_tables(model: Any) -> None:
     """Have the layers of a class of models hand on a `PositionBias` where dilkit computes their attention; once is enough."""
     for home in {kind.__module__ for kind in model.__mro__ if kind.__module__.startswith("transformers.models.")}:
-        layers: list[Any] = [x for x in vars(sys.modules[home]).values() if isinstance(x, type) and _has_table(x)]
-        for layer in layers:
-            if getattr(layer.forward, "watched_by", None) != __name__:
+        classes: list[Any] = [x for x in vars(sys.modules[home]).values() if isinstance(x, type)]
+        for layer in classes:
+            has_table = all(hasattr(layer, name) for name in MADE_BY)
+            has_table = has_table and set(inspect.signature(layer.forward).parameters) >= HANDED_ON
+            if has_table and getattr(layer.forward, "watched_by", None) != __name__:
                 layer.forward = _watched(layer.forward)
 
 
@@ -60,10 +62,6 @@ class _FirstTable:
         learned = any(weight.requires_grad for weight in self._layer.relative_attention_bias.parameters())
         wanted = torch.is_grad_enabled() and learned
         return table_of(self._layer, self._bias.table.device) if wanted and not self._bias.table.requires_grad else self._bias
-
-
-def _has_table(kind: Any) -> bool:
-    return all(hasattr(kind, name) for name in MADE_BY) and set(inspect.signature(kind.forward).parameters) >= HANDED_ON
 
 
 def _watched(forward: Any) -> Any:

@@ -79,7 +79,9 @@ def whole_batch(batch: Mapping[str, Any], positions: Positions = OF_ROWS, window
                 f"attention_mask has padding between tokens, but sliding_window={window} of the model counts padding, and dilkit "
                 "leaves it out; put padding before or after the tokens"
             )
-        return _without_padding(rows, tokens)
+        lengths = tokens.sum(1)
+        cu_seqlens = F.pad(lengths[lengths > 0].cumsum(0), (1, 0)).int()
+        return WholeBatch({name: x[tokens][None] for name, x in rows.items()}, cu_seqlens)
     packing = of_positions(rows["position_ids"], shape[0]) if has_positions else None
     if packing is None:
         return WholeBatch(rows, None, has_positions and bool((rows["position_ids"][:, 0] > 0).any()))
@@ -107,11 +109,3 @@ def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
 
 def _in_one_row(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x.flatten(0, 1)[None] for name, x in rows.items()}
-
-
-def _without_padding(rows: dict[str, Tensor], tokens: Tensor) -> WholeBatch:
-    """Pack the tokens alone. Padding has no results, so that its predictions are left out too."""
-    lengths = tokens.sum(1)
-    lengths = lengths[lengths > 0]
-    cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()
-    return WholeBatch({name: x[tokens][None] for name, x in rows.items()}, cu_seqlens)
