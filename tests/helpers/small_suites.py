@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers.slide_encoder import LENGTHS, SMALL
 
-from dilkit import Neighborhood, Pattern
+from dilkit import Neighborhood
 from dilkit.integrations.gigapath import SlideEncoderConfig
 from dilkit.tools import cli
 from dilkit.tools.bench import run as measuring
@@ -17,7 +17,6 @@ from dilkit.tools.bench import suites
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import SuiteSizes
 from dilkit.tools.bench.suites.cpu import CpuSizes
-from dilkit.tools.bench.suites.gpu import GpuSizes
 from dilkit.tools.bench.suites.patterns import PatternsSizes
 from dilkit.tools.bench.suites.preferences import PreferencesSizes
 from dilkit.tools.bench.suites.scores import ScoresSizes
@@ -47,7 +46,7 @@ SIZES: dict[str, SuiteSizes] = {
         **dict(model=SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), tiles=40, window=8, global_tokens=2, dilated=(32, 4)),
         **dict(packed=(20, 30)),
     ),
-    "gpu": GpuSizes(1, CONFIGURATIONS, seeds=(32, 64), launch_bound=32, long=512),
+    "gpu": SuiteSizes(4096),
     "patterns": PatternsSizes(
         **dict(divisor=1, tokens=256, heads=2, head_dim=16, window=16, block=8, long=300, short=100, long_globals=4, threads=1)
     ),
@@ -56,15 +55,7 @@ SIZES: dict[str, SuiteSizes] = {
         **dict(divisor=1, configuration=CONFIGURATIONS["B"], head_dim=16, table=9, tiles=70, threads=1),
         **dict(layer_seq=40, layer_heads=4, layer_kv_heads=2, layer_head_dim=16),
     ),
-    "serving": ServingSizes(
-        **dict(
-            divisor=1, heads=4, head_dim=8, threads=1, sequences=5, shortest=2, longest=40, steps=3, full=64, seen=(9, 50, 107)
-        ),
-        **dict(packed=Pattern([8, 16], [1, 2]), decoded=Pattern([8, 32], [1, 4]), prefilled=Pattern([8, 32], [1, 4])),
-        **dict(kept=Pattern([8, 32], [1, 4]), few=2, thousand=9, served=3, served_shortest=5, served_longest=30, kv_heads=(4, 2)),
-        **dict(generated=Pattern.streaming_llm(window=8, sinks=2), read=30, written=3),
-        **dict(prompt=40, checked=20, model=LlamaConfig(layers=2, width=32, heads=4, hidden=48, vocabulary=50)),
-    ),
+    "serving": ServingSizes(256, threads=1, model=LlamaConfig(layers=2, width=64, heads=8, hidden=96, vocabulary=50)),
     "slides": SlidesSizes(
         1, SlideEncoderConfig(**SMALL, segment_lengths=LENGTHS), 40, 70, (5, 9, 33), 1, head_dims=(12, 16), matmul=64, threads=1
     ),

@@ -6,8 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dilkit.comm.collectives import gather_values
@@ -30,7 +31,7 @@ MESSAGE_BYTES, SHORT_BYTES = 4 << 20, 64
 
 
 def seconds_of(comm: Comm, call: Callable[[], Any]) -> float:
-    """Seconds that the slowest rank takes for `call`, all having begun together."""
+    """Return the seconds that the slowest rank takes for `call`, all having begun together."""
     comm.share(b"", "beginning together")
     start = time.perf_counter()
     call()
@@ -38,12 +39,12 @@ def seconds_of(comm: Comm, call: Callable[[], Any]) -> float:
 
 
 def time_in_turns(comm: Comm, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Samples]:
-    """`time_interleaved` over ranks: rounds A B A B ..., one call a sample, each the slowest rank's time."""
+    """Time in rounds A B A B ..., one call a sample, each the slowest rank's time."""
     return time_interleaved(calls, repeats, warmup=0, clock=lambda call, _: seconds_of(comm, call))
 
 
 def rank_speed(comm: Comm, problem: Problem, repeats: int = 5) -> Speed:
-    """The speeds of the slowest rank, all working at once; medians.
+    """Return the speeds of the slowest rank, all working at once; medians.
 
     The kernel computes `problem`, that of the whole sequence, on as many tokens as a rank has. On links all ranks send to all.
     """
@@ -67,27 +68,17 @@ def rank_speed(comm: Comm, problem: Problem, repeats: int = 5) -> Speed:
     return Speed(sent / max(long - short, 1e-9), of_rank.flops() / forward, short, max(both / forward - 1, 1.0))
 
 
-@dataclass
-class Noted:
-    """An exchange of rows with a shape and a dtype, and when it began, was posted, was waited for, and had arrived."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    arguments: tuple[Any, ...]
-    """Arguments after the rows: `send_counts`, `recv_counts`, ..."""
-    begun: float
-    posted: float = 0.0
-    asked: float = 0.0
-    arrived: float = 0.0
-
-
 @contextmanager
-def noted(comm: Comm, method: str) -> Iterator[list[Noted]]:
-    """Note the calls of a method of `comm` within the block: "exchange", or "_begin", which agreements go through too."""
-    notes, begin = list[Noted](), getattr(comm, method)
+def noted(comm: Comm, method: str) -> Iterator[list[SimpleNamespace]]:
+    """Note the calls of a method of `comm` within the block: "exchange", or "_begin", which agreements go through too.
+
+    Of each: `rows` (their shape and dtype), the other `arguments`, and the times `begun`, `posted`, `asked` (waited for) and
+    `arrived`.
+    """
+    notes, begin = list[SimpleNamespace](), getattr(comm, method)
 
     def note(rows: Tensor, *arguments: Any) -> Pending:
-        one = Noted(tuple(rows.shape), rows.dtype, arguments, time.monotonic())
+        one = SimpleNamespace(rows=(tuple(rows.shape), rows.dtype), arguments=arguments, begun=time.monotonic())
         notes.append(one)
         pending: Pending = begin(rows, *arguments)
         one.posted = one.asked = one.arrived = time.monotonic()
@@ -110,7 +101,7 @@ def noted(comm: Comm, method: str) -> Iterator[list[Noted]]:
 
 
 def hidden_share(call: RanksCall, shard: Tensors, repeats: int = 5) -> float:
-    """Share of the time that all exchanges of rows take by themselves which ranks do not spend waiting for a link in a call.
+    """Return the share of the time that all exchanges of rows take by themselves which ranks do not spend waiting for a link.
 
         rank that sends      ... begun -------------- link --------------.
         rank that receives   ........ computes ....... asked --- waits --- arrived
@@ -122,11 +113,11 @@ def hidden_share(call: RanksCall, shard: Tensors, repeats: int = 5) -> float:
     """
     import torch
 
-    comm, calls = call.comm, list[list[Noted]]()
+    comm, calls = call.comm, list[list[SimpleNamespace]]()
 
-    def again(one: Noted) -> None:
-        send_counts, recv_counts, *_ = one.arguments
-        comm.exchange(torch.ones(one.shape).to(one.dtype), send_counts, recv_counts, "the same alone").wait()
+    def again(one: SimpleNamespace) -> None:
+        (shape, dtype), (send_counts, recv_counts, *_) = one.rows, one.arguments
+        comm.exchange(torch.ones(shape).to(dtype), send_counts, recv_counts, "the same alone").wait()
 
     for _ in range(repeats):
         comm.share(b"", "beginning together")
@@ -145,7 +136,7 @@ def hidden_share(call: RanksCall, shard: Tensors, repeats: int = 5) -> float:
 def exposed_seconds(
     times: Sequence[Sequence[tuple[float, float, float]]], sources: Sequence[Sequence[Sequence[int]]], alone: Sequence[float]
 ) -> float:
-    """Seconds that all ranks wait for links: in each exchange from when the last of its `sources` has begun to send.
+    """Return seconds that all ranks wait for links: in each exchange from when the last of its `sources` has begun to send.
 
     `times` and `sources` by rank and exchange; `alone`: what each exchange takes by itself.
 

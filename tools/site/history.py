@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def history(root: Path) -> str:
     """Return the main figures of all suites: a row for each machine, a column for each version."""
     versions = runs_by_version(root / "docs" / "results")
-    words = [registry.kind(name).words for name in registry.KINDS]
+    words = map(registry.words, registry.KINDS)
     main_figures = {name for one in words for name in getattr(one, "sentences", ())}
     lines: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for version, runs in versions.items():

@@ -35,7 +35,7 @@ def chosen() -> list[Any]:
     files = {names: [build for build in USUAL if build.names == names] for names in dict.fromkeys(b.names for b in USUAL)}
     usual = [one[i] for at, one in enumerate(files.values()) for i in {0, 1 + at % max(1, len(one) - 2), len(one) - 1}]
     marks = dict.fromkeys((*usual, *SHORT[1:]), pytest.mark.slow)
-    return [pytest.param(build, marks=marks.get(build, []), id=build.name) for build in (SHORT[0], *marks)]
+    return [pytest.param(build, marks=marks.get(build, []), id="-".join(map(str, build.keys[0]))) for build in (SHORT[0], *marks)]
 
 
 @pytest.mark.parametrize("build", chosen())

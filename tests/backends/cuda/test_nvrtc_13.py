@@ -113,7 +113,9 @@ def marks(build: Build) -> Any:
     return [] if build == USUAL[0] else pytest.mark.slow if build in USUAL else pytest.mark.kernels
 
 
-@pytest.mark.parametrize("build", [pytest.param(build, marks=marks(build), id=build.name) for build in ALL])
+@pytest.mark.parametrize(
+    "build", [pytest.param(build, marks=marks(build), id="-".join(map(str, build.keys[0]))) for build in ALL]
+)
 def test_a_kernel_compiles_and_fits(process: ProcessPoolExecutor, build: Build) -> None:
     found = process.submit(compiled, build).result()
     assert [kernel.name for kernel in found] == list(build.names)

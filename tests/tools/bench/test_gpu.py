@@ -34,6 +34,7 @@ class StandIn(Native):
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tiny_yardsticks: None) -> Iterator[None]:
     monkeypatch.setattr(memory, "peak_memory", lambda call, device: 3 * MIB)  # of a CUDA device it is the allocator's own figure
+    monkeypatch.setattr(gpu, "SEQS", (32, 64))
     register_backend(StandIn(), replace=True)
     register_backend(Reference(name="numba_cuda"), replace=True)
     yield
@@ -95,4 +96,4 @@ def test_both_ends_of_the_longest_sequence_are_checked_and_half_of_it_is_tried_w
     tried = list[int]()
     monkeypatch.setattr(gpu, "long_inputs", inputs_that_do_not_fit)
     assert [row.verdict for row in quick().long()] == ["failed"]
-    assert tried == [512, 256]
+    assert tried == [4096, 2048]

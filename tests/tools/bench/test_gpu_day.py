@@ -103,7 +103,7 @@ def test_a_hung_test_costs_itself_alone_and_a_second_run_goes_on(tmp_path: Path,
     assert (tmp_path / "log").read_text() == "ran\n", "what passed does not run again"
     assert (len(again.rows), again.steps, again.done) == (len(result.rows), result.steps, 6)
     headline = REPORT.document(again).headline
-    assert headline[0] == "2 of 6 steps found something WRONG; 0 of 6 steps are left"
+    assert headline[0].startswith("2 of 6 steps of a GPU day found something WRONG, 0 of 6 steps are left")
     commands = [" ".join(command) for command in script.commands_of_suites("speed", tmp_path, tmp_path / "day.json")]
     assert "cupy_raw" not in " ".join(commands), "what failed a test is not timed"
     assert "--backend automatic,triton,sdpa:" in commands[0]
@@ -186,11 +186,11 @@ def test_a_rehearsal_runs_the_tests_on_the_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "gpu" / "run.py"), str(tmp_path), "--rehearse"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing was found wrong; 0 of" in done.stdout
+    assert "found something WRONG, 0 of" in done.stdout
     result = read_result(tmp_path / "gpu-day.json", RowsResult, KIND)
     passed = [row.case["name"] for row in result.rows if row.values.get("ended") == "passed"]
     assert all(
         any(name in test for test in passed) for name in ("two_ranks", "every_kernel_is_launched", "problem_list", "compiled")
     )
     assert Recorder(tmp_path / "gpu-day.json", "cpu").passed == passed, "which do not run again"
-    assert "nothing was found wrong" in (tmp_path / "gpu-day.md").read_text()
+    assert "found something WRONG" in (tmp_path / "gpu-day.md").read_text()

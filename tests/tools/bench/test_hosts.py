@@ -15,7 +15,7 @@ from dilkit.testing.accuracy import expected
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suites import hosts
-from dilkit.tools.bench.suites.hosts import REPORT, HostsSizes, HostsSuite
+from dilkit.tools.bench.suites.hosts import REPORT, HostsSuite
 from dilkit.tools.bench.workloads import namespaces
 from dilkit.tools.bench.workloads.sequence_parallel import PEERS, FullRing
 from dilkit.tools.results.file import new_result
@@ -56,10 +56,11 @@ def test_a_way_that_sends_other_bytes_than_planned_is_not_timed(monkeypatch: pyt
 
 
 def test_where_no_hosts_can_be_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000, raising=False)
-    monkeypatch.setattr(namespaces.sys, "platform", "linux")
-    with pytest.raises(ValueError, match=r"--suite hosts: .*run it as root"), HostsSuite().prepared():
+    def refuse(command: str) -> None:
+        raise OSError(f"{command}: not permitted")
+
+    monkeypatch.setattr(namespaces, "_call", refuse)
+    with pytest.raises(ValueError, match=r"--suite hosts: ip netns .*: not permitted; .* need root"), HostsSuite().prepared():
         pass
 
 
@@ -70,8 +71,11 @@ def left() -> set[str]:
 @pytest.mark.slow
 def test_the_suite_measures_every_way_on_a_link_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One job of ranks on three hosts, and one with a host that is cut off; mpirun waits for that until it is killed."""
-    if why := namespaces.why_not():
-        pytest.skip(why)
+    try:
+        with namespaces.hosts(1) as one:
+            one.shape(1.0)
+    except OSError as error:
+        pytest.skip(str(error))
     launcher = namespaces.launchers()[0]
     monkeypatch.setattr(hosts, "TIMEOUT", 2.0)
     monkeypatch.setattr(hosts, "FAULT_LIMIT", 25.0 if launcher == "mpi" else 60.0)
@@ -79,7 +83,9 @@ def test_the_suite_measures_every_way_on_a_link_and_leaves_nothing(monkeypatch: 
     ended.wait()
     subprocess.run(["ip", "netns", "add", f"dilkit-{ended.pid}-1"], check=True)  # as a process that was killed leaves it
     tiny = Configuration(96, (8, 32, 96), (1, 2, 4), heads=6)
-    suite = HostsSuite(sizes=HostsSizes(hosts=3, configuration=tiny, head_dim=8, checked=tiny.problem(8)), repeats=1)
+    for name, size in dict(HOSTS=3, FIVE=tiny, HEAD_DIM=8, CHECKED=tiny.problem(8, requires_grad=True)).items():
+        monkeypatch.setattr(hosts, name, size)
+    suite = HostsSuite(repeats=1)
     steps = list(suite.steps())
     with suite.prepared() as facts:
         assert f"dilkit-{ended.pid}-1" not in left()

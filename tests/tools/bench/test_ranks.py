@@ -177,7 +177,7 @@ class TestSuite:
         knows = "".join(f"fault suite: rank {one} knows at {at}: {words}\n" for one, at in ((0, 11.5), (2, 12.0)))
         ended = processes.Ended(1, f"fault suite: fault at 10.0\n{knows}", 3.0, 13.0, 0)
         read = rank_faults.fault_row("frozen", "mpi", 2.0, ended)
-        known = dict(seconds=2.0, error=words, exit_code=1, left_behind=0, names_rank=True, names_step=True)
+        known = dict(seconds=2.0, error=words, left_behind=0, names_rank=True, names_step=True)
         assert (read.case, read.values) == (dict(kind="frozen", transport="mpi"), dict(timeout=2.0, **known))
         text = "fault suite: fault at 10.0\nprocess rank 1 on signal 9"
         silent = rank_faults.fault_row("killed", "mpi", 2.0, processes.Ended(137, text, 3.0, 13.0, 0)).values

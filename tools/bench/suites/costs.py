@@ -6,16 +6,15 @@ torch has it, on the strided views of each branch, with what merges the branches
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 
 from dilkit.device import Capability
-from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suites.gpu import CONFIGURATIONS
 from dilkit.tools.report.document import Axis, Plot, Point, Table
 from dilkit.tools.report.points import plain, series_of
-from dilkit.tools.report.views import Column, Report, TableView, fact
+from dilkit.tools.report.views import Report
 from dilkit.tools.results.rows import Row, RowsResult
 
 WARP, SPECIAL, SHARED_BYTES = 32, 16, 128
@@ -63,25 +62,25 @@ whitepaper has 720 GB/s, of T4 the datasheet 300, of B200 the driver 7,672, and 
 
 
 COUNTS = {
-    "products": ("TFLOP of products", 1e12 / PRODUCT),
-    "fma": ("G fp32 FMA", 1e9),
-    "fp32": ("G other fp32", 1e9),
-    "special": ("G special functions", 1e9),
-    "matrices": ("M wavefronts of matrices", 1e6),
-    "shared": ("M wavefronts of other accesses, at least", 1e6),
-    "conflicts": ("M more of these, if 8 bytes a lane go by half a warp, 16 by a quarter", 1e6),
-    "shuffles": ("M shuffles of a warp", 1e6),
-    "barriers": ("k barriers of a block", 1e3),
-    "memory": ("GB of tensors, each row once", 1e9),
+    "TFLOP of products": (1e12 / PRODUCT, ("products",)),
+    "G fp32 FMA": (1e9, ("fma",)),
+    "G other fp32": (1e9, ("fp32",)),
+    "G special functions": (1e9, ("special",)),
+    "M wavefronts of matrices": (1e6, ("matrices",)),
+    "M wavefronts of other accesses, at least": (1e6, ("shared",)),
+    "M more of these, if 8 bytes a lane go by half a warp, 16 by a quarter": (1e6, ("conflicts",)),
+    "M shuffles of a warp": (1e6, ("shuffles",)),
+    "k barriers of a block": (1e3, ("barriers",)),
+    "GB of tensors, each row once": (1e9, ("memory",)),
+    "GB that loads and copies ask for": (1e9, ("loaded", "copied")),
+    "GB that stores write": (1e9, ("stored",)),
 }
-"""Header and unit of what a launch issues, over all its blocks and all heads: values of a row.
+"""By header, the unit and the names of what a launch issues, over all its blocks and all heads: values of a row.
 
 By warps: `products` of (16, 16) by (16, 8) matrices; `matrices`, the wavefronts of shared memory that take what products are
-given; `shared`, those of other loads and stores, at least; `conflicts`, what these take beyond that if lanes of 8 and 16 bytes
-are served by halves and quarters of a warp; `shuffles`, votes and reductions. By blocks: `barriers`. By threads: `fma`; `fp32`,
-other sums and products; `special`, powers of 2, reciprocals and quotients; `atomics`. In bytes: `loaded` and `copied` from
-global memory, `stored` to it; `memory`, what of it is there once, so that no cache saves it. Beside them: `tiles`, of which
-`run` were run.
+given; `shared`, those of other loads and stores, at least; `shuffles`, votes and reductions. By threads: `fma`; `fp32`, other
+sums and products; `special`, powers of 2, reciprocals and quotients. In bytes: `loaded` and `copied` from global memory, `stored`
+to it; `memory`, what of it is there once, so that no cache saves it. Beside them: `tiles`, of which `run` were run.
 """
 Problem = tuple[str, int, str]
 """Configuration, head_dim and dtype; float16 of a card is "half", as bfloat16 of another."""
@@ -90,10 +89,13 @@ LAUNCHES, WHOLE = "launches", "run whole"
 with the count in which what a few tiles say differs most."""
 PASSES = {"forward": ("forward",), "backward": ("dots", "dquery", "dkeyvalue")}
 OURS, FLASH, NOMINAL = "cupy_raw", "FlashAttention-2 on views", "the nominal FLOPs"
+UNITS = ("tensor", "fp32", "shared", "special", "shuffles", "memory")
+Bound = Mapping[str, float]
+"""Seconds that each of `UNITS` needs at least in a launch. Units work at the same time, launches one after the other."""
 
 
 def _summary(result: RowsResult) -> str:
-    """Tell what was counted, and how well a few tiles speak for all."""
+    """Return what was counted, and how well a few tiles speak for all."""
     launches, wholes = ([row for row in result.rows if row.table == table] for table in (LAUNCHES, WHOLE))
     few, tiles = (sum(row.values[name] for row in launches) for name in ("run", "tiles"))
     gpus, worst = len({row.case["architecture"] for row in launches}), max(map(_apart, wholes), default=0.0)
@@ -103,33 +105,9 @@ def _summary(result: RowsResult) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Seconds that each unit needs at least. Units work at the same time, launches one after the other."""
-
-    tensor: float = 0.0
-    fp32: float = 0.0
-    shared: float = 0.0
-    special: float = 0.0
-    shuffles: float = 0.0
-    memory: float = 0.0
-
-    @property
-    def limit(self) -> str:
-        """The unit that needs the longest."""
-        return max(UNITS, key=lambda unit: float(getattr(self, unit)))
-
-    @property
-    def seconds(self) -> float:
-        return float(max(astuple(self)))
-
-
-UNITS = tuple(Bound.__dataclass_fields__)
-
-
 def bound_of(counts: Mapping[str, int], card: Card) -> Bound:
-    """The bound of a launch on a card of its architecture."""
-    return Bound(
+    """Return the bound of a launch on a card of its architecture."""
+    return dict(
         tensor=counts["products"] * PRODUCT / card.tensor if counts["products"] else 0.0,
         fp32=(counts["fma"] + counts["fp32"]) / (card.lanes * card.cycles),
         shared=(counts["matrices"] + counts["shared"]) / card.cycles,
@@ -139,15 +117,30 @@ def bound_of(counts: Mapping[str, int], card: Card) -> Bound:
     )
 
 
+def limit(bound: Bound) -> str:
+    """Return the unit that needs the longest."""
+    return max(bound, key=lambda unit: bound[unit])
+
+
+def seconds(launches: list[Bound]) -> float:
+    """Return the time of launches that follow one another."""
+    return sum(max(bound.values()) for bound in launches)
+
+
 def problem_of(row: Row) -> Problem:
-    """Configuration, head_dim and dtype of a launch."""
+    """Return configuration, head_dim and dtype of a launch."""
     return row.case["configuration"], row.case["head_dim"], "float32" if row.case["dtype"] == "float32" else "half"
 
 
+def launches_of(result: RowsResult, card: Card) -> list[Row]:
+    """Return the rows of our launches on a card."""
+    return [row for row in result.rows if row.table == LAUNCHES and row.case["architecture"] == card.architecture]
+
+
 def bounds(result: RowsResult, problem: Problem, card: Card, name: str) -> list[Bound]:
-    """The bounds of our launches of a pass on a card."""
-    rows = [row for row in result.rows if row.table == LAUNCHES and row.case["architecture"] == card.architecture]
-    return [bound_of(row.values, card) for row in rows if row.case["role"] in PASSES[name] and problem_of(row) == problem]
+    """Return the bounds of our launches of a pass on a card."""
+    rows = (row for row in launches_of(result, card) if row.case["role"] in PASSES[name] and problem_of(row) == problem)
+    return [bound_of(row.values, card) for row in rows]
 
 
 def flash_bounds(problem: Problem, card: Card, name: str) -> list[Bound]:
@@ -162,14 +155,12 @@ def flash_bounds(problem: Problem, card: Card, name: str) -> list[Bound]:
     configuration, head_dim, dtype = problem
     if dtype != "half" or card.capability < (8, 0):
         return []
-    launches = _flash_forward if name == "forward" else _flash_backward
-    return [one for branch in _branches(CONFIGURATIONS[configuration]) for one in launches(*branch, head_dim, card)]
-
-
-def _branches(asked: Configuration) -> Iterator[tuple[bool, int, int]]:
-    """For each branch: True for all but the first, rows of a segment that a head keeps, and segments over all heads."""
+    launches, asked = _flash_forward if name == "forward" else _flash_backward, CONFIGURATIONS[configuration]
+    bounds = list[Bound]()
     for segment, rate in zip(asked.segment_lengths, asked.dilation_rates, strict=True):
-        yield segment != asked.segment_lengths[0], segment // rate, asked.seq // segment * asked.heads
+        merged = segment != asked.segment_lengths[0]
+        bounds += launches(merged, segment // rate, asked.seq // segment * asked.heads, head_dim, card)
+    return bounds
 
 
 def _flash_forward(merged: bool, length: int, problems: int, head_dim: int, card: Card) -> Iterator[Bound]:
@@ -178,27 +169,27 @@ def _flash_forward(merged: bool, length: int, problems: int, head_dim: int, card
     tiles = problems * -(-length // 128) * -(-length // keys_of_tile)
     loaded = tiles * (4 * 2 * keys_of_tile + 128) * head_dim * 2  # by four warps, of halves
     rows, pairs = problems * length, problems * length * length
-    yield Bound(
+    yield dict(
         tensor=4 * head_dim * pairs / card.tensor,
         shared=loaded / SHARED_BYTES / card.cycles,
         special=pairs / (SPECIAL * card.cycles),
         memory=rows * (8 * head_dim + 4) / card.memory,
     )
     if merged:
-        yield Bound(memory=3 * rows * (2 * head_dim + 4) / card.memory)
+        yield dict(memory=3 * rows * (2 * head_dim + 4) / card.memory)
 
 
 def _flash_backward(merged: bool, length: int, problems: int, head_dim: int, card: Card) -> Iterator[Bound]:
     rows, pairs = problems * length, problems * length * length
-    yield Bound(memory=rows * (4 * head_dim + 4) / card.memory)  # rowsum(dout * out)
-    yield Bound(
+    yield dict(memory=rows * (4 * head_dim + 4) / card.memory)  # rowsum(dout * out)
+    yield dict(
         tensor=10 * head_dim * pairs / card.tensor,
         special=pairs / (SPECIAL * card.cycles),
         memory=rows * (16 * head_dim + 8) / card.memory,
     )
-    yield Bound(memory=rows * 6 * head_dim / card.memory)  # from fp32 to halves
+    yield dict(memory=rows * 6 * head_dim / card.memory)  # from fp32 to halves
     if merged:
-        yield Bound(memory=18 * rows * head_dim / card.memory)
+        yield dict(memory=18 * rows * head_dim / card.memory)
 
 
 def nominal(problem: Problem, card: Card, name: str) -> float:
@@ -208,20 +199,14 @@ def nominal(problem: Problem, card: Card, name: str) -> float:
     return flops / (card.fp32 if dtype == "float32" else card.tensor)
 
 
-def seconds(launches: Iterable[Bound]) -> float:
-    """Launches follow one another."""
-    return sum(bound.seconds for bound in launches)
-
-
 def _digits(value: float) -> str:
     """Three of them, without an exponent."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _milliseconds(launches: list[Bound]) -> str:
-    """The least time, and the unit that limits the launch that takes the longest."""
-    longest = max(launches, key=lambda bound: bound.seconds, default=None)
-    return f"{_digits(seconds(launches) * 1e3)} {longest.limit}" if longest else ""
+    """Return the least time, and the unit that limits the launch that takes the longest."""
+    return f"{_digits(seconds(launches) * 1e3)} {limit(max(launches, key=lambda one: max(one.values())))}" if launches else ""
 
 
 def _problems(result: RowsResult) -> list[Problem]:
@@ -231,11 +216,10 @@ def _problems(result: RowsResult) -> list[Problem]:
 def _passes(result: RowsResult) -> Iterator[Table]:
     rows: list[tuple[str, ...]] = []
     for problem, name in product(_problems(result), PASSES):
-        ours = [bounds(result, problem, card, name) for card in CARDS]
-        theirs = [flash_bounds(problem, card, name) for card in CARDS]
-        peaks = (nominal(problem, card, name) if launches else 0.0 for card, launches in zip(CARDS, ours, strict=True))
-        cells = {OURS: [*map(_milliseconds, ours)], FLASH: [*map(_milliseconds, theirs)]}
-        cells[NOMINAL] = [_digits(peak * 1e3) if peak else "" for peak in peaks]
+        ours = {card: bounds(result, problem, card, name) for card in CARDS}
+        cells = {OURS: [*map(_milliseconds, ours.values())]}
+        cells[FLASH] = [_milliseconds(flash_bounds(problem, card, name)) for card in CARDS]
+        cells[NOMINAL] = [_digits(nominal(problem, card, name) * 1e3) if launches else "" for card, launches in ours.items()]
         rows += [(*map(str, problem), name, who, *texts) for who, texts in cells.items() if any(texts) or who == NOMINAL]
     header = ("configuration", "head_dim", "dtype", "pass", "who", *(card.name for card in CARDS))
     note = "Of FlashAttention-2's gradients, loads from shared memory are not counted: its bounds are too low by as much."
@@ -243,48 +227,35 @@ def _passes(result: RowsResult) -> Iterator[Table]:
 
 
 def _first_launches(result: RowsResult) -> Iterator[Table]:
-    """Bounds and counts of the first launch of each kernel of A: in halves where tensor cores take them, else in float32."""
-    rows = []
+    """Yield bounds and counts of the first launch of each kernel of A, in halves where tensor cores take them."""
+    needed, issued = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for card in CARDS:
-        of_card = (row for row in result.rows if row.table == LAUNCHES and row.case["architecture"] == card.architecture)
-        rows += [row for row in of_card if (row.case["dtype"] == "float32") == (not card.tensor)]
-    first = replace(result, rows=tuple(rows))
-    for title, columns in (("milliseconds that each unit needs at least", NEEDED), ("what it issues", ISSUED)):
-        where, title = dict(configuration="A", launch=0), f"Configuration A, the first launch of each kernel: {title}"
-        yield TableView(title, LAUNCHES, (*KERNEL, *columns), where=where, timed=False).made(first)
+        for row in launches_of(result, card):
+            case, is_single = row.case, row.case["dtype"] == "float32"
+            if (case["configuration"], case["launch"], is_single) == ("A", 0, not card.tensor):
+                kernel = card.name, row.who, case["dtype"], str(case["head_dim"])
+                bound = bound_of(row.values, card)
+                needed.append((*kernel, *(_digits(bound[unit] * 1e3) for unit in UNITS), limit(bound)))
+                counts = ((sum(row.values[name] for name in names), unit) for unit, names in COUNTS.values())
+                issued.append((*kernel, *(_digits(count / unit) for count, unit in counts)))
+    header, title = ("card", "kernel", "dtype", "head_dim"), "Configuration A, the first launch of each kernel: "
+    yield Table(f"{title}milliseconds that each unit needs at least", (*header, *UNITS, "limit"), tuple(needed))
+    yield Table(f"{title}what it issues", (*header, *COUNTS), tuple(issued))
 
 
-def _count(header: str, unit: float, *names: str) -> Column:
-    return Column(header, lambda row, case: _digits(sum(row.values[name] for name in names) / unit))
-
-
-def _least(unit: str) -> Column:
-    return Column(unit, lambda row, case: _digits(getattr(bound_of(row.values, _card(row)), unit) * 1e3))
-
-
-def _card(row: Row) -> Card:
-    return next(card for card in CARDS if card.architecture == row.case["architecture"])
+def _compared(result: RowsResult) -> Iterator[Table]:
+    rows = []
+    for row in (row for row in result.rows if row.table == WHOLE):
+        facts, counts = row.case | row.values, (f"{row.values[name]:,}" for name in ("whole", "from_few"))
+        tiles = f"{facts['tiles']:,}", str(facts["run"])
+        rows.append((facts["problem"], row.who, *tiles, facts["count"], *counts, f"{_apart(row):.2%}"))
+    header = ("problem", "kernel", "tiles", "of which run", "count that differs most", "run whole", "from few", "apart")
+    yield Table("Launches that were run whole, beside what a few of their tiles say", header, tuple(rows))
 
 
 def _apart(row: Row) -> float:
-    """Error of the count from a few tiles, as a share of that of all."""
+    """Return the error of the count from a few tiles, as a share of that of all."""
     return float(abs(row.values["from_few"] - row.values["whole"]) / max(row.values["whole"], 1))
-
-
-KERNEL = (
-    *(Column("card", lambda row, case: _card(row).name), Column("kernel", lambda row, case: row.who)),
-    *(fact("dtype"), fact("head_dim")),
-)
-NEEDED = (*map(_least, UNITS), Column("limit", lambda row, case: bound_of(row.values, _card(row)).limit))
-ISSUED = (
-    *(_count(header, unit, name) for name, (header, unit) in COUNTS.items()),
-    *(_count("GB that loads and copies ask for", 1e9, "loaded", "copied"), _count("GB that stores write", 1e9, "stored")),
-)
-COMPARED = (
-    *(fact("problem"), Column("kernel", lambda row, case: row.who), fact("tiles", template="{:,}"), fact("run", "of which run")),
-    *(fact("count", "count that differs most"), fact("whole", "run whole", "{:,}"), fact("from_few", "from few", "{:,}")),
-    Column("apart", lambda row, case: f"{_apart(row):.2%}"),
-)
 
 
 def _rates(result: RowsResult) -> Iterator[Table]:
@@ -315,11 +286,6 @@ REPORT = Report(
     summary=_summary,
     summary_first=True,
     place="{device_name}, threads: {threads}, NVRTC {nvrtc}",
-    tables=(
-        _passes,
-        _first_launches,
-        TableView("Launches that were run whole, beside what a few of their tiles say", WHOLE, COMPARED, timed=False),
-        _rates,
-    ),
+    tables=(_passes, _first_launches, _compared, _rates),
     plots=(_bars,),
 )

@@ -19,15 +19,15 @@ from dilkit.registry import list_backends
 from dilkit.testing import memory
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
-from dilkit.tools.bench.target import MIB, Target, Values, each, time_ratio
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteStep
+from dilkit.tools.bench.target import MIB, Target, Values, each, stored, time_ratio
 from dilkit.tools.console.text import in_bytes, in_seconds
-from dilkit.tools.measure.case import admit, failed, output_bytes, results_bytes, side_by_side
+from dilkit.tools.measure.case import admit, failed, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
 from dilkit.tools.measure.timing import Call, cold_cuda_seconds, time_interleaved
 from dilkit.tools.report import views
-from dilkit.tools.results.record import Samples
+from dilkit.tools.results.record import Entries
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, rows_of
 
 CONFIGURATIONS = {
@@ -37,35 +37,19 @@ CONFIGURATIONS = {
 }
 OURS = ("cupy_raw", "numba_cuda", "triton")
 TORCHS = tuple(f"sdpa:{kernel.name}" for kernel in KERNELS)
-OTHERS = ("automatic", *OURS[1:], *TORCHS)
 EFFICIENT, CUDNN, AUTOMATIC = "sdpa:memory-efficient", "sdpa:cudnn", "automatic"
 FORMS, LAUNCHES, LENGTHS = "configurations", "launches", "lengths"
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+SHORT = {"float32": "fp32", "bfloat16": "bf16"}
+HEAD_DIMS = (64, 128)
+SEQS, LAUNCH_BOUND = (1024, 2048, 4096, 8192, 16384, 32768), 8192
+"""Tokens with the pattern of B: of tables that users of earlier implementations know, and where launches take the time."""
+LONG = 1 << 24
+"""Tokens with the pattern of C."""
 LEAST_FLOPS = {"cupy_raw": 5e12, "numba_cuda": 5e11}
 """FLOP/s that each is expected to reach at least, for the budget; 2e12 for the others."""
 BACKWARD_SHARE = BACKWARD_FLOPS / (1 + BACKWARD_FLOPS)
 H100_TFLOPS = 67.0
 """fp32 on the CUDA cores of an H100 SXM, nominal."""
-
-
-@dataclass(frozen=True)
-class GpuSizes(SuiteSizes):
-    """`configurations` by name, in each of `dtypes` and `head_dims`.
-
-    With the pattern of B: `seeds`, the lengths of the tables that users of earlier implementations know, and one length that is
-    `launch_bound`. With that of C, a `long` sequence.
-    """
-
-    configurations: Mapping[str, Configuration] = field(default_factory=lambda: CONFIGURATIONS)
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    head_dims: tuple[int, ...] = (64, 128)
-    seeds: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768)
-    launch_bound: int = 8192
-    long: int = 1 << 24
-
-
-def _nominal_rate(case: CaseRows) -> float | None:
-    return case.rows[OURS[0]].gflops / 1000 / H100_TFLOPS if case.timed(OURS[0]) else None
 
 
 def _worst(slow: str, fast: str, **facts: Any) -> Callable[[RowsResult], Values]:
@@ -87,15 +71,6 @@ def _training(result: RowsResult) -> Values:
     return {"64": slow / fast}
 
 
-def _scratch_mib(case: CaseRows) -> float | None:
-    size = case.rows[OURS[0]].values.get("scratch_bytes") if OURS[0] in case.rows else None
-    return None if size is None else size / MIB
-
-
-def _longest(case: CaseRows) -> float | None:
-    return case.case["seq"] if case.rows[OURS[0]].verdict == "measured" else None
-
-
 FORWARD: dict[str, Any] = dict(of="A", backward=False, causal=False)
 A64: dict[str, Any] = dict(of="A", dtype="bfloat16", head_dim=64, causal=False)
 OVER_AUTOMATIC = "time over the automatic choice's"
@@ -111,7 +86,10 @@ TARGETS = (
     ),
     Target(
         "A: fp32 forward, nominal rate over an H100's 67 TFLOP/s", 0.5, 0.7,
-        each(FORMS, _nominal_rate, "{head_dim}", **FORWARD, dtype="float32"), "",
+        each(
+            FORMS, lambda case: case.rows[OURS[0]].gflops / 1000 / H100_TFLOPS if case.timed(OURS[0]) else None,
+            "{head_dim}", **FORWARD, dtype="float32",
+        ), "",
         missing=lambda result: None if result.environment.capability == "9.0" else "stated for an H100",
     ),
     Target(
@@ -131,21 +109,23 @@ TARGETS = (
         "fp32 forward: cupy_raw's time over numba_cuda's, worst of A-C", 0.3, 0.5,
         _worst(OURS[0], OURS[1], backward=False, causal=False), "",
     ),
-    Target("A: forward's memory beyond out and lse", 1, 0, each("memory", _scratch_mib, "64", max), " MiB", lower=True),
-    Target("the longest sequence, bf16 forward on one GPU", 2**23, 2**24, each("long", _longest, "64", max), " tokens"),
+    Target(
+        "A: forward's memory beyond out and lse", 1, 0,
+        each("memory", stored(OURS[0], ("scratch_bytes",), lambda size: size / MIB), "64", max), " MiB", lower=True,
+    ),
+    Target(
+        "the longest sequence, bf16 forward on one GPU", 2**23, 2**24,
+        each("long", lambda case: case.case["seq"] if case.rows[OURS[0]].verdict == "measured" else None, "64", max), " tokens",
+    ),
 )  # fmt: skip
 
 
 def _notes(result: RowsResult) -> Iterator[str]:
-    """Memory, and the longest sequence."""
     for case in result.cases("memory"):
-        sizes = {who: row.values.get("scratch_bytes") for who, row in case.rows.items()}
-        held = (f"{who} {'?' if size is None else in_bytes(size)}" for who, size in sizes.items())
+        held = (f"{who} {in_bytes(row.values['scratch_bytes'])}" for who, row in case.rows.items())
         yield f"{case.case['what']}: forward's memory beyond out and lse: {', '.join(held)}"
-    for case in result.cases("long"):
-        row = case.rows[OURS[0]]
-        if row.samples:
-            yield f"{case.case['what']}: {row.verdict}: {in_seconds(row.median_s)}, {row.gflops / 1000:,.0f} TFLOP/s"
+    for row in (row for row in result.rows if row.table == "long" and row.samples):
+        yield f"{row.case['what']}: {row.verdict}: {in_seconds(row.median_s)}, {row.gflops / 1000:,.0f} TFLOP/s"
 
 
 SPEED_UP = "Speed-up of cupy_raw"
@@ -166,15 +146,12 @@ REPORT = views.Report(
             FORMS,
             (views.fact("what", "configuration"), views.Column("over", views.WHO.cell), views.times_faster(OURS[0])),
             note="Ratios of medians, with 95% intervals by resampling each side's samples.",
-            who=OTHERS,
+            who=(AUTOMATIC, *OURS[1:], *TORCHS),
         ),
     ),
     plots=(
         views.PlotView(
-            "Time of a forward pass, pattern of B, fp32", LENGTHS, "seq", axes=(views.TOKENS, views.SECONDS), kind="lines"
-        ),
-        views.PlotView(
-            SPEED_UP + " over {who}, with 95% intervals",
+            f"{SPEED_UP} over {{who}}, with 95% intervals",
             FORMS,
             "{what}",
             views.faster(OURS[0]),
@@ -215,7 +192,6 @@ class GpuSuite(Suite):
     budget: float = 20.0
     backend: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
-    sizes: GpuSizes = field(default_factory=GpuSizes, metadata=NO_OPTION)
     device: str = field(default="cuda", metadata=NO_OPTION)
 
     def steps(self) -> Iterator[SuiteStep]:
@@ -225,14 +201,14 @@ class GpuSuite(Suite):
         yield from chosen
 
     def every_step(self) -> Iterator[SuiteStep]:
-        """Every step, whatever `rows` says."""
-        yield SuiteStep(LAUNCHES, f"{self.sizes.launch_bound:,} tokens, launches", self.launch_bound)
-        for dtype in self.sizes.dtypes:
+        """Yield every step, whatever `rows` says."""
+        yield SuiteStep(LAUNCHES, f"{LAUNCH_BOUND:,} tokens, launches", self.launch_bound)
+        for dtype in SHORT:
             yield SuiteStep("memory", f"memory of A, {dtype}", partial(self.memory, dtype))
-        for seq in self.sizes.seeds[: 2 if self.quick else None]:
+        for seq in SEQS[: 2 if self.quick else None]:
             yield SuiteStep(LENGTHS, f"{seq:,} tokens", partial(self.forward, seq))
-        dims = self.sizes.head_dims[: 1 if self.quick else None]
-        for backward, letter, dtype, dim, causal in product((False, True), "BAC", self.sizes.dtypes, dims, (False, True)):
+        dims = HEAD_DIMS[: 1 if self.quick else None]
+        for backward, letter, dtype, dim, causal in product((False, True), "BAC", SHORT, dims, (False, True)):
             what = f"{letter}, {dtype}, head_dim {dim}{', causal' * causal}, {'backward' if backward else 'forward'}"
             yield SuiteStep(FORMS, what, partial(self.configuration, letter, dtype, dim, causal, backward))
         yield SuiteStep("long", "the longest sequence", self.long)
@@ -242,7 +218,7 @@ class GpuSuite(Suite):
 
     @contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
-        """Each of torch's kernels is a backend of its own."""
+        """Make each of torch's kernels a backend of its own."""
         if self.device == "cuda" and not cuda_count():
             raise ValueError("--suite gpu: torch sees no CUDA device; run it where `dilkit info` lists one")
         with one_kernel_backends(self.device):
@@ -250,14 +226,15 @@ class GpuSuite(Suite):
 
     def implementations(self) -> list[Implementation]:
         """Return those to measure. Raises ValueError for one that is not known."""
-        known = implementations()
-        if unknown := set(self.backend) - {one.name for one in known}:
-            raise ValueError(f"--backend: {', '.join(sorted(unknown))}: the suite knows {', '.join(one.name for one in known)}")
-        return [one for one in known if not self.backend or one.name in self.backend]
+        names = [name for name in list_backends() if name in OURS or name.startswith("sdpa:")]
+        known = {one.name: one for one in (automatic(), *backend_implementations(names))}
+        if unknown := set(self.backend) - {*known}:
+            raise ValueError(f"--backend: {', '.join(sorted(unknown))}: the suite knows {', '.join(known)}")
+        return [one for name, one in known.items() if not self.backend or name in self.backend]
 
     def problem(self, name: str, dim: int, **fields: Any) -> Problem:
-        """A configuration on the first device of the suite's kind."""
-        return self.sizes.configurations[name].problem(dim, self.divisor, device=probe(self.device), **fields)
+        """Return a configuration on the first device of the suite's kind."""
+        return CONFIGURATIONS[name].problem(dim, self.divisor, device=probe(self.device), **fields)
 
     def configuration(self, letter: str, dtype: str, dim: int, causal: bool, backward: bool) -> list[Row]:
         """Measure all implementations on one configuration: the forward pass, or the backward pass alone."""
@@ -267,94 +244,74 @@ class GpuSuite(Suite):
         return self.compare(FORMS, facts, problem)
 
     def forward(self, seq: int) -> list[Row]:
-        """The pattern of B in fp32, whatever its length."""
+        """Measure the pattern of B in fp32, whatever its length."""
         problem = replace(self.problem("B", 64), seq=seq)
         return self.compare(LENGTHS, dict(what=f"B, {seq:,} tokens, fp32, d=64", seq=seq), problem)
 
     def launch_bound(self) -> list[Row]:
-        """A forward pass too short to fill the device, many in a row: launches are what takes the time."""
-        problem = replace(self.problem("B", 64), seq=self.sizes.launch_bound // self.divisor)
+        """Measure a forward pass too short to fill the device, many in a row: launches are what takes the time."""
+        problem = replace(self.problem("B", 64), seq=LAUNCH_BOUND // self.divisor)
         what = f"B, {problem.seq:,} tokens, fp32, d=64, launches too"
         return self.compare(LAUNCHES, dict(what=what, seq=problem.seq), problem, in_a_row=True)
 
-    def compare(self, table: str, facts: Mapping[str, Any], problem: Problem, in_a_row: bool = False, **values: Any) -> list[Row]:
-        """Check, then time in turns, beside a matmul and a copy."""
-        inputs, chosen = Tensors.random(problem), self.implementations()
-        expected = {one.name: partial(expected_seconds, one, problem) for one in chosen}
-        entries = {one.name: admit(one, problem, inputs, self.budget, expected[one.name]) for one in chosen}
-        calls: dict[str, Call] = {}
-        for one in chosen:
-            if entries[one.name].verdict == "measured":
+    def compare(self, table: str, facts: Mapping[str, Any], problem: Problem, in_a_row: bool = False) -> list[Row]:
+        """Check, then time in turns, beside a matmul and a copy; each call behind a flush of the L2 cache, or many in a row."""
+        inputs, share = Tensors.random(problem), BACKWARD_SHARE if problem.requires_grad else 1.0
+        entries, calls, flops = Entries(), dict[str, Call](), dict[str, float]()
+        for one in self.implementations():
+            flops[one.name] = share * one.flops(problem)
+            expected_s = partial(float, one.flops(problem) / LEAST_FLOPS.get(one.name, 2e12))
+            entry = admit(one, problem, inputs, self.budget, expected_s)
+            if entry.verdict == "measured":
                 try:
-                    call = timed_call(one, inputs, problem)
-                    call()
-                    calls[one.name] = call
+                    calls[one.name] = timed_call(one, inputs, problem)
+                    calls[one.name]()
                 except Exception as error:  # what is timed may need more memory than what was checked
-                    entries[one.name] = replace(failed(error), check=entries[one.name].check)
-        share = BACKWARD_SHARE if problem.requires_grad else 1.0
-        flops = {one.name: share * one.flops(problem) for one in chosen}
-        ceilings = Ceilings(problem.dtype, self.device)
-        measured = side_by_side(entries, calls, flops, ceilings, partial(self.time, in_a_row))
-        return rows_of(table, facts, measured, dict.fromkeys(entries, values))
-
-    def time(self, in_a_row: bool, calls: Mapping[str, Call]) -> dict[str, Samples]:
-        """Each call alone behind a flush of the L2 cache, or many in a row."""
+                    entry = replace(failed(error), check=entry.check)
+            entries[one.name] = entry
+        timer = partial(time_interleaved, repeats=self.repeats, clock=cold_cuda_seconds if self.device == "cuda" else None)
         if in_a_row:
-            return time_interleaved(calls, self.repeats, warmup=3, min_time=0.02, device=self.device)
-        return time_interleaved(calls, self.repeats, clock=cold_cuda_seconds if self.device == "cuda" else None)
+            timer = partial(time_interleaved, repeats=self.repeats, warmup=3, min_time=0.02, device=self.device)
+        measured = side_by_side(entries, calls, flops, Ceilings(problem.dtype, self.device), timer)
+        return rows_of(table, facts, measured)
 
     def memory(self, dtype: str) -> list[Row]:
-        """Memory that a forward pass on A holds beyond out and lse."""
+        """Measure memory that a forward pass on A holds beyond out and lse."""
         problem = self.problem("A", 64, dtype=dtype)
         inputs, facts = Tensors.random(problem), dict(what=f"A, {dtype}, head_dim 64", dtype=dtype)
         rows = []
-        for one in self.implementations():
-            if not one.refusals(problem):
-                call, values = partial(one.once, inputs, problem), dict[str, Any]()
-                try:
-                    call()
-                    values["scratch_bytes"] = memory.peak_memory(call, self.device) - results_bytes(problem)
-                except Exception as error:  # out of memory, or no way to measure it here: the others go on
-                    values["memory_note"] = str(error).partition("\n")[0]
-                rows.append(Row(table="memory", case=facts, who=one.name, values=values))
+        for one in (one for one in self.implementations() if not one.refusals(problem)):
+            call = partial(one.once, inputs, problem)
+            call()
+            values = dict(scratch_bytes=memory.peak_memory(call, self.device) - results_bytes(problem))
+            rows.append(Row(table="memory", case=facts, who=one.name, values=values))
         return rows
 
     def long(self) -> list[Row]:
-        """One forward pass over sixteen million tokens in bf16, or over eight where those do not fit."""
-        row = self.forward_over(self.sizes.long // self.divisor)
-        return [self.forward_over(self.sizes.long // self.divisor // 2) if row.verdict == "failed" else row]
+        """Measure one forward pass over sixteen million tokens in bf16, or over eight where those do not fit."""
+        row = self.forward_over(LONG // self.divisor)
+        return [self.forward_over(LONG // self.divisor // 2) if row.verdict == "failed" else row]
 
     def forward_over(self, seq: int) -> Row:
-        """One forward pass over so many tokens; both ends must be what they are alone."""
+        """Measure one forward pass over so many tokens; both ends must be what they are alone."""
         problem = replace(self.problem("C", 64, dtype="bfloat16"), seq=seq)
         (ours,) = backend_implementations(OURS[:1])
         row = Row(table="long", case=dict(what=f"{seq:,} tokens, bf16 forward", seq=seq), who=ours.name)
         if reasons := ours.refusals(problem):
             return replace(row, verdict="refused", reasons=tuple(reasons))
         try:
-            call = partial(ours.once, long_inputs(problem), problem)
-            different = check_ends(ours, problem, call.args[0], call())
-            time = time_interleaved({"": call}, repeats=3, device=self.device)[""]
+            inputs = long_inputs(problem)
+            different = check_ends(ours, problem, inputs, ours.once(inputs, problem))
+            time = time_interleaved({"": partial(ours.once, inputs, problem)}, repeats=3, device=self.device)[""]
         except torch.cuda.OutOfMemoryError as error:
             return replace(row, verdict="failed", reasons=(str(error).splitlines()[0],))
         wrong = tuple(f"{what}: {bits} results differ" for what, bits in different.items() if bits)
-        values = dict(flops=ours.flops(problem), memory_bytes=3 * output_bytes(problem) + results_bytes(problem))
-        return replace(row, verdict="wrong" if wrong else "measured", reasons=wrong, samples=time.samples_s, values=values)
-
-
-def implementations() -> list[Implementation]:
-    """The automatic choice, ours, and each of torch's kernels by itself."""
-    names = [name for name in list_backends() if name in OURS or name.startswith("sdpa:")]
-    return [automatic(), *backend_implementations(names)]
-
-
-def expected_seconds(implementation: Implementation, problem: Problem) -> float:
-    """Return the most that a call should take."""
-    return implementation.flops(problem) / LEAST_FLOPS.get(implementation.name, 2e12)
+        values, verdict = dict(flops=ours.flops(problem)), "wrong" if wrong else "measured"
+        return replace(row, verdict=verdict, reasons=wrong, samples=time.samples_s, values=values)
 
 
 def timed_call(implementation: Implementation, inputs: Tensors, problem: Problem) -> Call:
-    """The forward pass; or, where the problem asks for gradients, the backward pass alone."""
+    """Return the forward pass; or, where the problem asks for gradients, the backward pass alone."""
     if not problem.requires_grad:
         return partial(implementation.once, inputs, problem)
     out = implementation.attend(inputs, problem)
@@ -374,7 +331,7 @@ def check_ends(ours: Implementation, problem: Problem, inputs: Tensors, out: Any
 
 
 def long_inputs(problem: Problem) -> Tensors:
-    """Random tensors made in their own dtype: in fp32 first, they would not fit."""
+    """Return random tensors made in their own dtype: in fp32 first, they would not fit."""
     shape = problem.batch, problem.seq, problem.heads, problem.head_dim
     query, key, value = (torch.randn(shape, dtype=torch.bfloat16, device=problem.device.type) for _ in range(3))
     return Tensors(query, key, value, None, query)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from dilkit.tools.bench.suites.preferences import CHOICE, METHOD, no_gpu, preference_rows, ratios, worst_problems
 from dilkit.tools.bench.target import Target, Values
 from dilkit.tools.console.text import in_seconds
-from dilkit.tools.report.document import Document, Table
-from dilkit.tools.report.headline import place, placed
+from dilkit.tools.report.document import Table
+from dilkit.tools.report.headline import placed
 from dilkit.tools.report.views import Report
 from dilkit.tools.results.rows import Row, RowsResult
 
@@ -21,26 +20,12 @@ NOTED = "noted"
 """The table of what steps noted."""
 
 
-class GpuDayReport(Report):
-    """A report that begins with the verdict."""
-
-    def document(self, *results: RowsResult) -> Document:
-        """Make the document: what is wrong, the figures, rows of the preference table, then every step."""
-        (result,) = results
-        document, bad = super().document(result), _bad(result)
-        verdict = f"{len(bad)} of {len(_steps(result))} steps found something WRONG" if bad else "nothing was found wrong"
-        headline = f"{verdict}; {len(_left(result))} of {len(result.steps)} steps are left", place(result)
-        rows = tuple((row.case["name"], row.values["ended"], "; ".join(row.reasons)) for row in bad)
-        wrong = [Table("WRONG", ("step", "what", "found"), rows)] if bad else []
-        return replace(document, headline=headline, tables=(*wrong, *document.tables))
-
-
 def _summary(result: RowsResult) -> str:
-    """Return the sentence on docs/measurements.md."""
+    """Return the first line: how many steps found something wrong, and how many are left."""
     worst = max(ratios(result).values(), default=None)
     sweep = f"; at worst the automatic choice takes {worst:.2f} times as long as the fastest" if worst else ""
-    counts = f"{len(_steps(result))} of {len(result.steps)} steps of a GPU day, {len(_bad(result))} WRONG"
-    return placed(result, counts + sweep)
+    bad = f"{len(_bad(result))} of {len(_steps(result))} steps of a GPU day found something WRONG"
+    return placed(result, f"{bad}, {len(_left(result))} of {len(result.steps)} steps are left{sweep}")
 
 
 def _steps(result: RowsResult) -> list[Row]:
@@ -56,23 +41,29 @@ def _left(result: RowsResult) -> list[str]:
     return [name for _, name in result.steps if name not in ended]
 
 
+def _wrong(result: RowsResult) -> Iterator[Table]:
+    rows = ((row.case["name"], row.values["ended"], "; ".join(row.reasons)) for row in _bad(result))
+    yield Table("WRONG", ("step", "what", "found"), tuple(rows))
+
+
 def _function(name: str) -> str:
     """Return the name of a test without its parameters."""
     return name.rpartition("/")[2].partition("[")[0]
 
 
 def _tables(result: RowsResult) -> Iterator[Table]:
-    """Make a table of the steps of each kind, the tests of one function in a row."""
+    """Yield a table of the steps of each kind, the tests of one function in a row."""
     for table in STEPS:
         groups: dict[str, list[Row]] = {}
         for row in (row for row in result.rows if row.table == table):
             groups.setdefault(row.values.get("what", _function(row.case["name"])), []).append(row)
         rows = []
         for what, steps in groups.items():
-            counts = ", ".join(f"{count} {ended}" for ended, count in Counter(step.values["ended"] for step in steps).items())
-            ended = "WRONG" if any(step.verdict == "failed" for step in steps) else str(steps[0].values["ended"])
+            first, counts = steps[0].values, Counter(step.values["ended"] for step in steps)
+            ended = "WRONG" if any(step.verdict == "failed" for step in steps) else str(first["ended"])
+            listed = ", ".join(f"{count} {name}" for name, count in counts.items())
             took = in_seconds(sum(step.values["seconds"] for step in steps))
-            rows.append((what, ended, took, str(steps[0].values["found"]) if len(steps) == 1 else counts))
+            rows.append((what, ended, took, str(first["found"]) if len(steps) == 1 else listed))
         yield Table(table, ("step", "", "took", "found"), tuple(rows))
 
 
@@ -99,10 +90,11 @@ TARGETS = (
     CHOICE,
     Target("first call, its kernels compiled", 10, 3, _noted("seconds", "first call"), " s", lower=True, missing=no_gpu),
 )
-REPORT = GpuDayReport(
+REPORT = Report(
     summary=_summary,
-    place="{device_name}",
-    tables=(preference_rows, worst_problems, _tables),
+    summary_first=True,
+    place="{device_name}, {threads} threads",
+    tables=(_wrong, preference_rows, worst_problems, _tables),
     notes=_notes,
     method="Each step is a process with a deadline, and what it found is written down at once. What the first stage found wrong "
     f"is not timed; w{METHOD[1:]}",

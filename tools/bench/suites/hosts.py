@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.launch.processes import mpi_version
 from dilkit.comm.launch.task import ended, run
-from dilkit.comm.plan.forecast import Forecast, Speed
+from dilkit.comm.plan.forecast import Forecast
 from dilkit.comm.plan.traffic import Rows
 from dilkit.comm.simulation.simulation import simulate
 from dilkit.pattern import Pattern
 from dilkit.problem import Problem
 from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteStep
 from dilkit.tools.bench.target import Target, Values, each, time_ratio
 from dilkit.tools.bench.workloads import namespaces
 from dilkit.tools.bench.workloads.rank_faults import CUTS, FAULT_RANKS, FAULT_TABLE, SLACK, fail, fault_row
@@ -41,26 +41,17 @@ LIMIT, FAULT_LIMIT, TIMEOUT = 900.0, 60.0, 5.0
 SETTLED = 0.05
 """Seconds after a call in which the kernel sends what it still holds."""
 SLOWEST, FASTEST = "slowest links", "fastest links"
+HOSTS, GBITS, HEAD_DIM = 4, (1.0, 10.0), 64
+"""Hosts, and Gbit/s of their links, each way."""
 FIVE = Configuration(131_072, (128, 512, 2048, 8192, 131_072), (1, 4, 16, 64, 256), heads=4)
 """LongNet's series of lengths and rates, the last of them for the whole sequence. The first is a quarter of LongNet's at this
 length, because a core has to do for two hosts: so computing does not outweigh what is sent."""
-CHECKED = Problem(pattern=Pattern([16, 32, 64, 256, 512], [1, 2, 4, 8, 16]), seq=512, heads=4, head_dim=16, dtype="bfloat16")
+FEW_HEADS = 2
+"""Half as many heads as hosts: a segment's ranks form groups (the hybrid route)."""
+CHECKED = Problem(
+    pattern=Pattern([16, 32, 64, 256, 512], [1, 2, 4, 8, 16]), seq=512, heads=4, head_dim=16, dtype="bfloat16", requires_grad=True
+)
 """The problem on which every way is checked: five branches too, of which two are longer than a shard."""
-
-
-@dataclass(frozen=True)
-class HostsSizes(SuiteSizes):
-    """`hosts` compute a sequence of `configuration` in bf16, over links of so many `gbits` a second each way.
-
-    `few_heads`: half as many as hosts, of which a segment's ranks form groups (the hybrid route).
-    """
-
-    hosts: int = 4
-    gbits: tuple[float, float] = (1.0, 10.0)
-    configuration: Configuration = FIVE
-    head_dim: int = 64
-    checked: Problem = CHECKED
-    few_heads: int = 2
 
 
 def _wire_ratio(row: Row) -> float:
@@ -112,24 +103,17 @@ TARGETS = (
 
 
 def _over_time(name: str, header: str) -> Column:
-    """Seconds of a model over those measured."""
+    """Return a column of seconds of a model over those measured."""
     return Column(header, lambda row, case: f"{row.values[name] / row.median_s:.2f}x" if name in row.values else "-")
 
 
 COLUMNS = (
-    WHO,
-    fact("routes"),
-    TIME,
-    QUARTILES,
-    over("auto"),
+    *(WHO, fact("routes"), TIME, QUARTILES, over("auto")),
     Column("a host sends", lambda row, case: in_bytes(max(row.values["planned_bytes"]))),
     Column("interface / planned", lambda row, case: f"{_wire_ratio(row):.3f}"),
-    _over_time("predicted_s", "predicted"),
-    _over_time("simulated_s", "simulated"),
+    *(_over_time("predicted_s", "predicted"), _over_time("simulated_s", "simulated")),
     Column("hidden", lambda row, case: f"{100 * row.values['hidden']:.0f} %"),
 )
-
-
 REPORT = Report(
     place="{device_name}, {cores} cores for all hosts; mpirun: {mpi}",
     tables=(TableView("{hosts} hosts, {link}", "links", COLUMNS, "{problem}"), FAULT_TABLE),
@@ -140,23 +124,20 @@ REPORT = Report(
         TARGETS[2].name: "Ulysses {}",
         TARGETS[4].name: "the interfaces send {} the planned bytes",
     },
-    method="Hosts are network namespaces of one machine with an address each, joined by a bridge; both ends of every link "
-    "are shaped with tc's token bucket, so that a host sends and receives at the rate that the table names. Links "
-    "have no delay of their own. One rank of one thread on each host; all hosts share the cores of the machine, which"
-    " also move the packets: what many bytes cost is work of the cores too, so that links of 10 Gbit/s are far from "
-    "filled and figures of both links are close. A call is a forward and a backward pass. Before it is timed every "
-    "way is compared with the definition in fp64 on a short sequence of as many branches; then all are timed in "
-    "turns, and the slowest rank's time counts. The other schemes are written for this suite on dilkit's kernels and "
-    "transports: the full ring sends keys and values round, and backward once more with their gradients in fp32, as "
-    "ring-flash-attention does; the all-gather gives all to every rank, as context parallelism in torch does, and "
-    "returns gradients in the rows' dtype, half the bytes of fp32; Ulysses deals out heads. They compute with "
-    "dilkit's kernels what the pattern shows of what arrives. The schedule gather sends what torchscale's sequence "
-    "parallelism would send of this pattern: an all-gather of kept keys and values. Bytes of interfaces are those "
-    "that the kernel counts on each host, with headers, acknowledgements, and what ranks tell each other to agree. "
-    "Predicted is the time of the planner's model over the measured one, by the speeds of kernel and links that were "
-    "measured in the same job, before and after. Hidden is the share of the time that all exchanges of rows take by "
-    "themselves which ranks do not spend waiting for a link in a call, the median of five: a wait counts from when "
-    "all who send have begun, as before that it is one for their work.",
+    method="Hosts are network namespaces of one machine, joined by a bridge; both ends of every link are shaped with tc's token "
+    "bucket, so that a host sends and receives at the rate that the table names, without a delay. One rank of one thread on "
+    "each host; all hosts share the cores, which also move the packets, so that links of 10 Gbit/s are far from filled. A call "
+    "is a forward and a backward pass. Before it is timed every way is compared with the definition in fp64 on a short sequence "
+    "of as many branches; then all are timed in turns, and the slowest rank's time counts. The other schemes are written for "
+    "this suite on dilkit's kernels and transports: the full ring sends keys and values round, and backward once more with "
+    "their gradients in fp32, as ring-flash-attention does; the all-gather gives all to every rank, as context parallelism in "
+    "torch does, and returns gradients in the rows' dtype; Ulysses deals out heads. They compute what the pattern shows of what "
+    "arrives. The schedule gather sends what torchscale's sequence parallelism would: an all-gather of kept keys and values. "
+    "Bytes of interfaces are those that the kernel counts on each host, with headers, acknowledgements, and what ranks tell "
+    "each other to agree. Predicted is the time of the planner's model over the measured one, by the speeds of kernel and "
+    "links that were measured in the same job, before and after. Hidden is the share of the time that all exchanges of rows "
+    "take by themselves which ranks do not spend waiting for a link in a call, the median of five: a wait counts from when all "
+    "who send have begun, as before that it is one for their work.",
 )
 
 
@@ -168,27 +149,24 @@ class HostsSuite(Suite):
     SUMMARY = "attention over hosts with slow links, beside a ring of all keys, their all-gather and Ulysses"
     TARGETS = TARGETS
 
-    sizes: HostsSizes = field(default_factory=HostsSizes, metadata=NO_OPTION)
     net: list[namespaces.Hosts] = field(default_factory=list, metadata=NO_OPTION)
-    """The hosts, while they are there."""
+    """The hosts, once they are there."""
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[dict[str, Any]]:
-        if why := namespaces.why_not():
-            raise ValueError(f"--suite hosts: {why}")
-        with namespaces.hosts(self.sizes.hosts) as net:
-            self.net.append(net)
+        with contextlib.ExitStack() as stack:
             try:
-                yield dict(mpi=mpi_version() or "not here")
-            finally:
-                self.net.clear()
+                self.net[:] = [stack.enter_context(namespaces.hosts(HOSTS))]
+            except OSError as error:
+                raise ValueError(f"--suite hosts: {error}; {namespaces.NEEDED}") from None
+            yield dict(mpi=mpi_version() or "not here")
 
     def steps(self) -> Iterator[SuiteStep]:
         first, *others = namespaces.launchers()
-        slowest, fastest, few = min(self.sizes.gbits), max(self.sizes.gbits), self.sizes.few_heads
-        for gbit in self.sizes.gbits:
+        slowest, fastest = GBITS
+        for gbit in GBITS:
             yield self._links(gbit, first)
-        yield self._links(slowest, first, SCHEDULES[:1], ("full ring", "all-gather"), few)
+        yield self._links(slowest, first, SCHEDULES[:1], ("full ring", "all-gather"), FEW_HEADS)
         for other in others:
             yield self._links(slowest, other, SCHEDULES[:1])
             yield self._links(fastest, other, ("auto", "ring"), ("full ring",))
@@ -204,12 +182,11 @@ class HostsSuite(Suite):
         heads: int = 0,
     ) -> SuiteStep:
         link = f"{gbit:g} Gbit/s, {launcher}{f', {heads} heads' * bool(heads)}"
-        configuration = self.sizes.configuration._replace(heads=heads or self.sizes.configuration.heads)
-        problem = configuration.problem(self.sizes.head_dim, self.divisor, dtype="bfloat16", requires_grad=True)
-        links = SLOWEST if gbit == min(self.sizes.gbits) else FASTEST
+        problem = FIVE._replace(heads=heads or FIVE.heads).problem(HEAD_DIM, self.divisor, dtype="bfloat16", requires_grad=True)
+        case = dict(link=link, links=SLOWEST if gbit == GBITS[0] else FASTEST)
         task = partial(
-            compare, problem=problem, checked=replace(self.sizes.checked, requires_grad=True), schedules=schedules, peers=peers,
-            repeats=1 if self.quick else self.repeats, case=dict(link=link, links=links),
+            compare, problem=problem, checked=CHECKED, schedules=schedules, peers=peers,
+            repeats=1 if self.quick else self.repeats, case=case,
         )  # fmt: skip
 
         def job() -> list[Row]:
@@ -220,9 +197,9 @@ class HostsSuite(Suite):
         return job_step("links", link, job)
 
     def fault(self, kind: str, launcher: str) -> list[Row]:
-        """Seconds until the other hosts know of a host that is cut off, or of a rank that is frozen; and what they say."""
+        """Return the seconds until the others know of a host that is cut off, or of a frozen rank; and what they say."""
         (net,) = self.net
-        net.shape(max(self.sizes.gbits))
+        net.shape(GBITS[1])
         task = partial(fail, kind=kind, seconds=TIMEOUT)
         try:
             return [fault_row(kind, launcher, TIMEOUT, ended(launcher, FAULT_RANKS, task, limit=FAULT_LIMIT, start=net.start))]
@@ -253,25 +230,20 @@ def compare(
     times = time_in_turns(comm, {name: partial(call.once, shard) for name, call in calls.items()}, repeats)
     speeds.append(rank_speed(comm, problem))  # after it too: others may have begun to use the machine meanwhile
     for name in schedules:
-        routes = dict.fromkeys(route.kind for route in calls[name].plan.routes)
-        values[name] |= dict(routes=", ".join(routes)) | _forecast(calls[name], speeds)
+        plan = calls[name].plan
+        forecasts = [Forecast(plan, Rows(problem.head_dim, problem.dtype, problem.batch), speed) for speed in speeds]
+        predicted = statistics.fmean(float(one.seconds["overlapped"][one.slowest]) for one in forecasts)
+        values[name] |= dict(routes=", ".join(dict.fromkeys(route.kind for route in plan.routes)), predicted_s=predicted)
+        values[name]["simulated_s"] = statistics.fmean(simulate(one).seconds for one in forecasts)
     common = dict(hosts=comm.size, problem=str(problem))
     return [row_of("links", case, name, judged(checks[name], one, times[name]), **one, **common) for name, one in values.items()]
 
 
 def _counted(call: RanksCall, shard: Tensors) -> dict[str, list[int]]:
-    """Bytes of rows that each rank sent in a call, those planned, and those of each host's interface."""
+    """Return bytes of rows that each rank sent in a call, those planned, and those of each host's interface."""
     call.comm.share(b"", "beginning together")
     time.sleep(SETTLED)
     wire_before = namespaces.sent_bytes()
     counted = call.count(shard)
     time.sleep(SETTLED)
     return counted | dict(wire_bytes=gather_values(call.comm, namespaces.sent_bytes() - wire_before))
-
-
-def _forecast(call: RanksCall, speeds: Sequence[Speed]) -> dict[str, float]:
-    """Seconds of the slowest rank by the planner's model, and by its simulation: means over the measured speeds."""
-    rows = Rows(call.problem.head_dim, call.problem.dtype, call.problem.batch)
-    forecasts = [Forecast(call.plan, rows, speed) for speed in speeds]
-    predicted = statistics.fmean(float(one.seconds["overlapped"][one.slowest]) for one in forecasts)
-    return dict(predicted_s=predicted, simulated_s=statistics.fmean(simulate(one).seconds for one in forecasts))

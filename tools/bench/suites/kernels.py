@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from typing import Any, ClassVar
 
-from dilkit.tools.report.document import Axis, Document, Plot, Series, Table, plots, tables
+from dilkit.tools.report.document import Document, Table, tables
 from dilkit.tools.report.headline import place
-from dilkit.tools.report.points import plain
 from dilkit.tools.results.record import Result
 
 SHARED_KIB = dict(sm_70=96, sm_75=64, sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, sm_120=99)
@@ -23,10 +22,9 @@ Key = tuple[str, str, str, int, str, int]
 class KernelUse:
     """Resources of a kernel, compiled for one architecture, dtype and head_dim: a line of the file, a word for each field.
 
-    `form`: "elements" where rows are read by the element, else 16 bytes at a time: of "plain" calls, or "packed", "dropout" or
-    "packed-dropout". `dynamic` and `shared` are bytes of shared memory, asked for at launch and declared; `registers` are those
-    of a thread, `spills` and `stack` bytes of it. `source`: a digest of what it was compiled from, or "-" where that is not
-    known.
+    `form`: "plain", "packed", "dropout", "packed-dropout", or "elements" where rows are not read 16 bytes at a time.
+    `dynamic` and `shared` are bytes of shared memory, asked for at launch and declared; `registers`, `spills` and `stack` are
+    those of a thread. `source`: a digest of what it was compiled from.
     """
 
     name: str
@@ -47,10 +45,8 @@ class KernelUse:
     @classmethod
     def read(cls, row: str) -> KernelUse:
         """Return the kernel of a line. Raises ValueError."""
-        words, whole = row.split(), [field.type == "int" for field in fields(cls)]
-        if len(words) != len(whole) or not all(word.isdecimal() for word, one in zip(words, whole, strict=True) if one):
-            raise ValueError(f"rows: {row[:40]!r} where {', '.join(FIELDS)} are needed")
-        values: list[Any] = [int(word) if one else word for word, one in zip(words, whole, strict=True)]
+        pairs = zip(fields(cls), row.split(), strict=True)
+        values: list[Any] = [int(word) if field.type == "int" else word for field, word in pairs]
         return cls(*values)
 
     def row(self) -> str:
@@ -72,9 +68,6 @@ class KernelUse:
         return [f"{' '.join(self.row().split()[:5])}: {text}" for text in sizes]
 
 
-FIELDS = tuple(field.name for field in fields(KernelUse))
-
-
 @dataclass(frozen=True, kw_only=True)
 class KernelsResult(Result):
     """Every kernel for every kind of GPU. `fields`: the words of a row; `older`: rows of sources that have changed since."""
@@ -82,18 +75,12 @@ class KernelsResult(Result):
     KIND: ClassVar[str] = "kernels"
 
     nvrtc: str
-    fields: tuple[str, ...] = FIELDS
+    fields: tuple[str, ...] = tuple(field.name for field in fields(KernelUse))
     rows: tuple[str, ...]
-    quick: bool
     older: int = 0
 
-    def __post_init__(self) -> None:
-        if self.fields != FIELDS:
-            raise ValueError(f"fields: {', '.join(self.fields)[:80]} where {', '.join(FIELDS)} are needed")
-        self.kernels()
-
     def kernels(self) -> list[KernelUse]:
-        """The rows."""
+        """Return the rows."""
         return [KernelUse.read(row) for row in self.rows]
 
 
@@ -101,44 +88,30 @@ RECORD = KernelsResult
 
 
 def sentence(result: KernelsResult) -> str:
-    """For docs/measurements.md: how many kernels, and whether any keeps registers in memory."""
+    """Return the sentence on docs/measurements.md."""
     kernels = result.kernels()
     spilled = sum(bool(kernel.spills or kernel.stack) for kernel in kernels)
     verdict = f"{spilled} SPILL registers or have a stack" if spilled else "none spills a register or has a stack"
     counted = f"{len(kernels):,} CUDA kernels for {len({kernel.architecture for kernel in kernels})} architectures"
-    older = f", {result.older:,} of them from sources that have changed since" if result.older else ""
-    return f"{'QUICK, head_dim 64 alone: ' * result.quick}{counted}, compiled by NVRTC {result.nvrtc}{older}: {verdict}."
+    older = f", {result.older:,} of them from sources that have changed since" * bool(result.older)
+    return f"{counted}, compiled by NVRTC {result.nvrtc}{older}: {verdict}."
 
 
 def document(result: KernelsResult) -> Document:
-    """Registers by architecture."""
-    registers: dict[str, list[int]] = {}
-    for kernel in result.kernels():
-        registers.setdefault(kernel.architecture, []).append(kernel.registers)
-    most = Series("most of any kernel", tuple(plain(name, max(counts)) for name, counts in registers.items()))
-    axes = Axis("", "number"), Axis("registers of a thread", "number", log=False)
-    return Document(
-        headline=(sentence(result), place(result)),
-        tables=tables(_table(result.kernels(), list(registers))),
-        plots=plots(Plot("Registers of the largest kernel", "bars", (most,), axes)),
-    )
-
-
-def _table(kernels: list[KernelUse], architectures: list[str]) -> Table:
-    """A row for each kernel, dtype, head_dim and height of tiles: the registers of plain calls on each architecture."""
-    groups: dict[tuple[str, str, int, int], dict[str, KernelUse]] = {}
-    for one in kernels:
-        if one.form == "plain":
-            groups.setdefault((one.name, one.dtype, one.head_dim, one.tile_rows), {})[one.architecture] = one
+    """Return a table of the registers of plain calls: a row for each kernel, dtype, head_dim and height of tiles."""
+    groups: dict[tuple[str, int, int, int], dict[str, KernelUse]] = {}
+    for one in (one for one in result.kernels() if one.form == "plain"):
+        groups.setdefault((one.name, DTYPES.index(one.dtype), one.head_dim, one.tile_rows), {})[one.architecture] = one
+    architectures = tuple(dict.fromkeys(kernel.architecture for kernel in result.kernels()))
     rows = []
-    for key in sorted(groups, key=lambda key: (key[0], DTYPES.index(key[1]) if key[1] in DTYPES else len(DTYPES), *key[2:])):
-        uses = groups[key]
+    for (name, dtype, head_dim, tile), uses in sorted(groups.items(), key=lambda group: group[0]):
         threads, blocks = _range(one.threads for one in uses.values()), _range(one.blocks for one in uses.values())
         shared = _range((one.shared + one.dynamic) / 1024 for one in uses.values())
-        registers = (str(uses[name].registers) if name in uses else "" for name in architectures)
-        rows.append((*map(str, key), threads, blocks, f"{shared} KiB", *registers))
-    columns = ("kernel", "dtype", "head_dim", "tile", "threads", "blocks", "shared memory")
-    return Table("Registers of a thread in plain calls, by architecture", (*columns, *architectures), tuple(rows))
+        registers = (str(uses[architecture].registers) if architecture in uses else "" for architecture in architectures)
+        rows.append((name, DTYPES[dtype], str(head_dim), str(tile), threads, blocks, f"{shared} KiB", *registers))
+    columns = ("kernel", "dtype", "head_dim", "tile", "threads", "blocks", "shared memory", *architectures)
+    table = Table("Registers of a thread in plain calls, by architecture", columns, tuple(rows))
+    return Document(headline=(sentence(result), place(result)), tables=tables(table))
 
 
 def _range(values: Iterable[float]) -> str:

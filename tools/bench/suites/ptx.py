@@ -5,27 +5,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import dilkit.backends
-from dilkit.tools.report.document import Axis, Plot, Series, Table
-from dilkit.tools.report.points import plain
-from dilkit.tools.report.views import NAMES, Report
+from dilkit.tools.report.document import Table
+from dilkit.tools.report.views import Report
 from dilkit.tools.results.rows import Row, RowsResult
 
 TRIALS, FAULTS = "trials", "faults"
 """Tables of rows, of which `who` is a backend. Values: `source`, a digest of its kernels; `date` of the last run; CPU `seconds`.
 
-A row of trials is of one list for one kind of GPU, `rounded` as tensor cores are measured to round: how many `trials` there are,
-and by name the cases that `passed`, were `refused`, as on a GPU or by the emulator, or are `wrong`, each with its reason.
-A row of faults is of a kernel: how many were `caught`, or are `explained` as none; by name those that live, `lives`; `machine`,
-a digest of the emulator and of what shows faults of this kernel.
+A row of trials is of one list for one kind of GPU, `rounded` as tensor cores are measured to round: the number of `trials`, and
+the names of cases that `passed`, were `refused`, or are `wrong`, each with its reason. A row of faults is of a kernel: how many
+were `caught`, or are `explained` as none; the names of those that live, `lives`; `machine`, a digest of the emulator and trials.
 """
 BACKENDS = ("cupy_raw", "triton", "numba_cuda")
-COLUMNS = ("backend", "architecture", "rounded once", "rounded as measured", "wrong", "refused", "minutes", "last run")
-OF_FAULTS = ("kernel", "faults", "caught", "explained", "not noticed", "minutes", "last run")
 
 
 def current(row: Row) -> bool:
@@ -34,96 +30,69 @@ def current(row: Row) -> bool:
 
 
 def ended(row: Row) -> int:
-    """Trials that were run to their end."""
+    """Return the number of trials that were run to their end."""
     return len(row.values["passed"]) + len(row.values["wrong"])
 
 
-def tried(row: Row) -> int:
-    """Faults in all."""
-    return int(row.values["caught"] + row.values["explained"] + len(row.values["lives"]))
+def _rows(result: RowsResult, table: str) -> list[Row]:
+    return [row for row in result.rows if row.table == table]
+
+
+def _run_of_all(rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    return f"{sum(map(ended, filter(current, rows))):,} of {sum(row.values['trials'] for row in rows):,}" * bool(rows)
+
+
+def _faults(row: Row) -> tuple[int, int, int, int]:
+    """Return all faults, those caught, those explained, and those not noticed."""
+    caught, explained, lives = row.values["caught"], row.values["explained"], len(row.values["lives"])
+    return caught + explained + lives, caught, explained, lives
 
 
 def _summary(result: RowsResult) -> str:
-    """For README.md: how much of what there is has been run, and what was wrong."""
-    trials, faults = ([row for row in result.rows if row.table == table] for table in (TRIALS, FAULTS))
+    """Return the sentence on README.md: how much of what there is has been run, and what was wrong."""
+    trials, counts = _rows(result, TRIALS), []
+    for backend in BACKENDS:
+        rows = [row for row in trials if row.who == backend]
+        kinds = len({row.case["architecture"] for row in rows if current(row) and ended(row)})
+        counts.append(f"{_run_of_all(rows) or '0 of 0'} trials of {backend}" + f" for {kinds} kinds of GPU" * bool(kinds))
     wrong = sum(len(row.values["wrong"]) for row in trials if current(row))
-    *first, last = (_counted(backend, [row for row in trials if row.who == backend]) for backend in BACKENDS)
     executed = (
-        f"The PTX of today's kernels was executed on a CPU, instruction by instruction: {', '.join(first)} and {last}; "
-        f"{f'{wrong} are WRONG' if wrong else 'none is wrong'}."
+        f"The PTX of today's kernels was executed on a CPU, instruction by instruction: {', '.join(counts[:-1])} and "
+        f"{counts[-1]}; {f'{wrong} are WRONG' if wrong else 'none is wrong'}."
     )
-    if not (faults := [row for row in faults if current(row)]):
+    if not (faults := [_faults(row) for row in _rows(result, FAULTS) if current(row)]):
         return executed
-    caught, explained = (sum(row.values[name] for row in faults) for name in ("caught", "explained"))
-    lives = sum(len(row.values["lives"]) for row in faults)
-    noticed = (
-        f"Of {sum(map(tried, faults)):,} faults put into it {caught:,} were caught and {explained} are explained as harmless"
-    )
-    return f"{executed} {noticed}{f'; {lives} were NOT CAUGHT' if lives else ''}."
-
-
-def _counted(backend: str, rows: Sequence[Row]) -> str:
-    """Trials of a backend, and the kinds of GPU for which some were run."""
-    kinds = len({row.case["architecture"] for row in rows if current(row) and ended(row)})
-    counts = f"{_run(rows):,} of {_all(rows):,} trials of {backend}"
-    return f"{counts} for {kinds} kind{'s' * (kinds != 1)} of GPU" if kinds else counts
-
-
-def _run(rows: Iterable[Row]) -> int:
-    return sum(ended(row) for row in rows if current(row))
-
-
-def _all(rows: Iterable[Row]) -> int:
-    return sum(row.values["trials"] for row in rows)
-
-
-def _groups(result: RowsResult) -> dict[tuple[str, str], list[Row]]:
-    """Rows of trials by backend and kind of GPU."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in (row for row in result.rows if row.table == TRIALS):
-        groups.setdefault((row.who, row.case["architecture"]), []).append(row)
-    return groups
+    tried, caught, explained, lives = map(sum, zip(*faults, strict=True))
+    noticed = f"Of {tried:,} faults put into it {caught:,} were caught and {explained} are explained as harmless"
+    return f"{executed} {noticed}{f'; {lives} were NOT CAUGHT' * bool(lives)}."
 
 
 def _tables(result: RowsResult) -> Iterator[Table]:
-    """Trials by backend and kind of GPU, and faults by kernel."""
-
-    def order(group: tuple[tuple[str, str], list[Row]]) -> tuple[int, int]:
-        backend, architecture = group[0]
-        return BACKENDS.index(backend), int(architecture.removeprefix("sm_"))
-
+    """Yield trials by backend and kind of GPU, and faults by kernel."""
+    groups: dict[tuple[int, int], list[Row]] = {}
+    for row in _rows(result, TRIALS):
+        groups.setdefault((BACKENDS.index(row.who), int(row.case["architecture"].removeprefix("sm_"))), []).append(row)
     rows = []
-    for (backend, architecture), group in sorted(_groups(result).items(), key=order):
-        alike = [[row for row in group if row.case["rounded"] == rounded] for rounded in (False, True)]
-        counts = [f"{_run(rows_alike):,} of {_all(rows_alike):,}" if rows_alike else "" for rows_alike in alike]
+    for (backend, architecture), group in sorted(groups.items()):
+        counts = [_run_of_all(row for row in group if row.case["rounded"] == rounded) for rounded in (False, True)]
         run = [row for row in group if current(row)]
-        came = (str(sum(len(row.values[name]) for row in run)) for name in ("wrong", "refused"))
-        rows.append((backend, architecture, *counts, *came, *_spent(run)))
-    yield Table("Trials, by backend and kind of GPU", COLUMNS, tuple(rows))
-    faults = []
-    for row in (row for row in result.rows if row.table == FAULTS and current(row)):
-        numbers = tried(row), row.values["caught"], row.values["explained"], len(row.values["lives"])
-        faults.append((row.case["kernel"], *map(str, numbers), *_spent([row])))
-    yield Table("Faults that the PTX was given, by kernel", OF_FAULTS, tuple(faults))
+        outcomes = [str(sum(len(row.values[name]) for row in run)) for name in ("wrong", "refused")]
+        rows.append((BACKENDS[backend], f"sm_{architecture}", *counts, *outcomes, *_spent(run)))
+    header = ("backend", "architecture", "rounded once", "rounded as measured", "wrong", "refused", "minutes", "last run")
+    yield Table("Trials, by backend and kind of GPU", header, tuple(rows))
+    of_kernels = [(row.case["kernel"], *map(str, _faults(row)), *_spent([row])) for row in _rows(result, FAULTS) if current(row)]
+    of_faults = ("kernel", "faults", "caught", "explained", "not noticed", "minutes", "last run")
+    yield Table("Faults that the PTX was given, by kernel", of_faults, tuple(of_kernels))
 
 
-def _spent(rows: Sequence[Row]) -> tuple[str, str]:
-    """Minutes of CPU time, and the last day."""
-    days = (row.values["date"][:10] for row in rows)
-    return f"{sum(row.values['seconds'] for row in rows) / 60:.1f}", max(days, default="")
+def _spent(rows: list[Row]) -> tuple[str, str]:
+    """Return minutes of CPU time, and the last day."""
+    minutes = sum(row.values["seconds"] for row in rows) / 60
+    return f"{minutes:.1f}", max((row.values["date"][:10] for row in rows), default="")
 
 
-def _bars(result: RowsResult) -> Iterator[Plot]:
-    """Trials that were run, beside all."""
-    labelled = {", ".join(key): rows for key, rows in _groups(result).items()}
-    counted = (("run", _run), ("all", _all))
-    series = (Series(name, tuple(plain(label, count(rows)) for label, rows in labelled.items())) for name, count in counted)
-    yield Plot("Trials", "bars", tuple(series), (NAMES, Axis("trials", "number", log=False)))
-
-
-REPORT = Report(
-    summary=_summary, summary_first=True, place="{device_name}, threads: {threads}", tables=(_tables,), plots=(_bars,)
-)  # fmt: skip
+REPORT = Report(summary=_summary, summary_first=True, place="{device_name}, threads: {threads}", tables=(_tables,))
 
 
 FOLDER = Path(dilkit.backends.__path__[0])

@@ -14,8 +14,8 @@ from dilkit.comm.launch.task import ended, run
 from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES, Problem
 from dilkit.threads import usable_cores
-from dilkit.tools.bench.configuration import CONFIGURATIONS, Configuration
-from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
+from dilkit.tools.bench.configuration import CONFIGURATIONS
+from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteStep
 from dilkit.tools.bench.target import MIB, Target, Values, memory_ratio, time_ratio
 from dilkit.tools.bench.workloads import rank_jobs
 from dilkit.tools.bench.workloads.rank_faults import FAULT_RANKS, FAULT_TABLE, FAULTS, SLACK, fail, fail_on_threads, fault_row
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dilkit.comm import Comm
 
 SECONDS_PER_FLOP = 1 / 100e9
+HEAD_DIM, THREADS, SHORTER = 64, 4, 4
+"""Threads of all ranks together; what the million is divided by where memory is measured: a sixteenth of the work."""
 SMALL = {
     "aligned, causal": Problem(
         pattern=Pattern([32, 64, 256], [1, 2, 8]), seq=256, heads=8, head_dim=16, is_causal=True, dtype="bfloat16"
@@ -44,28 +46,11 @@ SMALL = {
 }
 QUARTER, NOTHING_KEPT, FIXED = "a quarter of the million", "A, nothing kept", "fixed n/p"
 FULL_RING = "a ring of all keys and values"
-
-
-@dataclass(frozen=True)
-class RingSizes(SuiteSizes):
-    """Bytes of `small` problems are counted in their dtypes, and their results compared in fp32. `configurations` by name.
-
-    `shorter`: by how much the million is divided where memory is measured: the same ratios, a sixteenth of the work. `threads`:
-    of all ranks together.
-    """
-
-    small: Mapping[str, Problem] = field(default_factory=lambda: SMALL)
-    configurations: Mapping[str, Configuration] = field(default_factory=lambda: CONFIGURATIONS)
-    head_dim: int = 64
-    shorter: int = 4
-    threads: int = 4
-
-
 Read = Callable[[RowsResult], Values]
 
 
 def _target(table: str, name: str, must: float, read: Read, unit: str = "", lower: bool = True, exact: bool = False) -> Target:
-    """A target of rows of `table`, or of a part of them; where one of its jobs failed, there is no figure."""
+    """Return a target of rows of `table`; where one of its jobs failed, there is no figure."""
     return Target(name, must, None, lambda result: {} if result.cases(FAILED, table=table) else read(result), unit, lower, exact)
 
 
@@ -74,8 +59,8 @@ def combined(table: str, measure: Callable[[Mapping[str, Any]], float | None], c
 
     def read(result: RowsResult) -> Values:
         values: dict[str, list[float]] = {}
-        for row in result.rows:
-            if row.table == table and (measured := measure(row.values)) is not None:
+        for row in (row for row in result.rows if row.table == table):
+            if (measured := measure(row.values)) is not None:
                 values.setdefault(row.case.get("transport", "worst"), []).append(measured)
         return {label: combine(measured) for label, measured in values.items()}
 
@@ -160,28 +145,20 @@ MEMORY_TABLE = TableView(
     ),
     timed=False,
 )
-
-
-def _sent(row: Row, case: CaseRows) -> Point | None:
-    sent = row.values["planned_bytes"]
-    return plain("", sent) if sent else None
-
-
 RANKS, PEAK = Axis("ranks", "number"), Axis("peak memory of a rank", "bytes")
 
 
 def _timeline_plot(result: RowsResult) -> Iterator[Plot]:
-    """The whole step of each rank, and when it was in its transport."""
+    """Draw the whole step of each rank, and when it was in its transport."""
     for case in result.cases("timeline"):
-        steps = [Point(who, row.values["seconds"], 0.0, row.values["seconds"]) for who, row in case.rows.items()]
-        waits = [Point(who, end, min(begin, end), end) for who, row in case.rows.items() for begin, end in row.values["waits"]]
-        series = Series("computing", tuple(steps)), Series("sending, waiting, agreeing", tuple(waits))
+        steps = tuple(Point(who, row.values["seconds"], 0.0, row.values["seconds"]) for who, row in case.rows.items())
+        waits = (Point(who, end, min(begin, end), end) for who, row in case.rows.items() for begin, end in row.values["waits"])
+        series = Series("computing", steps), Series("sending, waiting, agreeing", tuple(waits))
         title = case.label("One step of {tokens:,} tokens, causal ({transport})")
         yield Plot(title, "spans", series, (NAMES, Axis("time", "seconds", log=False)))
 
 
 def _notes(result: RowsResult) -> Iterator[str]:
-    """Counts and times."""
     values = [row.values for row in result.rows if row.table == "calls"]
     counted = sum("sent_bytes" in one for one in values)
     yield f"bytes were counted in {counted} calls, results compared in {len(values)}"
@@ -216,7 +193,8 @@ REPORT = Report(
             (RANKS, replace(PEAK, log=False)), "lines", series="fixed tokens a rank",
         ),
         PlotView(
-            "Forward bytes: one million tokens, bf16", "volumes", "ranks", _sent,
+            "Forward bytes: one million tokens, bf16", "volumes", "ranks",
+            lambda row, case: plain("", row.values["planned_bytes"]) if row.values["planned_bytes"] else None,
             (RANKS, Axis("bytes of the busiest rank", "bytes")), "lines", dashed=(FULL_RING,),
         ),
         PlotView(
@@ -233,29 +211,26 @@ REPORT = Report(
     },
     notes=_notes,
     method="Bytes are those that the transport counted in a forward and backward pass, beside the plan's formula, for each "
-    "schedule: threads with p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a "
-    "mask in fp32, grouped heads in fp64. Errors are against fp64, in units of what is allowed: twice (gradients: "
-    "three times) the error of plain torch arithmetic of the same dtype, and a few roundings. Memory is the "
-    "high-water mark of a fresh process's resident memory over what it held before its tensors were made: inputs, "
-    'results, gradients and all that lies between, of the rank that needs most, in fp32. "A quarter of the million" '
-    "is the pattern of a million tokens with sequence and segments a quarter as long: 262,144 tokens, w = 512, 2048, "
-    "8192, 32768, 131072, r = 1, 4, 16, 64, 256. A step's time is the slowest rank's, all having begun together; both"
-    " sides are timed in turns in one job. Faults strike rank 1 of three after one call went well; seconds are those "
-    "until the last of the others knew, or, where these are ended without a word, until the launcher had ended the "
-    "job.",
+    "schedule: threads with p = 1 .. 8, processes with p = 2, 3, 4; aligned and causal in bf16, odd lengths with a mask in fp32, "
+    "grouped heads in fp64. Errors are against fp64, in units of what is allowed: twice (gradients: three times) the error of "
+    "plain torch arithmetic of the same dtype, and a few roundings. Memory is the high-water mark of a fresh process's resident "
+    "memory over what it held before its tensors were made, of the rank that needs most, in fp32. "
+    '"A quarter of the million" is the pattern of a million tokens with sequence and segments a quarter as long: 262,144 '
+    "tokens, w = 512, 2048, 8192, 32768, 131072, r = 1, 4, 16, 64, 256. A step's time is the slowest rank's, all having begun "
+    "together; both sides are timed in turns in one job. Faults strike rank 1 of three after one call went well; seconds are "
+    "those until the last of the others knew, or until the launcher had ended the job.",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RingSuite(Suite):
-    """The steps of a run. `processes`: what can start processes; without any, ranks are threads."""
+    """The steps of a run. `processes`: launchers of processes; without any, ranks are threads."""
 
     NAME = "ring"
     SUMMARY = "attention over ranks: bytes, agreement with one rank, memory, time, and what becomes of faults"
     TARGETS = TARGETS
 
     budget: float = 90.0
-    sizes: RingSizes = field(default_factory=RingSizes, metadata=NO_OPTION)
     processes: tuple[str, ...] = field(default_factory=transports, metadata=NO_OPTION)
 
     def prepared(self) -> AbstractContextManager[dict[str, Any]]:
@@ -279,13 +254,12 @@ class RingSuite(Suite):
 
     def _processes(self) -> Iterator[SuiteStep]:
         """Steps whose ranks are processes, so that memory and time are of a rank alone."""
-        sizes, parts = ((1, 2), (1,)) if self.quick else ((1, 2, 4), (4, 2, 1))
         whole, quarter = self.problem("A", requires_grad=True), self.problem(QUARTER, requires_grad=True)
         measured = [("memory", "A", whole, "rows"), ("memory", NOTHING_KEPT, whole, "nothing")]
-        for part in parts:
+        for part in (1,) if self.quick else (4, 2, 1):
             problem = replace(quarter, seq=quarter.seq // part)
             measured.append(("memory" if part == 1 else "shorter", QUARTER, problem, "rows"))
-        for (table, config, problem, keep), ranks in product(measured, sizes):
+        for (table, config, problem, keep), ranks in product(measured, (1, 2) if self.quick else (1, 2, 4)):
             memory = partial(self.memory, table, config, problem, ranks, keep)
             yield job_step(table, f"{config}, {problem.seq:,} tokens, p={ranks}", memory)
         for ranks in (1, 2) if self.quick else (1, 2, 4, 8):
@@ -296,7 +270,7 @@ class RingSuite(Suite):
         yield job_step("timeline", "one step", partial(self.step, rank_jobs.timeline, is_causal=True))
 
     def volumes(self) -> list[Row]:
-        """Forward bytes of the busiest rank by the plan, for each schedule and number of ranks; beside a ring of all keys."""
+        """Return forward bytes of the busiest rank by the plan, for each schedule and number of ranks; beside a full ring."""
         problem, rows = self.problem("million", dtype="bfloat16"), []
         row_bytes = problem.heads * problem.head_dim * DTYPE_BYTES[problem.dtype]
         for ranks in (2, 4, 8) if self.quick else (2, 4, 8, 16, 32, 64):
@@ -308,7 +282,7 @@ class RingSuite(Suite):
         return rows
 
     def work(self) -> list[Row]:
-        """Causal work of the busiest rank over the mean, where the ranks of every segment divide the heads."""
+        """Return causal work of the busiest rank over the mean, where the ranks of every segment divide the heads."""
         rows = []
         for config, ranks in product(("A", "million"), (2, 4, 8)):
             plan = plan_of(self.problem(config, is_causal=True), ranks)
@@ -318,54 +292,53 @@ class RingSuite(Suite):
         return rows
 
     def calls(self, kind: str, ranks: int) -> list[Row]:
-        """Bytes and results of small problems, forward and backward, for every schedule."""
-        problems = {name: replace(small, requires_grad=True) for name, small in self.sizes.small.items()}
+        """Return bytes and results of small problems, forward and backward, for every schedule."""
+        problems = {name: replace(small, requires_grad=True) for name, small in SMALL.items()}
         task = partial(rank_jobs.check_calls, problems=problems, case=dict(transport=kind, ranks=ranks))
         return run(kind, ranks, task, limit=300.0)
 
     def fault(self, transport: str, kind: str, options: tuple[str, ...] = ()) -> list[Row]:
-        """Seconds until the others know, and what they say."""
+        """Return the seconds until the others know, and what they say."""
         timeout = 0.5 if self.quick else 2.0
         if transport == "threads":
             job = fail_on_threads(kind, timeout)
         else:
-            task = partial(fail, kind=kind, seconds=timeout)
-            job = ended(transport, FAULT_RANKS, task, limit=60.0, options=options)
+            job = ended(transport, FAULT_RANKS, partial(fail, kind=kind, seconds=timeout), limit=60.0, options=options)
         return [fault_row(kind, " ".join((transport, *options)), timeout, job)]
 
     def memory(self, table: str, config: str, problem: Problem, ranks: int, keep: str = "rows") -> list[Row]:
-        """Peak memory of each rank, forward and backward, inputs counted; each rank a fresh process."""
+        """Return the peak memory of a rank, forward and backward, inputs counted; each rank a fresh process."""
         threads, task = self.threads(ranks), partial(rank_jobs.memory, problem=problem, keep=keep)
         peak = run(self.processes[0], ranks, task, threads=threads, limit=600.0)
         case, values = dict(config=config, tokens=problem.seq), dict(ranks=ranks, threads=threads) | peak
         return [Row(table=table, case=case, who=f"p={ranks}", values=values)]
 
     def step(self, task: Callable[..., list[Row]], **options: Any) -> list[Row]:
-        """A job of a forward and backward pass of configuration A: four ranks with a thread each."""
+        """Run a job of a forward and backward pass of configuration A: four ranks with a thread each."""
         kind, ranks = self.processes[0], 2 if self.quick else 4
         problem = self.problem("A", requires_grad=True, **options)
         case = dict(tokens=problem.seq, ranks=ranks, transport=kind)
         return run(kind, ranks, partial(task, problem=problem, case=case), limit=600.0)
 
     def million(self) -> list[Row]:
-        """Forward bytes of one million tokens over eight ranks, counted over threads if time allows."""
+        """Return forward bytes of one million tokens over eight ranks, counted over threads if time allows."""
         problem, ranks = self.problem("million", dtype="bfloat16"), 8
-        case, expected = dict(tokens=problem.seq, ranks=ranks), problem.flops() * SECONDS_PER_FLOP
-        if expected > self.budget:
+        row = Row(table="million", case=dict(tokens=problem.seq, ranks=ranks), who="auto")
+        if (expected := problem.flops() * SECONDS_PER_FLOP) > self.budget:
             why = f"a run would take about {expected:.0f} s; the budget is {self.budget:g} s (--budget)"
-            return [Row(table="million", case=case, who="auto", verdict="skipped", reasons=(why,))]
+            return [replace(row, verdict="skipped", reasons=(why,))]
 
         def counted(comm: Comm) -> list[Row]:
             call = RanksCall(comm, problem)
-            return [Row(table="million", case=case, who="auto", values=call.count(call.shard()))]
+            return [replace(row, values=call.count(call.shard()))]
 
         return run("threads", ranks, counted)
 
     def problem(self, config: str, **fields: Any) -> Problem:
-        """The problem of a configuration, or of a quarter of the million."""
-        name, divisor = ("million", self.sizes.shorter * self.divisor) if config == QUARTER else (config, self.divisor)
-        return self.sizes.configurations[name].problem(self.sizes.head_dim, divisor, **fields)
+        """Return the problem of a configuration, or of a quarter of the million."""
+        name, divisor = ("million", SHORTER * self.divisor) if config == QUARTER else (config, self.divisor)
+        return CONFIGURATIONS[name].problem(HEAD_DIM, divisor, **fields)
 
     def threads(self, ranks: int) -> int:
-        """Threads of each rank where all cores are shared out."""
-        return max(1, min(self.sizes.threads, usable_cores()) // ranks)
+        """Return the threads of each rank where all cores are shared out."""
+        return max(1, min(THREADS, usable_cores()) // ranks)

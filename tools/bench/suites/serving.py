@@ -26,50 +26,24 @@ from dilkit.tools.results.rows import Row, RowsResult, rows_of
 DECODING, ONE_THREAD, MEMORY, INT8 = "decoding", "one thread", "memory of a cache", "rows kept as int8"
 MANY, GENERATED = "many sequences", "generated"
 MOST_ROUNDS = 3
-PACKED_PATTERN = Pattern([1024, 2048, 4096], [1, 2, 4])
+HEADS, HEAD_DIM, KV_HEADS = 8, 64, (8, 2)
+PACKED_PATTERN, PACKED_LENGTHS = Pattern([1024, 2048, 4096], [1, 2, 4]), (64, 64, 4096)
+"""Number of sequences, and their shortest and longest length."""
 DECODED_PATTERN = Pattern([2048, 8192, 32768], [1, 4, 16])
-KEPT_PATTERN = Pattern([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 6, 12])
-GENERATED_PATTERN = Pattern.streaming_llm(window=1024, sinks=4)
-PREFILLED_PATTERN = Pattern([1024, 4096, 16384], [1, 4, 16])
+SEEN, FULL_LENGTH, STEPS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000), 131_072, 64
+"""Tokens before steps of decoding; rows of a cache of all keys; steps of a sample."""
+KEPT_PATTERN, FEW, THOUSAND = Pattern([2048, 4096, 8192, 16384, 32768], [1, 2, 4, 6, 12]), 16, 1_000
+SERVED_LENGTHS = 32, 100, 30_000
+GENERATED_PATTERN, READ_TOKENS, WRITTEN = Pattern.streaming_llm(window=1024, sinks=4), 16_384, 32
+PREFILLED_PATTERN, PROMPT, CHECKED = Pattern([1024, 4096, 16384], [1, 4, 16]), 16_384, 1024
 
 
 @dataclass(frozen=True)
 class ServingSizes(SuiteSizes):
-    """So many `sequences` of `shortest` to `longest` tokens are packed.
+    """The `model` that gets a prompt; one of transformers has the same sizes."""
 
-    On one thread, steps of the pattern `kept` follow on `few` tokens, a `thousand` and `full`; `served` sequences of such lengths
-    have a step together, with so many `kv_heads`. A model of transformers, with as many, whose layers see `generated`, writes so
-    many tokens (`written`) after `read`.
-
-    So many `steps` of decoding are a sample; before them, tokens were `seen`; a cache of all keys is as long as `full`. A `model`
-    gets a `prompt` of so many tokens, and is `checked` on so many of its beginning.
-    """
-
-    heads: int = 8
-    head_dim: int = 64
     threads: int = field(default=4, kw_only=True)
-    packed: Pattern = PACKED_PATTERN
-    sequences: int = 64
-    shortest: int = 64
-    longest: int = 4096
-    decoded: Pattern = DECODED_PATTERN
-    steps: int = 64
-    full: int = 131_072
-    seen: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
-    kept: Pattern = KEPT_PATTERN
-    few: int = 16
-    thousand: int = 1_000
-    served: int = 32
-    served_shortest: int = 100
-    served_longest: int = 30_000
-    kv_heads: tuple[int, ...] = (8, 2)
-    generated: Pattern = GENERATED_PATTERN
-    read: int = 16_384
-    written: int = 32
-    prefilled: Pattern = PREFILLED_PATTERN
     model: llama.LlamaConfig = field(default_factory=llama.LlamaConfig)
-    prompt: int = 16_384
-    checked: int = 1024
 
 
 def _padded(result: RowsResult) -> Values:
@@ -93,7 +67,7 @@ def _bandwidth(result: RowsResult) -> Values:
     return {f"{case.rows[READ].values['kept_bytes'] / 1e6:,.1f} MB": case.ratio(READ, CACHE) for case in cases}
 
 
-SEEN, KV_HEADS = "{seen:,} tokens", "{kv_heads} key/value heads"
+AFTER, OF_KV_HEADS = "{seen:,} tokens", "{kv_heads} key/value heads"
 ON_ONE_THREAD = "time over that of DilatedCache, one thread"
 TARGETS = (
     Target(
@@ -104,7 +78,7 @@ TARGETS = (
     Target("a step of DilatedCache: time after a million tokens over that after a thousand", 1.5, 1.1, _growth, lower=True),
     Target(
         "a step over a full cache by torch: time over that of DilatedCache", 20.0, 50.0,
-        time_ratio(DECODING, FULL, CACHE, SEEN, filled=True),
+        time_ratio(DECODING, FULL, CACHE, AFTER, filled=True),
     ),
     Target(
         "memory of DilatedCache over its bound", 1.0, None,
@@ -113,27 +87,27 @@ TARGETS = (
     Target("a step on one thread: share of the bandwidth at which memory is read", 0.5, 0.8, _bandwidth, unit=""),
     Target(
         "a step on one thread after a few tokens", 60.0, 30.0,
-        each(ONE_THREAD, lambda case: 1e6 * case.rows[CACHE].median_s if case.timed(CACHE) else None, SEEN, after="few"), " us",
+        each(ONE_THREAD, lambda case: 1e6 * case.rows[CACHE].median_s if case.timed(CACHE) else None, AFTER, after="few"), " us",
         lower=True,
     ),
     Target(
         f"torch over a full cache of a thousand tokens: {ON_ONE_THREAD}", 1.0, 2.0,
-        time_ratio(ONE_THREAD, FULL, CACHE, SEEN, after="thousand"),
+        time_ratio(ONE_THREAD, FULL, CACHE, AFTER, after="thousand"),
     ),
     Target(
         f"torch over a full cache of 131,007 tokens: {ON_ONE_THREAD}", 150.0, 500.0,
-        time_ratio(ONE_THREAD, FULL, CACHE, SEEN, after="full"),
+        time_ratio(ONE_THREAD, FULL, CACHE, AFTER, after="full"),
     ),
     Target(
-        f"dilated_attention_with_kvcache: {ON_ONE_THREAD}", 1.3, 1.1, time_ratio(ONE_THREAD, KVCACHE, CACHE, SEEN), lower=True
+        f"dilated_attention_with_kvcache: {ON_ONE_THREAD}", 1.3, 1.1, time_ratio(ONE_THREAD, KVCACHE, CACHE, AFTER), lower=True
     ),
     Target(
         "a step of 32 sequences in one call: time over steps of one each", 0.7, 0.4,
-        time_ratio(MANY, PAGED, SINGLE, KV_HEADS), lower=True,
+        time_ratio(MANY, PAGED, SINGLE, OF_KV_HEADS), lower=True,
     ),
     Target(
         "tokens of a model of transformers after 16K: time with its own cache over that with dilated_cache()", 3.0, 8.0,
-        time_ratio(GENERATED, llama.DYNAMIC, llama.DILATED, KV_HEADS),
+        time_ratio(GENERATED, llama.DYNAMIC, llama.DILATED, OF_KV_HEADS),
     ),
     Target(
         "rows kept as int8: memory over float32's", 0.27, None,
@@ -198,19 +172,17 @@ REPORT = views.Report(
         TARGETS[14].name: "prefill of a Llama-shaped model takes {} as long with torch's dense attention as with dilkit",
     },
     method="fp32; times are medians of samples taken in turns. Before it is timed, everyone is compared with another way to "
-    "compute the same. Packed: sequences one by one get a call each, and no time is spent on cutting them out; those "
-    "padded to the longest get a mask, or none: under causality no row sees the padding behind it. Decoding: a sample is "
-    "several steps in a row, all points are timed in the same rounds, and the steps are taken back between samples. Every "
-    "token seen was attended to, in rows of random numbers. torch's attention sees all keys, in a cache of its own layout "
-    "to which new ones are written in place; dilated_attention_with_kvcache sees those of the pattern. Segments are full "
-    "where they end, in all branches, one token after the steps: there a row sees the most. Memory of a DilatedCache is "
-    "compared with the bound of docs/decoding.md. On one thread: reading what is kept is torch's sum over as many bytes, "
-    "again and again, as steps read them; a step may take less, because it reads a row that several branches keep once. "
-    "Steps of many sequences are of one more token each time. A model of transformers, with random weights, had read all "
-    "tokens but one, which is not timed; its own cache keeps them all. Prefill: a model of Llama's shape with random "
-    "weights, up to the logits of the last token; dense attention in the place of dilkit's computes another function, and "
-    "without attention it is the time of all else. Peak memory is the most that a call held beside weights and inputs, by "
-    "the high-water mark of the process.",
+    "compute the same. Packed: sequences one by one get a call each, cut out before; those padded to the longest get a mask, or "
+    "none: under causality no row sees the padding behind it. Decoding: a sample is several steps in a row, taken back "
+    "afterwards; all points are timed in the same rounds. Every token seen was attended to, in rows of random numbers. torch's "
+    "attention sees all keys, in a cache of its own layout to which new ones are written in place; "
+    "dilated_attention_with_kvcache sees those of the pattern. Segments are full one token after the steps, in all branches: "
+    "there a row sees the most. Memory of a DilatedCache is compared with the bound of docs/decoding.md. Reading what is kept is "
+    "torch's sum over as many bytes, again and again; a step may take less, because it reads a row that several branches keep "
+    "once. Steps of many sequences are of one more token each time. A model of transformers, with random weights, had read all "
+    "tokens but one, which is not timed; its own cache keeps them all. Prefill: a model of Llama's shape with random weights, up "
+    "to the logits of the last token; dense attention computes another function, and without attention it is the time of all "
+    "else. Peak memory is the most that a call held beside weights and inputs, by the high-water mark of the process.",
 )
 
 
@@ -229,9 +201,9 @@ class ServingSuite(Suite):
         yield SuiteStep(DECODING, "steps of decoding", self.decoding, 8)
         yield SuiteStep(ONE_THREAD, "steps on one thread, beside reading what is kept", self.single, 3)
         yield SuiteStep(INT8, "steps with rows kept as int8", self.stored, 1)
-        for kv_heads in self.sizes.kv_heads:
+        for kv_heads in KV_HEADS:
             yield SuiteStep(MANY, f"a step of many sequences, {kv_heads} key/value heads", partial(self.many, kv_heads), 2)
-        for kv_heads in self.sizes.kv_heads:
+        for kv_heads in KV_HEADS:
             what = f"tokens of a model of transformers, {kv_heads} key/value heads"
             yield SuiteStep(GENERATED, what, partial(self.generated, kv_heads), 6)
         for spread, weight in (("geometrically spaced", 4), ("evenly spaced", 8)):
@@ -242,95 +214,86 @@ class ServingSuite(Suite):
         """Samples of long calls."""
         return min(self.repeats, MOST_ROUNDS)
 
-    @property
-    def steps_of_a_sample(self) -> int:
-        """Steps of decoding in a sample."""
-        return max(1, self.sizes.steps // self.divisor)
+    def shorter(self, size: int) -> int:
+        """Return a number of tokens; with --quick, divided."""
+        return max(1, size // self.divisor)
 
     def shortened(self, pattern: Pattern) -> Pattern:
-        """`pattern`; with --quick, its segments shortened."""
+        """Return `pattern`; with --quick, its segments shortened."""
         return Pattern(divided(pattern.segment_lengths, pattern.dilation_rates, self.divisor), pattern.dilation_rates)
 
     def text(self, pattern: Pattern) -> calls.Text:
-        """Random rows for a pattern, shortened with --quick."""
-        return calls.Text(self.shortened(pattern), self.sizes.heads, self.sizes.head_dim)
+        """Return random rows for a pattern, shortened with --quick."""
+        return calls.Text(self.shortened(pattern), HEADS, HEAD_DIM)
+
+    def lengths(self, count: int, shortest: int, longest: int, geometric: bool) -> tuple[int, ...]:
+        """Return so many lengths of sequences."""
+        return calls.lengths_of(count, self.shorter(shortest), self.shorter(longest), geometric)
 
     def prefill(self) -> list[Row]:
-        """A model of Llama's shape on a prompt, with either attention. It is checked on the beginning of the prompt."""
-        config, pattern = self.sizes.model, self.shortened(self.sizes.prefilled)
-        prompt = self.sizes.prompt // self.divisor
-        measured = llama.prefill(config, pattern, prompt, self.sizes.checked // self.divisor, self.rounds)
+        """Measure a model of Llama's shape on a prompt, with either attention."""
+        config, pattern, prompt = self.sizes.model, self.shortened(PREFILLED_PATTERN), self.shorter(PROMPT)
+        measured = llama.prefill(config, pattern, prompt, self.shorter(CHECKED), self.rounds)
         what = f"{config.layers} layers x {config.width}, a prompt of {prompt:,} tokens"
         return _rows("prefill", dict(what=what, tokens=prompt), pattern, measured)
 
     def decoding(self) -> list[Row]:
-        """Steps after more and more tokens, all in the same rounds."""
-        text, count, limit = self.text(self.sizes.decoded), self.steps_of_a_sample, self.sizes.full // self.divisor
-        seen = [n // self.divisor for n in self.sizes.seen]
+        """Measure steps after more and more tokens, all in the same rounds."""
+        text, count, limit = self.text(DECODED_PATTERN), self.shorter(STEPS), self.shorter(FULL_LENGTH)
+        seen = [self.shorter(tokens) for tokens in SEEN]
         filled = [text.filled(most, count) for most in (limit, seen[-1])]
         full = calls.FullCache(text, limit)
         points = [
-            calls.Steps(text, n, count, cache, full if n + count <= limit else None)
+            calls.Steps(text, n, count, cache, full if n + count <= limit else None, n in filled)
             for n, cache in text.caches(sorted({*seen, *filled}))
         ]
-        cases = [_case_of(one.seen, one.seen in filled) for one in points]
-        steps = calls.rows_of_steps(DECODING, points, cases, self.repeats)
-        return steps + [one.memory(MEMORY, case) for one, case in zip(points, cases, strict=True)]
+        return calls.rows_of_steps(DECODING, points, self.repeats) + [one.memory(MEMORY) for one in points]
 
     def single(self) -> list[Row]:
-        """Steps on one thread: after a few tokens, after a thousand, and where all branches are full."""
-        text, count, limit = self.text(self.sizes.kept), self.steps_of_a_sample, self.sizes.full // self.divisor
+        """Measure steps on one thread: after a few tokens, after a thousand, and where all branches are full."""
+        text, count, limit = self.text(KEPT_PATTERN), self.shorter(STEPS), self.shorter(FULL_LENGTH)
         full = calls.FullCache(text, limit)
-        places = dict(few=max(1, self.sizes.few // self.divisor), thousand=self.sizes.thousand // self.divisor)
-        places["full"] = text.filled(limit, count)
+        places = dict(few=self.shorter(FEW), thousand=self.shorter(THOUSAND), full=text.filled(limit, count))
         with torch_threads(1):
-            points = [calls.Steps(text, n, count, cache, full) for n, cache in text.caches([*places.values()])]
+            caches = zip(places, text.caches([*places.values()]), strict=True)
+            points = [calls.Steps(text, n, count, cache, full, at == "full", after=at) for at, (n, cache) in caches]
             points[-1].read_kept()
-            cases = [_case_of(seen, after == "full") | dict(after=after) for after, seen in places.items()]
-            return calls.rows_of_steps(ONE_THREAD, points, cases, self.repeats)
+            return calls.rows_of_steps(ONE_THREAD, points, self.repeats)
 
     def stored(self) -> list[Row]:
-        """Rows kept in fewer bytes, where all branches have some."""
-        text = self.text(self.sizes.kept)
+        """Measure rows kept in fewer bytes, where all branches have some."""
+        text = self.text(KEPT_PATTERN)
         values = calls.stored_rows(text, text.period - 1, "int8")
         return [Row(table=INT8, case=dict(what="int8"), who=CACHE, values=values)]
 
     def many(self, kv_heads: int) -> list[Row]:
-        """Sequences of geometrically spaced lengths, on one thread."""
-        pattern, heads, dim = self.shortened(self.sizes.kept), self.sizes.heads, self.sizes.head_dim
-        shortest, longest = max(1, self.sizes.served_shortest // self.divisor), self.sizes.served_longest // self.divisor
-        lengths = calls.lengths_of(self.sizes.served, shortest, longest, geometric=True)
+        """Measure sequences of geometrically spaced lengths, on one thread."""
+        pattern, lengths = self.shortened(KEPT_PATTERN), self.lengths(*SERVED_LENGTHS, geometric=True)
         with torch_threads(1):
-            measured = calls.many_sequences(pattern, lengths, heads, kv_heads, dim, self.rounds)
-        case = dict(what=f"{_sequences(lengths)}, {heads} heads over {kv_heads} x {dim}", kv_heads=kv_heads)
+            measured = calls.many_sequences(pattern, lengths, HEADS, kv_heads, HEAD_DIM, self.rounds)
+        case = dict(what=f"{_sequences(lengths)}, {HEADS} heads over {kv_heads} x {HEAD_DIM}", kv_heads=kv_heads)
         return _rows(MANY, case, pattern, measured)
 
     def generated(self, kv_heads: int) -> list[Row]:
-        """Tokens after a long text, on one thread."""
-        config, pattern = self.sizes.model, self.sizes.generated
-        read, written = self.sizes.read // self.divisor, max(1, self.sizes.written // self.divisor)
+        """Measure tokens after a long text, on one thread."""
+        config, read, written = self.sizes.model, self.shorter(READ_TOKENS), self.shorter(WRITTEN)
         with torch_threads(1):
-            measured = llama.generated(config, kv_heads, pattern, read, written, self.rounds)
+            measured = llama.generated(config, kv_heads, GENERATED_PATTERN, read, written, self.rounds)
         model = f"{config.layers} layers x {config.width}, {config.heads} heads over {kv_heads}"
         case = dict(what=f"{model}, {written} tokens after {read:,}", kv_heads=kv_heads)
-        return _rows(GENERATED, case, pattern, measured)
+        return _rows(GENERATED, case, GENERATED_PATTERN, measured)
 
     def packed(self, spread: str) -> list[Row]:
-        """Sequences packed, one by one and padded."""
-        geometric, pattern = spread.startswith("geometrically"), self.shortened(self.sizes.packed)
-        shortest, longest = self.sizes.shortest // self.divisor, self.sizes.longest // self.divisor
-        lengths = calls.lengths_of(self.sizes.sequences, shortest, longest, geometric)
-        measured = calls.packed_sequences(lengths, pattern, self.sizes.heads, self.sizes.head_dim, self.rounds)
+        """Measure sequences packed, one by one and padded."""
+        pattern = self.shortened(PACKED_PATTERN)
+        lengths = self.lengths(*PACKED_LENGTHS, geometric=spread.startswith("geometrically"))
+        measured = calls.packed_sequences(lengths, pattern, HEADS, HEAD_DIM, self.rounds)
         return _rows("packed", dict(what=f"{_sequences(lengths)}, {spread}", spread=spread), pattern, measured)
 
 
 def _rows(table: str, case: dict[str, Any], pattern: Pattern, measured: CaseFields) -> list[Row]:
-    """Rows of a case, each with the pattern of dilkit's attention."""
+    """Return rows of a case, each with the pattern of dilkit's attention."""
     return rows_of(table, case, measured, {who: dict(pattern=str(pattern)) for who in measured["entries"]})
-
-
-def _case_of(seen: int, filled: bool) -> dict[str, Any]:
-    return dict(what=f"{seen:,} tokens{', segments full' * filled}", seen=seen, filled=filled)
 
 
 def _sequences(lengths: Sequence[int]) -> str:

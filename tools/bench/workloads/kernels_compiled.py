@@ -1,20 +1,19 @@
-"""Compiles every CUDA kernel for every kind of GPU, and writes what the compiler says of it.
+"""Compiles every CUDA kernel for every kind of GPU, and writes what the compiler says of it into docs/results/kernels.json.
 
-    python -m dilkit.tools.bench.workloads.kernels_compiled [--out docs/results/kernels.json] [--jobs N] [--quick] [--only TEXT]
+    python -m dilkit.tools.bench.workloads.kernels_compiled
 
-Needs cupy and NVRTC, and no GPU. What is in the file is compiled again where its sources have changed since; Ctrl-C ends that,
-and the file has what was done. Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
+Needs cupy and NVRTC, and no GPU. Kernels are compiled again where their sources have changed since; Ctrl-C keeps what was done.
+Exit code 1 if a kernel spills, has a stack, or takes more shared memory than there is.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import multiprocessing
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -38,6 +37,7 @@ from dilkit.threads import usable_cores
 from dilkit.tools.bench.suites.kernels import KernelsResult, KernelUse, Key
 from dilkit.tools.results.file import new_result, read_result, write_result
 
+OUT = Path("docs/results/kernels.json")
 CAPABILITIES: tuple[Capability, ...] = (
     (5, 2), (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0),
 )  # fmt: skip
@@ -46,39 +46,32 @@ FORMS = "plain", "elements", "packed", "dropout", "packed-dropout"
 """For what kernels are compiled apart: rows that are not read 16 bytes at a time, packed sequences, dropout."""
 INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-DIGITS = 12
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dilkit.tools.bench.workloads.kernels_compiled", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/results/kernels.json"), help="the file (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes (default: one a core)")
-    parser.add_argument("--quick", action="store_true", help="only head_dim 64, plain calls")
-    parser.add_argument("--only", default="", help="of those that have changed, the ones whose names hold this text")
-    args = parser.parse_args(argv)
-    quick = [*builds(head_dims=[64], forms=["plain"]), *step_builds(head_dims=[64])] if args.quick else None
-    wanted = quick or [*builds(), *step_builds()]
+    wanted = [*builds(), *step_builds()]
     version = ".".join(map(str, cuda_compile.compiler_version()))
-    before = read_result(args.out, KernelsResult) if args.out.exists() else None
+    before = read_result(OUT, KernelsResult) if OUT.exists() else None
     known = {kernel.key: kernel for kernel in before.kernels()} if before and before.nvrtc == version else {}
     sources = {key: build.source for build in wanted for key in build.keys}
     current = {key for key, kernel in known.items() if kernel.source == sources.get(key)}
-    changed = [build for build in wanted if args.only in build.name and not current.issuperset(build.keys)]
+    changed = [build for build in wanted if not current.issuperset(build.keys)]
     ignored = signal.SIGINT, signal.SIG_IGN
-    with suppress(KeyboardInterrupt), multiprocessing.get_context("spawn").Pool(args.jobs, signal.signal, ignored) as pool:
+    with (
+        suppress(KeyboardInterrupt),
+        multiprocessing.get_context("spawn").Pool(usable_cores(), signal.signal, ignored) as pool,
+    ):
         for uses in tqdm(pool.imap(compiled, changed), total=len(changed), unit="build"):
             known |= {kernel.key: kernel for kernel in uses}
             current.update(kernel.key for kernel in uses)
     kernels = [known[key] for key in sources if key in known]
-    facts = dict(quick=args.quick, older=len(kernels) - len(current), rows=tuple(kernel.row() for kernel in kernels))
-    write_result(new_result(KernelsResult, probe("cpu"), nvrtc=version, **facts), args.out)
+    facts = dict(nvrtc=version, older=len(kernels) - len(current), rows=tuple(kernel.row() for kernel in kernels))
+    write_result(new_result(KernelsResult, probe("cpu"), **facts), OUT)
     wrong = [complaint for kernel in kernels for complaint in kernel.complaints]
-    print("\n".join(wrong), file=sys.stderr)
-    print(f"written: {args.out}, {len(kernels)} kernels, {facts['older']} of older sources, {len(wrong)} complaints")
-    return 1 if wrong else 0
+    print(*wrong, sep="\n", file=sys.stderr)
+    print(f"written: {OUT}, {len(kernels)} kernels, {facts['older']} of older sources, {len(wrong)} complaints")
+    return int(bool(wrong))
 
 
 @dataclass(frozen=True)
@@ -93,12 +86,6 @@ class Build:
     form: str
 
     @property
-    def name(self) -> str:
-        """Unique among all builds, and fit for a test's id."""
-        sizes = str(self.head_dim), f"{self.kernel.tile_rows}rows"
-        return "-".join(("-".join(self.names), self.dtype, *sizes, self.architecture, self.form))
-
-    @property
     def architecture(self) -> str:
         return "sm_{}{}".format(*self.capability)
 
@@ -110,9 +97,9 @@ class Build:
 
     @property
     def source(self) -> str:
-        """A digest of its file, of those that this includes, without comments, and of the options of the compiler."""
+        """A digest of its file and of those that this includes, without comments, and of the options of the compiler."""
         options = cuda_compile.options_of(self.kernel, self.capability)
-        return _sha256("\0".join((_digest_of_file(self.kernel.source), *options)))[:DIGITS]
+        return _sha256(_digest_of_file(self.kernel.source), *options)[:12]
 
 
 def builds(
@@ -121,8 +108,7 @@ def builds(
     dtypes: Iterable[str] = tuple(STORAGE),
     forms: Iterable[str] = FORMS,
 ) -> list[Build]:
-    """Every compilation that launches ask for, but for rows that are read by the element in others than plain calls. Those for
-    equal devices, dtypes and sizes are next to each other."""
+    """Return every compilation that launches ask for; rows are read by the element in plain calls alone."""
     by_build: dict[Any, dict[str, CudaKernel]] = {}
     heights = MOST_ROWS, LOW_ROWS
     for capability, dtype, head_dim, form, role, rows in product(capabilities, dtypes, head_dims, forms, ROLES, heights):
@@ -163,12 +149,11 @@ def compiled(build: Build) -> list[KernelUse]:
 @cache
 def _digest_of_file(name: str) -> str:
     text = COMMENT.sub(" ", (cuda_compile.SOURCES / name).read_text())
-    included = (_digest_of_file(header) for header in INCLUDE.findall(text))
-    return _sha256("\0".join((" ".join(text.split()), *included)))
+    return _sha256(" ".join(text.split()), *(_digest_of_file(header) for header in INCLUDE.findall(text)))
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _sha256(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def prefill(config: LlamaConfig, pattern: Pattern, prompt: int, beginning: int, 
     for name, both in pairs.items():
         logits, same = (model.prefill(tokens[:, :beginning], attend) for attend in both)
         entries[name] = call_once(calls[name]).remembered(checked([agreement(name, logits, same, beginning)]))
-    calls[REST], entries[REST] = partial(model.prefill, tokens, without), Entry()
+    calls[REST], entries[REST] = partial(model.prefill, tokens, lambda query, key, value: query), Entry()
     return in_turns(entries, calls, repeats)
 
 
@@ -101,26 +101,15 @@ class Llama(nn.Module):
 
 
 def dilated(pattern: Pattern, backend: str | None = None) -> Attention:
-    """Attention of dilkit."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out: Any = dilated_attention(query, key, value, pattern, is_causal=True, backend=backend)
-        return torch.as_tensor(out)
-
-    return attend
-
-
-def without(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """No attention: what is left is the time of the rest of the model."""
-    return query
+    """Return attention of dilkit."""
+    return cast(Attention, partial(dilated_attention, pattern=pattern, is_causal=True, backend=backend))
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of torch. Keys and values are repeated for the queries of a group: then its fused kernel takes them."""
+    """Return attention of torch. Keys and values are repeated for the queries of a group: then its fused kernel takes them."""
     group = query.shape[2] // key.shape[2]
-    key, value = key.repeat_interleave(group, 2), value.repeat_interleave(group, 2)
-    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (query, key.repeat_interleave(group, 2), value.repeat_interleave(group, 2)))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def generated(config: LlamaConfig, kv_heads: int, pattern: Pattern, seen: int, count: int, repeats: int) -> CaseFields:
@@ -137,23 +126,22 @@ def generated(config: LlamaConfig, kv_heads: int, pattern: Pattern, seen: int, c
     register(pattern, NAME)
     caches: dict[str, Any] = {DILATED: dilated_cache(rollback=count + 1), DYNAMIC: transformers.DynamicCache()}
     options = dict(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
-
-    def take_back() -> None:
-        """Forget what was written."""
-        for cache in caches.values():
-            if written := cache.get_seq_length() - (seen - 1):
-                cache.crop(-written)
-
     entries: Entries = {}
     calls: dict[str, Call] = {}
-    for name, attention in ((DILATED, NAME), (DYNAMIC, "sdpa")):
+    for (name, cache), attention in zip(caches.items(), (NAME, "sdpa"), strict=True):
         torch.manual_seed(0)
         of_model = transformers.LlamaConfig(**sizes, max_position_embeddings=seen + count, attn_implementation=attention)
-        model, cache = transformers.LlamaForCausalLM(of_model).eval(), caches[name]
+        model = transformers.LlamaForCausalLM(of_model).eval()
         with torch.no_grad():
             model(tokens[:, :-1], past_key_values=cache, logits_to_keep=1)
             over_cache = model(tokens[:, -1:], past_key_values=cache).logits
             anew = model(tokens, use_cache=False, logits_to_keep=1).logits
         entries[name] = checked([agreement("logits", over_cache, anew, seen)])
         calls[name] = partial(model.generate, tokens, past_key_values=cache, **options)
+
+    def take_back() -> None:
+        for cache in caches.values():
+            if written := cache.get_seq_length() - (seen - 1):
+                cache.crop(-written)
+
     return in_turns(entries, calls, repeats, before=take_back)

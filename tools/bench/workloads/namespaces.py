@@ -6,16 +6,14 @@
     port1, shaped  -------  port2, shaped          what it is sent at the other
              bridge (namespace)
 
-Nothing of it is seen outside the namespaces, and nothing gets out. They bear the number of the process that made them; what a
-process that was killed left behind is removed by the next.
+Nothing gets out of the namespaces. They bear the number of the process that made them; what a process that was killed left behind
+is removed by the next.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,13 +23,13 @@ from pathlib import Path
 
 from dilkit.comm.launch.processes import Job, is_open_mpi, mpi_launchers, start_processes
 
+NEEDED = "network namespaces need root on Linux, with iproute2 and util-linux"
 SUBNET, PORT, MTU = "10.83.0", 29_400, 9000
 BURST_SECONDS, QUEUE_BYTES, WINDOW_BYTES = 0.001, 1 << 23, 1 << 20
 """What a shaped link lets through at once, and what waits in front of it at most: the windows of several senders, so that none of
 it is dropped and sent again."""
 SETTINGS = {"tcp_rmem": f"4096 131072 {WINDOW_BYTES}", "tcp_early_retrans": "0"}
 """Of each host. One that waits for a core acknowledges late, which would be taken for a loss: nothing is sent again so early."""
-TOOLS = ("ip", "tc", "nsenter", "unshare")
 NAMESPACES = Path("/run/netns")
 _AGENT = """\
 #!/bin/sh
@@ -52,18 +50,18 @@ class Hosts:
     def shape(self, gbit: float) -> None:
         """Limit every link to so many Gbit/s, each way."""
         burst = max(int(gbit * 1e9 / 8 * BURST_SECONDS), 1 << 17)
-        limits = ("root", "tbf", "rate", f"{round(gbit * 1e6)}kbit", "burst", str(burst), "limit", str(QUEUE_BYTES))
+        limits = f"root tbf rate {round(gbit * 1e6)}kbit burst {burst} limit {QUEUE_BYTES}"
         for host in range(1, self.size + 1):
             for end, device in ((host, "eth0"), (0, f"port{host}")):
-                _call("tc", "-n", f"{self.tag}-{end}", "qdisc", "replace", "dev", device, *limits)
+                _call(f"tc -n {self.tag}-{end} qdisc replace dev {device} {limits}")
 
     def connect(self) -> None:
         """Put in the cables that were pulled."""
         for host in range(1, self.size + 1):
-            _call("ip", "-n", f"{self.tag}-{host}", "link", "set", "eth0", "up")
+            _call(f"ip -n {self.tag}-{host} link set eth0 up")
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
-        """`command` as it runs on a host, in the place of the process that is started: signals reach it."""
+        """Return `command` as it runs on a host, in the place of the process that is started: signals reach it."""
         name = f"{self.tag}-{host}"
         script = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
         return ["nsenter", f"--net={NAMESPACES / name}", "unshare", "--uts", "sh", "-c", script, name, *command]
@@ -72,29 +70,27 @@ class Hosts:
         """Start `python arguments...` as a rank on each of the first `size` hosts, as `processes.start` does on one machine."""
         addresses, environment = [f"{SUBNET}.{host}" for host in range(1, size + 1)], dict(GLOO_SOCKET_IFNAME="eth0")
         if kind == "mpi":
-            net = f"{SUBNET}.0/24"
-            ways = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": net}
-            options = [x for name, value in ways.items() for x in ("--mca", name, value)]
-            options += ["--prtemca", "plm_ssh_agent", str(self.agent), "--prtemca", "prte_if_include", net]
-            options += ["--bind-to", "none", "--host", ",".join(f"{address}:1" for address in addresses)]
-            mpirun = [str(mpi_launchers()[0]), *options, "-n", str(size), sys.executable, *arguments]
+            options = (
+                f"--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include {SUBNET}.0/24 --prtemca plm_ssh_agent {self.agent}"
+            )
+            options += f" --prtemca prte_if_include {SUBNET}.0/24 --bind-to none --host {':1,'.join(addresses)}:1 -n {size}"
+            mpirun = [str(mpi_launchers()[0]), *options.split(), sys.executable, *arguments]
             return start_processes([self.on(1, mpirun)], [environment], threads)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(size), "--nproc-per-node", "1"]
-        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{addresses[0]}:{PORT}", "--rdzv-id", self.tag]
-        commands = [
-            self.on(host, [*torchrun, "--local-addr", address, "--rdzv-conf", f"is_host={int(host == 1)}", *arguments])
-            for host, address in enumerate(addresses, 1)
-        ]
+        options = f"-m torch.distributed.run --nnodes {size} --nproc-per-node 1 --rdzv-backend c10d"
+        options += f" --rdzv-endpoint {addresses[0]}:{PORT} --rdzv-id {self.tag}"
+        commands = []
+        for host, address in enumerate(addresses, 1):
+            own = f"{options} --local-addr {address} --rdzv-conf is_host={int(host == 1)}"
+            commands.append(self.on(host, [sys.executable, *own.split(), *arguments]))
         return start_processes(commands, [environment] * size, threads)
 
 
 @contextlib.contextmanager
 def hosts(size: int) -> Iterator[Hosts]:
-    """Hosts that are there within the block, their links not shaped yet. Raises OSError where they cannot be."""
+    """Make hosts that are there within the block, their links not shaped yet. Raises OSError where they cannot be."""
     for name in NAMESPACES.glob("dilkit-*-*"):
-        made_by = re.fullmatch(r"dilkit-(\d+)-\d+", name.name)
-        if made_by and not Path("/proc", made_by[1]).exists():
-            _call("ip", "netns", "del", name.name)
+        if not Path("/proc", name.name.split("-")[1]).exists():
+            _call(f"ip netns del {name.name}")
     tag = f"dilkit-{os.getpid()}"
     with tempfile.TemporaryDirectory() as folder:
         agent = Path(folder, "agent")
@@ -105,57 +101,40 @@ def hosts(size: int) -> Iterator[Hosts]:
             yield Hosts(tag, size, agent)
         finally:
             for name in NAMESPACES.glob(f"{tag}-*"):
-                _call("ip", "netns", "del", name.name)
-
-
-def why_not() -> str:
-    """Why there can be no hosts on this machine; empty where they can be."""
-    if not sys.platform.startswith("linux"):
-        return "network namespaces are Linux's alone"
-    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
-        return f"not installed: {', '.join(missing)} (Debian: iproute2, util-linux)"
-    if os.geteuid():
-        return "network namespaces are made by root; run it as root"
-    try:
-        with hosts(1) as one:
-            one.shape(1.0)
-            subprocess.run(one.on(1, ["true"]), check=True, capture_output=True, timeout=30)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"no shaped network namespace can be made: {error}"
-    return ""
+                _call(f"ip netns del {name.name}")
 
 
 def launchers() -> tuple[str, ...]:
-    """Launchers of ranks on hosts here: torchrun and, where it is Open MPI's, mpirun."""
+    """Return the launchers of ranks on hosts here: torchrun and, where it is Open MPI's, mpirun."""
     programs = mpi_launchers()
     return ("mpi", "torch") if programs and is_open_mpi(str(programs[0])) else ("torch",)
 
 
 def sent_bytes() -> int:
-    """Bytes that this host has sent so far, as the kernel counts them: headers too, and what is sent once more."""
+    """Return the bytes that this host has sent so far, as the kernel counts them: headers too, and what is sent once more."""
     line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
 
 
 def _make(tag: str, size: int) -> None:
     bridge = f"{tag}-0"
-    _call("ip", "netns", "add", bridge)
-    _call("ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
-    _call("ip", "-n", bridge, "link", "set", "bridge", "up", "mtu", str(MTU))
+    _call(f"ip netns add {bridge}")
+    _call(f"ip -n {bridge} link add bridge type bridge")
+    _call(f"ip -n {bridge} link set bridge up mtu {MTU}")
     for host in range(1, size + 1):
-        name, port = f"{tag}-{host}", f"port{host}"
-        _call("ip", "netns", "add", name)
-        _call("ip", "-n", bridge, "link", "add", port, "mtu", str(MTU), "type", "veth", "peer", "eth0", "netns", name)
-        _call("ip", "-n", bridge, "link", "set", port, "master", "bridge", "up")
-        _call("ip", "-n", name, "addr", "add", f"{SUBNET}.{host}/24", "dev", "eth0")
-        _call("ip", "-n", name, "link", "set", "eth0", "up", "mtu", str(MTU))
-        _call("ip", "-n", name, "link", "set", "lo", "up")
+        name = f"{tag}-{host}"
+        _call(f"ip netns add {name}")
+        _call(f"ip -n {bridge} link add port{host} mtu {MTU} type veth peer eth0 netns {name}")
+        _call(f"ip -n {bridge} link set port{host} master bridge up")
+        _call(f"ip -n {name} addr add {SUBNET}.{host}/24 dev eth0")
+        _call(f"ip -n {name} link set eth0 up mtu {MTU}")
+        _call(f"ip -n {name} link set lo up")
         for setting, value in SETTINGS.items():
-            _call("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", f"echo {value} > /proc/sys/net/ipv4/{setting}")
+            _call(f"nsenter --net={NAMESPACES / name} sh -c", f"echo {value} > /proc/sys/net/ipv4/{setting}")
 
 
-def _call(*command: str) -> None:
+def _call(command: str, *script: str) -> None:
     """Run a command. Raises OSError with what it said."""
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run([*command.split(), *script], capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise OSError(f"{' '.join(command)}: {ended.stderr.strip() or ended.returncode}")
+        raise OSError(f"{command}: {ended.stderr.strip() or ended.returncode}")

@@ -54,13 +54,9 @@ FAULT_TABLE = TableView(
     "Faults",
     "faults",
     (
-        fact("kind", "rank 1"),
-        fact("transport", "ranks are"),
-        fact("timeout", template="{:g} s"),
+        *(fact("kind", "rank 1"), fact("transport", "ranks are"), fact("timeout", template="{:g} s")),
         Column("others knew after", lambda row, case: f"{max(row.values['seconds'], 0):.2f} s"),
-        _yes("names_rank", "names rank"),
-        _yes("names_step", "names step"),
-        Column("what was said", _said),
+        *(_yes("names_rank", "names rank"), _yes("names_step", "names step"), Column("what was said", _said)),
     ),
     timed=False,
 )
@@ -116,7 +112,7 @@ def fail_on_threads(kind: str, timeout: float) -> Ended:
 
 
 def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> Row:
-    """The row of a job of `fail`: seconds until the last of the others knew, and what they said. Raises JobError."""
+    """Return the row of a job of `fail`: seconds until the last of the others knew, and what they said. Raises JobError."""
     begun = re.search(r"fault suite: fault at ([\d.]+)", ended.text)
     if not begun:
         raise JobError(f"the fault did not come about: {ended.text[-500:]}")
@@ -128,7 +124,6 @@ def fault_row(kind: str, transport: str, timeout: float, ended: Ended) -> Row:
         timeout=timeout,
         seconds=last - float(begun[1]),
         error=others[0][1] if others else _launcher_says(ended.text),
-        exit_code=ended.code,
         left_behind=ended.left_behind,
         names_rank=bool(re.search(rf"\brank {AT_FAULT}\b", words)),
         names_step=any(text in words for text in NAMED_STEPS),
@@ -143,10 +138,11 @@ def _good_call(comm: Comm) -> RanksCall:
 
 
 def _launcher_says(text: str) -> str:
-    """The line about a signal or an exception, where the ranks themselves said nothing."""
+    """Return the line about a signal or an exception, where the ranks themselves said nothing."""
+    lines = [line.strip() for line in text.splitlines() if "fault suite:" not in line]
     for wanted in (rf"\[rank {AT_FAULT}\] \w+:", rf"rank {AT_FAULT}\b", "signal"):
-        if lines := [line.strip() for line in text.splitlines() if re.search(wanted, line) and "fault suite:" not in line]:
-            return lines[-1]
+        if said := [line for line in lines if re.search(wanted, line)]:
+            return said[-1]
     return "nothing"
 
 

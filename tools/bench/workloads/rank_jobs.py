@@ -35,7 +35,7 @@ LARGEST = 1e300
 
 
 def job_step(table: str, what: str, job: Callable[[], list[Row]], weight: float = 1.0) -> SuiteStep:
-    """A step whose job may fail: then its row says why, and other measurements go on."""
+    """Return a step whose job may fail: then its row says why, and other measurements go on."""
 
     def measure() -> list[Row]:
         try:
@@ -70,9 +70,9 @@ def _bitwise(comm: Comm, problem: Problem) -> bool:
 
     from dilkit.comm import run_threads
 
-    whole = Tensors.random(problem, seed=1)
-    many = RanksCall(comm, problem, fuse_branches=False).together(whole)
-    (one,) = run_threads(1, lambda alone: RanksCall(alone, problem, fuse_branches=False).together(whole))
+    whole, call = Tensors.random(problem, seed=1), RanksCall(comm, problem, fuse_branches=False)
+    many = call.together(whole)
+    (one,) = run_threads(1, lambda alone: replace(call, comm=alone).together(whole))
     return all(gather_values(comm, all(torch.equal(x, one[name]) for name, x in many.items())))
 
 
@@ -94,7 +94,7 @@ def memory(comm: Comm, problem: Problem, keep: str) -> dict[str, int]:
 
 
 def memory_note(alone: bool, device: str = "cpu") -> str | None:
-    """The reason why the memory of a rank cannot be measured, or None. `alone`: no other rank is in its process."""
+    """Return the reason why the memory of a rank cannot be measured, or None. `alone`: no other rank is in its process."""
     if not alone:
         return "all ranks are in one process"
     try:
@@ -105,7 +105,7 @@ def memory_note(alone: bool, device: str = "cpu") -> str | None:
 
 
 def peaks_of(comm: Comm, step: Callable[[], Any], device: str = "cpu") -> list[int]:
-    """Peak bytes of a step on each rank, all having begun together."""
+    """Return the peak bytes of a step on each rank, all having begun together."""
     check_peak_memory(device)
     comm.share(b"", "beginning together")
     return gather_values(comm, peak_memory(step, device))
@@ -124,18 +124,18 @@ def beside_one_rank(call: RanksCall, one_rank_threads: int, repeats: int) -> dic
     calls: dict[str, Callable[[], Any]] = {"ranks": partial(call.once, inputs)}
     if comm.size > 1:
         whole = Tensors.random(call.problem) if comm.rank == 0 else None
-        calls["one rank"] = partial(_alone, call.problem, whole, one_rank_threads)
+
+        def alone() -> None:
+            """Make one rank's call on rank 0."""
+            if whole is not None:
+                with torch_threads(one_rank_threads):
+                    backend_implementations(["native"])[0].once(whole, call.problem)
+
+        calls["one rank"] = alone
     for warm in calls.values():
         seconds_of(comm, warm)
     timed = time_in_turns(comm, calls, repeats)
     return {name: judged(checks if name == "ranks" else (), {}, samples) for name, samples in timed.items()}
-
-
-def _alone(problem: Problem, whole: Tensors | None, threads: int) -> None:
-    """Make one rank's call on rank 0; nothing on the others, which have `whole` None."""
-    if whole is not None:
-        with torch_threads(threads):
-            backend_implementations(["native"])[0].once(whole, problem)
 
 
 def timeline(comm: Comm, problem: Problem, case: Case) -> list[Row]:

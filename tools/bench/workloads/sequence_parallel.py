@@ -26,7 +26,7 @@ from dilkit.comm.transports.base import Pending
 from dilkit.inputs import Inputs
 from dilkit.op.call_options import CallOptions
 from dilkit.op.operators import attend, differentiate
-from dilkit.pattern import DilatedSegment, Pattern
+from dilkit.pattern import Pattern
 from dilkit.problem import DTYPE_BYTES
 from dilkit.testing.accuracy import Results
 from dilkit.testing.tensors import Tensors
@@ -38,14 +38,10 @@ WIDE = torch.float32
 
 @dataclass(frozen=True)
 class PeerScheme(RanksCall):
-    """A scheme, measured as a `RanksCall` is: of one sequence, not causal, without a mask.
+    """A scheme, measured as a `RanksCall` is: of one sequence, not causal, without a mask; shards must fit the segments.
 
-    Tensors are `(1, rows, heads, head_dim)`, `lse` `(1, rows, heads)`. Raises ValueError where shards do not fit the segments.
+    Tensors are `(1, rows, heads, head_dim)`, `lse` `(1, rows, heads)`.
     """
-
-    def __post_init__(self) -> None:
-        if apart := [(w, r) for w, r in self.branches if self.rows % r or (self.rows % w and w % self.rows)]:
-            raise ValueError(f"lengths and rates {apart} do not fit shards of {self.rows} tokens: one must divide the other")
 
     @property
     def rows(self) -> int:
@@ -55,8 +51,7 @@ class PeerScheme(RanksCall):
     @property
     def branches(self) -> list[tuple[int, int]]:
         """Segment lengths and dilation rates."""
-        branches = self.problem.pattern.branches
-        return [(b.segment_length, b.dilation_rate) for b in branches if isinstance(b, DilatedSegment)]
+        return [(branch.segment_length, branch.dilation_rate) for branch in self.problem.pattern.segments]
 
     def once(self, inputs: Tensors) -> Results:
         query, key, value = (x.detach() for x in inputs.qkv)

@@ -8,7 +8,7 @@ chunk 0            chunk 1            chunk 2                    a chunk is one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -57,10 +57,9 @@ class Text:
         return query, key, value
 
     def after(self, seen: int, count: int) -> list[Token]:
-        """The `count` rows after `seen`, which are all of one period."""
+        """Return the `count` rows after `seen`, which are all of one period."""
         number, first = divmod(seen, self.period)
-        query, key, value = self.chunk(number)
-        return [(query[:, i : i + 1], key[:, i : i + 1], value[:, i : i + 1]) for i in range(first, first + count)]
+        return [*zip(*(torch.split(x[:, first : first + count], 1, dim=1) for x in self.chunk(number)), strict=True)]
 
     def caches(self, points: Sequence[int]) -> Iterator[tuple[int, DilatedCache]]:
         """A cache that has seen so many tokens, for each of the ascending `points`; every token was attended to."""
@@ -110,11 +109,14 @@ class FullCache:
 class Steps:
     """The `count` steps after `seen` tokens, by each kind of cache; `full` is used up to its capacity.
 
-    When this is made they are taken once, checked, and not taken back.
+    When this is made they are taken once, checked, and not taken back. `filled`: afterwards all segments are full.
     """
 
-    def __init__(self, text: Text, seen: int, count: int, cache: DilatedCache, full: FullCache | None) -> None:
+    def __init__(
+        self, text: Text, seen: int, count: int, cache: DilatedCache, full: FullCache | None, filled: bool, **facts: Any
+    ) -> None:
         self.text, self.seen, self.count, self.cache = text, seen, count, cache
+        self.case = dict(what=f"{seen:,} tokens{', segments full' * filled}", seen=seen, filled=filled, **facts)
         self.kept_bytes, tokens = cache.nbytes, text.after(seen, count)
         self.calls: dict[str, Call] = {CACHE: lambda: [cache.attend(*token) for token in tokens]}
         number, first = divmod(seen, text.period)
@@ -137,17 +139,17 @@ class Steps:
         self.entries[READ] = Entry()
         self.calls[READ] = lambda: [rows.sum() for _ in range(self.count)]
 
-    def memory(self, table: str, case: Mapping[str, Any]) -> Row:
-        """Bytes that the cache holds after the steps, beside its bound by docs/decoding.md and a cache of all tokens."""
+    def memory(self, table: str) -> Row:
+        """Return the bytes that the cache holds, beside its bound by docs/decoding.md and a cache of all tokens."""
         token_bytes = 2 * 4 * self.text.heads * self.text.head_dim
         bound = sum(-(-branch.segment_length // branch.dilation_rate) for branch in self.text.pattern.segments)
         sizes = dict(kept_bytes=self.kept_bytes, allocated_bytes=self.cache.allocated_nbytes)
         sizes |= dict(bound_bytes=token_bytes * bound, full_bytes=token_bytes * self.seen)
-        return Row(table=table, case=dict(case), who=CACHE, values=sizes)
+        return Row(table=table, case=self.case, who=CACHE, values=sizes)
 
 
-def rows_of_steps(table: str, points: Sequence[Steps], cases: Sequence[Mapping[str, Any]], repeats: int) -> list[Row]:
-    """Time all steps in the same rounds, taken back between samples; each of the `points` is a case, a time that of one step."""
+def rows_of_steps(table: str, points: Sequence[Steps], repeats: int) -> list[Row]:
+    """Time the steps of all points in the same rounds, taken back between samples; a time is that of one step."""
 
     def take_back() -> None:
         for one in points:
@@ -157,16 +159,15 @@ def rows_of_steps(table: str, points: Sequence[Steps], cases: Sequence[Mapping[s
     calls = {f"{kind}, {one.seen}": call for one in points for kind, call in one.calls.items()}
     measured = in_turns(entries, calls, repeats, before=take_back)
     rows = []
-    for one, case in zip(points, cases, strict=True):
+    for one in points:
         problem = f"{one.text.heads} heads of {one.text.head_dim}, {one.text.pattern}; {one.count} steps in a sample"
-        of_point = {}
-        for kind in one.entries:
-            of_point[kind] = entry = measured["entries"][f"{kind}, {one.seen}"]
+        of_point = {kind: measured["entries"][f"{kind}, {one.seen}"] for kind in one.entries}
+        for kind, entry in of_point.items():
             if entry.time:
-                step = Samples.of([seconds / one.count for seconds in entry.time.samples_s], one.count)
-                of_point[kind] = replace(entry, time=step)
+                seconds = [sample / one.count for sample in entry.time.samples_s]
+                of_point[kind] = replace(entry, time=Samples.of(seconds, one.count))
         values = {kind: dict(problem=problem, kept_bytes=one.kept_bytes) for kind in of_point}
-        rows += rows_of(table, case, dict(entries=of_point, fma=measured["fma"]), values)
+        rows += rows_of(table, one.case, dict(entries=of_point, fma=measured["fma"]), values)
     return rows
 
 
@@ -218,8 +219,7 @@ def lengths_of(count: int, shortest: int, longest: int, geometric: bool) -> tupl
 def packed_sequences(lengths: Sequence[int], pattern: Pattern, heads: int, head_dim: int, repeats: int) -> CaseFields:
     """Time causal sequences, forward and backward: packed, one by one, and padded to the longest.
 
-    All results and gradients are compared with those one by one. Random sequences of these lengths are made before, so that
-    cutting them out and padding them takes no time.
+    All results and gradients are compared with those one by one. Sequences are cut out and padded before they are timed.
     """
     shape, generator = (4, sum(lengths), heads, head_dim), torch.Generator().manual_seed(0)
     rows = torch.randn(shape, generator=generator).unbind()
@@ -244,12 +244,9 @@ def packed_sequences(lengths: Sequence[int], pattern: Pattern, heads: int, head_
         MASKED: partial(_gradients, partial(alone, key_padding_mask=mask), filled),
         PADDED: partial(_gradients, alone, filled),
     }
-    read: dict[str, Callable[[Any], Tensor]] = {
-        PACKED: torch.stack,
-        ALONE: joined,
-        MASKED: without_padding,
-        PADDED: without_padding,
-    }
+    read: dict[str, Callable[[Any], Tensor]] = dict(
+        zip(calls, (torch.stack, joined, without_padding, without_padding), strict=True)
+    )
     return in_turns(agreeing(calls, max(lengths), joined(calls[ALONE]()), read), calls, repeats)
 
 
