@@ -249,9 +249,9 @@ def _two_ranks(kind: str, way_out: str) -> Finding:
         heard = task.run(kind, 2, hello, limit=LIMIT)
     except (JobError, OSError) as error:
         return Finding(kind, "WRONG", str(error), way_out)
-    return Finding(
-        kind, "works" if heard == [b"0", b"1"] else "WRONG", f"2 ranks hear {heard}", way_out * (heard != [b"0", b"1"])
-    )
+    if heard == [b"0", b"1"]:
+        return Finding(kind, "works", "2 ranks hear each other")
+    return Finding(kind, "WRONG", f"2 ranks hear {heard}", way_out)
 
 
 def kept_files() -> Iterator[Finding]:
