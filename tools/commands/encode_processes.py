@@ -29,6 +29,7 @@ from dilkit.integrations.gigapath.cohort.run import Plan, embed_share, finish, p
 from dilkit.integrations.gigapath.cohort.settings import CohortJob, ModelRecord, ReadSettings, sha256_of
 from dilkit.integrations.gigapath.config import known_as
 from dilkit.integrations.gigapath.hub import local_file
+from dilkit.threads import usable_cores
 
 MEAN, CLASS_TOKEN = "mean of tiles", "class token"
 WAIT = 7 * 24 * 3600.0
@@ -116,7 +117,8 @@ def start_ranks(args: argparse.Namespace) -> int:
     Raises ChildProcessError where a process is killed; what has been written until then stays, and is kept next time.
     """
     command = [sys.executable, "-m", "dilkit", *args.command_line]
-    ranks = [subprocess.Popen(command, env={**os.environ, **of_rank}) for of_rank in torch_variables(args.ranks)]
+    env = {**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // args.ranks))}
+    ranks = [subprocess.Popen(command, env={**env, **of_rank}) for of_rank in torch_variables(args.ranks)]
     end = math.inf
     try:
         while None in (codes := [process.poll() for process in ranks]) and time.monotonic() < end:

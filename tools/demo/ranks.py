@@ -105,7 +105,9 @@ def on_rank(args: argparse.Namespace, corpus: Corpus, variables: dict[str, str])
         gc.collect()  # modules of FSDP2 hold process groups, which are to go before the process does
         return code
 
-    with stopping() as stop, mock.patch.dict(os.environ, variables):
+    data, sequence = args.ranks
+    threads = max(1, usable_cores() // (data * sequence)) if variables else torch.get_num_threads()
+    with stopping() as stop, torch_threads(threads), mock.patch.dict(os.environ, variables):
         return run_ranks("torch", work, timeout=TIMEOUT)
 
 
