@@ -21,7 +21,7 @@ from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.configuration import Configuration
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteStep
 from dilkit.tools.bench.target import MIB, Target, Values, each, stored, time_ratio
-from dilkit.tools.console.text import in_bytes, in_seconds
+from dilkit.tools.console.text import error_line, in_bytes, in_seconds
 from dilkit.tools.measure.case import admit, failed, results_bytes, side_by_side
 from dilkit.tools.measure.ceilings import Ceilings
 from dilkit.tools.measure.implementation import BACKWARD_FLOPS, Implementation, automatic, backend_implementations
@@ -122,7 +122,7 @@ TARGETS = (
 
 def _notes(result: RowsResult) -> Iterator[str]:
     for case in result.cases("memory"):
-        held = (f"{who} {in_bytes(row.values['scratch_bytes'])}" for who, row in case.rows.items())
+        held = (f"{who} {in_bytes(row.values['scratch_bytes'])}" for who, row in case.rows.items() if row.values)
         yield f"{case.case['what']}: forward's memory beyond out and lse: {', '.join(held)}"
     for row in (row for row in result.rows if row.table == "long" and row.samples):
         yield f"{row.case['what']}: {row.verdict}: {in_seconds(row.median_s)}, {row.gflops / 1000:,.0f} TFLOP/s"
@@ -281,10 +281,13 @@ class GpuSuite(Suite):
         inputs, facts = Tensors.random(problem), dict(what=f"A, {dtype}, head_dim 64", dtype=dtype)
         rows = []
         for one in (one for one in self.implementations() if not one.refusals(problem)):
-            call = partial(one.once, inputs, problem)
-            call()
-            values = dict(scratch_bytes=memory.peak_memory(call, self.device) - results_bytes(problem))
-            rows.append(Row(table="memory", case=facts, who=one.name, values=values))
+            row, call = Row(table="memory", case=facts, who=one.name), partial(one.once, inputs, problem)
+            try:
+                call()
+                held = memory.peak_memory(call, self.device) - results_bytes(problem)
+                rows.append(replace(row, values=dict(scratch_bytes=held)))
+            except Exception as error:  # out of memory, or no way to measure it here: the others go on
+                rows.append(replace(row, verdict="failed", reasons=(error_line(error),)))
         return rows
 
     def long(self) -> list[Row]:
