@@ -19,10 +19,10 @@ from dilkit.pattern import Pattern
 
 def check_rank_bias(bias: Bias, query: Tensor, pattern: Pattern, kv_heads: int) -> None:
     """Raise TypeError or ValueError for a bias that does not fit the rows of a rank, `(batch, rows, heads, head_dim)`."""
-    own = fitting(bias, query, pattern, kv_heads)
-    if own.by_row:
-        own.check_rows(*query.shape[:2])
-        lowered(own, query.dtype, slice(0, query.shape[1]))  # coordinates that this dtype cannot hold are refused by all ranks
+    fitted = fitting(bias, query, pattern, kv_heads)
+    if fitted.by_row:
+        fitted.check_rows(*query.shape[:2])
+        lowered(fitted, query.dtype, slice(0, query.shape[1]))  # coordinates that this dtype cannot hold are refused by all ranks
 
 
 def bias_fingerprint(bias: Bias) -> str:

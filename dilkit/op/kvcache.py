@@ -94,8 +94,8 @@ class _Fitting:
 
 def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
     """Raises as `check_tensors`."""
-    named = dict(zip(names, given, strict=True))
-    tensors = {name: _checked(name, x) for name, x in named.items() if name != "cache_seqlens"}
+    arguments = dict(zip(names, given, strict=True))
+    tensors = {name: _checked(name, x) for name, x in arguments.items() if name != "cache_seqlens"}
     first, caches = tensors["query"], tensors["k_cache"]
     for name, x in tensors.items():
         if (x.dtype, x.device) != (first.dtype, first.device):
@@ -112,7 +112,7 @@ def _fitting(names: tuple[str, ...], given: tuple[Any, ...]) -> _Fitting:
         wanted = (batch, tensors["key"].shape[1], *caches.shape[2:]) if name in tensors else ()
         if name in tensors and tensors[name].shape != wanted:
             raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; {wanted} is needed: rows of the cache")
-    _check_lengths_tensor(named["cache_seqlens"], first)
+    _check_lengths_tensor(arguments["cache_seqlens"], first)
     return _Fitting()
 
 

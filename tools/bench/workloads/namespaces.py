@@ -80,8 +80,8 @@ class Hosts:
         options += f" --rdzv-endpoint {addresses[0]}:{PORT} --rdzv-id {self.tag}"
         commands = []
         for host, address in enumerate(addresses, 1):
-            own = f"{options} --local-addr {address} --rdzv-conf is_host={int(host == 1)}"
-            commands.append(self.on(host, [sys.executable, *own.split(), *arguments]))
+            host_options = f"{options} --local-addr {address} --rdzv-conf is_host={int(host == 1)}"
+            commands.append(self.on(host, [sys.executable, *host_options.split(), *arguments]))
         return start_processes(commands, [environment] * size, threads)
 
 

@@ -45,7 +45,7 @@ class Claim(NamedTuple):
 
 def claims(result: RowsResult) -> list[Claim]:
     """Every published figure beside ours, in the order of the documents."""
-    beside = []
+    compared = []
     for document, figures in DATA["documents"].items():
         for facts in figures:
             setting, base = (SETTINGS.get(facts.get(name)) for name in ("setting", "base"))
@@ -61,8 +61,8 @@ def claims(result: RowsResult) -> list[Claim]:
                 about = str(missing.args[0])
             hardware = CARD if ranks == 1 else f"{ranks} x {CARD}"
             note, numbers = DATA["notes"].get(facts.get("note"), ""), (facts["claimed"], ours, per_tflops)
-            beside.append(Claim(document, facts["figure"], hardware, quantity, *numbers, about, note))
-    return beside
+            compared.append(Claim(document, facts["figure"], hardware, quantity, *numbers, about, note))
+    return compared
 
 
 def _ours(result: RowsResult, facts: dict[str, Any], setting: Setting | None, base: Setting | None) -> tuple[float, str]:
