@@ -10,7 +10,7 @@ from helpers.launch import fork
 from dilkit import environment
 from dilkit.comm.launch import processes, ranks
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}
 MPICH = {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}
 
@@ -25,7 +25,7 @@ def started_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variables", "found"),
     [
         ({}, None),
-        (TORCHRUN, environment.Launch("torchrun", 1, 4, 1, 2)),
+        (TORCHRUN, environment.Launch("torchrun", 3, 4, 1, 2)),
         (OPEN_MPI, environment.Launch("mpirun", 2, 3, 2, 3)),
         (MPICH, environment.Launch("mpirun", 0, 3, 0, 3)),
         ({"RANK": "1"}, None),

@@ -31,7 +31,7 @@ def clip(x: int, most: int) -> int:
 
 def biases() -> list[tuple[Bias, Any]]:
     """Biases of 12 rows and two heads, and each as a function of head, query and key."""
-    x, table, bent, grid = normal(12, 3), normal(2, 5), normal(2, 4), normal(2, 3, 5)
+    x, table, bent, grid, cube = normal(12, 3), normal(2, 5), normal(2, 4), normal(2, 3, 5), normal(2, 3, 3, 3)
     buckets = torch.tensor([3, 3, 1, 0, 1, 2, 2])
     axes = range(3)
     return [
@@ -43,11 +43,15 @@ def biases() -> list[tuple[Bias, Any]]:
         (RelativeTable(bent, buckets), lambda h, i, j: bent[h, buckets[clip(i - j, 3) + 3]]),
         (GridTable(grid, (3, 4)), lambda h, i, j: grid[h, clip(i // 4 - j // 4, 1) + 1, clip(i % 4 - j % 4, 2) + 2]),
         (GridTable(grid, (3, 4), (1, 2)), lambda h, i, j: grid[h, clip(i // 4 - j // 4, 1) + 1, i % 4 // 2 - j % 4 // 2 + 2]),
+        (
+            GridTable(cube, (2, 3, 2), (1, 2, 1)),
+            lambda h, i, j: cube[h, i // 6 - j // 6 + 1, i // 2 % 3 // 2 - j // 2 % 3 // 2 + 1, i % 2 - j % 2 + 1],
+        ),
         (GridTable(table, (12,)), lambda h, i, j: table[h, clip(i - j, 2) + 2]),
     ]
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(10))
 def test_each_bias_is_its_formula_and_its_lowered_form_is_the_same(number: int) -> None:
     bias, formula = biases()[number]
     queries, keys = torch.tensor([11, 0, 4, 7]), torch.arange(12)
@@ -61,7 +65,7 @@ def test_each_bias_is_its_formula_and_its_lowered_form_is_the_same(number: int) 
     torch.testing.assert_close(gradient(lowered, dscores, queries, keys), right)
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(10))
 def test_rows_in_another_order_keep_their_positions(number: int) -> None:
     bias, _ = biases()[number]
     order, query = torch.randperm(12), normal(1, 12, 2, 4)
