@@ -69,10 +69,10 @@ def _main(argv: list[str]) -> int:
         parser = Parser("dilkit", usage="dilkit COMMAND ...", epilog=_EXIT_CODES)
         parser.add_argument("--version", action="version", version=f"dilkit {dilkit.__version__}")
         parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
-        if argv and not {"-h", "--help"} & {*argv}:
+        if argv and argv[0] not in ("-h", "--help"):
             parser.parse_args(argv)
         lines = "\n".join(f"  {name:<14} {_first_line(name)}" for name in COMMANDS)
-        parser.description = f"{(dilkit.__doc__ or '').splitlines()[0]}\n\ncommands:\n{lines}"
+        parser.description = f"{(dilkit.__doc__ or '').partition(chr(10))[0]}\n\ncommands:\n{lines}"
         parser.print_help()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else BAD_INPUT

@@ -106,7 +106,7 @@ def installed() -> Iterator[Finding]:
             way_out = REINSTALL if name == "plan_module" else f"pip install --force-reinstall {name}"
             yield Finding(name, "WRONG", version.error, way_out)
         else:
-            yield Finding(name, "works", version)
+            yield Finding(name, "works", str(version))
     for kind, reason in broken_kinds().items():
         yield Finding(f"kind {kind}", "WRONG", reason, "all other kinds work without it")
 

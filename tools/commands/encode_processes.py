@@ -118,15 +118,21 @@ def start_ranks(args: argparse.Namespace) -> int:
     """
     command = [sys.executable, "-m", "dilkit", *args.command_line]
     env = {**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // args.ranks))}
-    ranks = [subprocess.Popen(command, env={**env, **of_rank}) for of_rank in torch_variables(args.ranks)]
-    end = math.inf
+    ranks, end = list[subprocess.Popen[bytes]](), math.inf
     try:
+        for of_rank in torch_variables(args.ranks):
+            ranks.append(subprocess.Popen(command, env={**env, **of_rank}))
         while None in (codes := [process.poll() for process in ranks]) and time.monotonic() < end:
             end = min(end, time.monotonic() + GRACE) if any(codes) else end
             time.sleep(0.1)
     finally:
         for process in ranks:
             process.terminate()
+        end = time.monotonic() + GRACE
+        while any(process.poll() is None for process in ranks) and time.monotonic() < end:
+            time.sleep(0.1)
+        for process in ranks:
+            process.kill()  # one that waits for another rank does not end by itself
             process.wait()
     code = next((code for code in codes if code), 0)
     if code < 0:

@@ -38,22 +38,33 @@ def guarded(look: Callable[[], T]) -> T | Failure:
         return Failure(f"{type(error).__name__}: {error}")
 
 
-def versions() -> dict[str, str | Failure]:
+@dataclass(frozen=True)
+class TorchBuild:
+    """The installed torch, and the CUDA it is built for (None: none)."""
+
+    version: str
+    cuda: str | None
+
+    def __str__(self) -> str:
+        return f"{self.version}, built {f'for CUDA {self.cuda}' if self.cuda else 'without CUDA'}"
+
+
+def versions() -> dict[str, str | TorchBuild | Failure]:
     """Return versions on which results depend."""
     return dict(
         dilkit=dilkit.__version__,
         python=platform.python_version(),
-        torch=guarded(_torch_version),
+        torch=guarded(_torch_build),
         numpy=guarded(lambda: str(importlib.import_module("numpy").__version__)),
         plan_module=guarded(lambda: str(importlib.import_module("dilkit._cache").__file__)),
         platform=platform.platform(),
     )
 
 
-def _torch_version() -> str:
+def _torch_build() -> TorchBuild:
     import torch
 
-    return f"{torch.__version__}, {f'built for CUDA {torch.version.cuda}' if torch.version.cuda else 'built without CUDA'}"
+    return TorchBuild(torch.__version__, torch.version.cuda)
 
 
 def devices() -> list[Device | Failure]:
@@ -104,7 +115,7 @@ def _cpu_isa() -> object:
 
 def torch_note(device: Device) -> str | None:
     """Return the fault of the installed torch on `device`, and the torch to install; None where there is none."""
-    torch = guarded(_torch_version)
+    torch = guarded(_torch_build)
     if isinstance(torch, Failure):
         return f"torch cannot be imported, so nothing can run here: {torch}"
     if device.type != "cuda" or has_torch_code(device):

@@ -18,7 +18,7 @@ from dilkit.integrations.gigapath.config import ARCHITECTURES
 from dilkit.pattern import Branch, Pattern, broken_kinds
 from dilkit.problem import DTYPES, Problem
 from dilkit.selection.preference import BY_DESIGN
-from dilkit.selection.preference_table import TABLE, row_of
+from dilkit.selection.preference_table import ON_GPUS, TABLE, row_of
 from dilkit.selection.proof import recorded
 from dilkit.selector import Trace, explain
 from dilkit.tools.commands.facts import Failure, devices, guarded, torch_note, variables, versions
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         devices=[one if isinstance(one, Failure) else _device_facts(one) for one in here],
         problem=trace if isinstance(trace, Failure) else _problem_facts(trace),
         proofs=recorded(),
-        pattern_cache=guarded(environment.cache_bytes),
+        pattern_cache=guarded(lambda: dict(limit=environment.cache_bytes(), variable=environment.CACHE_BYTES.name)),
         environment=variables(),
         broken_kinds=broken_kinds(),
         preset=preset,
@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         print_json("info", encode(report | (dict(kinds=kinds) if kinds else {})))
     else:
         proofs = [(p.verdict, "\n".join(filter(None, (", ".join(p.facts), p.reason, p.doubt)))) for p in report["proofs"]]
+        on_gpus = wrapped("  ", "\n".join(ON_GPUS))
         sections = {
             "versions": table((name.replace("_", " "), str(version)) for name, version in report["versions"].items()),
             "devices": table(map(_device_row, report["devices"])),
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
             "preset": wrapped("  ", preset or ""),
             "problem": _problem_lines(report["problem"]),
             "the same problem on every known device, for every dtype": matrix_lines(cells) if cells else [],
+            f"GPUs, as of dilkit {dilkit.__version__}": on_gpus if args.all or device.type == "cuda" else [],
             f"each kind of branch on {device}, {SEQ:,} tokens": kind_lines(kinds, device) if kinds else [],
             "kinds of branches that are broken": table(report["broken_kinds"].items()),
             "environment": table((variable.name, str(variable)) for variable in report["environment"]),

@@ -158,7 +158,7 @@ def _measured(args: Namespace, problems: list[Problem]) -> Iterator[tuple[Proble
     with tqdm(problems, unit="problem", file=sys.stderr, disable=None) as bar:
         for problem in bar:
             runner = runners[problem.requires_grad]
-            runner.say = bar.set_description
+            bar.set_description(f"{'training' if problem.requires_grad else 'forward'}, {problem.seq:,} tokens")
             yield problem, runner.run(problem)["entries"]
 
 
@@ -210,6 +210,8 @@ def _show(args: Namespace, path: Path) -> int:
 
 def _row(entry: TunedEntry) -> tuple[str, str]:
     shape = entry.shape
-    features = "".join(f", {name}" for name, value in vars(shape).items() if value is True)
+    flags = dict(causal=shape.is_causal, training=shape.requires_grad, masked=shape.key_padding_mask, packed=shape.varlen)
+    flags |= dict(cached=shape.kv_cache, dropout=shape.dropout)
+    features = "".join(f", {name}" for name, value in flags.items() if value)
     times = ", ".join(f"{name} {in_seconds(taken)}" for name, taken in entry.seconds)
     return f"{shape.seq:,} tokens, {shape.branches}, {shape.dtype} x {shape.head_dim}{features}", times

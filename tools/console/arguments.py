@@ -327,7 +327,8 @@ def flops(text: str) -> float:
 
 def bandwidth(text: str) -> float:
     """Parse bytes a second, as 50GB/s, 400Gbit/s, 40GiB/s or 5e10 (bytes). 50 alone is refused."""
-    match = re.fullmatch(rf"{_NUMBER}(?P<binary>(?:(?<=[{_PREFIXES}])i)?)(?P<unit>(?:B|bit|b)?)(?:/s|ps)?", text.strip())
+    unit = rf"(?<![kmgtp])(?P<binary>(?:(?<=[{_PREFIXES}])i)?)(?P<unit>(?:B|bit|b)?)(?:/s|ps)?"  # mb/s: megabytes, or bits
+    match = re.fullmatch(_NUMBER + unit, text.strip())
     example = "write bytes or bits a second, as"
     if not match or not _scaled(match, 1000):
         raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; {example} 50GB/s or 400Gbit/s")

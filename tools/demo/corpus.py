@@ -30,6 +30,10 @@ class Corpus:
     held_out: bytes
     facts: dict[str, Any]
 
+    def digests(self) -> dict[str, str]:
+        """Return what ranks compare to know that they have the same text."""
+        return {name: hashlib.sha256(text).hexdigest() for name, text in (("train", self.train), ("held out", self.held_out))}
+
     def held_out_windows(self, context: int) -> Tensor:
         """Return windows evenly spread over the held-out text, `(windows, context + 1)`: at most 8, without overlap."""
         last = len(self.held_out) - (context + 1)

@@ -18,6 +18,7 @@ import dilkit
 from dilkit import DilatedAttention, Pattern, Problem, files
 from dilkit.device import probe
 from dilkit.rotary import rotate
+from dilkit.tools.console.text import error_line
 from dilkit.tools.demo.trainer import Run, Task, Trainer, clock, judgements, rows_by_name, run_table
 from dilkit.tools.demo.transformer import TransformerBlock, scale_updates
 from dilkit.tools.report.document import Axis, Table
@@ -75,10 +76,12 @@ def load_photograph(path: Path) -> Tensor:
         files.check_regular(path, path.stat())
         with Image.open(path) as opened:
             picture = ImageOps.exif_transpose(opened).convert("RGB")
-    except OSError as error:
-        raise ValueError(f"--image: {str(path)!r} cannot be read: {error}") from None
+    except Exception as error:  # whatever Pillow raises for a file that is no picture
+        raise ValueError(f"--image: {str(path)!r} cannot be read: {error_line(error)}") from None
     pixels = torch.from_numpy(np.array(ImageOps.fit(picture, (4 * GRID * PATCH,) * 2), dtype=np.float32))
-    return (pixels - pixels.mean((0, 1))) / pixels.std()
+    if (deviation := pixels.std()) == 0:
+        raise ValueError(f"--image: {str(path)!r} is all of one colour; give another")
+    return (pixels - pixels.mean((0, 1))) / deviation
 
 
 class FillIn(Task):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dilkit import environment
 from dilkit.comm import Comm, Rows, TorchComm, exchange_plan, shard_cuts, sum_over_ranks
+from dilkit.comm.agreement import agree_on
 from dilkit.comm.collectives import gather_values
 from dilkit.comm.launch.processes import torch_variables
 from dilkit.comm.launch.ranks import run_ranks
@@ -115,6 +116,8 @@ def compare_trainings(args: argparse.Namespace, corpus: Corpus, world: Comm, sto
     """Train on the ranks, train in one process, compare; return `DIFFERS` for differences beyond rounding."""
     data, sequence = args.ranks
     layout, config = f"{data}x{sequence}", ModelConfig(args.context, layers=LAYERS)
+    trained_on = dict(context=args.context, steps=args.steps, seed=args.seed, layout=layout) | corpus.digests()
+    agree_on(world, lambda: trained_on, step="what the ranks train on")
     sent, planned = planned_bytes(config, sequence)
     facts = corpus.facts | dict(layout=layout, data=data, world_size=world.size, steps=args.steps, layers=LAYERS)
     facts |= dict(planned=planned, counted=[], transport=type(world).__name__, ranks=f"{sequence} ranks")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -58,8 +57,7 @@ def train_and_measure(args: argparse.Namespace, corpus: Corpus, comm: Comm | Non
     model = seeded_model(config, args.seed, comm)
     task = TextTask(model, corpus, args.context, args.seed, short_share=SHORT_SHARE)
     if comm is not None:
-        trained_on = dict(context=args.context, steps=args.steps, minutes=args.minutes, seed=args.seed)
-        trained_on |= dict(train=sha256(corpus.train).hexdigest(), held_out=sha256(corpus.held_out).hexdigest())
+        trained_on = dict(context=args.context, steps=args.steps, minutes=args.minutes, seed=args.seed) | corpus.digests()
         agree_on(comm, lambda: trained_on, step="what the ranks train on")
         task = SharedTextTask(comm, model, corpus, args.context, args.seed, short_share=SHORT_SHARE)
     problem = config.problem()

@@ -13,6 +13,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 2000
 LEAST = 3
 """Samples below which nothing is known about how much they vary."""
+AT_ONCE = 2_000_000
+"""Numbers drawn at a time: long lists of samples are resampled in parts."""
 
 Interval = tuple[float, float]
 
@@ -58,7 +60,9 @@ def _medians(samples: Sequence[float], seed: int) -> Any:
     values, count = np.asarray(samples, dtype=np.float64), len(samples)
     if count < LEAST:
         return values
-    return np.median(values[np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))], axis=1)
+    rng, at_once = np.random.default_rng(seed), max(1, AT_ONCE // count)
+    parts = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
+    return np.concatenate([np.median(values[rng.integers(0, count, (rows, count))], axis=1) for rows in parts])
 
 
 def _between(medians: Any) -> Interval:

@@ -122,7 +122,8 @@ TARGETS = (
 
 def _notes(result: RowsResult) -> Iterator[str]:
     for case in result.cases("memory"):
-        held = (f"{who} {in_bytes(row.values['scratch_bytes'])}" for who, row in case.rows.items() if row.values)
+        sizes = {who: row.values.get("scratch_bytes") for who, row in case.rows.items()}
+        held = (f"{who} {'?' if size is None else in_bytes(size)}" for who, size in sizes.items())
         yield f"{case.case['what']}: forward's memory beyond out and lse: {', '.join(held)}"
     for row in (row for row in result.rows if row.table == "long" and row.samples):
         yield f"{row.case['what']}: {row.verdict}: {in_seconds(row.median_s)}, {row.gflops / 1000:,.0f} TFLOP/s"

@@ -68,6 +68,9 @@ class KernelUse:
         return [f"{' '.join(self.row().split()[:5])}: {text}" for text in sizes]
 
 
+FIELDS = tuple(field.name for field in fields(KernelUse))
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelsResult(Result):
     """Every kernel for every kind of GPU. `fields`: the words of a row; `older`: rows of sources that have changed since."""
@@ -75,12 +78,14 @@ class KernelsResult(Result):
     KIND: ClassVar[str] = "kernels"
 
     nvrtc: str
-    fields: tuple[str, ...] = tuple(field.name for field in fields(KernelUse))
+    fields: tuple[str, ...] = FIELDS
     rows: tuple[str, ...]
     older: int = 0
 
     def kernels(self) -> list[KernelUse]:
-        """Return the rows."""
+        """Return the rows. Raises ValueError for rows of other fields."""
+        if self.fields != FIELDS:
+            raise ValueError(f"fields: {', '.join(self.fields)[:80]} where {', '.join(FIELDS)} are needed")
         return [KernelUse.read(row) for row in self.rows]
 
 

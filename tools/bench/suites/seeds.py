@@ -159,6 +159,8 @@ class SeedsSuite(Suite):
         growth = [replace(HELD[0], seq=HELD[0].seq * ranks, ranks=ranks) for ranks in counts]
         for (table, settings), ranks in product((("ranks", fixed), ("growth", growth)), counts):
             calls = list(self._affordable([setting for setting in settings if setting.ranks == ranks]))
+            if not calls:
+                continue
             what = f"{ranks} of {kind}: {len(calls)} calls, the last {calls[-1][0]}"
             weight = 5 + sum(self._weight(*call) for call in calls)
             yield job_step(table, what, partial(self.over_ranks, table, ranks, calls, kind), weight)
@@ -257,7 +259,7 @@ class SeedsSuite(Suite):
                 most *= 2
             more = bisect_left(range(most // 2 + 1, most), True, key=lambda count: not fits(count * grain))
             values["seq"] = (most // 2 + more) * grain
-        except memory.MeasureError as error:
+        except (MemoryError, memory.MeasureError) as error:
             values["stopped"] = str(error)
         return [Row(table="longest", case={"pass": PASSES[backward]}, who=who, values=values)]
 

@@ -14,18 +14,19 @@ from dilkit import attention_mass
 from dilkit.integrations.gigapath import ARCHITECTURES, SlideEncoder, SlideEncoderConfig
 from dilkit.problem import Problem
 from dilkit.testing.accuracy import Check
+from dilkit.testing.tensors import Tensors
 from dilkit.tools.bench.suite import NO_OPTION, Suite, SuiteSizes, SuiteStep
 from dilkit.tools.bench.target import GIB, Target, each, memory_ratio, stored, time_ratio
 from dilkit.tools.bench.workloads.slide_calls import mass_check, published_embedding, shorter, slide
 from dilkit.tools.bench.workloads.ways import PLACE
-from dilkit.tools.measure.case import agreeing, call_once, checked, compare, in_turns
+from dilkit.tools.measure.case import admit, agreeing, call_once, checked, compare, in_turns
 from dilkit.tools.measure.ceilings import Ceilings
-from dilkit.tools.measure.implementation import backend_implementations
+from dilkit.tools.measure.implementation import Implementation, backend_implementations
 from dilkit.tools.measure.timing import Call, time_interleaved
 from dilkit.tools.report import views
 from dilkit.tools.report.document import Axis, Table
 from dilkit.tools.report.targets import number
-from dilkit.tools.results.record import Samples
+from dilkit.tools.results.record import Entry, Samples
 from dilkit.tools.results.rows import CaseRows, Row, RowsResult, row_of, rows_of
 
 PUBLISHED, OURS, BATCH, ALONE = "published procedure", "dilkit", "one batch", "one by one"
@@ -33,6 +34,7 @@ ONE, SEVERAL, LONG, LAYER = "one slide", "several slides", "long slides", "atten
 FORWARD, TRAINED, MASS = "forward", "forward and backward", "attention_mass"
 ARCHITECTURE, BACKENDS = "gigapath_slide_enc12l768d", ("native", "sdpa")
 MOST_ROUNDS = 3
+GUESSED_FLOPS_PER_S = 40e9
 
 
 @dataclass(frozen=True)
@@ -161,9 +163,13 @@ class SlidesSuite(Suite):
         """Backends on the attention of one layer, beside a matmul."""
         tiles = self.sizes.tiles // self.divisor
         problem = Problem(pattern=self.config.pattern, seq=tiles + 1, heads=self.config.num_heads, head_dim=dim)
+
+        def admitted(one: Implementation, problem: Problem, inputs: Tensors) -> Entry:
+            return admit(one, problem, inputs, self.budget, lambda: one.flops(problem) / GUESSED_FLOPS_PER_S)
+
         posed = {one.name: (one, problem) for one in backend_implementations(BACKENDS)}
         ceilings = partial(Ceilings, "float32", size=self.sizes.matmul // self.divisor)
-        measured = compare(posed, partial(time_interleaved, repeats=self.rounds, warmup=0), ceilings)
+        measured = compare(posed, partial(time_interleaved, repeats=self.rounds, warmup=0), ceilings, admitted)
         return rows_of(LAYER, dict(head_dim=dim, tiles=listed(tiles)), measured)
 
     def encoder(self) -> list[Row]:

@@ -8,6 +8,7 @@ Exit code 1 if a kernel spills, has a stack, or takes more shared memory than th
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import multiprocessing
 import re
@@ -50,6 +51,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 def main() -> int:
     """Compile every kernel for every kind of GPU, and write what the compiler says of it."""
+    argparse.ArgumentParser(description=f"compiles every CUDA kernel for every kind of GPU, and writes {OUT}").parse_args()
     wanted = [*builds(), *step_builds()]
     version = ".".join(map(str, cuda_compile.compiler_version()))
     before = read_result(OUT, KernelsResult) if OUT.exists() else None

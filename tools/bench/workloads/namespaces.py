@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -70,11 +71,10 @@ class Hosts:
         """Start `python arguments...` as a rank on each of the first `size` hosts, as `processes.start` does on one machine."""
         addresses, environment = [f"{SUBNET}.{host}" for host in range(1, size + 1)], dict(GLOO_SOCKET_IFNAME="eth0")
         if kind == "mpi":
-            options = (
-                f"--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include {SUBNET}.0/24 --prtemca plm_ssh_agent {self.agent}"
-            )
+            options = f"--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include {SUBNET}.0/24"
             options += f" --prtemca prte_if_include {SUBNET}.0/24 --bind-to none --host {':1,'.join(addresses)}:1 -n {size}"
-            mpirun = [str(mpi_launchers()[0]), *options.split(), sys.executable, *arguments]
+            agent = ["--prtemca", "plm_ssh_agent", str(self.agent)]
+            mpirun = [str(mpi_launchers()[0]), *agent, *options.split(), sys.executable, *arguments]
             return start_processes([self.on(1, mpirun)], [environment], threads)
         options = f"-m torch.distributed.run --nnodes {size} --nproc-per-node 1 --rdzv-backend c10d"
         options += f" --rdzv-endpoint {addresses[0]}:{PORT} --rdzv-id {self.tag}"
@@ -89,7 +89,8 @@ class Hosts:
 def hosts(size: int) -> Iterator[Hosts]:
     """Make hosts that are there within the block, their links not shaped yet. Raises OSError where they cannot be."""
     for name in NAMESPACES.glob("dilkit-*-*"):
-        if not Path("/proc", name.name.split("-")[1]).exists():
+        made_by = re.fullmatch(r"dilkit-(\d+)-\d+", name.name)
+        if made_by and not Path("/proc", made_by[1]).exists():
             _call(f"ip netns del {name.name}")
     tag = f"dilkit-{os.getpid()}"
     with tempfile.TemporaryDirectory() as folder:

@@ -29,6 +29,8 @@ Array = NDArray[Any]
 STORE_LOOP = "store loop"
 TRIAL = 2048
 """Points of the calls that decide how many a package gets."""
+STRETCH = 256
+"""Cells that are visited in the middle of a larger curve."""
 SMALL_BITS = {2: 4, 3: 3}
 """Bits of the grid that is visited as a whole, by its number of axes: 16 and 8 cells a side."""
 Findings = dict[str, bool]
@@ -76,7 +78,7 @@ def permutation(shape: tuple[int, ...], dtype: str, packages: Sequence[HilbertCu
     out, ndim, bits = np.zeros(prod(shape), dtype), len(shape), (max(shape) - 1).bit_length()
     if is_power_of_two_cube(shape):
         make = lambda one, count: one.permutation(ndim, bits, out[:count])  # noqa: E731
-        contenders = _contenders([Dilkit(), *packages], ndim, make, lambda one, count, cells: visits(cells, shape))
+        contenders = _contenders([Dilkit(), *packages], ndim, bits, make, lambda one, count, cells: visits(cells, shape))
     else:  # packages have codes on cubes of a power of two alone: sorted codes are a curve with jumps
         call = filling(out, _generalised_hilbert.generalised_hilbert, shape, 1)
         cells = np.stack(np.unravel_index(np.arange(len(out)), shape))
@@ -94,7 +96,7 @@ def rank(shape: Sequence[int], packages: Sequence[HilbertCurve]) -> Contenders:
     invert = filling(np.zeros_like(perm), lambda out: _curves.invert(perm, out))
     cells = np.stack(np.unravel_index(np.arange(count), tuple(shape)))
     make = lambda one, count: one.ranks(ndim, bits, count)  # noqa: E731
-    ranks = _contenders([Dilkit(), *packages], ndim, make, partial(_come_back, cells, bits))
+    ranks = _contenders([Dilkit(), *packages], ndim, bits, make, partial(_come_back, cells, bits))
     inverse = Contender(lambda count: invert, lambda count, rank: same("rank[perm[i]] is i", rank[perm], np.arange(count)))
     return ranks | {f"{Dilkit.name}, inverted": inverse}
 
@@ -102,7 +104,7 @@ def rank(shape: Sequence[int], packages: Sequence[HilbertCurve]) -> Contenders:
 def encode(axes: Array, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
     """Codes of points."""
     make = lambda one, count: one.encoder(axes[:, :count], bits)  # noqa: E731
-    return _contenders([Dilkit(), Interleaved(), *packages], len(axes), make, partial(_come_back, axes, bits))
+    return _contenders([Dilkit(), Interleaved(), *packages], len(axes), bits, make, partial(_come_back, axes, bits))
 
 
 def decode(codes: Array, ndim: int, bits: int, packages: Sequence[HilbertCurve]) -> Contenders:
@@ -112,7 +114,7 @@ def decode(codes: Array, ndim: int, bits: int, packages: Sequence[HilbertCurve])
         return same("encode gives the codes back", one.encoder(np.stack(axes_of(cells)), bits)(), codes[:count])
 
     make = lambda one, count: one.decoder(codes[:count], ndim, bits)  # noqa: E731
-    return _contenders([Dilkit(), Interleaved(), *packages], ndim, make, check)
+    return _contenders([Dilkit(), Interleaved(), *packages], ndim, bits, make, check)
 
 
 def sort(axes: Array, packages: Sequence[HilbertCurve]) -> Contenders:
@@ -128,7 +130,7 @@ def _sorters(axes: Array, bits: int, curves: Sequence[HilbertCurve]) -> Contende
     def check(one: HilbertCurve, count: int, permutation: Any) -> Findings:
         return sorts(permutation, np.asarray(one.encoder(axes[:, :count], bits)()))
 
-    return _contenders(curves, len(axes), lambda one, count: one.sorter(axes[:, :count], bits), check)
+    return _contenders(curves, len(axes), bits, lambda one, count: one.sorter(axes[:, :count], bits), check)
 
 
 def _come_back(axes: Array, bits: int, one: HilbertCurve, count: int, codes: Any) -> Findings:
@@ -140,19 +142,27 @@ def _come_back(axes: Array, bits: int, one: HilbertCurve, count: int, codes: Any
 def _contenders(
     curves: Sequence[HilbertCurve],
     ndim: int,
+    bits: int,
     make: Callable[[HilbertCurve, int], Call],
     check: Callable[[HilbertCurve, int, Any], Findings],
 ) -> Contenders:
-    """Contenders by name; of each it is checked first that its codes are positions on a curve through a small grid."""
+    """Contenders by name; of each it is checked first that its codes are positions on a curve.
+
+    A small grid is visited as a whole, and a stretch in the middle of the curve of `bits`.
+    """
 
     def checked(one: HilbertCurve, count: int, result: Any) -> Findings:
-        bits = SMALL_BITS[ndim]
-        codes = np.arange(1 << ndim * bits)
-        cells = axes_of(one.decoder(codes, ndim, bits)())
-        visited = visits(row_major(cells, bits, np.zeros(len(codes), np.int32)), (1 << bits,) * ndim)
+        small = SMALL_BITS[ndim]
+        codes = np.arange(1 << ndim * small)
+        cells = axes_of(one.decoder(codes, ndim, small)())
+        visited = visits(row_major(cells, small, np.zeros(len(codes), np.int32)), (1 << small,) * ndim)
+        middle, half = 1 << ndim * bits - 1, min(STRETCH, 1 << ndim * bits) // 2
+        stretch = np.stack(axes_of(one.decoder(np.arange(middle - half, middle + half), ndim, bits)()))
+        steps = np.abs(np.diff(stretch.astype(np.int64), axis=1)).sum(0)
         return (
             visited
-            | same("their codes are 0, 1, 2, ...", one.encoder(np.stack(cells), bits)(), codes)
+            | {f"cells in the middle of the curve of {bits} bits are a step of one cell apart": bool((steps == 1).all())}
+            | same("their codes are 0, 1, 2, ...", one.encoder(np.stack(cells), small)(), codes)
             | check(one, count, result)
         )
 
