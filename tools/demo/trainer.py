@@ -1,4 +1,4 @@
-"""What all demos share: a training with a schedule, and a report, which Ctrl-C brings at any point."""
+"""Code that all demos share: a training with a schedule, and a report, which Ctrl-C brings at any point."""
 
 from __future__ import annotations
 

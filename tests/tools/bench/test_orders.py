@@ -45,6 +45,16 @@ class Rows(Right):
         return lambda: tuple(np.unravel_index(codes, (1 << bits,) * ndim))
 
 
+class RowsWhereLarge(Rows):
+    """A package that is right on small grids alone."""
+
+    def encoder(self, axes: Array, bits: int) -> Call:
+        return super().encoder(axes, bits) if bits > 4 else Dilkit().encoder(axes, bits)
+
+    def decoder(self, codes: Array, ndim: int, bits: int) -> Call:
+        return super().decoder(codes, ndim, bits) if bits > 4 else Dilkit().decoder(codes, ndim, bits)
+
+
 def run(out: Path, *arguments: str) -> tuple[int, RowsResult]:
     return small_suites.run("orders", out, *arguments, sizes=TINY, packages=(Right(), Rows()))
 
@@ -72,6 +82,13 @@ def test_the_suite_measures_and_judges_everything_and_ranks_only_packages_that_a
     assert [len(figure.values) for figure in over] == [len(shared), 0, 0]
     assert all(figure.values for figure in figures.values())
     assert "hilbertcurve wrong: not so: steps that are not of one cell:" in " ".join(printed.split())
+
+
+def test_a_large_curve_is_looked_at_in_its_middle() -> None:
+    axes = np.random.default_rng(0).integers(0, 1 << 10, (2, 50))
+    for package, right in ((Right(), True), (RowsWhereLarge(), False)):
+        contender = order_contenders.encode(axes, 10, [package])[package.name]
+        assert all(contender.check(50, contender.make(50)()).values()) == right
 
 
 def test_an_engine_that_is_wrong_is_not_timed_and_decides_on_the_exit_code(

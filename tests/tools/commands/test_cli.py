@@ -162,6 +162,8 @@ def test_info_picks_for_a_preset_in_the_dtype_that_suits_the_device(
 ) -> None:
     given = ["--assume", device, "--preset", "gigapath"]
     report = json_output(capsys, "info", *given)
+    assert report["versions"]["torch"].keys() == {"version", "cuda"}
+    assert report["pattern_cache"]["variable"] == "DILKIT_CACHE_BYTES"
     judged = report["problem"]
     assert judged["problem"].startswith(f"1 x 10,001 tokens, 16 heads x 48, {dtype}, Pattern([1024, 5792, ")
     assert judged["picked"]

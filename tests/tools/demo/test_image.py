@@ -92,6 +92,7 @@ def test_the_strip_is_never_trained_on() -> None:
     [
         (["--image", "missing.png"], "--image: 'missing.png' cannot be read: "),
         (["--image", "half.png"], "--image: 'half.png' cannot be read: "),
+        (["--image", "grey.png"], "--image: 'grey.png' is all of one colour"),
         (["--image", "--text", "a"], "--text: has no meaning with --image"),
         (["--image", "--seeds", "2"], "--seeds: '2' is not a whole number of 3 or more"),
     ],
@@ -100,6 +101,7 @@ def test_bad_input_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Image.new("L", (90, 90), 50).save("grey.png")
     Image.effect_noise((90, 90), 50).save("half.png")
     Path("half.png").write_bytes(Path("half.png").read_bytes()[:2000])
     assert cli.main(["demo", *arguments]) == 2

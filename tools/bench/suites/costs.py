@@ -75,7 +75,7 @@ COUNTS = {
     "GB that loads and copies ask for": (1e9, ("loaded", "copied")),
     "GB that stores write": (1e9, ("stored",)),
 }
-"""By header, the unit and the names of what a launch issues, over all its blocks and all heads: values of a row.
+"""Units and names of what a launch issues, by header, over all its blocks and all heads: values of a row.
 
 By warps: `products` of (16, 16) by (16, 8) matrices; `matrices`, the wavefronts of shared memory that take what products are
 given; `shared`, those of other loads and stores, at least; `shuffles`, votes and reductions. By threads: `fma`; `fp32`, other
