@@ -146,7 +146,7 @@ class TextTask(Task):
 
 
 class SharedTextTask(TextTask):
-    """The same over ranks: each of `comm` has a part of every window, and all have the same weights and losses."""
+    """A text task over ranks: each of `comm` has a part of every window; weights and losses are the same on all."""
 
     def __init__(self, comm: Comm, model: ByteTransformer, *arguments: Any, **options: Any) -> None:
         super().__init__(model, *arguments, **options)
