@@ -1,10 +1,9 @@
 """Calls of torch's fused attention operators: a forward and a backward function for each.
 
-A forward function takes `q` `(batch, heads, rows, head_dim)` and `k, v` `(batch, heads, keys, head_dim)`, whose last dimension is
-contiguous, and a contiguous bool `mask` `(batch, heads, keys)` of ignored keys or None; with `causal`, there are as many keys as
-rows. It returns `out` and `lse` `(batch, heads, rows)`. A backward function takes `dout` first, and the `out` and `lse` of the
-whole softmax, of which the keys of this call may be a part; `lse` is contiguous, and +inf in rows that see nothing. It returns
-dq, dk and dv.
+A forward function takes `q` `(batch, heads, rows, head_dim)`, `k, v` `(batch, heads, keys, head_dim)` and a contiguous `mask`
+`(batch, heads, keys)` of ignored keys or None; with `causal`, there are as many keys as rows. It returns `out` and `lse`
+`(batch, heads, rows)`. A backward function takes `dout` first, and the `out` and `lse` of the whole softmax, of which the keys of
+this call may be a part; `lse` is contiguous, and +inf in rows that see nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ def _bias(mask: Tensor | None, dtype: Any) -> Tensor | None:
     return mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(mask, -float("inf")).unsqueeze(2)
 
 
-_TILE = 32
-"""The fewest queries that torch's CPU kernel gives to a thread at once, where there are as many."""
-_ALIGNED_ROWS = 16
+_TILE, _ALIGNED_ROWS = 32, 16
+"""The fewest queries that torch's CPU kernel gives to a thread at once, where there are as many; what these are filled up to."""
 
 
 def cpu_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -122,9 +120,8 @@ def cudnn_backward(
     return dq, dk, dv
 
 
-_ALIGNED_KEYS = 16
-"""The memory-efficient kernel reads its bias in vectors: rows of the bias start at multiples of this many elements."""
-_ALIGNED_LSE = 32
+_ALIGNED_KEYS, _ALIGNED_LSE = 16, 32
+"""Rows of the bias of the memory-efficient kernel start at multiples of so many elements; rows of `lse` have such a multiple."""
 
 
 def _padded_bias(mask: Tensor | None, q: Tensor) -> Tensor | None:

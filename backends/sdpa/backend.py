@@ -1,11 +1,8 @@
 """torch's fused attention, called on strided views of the sequence: no gather copies.
 
-    lse = logsumexp_b lse_b        out = sum_b exp(lse_b - lse) * out_b
-
-A branch is a few grids of equal small attention problems (`grids`), which a kernel computes in a few calls
-(`strided_calls`). The partial results of the calls merge exactly into `out` and `lse` (`accumulators`), on CUDA by one kernel a
-call (`fused_accumulators`). In the backward pass the kernel gets the `out` and `lse` of the whole softmax, so its gradients are
-exact and need only be added up.
+A branch is a few grids of equal small attention problems (`grids`), which a kernel computes in a few calls (`strided_calls`).
+Their partial results merge exactly (`accumulators`), on CUDA by one kernel a call (`row_kernels`). In the backward pass the
+kernel gets the `out` and `lse` of the whole softmax, so its gradients are exact and need only be added up.
 
 On a CPU the same number of threads gives the same bits; another one may not, as MKL's matrix products do not.
 """
@@ -18,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from dilkit.backend import Backend, Limits, Refusal
 from dilkit.backends.ignored_keys import without_ignored
-from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator
-from dilkit.backends.sdpa.fused_accumulators import FusedGradient, FusedOutput, RowKernels
+from dilkit.backends.sdpa.accumulators import GradientAccumulator, OutputAccumulator, RowKernels
 from dilkit.backends.sdpa.fusing import row_kernels, why_eager
 from dilkit.backends.sdpa.grids import FORMS
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
@@ -44,7 +40,7 @@ class SDPA(Backend):
         '`overlap="once"` for some patterns'
     )
     requires = ("torch",)
-    limits = Limits(devices=frozenset({"cpu", "cuda"}), varlen=True, kv_cache=True, forms=FORMS)
+    limits = Limits(devices=frozenset({"cpu", "cuda", "hip"}), varlen=True, kv_cache=True, forms=FORMS)
     priority = 10
 
     def __init__(self, kernels: tuple[SdpaKernel, ...] = KERNELS, row_kernels: RowKernels | None = None) -> None:
@@ -72,6 +68,15 @@ class SDPA(Backend):
             details.append(f"merges by eager operators: {reason}" if reason else "merges by one kernel a call")
         return "; ".join((*details, *(f"{name}: {reasons[0]}" for name, reasons in passed_over)))
 
+    def proof_facts(self, problem: Problem) -> tuple[str, ...]:
+        """On AMD's GPUs the kernels of torch are proven: none has run them for dilkit."""
+        if problem.device.platform != "hip" or problem.kv_cache:
+            return ()
+        import torch
+
+        sizes = f"{problem.dtype}, head_dim {problem.head_dim}", f"packed {problem.varlen}, gradients {problem.requires_grad}"
+        return ("sdpa", self._kernel(problem).name, str(problem.device), torch.__version__, f"HIP {torch.version.hip}", *sizes)
+
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         """On a GPU packed sequences wait for `cu_seqlens`, for how many segments have which length decides what is called."""
         query, key, value, key_padding_mask, cu_seqlens, cache_seqlens, *_ = inputs
@@ -80,12 +85,13 @@ class SDPA(Backend):
         kernel, merging = self._kernel(problem), self.row_kernels or row_kernels(query, problem)
         sign, scale = _sign_and_factor(problem.scale)
         if cu_seqlens is not None:
-            return packed_forward(kernel, _times(sign, query), key, value, problem, cu_seqlens, scale, merging)
+            return packed_forward(kernel, inputs._replace(query=_times(sign, query)), problem, scale, merging)
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
         q, k, v = (kernel.layout(x) for x in (_times(sign, query), key, value))
-        total = FusedOutput(query, problem, merging) if merging else OutputAccumulator(query, problem)
+        calls = _calls(problem, (q,), (k, v), fused=merging is not None)
+        total = OutputAccumulator(query, problem, merging, calls)
         with kernel.active():
-            for call in _calls(problem, (q,), (k, v), fused=merging is not None):
+            for call in calls:
                 ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 views = call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
                 rows = tuple(map(call.in_order, views))
@@ -97,8 +103,8 @@ class SDPA(Backend):
         kernel, adding = self._kernel(problem), self.row_kernels or row_kernels(query, problem)
         sign, scale = _sign_and_factor(problem.scale)
         if cu_seqlens is not None:
-            rows = dout, _times(sign, query), key, value, out, lse
-            dq, dk, dv = packed_backward(kernel, *rows, problem, cu_seqlens, scale, adding)
+            inputs = inputs._replace(query=_times(sign, query))
+            dq, dk, dv = packed_backward(kernel, dout, inputs, out, lse, problem, scale, adding)
             return _times(sign, dq), dk, dv
         key, value = (without_ignored(x, key_padding_mask) for x in (key, value))
         if key_padding_mask is not None:  # rows that see nothing have no gradient, whatever is in them
@@ -108,16 +114,17 @@ class SDPA(Backend):
         if kernel.equal_strides:
             do, q, out = (x.contiguous() for x in (do, q, out))
         # exp(s - inf) = 0: a row that sees nothing has no gradient.
-        by_token = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).unsqueeze(-1)
-        totals = [
-            FusedGradient(x, problem, adding, kv) if adding else GradientAccumulator(x, problem, kv)
-            for x, kv in ((query, False), (key, True), (value, True))
-        ]
+        sums = lse.transpose(1, 2)
+        if adding:  # in the order of `out`, whose strides the calls fit
+            sums = sums.contiguous()
+        sums = sums.masked_fill(sums == -math.inf, math.inf).unsqueeze(-1)
+        totals = [GradientAccumulator(x, problem, kv, adding) for x, kv in ((query, False), (key, True), (value, True))]
         with kernel.active():
             for call in _calls(problem, (q, do, out), (k, v), fused=adding is not None):
                 ignored = _ignored_keys(call, key_padding_mask, problem.heads)
                 queries = call.kernel_view(do), call.kernel_view(q), call.kernel_view(k, kv=True), call.kernel_view(v, kv=True)
-                whole = call.kernel_view(out), call.view(by_token).reshape(call.shape).contiguous()
+                call_sums = call.kernel_view(sums).squeeze(-1) if adding else call.view(sums).reshape(call.shape)
+                whole = call.kernel_view(out), call_sums.contiguous()
                 parts = kernel.backward(*map(call.in_order, (*queries, *whole)), ignored, call.is_causal, scale)
                 for total, part in zip(totals, parts, strict=True):
                     total.add(call, call.in_order(part))
@@ -132,10 +139,9 @@ class SDPA(Backend):
         return kernel
 
     def _choose_kernel(self, problem: Problem) -> tuple[SdpaKernel | None, tuple[tuple[str, tuple[Refusal, ...]], ...]]:
-        """The first kernel without a refusal, and the refusals of those before it, by name."""
         passed_over: list[tuple[str, tuple[Refusal, ...]]] = []
         for kernel in self.kernels:
-            if kernel.limits.devices is not None and problem.device.type not in kernel.limits.devices:
+            if kernel.limits.devices is not None and problem.device.platform not in kernel.limits.devices:
                 continue
             reasons = kernel.refusals(problem)
             if not reasons:
@@ -147,11 +153,13 @@ class SDPA(Backend):
 def _partial(
     kernel: SdpaKernel, views: tuple[Tensor, ...], ignored: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """`out` and `lse` of a call; 0 and -inf in rows that see no key."""
+    """`out` and `lse` of a call; 0 and -inf in rows that see no key, where kernels return different things."""
+    import torch
+
     out, lse = kernel.forward(*views, ignored, is_causal, scale)
     if ignored is None:
         return out, lse
-    empty = _rows_without_keys(ignored, is_causal, lse.shape[2])
+    empty = ignored.cumprod(-1, dtype=torch.uint8).bool() if is_causal else ignored.all(-1, keepdim=True).expand(lse.shape)
     return out.masked_fill_(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -math.inf)
 
 
@@ -176,17 +184,7 @@ def _times(sign: int, x: Tensor) -> Tensor:
 
 
 def _ignored_keys(call: StridedCall, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
-    """The ignored keys of a call, contiguous bool `(batch, heads, keys)` in its order; None without a mask."""
     if key_padding_mask is None:
         return None
     by_head = key_padding_mask.unsqueeze(-1).unsqueeze(-1).expand(-1, -1, heads, 1)
     return call.in_order(call.view(by_head, kv=True).reshape(call.key_shape)).contiguous()
-
-
-def _rows_without_keys(ignored: Tensor, is_causal: bool, rows: int) -> Tensor:
-    """The rows of a call that see no key, `(batch, heads, rows)`: kernels return different things there."""
-    import torch
-
-    if is_causal:
-        return ignored.cumprod(-1, dtype=torch.uint8).bool()
-    return ignored.all(-1, keepdim=True).expand(-1, -1, rows)

@@ -1,9 +1,7 @@
 """Choice between one kernel of our own and torch's operators to merge the results of a call on a CUDA device.
 
-    device, installed modules --why_eager--> a reason, or the kernels --failure--> a warning, or FusedOutput and FusedGradient
-
-The kernel needs a device that Triton compiles for, and must prove right. Torch's operators take about forty launches a call.
-A proof takes milliseconds, so each process makes its own.
+The kernel needs a device that Triton compiles for, and must prove right: in each process, for that takes milliseconds. Torch's
+operators take about forty launches a call.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from dilkit import environment
-from dilkit.backends.sdpa.accumulators import merge_lse
-from dilkit.backends.sdpa.fused_accumulators import RowKernels
+from dilkit.backends.sdpa.accumulators import RowKernels, merge_lse
 from dilkit.backends.sdpa.kernels import installed
 from dilkit.device import capturing
 from dilkit.problem import Problem
@@ -28,7 +25,9 @@ OLDEST = (8, 0)
 
 
 def why_eager(problem: Problem) -> str:
-    """Why torch's operators merge on the CUDA device of `problem`; empty where one kernel a call does."""
+    """The reason why torch's operators merge on the CUDA device of `problem`; empty where one kernel a call does."""
+    if problem.device.platform == "hip":
+        return "the kernel has not been tried on AMD's GPUs"
     capability = problem.device.capability or (0, 0)
     if capability < OLDEST:
         return f"Triton needs capability {OLDEST[0]}.{OLDEST[1]}"
@@ -80,7 +79,6 @@ def failure(kernels: RowKernels, device: torch.device, dtype: torch.dtype, head_
 
 
 _PROBLEMS = 2, 3, 41
-"""Batch, heads and rows of what is proven."""
 _ROUNDINGS = 32
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class SdpaKernel:
     """One fused kernel of torch, and what it can compute.
 
-    `requires` names modules beyond torch, each with a hint for the user; `more_refusals` says what `limits` cannot; within the
-    context `active` torch's operators run this kernel. `layout` copies a tensor whose rows do not lie as it has to have them;
-    `equal_strides`: in the backward pass the strides of `out` and `dout` are those of the query.
+    `requires` names modules beyond torch, each with a hint; within the context `active` torch's operators run this kernel.
+    `layout` copies a tensor whose rows do not lie as it has to have them; `equal_strides`: in the backward pass the strides of
+    `out` and `dout` are those of the query.
     """
 
     name: str
@@ -41,7 +41,7 @@ class SdpaKernel:
     requires: tuple[tuple[str, str], ...] = ()
     more_refusals: Callable[[Problem], list[Refusal]] = lambda problem: []
     active: Callable[[], AbstractContextManager[None]] = nullcontext
-    layout: Callable[[Tensor], Tensor] = lambda x: x
+    layout: Callable[[Tensor], Tensor] = lambda x: cuda_layout(x)
     equal_strides: bool = False
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
@@ -54,15 +54,12 @@ class SdpaKernel:
         return (*refusals, *self.more_refusals(problem), *missing)
 
 
-# Layouts that kernels accept. Calls are views, so a whole tensor is handed over as it is, or as a copy.
-#
-#     CPU      no two rows share memory
-#     CUDA     every row begins at a multiple of 16 bytes, or of a row that is shorter
-#     cuDNN    as CUDA, and no stride is 0
-#
-# torch caches cuDNN's plan of a backward pass by the sizes and strides of query, key and value, but the plan holds those of `out`
-# and `dout` too: they have to follow from the query's (`equal_strides` of `SdpaKernel`).
+# Calls are views, so a whole tensor is handed over as it is, or as a copy in the layout of a kernel. torch caches cuDNN's plan of
+# a backward pass by the sizes and strides of query, key and value, but the plan holds those of `out` and `dout` too: they have to
+# follow from the query's (`equal_strides` of `SdpaKernel`).
 VECTOR_BYTES = 16
+AOTRITON = "gfx90a", "gfx942"
+"""The architectures that AOTriton supports without torch's experimental switch."""
 
 
 def cpu_layout(x: Tensor) -> Tensor:
@@ -91,7 +88,6 @@ def cudnn_layout(x: Tensor) -> Tensor:
 
 
 def _strides(x: Tensor) -> list[int]:
-    """The strides that are used, but for the last."""
     return [stride for size, stride in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
 
 
@@ -130,6 +126,8 @@ def _cpu_error(dtype: str) -> str:
 
 def _efficient_refusals(problem: Problem) -> list[Refusal]:
     """Tensor cores, and everything from 8.0 on, read whole vectors; bf16 arithmetic came with 8.0."""
+    if problem.device.platform == "hip":
+        return _hip_refusals(problem)
     capability = problem.device.capability or (0, 0)
     half, refusals = problem.dtype != "float32", []
     if problem.dtype == "bfloat16" and capability < (8, 0):
@@ -142,11 +140,24 @@ def _efficient_refusals(problem: Problem) -> list[Refusal]:
 
 def _flash_refusals(problem: Problem) -> list[Refusal]:
     """The backward pass of wide heads does not fit the shared memory of the smaller chips."""
+    if problem.device.platform == "hip":
+        return _hip_refusals(problem)
     capability = problem.device.capability or (0, 0)
     small = capability in ((8, 6), (8, 9)) or capability >= (12, 0)
     if problem.requires_grad and problem.head_dim > 192 and small:
         return [Refusal("head_dim", str(problem.head_dim), "at most 192 with gradients on this GPU")]
     return []
+
+
+def _hip_refusals(problem: Problem) -> list[Refusal]:
+    """torch's kernels for AMD's GPUs are AOTriton's, for a few architectures, and read whole vectors."""
+    refusals = []
+    if problem.device.architecture not in AOTRITON:
+        limit = f"torch's kernels for AMD are for {', '.join(AOTRITON)}"
+        refusals.append(Refusal("architecture", problem.device.architecture, limit))
+    if problem.head_dim % 8:
+        refusals.append(Refusal("head_dim", str(problem.head_dim), "a multiple of 8 is needed"))
+    return refusals
 
 
 def _cudnn_refusals(problem: Problem) -> list[Refusal]:
@@ -155,11 +166,29 @@ def _cudnn_refusals(problem: Problem) -> list[Refusal]:
     grids = form_grids(problem.pattern, problem.seq, problem.heads, problem.kv_heads, problem.is_causal)
     if any(min(grid.rows, grid.keys) == 1 for branch in grids for grid in branch):
         refusals.append(Refusal("rows", "1", "at least 2 rows are needed in every call"))
-    if problem.head_dim > 128 and problem.device.capability != (9, 0):
-        refusals.append(Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU"))
+    if problem.head_dim > 128 and not (torch is not None and _cudnn_takes(problem)):
+        limit = "at most 128, unless torch says that the cuDNN of this machine takes more"
+        refusals.append(Refusal("head_dim", str(problem.head_dim), limit))
     if torch is not None and problem.requires_grad and torch.are_deterministic_algorithms_enabled():
         refusals.append(Refusal("determinism", "on", "not deterministic", "torch.use_deterministic_algorithms(False)"))
     return refusals
+
+
+def _cudnn_takes(problem: Problem) -> bool:
+    import torch
+
+    if problem.device.assumed or not torch.cuda.is_available():
+        return False
+    place = dict(dtype=getattr(torch, problem.dtype), device=f"cuda:{problem.device.index}")
+    rows = torch.empty(1, 8, 64, problem.head_dim, requires_grad=problem.requires_grad, **place)
+    parameters = torch.backends.cuda.SDPAParams(rows, rows, rows, None, 0.0, problem.is_causal, False)
+    return bool(torch.backends.cuda.can_use_cudnn_attention(parameters))
+
+
+def _flash4_refusals(problem: Problem) -> list[Refusal]:
+    if problem.head_dim > 128 and problem.device.capability != (9, 0):
+        return [Refusal("head_dim", str(problem.head_dim), "at most 128 on this GPU")]
+    return []
 
 
 _lock = threading.RLock()
@@ -174,16 +203,14 @@ def _activated(implementation: str) -> Callable[[], AbstractContextManager[None]
 
         with _lock:
             before = attention.current_flash_attention_impl()
-            if before == implementation:
-                yield
-                return
-            attention.activate_flash_attention_impl(implementation)
+            if before != implementation:
+                attention.activate_flash_attention_impl(implementation)
             try:
                 yield
             finally:
                 if before is None:
                     attention.restore_flash_attention_impl()
-                else:
+                elif before != implementation:
                     attention.activate_flash_attention_impl(before)
 
     return active
@@ -200,10 +227,10 @@ _FLASH = Limits(
     varlen=True,
     forms=FORMS,
 )
-_NEWER_TORCH = "install a torch whose torch.nn.attention has activate_flash_attention_impl, 2.11 or newer"
+_ACTIVATION = "torch.nn.attention._fa3", "install torch 2.11 or newer"
+"""2.10 has FlashAttention 4, but cannot restore the implementation before it."""
 
-# cuDNN leads on Hopper and data-centre Blackwell; elsewhere published timings put flash level or ahead. FlashAttention 3 and 4
-# come before it, for they are there only where the user has installed them.
+# cuDNN leads on Hopper and data-centre Blackwell. FlashAttention 3 and 4 come before it, where the user has installed them.
 KERNELS = (
     SdpaKernel(
         "cpu-flash",
@@ -218,18 +245,17 @@ KERNELS = (
         replace(_FLASH, min_capability=(9, 0), max_capability=(9, 0), grouped_heads=False),
         aten.flash_forward,
         aten.flash_backward,
-        requires=(("torch.nn.attention._fa3", _NEWER_TORCH), ("flash_attn_interface", "install FlashAttention 3")),
+        requires=(_ACTIVATION, ("flash_attn_interface", "install FlashAttention 3")),
         active=_activated("FA3"),
-        layout=cuda_layout,
     ),
     SdpaKernel(
         "flash4",
-        replace(_FLASH, min_capability=(10, 0), max_capability=(10, 9), max_head_dim=128, grouped_heads=False),
+        replace(_FLASH, min_capability=(9, 0), max_capability=(10, 9), grouped_heads=False),
         aten.flash_forward,
         aten.flash_backward,
-        requires=(("torch.nn.attention._fa4", _NEWER_TORCH), ("flash_attn.cute.interface", "pip install flash-attn-4")),
+        requires=(_ACTIVATION, ("flash_attn.cute.interface", "pip install --pre flash-attn-4")),
+        more_refusals=_flash4_refusals,
         active=_activated("FA4"),
-        layout=cuda_layout,
     ),
     SdpaKernel(
         "cudnn",
@@ -240,11 +266,17 @@ KERNELS = (
         layout=cudnn_layout,
         equal_strides=True,
     ),
-    SdpaKernel("flash", _FLASH, aten.flash_forward, aten.flash_backward, more_refusals=_flash_refusals, layout=cuda_layout),
+    SdpaKernel(
+        "flash",
+        replace(_FLASH, devices=frozenset({"cuda", "hip"})),
+        aten.flash_forward,
+        aten.flash_backward,
+        more_refusals=_flash_refusals,
+    ),
     SdpaKernel(
         "memory-efficient",
         Limits(
-            devices=frozenset({"cuda"}),
+            devices=frozenset({"cuda", "hip"}),
             dtypes=_HALF | {"float32"},
             min_capability=(5, 0),
             varlen=True,
@@ -253,7 +285,6 @@ KERNELS = (
         aten.efficient_forward,
         aten.efficient_backward,
         more_refusals=_efficient_refusals,
-        layout=cuda_layout,
     ),
 )
 """On each kind of device, the first kernel without a refusal computes."""

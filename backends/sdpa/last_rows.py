@@ -1,19 +1,17 @@
 """The last rows of sequences against a cache, in plain matrix products: torch's fused kernels take as many queries as keys.
 
-    scores = scale * q k^T where a key is not after its query, else -inf        out, lse = softmax(scores) v, logsumexp(scores)
-
 Of each branch the segments that hold any of these rows take part: their keys are gathered up to the end of the sequence.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dilkit.backends.sdpa.packed import PackedOutput
-from dilkit.backends.sdpa.segment_batches import HeadBlock, Int64Array, branch_heads, of_equal_size
+from dilkit.backends.sdpa.segment_batches import HeadBlock, Int64Array, branch_heads, of_equal_size, segments
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -37,47 +35,26 @@ def _last_rows(query: Tensor, key: Tensor, value: Tensor, problem: Problem, ends
     batch, rows = query.shape[:2]
     whole = PackedOutput(query.reshape(1, batch * rows, *query.shape[2:]), problem)
     for branch, heads in branch_heads(problem):
-        segments = _Segments.of(ends - rows, ends, branch.length)
-        for some, keys in of_equal_size(segments.span, branch.rate, SCORES_AT_ONCE // (heads.count * rows)):
-            places, q, k, v, unseen = _gathered(query, key, value, branch.rate, heads, segments.chosen(some), keys)
+        sequence, first, span = segments(ends - rows, ends, branch.length)
+        tables = sequence, first, span, ends[sequence] - rows
+        for some, keys in of_equal_size(span, branch.rate, SCORES_AT_ONCE // (heads.count * rows)):
+            places, q, k, v, unseen = _gathered(query, key, value, branch.rate, heads, [x[some] for x in tables], keys)
             whole.add(places, *_attention(q, k, v, unseen, problem.scale))
     out, lse = whole.result()
     return out.view(query.shape), lse.view(-1, batch, rows).transpose(0, 1).contiguous()
 
 
-class _Segments(NamedTuple):
-    """Segments with rows to compute: which sequence each is of, where it begins there, how many rows of it there are up to the
-    sequence's end, and which row of the sequence is the first to compute."""
-
-    sequence: Int64Array
-    first: Int64Array
-    span: Int64Array
-    begin: Int64Array
-
-    @classmethod
-    def of(cls, begins: Int64Array, ends: Int64Array, length: int) -> _Segments:
-        lowest = begins // length
-        counts = (ends - 1) // length - lowest + 1
-        sequence = np.repeat(np.arange(len(ends)), counts)
-        first = (lowest[sequence] + np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * length
-        return cls(sequence, first, np.minimum(length, ends[sequence] - first), begins[sequence])
-
-    def chosen(self, some: Int64Array) -> _Segments:
-        return _Segments(*(x[some] for x in self))
-
-
 def _gathered(
-    query: Tensor, key: Tensor, value: Tensor, rate: int, heads: HeadBlock, segments: _Segments, keys: int
+    query: Tensor, key: Tensor, value: Tensor, rate: int, heads: HeadBlock, tables: list[Int64Array], keys: int
 ) -> tuple[Tensor, ...]:
-    """Return the places of the queries of segments, the gathered rows, and a mask `(segments, kv_count, rows, keys)`.
+    """Return places of queries, q `(segments, kv_count, group, rows, head_dim)`, k, v, unseen `(segments, kv_count, rows, keys)`.
 
-    The mask is True for keys that a query does not see. Queries are `(segments, kv_count, group, rows, head_dim)`, keys and
-    values `(segments, kv_count, keys, head_dim)`.
+    `tables`: the sequence of each segment, its first row there, its rows up to the sequence's end, and the first row to compute.
     """
     import torch
 
     rows, device = query.shape[1], query.device
-    sequence, first, span, begin = (torch.from_numpy(x).to(device)[:, None, None] for x in segments)
+    sequence, first, span, begin = (torch.from_numpy(x).to(device)[:, None, None] for x in tables)
     offset = torch.from_numpy(heads.offsets).to(device)[:, None]
     query_heads, kv_heads = heads.numbers(device)
     key_at = offset + rate * torch.arange(keys, device=device)

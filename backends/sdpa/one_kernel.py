@@ -11,9 +11,7 @@ from dilkit.registry import register_backend, unregister_backend
 
 
 class _OneKernel(SDPA):
-    """`sdpa` with one kernel alone; never chosen automatically before the whole."""
-
-    priority = -1
+    priority = -1  # never chosen automatically before the whole
 
     def __init__(self, kernel: SdpaKernel) -> None:
         super().__init__((kernel,))

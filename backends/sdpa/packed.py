@@ -1,10 +1,7 @@
 """Packed sequences by torch's fused kernels: segments are gathered into batches, and what kernels return is put back.
 
-    q, k, v (total * heads, head_dim) --gather--> (segments, group, rows, head_dim) --kernel--> out, lse --merge--> the whole
-
-The merge is that of `accumulators`, and so is the backward pass: given `out` and `lse` of the whole, gradients add up. Where
-there are `RowKernels`, one launch merges or adds what was gathered of the whole for a batch. Results of padding go to one row
-after the last, which nobody reads.
+As in `accumulators`, gradients add up, given `out` and `lse` of the whole, and one launch of `RowKernels` merges or adds what was
+gathered of the whole. Results of padding go to one row after the last, which nobody reads.
 """
 
 from __future__ import annotations
@@ -12,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dilkit.backends.sdpa.accumulators import merge_lse
-from dilkit.backends.sdpa.fused_accumulators import RowKernels
+from dilkit.backends.sdpa.accumulators import RowKernels, merge
 from dilkit.backends.sdpa.segment_batches import SegmentBatch, segment_batches
+from dilkit.inputs import Inputs
 from dilkit.problem import Problem
 
 if TYPE_CHECKING:
@@ -24,20 +21,13 @@ if TYPE_CHECKING:
 
 
 def packed_forward(
-    kernel: SdpaKernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    problem: Problem,
-    cu_seqlens: Tensor,
-    scale: float,
-    merging: RowKernels | None = None,
+    kernel: SdpaKernel, inputs: Inputs, problem: Problem, scale: float, merging: RowKernels | None
 ) -> tuple[Tensor, Tensor]:
     """`out` `(1, total, heads, head_dim)` and `lse` `(1, heads, total)`."""
-    q, k, v = (_by_row(x) for x in (query, key, value))
-    whole = PackedOutput(query, problem, merging)
+    q, k, v = (_by_row(x) for x in inputs[:3])
+    whole = PackedOutput(inputs.query, problem, merging)
     with kernel.active():
-        for batch in segment_batches(problem, cu_seqlens, query.shape[1]):
+        for batch in segment_batches(problem, inputs.cu_seqlens, inputs.query.shape[1]):
             views = _queries(q, batch), _keys(k, batch), _keys(v, batch)
             parts = kernel.forward(*views, _ignored(batch, problem), problem.is_causal, scale)
             whole.add(batch.queries, *parts, batch.first)
@@ -47,23 +37,20 @@ def packed_forward(
 def packed_backward(
     kernel: SdpaKernel,
     dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    inputs: Inputs,
     out: Tensor,
     lse: Tensor,
     problem: Problem,
-    cu_seqlens: Tensor,
     scale: float,
-    adding: RowKernels | None = None,
+    adding: RowKernels | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`dquery`, `dkey` and `dvalue`."""
-    do, q, k, v, o = (_by_row(x) for x in (dout, query, key, value, out))
+    do, q, k, v, o = (_by_row(x) for x in (dout, *inputs[:3], out))
     # exp(s - inf) = 0: a row that sees nothing has no gradient, and neither has padding.
     sums = lse.masked_fill(lse == -math.inf, math.inf).transpose(1, 2).reshape(-1, 1)
-    dquery, dkey, dvalue = (_Gradient(x, problem, kv, adding) for x, kv in ((query, False), (key, True), (value, True)))
+    dquery, dkey, dvalue = (_Gradient(x, problem, i > 0, adding) for i, x in enumerate(inputs[:3]))
     with kernel.active():
-        for batch in segment_batches(problem, cu_seqlens, query.shape[1]):
+        for batch in segment_batches(problem, inputs.cu_seqlens, inputs.query.shape[1]):
             views = _queries(do, batch), _queries(q, batch), _keys(k, batch), _keys(v, batch)
             whole = _queries(o, batch), _gathered(sums, batch.queries, batch.padding, math.inf).squeeze(-1)
             dq, dk, dv = kernel.backward(*views, *whole, _ignored(batch, problem), problem.is_causal, scale)
@@ -74,7 +61,6 @@ def packed_backward(
 
 
 def _by_row(x: Tensor) -> Tensor:
-    """`(1, total, heads, head_dim)` as `(total * heads, head_dim)`."""
     return x.reshape(-1, x.shape[3])
 
 
@@ -91,7 +77,6 @@ def _queries(x: Tensor, batch: SegmentBatch) -> Tensor:
 
 
 def _keys(x: Tensor, batch: SegmentBatch) -> Tensor:
-    """The keys or values of each query head of a group, as a view."""
     return _gathered(x, batch.keys, batch.padding).expand(-1, batch.queries.shape[1], -1, -1)
 
 
@@ -107,32 +92,23 @@ class PackedOutput:
     `kernels`, they are rounded each time, and no tensor of fp32 is held."""
 
     def __init__(self, query: Tensor, problem: Problem, kernels: RowKernels | None = None) -> None:
-        import torch
+        from dilkit.op.boundary import lse_dtype
 
-        kind = torch.float64 if query.dtype == torch.float64 else torch.float32
+        kind = lse_dtype(query.dtype)
         rows, in_kind = query.shape[1] * problem.heads + 1, len(problem.pattern.branches) > 1 and kernels is None
-        self.like, self.kernels = query, kernels
+        self.like, self.merge = query, merge if kernels is None else kernels.merge
         self.out = query.new_zeros(rows, problem.head_dim, dtype=kind if in_kind else query.dtype)
         self.lse = query.new_full((rows,), -math.inf, dtype=kind)
 
     def add(self, places: Tensor, out: Tensor, lse: Tensor, first: bool = False) -> None:
         """Merge `out` `(problems, group, rows, head_dim)` and `lse` `(problems, group, rows)` into `places`, like `lse`."""
-        index, dtype = places.flatten(), self.out.dtype
-        if first:  # nothing is there to merge with
-            self.lse.index_copy_(0, index, lse.flatten())
-            self.out.index_copy_(0, index, out.flatten(0, 2).to(dtype))
-            return
-        if self.kernels is not None:
-            rows, sums = (x.index_select(0, index).view(like.shape) for x, like in ((self.out, out), (self.lse, lse)))
-            self.kernels.merge(rows, sums, out, lse)
-            self.out.index_copy_(0, index, rows.flatten(0, 2))
-            self.lse.index_copy_(0, index, sums.flatten())
-            return
-        merged, old_share, new_share = merge_lse(self.lse.index_select(0, index), lse.flatten())
-        self.lse.index_copy_(0, index, merged)
-        old_share, new_share = (x.to(dtype).unsqueeze(-1) for x in (old_share, new_share))
-        old = self.out.index_select(0, index).mul_(old_share)
-        self.out.index_copy_(0, index, old.add_(out.flatten(0, 2).to(dtype).mul(new_share)))
+        index = places.flatten()
+        if not first:  # something is there to merge with
+            part, part_lse = out, lse
+            out, lse = (x.index_select(0, index).view(like.shape) for x, like in ((self.out, part), (self.lse, part_lse)))
+            self.merge(out, lse, part, part_lse)
+        self.out.index_copy_(0, index, out.flatten(0, 2).to(self.out.dtype))
+        self.lse.index_copy_(0, index, lse.flatten())
 
     def result(self) -> tuple[Tensor, Tensor]:
         """`out` like the query, and `lse` `(1, heads, total)`."""
@@ -150,7 +126,7 @@ class _Gradient:
         several = len(problem.pattern.branches) > 1 or (kv and problem.heads > problem.kv_heads)
         dtype = torch.promote_types(like.dtype, torch.float32) if several else like.dtype
         self.like, self.kernels = like, kernels
-        self.total = like.new_zeros(_rows(like) + 1, like.shape[3], dtype=dtype)
+        self.total = like.new_zeros(like.shape[1:3].numel() + 1, like.shape[3], dtype=dtype)
 
     def add(self, index: Tensor, part: Tensor, first: bool) -> None:
         """Add `part` `(problems, group, rows, head_dim)` at `index`; of query heads that share a key, the sum."""
@@ -169,7 +145,3 @@ class _Gradient:
 
     def result(self) -> Tensor:
         return self.total[:-1].view(self.like.shape).to(self.like.dtype)
-
-
-def _rows(x: Tensor) -> int:
-    return x.shape[1] * x.shape[2]

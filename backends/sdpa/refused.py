@@ -1,11 +1,8 @@
-"""Refusals of patterns that cannot be computed branch by branch on views.
-
-These are `overlap="once"` where branches share a row, and rows that are no view."""
+"""Refusals of patterns that are no views: `overlap="once"` where branches share a row, and rows at uneven distances."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,18 +22,14 @@ def overlap_refusals(problem: Problem) -> tuple[Refusal, ...]:
     forms = problem.forms
     if problem.pattern.overlap == "count" or not forms.names <= FORMS:
         return ()
-    reasons = [_segments_refused(segments, problem.seq) for segments in _segments_of_heads(forms, problem.heads)]
+    segments = [form for form in forms if isinstance(form, Segments)]
+    of_heads = {
+        tuple((form.length, form.rate, form.offsets[head - form.heads[0]]) for form in segments if form.serves(head))
+        for head in range(problem.heads)
+    }
+    reasons = [_segments_refused(of_head, problem.seq) for of_head in of_heads]
     reasons += [_left_out_refused(form, problem) for form in forms]
     return tuple(Refusal("overlap", "'once'", why, _HINT) for why in sorted(filter(None, reasons))[:1])
-
-
-def _segments_of_heads(forms: Sequence[Form], heads: int) -> set[tuple[tuple[int, int, int], ...]]:
-    """The segments of each query head: (length, rate, offset)."""
-    segments = [form for form in forms if isinstance(form, Segments)]
-    return {
-        tuple((form.length, form.rate, form.offsets[head - form.heads[0]]) for form in segments if form.serves(head))
-        for head in range(heads)
-    }
 
 
 def _left_out_refused(form: Form, problem: Problem) -> str:
@@ -67,22 +60,16 @@ def kind_refusals(problem: Problem) -> tuple[Refusal, ...]:
         kind = problem.pattern.branches[form.branch].kind
         if problem.pattern.overlap == "count" and _left_out_refused(form, problem):
             refusals.append(Refusal("branch kind", kind, "what is left without some queries and keys is no strided view", _OTHER))
-        if isinstance(form, Global) and not _alike(form, problem.seq):
-            refusals.append(
-                Refusal("branch kind", kind, "tokens that see all and are seen by all, or are read alone, are needed", _OTHER)
-            )
-        if isinstance(form, Global) and (places := len(token_runs(form.columns, problem.seq)[0])) > MOST_PLACES:
+        if not isinstance(form, Global):
+            continue
+        rows, columns = (token_runs(positions, problem.seq)[0] for positions in (form.rows, form.columns))
+        if rows not in ([], columns):
+            limit = "tokens that see all and are seen by all, or are read alone, are needed"
+            refusals.append(Refusal("branch kind", kind, limit, _OTHER))
+        if len(columns) > MOST_PLACES:
             hint = "move them next to each other, or another backend"
-            refusals.append(Refusal("global tokens", f"in {places} places", f"at most {MOST_PLACES}", hint))
+            refusals.append(Refusal("global tokens", f"in {len(columns)} places", f"at most {MOST_PLACES}", hint))
     return tuple(refusals)
-
-
-def _alike(form: Global, seq: int) -> bool:
-    """True if the rows that see all are the columns that all see, or there are none."""
-    if form.rows is form.columns:
-        return True
-    rows, columns = (token_runs(positions, seq)[0] for positions in (form.rows, form.columns))
-    return rows in ([], columns)
 
 
 NO_VIEW = "another backend: runs and grids are no strided views"

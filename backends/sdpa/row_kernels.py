@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 NUMBERS = 2048
 """Of a tensor, for a program at once, about: 16 for each of its threads. A guess until it is measured."""
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-"""The lowest number of fp32."""
 LSE_STRIDES = [f"{of}_{axis}" for of in ("lse", "part_lse") for axis in ("batch", "head", "row")]
 """Those that depend on the length of the sequence: nothing is compiled anew for one that is a multiple of 16, or 1."""
 
@@ -131,7 +130,6 @@ def add(total: Tensor, part: Tensor) -> None:
 
 
 def _launch(kernel: Any, problems: Tensor, *arguments: Any) -> None:
-    """A program for each block of rows of each of `problems`, on the device where these are."""
     batch, heads, rows, width = problems.shape
     padded = triton.next_power_of_2(width)
     at_once = max(1, NUMBERS // padded)

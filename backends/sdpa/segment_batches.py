@@ -3,8 +3,7 @@
     row(p, h, t) = first_p + offset_h + t * rate,   t = 0 .. rows - 1        of segment p and key/value head h
 
 Segments of all sequences that keep about as many rows share a batch: `rows` is rounded up, and what lies beyond a segment's end
-is padding. The number of batches grows with the logarithm of the segment length and with the total, not with how many sequences
-there are. The tables follow from where the sequences begin, and are made anew for each call.
+is padding.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.backends.sdpa.grids.problem_grid import rectangles
+from dilkit.backends.sdpa.grids import rectangles
 from dilkit.backends.sdpa.strided_calls import MAX_PROBLEMS_PER_AXIS
 from dilkit.pattern.lowering import Segments
 from dilkit.problem import Problem
@@ -38,28 +37,29 @@ Int64Array = NDArray[np.int64]
 class SegmentBatch:
     """Segments of one branch: `problems` are segments times key/value heads, with `group` query heads each.
 
-    `queries` and `keys` say where each row is among the rows of all heads `(total * heads, head_dim)`; padding points to the
-    row after the last of them. `padding` is None where there is none.
+    `queries`, int64 `(problems, group, rows)`, and `keys`, `(problems, 1, rows)`, say where each row is among the rows of all
+    heads `(total * heads, head_dim)`; padding, where there is any, points to the row after the last of them.
     """
 
     queries: Tensor
-    """int64 `(problems, group, rows)`."""
     keys: Tensor
-    """int64 `(problems, 1, rows)`."""
     padding: Tensor | None
     """bool `(problems, 1, rows)`."""
     first: bool
-    """Whether no batch before it had any of its rows."""
+    """True if no batch before it had any of its rows."""
 
 
-def segment_batches(problem: Problem, cu_seqlens: Tensor, total: int) -> Iterator[SegmentBatch]:
+def segment_batches(problem: Problem, cu_seqlens: Tensor | None, total: int) -> Iterator[SegmentBatch]:
     """All segments of all branches: each row that a branch keeps is in exactly one batch of the branch.
 
     On a GPU this waits for `cu_seqlens`: the sizes of the calls depend on it.
     """
+    assert cu_seqlens is not None
     starts = cu_seqlens.cpu().numpy().astype(np.int64)
+    lengths = np.diff(starts)
     for branch, heads in branch_heads(problem):
-        first, span = _segments(starts, branch.length)
+        sequence, inside, span = segments(np.zeros_like(lengths), lengths, branch.length)
+        first = starts[sequence] + inside
         for some, rows in of_equal_size(span, branch.rate, ROWS_AT_ONCE // heads.count, MAX_PROBLEMS_PER_AXIS // heads.kv_count):
             yield _batch(heads, first[some], span[some], rows, branch, total, cu_seqlens.device)
 
@@ -81,7 +81,6 @@ class HeadBlock:
     query_first: int
     group: int
     offsets: Int64Array
-    """The offset of each key/value head."""
     sizes: tuple[int, int]
     """Query heads and key/value heads of the whole."""
 
@@ -115,13 +114,16 @@ def branch_heads(problem: Problem) -> Iterator[tuple[Dilation, HeadBlock]]:
             yield cut, HeadBlock(*block, np.array(offsets, np.int64), (problem.heads, problem.kv_heads))
 
 
-def _segments(starts: Int64Array, length: int) -> tuple[Int64Array, Int64Array]:
-    """Return the first row of each segment of `length`, and its number of rows: fewer at the end of a sequence."""
-    lengths = np.diff(starts)
-    counts = -(-lengths // length)
-    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = np.repeat(starts[:-1], counts) + index * length
-    return first, np.minimum(length, np.repeat(starts[1:], counts) - first)
+def segments(begins: Int64Array, ends: Int64Array, length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Segments of `length` that hold any of the rows from `begins` to before `ends` of each sequence.
+
+    Returns the sequence that each is of, its first row there, and its number of rows up to the sequence's end.
+    """
+    lowest = begins // length
+    counts = (ends - 1) // length - lowest + 1
+    sequence = np.repeat(np.arange(len(ends)), counts)
+    first = (lowest[sequence] + np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * length
+    return sequence, first, np.minimum(length, ends[sequence] - first)
 
 
 def of_equal_size(

@@ -1,7 +1,6 @@
 """The problems of a pattern in the fewest calls of a kernel that takes `(batch, heads, rows, head_dim)`.
 
-Two axes of a grid of problems become the kernel's batch and heads, the others are looped over. A call takes views; only one whose
-queries see the later keys takes copies in reverse order, of few problems at once.
+A call takes views; only one whose queries see the later keys takes copies in reverse order, of few problems at once.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dilkit.backends.sdpa.grids import form_grids
-from dilkit.backends.sdpa.grids.problem_grid import GridAxis, ProblemGrid
+from dilkit.backends.sdpa.grids import GridAxis, ProblemGrid, form_grids
 from dilkit.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ ROWS_REVERSED = 2**16
 
 
 class TensorStrides(NamedTuple):
-    """The strides of a tensor `(batch, seq, heads, ...)`, and whether its heads are key/value heads."""
+    """Strides of a tensor `(batch, seq, heads, ...)`; `kv`: its heads are key/value heads."""
 
     batch: int
     row: int
@@ -36,7 +34,6 @@ class TensorStrides(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, kv: bool = False) -> TensorStrides:
-        """The strides of `x`."""
         batch, row, head = x.stride()[:3]
         return cls(batch, row, head, kv)
 
@@ -59,17 +56,20 @@ class StridedCall:
     head_axes: tuple[GridAxis, ...]
     start: GridAxis
     axes: tuple[GridAxis, ...] = field(init=False, repr=False, compare=False)
-    """The axes of the grid, those of the batch first."""
     grid_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The sizes of the axes."""
     shape: tuple[int, int, int] = field(init=False, repr=False, compare=False)
     """`(batch, heads, rows)` of the kernel's queries and results."""
+    reverse: bool = field(init=False, repr=False, compare=False)
+    """True if queries see later keys."""
+    _views: dict[tuple[Any, ...], tuple[Any, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """Size, strides and start of kernel views, by the strides and the width of their tensors."""
 
     def __post_init__(self) -> None:
         sizes = prod(axis.size for axis in self.batch_axes), prod(axis.size for axis in self.head_axes)
         object.__setattr__(self, "axes", self.batch_axes + self.head_axes)
         object.__setattr__(self, "grid_sizes", tuple(axis.size for axis in self.axes))
         object.__setattr__(self, "shape", (*sizes, self.grid.rows))
+        object.__setattr__(self, "reverse", self.grid.seen == "later")
 
     @property
     def key_shape(self) -> tuple[int, int, int]:
@@ -83,7 +83,7 @@ class StridedCall:
 
     def in_order(self, x: Tensor) -> Tensor:
         """Rows `(batch, heads, rows, ...)` as the kernel takes and returns them: in reverse where queries see later keys."""
-        return x.flip(2) if self.grid.seen == "later" else x
+        return x.flip(2) if self.reverse else x
 
     def steps(self, strides: TensorStrides) -> tuple[int, ...]:
         """The strides of a view `(*grid_sizes, rows)` of a tensor of these `strides`."""
@@ -101,11 +101,15 @@ class StridedCall:
 
     def kernel_view(self, x: Tensor, kv: bool = False) -> Tensor:
         """`view` as `(batch, heads, rows, d)`; a view too."""
-        return self.view(x, kv).view(*(self.key_shape if kv else self.shape), x.shape[3])
+        key = kv, x.size(3), x.stride()
+        if (known := self._views.get(key)) is None:
+            view = self.view(x, kv).view(*(self.key_shape if kv else self.shape), x.shape[3])
+            known = self._views[key] = view.shape, view.stride(), view.storage_offset() - x.storage_offset()
+        size, strides, start = known
+        return x.as_strided(size, strides, x.storage_offset() + start)
 
 
 def _stride(axis: GridAxis, strides: TensorStrides) -> int:
-    """Return the stride in memory of one step along `axis`."""
     return axis.batch * strides.batch + axis.row * strides.row + (axis.kv_head if strides.kv else axis.head) * strides.head
 
 
@@ -115,8 +119,8 @@ def strided_calls(
 ) -> tuple[StridedCall, ...]:
     """The fewest kernel calls that compute all grids, branch after branch, for tensors of these strides.
 
-    Two axes of a grid become a call's batch and heads; adjacent axes that are one stride in every tensor count as one axis.
-    The smallest of the others are looped over.
+    Two axes of a grid become a call's batch and heads; adjacent axes that are one stride in every tensor count as one axis. The
+    smallest are looped over.
     """
     calls: list[StridedCall] = []
     for grids in form_grids(pattern, seq, heads, kv_heads, is_causal):
@@ -142,7 +146,6 @@ def _most_problems(grid: ProblemGrid, axes: tuple[GridAxis, ...]) -> tuple[int, 
 def _within_limits(
     start: GridAxis, axes: tuple[GridAxis, ...], limits: tuple[int, ...]
 ) -> Iterator[tuple[GridAxis, tuple[GridAxis, ...]]]:
-    """The grid cut into grids of at most so many problems along each axis."""
     for first in product(*(range(0, axis.size, limit) for axis, limit in zip(axes, limits, strict=True))):
         sizes = (min(limit, axis.size - i) for axis, i, limit in zip(axes, first, limits, strict=True))
         yield _after_steps(start, axes, first), tuple(a._replace(size=size) for a, size in zip(axes, sizes, strict=True))
@@ -164,13 +167,11 @@ def _calls_of_grid(
 
 
 def _after_steps(start: GridAxis, axes: tuple[GridAxis, ...], index: tuple[int, ...]) -> GridAxis:
-    """`start` after `index[a]` steps along each of `axes`."""
     steps = list(zip(axes, index, strict=True))
     return GridAxis(1, *(getattr(start, f) + sum(i * getattr(a, f) for a, i in steps) for f in GridAxis._fields[1:]))
 
 
 def _merge_axes(axes: tuple[GridAxis, ...], tensors: tuple[TensorStrides, ...]) -> list[tuple[GridAxis, ...]]:
-    """Runs of adjacent axes that are one stride in every tensor."""
     runs: list[tuple[GridAxis, ...]] = []
     for axis in axes:
         run = runs[-1] if runs else ()

@@ -13,7 +13,7 @@ from helpers.pairwise import every_nth
 from helpers.sdpa import LONGNET, TorchRows, tensors
 from torch import Tensor
 
-from dilkit import Pattern
+from dilkit import GlobalTokens, Pattern, SlidingWindow, dilated_attention
 from dilkit.backends.sdpa.accumulators import merge_lse
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, SdpaKernel
@@ -100,6 +100,16 @@ def test_halves_that_are_rounded_at_each_merge_are_right(case: Case) -> None:
     assert result.verdict in ("passed", "refused"), "; ".join(result.reasons)
     if case.lengths and result.verdict == "passed" and len(case.pattern.branches) > 1:
         assert set(rows.calls) == {"merge", "add"}
+
+
+@pytest.mark.parametrize("places", [8, [3, 100, 200, 300, 400, 500, 700, 900]], ids=["at the begin", "scattered"])
+def test_the_error_does_not_grow_with_the_number_of_results_of_a_row(places: int | list[int]) -> None:
+    pattern = Pattern.of(SlidingWindow(64), GlobalTokens(places))
+    q, k, v, _ = tensors(1024, (2, 2), torch.bfloat16, width=64)
+    exact = dilated_attention(q.double(), k.double(), v.double(), pattern, backend="reference")
+    with registered(SDPA(row_kernels=TorchRows())) as name:
+        error, plain = (dilated_attention(q, k, v, pattern, backend=one) - exact for one in (name, "reference"))
+    assert error.norm() <= 2 * plain.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -14,8 +14,7 @@ from helpers.pairwise import every_pair
 from helpers.project import succeed
 from helpers.sdpa import LONGNET, TorchRows, agrees_with_the_oracle, problem, tensors, views_of_heads
 from helpers.strategies import Heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from dilkit import DilatedSegment, Pattern, dilated_attention

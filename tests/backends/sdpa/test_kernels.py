@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from dilkit.backends.sdpa import aten, kernels
 from dilkit.backends.sdpa.backend import SDPA
 from dilkit.backends.sdpa.kernels import KERNELS, installed
 from dilkit.backends.sdpa.one_kernel import one_kernel_backends
-from dilkit.device import GENERATIONS
+from dilkit.device import GENERATIONS, Device
 from dilkit.inputs import Inputs
 
-OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_86", "sm_89"), ("sm_90", "sm_100")
+OLD, AMPERE, NEW = ("sm_52", "sm_60", "sm_61", "sm_70", "sm_75"), ("sm_80", "sm_86", "sm_89", "sm_120"), ("sm_90", "sm_100")
 
 
 def expected_kernel(device: str, dtype: str, masked: bool) -> str | None:
@@ -83,7 +84,7 @@ def test_detail_says_why_better_kernels_were_passed_over() -> None:
     [
         ("sm_90", dict(kv_heads=2), "flash"),
         ("sm_90", dict(pattern=Pattern([64, 64], [1, 64])), "flash"),  # one row a problem
-        ("sm_90", dict(head_dim=256), "cudnn"),
+        ("sm_90", dict(head_dim=256), "flash"),
         ("sm_100", dict(head_dim=256), "flash"),
         ("sm_90", dict(head_dim=60), None),
         ("sm_70", dict(head_dim=60), None),
@@ -146,13 +147,48 @@ def test_missing_flash_packages_are_refused_with_a_hint(no_flash_packages: None)
     by_name = {kernel.name: kernel for kernel in KERNELS}
     (missing,) = by_name["flash3"].refusals(problem("sm_90", "float16"))
     assert str(missing).startswith("module flash_attn_interface: not installed (")
-    assert [r.value for r in by_name["flash4"].refusals(problem("sm_100", "float16"))] == ["flash_attn.cute.interface"]
+    for device in ("sm_90", "sm_100"):
+        assert [r.value for r in by_name["flash4"].refusals(problem(device, "float16"))] == ["flash_attn.cute.interface"]
 
 
 def test_a_torch_without_flash_3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: name != "torch.nn.attention._fa3")
     (missing,) = next(k for k in KERNELS if k.name == "flash3").refusals(problem("sm_90", "float16"))
-    assert "activate_flash_attention_impl" in missing.hint
+    assert "2.11 or newer" in missing.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "head_dim", "kernel"),
+    [
+        ("sm_90", 64, "flash4"),
+        ("sm_90", 256, "flash4"),
+        ("sm_100", 128, "flash4"),
+        ("sm_100", 256, "flash"),
+        ("sm_120", 64, "flash"),
+    ],
+)
+def test_flash_4_computes_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, device: str, head_dim: int, kernel: str) -> None:
+    monkeypatch.setattr("dilkit.backends.sdpa.kernels.installed", lambda name: name != "flash_attn_interface")
+    detail = SDPA().detail(problem(device, "bfloat16", head_dim=head_dim, requires_grad=True))
+    assert detail.split(";")[0] == f"{kernel} kernel"
+
+
+@pytest.mark.usefixtures("no_flash_packages")
+@pytest.mark.parametrize("takes", [True, False])
+def test_torch_says_whether_cudnn_takes_wide_heads(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
+    shapes, empty = [], torch.empty
+
+    def asked(parameters: Any) -> bool:
+        shapes.append((*parameters.query.shape, parameters.query.dtype, parameters.query.requires_grad))
+        return takes
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device=None, **options: empty(*sizes, **options))
+    monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", asked)
+    here = Device("cuda", "H200", (9, 0), Device.assume("sm_90").features, torch_code=True)
+    detail = SDPA().detail(replace(problem("sm_90", "bfloat16", head_dim=192, requires_grad=True), device=here))
+    assert detail.split(";")[0] == ("cudnn kernel" if takes else "flash kernel")
+    assert set(shapes) == {(1, 8, 64, 192, torch.bfloat16, True)}
 
 
 @pytest.mark.parametrize("before", [None, "FA4", "FA3"])

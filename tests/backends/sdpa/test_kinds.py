@@ -12,8 +12,7 @@ from helpers.live_bytes import LiveBytes
 from helpers.odd_kinds import Reach
 from helpers.sdpa import agrees_with_the_oracle, problem, problems_of, tensors, views_of_heads
 from helpers.strategies import Heads
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from dilkit import (
     BlockSparse,

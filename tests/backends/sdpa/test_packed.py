@@ -11,8 +11,7 @@ import torch
 from helpers.calls import starts_of
 from helpers.sdpa import TorchRows, problem
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dilkit import Pattern, Problem
 from dilkit.backends.sdpa import segment_batches as tables
@@ -43,7 +42,7 @@ def test_each_row_that_a_branch_keeps_is_in_one_batch(drawn: tuple[Pattern, Head
     kept = Counter[tuple[int, int]]()
     for start, length in zip(starts_of(lengths).tolist(), lengths, strict=False):
         for branch, head in ((b, h) for b in pattern.branches for h in range(heads) if b.serves(h)):
-            offset = pattern.head_offset(branch.dilation_rate, head // group, kv_heads)
+            offset = pattern.among(kv_heads, kv_heads).offset(branch.dilation_rate, head // group)
             kept.update((start + i, head) for i in range(length) if i % branch.segment_length % branch.dilation_rate == offset)
     assert found == kept
 

@@ -16,8 +16,7 @@ from helpers.sdpa import TorchRows
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch's builds for CUDA")
 
 from helpers.triton_compile import asked_for
-from triton import compile as triton_compile
-from triton import knobs, next_power_of_2
+from triton import compile as triton_compile, knobs, next_power_of_2
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction

@@ -7,8 +7,7 @@ import pytest
 import torch
 from helpers.sdpa import problems_of
 from helpers.strategies import Heads, patterns_with_heads
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dilkit import Pattern
 from dilkit.backends.sdpa.grids import form_grids
