@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dilkit.backend import COUNT, Backend, Limits
-from dilkit.backends.packed_sequences import sequences
+from dilkit.backends.ignored_keys import weighted
+from dilkit.backends.packed_sequences import backward_each, forward_each
 from dilkit.bias.form import BIASES, LoweredBias
 from dilkit.checks import one_of
 from dilkit.inputs import Inputs
@@ -40,8 +41,7 @@ class Reference(Backend):
     """`out = softmax(scale * q k^T + log count) v` on any device, computed in fp32, and in fp64 for fp64 tensors.
 
     `Reference(compute_dtype="float64", name="reference64")` computes in fp64 whatever the dtype of the tensors; register it with
-    `dilkit.register_backend`. The matrix products are torch's: the same number of threads gives the same bits, another one
-    perhaps others.
+    `dilkit.register_backend`. Matrix products are torch's: the same number of threads gives the same bits.
     """
 
     name = "reference"
@@ -70,30 +70,32 @@ class Reference(Backend):
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
         if inputs.cu_seqlens is not None:
-            return self._packed_forward(inputs, problem)
+            return forward_each(self, inputs, problem)
         if inputs.cache_seqlens is not None:
             return self._last_rows(inputs, problem)
         if inputs.block_layout is not None:
-            parts = [self.forward(own, one) for _, own, one in _with_layouts(inputs, problem)]
-            return _joined(parts)
+            return _joined([self.forward(own, one) for _, own, one in _with_layouts(inputs, problem)])
         import torch
+
+        from dilkit.op.boundary import lse_dtype
 
         q, k, v = (self._by_head(x, problem) for x in inputs[:3])
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
         for rows, scores, _ in _score_blocks(q, k, problem, inputs):
             lse[..., rows] = torch.logsumexp(scores, dim=-1)
             p = _probabilities(scores, lse[..., rows])
-            out[..., rows, :] = _weighted(p if inputs.dropout is None else p * _factors(inputs.dropout, rows, p, problem), v)
-        lse_dtype = torch.float64 if inputs.query.dtype == torch.float64 else torch.float32
-        return _by_token(out, inputs.query), lse.flatten(1, 2).to(lse_dtype)
+            out[..., rows, :] = weighted(p if inputs.dropout is None else p * _factors(inputs.dropout, rows, p, problem), v)
+        return _by_token(out, inputs.query), lse.flatten(1, 2).to(lse_dtype(inputs.query.dtype))
 
     def backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        if inputs.cu_seqlens is not None:
-            return self._packed_backward(dout, inputs, out, lse, problem)
-        if inputs.block_layout is not None:
-            return self._backward_with_layouts(dout, inputs, out, lse, problem)
         import torch
 
+        if inputs.cu_seqlens is not None:
+            return backward_each(self, dout, inputs, out, lse, problem)
+        if inputs.block_layout is not None:
+            layouts = _with_layouts(inputs, problem)
+            parts = [self.backward(dout[rows], own, out[rows], lse[rows], one) for rows, own, one in layouts]
+            return tuple(torch.cat(x) if i < 3 else torch.stack(x).sum(0) for i, x in enumerate(zip(*parts, strict=True)))
         from dilkit.op.boundary import lse_dtype
 
         q, k, v, do, o = (self._by_head(x, problem) for x in (*inputs[:3], dout, out))
@@ -113,11 +115,12 @@ class Reference(Backend):
             if bias is not None and dbias is not None:
                 from dilkit.bias.evaluated import gradient
 
-                dbias += gradient(bias, dscores.flatten(1, 2), *_numbers(rows, k))
+                keys = torch.arange(k.shape[-2], device=k.device)
+                dbias += gradient(bias, dscores.flatten(1, 2), torch.arange(rows.start, rows.stop, device=k.device), keys)
             dscores = dscores * problem.scale if slope is None else (dscores * (slope * problem.scale)).masked_fill(unseen, 0.0)
-            dq[..., rows, :] = _weighted(dscores, k)
-            dk += _weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
-            dv += _weighted(weights.mT, dout_rows).sum(2, keepdim=True)
+            dq[..., rows, :] = weighted(dscores, k)
+            dk += weighted(dscores.mT, q[..., rows, :]).sum(2, keepdim=True)
+            dv += weighted(weights.mT, dout_rows).sum(2, keepdim=True)
         gradients = _by_token(dq, inputs.query), _by_token(dk, inputs.key), _by_token(dv, inputs.value)
         return gradients if dbias is None else (*gradients, dbias.to(lse_dtype(inputs.query.dtype)))
 
@@ -126,53 +129,19 @@ class Reference(Backend):
 
         return attend(step, problem, self._computing(step.query))
 
-    def _backward_with_layouts(
-        self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem
-    ) -> tuple[Tensor, ...]:
-        import torch
-
-        parts = []
-        for rows, own, one in _with_layouts(inputs, problem):
-            parts.append(self.backward(dout[rows], own, out[rows], lse[rows], one))
-        dq, dk, dv, *dbias = zip(*parts, strict=True)
-        return torch.cat(dq), torch.cat(dk), torch.cat(dv), *(torch.stack(some).sum(0) for some in dbias)
-
-    def _packed_forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        from dilkit.op.boundary import empty_outputs
-
-        out, lse = empty_outputs(inputs.query)
-        for rows, one, own in sequences(problem, inputs):
-            out[:, rows], lse[..., rows] = self.forward(own, one)
-        return out, lse
-
-    def _packed_backward(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        import torch
-
-        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3])
-        bias = inputs.bias
-        dbias = [] if bias is None or not bias.form.learned else [torch.zeros_like(bias.weights)]
-        for rows, one, own in sequences(problem, inputs):
-            gradients = self.backward(dout[:, rows], own, out[:, rows], lse[..., rows], one)
-            dq[:, rows], dk[:, rows], dv[:, rows], *of_bias = gradients
-            dbias = [whole + part for whole, part in zip(dbias, of_bias, strict=True)]
-        return dq, dk, dv, *dbias
-
     def _last_rows(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        parts, (query, key, value) = [], inputs[:3]
+        parts = []
         assert inputs.cache_seqlens is not None
         for b, length in enumerate(inputs.cache_seqlens.tolist()):
-            one = replace(problem, batch=1, seq=length, kv_cache=False)
-            inputs_alone = Inputs(
-                query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length], bias=_bias_of(inputs.bias, b, length)
-            )
-            parts.append(self.forward(inputs_alone, one))
+            query, key, value = (x[b : b + 1] for x in inputs[:3])
+            sequence = Inputs(query, key[:, :length], value[:, :length], bias=_bias_of(inputs.bias, b, length))
+            parts.append(self.forward(sequence, replace(problem, batch=1, seq=length, kv_cache=False)))
         return _joined(parts)
 
     def _by_head(self, x: Tensor, problem: Problem) -> Tensor:
         """`(batch, seq, heads, head_dim)` -> `(batch, kv_heads, group, seq, head_dim)` in the computing dtype."""
         batch, seq, heads, head_dim = x.shape
-        kv_heads = problem.kv_heads
-        by_head = x.transpose(1, 2).reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
+        by_head = x.transpose(1, 2).reshape(batch, problem.kv_heads, heads // problem.kv_heads, seq, head_dim)
         return by_head.to(self._computing(x)).contiguous()
 
     def _computing(self, x: Tensor) -> torch.dtype:
@@ -183,7 +152,6 @@ class Reference(Backend):
 
 
 def _with_layouts(inputs: Inputs, problem: Problem) -> Iterator[tuple[slice, Inputs, Problem]]:
-    """The sequences of a batch one by one, each with a pattern that has the layout of the call."""
     from dilkit.op.block_layout import with_layouts
 
     assert inputs.block_layout is not None
@@ -192,14 +160,12 @@ def _with_layouts(inputs: Inputs, problem: Problem) -> Iterator[tuple[slice, Inp
         rows = slice(b, b + 1)
         mask = None if inputs.key_padding_mask is None else inputs.key_padding_mask[rows]
         dropout = None if inputs.dropout is None else inputs.dropout.of_sequence(b)
-        bias = _bias_of(inputs.bias, b, problem.seq)
         query, key, value = (x[rows] for x in inputs[:3])
-        inputs_alone = Inputs(query, key, value, mask, dropout=dropout, bias=bias)
-        yield rows, inputs_alone, replace(problem, batch=1, pattern=pattern)
+        sequence = Inputs(query, key, value, mask, dropout=dropout, bias=_bias_of(inputs.bias, b, problem.seq))
+        yield rows, sequence, replace(problem, batch=1, pattern=pattern)
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The results of sequences as those of a batch."""
     import torch
 
     return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
@@ -211,7 +177,6 @@ def _by_token(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _bias_of(bias: LoweredBias | None, b: int, length: int) -> LoweredBias | None:
-    """The bias of the first rows of one sequence of a batch."""
     if bias is None or bias.positions is None:
         return bias
     element = b if len(bias.positions) > 1 else 0
@@ -219,16 +184,8 @@ def _bias_of(bias: LoweredBias | None, b: int, length: int) -> LoweredBias | Non
 
 
 def _as(bias: LoweredBias, dtype: torch.dtype) -> LoweredBias:
-    """`bias` in the computing dtype."""
     positions = None if bias.positions is None else bias.positions.to(dtype)
     return bias._replace(weights=bias.weights.to(dtype), positions=positions)
-
-
-def _numbers(rows: slice, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the queries and keys of a block."""
-    import torch
-
-    return torch.arange(rows.start, rows.stop, device=k.device), torch.arange(k.shape[-2], device=k.device)
 
 
 def _score_blocks(q: Tensor, k: Tensor, problem: Problem, inputs: Inputs) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
@@ -274,12 +231,3 @@ def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
     """`exp(scores - lse)`, and 0 in rows that see nothing, where lse is -inf, and for keys that a row does not see."""
     p = (scores - lse.masked_fill(lse == -math.inf, math.inf).unsqueeze(-1)).exp()
     return p.masked_fill(scores == -math.inf, 0.0)
-
-
-def _weighted(weights: Tensor, x: Tensor) -> Tensor:
-    """`weights @ x`, in which rows of `x` with weight 0 add nothing, be they NaN."""
-    product, finite = weights @ x, x.isfinite()
-    if finite.all():
-        return product
-    touched = (weights != 0).to(x.dtype) @ (~finite).to(x.dtype) > 0
-    return product.where(touched, weights @ x.masked_fill(~finite, 0.0))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dilkit.backends.ignored_keys import weighted
 from dilkit.bias.evaluated import evaluate
 from dilkit.decoding.layout import decoded, encoded, width_of
 from dilkit.decoding.protocol import Span, Step, Write, check
@@ -26,24 +27,14 @@ _KEY, _VALUE = Span._fields.index("key"), Span._fields.index("value")
 
 
 class _Seen(NamedTuple):
-    """A span with the stored rows that it is of, `(rows, heads, count, head_dim)`, and its first column."""
+    """A span: its stored rows `(rows, heads, count, head_dim)`, and its query rows, heads and columns of scores."""
 
     span: Span
-    column: int
     keys: Tensor
     values: Tensor
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.span.row, self.span.row + self.span.rows)
-
-    @property
-    def heads(self) -> slice:
-        return _heads(self.span)
-
-    @property
-    def columns(self) -> slice:
-        return slice(self.column, self.column + self.span.seen)
+    rows: slice
+    heads: slice
+    columns: slice
 
 
 def attend(step: Step, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -64,10 +55,10 @@ def attend(step: Step, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, Te
     weights = (scores - lse.masked_fill(lse == -math.inf, math.inf).unsqueeze(-1)).exp().masked_fill(scores == -math.inf, 0.0)
     out = torch.zeros_like(query)
     for seen in spans:
-        out[seen.rows, seen.heads] += _sum(weights[seen.rows, seen.heads, :, seen.columns], seen.values, seen.span.unseen >= 0)
-    return out.view(step.query.shape).to(step.query.dtype), lse.view(batch, seq, problem.heads).mT.to(
-        lse_dtype(step.query.dtype)
-    ).contiguous()
+        shares = weights[seen.rows, seen.heads, :, seen.columns]
+        out[seen.rows, seen.heads] += weighted(shares, seen.values) if seen.span.unseen >= 0 else shares @ seen.values
+    lse = lse.view(batch, seq, problem.heads).mT.to(lse_dtype(step.query.dtype)).contiguous()
+    return out.view(step.query.shape).to(step.query.dtype), lse
 
 
 def _seen(step: Step, problem: Problem, dtype: torch.dtype) -> Iterator[_Seen]:
@@ -82,11 +73,11 @@ def _seen(step: Step, problem: Problem, dtype: torch.dtype) -> Iterator[_Seen]:
         for row in rows:
             filled[row] = column + span.seen
         keys, values = (_rows_of(step, problem, span, *span[at : at + 5]) for at in (_KEY, _VALUE))
-        yield _Seen(span, column, decoded(keys, dtype), decoded(values, dtype))
+        places = slice(span.row, span.row + span.rows), _heads(span), slice(column, column + span.seen)
+        yield _Seen(span, decoded(keys, dtype), decoded(values, dtype), *places)
 
 
 def _rows_of(step: Step, problem: Problem, span: Span, at: int, offset: int, sequence: int, head: int, row: int) -> Tensor:
-    """The stored rows of a span, `(rows, heads, seen, width)`."""
     stored, sizes = step.stored[at], (span.rows, span.heads)
     if span.pages < 0:
         return _rows(stored, (*sizes, span.seen), offset, (sequence, head, row), problem)
@@ -123,15 +114,6 @@ def _bias(step: Step, problem: Problem, seen: _Seen, scores: Tensor) -> Tensor:
     return added.view(len(added), problem.kv_heads, -1, span.seen)[:, seen.heads]
 
 
-def _sum(weights: Tensor, values: Tensor, careful: bool) -> Tensor:
-    """`weights @ values`; if `careful`, values of weight 0 add nothing, be they NaN."""
-    product, finite = weights @ values, values.isfinite()
-    if not careful or bool(finite.all()):
-        return product
-    touched = (weights != 0).to(values.dtype) @ (~finite).to(values.dtype) > 0
-    return product.where(touched, weights @ values.masked_fill(~finite, 0.0))
-
-
 def _write(step: Step, problem: Problem) -> None:
     for line in step.writes.tolist():
         write = Write(*line)
@@ -153,6 +135,5 @@ def _heads(of: Span | Write) -> slice:
 
 
 def _rows(stored: Tensor, size: tuple[int, ...], offset: int, strides: tuple[int, ...], problem: Problem) -> Tensor:
-    """Rows that lie in a stored tensor, `(*size, elements of a row)`."""
     width = width_of(problem.head_dim, stored.dtype)
     return stored.as_strided((*size, width), (*strides, 1), int(stored.storage_offset()) + offset)

@@ -29,13 +29,10 @@ ADDRESSES = ("tiles", "branches", "counter", "starts", "tile_ends", "places")
 BIAS_TENSORS = ("bias_weights", "positions", "bias_parts")
 COUNTS = ("tile_count", "branch_count", "batch", "seq", "heads", "kv_heads", "head_dim", "back", "ahead", "once", "first")
 
+_STEP_COUNTS = "span_count", "write_count", "stored_count", "positions_count", "unseen_count", "tokens", "splits"
 STEP = np.dtype(
     [(name, np.uint64) for name in ("spans", "writes", "pages", "memory", "partials", "sink")]
-    + [("page_count", np.int64)]
-    + [
-        (name, np.int32)
-        for name in ("span_count", "write_count", "stored_count", "positions_count", "unseen_count", "tokens", "splits")
-    ],
+    + [("page_count", np.int64), *((name, np.int32) for name in _STEP_COUNTS)],
     align=True,
 )
 """`StepTables` of `kernels/dilated.cuh`."""
@@ -64,8 +61,6 @@ _PACKED = struct.Struct(
 )
 """The same for `struct`, which packs it much faster than numpy fills it field by field."""
 
-_NOWHERE = 0, 0, 0, 0
-
 
 def make_arguments(
     problem: Problem,
@@ -77,15 +72,13 @@ def make_arguments(
     dropout: Dropout | None = None,
     step: tuple[int, ...] = NO_STEP,
 ) -> NDArray[np.void]:
-    """The `ARGUMENTS` of one launch: an array of no dimensions, which CuPy passes by value. Without a `group`, it is over rows in
-    the order of memory.
+    """The `ARGUMENTS` of one launch, which CuPy passes by value; without a `group`, over rows in the order of memory.
 
-    `tensors`: any of `VIEWS` and `BIAS_TENSORS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: where `tiles`
-    (`tile_count` of them), `branches` and, if there are any, `counter`, `starts`, `tile_ends` and `places` of `dropout` lie on
-    the device.
+    `tensors`: any of `VIEWS` and `BIAS_TENSORS`, and `lse`, `delta` (both contiguous), `mask`. `addresses`: any of `ADDRESSES`.
     `first`: whether no earlier group has written the results. `step`: the values of a `STEP`.
     """
-    views = [number for name in VIEWS for number in _view(tensors.get(name))]
+    viewed = [tensors.get(name) for name in VIEWS]
+    views = [number for x in viewed for number in ((0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3]))]
     lse, delta, mask = (tensors.get(name) for name in ("lse", "delta", "mask"))
     plain = [0 if x is None else x.data_ptr() for x in (lse, delta, mask)]
     places = [(addresses or {}).get(name, 0) for name in ADDRESSES]
@@ -117,7 +110,3 @@ def _scores(problem: Problem, tensors: Mapping[str, Tensor | None]) -> tuple[flo
     apart = positions.stride(0) if positions is not None and len(positions) > 1 else 0
     sizes = (*form.sizes, 1, 1, 1)[:3]
     return *(0 if x is None else x.data_ptr() for x in tensors_of_bias), apart, form.entries, *sizes, problem.softcap
-
-
-def _view(tensor: Tensor | None) -> tuple[int, ...]:
-    return _NOWHERE if tensor is None else (tensor.data_ptr(), *tensor.stride()[:3])

@@ -1,8 +1,7 @@
 """CUDA kernels of our own, in the `.cu` files of `kernels/`: a launch for each group of branches, compiled at first use.
 
 Blocks stay resident and compute tile after tile, those with the most keys first. A tile's rows run one online softmax over the
-keys of all their branches, each distinct key scored once. Branches that cannot share tiles make groups: one launch each, which
-continues from what the one before left.
+keys of all their branches, each distinct key scored once. Branches that cannot share tiles make groups, one launch each.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dilkit.backend import Limits, Refusal
-from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda import scores
+from dilkit.backends.cuda import compile as cuda_compile, scores
 from dilkit.backends.cuda.arguments import VIEWS, make_arguments
 from dilkit.backends.cuda.launch import CudaLauncher, CupyLauncher
 from dilkit.backends.cuda.table import HEAD_DIMS, OLDEST, STORAGE, CudaKernel, kernel_for, padded, reason
-from dilkit.backends.tiles.backend import ROLES, StepBackend, Tensors
-from dilkit.backends.tiles.device import KEYS, QUERIES, DeviceSchedule, ScheduleGroup, device_schedule, proof_facts, tall_tiles
-from dilkit.backends.tiles.relation_tiles import most_runs
-from dilkit.backends.tiles.relations import FORMS, MOST_RUNS
+from dilkit.backends.tiles.backend import ROLES, StepBackend, Tensors, computed_as
+from dilkit.backends.tiles.device import KEYS, QUERIES, ScheduleGroup, device_schedule, proof_facts, tall_tiles
+from dilkit.backends.tiles.relations import FORMS, MOST_RUNS, most_runs
 from dilkit.backends.tiles.schedule import LOW_ROWS, MAX_SEQ, MOST_ROWS
 from dilkit.bias.form import APART, BIASES
 from dilkit.device import Capability
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 MOST_ITEMS = 2**31 - 2**20
 """Tiles times batch: a 32-bit number counts them, and every resident block counts one too many."""
-
 VECTOR_BYTES, ROW_BYTES = 16, 2**32
 """Rows that start at multiples of it, and are as long as one, are read `VECTOR_BYTES` at a time, if each begins less than
 `ROW_BYTES` after the one before."""
@@ -43,8 +39,8 @@ VECTOR_BYTES, ROW_BYTES = 16, 2**32
 class CupyRaw(StepBackend):
     """Our CUDA kernels, launched through CuPy.
 
-    `launcher` runs the kernels (default: on CUDA devices through CuPy), `capability` says for which devices they are chosen
-    (default: the problem's), `tile_rows` how many rows tiles have at most (default: as many as suit a problem).
+    `launcher` runs the kernels (default: on CUDA devices), `capability` says for which devices they are chosen (default: the
+    problem's), `tile_rows` how many rows tiles have at most (default: as many as suit a problem).
     """
 
     name = "cupy_raw"
@@ -71,23 +67,21 @@ class CupyRaw(StepBackend):
     def __init__(
         self, launcher: CudaLauncher | None = None, capability: Capability | None = None, tile_rows: int | None = None
     ) -> None:
-        self.launcher = launcher or CupyLauncher()
-        self.capability, self.tile_rows = capability, tile_rows
+        self.launcher, self.capability, self.tile_rows = launcher or CupyLauncher(), capability, tile_rows
 
     def refusals(self, problem: Problem) -> tuple[Refusal, ...]:
-        refusals_so_far = super().refusals(problem)
-        if not problem.stored and not refusals_so_far and (runs := most_runs(problem)) > MOST_RUNS:
+        refusals = super().refusals(problem)
+        if not problem.stored and not refusals and (runs := most_runs(problem)) > MOST_RUNS:
             hint = "fewer tokens, or some of them next to each other or equally far apart"
             return (Refusal("runs of global tokens", str(runs), f"at most {MOST_RUNS}", hint),)
-        return refusals_so_far
+        return refusals
 
     def detail(self, problem: Problem) -> str:
         if problem.stored:
             return f"fp32 on CUDA cores; {self._step_kernel(problem).name}"
         roles = ROLES if problem.requires_grad else ROLES[:1]
         names = (self._kernel(role, problem).name for role in roles)
-        dim, size = problem.head_dim, padded(problem.head_dim)
-        wider = f"; head_dim {dim} computed as {size}: {size / dim:.2f} times the multiplications" if size > dim else ""
+        wider = computed_as(problem.head_dim, padded(problem.head_dim))
         return f"{reason(problem.dtype, self._capability(problem))}{wider}; {', '.join(names)}"
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
@@ -105,12 +99,12 @@ class CupyRaw(StepBackend):
             self._launch_dots(tensors, rows)
             return
         kernel = self._suited(role, problem, rows.seq, tensors)
-        groups = self._schedule(kernel, KEYS if role == "dkeyvalue" else QUERIES, tensors, problem).groups
-        for i, group in enumerate(groups):
+        schedule = device_schedule(problem, kernel.tile_rows, KEYS if role == "dkeyvalue" else QUERIES, _device(tensors))
+        schedule.keep_while_used()
+        for i, group in enumerate(schedule.groups):
             self._launch_group(kernel, group, tensors, rows, i == 0, dropout)
 
     def _launch_dots(self, tensors: Tensors, problem: Problem) -> None:
-        """Launch the kernel that needs neither tiles nor branches: it computes rows in the order of memory."""
         kernel, device = self._kernel("dots", problem, _vectors(tensors)), _device(tensors)
         rows = problem.batch * problem.heads * problem.seq
         if rows:
@@ -119,16 +113,9 @@ class CupyRaw(StepBackend):
             self.launcher.launch(kernel, blocks, make_arguments(problem, tensors), device)
 
     def _launch_group(
-        self,
-        kernel: CudaKernel,
-        group: ScheduleGroup,
-        tensors: Tensors,
-        problem: Problem,
-        first: bool,
-        dropout: Dropout | None,
+        self, kernel: CudaKernel, group: ScheduleGroup, tensors: Tensors, problem: Problem, first: bool, dropout: Dropout | None
     ) -> None:
-        device = _device(tensors)
-        starts = tensors.get("starts")
+        device, starts = _device(tensors), tensors.get("starts")
         ends = None if starts is None else group.tile_ends(starts)  # here, so that its memory is not another's before the launch
         problem, items, addresses = _tiles_of(group, problem, starts, ends)
         if not items:
@@ -142,17 +129,11 @@ class CupyRaw(StepBackend):
         places = None if dropout is None or dropout.places is None else dropout.places.to(device)
         if places is not None:
             addresses["places"] = places.data_ptr()
-        kernel_tensors = {**tensors, "bias_parts": parts}
-        arguments = make_arguments(problem, kernel_tensors, group.group, group.tile_count, addresses, first, dropout)
+        inputs = {**tensors, "bias_parts": parts}
+        arguments = make_arguments(problem, inputs, group.group, group.tile_count, addresses, first, dropout)
         self.launcher.launch(kernel, blocks, arguments, device)
         if parts is not None:
             scores.add_parts(tensors["dbias"], parts)
-
-    def _schedule(self, kernel: CudaKernel, kind: str, tensors: Tensors, problem: Problem) -> DeviceSchedule:
-        device = _device(tensors)
-        schedule = device_schedule(problem, kernel.tile_rows, kind, device)
-        schedule.keep_while_used()
-        return schedule
 
     def _suited(self, role: str, problem: Problem, rows: int, tensors: Tensors) -> CudaKernel:
         """The kernel of `role`: the one with tall tiles where these suit, and with so many `rows` occupy the device."""
@@ -188,10 +169,9 @@ class CupyRaw(StepBackend):
 def _tiles_of(
     group: ScheduleGroup, problem: Problem, starts: Tensor | None, ends: Tensor | None
 ) -> tuple[Problem, int, dict[str, int]]:
-    """The problem, how many tiles of `group` it has over the batch, at most, and where what says so lies.
+    """The problem, how many tiles of `group` it has over the batch, at most, and the addresses of its tables.
 
-    Of packed sequences, which begin at `starts` and whose tiles end at `ends`, the batch becomes their number: how many tiles
-    there are is known on the device alone. Raises ValueError for more tiles than are counted.
+    Of packed sequences, the batch becomes their number. Raises ValueError for more tiles than are counted.
     """
     items, addresses = group.tile_count * problem.batch, dict(tiles=group.tiles, branches=group.branches)
     if starts is not None and ends is not None:
@@ -210,7 +190,6 @@ def _device(tensors: Tensors) -> torch.device:
 
 
 def _all_rows(tensors: Tensors, problem: Problem) -> Problem:
-    """`problem` with the rows of all packed sequences as `seq`."""
     query = tensors["query"]
     assert query is not None
     if query.shape[1] > MAX_SEQ:
@@ -219,10 +198,6 @@ def _all_rows(tensors: Tensors, problem: Problem) -> Problem:
 
 
 def _vectors(tensors: Tensors) -> bool:
-    """True if each row of each view starts at a multiple of `VECTOR_BYTES` and is a multiple of it long.
-
-    Rows must also follow each other within `ROW_BYTES`.
-    """
     bits = apart = 0
     for name, x in tensors.items():
         if x is not None and name in VIEWS:

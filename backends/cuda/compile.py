@@ -2,8 +2,7 @@
 
     file = cache / sha256(source, headers, options, build of NVRTC).cubin = sha256(code) + code
 
-A file appears whole or not at all, and is believed only if its digest is right. Where the cache cannot be used, each process
-compiles for itself.
+A file is believed only if its digest is right. Where the cache cannot be used, each process compiles for itself.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ def architecture(capability: Capability, known: list[int]) -> str:
     Raises RuntimeError if there is none.
     """
     major, minor = capability
-    able = [number for number in known if number // 10 == major and number % 10 <= minor]
-    if able:
+    if able := [number for number in known if number // 10 == major and number % 10 <= minor]:
         return f"sm_{max(able)}"
     shown = ", ".join(f"sm_{number}" for number in known)
     version = ".".join(map(str, compiler_version()))
@@ -105,9 +103,8 @@ def compiled(source: str, arguments: tuple[str, ...], texts: Mapping[str, str] |
 def load_nvrtc() -> Any:
     """Return CuPy's module of NVRTC, the compiler of CUDA, loaded at the first use. Raises RuntimeError where that fails.
 
-    CuPy takes an NVRTC that the process has loaded, else the first that `cuda.pathfinder` finds, which looks for that of CUDA 13
-    first: CuPy for CUDA 12 would compile with NVRTC 13, which knows no GPU before 7.5. So the one of CuPy's CUDA is loaded before
-    CuPy asks. Where the process has loaded NVRTC 13 before, CuPy takes that all the same.
+    CuPy takes an NVRTC that the process has loaded, else the first that `cuda.pathfinder` finds: that of CUDA 13, which
+    knows no GPU before 7.5, for CUDA 12 as well. So the one of CuPy's CUDA is loaded before CuPy asks.
     """
     try:
         from cupy.cuda import driver, nvrtc
@@ -139,13 +136,12 @@ def installed_nvrtc(major: int) -> Path | None:
 
 @lru_cache(maxsize=1)
 def _texts() -> dict[str, str]:
-    """All files of the kernels, by name."""
     return {path.name: path.read_text() for path in sorted(SOURCES.glob("*.cu*"))}
 
 
 @lru_cache(maxsize=4)
 def _build(compiler: Any) -> str:
-    """Read the build out of the head of compiled PTX, because `getVersion` has no patch level."""
+    """The build, out of the head of compiled PTX: `getVersion` has no patch level."""
     program = compiler.createProgram("", "nothing.cu", [], [])
     try:
         compiler.compileProgram(program, ())
@@ -157,7 +153,6 @@ def _build(compiler: Any) -> str:
 
 
 def _place(source: str, arguments: tuple[str, ...]) -> Path | None:
-    """The file of the cache for this source and these options; None without a cache."""
     folder = environment.cuda_cache()
     if folder is None:
         return None
@@ -181,12 +176,10 @@ def _read(place: Path) -> bytes | None:
 
 
 def _keep(place: Path, code: bytes) -> None:
-    """Write `code` and its digest for `_read`, if that is possible."""
     files.write_privately(place, hashlib.sha256(code).digest() + code)
 
 
 @lru_cache(maxsize=8)
 def _warn_that_none_are_kept(why: str) -> None:
-    """Say once why kernels are compiled anew in every process."""
     text = f"CUDA kernels are compiled anew, none are kept: {why}, or set {environment.CUDA_CACHE.name} to another folder"
     warnings.warn(text, stacklevel=2)

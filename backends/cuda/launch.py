@@ -23,24 +23,19 @@ class CudaLauncher(Protocol):
 
     def resident(self, kernel: CudaKernel, device: torch.device) -> int:
         """Return the resident blocks of `kernel` on all of `device`, at least 1. May compile it."""
-        ...
 
     def at_least_resident(self, kernel: CudaKernel, device: torch.device) -> int:
         """Return at most `resident` for a kernel of tall tiles, without compiling it."""
-        ...
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
         """Run `blocks` blocks after what was launched before. `arguments` are `ARGUMENTS`. Does not wait."""
-        ...
 
     def counter(self, device: torch.device) -> int:
         """The address of two int32 on `device` that are 0, for the next launch there, which leaves them at 0."""
-        ...
 
 
 _BYTES = np.dtype((np.void, ARGUMENTS.itemsize))
-"""`ARGUMENTS` without their names: of a numpy array that it passes by value CuPy has all fields described, for a tenth of a
-millisecond."""
+"""`ARGUMENTS` without their names: CuPy describes all fields of an array passed by value, for a tenth of a millisecond."""
 
 
 class _Loaded(NamedTuple):
@@ -49,7 +44,7 @@ class _Loaded(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A stream of torch's, in the form that CuPy's launches accept. (CuPy's own class would destroy the stream in the end.)"""
+    """A stream of torch's for CuPy's launches, whose own class would destroy the stream in the end."""
 
     ptr: int
 
@@ -66,10 +61,9 @@ class CupyLauncher:
         return self._load(kernel, device).resident
 
     def at_least_resident(self, kernel: CudaKernel, device: torch.device) -> int:
-        known = self._multiprocessors.get(device)
-        if known is None:
-            known = self._multiprocessors.setdefault(device, multiprocessors(device))
-        return blocks_at_once(kernel, known)
+        if device not in self._multiprocessors:
+            self._multiprocessors[device] = multiprocessors(device)
+        return blocks_at_once(kernel, self._multiprocessors[device])
 
     def launch(self, kernel: CudaKernel, blocks: int, arguments: NDArray[np.void], device: torch.device) -> None:
         import torch
@@ -147,8 +141,7 @@ def blocks_at_once(kernel: CudaKernel, device: Multiprocessors) -> int:
 
         blocks of a multiprocessor = min(BLOCKS, its threads / THREADS, its shared memory / dynamic bytes)
 
-    The compiler limits registers for BLOCKS; code that needs fewer runs more blocks. Static shared memory is not in the table:
-    it limits no kernel of tall tiles, as tests check.
+    The compiler limits registers for BLOCKS. Static shared memory limits no kernel of tall tiles, as tests check.
     """
     by_shared = device.shared_bytes // kernel.shared_bytes if kernel.shared_bytes else kernel.blocks
     return max(1, min(kernel.blocks, device.threads // kernel.threads, by_shared)) * device.count

@@ -17,7 +17,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Backend, Limits, Refusal
-from dilkit.backends.packed_sequences import sequences
+from dilkit.backends.ignored_keys import without_ignored
+from dilkit.backends.packed_sequences import backward_each, forward_each
 from dilkit.bias.form import BIASES
 from dilkit.device import capturing
 from dilkit.inputs import Inputs
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 COMPILED = 64
-"""Compiled functions that are kept."""
-
 Attend = Callable[..., "tuple[Tensor, Tensor]"]
 
 
@@ -73,22 +72,17 @@ class Flex(Backend):
         return tuple(refusals)
 
     def detail(self, problem: Problem) -> str:
-        return (
-            "torch.compile generates a kernel at the first call of a pattern and a padded length, which takes half a minute or so"
-        )
+        return "torch.compile generates a kernel at the first call of a pattern and a padded length, in half a minute or so"
 
     def attend(self, problem: Problem) -> Attend:
         """The function that computes `(out, lse)`, compiled anew for problems that it was not made for."""
         return _compiled((problem.pattern.to_json(), problem.is_causal, problem.softcap, problem.bias, problem.varlen))
 
     def forward(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        from dilkit.op.boundary import empty_outputs, lse_dtype
+        from dilkit.op.boundary import lse_dtype
 
         if _mixes_poison(inputs):
-            out, lse = empty_outputs(inputs.query)
-            for rows, one, own in sequences(problem, inputs):
-                out[:, rows], lse[..., rows] = self.forward(own, one)
-            return out, lse
+            return forward_each(self, inputs, problem)
         out, lse = self._of(_finite(inputs), problem)
         unseen = (lse == -math.inf).transpose(1, 2).unsqueeze(-1)
         out = out.masked_fill(unseen, 0.0)
@@ -98,7 +92,7 @@ class Flex(Backend):
         import torch
 
         if _mixes_poison(inputs):
-            return self._one_by_one(dout, inputs, out, lse, problem)
+            return backward_each(self, dout, inputs, out, lse, problem)
         inputs, learned = _finite(inputs), problem.bias is not None and problem.bias.learned
         leaves = [x.detach().requires_grad_() for x in inputs[:3]]
         if learned and inputs.bias is not None:
@@ -115,20 +109,7 @@ class Flex(Backend):
             gradients = torch.autograd.grad((own_out, own_lse), leaves, incoming)
         return tuple(gradient.contiguous() for gradient in gradients)
 
-    def _one_by_one(self, dout: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, problem: Problem) -> tuple[Tensor, ...]:
-        import torch
-
-        whole = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:3]]
-        of_bias: list[Tensor] = []
-        for rows, one, own in sequences(problem, inputs):
-            (*parts,) = self.backward(dout[:, rows], own, out[:, rows], lse[..., rows], one)
-            for x, part in zip(whole, parts, strict=False):
-                x[:, rows] = part
-            of_bias += parts[3:]
-        return (*whole, sum(of_bias[1:], of_bias[0])) if of_bias else tuple(whole)
-
     def _of(self, inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor]:
-        """`out` `(batch, seq, heads, head_dim)` and `lse` `(batch, heads, seq)`."""
         from dilkit.backends.flex.call import flex_call
 
         out, lse = self.attend(problem)(*flex_call(inputs, problem), problem.kv_heads != problem.heads)
@@ -148,15 +129,13 @@ def _mixes_poison(inputs: Inputs) -> bool:
 
 def _finite(inputs: Inputs) -> Inputs:
     """Inputs whose ignored keys are 0: 0 times what is not finite is NaN."""
-    from dilkit.backends.ignored_keys import without_ignored
-
     key, value = (without_ignored(x, inputs.key_padding_mask) for x in (inputs.key, inputs.value))
     return inputs._replace(key=key, value=value)
 
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """Autograd records what is called, also within an operator, below autograd, as backends are called."""
+    """Autograd records what is called, also within an operator, as backends are called."""
     import torch
 
     excluded = torch._C._dispatch_tls_local_exclude_set()

@@ -1,8 +1,7 @@
 """Blocks of rows and columns that hold some visible pair, or only visible pairs; found without listing pairs.
 
-       columns, in blocks of `BLOCK`
-rows   some   at least all blocks that hold a pair: others are passed over
-       whole  of these only such as hold pairs alone: in them the pairs need not be asked for
+some   at least all blocks that hold a pair: others are passed over
+whole  of these only such as hold pairs alone: in them the pairs need not be asked for
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def blocks_of(forms: Sequence[Form], seq: int, heads: int, is_causal: bool) -> t
     count = seq // BLOCK
     some, whole = (np.zeros((heads, count, count), np.bool_) for _ in range(2))
     for form in forms:
-        if isinstance(form, GivenBlocks):  # given.py adds what each call says
+        if isinstance(form, GivenBlocks):  # `given_blocks` adds what each call says
             continue
         own_some, own_whole = _of_form(form, count)
         served = slice(*form.heads)
@@ -88,7 +87,6 @@ def among(runs: NDArray[np.int64], seq: int) -> Bools:
 
 
 def _of_runs(form: Runs, count: int) -> tuple[Bools, Bools]:
-    """Each run of rows marks the blocks that its columns touch in the blocks that its rows touch."""
     table, seq = form.queries, count * BLOCK
     start = np.concatenate(([0], table.stop[:-1]))
     run = np.repeat(np.arange(len(table.runs)), table.runs)

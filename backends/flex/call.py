@@ -1,9 +1,8 @@
 """A call of FlexAttention: tensors padded to one of a few lengths, what a pair sees and what its score becomes.
 
-query, key, value (batch, seq, heads, head_dim)  ->  (batch, heads, padded, head_dim)
-mask_mod(b, h, i, j)   the count is not 0, j is a token that is not ignored, and lies in the sequence of i
+mask_mod(b, h, i, j)       the count is not 0, j is a token that is not ignored, and lies in the sequence of i
 score_mod(s, b, h, i, j)   softcap(s) + bias + log count
-block mask             `blocks.py`, of the padded length, without what lies beyond the end
+block mask                 `blocks.py`, of the padded length, without what lies beyond the end
 """
 
 from __future__ import annotations
@@ -87,9 +86,13 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
     length = torch.tensor(rows, dtype=torch.int32, device=query.device)
     packed = None if inputs.cu_seqlens is None else _places(inputs.cu_seqlens, padded(rows), problem.seq)
     some, whole = (prepared.some, prepared.whole) if packed is None else _packed_blocks(problem, packed[0])
-    count = _by_batch(prepared.count)
+    layout_count = None if inputs.block_layout is None else given_pairs(inputs.block_layout, problem, padded(rows))
+
+    def count(b: Any, h: Any, i: Any, j: Any) -> Any:
+        shown = prepared.count(h, i, j)
+        return shown if layout_count is None else shown + layout_count(b, h, i, j)
+
     if inputs.block_layout is not None:
-        count = _by_batch(prepared.count, given_pairs(inputs.block_layout, problem, padded(rows)))
         some = some | given_blocks(inputs.block_layout, problem, padded(rows) // BLOCK)
     mask_mod = _mask_mod(count, length, inputs, problem, packed)
     if inputs.key_padding_mask is not None:  # of whole blocks FlexAttention asks for no pair, and would see ignored keys
@@ -101,13 +104,6 @@ def flex_call(inputs: Inputs, problem: Problem) -> FlexCall:
         _block_mask(ended(some, whole, rows), mask_mod, query.shape[2]),
         problem.scale,
     )
-
-
-def _by_batch(count: Shows, given: Shown | None = None) -> Shown:
-    """`count(b, h, i, j)`, with what the layout of the call shows, if there is one."""
-    if given is None:
-        return lambda b, h, i, j: count(h, i, j)
-    return lambda b, h, i, j: count(h, i, j) + given(b, h, i, j)
 
 
 def _padded(x: Tensor, length: int) -> Tensor:
@@ -221,10 +217,7 @@ def given_blocks(layout: Tensor, problem: Problem, count: int) -> Tensor:
     return some.tril() if problem.is_causal else some
 
 
-Bias = Callable[[Any, Any, Any, Any], Any]
-
-
-def bias_of(bias: LoweredBias) -> Bias:
+def bias_of(bias: LoweredBias) -> Shown:
     """Make `bias(b, h, i, j)`, added to the score of query i and key j: of their numbers where positions are not given."""
     form, weights, positions = bias
 

@@ -28,7 +28,6 @@ Shows = Callable[[Any, Any, Any], Any]
 MOST_INTERVALS = 4
 """Runs of columns of a row that are compared one by one; where a row has more, a table of all of them is read."""
 MOST_CELLS = 2**27
-"""Cells of such a table."""
 
 
 def counter(forms: Sequence[Form], seq: int, device: torch.device) -> Shows:
@@ -38,7 +37,7 @@ def counter(forms: Sequence[Form], seq: int, device: torch.device) -> Shows:
     def count(h: Any, i: Any, j: Any) -> Any:
         total = h * 0
         for form, shows in zip(forms, shown, strict=True):
-            if shows is None:  # given.py adds what each call says
+            if shows is None:  # `given_pairs` adds what each call says
                 continue
             seen = shows(h, i, j)
             for other in form.without:
@@ -65,7 +64,6 @@ def table_cells(form: Form) -> int:
 
 
 def _shows(form: Form, seq: int, device: torch.device) -> Shows:
-    """Return a predicate for the pairs of a form, before pairs of other forms are subtracted."""
     own, (first, stop) = _of_kind(form, seq, device), form.heads
     rows, columns = (None if runs is None else _among(runs, seq, device) for runs in (form.without_rows, form.without_columns))
 

@@ -2,12 +2,10 @@
 """The CPU kernel as Python calls it. kernels/native.h describes what the numbers mean."""
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
 
 from functools import cache
-from itertools import chain, product
 from time import perf_counter
 
 import torch
@@ -19,9 +17,6 @@ from dilkit.decoding._checked cimport (
 from dilkit.op._facts cimport Facts, locate
 
 from dilkit.op.boundary import empty_outputs
-
-cdef extern from "<time.h>":
-    pass  # has clock_gettime; posix.time does not include it, nor does Python.h since 3.13
 
 cdef enum:
     CPU = 1  # as DLPack numbers devices
@@ -36,7 +31,7 @@ cdef object float64 = torch.float64, float32 = torch.float32
 DTYPES = "float64", "float32", "bfloat16", "float16", "int8"  # by their numbers in native.h and step.h
 cdef int64_t[5] BYTES = [8, 4, 2, 2, 1]
 LEAST_GAIN = 1.25
-"""Of products of bf16 pairs over those of floats, to be used: on CPUs measured so far it is half, nearly twice, or eight times and more."""
+"""Of products of bf16 pairs over those of floats, to be used: on CPUs measured so far it is half, nearly twice, or eight times."""
 
 include "headers.pxi"
 
@@ -68,19 +63,19 @@ cdef extern from *:
 
 @cache
 def instruction_sets():
-    """The names of the instruction sets that this machine can run, the fastest first: those for bf16 are last where they are slow."""
+    """The instruction sets that this machine can run, the fastest first: those for bf16 are last where they are slow."""
     here = [i for i in range(NATIVE_CODES) if native_codes[i].runs_here()]
     return tuple(native_codes[i].name.decode() for i in sorted(here, key=is_slow))
 
 
 def is_slow(int i):
-    """Whether products of bf16 pairs are hardly faster here than those in whose place they are, or slower: measured, in microseconds."""
+    """True if products of bf16 pairs are hardly faster here than those in whose place they are, or slower; takes microseconds."""
     cdef const InstructionSet *code = native_codes[i]
     return code.instead is not NULL and flops_of(code) < LEAST_GAIN * flops_of(code.instead)
 
 
 cdef double flops_of(const InstructionSet *code):
-    """FLOP/s of the products of a tile: the most of several samples, because whatever else the machine does makes some slower."""
+    """FLOP/s of the products of a tile: the most of several samples."""
     cdef double best = 0, start
     cdef int sample
     for sample in range(SAMPLES):
@@ -90,7 +85,7 @@ cdef double flops_of(const InstructionSet *code):
 
 
 def built_for():
-    """The names of the instruction sets that there is code for, whether this machine can run them or not."""
+    """The names of the instruction sets that there is code for."""
     return tuple(native_codes[i].name.decode() for i in range(NATIVE_CODES))
 
 
@@ -100,17 +95,13 @@ cdef const InstructionSet *last_code = NULL
 
 cdef const InstructionSet *code_of(str name) except NULL:
     global last_name, last_code
-    if name is not last_name:
-        last_code = found_code(name)
-        last_name = name
-    return last_code
-
-
-cdef const InstructionSet *found_code(str name) except NULL:
     cdef int i
+    if name is last_name:
+        return last_code
     for i in range(NATIVE_CODES):
         if native_codes[i].name.decode() == name and native_codes[i].runs_here():
-            return native_codes[i] if native_codes[i] is not untimed else &timed
+            last_code, last_name = native_codes[i], name
+            return last_code
     raise ValueError(f"instruction set {name!r} is none of those that this machine can run: {', '.join(instruction_sets())}")
 
 
@@ -118,12 +109,12 @@ include "problem.pxi"
 
 
 cdef int interrupted() noexcept with gil:
-    """Whether a signal's handler has raised, as that of Ctrl-C does; what it raised stays set."""
+    """True if a signal's handler has raised, as that of Ctrl-C does; what it raised stays set."""
     return PyErr_CheckSignals()
 
 
 cdef int run(const InstructionSet *code, const Problem *problem, int phase, int threads) except -1:
-    """Compute a phase without the GIL; an exception of a signal's handler, such as Ctrl-C, ends it."""
+    """Compute a phase without the GIL; an exception of a signal's handler ends it."""
     cdef int end
     with nogil:
         end = native_run(code, problem, phase, threads, interrupted)
@@ -139,6 +130,16 @@ cdef int check_end(int end) except -1:
     return 0
 
 
+cdef Problem problem_of_call(EncodedProblem encoded, q, k, v, out, lse, mask, starts, dropout, bias, given) except *:
+    cdef Problem p = encoded.problem
+    set_tensors(&p, q, k, v, out, lse, mask)
+    set_dropout(&p, dropout, starts)
+    set_bias(&p, bias, k.shape[1])
+    set_layout(&p, given)
+    set_sequences(&p, starts, q)
+    return p
+
+
 def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=None, dropout=None, bias=None, given=None):
     """`(out, lse)`, as `Backend.forward` returns them. The tensors must be what the problem says; `mask` may be None.
 
@@ -146,12 +147,7 @@ def forward(EncodedProblem encoded, str isa, int threads, q, k, v, mask, starts=
     `Dropout` whose `places`, if there are any, are contiguous int64 on the CPU. `bias`: a `LoweredBias`, where the problem has one.
     """
     out, lse = results_of(encoded, q)
-    cdef Problem p = encoded.problem
-    set_tensors(&p, q, k, v, out, lse, mask)
-    set_dropout(&p, dropout, starts)
-    set_bias(&p, bias, k.shape[1])
-    set_layout(&p, given)
-    set_sequences(&p, starts, q)
+    cdef Problem p = problem_of_call(encoded, q, k, v, out, lse, mask, starts, dropout, bias, given)
     run(code_of(isa), &p, FORWARD, threads)
     return out, lse
 
@@ -177,7 +173,7 @@ def forward_last(EncodedProblem encoded, str isa, int threads, q, k, v, lengths,
 
 
 def zero_sums(x, lse):
-    """Zeros for the gradient of `x`, of the dtype of `lse`: laid out as results, or head by head, as tasks add to them, if they are none."""
+    """Zeros for the gradient of `x`, of the dtype of `lse`: laid out as results, or head by head, as tasks add to them."""
     if x.dtype is lse.dtype:
         return zeros_like(x, memory_format=contiguous_format)
     return zeros_like(x.transpose(1, 2), dtype=lse.dtype, memory_format=contiguous_format).transpose(1, 2)
@@ -191,12 +187,7 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
     if lse.dtype is not (float64 if encoded.problem.dtype == 0 else float32):
         raise TypeError(f"lse is {lse.dtype}, in which the kernel would sum gradients up; it would write beyond the tensors")
     dq, dk, dv, delta = zero_sums(q, lse), zero_sums(k, lse), zero_sums(v, lse), empty_like(lse)
-    cdef Problem p = encoded.problem
-    set_tensors(&p, q, k, v, out, lse, mask)
-    set_dropout(&p, dropout, starts)
-    set_bias(&p, bias, k.shape[1])
-    set_layout(&p, given)
-    set_sequences(&p, starts, q)
+    cdef Problem p = problem_of_call(encoded, q, k, v, out, lse, mask, starts, dropout, bias, given)
     cdef int64_t[1] none
     cdef int64_t parts = 1
     gradient = None
@@ -212,7 +203,6 @@ def backward(EncodedProblem encoded, str isa, int threads, dout, q, k, v, out, l
 
 
 include "step.pxi"
-include "tasks.pxi"
 
 
 def exp2(str isa, const float[::1] x, float[::1] y):

@@ -1,8 +1,7 @@
 """The CPU kernel: all branches of a pattern in one pass, in C for each instruction set, on several threads.
 
-A task is a query block of one head: up to `BLOCK_ROWS` consecutive rows. Its rows fall into lists that see the same keys: rows
-that the same branches and segments keep. A list runs one online softmax over its keys, tile by tile; each key is scored once,
-with `+ log` of how many branches see it. Nothing grows with the number of branches. docs/cpu-kernel.md explains it.
+A task is a query block of one head. Its rows fall into lists that the same branches and segments keep. A list runs one online
+softmax over its keys, tile by tile; each key is scored once, with `+ log` of how many branches see it. See docs/cpu-kernel.md.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from dilkit.pattern.lowering import FORMS, Band, Form, GivenBlocks, Grid, Segmen
 from dilkit.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dilkit.backends.native._native import EncodedProblem
@@ -45,24 +43,16 @@ if TYPE_CHECKING:
 
 NO_BIAS, TABLE = 0, 4
 """What a bias is a function of, beside the metrics from 1 on: kernels/native.h."""
-
 MAX_BRANCHES = 64
 """Branches of a pattern: a set of them is the bits of a machine word."""
-
 BLOCK_ROWS = 2048
 """Rows of a block, at most. Scratch grows with it, and keys are packed less often."""
-
 ROW_STEP = 48
 """The rows of the widest tile: blocks that end at no segment's end have a multiple of it."""
-
 CHUNK_ROWS = 4096
-"""The gradients cut a sequence into chunks of so many rows; shorter chunks are slower. kernels/blocks.h chooses."""
-
+"""The gradients cut a sequence into chunks of so many rows, at least; shorter chunks are slower."""
 FLOPS_PER_THREAD = 2**22
 """One more thread for each: to start a thread takes as long as to compute these."""
-
-NO_SCORES = 0.0, NO_BIAS, 0, False, (1, 1, 1)
-"""What `_encode_scores` says of scores that are not changed."""
 
 NOT_BUILT = Refusal(
     "kernel", "native", "this installation was built without it, as on Windows it always is", "sdpa computes the same"
@@ -126,26 +116,21 @@ class Native(Backend):
         tables = None if layout is None else _given(layout, problem)
         options = mask, cu_seqlens, dropout, bias, tables
         *sums, parts = _kernel().backward(*_prepared(problem, query), dout, query, key, value, out, lse.contiguous(), *options)
-        gradients = tuple(sums) if query.dtype == lse.dtype else _rounded(sums, query.dtype)
-        return gradients if parts is None else (*gradients, parts.sum(0).to(lse.dtype))
+        if query.dtype != lse.dtype:  # sums lie head by head
+            from torch import contiguous_format
+
+            sums = [x.to(query.dtype, memory_format=contiguous_format) for x in sums]
+        return tuple(sums) if parts is None else (*sums, parts.sum(0).to(lse.dtype))
 
     def attend_stored(self, step: Step, problem: Problem) -> tuple[Tensor, Tensor]:
         import torch
 
-        scores = _encode_scores(problem) if problem.bias is not None or problem.softcap else NO_SCORES
-        stored: tuple[Tensor, Tensor] = _kernel().attend_stored(step, problem, scores, instruction_set(), torch.get_num_threads())
+        options = _encode_scores(problem), instruction_set(), torch.get_num_threads()
+        stored: tuple[Tensor, Tensor] = _kernel().attend_stored(step, problem, *options)
         return stored
 
 
-def _rounded(sums: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Gradients as results, of sums that lie head by head."""
-    from torch import contiguous_format
-
-    return tuple(x.to(dtype, memory_format=contiguous_format) for x in sums)
-
-
 def _pattern_refusals(problem: Problem) -> list[Refusal]:
-    """Return the refusals of patterns that the kernel's tables cannot express."""
     forms, refusals = problem.forms, []
     if (branches := len(kernel_branches(forms))) > MAX_BRANCHES:
         refusals.append(Refusal("branches", str(branches), f"at most {MAX_BRANCHES}"))
@@ -174,7 +159,6 @@ def _differ_in_left_out(one: Form, other: Form) -> bool:
 
 
 def _check_lengths(problem: Problem, lengths: Tensor) -> None:
-    """Raise `PatternError` where the pattern is for no sequence of a length: lengths are in the tensors alone."""
     if not problem.pattern.only_segments:
         for length in sorted(set(lengths.tolist()) - {0}):
             problem.pattern.check_seq(length)
@@ -187,7 +171,6 @@ def is_built() -> bool:
 
 @cache
 def _kernel() -> ModuleType:
-    """The compiled kernel, imported when it is first used."""
     from dilkit.backends.native import _native
 
     return _native
@@ -200,7 +183,7 @@ def _instruction_sets() -> tuple[str, ...]:
 
 
 def instruction_set() -> str:
-    """The name of the instruction set that the kernel runs: that of `DILKIT_CPU_ISA`, else the best of this machine."""
+    """The instruction set that the kernel runs: that of `DILKIT_CPU_ISA`, else the best of this machine."""
     return environment.cpu_isa(_instruction_sets())
 
 
@@ -242,7 +225,7 @@ def _encode(problem: Problem) -> EncodedProblem:
 
 
 def encode_problem(problem: Problem) -> EncodeArguments:
-    """The arguments of `_native.EncodedProblem`: sizes, dtype, flags, scale, the branches, and what changes the scores."""
+    """The arguments of `_native.EncodedProblem`."""
     sizes = problem.heads, problem.kv_heads, problem.head_dim
     return (
         (problem.batch, _seq(problem), *sizes, BLOCK_ROWS, ROW_STEP, CHUNK_ROWS, residue_classes(problem)),
@@ -257,7 +240,6 @@ def encode_problem(problem: Problem) -> EncodeArguments:
 
 
 def _given(layout: Tensor, problem: Problem) -> GivenTables:
-    """The tables of the layout of a call."""
     (block,) = {form.block for form in problem.forms if isinstance(form, GivenBlocks)}
     return given_tables(layout, block)
 
@@ -268,9 +250,8 @@ def _encode_scores(problem: Problem) -> EncodedScores:
     form = problem.bias
     if form is None:
         return problem.softcap, NO_BIAS, 0, False, (1, 1, 1)
-    lacking = (1,) * (3 - len(form.sizes))  # dimensions that a table has not are the last ones, in which all positions are 0
     kind = TABLE if form.sizes else METRICS.index(form.metric) + 1
-    a, b, c = (*form.sizes, *lacking)
+    a, b, c = (*form.sizes, 1, 1, 1)[:3]  # dimensions that a table has not are the last ones, in which all positions are 0
     return problem.softcap, kind, form.dims, form.apart, (a, b, c)
 
 
@@ -314,7 +295,6 @@ def _of_bools(layout: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_numbers(layout: Tensor) -> tuple[Tensor, Tensor]:
-    """`_of_bools` of the numbers of the blocks that are seen."""
     import torch
 
     batches, heads, blocks, _ = layout.shape

@@ -3,11 +3,10 @@
 Segments       SEGMENTS   length, rate, an offset for each head
 Band           BAND       length, how far ahead, rate
 Global, Runs   RUNS       runs of rows, each with the runs of columns that it sees: queries as rows, then keys
-GivenBlocks    RUNS       the same, of which each call makes the tables (layouts.py)
-Grid, CutGrid  GRID       sizes, kernel sizes and dilations of three dimensions, and whether edges cut; length of the last
+GivenBlocks    RUNS       the same, in tables of each call (`given_tables`)
+Grid, CutGrid  GRID       sizes, kernel sizes and dilations of three dimensions, and whether edges cut
 
-A branch of the kernel is what forms of one branch of the pattern have in common; by head they differ in offset and tables, and in
-what they leave out.
+A branch of the kernel is what forms of one branch of the pattern have in common; by head they differ in offset and tables.
 """
 
 from __future__ import annotations
@@ -59,23 +58,22 @@ class KernelBranch(NamedTuple):
     number: int
     kind: int
     length: int
-    ahead: int
-    rate: int
-    grid: tuple[int, ...]
+    ahead: int = 0
+    rate: int = 1
+    grid: tuple[int, ...] = (1,) * 10
 
     @classmethod
     def of(cls, form: Form) -> KernelBranch:
         """Return the kernel branch of a form."""
-        none = (1,) * 10
         if isinstance(form, Segments):
-            return cls(form.branch, SEGMENTS, form.length, 0, form.rate, none)
+            return cls(form.branch, SEGMENTS, form.length, rate=form.rate)
         if isinstance(form, Band):
-            return cls(form.branch, BAND, min(form.back + 1, UNBOUNDED), form.ahead, form.rate, none)
+            return cls(form.branch, BAND, min(form.back + 1, UNBOUNDED), form.ahead, form.rate)
         if isinstance(form, Grid):
             sizes = (form.shape, form.kernel, form.dilation)  # dimensions that a grid has not are the first ones, of size 1
             grid = (min(size, UNBOUNDED) for given in sizes for size in (*(1,) * (3 - len(given)), *given))
-            return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), 0, 1, (*grid, int(isinstance(form, CutGrid))))
-        return cls(form.branch, RUNS, form.block if isinstance(form, (Runs, GivenBlocks)) else UNBOUNDED, 0, 1, none)
+            return cls(form.branch, GRID, min(form.shape[-1], UNBOUNDED), grid=(*grid, int(isinstance(form, CutGrid))))
+        return cls(form.branch, RUNS, form.block if isinstance(form, (Runs, GivenBlocks)) else UNBOUNDED)
 
 
 def kernel_branches(forms: Sequence[Form]) -> list[KernelBranch]:
@@ -122,26 +120,20 @@ class TablePairs:
 
     def shown_by(self, form: Form) -> int:
         """The number of the pair that says what a form shows; 0 for a form without one."""
-        import numpy as np
-
         if isinstance(form, Runs):
             return self._number(id(form.queries), lambda: (form.queries, form.keys))
         if isinstance(form, Global):
-            everything, sides = np.array([[0, UNBOUNDED]]), ((form.rows, form.columns), (form.columns, form.rows))
-            key = id(form.rows), id(form.columns)
-            return self._number(key, lambda: tuple(_inside_and_outside(x, everything, y) for x, y in sides))
+            sides = (form.rows, form.columns), (form.columns, form.rows)
+            return self._number(tuple(map(id, sides[0])), lambda: tuple(_inside_and_outside(x, y) for x, y in sides))
         return 0
 
     def left_out(self, form: Form) -> int:
         """The number of the pair whose rows that see something take no part in a form; -1 if all do."""
-        import numpy as np
-
         rows, columns = form.without_rows, form.without_columns
         if rows is None or columns is None:
             return -1
-        nothing, something = np.empty((0, 2), np.int64), np.array([[0, UNBOUNDED]])
         key = "left out", rows.tobytes(), columns.tobytes()
-        return self._number(key, lambda: tuple(_inside_and_outside(x, something, nothing) for x in (rows, columns)))
+        return self._number(key, lambda: tuple(_inside_and_outside(x, x[:0]) for x in (rows, columns)))
 
     def arrays(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         """`table`, `rows_end`, `first_columns` and `columns` of `BranchArrays`."""
@@ -161,20 +153,20 @@ class TablePairs:
         return self._numbers[key]
 
 
-def _inside_and_outside(rows: Int64Array, inside: Int64Array, outside: Int64Array) -> RunTable:
-    """Rows in the runs `rows` see the columns `inside`, the others `outside`."""
+def _inside_and_outside(rows: Int64Array, outside: Int64Array) -> RunTable:
+    """Rows in the runs `rows` see all columns, the others `outside`."""
     import numpy as np
 
     # Before each run of `rows` is one of others, and one after the last; the first is empty where row 0 is in `rows`.
     stop = np.append(rows.reshape(-1), UNBOUNDED)
-    seen = [outside, inside] * len(rows) + [outside]
+    seen = [outside, np.array([[0, UNBOUNDED]])] * len(rows) + [outside]
     return RunTable(stop, np.array([len(columns) for columns in seen]), np.concatenate(seen))
 
 
 def residue_classes(problem: Problem) -> int:
-    """The distance of which those of all pairs are multiples: rows that differ modulo it see nothing of each other.
+    """The distance of which those of all pairs are multiples: the kernel takes each class of rows modulo it as a sequence.
 
-    The kernel takes each class of rows as a sequence. Of the last rows of a cache it does not, where rows are few.
+    Of the last rows of a cache it does not, where rows are few.
     """
     rates = [form.rate if isinstance(form, Band) else 1 for form in problem.forms]
     return 1 if problem.kv_cache else min(math.gcd(*rates), UNBOUNDED)

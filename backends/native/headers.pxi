@@ -14,30 +14,19 @@ cdef extern from "native.h":
     ctypedef struct Grid:
         int64_t[3] size, kernel, step
         int64_t cut
-    ctypedef struct Bricks:
-        int64_t[3] sides, across
     ctypedef struct Problem:
         int64_t batch, seq, heads, kv_heads, dim
         int dtype, causal, once
         double scale
         int64_t branches
         const int64_t *kind
-        const int64_t *length
-        const int64_t *ahead
-        const int64_t *rate
-        const int64_t *offset
-        const int64_t *without
-        const int64_t *beyond
-        const uint64_t *shown
-        RunTables runs, given_runs
+        RunTables given_runs
         int64_t given, given_batches, given_heads
         const Grid *grid
         int64_t most_block_rows, row_step, least_chunk_rows
         const int32_t *starts
         const int32_t *lengths
-        int64_t blocks, chunk_blocks
-        Bricks bricks
-        int64_t groups, relations, chunks, chunk_rows, shift, classes, step, residue
+        int64_t chunks, classes, step, residue
         int dropout
         uint64_t seed
         uint32_t threshold
@@ -53,7 +42,6 @@ cdef extern from "native.h":
         const char *bias_weights
         TensorView positions
         double *dbias
-        int64_t first_part
         int one_part
         const char *mask
         int64_t mask_batch, mask_row
@@ -64,27 +52,16 @@ cdef extern from "native.h":
     ctypedef struct InstructionSet:
         const char *name
         int (*runs_here)() nogil
-        void (*run_task)(const Problem *problem, int phase, int64_t index, void *scratch) noexcept nogil
         void (*exp2)(const float *x, float *y, int64_t count) nogil
         int64_t (*multiply_add)(int64_t rounds, float *result) nogil
         int64_t (*score_tiles)(int64_t rounds) nogil
         const InstructionSet *instead
-    const InstructionSet native_generic
     int GRID
     int FORWARD, DELTA, BACKWARD
     int NATIVE_DONE, NATIVE_INTERRUPTED, NATIVE_NO_MEMORY
     int64_t lesser(int64_t a, int64_t b) nogil
-    int64_t chunk_of_task(const Problem *problem, int64_t index) nogil
     int64_t native_parts(const Problem *problem) nogil
     int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)() noexcept) nogil
-
-cdef extern from "rounds.h":
-    ctypedef struct Turns:
-        pass
-    ctypedef struct Turn:
-        int32_t *keys
-        int32_t *queries
-    Turn turn_of(Turns *turns, const Problem *problem, int64_t index, int64_t round) nogil
 
 cdef extern from "step.h":
     ctypedef struct StoredView:
@@ -120,11 +97,6 @@ cdef extern from "step.h":
 cdef extern from "repeats.h":
     int SPANS_BACK
     void share_rows(Span *spans, int64_t count, Repeat *repeats)
-
-cdef extern from "bricks.h":
-    ctypedef struct Brick:
-        int64_t[3] first, sides
-    Brick brick_at(const Problem *problem, const Bricks *bricks, int64_t index) nogil
 
 cdef extern from "blocks.h":
     void choose_blocks(Problem *problem) nogil

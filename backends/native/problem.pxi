@@ -10,10 +10,7 @@ cdef TensorView view_of(tensor) except *:
 
 
 cdef bytes joined(arrays, const int64_t **at):
-    """The numbers of thirteen arrays, int64 and contiguous, one after the other; `at` is set to where each begins.
-
-    Kept as arrays, which are two blocks of memory each, those of many problems would keep the allocator from using what lies between.
-    """
+    """The numbers of thirteen arrays, int64 and contiguous, in one block of memory; `at` is set to where each begins."""
     cdef int i
     cdef const int64_t *start
     for array in arrays:
@@ -38,36 +35,36 @@ cdef int check_grids(const Problem *p, int64_t seq) except -1:
     return 0
 
 
+cdef int set_scores(Problem *p, scores) except -1:
+    """The softcap, and of a bias what it is a function of, the numbers of a position, whether a row has two, and sizes of a table."""
+    p.softcap, p.bias, p.position_dims, apart, table = scores
+    p.key_position = p.position_dims if apart else 0
+    p.table_size[0], p.table_size[1], p.table_size[2] = table
+    p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
+    return 0
+
+
 cdef class EncodedProblem:
     """A problem's sizes and branches as the C kernel reads them, without tensors: made once, used by many calls.
 
     `sizes`: batch, seq, heads, kv_heads, head_dim, most rows of a block, rows of a step, least rows of a chunk, residue classes; seq
-    is 0 where each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous. `scores`: the softcap,
-    and of a bias what it is a function of, the numbers of a position, whether a row has two positions, and three sizes of a table.
+    is 0 where each call has sequences of its own. `arrays`: those of a `BranchArrays`, int64 and contiguous. `scores`: `set_scores`.
     """
 
     cdef Problem problem
     cdef bytes numbers
-    cdef object lse  # of the shape that each call returns, but one number of memory: to be given to empty_like; None where there is none
+    cdef object lse  # of the shape that each call returns, but one number of memory, for empty_like; or None
 
-    def __init__(
-        self, sizes, int dtype, int causal, int once, double scale, arrays, scores=(0.0, 0, 0, False, (1, 1, 1)), int64_t given=-1
-    ):
+    def __init__(self, sizes, int dtype, int causal, int once, double scale, arrays, scores, int64_t given):
         cdef Problem *p = &self.problem
         cdef const int64_t *at[13]
         p.batch, p.seq, p.heads, p.kv_heads, p.dim, p.most_block_rows, p.row_step, p.least_chunk_rows, p.classes = sizes
         p.step, p.given = 1, given
-        p.softcap, p.bias, p.position_dims, apart, table = scores
-        p.key_position = p.position_dims if apart else 0
-        p.table_size[0], p.table_size[1], p.table_size[2] = table
-        p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
+        set_scores(p, scores)
         p.dtype, p.causal, p.once, p.scale = dtype, causal, once, scale
         p.branches, p.lse_head, p.keep_scale = len(arrays.kind), p.seq, 1.0
         self.numbers = joined(arrays, at)
-        p.kind, p.length, p.ahead, p.rate, p.grid = at[0], at[1], at[2], at[3], <const Grid *>at[4]
-        p.offset, p.without, p.beyond, p.shown = at[5], at[6], at[7], <const uint64_t *>at[8]
-        p.runs.table, p.runs.rows_end, p.runs.first_columns = at[9], at[10], at[11]
-        p.runs.columns = <const int64_t (*)[2]>at[12]
+        memcpy(&p.kind, at, sizeof(at))
         if p.seq:
             self.lse = empty(1, dtype=float64 if p.dtype == 0 else float32, device="cpu").expand(p.batch, p.heads, p.seq)
             check_grids(p, p.seq)

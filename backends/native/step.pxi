@@ -2,7 +2,7 @@
 
 
 cdef StoredView stored_view(Checked c, const int64_t *place, int64_t row, int64_t element) noexcept:
-    """Of a place in a table: the tensor, the offset, and the strides of sequence and head; `element`: the bytes of one."""
+    """Of a place in a table: tensor, offset, strides of sequence and head; `element`: the bytes of one."""
     return StoredView(c.stored[place[0]].data + place[1] * element, place[2] * element, place[3] * element, row * element)
 
 
@@ -27,7 +27,8 @@ cdef int set_spans(Span *spans, step, Checked c, int64_t element) except -1:
         span.value = stored_view(c, line + VALUE, line[VALUE_ROW], element)
         span.query_position, span.position, span.position_step = line[QUERY_POSITION], line[POSITION], line[POSITION_STEP]
         if line[PAGES] >= 0:
-            set_pages(span, line, c, element)
+            span.pages, span.page_rows, span.page = &c.pages[line[PAGES]], line[PAGE_ROWS], line[PAGE] * element
+            span.page_first, span.page_step = line[PAGE_FIRST], line[PAGE_STEP]
         if line[POSITIONS] >= 0:
             span.position_step = 0  # they are not at equal distances
             if step.bias is not None:
@@ -37,19 +38,14 @@ cdef int set_spans(Span *spans, step, Checked c, int64_t element) except -1:
     return 0
 
 
-cdef int64_t number_pieces(Span *spans, int64_t count) noexcept:
-    """Give the pieces of all spans their numbers; returns how many there are."""
-    cdef int64_t i, pieces = 0
-    for i in range(count):
-        spans[i].first_piece = pieces
-        pieces += spans[i].rows * spans[i].heads * pieces_of(spans + i)
-    return pieces
-
-
-cdef int set_pages(Span *span, const int64_t *line, Checked c, int64_t element) noexcept:
-    span.pages, span.page_rows, span.page = &c.pages[line[PAGES]], line[PAGE_ROWS], line[PAGE] * element
-    span.page_first, span.page_step = line[PAGE_FIRST], line[PAGE_STEP]
-    return 0
+cdef int64_t number_pieces(Step *s, Span *spans) noexcept:
+    """Give the pieces of all spans their numbers; returns how many stored rows are read."""
+    cdef int64_t i, rows = 0
+    for i in range(s.spans):
+        spans[i].first_piece = s.pieces
+        s.pieces += spans[i].rows * spans[i].heads * pieces_of(spans + i)
+        rows += spans[i].rows * spans[i].heads * spans[i].count
+    return rows
 
 
 cdef int set_unseen(Span *span, unseen) except -1:
@@ -74,25 +70,6 @@ cdef int set_writes(Write *writes, Checked c, int64_t element) noexcept:
     return 0
 
 
-cdef int set_scored(Problem *p, problem, scores, step, Checked c) except -1:
-    """The sizes of a step, and what its scores are."""
-    p.batch, p.seq, p.heads, p.kv_heads, p.dim = c.query.shape[0], c.query.shape[1], c.heads, c.kv_heads, c.dim
-    p.dtype, p.scale = c.query.dtype, problem.scale
-    p.softcap, p.bias, p.position_dims, apart, table = scores
-    p.key_position = p.position_dims if apart else 0
-    p.table_size[0], p.table_size[1], p.table_size[2] = table
-    p.entries = p.table_size[0] * p.table_size[1] * p.table_size[2]
-    return set_bias(p, step.bias, c.tokens)
-
-
-cdef int64_t bytes_read(const Step *s, int64_t element) noexcept:
-    """Bytes of the stored rows that are read."""
-    cdef int64_t i, rows = 0
-    for i in range(s.spans):
-        rows += s.span[i].rows * s.span[i].heads * s.span[i].count
-    return 2 * rows * s.problem.dim * element
-
-
 def attend_stored(step, problem, scores, str isa, int threads):
     """`(out, lse)` of a step, as `DecodingBackend.attend_stored` returns them; `scores` are those of an `EncodedProblem`."""
     cdef Step s
@@ -102,12 +79,15 @@ def attend_stored(step, problem, scores, str isa, int threads):
     if c.query.device_type != CPU:
         raise ValueError(f"query is on {step.query.device}; the CPU is needed")
     memset(&s, 0, sizeof(Step))
-    set_scored(&s.problem, problem, scores, step, c)
-    s.stored = DTYPES.index(problem.stored)
-    cdef int64_t bytes = BYTES[s.problem.dtype], element = BYTES[s.stored], spans = c.spans.shape[0], writes = c.writes.shape[0]
+    cdef Problem *p = &s.problem
+    p.batch, p.seq, p.heads, p.kv_heads, p.dim = c.query.shape[0], c.query.shape[1], c.heads, c.kv_heads, c.dim
+    p.dtype, p.scale, s.stored = c.query.dtype, problem.scale, DTYPES.index(problem.stored)
+    set_scores(p, scores)
+    set_bias(p, step.bias, c.tokens)
+    cdef int64_t rows, bytes = BYTES[p.dtype], element = BYTES[s.stored], spans = c.spans.shape[0], writes = c.writes.shape[0]
     out = empty_like(step.query, memory_format=contiguous_format)
-    lse = empty((s.problem.batch, s.problem.heads, s.problem.seq), dtype=float64 if bytes == 8 else float32, device="cpu")
-    s.problem.q, s.problem.out, s.problem.lse = checked_view(&c.query, bytes), view_of(out), locate(lse, NULL, 0)
+    lse = empty((p.batch, p.heads, p.seq), dtype=float64 if bytes == 8 else float32, device="cpu")
+    p.q, p.out, p.lse = checked_view(&c.query, bytes), view_of(out), locate(lse, NULL, 0)
     s.new_key, s.new_value = checked_view(&c.key, bytes), checked_view(&c.value, bytes)
     if step.sink is not None:
         s.sink = locate(step.sink, NULL, 0)
@@ -120,9 +100,9 @@ def attend_stored(step, problem, scores, str isa, int threads):
         set_spans(<Span *>s.span, step, c, element)
         if step.by_position:
             share_rows(<Span *>s.span, spans, <Repeat *>(tables + spans * sizeof(Span) + writes * sizeof(Write)))
-        s.pieces = number_pieces(<Span *>s.span, spans)
+        rows = number_pieces(&s, <Span *>s.span)
         set_writes(<Write *>s.write, c, element)
-        threads = <int>lesser(threads, 1 + bytes_read(&s, element) // BYTES_PER_THREAD)
+        threads = <int>lesser(threads, 1 + 2 * rows * p.dim * element // BYTES_PER_THREAD)
         with nogil:
             end = native_step(code, &s, threads, interrupted)
     finally:

@@ -7,19 +7,17 @@ Tensors are handed over without a copy, and kernels run on torch's current strea
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Limits
 from dilkit.backends.ignored_keys import without_ignored
 from dilkit.backends.numba.arguments import BY_ROW, RESULTS, LaunchGroup, ProblemNumbers, TensorView, Tiling, signature, view
 from dilkit.backends.tiles.backend import Tensors, TiledBackend
-from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule, proof_facts
+from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule, proof_facts, sources_of
 from dilkit.backends.tiles.schedule import TILE
 from dilkit.device import Capability
 from dilkit.pattern.lowering import Segments
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from dilkit.op.dropout import Dropout
 
 MAX_BLOCKS = 2**31 - 1
-"""Blocks of a launch."""
 
 MAX_HEAD_DIM = 128
 
@@ -160,9 +157,7 @@ def _compiler_facts() -> tuple[str, ...]:
     """Return numba's versions and a digest of this folder: compiled kernels depend on both."""
     import numba
 
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    versions = f"numba {numba.__version__}", f"numba-cuda {version('numba-cuda')}"
-    return (*versions, f"sources {hashlib.sha256(sources).hexdigest()[:16]}")
+    return f"numba {numba.__version__}", f"numba-cuda {version('numba-cuda')}", sources_of(__file__)
 
 
 def _as_arrays(x: Any) -> Any:

@@ -31,85 +31,46 @@ def tiles(
     A tile is for the `heads_at_once` query heads from `heads[i]` on: its head is `heads[i]`, and its set holds the branches that
     serve any of them. With `every_row`, rows that no branch keeps are in tiles too, with an empty set.
     """
-    most = min(seq, max(steps), np.min(np.asarray(branches)[:, 0]))
-    sets, listed, found, keys = np.empty(most, np.uint32), np.empty(most, np.uint8), None, None
-    for _ in range(2):
-        count = _list_tiles(
-            branches, offsets, heads, heads_at_once, heads_per_kv_head, seq, steps, tile_rows, every_row, sets, listed, found, keys
-        )
+    cdef int64_t count, start, stop, residues, first, step, row, rows, seen, most = min(seq, max(steps), np.min(np.asarray(branches)[:, 0]))
+    cdef Py_ssize_t h, s
+    # of each residue of a cell, the branches that keep it, and whether it is in a class
+    cdef uint32_t[::1] sets = np.empty(most, np.uint32)
+    cdef uint8_t[::1] listed = np.empty(most, np.uint8)
+    cdef int32_t[:, ::1] found = None
+    cdef int64_t[::1] keys = None
+    for _ in range(2):  # they are counted before they are written
+        count = 0
+        with nogil:
+            for h in range(heads.shape[0]):
+                start = 0
+                while start < seq:
+                    stop = _cell_end(branches, start, seq)
+                    residues = min(steps[steps.shape[0] - 1], stop - start)
+                    for first in range(residues):
+                        sets[first] = _branch_set(branches, offsets, heads[h], heads_at_once, heads_per_kv_head, start + first)
+                        listed[first] = False
+                    for s in range(steps.shape[0]):
+                        step = steps[s]
+                        for first in range(min(step, residues)):
+                            if listed[first] or not _alike(sets[first:residues:step]):
+                                continue
+                            listed[first:residues:step] = True
+                            row = start + first if sets[first] or every_row else stop
+                            seen = _key_count(branches, sets[first], row, seq)
+                            while row < stop:
+                                rows = min(tile_rows, (stop - row - 1) // step + 1)
+                                if found is not None:
+                                    found[count, 0] = <int32_t>row
+                                    found[count, 1] = <int32_t>sets[first]
+                                    found[count, 2] = <int32_t>step
+                                    found[count, 3] = <int32_t>(heads[h] | rows << 16)
+                                    keys[count] = seen
+                                count += 1
+                                row += rows * step
+                    start = stop
         if found is None:
             found, keys = np.empty((count, 4), np.int32), np.empty(count, np.int64)
-    return found, keys
-
-
-cdef int64_t _list_tiles(
-    const int32_t[:, ::1] branches,
-    const int32_t[:, ::1] offsets,
-    const int32_t[::1] heads,
-    int heads_at_once,
-    int heads_per_kv_head,
-    int64_t seq,
-    const int64_t[::1] steps,
-    int64_t tile_rows,
-    bint every_row,
-    uint32_t[::1] sets,
-    uint8_t[::1] listed,
-    int32_t[:, ::1] tiles,
-    int64_t[::1] keys,
-):
-    """The number of tiles; they are written to `tiles` and `keys` unless these are None. `sets` and `listed` hold, of each residue
-    of a cell, the branches that keep it, and whether it is in a class."""
-    cdef int64_t count = 0, start, stop, residues, first, step
-    cdef Py_ssize_t h, s
-    with nogil:
-        for h in range(heads.shape[0]):
-            start = 0
-            while start < seq:
-                stop = _cell_end(branches, start, seq)
-                residues = min(steps[steps.shape[0] - 1], stop - start)
-                for first in range(residues):
-                    sets[first] = _branch_set(branches, offsets, heads[h], heads_at_once, heads_per_kv_head, start + first)
-                    listed[first] = False
-                for s in range(steps.shape[0]):
-                    step = steps[s]
-                    for first in range(min(step, residues)):
-                        if listed[first] or not _alike(sets[first:residues:step]):
-                            continue
-                        listed[first:residues:step] = True
-                        if sets[first] or every_row:
-                            count = _list_class(
-                                branches, sets[first], heads[h], start + first, stop, step, tile_rows, seq, count, tiles, keys
-                            )
-                start = stop
-    return count
-
-
-cdef inline int64_t _list_class(
-    const int32_t[:, ::1] branches,
-    uint32_t chosen,
-    int32_t head,
-    int64_t row,
-    int64_t stop,
-    int64_t step,
-    int64_t tile_rows,
-    int64_t seq,
-    int64_t count,
-    int32_t[:, ::1] tiles,
-    int64_t[::1] keys,
-) noexcept nogil:
-    """`count` and the number of tiles of `row`, `row + step`, ... before `stop`, which are written if `tiles` is given."""
-    cdef int64_t rows, seen = _key_count(branches, chosen, row, seq)
-    while row < stop:
-        rows = min(tile_rows, (stop - row - 1) // step + 1)
-        if tiles is not None:
-            tiles[count, 0] = <int32_t>row
-            tiles[count, 1] = <int32_t>chosen
-            tiles[count, 2] = <int32_t>step
-            tiles[count, 3] = <int32_t>(head | rows << 16)
-            keys[count] = seen
-        count += 1
-        row += rows * step
-    return count
+    return np.asarray(found), np.asarray(keys)
 
 
 cdef inline bint _alike(const uint32_t[:] sets) noexcept nogil:

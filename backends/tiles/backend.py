@@ -6,8 +6,6 @@
                 the kernel "dkeyvalue", over key tiles          query, key, value, dout     -> dkey, dvalue
 
 No two blocks add to the same number, so equal inputs give equal bits.
-
-    attend_stored    the tables to the device, then `attend_placed`, which a CUDA graph may capture: one launch
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dilkit.backend import Backend, Refusal
-from dilkit.backends.tiles.captured import keep
+from dilkit.backends.tiles.kept import keep
 from dilkit.backends.tiles.schedule import LOW_ROWS, schedule_refusals
 from dilkit.device import capturing
 from dilkit.inputs import Inputs
@@ -105,8 +103,12 @@ class StepBackend(TiledBackend):
         return self.launch_step(placed)
 
 
+def computed_as(dim: int, size: int) -> str:
+    """What it costs to pad `head_dim`, for `Backend.detail`; empty where it is not padded."""
+    return f"; head_dim {dim} computed as {size}: {size / dim:.2f} times the multiplications" if size > dim else ""
+
+
 def _named(inputs: Inputs) -> Tensors:
-    """The tensors by the names that kernels have for them."""
     query, key, value, mask, starts, *_ = inputs
     bias = inputs.bias
     named = {"query": query, "key": key, "value": value, "mask": mask, "starts": starts}
@@ -114,15 +116,12 @@ def _named(inputs: Inputs) -> Tensors:
 
 
 # A tile takes as long as a full one, so many short runs of rows are refused.
-LEAST_ROWS = LOW_ROWS // 2
-"""Rows of a tile on average, at least."""
-
-FEW_TILES = 16
-"""So many tiles of a head may be emptier: they take little time."""
+LEAST_ROWS, FEW_TILES = LOW_ROWS // 2, 16
+"""Rows of a tile on average, at least; so many tiles of a head may be emptier."""
 
 
 def fill_refusals(problem: Problem) -> list[Refusal]:
-    """Why the tiles of runs would be too empty, in the words of a backend; empty where they are not."""
+    """Refusals of runs whose tiles would be too empty."""
     if (rows := least_rows(problem)) >= LEAST_ROWS:
         return []
     limit = f"at least {LEAST_ROWS} of {LOW_ROWS} on average, or at most {FEW_TILES} tiles of a head"

@@ -1,16 +1,13 @@
 """Counters by which the blocks of a launch share its tiles, or the items of a step.
 
 A counter is two int32: of tiles, and of those that are done, which a step of decoding counts. A kernel finds it at 0 and leaves
-it at 0 (`take_number` of `cuda/kernels/dilated.cuh`, `attend_stored` of `triton/attend_stored.py`): nothing is launched to clear
-it. It serves one launch at a time:
+it at 0 (`take_number` of `cuda/kernels/dilated.cuh`, `attend_stored` of `triton/attend_stored.py`). It serves one launch at once:
 
     launched    the kernels on a stream run one after the other: a counter for each stream of each device. Streams are told apart
                 by the number that CUDA gives no other stream: a new one may have the handle of one whose kernels still run
-    captured    a graph may run beside anything else, its kernels beside each other, each only after its own last run:
-                a counter for each captured launch, for as long as the graph may run
+    captured    a graph may run beside anything else: a counter for each captured launch, for as long as the graph may run
 
-No counter is handed out twice, and those of streams stay for good: nobody needs to know when a stream or its last kernel ends.
-A launch that fails runs no block. A kernel that is stopped on its way takes its context along, and the counters with it.
+No counter is handed out twice, and those of streams stay for good. A kernel that is stopped on its way takes its context along.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from dilkit.backends.tiles import captured
+from dilkit.backends.tiles.kept import keep
 from dilkit.device import cuda_stream_number
 
 if TYPE_CHECKING:
@@ -52,26 +49,27 @@ class Counters:
         """
         with self._lock:
             page = self._pages.get(device.index)
-            if capturing:
-                return _captured(page, device)
+            if capturing and (page is None or not page.left):
+                raise RuntimeError(
+                    f"no counter is left on {device} for a launch that is captured in a CUDA graph: make the same call once "
+                    "before"
+                )
+            if capturing and page is not None:
+                keep(page.data, device)
+                return page.take()
             if page is None or page.left < PAGE // 2:
                 page = self._pages[device.index] = _Page(device)
             key = device.index, None if stream == DEFAULT else cuda_stream_number(stream)
             if key not in self._of_stream:
-                self._take(key, page)
+                if len(self._of_stream) == MOST_STREAMS:
+                    self._of_stream.clear()
+                if page not in self._of_streams:
+                    self._of_streams.append(page)
+                self._of_stream[key] = page.take()
             return self._of_stream[key]
-
-    def _take(self, key: tuple[int, int | None], page: _Page) -> None:
-        if len(self._of_stream) == MOST_STREAMS:
-            self._of_stream.clear()
-        if page not in self._of_streams:
-            self._of_streams.append(page)
-        self._of_stream[key] = page.take()
 
 
 class _Page:
-    """Counters that are handed out one after the other, none twice."""
-
     def __init__(self, device: torch.device) -> None:
         import torch
 
@@ -82,12 +80,3 @@ class _Page:
     def take(self) -> int:
         self.left -= 1
         return self.data.data_ptr() + self.left * self.data.element_size()
-
-
-def _captured(page: _Page | None, device: torch.device) -> int:
-    if page is None or not page.left:
-        raise RuntimeError(
-            f"no counter is left on {device} for a launch that is captured in a CUDA graph: make the same call once before"
-        )
-    captured.keep(page.data, device)
-    return page.take()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dilkit.backends.tiles.kept import Kept, expect_room, kept
 from dilkit.backends.tiles.schedule import TILE, Group, schedule
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QUERIES, KEYS = "query_tiles", "key_tiles"
-"""Which tiles of a group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,7 @@ class ScheduleGroup:
 class DeviceSchedule(Kept):
     """All groups of a problem. `data`, int32 `(records, 4)`, holds what the addresses of `groups` point to.
 
-    The tiles of packed sequences are those of the longest, by ascending row: a sequence has as many of them as begin before its
-    end. So they do not depend on how long the others are.
+    The tiles of packed sequences are those of the longest, by ascending row: a sequence has those that begin before its end.
     """
 
     data: Tensor
@@ -75,6 +74,12 @@ def proof_facts(problem: Problem, *compiled: str) -> tuple[str, ...]:
     return (device.name, f"capability {device.capability}", f"driver {cuda_driver()}", *compiled, *features)
 
 
+def sources_of(module: str) -> str:
+    """A digest of the folder of `module`, on which compiled kernels depend, for `proof_facts`."""
+    sources = b"".join(path.read_bytes() for path in sorted(Path(module).parent.glob("*.py")))
+    return f"sources {hashlib.sha256(sources).hexdigest()[:16]}"
+
+
 def device_schedule(problem: Problem, tile_rows: int, kind: str, device: torch.device) -> DeviceSchedule:
     """The schedule of `problem` on `device`, with the tiles that `kind` names; see `kept`."""
     sizes = problem.seq, problem.heads, problem.kv_heads, problem.is_causal, problem.varlen, tile_rows
@@ -92,13 +97,13 @@ def _copied(problem: Problem, tile_rows: int, kind: str, device: torch.device) -
     if problem.varlen:
         tiles = [records[np.argsort(records["row"], kind="stable")] for records in tiles]
     parts = [records for group, group_tiles in zip(groups, tiles, strict=True) for records in (group.branches, group_tiles)]
-    data = torch.from_numpy(np.concatenate([_numbers(records) for records in parts])).to(device)
-    starts = data.data_ptr() + TILE.itemsize * np.cumsum([0, *map(len, parts)])
+    # branches and tiles are both four 32-bit numbers
+    data = torch.from_numpy(np.concatenate([records.view(np.int32).reshape(-1, 4) for records in parts])).to(device)
+    starts = (data.data_ptr() + TILE.itemsize * np.cumsum([0, *map(len, parts)])).tolist()
     copies = []
-    for i, group in enumerate(groups):
-        group_tiles = tiles[i]
-        rows = torch.from_numpy(group_tiles["row"].copy()).to(device) if problem.varlen else None
-        copies.append(ScheduleGroup(group, int(starts[2 * i]), int(starts[2 * i + 1]), len(group_tiles), rows))
+    for i, (group, records) in enumerate(zip(groups, tiles, strict=True)):
+        rows = torch.from_numpy(records["row"].copy()).to(device) if problem.varlen else None
+        copies.append(ScheduleGroup(group, starts[2 * i], starts[2 * i + 1], len(records), rows))
     return DeviceSchedule(data, tuple(copies))
 
 
@@ -108,8 +113,3 @@ def tall_tiles(problem: Problem, rows: int) -> int:
     groups = schedule(problem, rows).groups
     of_all = np.concatenate([group.query_tiles["rows"] for group in groups])
     return len(groups[0].query_tiles) if len(of_all) and of_all.mean() * 4 >= rows * 3 else 0
-
-
-def _numbers(records: NDArray[np.void]) -> NDArray[np.int32]:
-    """Branches and tiles are both four 32-bit numbers."""
-    return records.view(np.int32).reshape(-1, 4)

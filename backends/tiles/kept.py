@@ -1,15 +1,21 @@
-"""Tables of a problem on a device: made once, and found by all later calls, captured in CUDA graphs or not."""
+"""Tables of a problem on a device: made once, and found by all later calls, captured in CUDA graphs or not.
+
+    captured in a graph --keep--> kept --the graph's object ends--> ended --let_go, once its device is idle--> dropped
+
+A graph may be replayed for as long as its `torch.cuda.CUDAGraph` exists; a last replay may still be under way when that ends.
+Where torch does not say which graph is being captured, as older versions cannot, things are kept for the life of the process.
+"""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, MutableMapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from dilkit import environment, plan
-from dilkit.backends.tiles import captured
 from dilkit.device import capturing
 from dilkit.problem import Problem
 
@@ -17,14 +23,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_kept: MutableMapping[object, dict[int, object]] = weakref.WeakKeyDictionary()
+"""By graph, what it points to, by identity."""
+_for_good: dict[int, object] = {}
+"""What graphs point to of which nobody knows when they end."""
+_ended: list[tuple[torch.device, dict[int, object]]] = []
+"""What graphs pointed to that have ended, and where."""
+
 
 class Kept(ABC):
     """Tensors of one device that kernels read."""
 
     @property
     @abstractmethod
-    def tensors(self) -> Iterable[Tensor]:
-        """All of them."""
+    def tensors(self) -> Iterable[Tensor]: ...
 
     @property
     def nbytes(self) -> int:
@@ -46,23 +58,23 @@ KeptT = TypeVar("KeptT", bound=Kept)
 def kept(key: tuple[object, ...], make: Callable[[], KeptT], problem: Problem, device: torch.device) -> KeptT:
     """Return the tables of `problem` on `device`, made by `make` at the first call with this `key`.
 
-    `key` holds all that the tables depend on, but for the device. The first call waits until they are made. While a CUDA graph is
-    captured nothing can be copied: then raises RuntimeError for tables that are not there.
+    `key` holds all that the tables depend on, but for the device. Raises RuntimeError where they had to be made while a CUDA
+    graph is captured, for then nothing can be copied.
     """
-    prepared = plan.cached((*key, device), partial(_made, make, problem, device))
+
+    def made() -> KeptT:
+        if capturing(device):
+            raise RuntimeError(
+                f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make "
+                f"the same call once before (if you did, {environment.CACHE_BYTES.name} is too small to keep them)"
+            )
+        let_go()
+        return make()
+
+    prepared = plan.cached((*key, device), made)
     if capturing(device):
-        captured.keep(prepared, device)
+        keep(prepared, device)
     return prepared
-
-
-def _made(make: Callable[[], KeptT], problem: Problem, device: torch.device) -> KeptT:
-    if capturing(device):
-        raise RuntimeError(
-            f"the tiles of {problem} are not on {device}, and cannot be copied there while a CUDA graph is captured: make the "
-            f"same call once before (if you did, {environment.CACHE_BYTES.name} is too small to keep them)"
-        )
-    captured.let_go()
-    return make()
 
 
 def expect_room(problem: Problem, need: int, entries: int) -> None:
@@ -74,10 +86,48 @@ def expect_room(problem: Problem, need: int, entries: int) -> None:
 
 @lru_cache(maxsize=64)
 def _warn_of_copies(what: str, need: int, limit: int) -> None:
-    """Say once for each kind of call that its tables are made anew each time, and what to do."""
     name, enough = environment.CACHE_BYTES.name, 2 ** (2 * need + 2 * plan.ENTRY_BYTES).bit_length()
     text = (
         f"the tiles of {what} take {need:,} bytes on the device; with {name}={limit} they are not kept, but made and copied anew "
         f"by each call: set {name}={enough}"
     )
     warnings.warn(text, stacklevel=2)
+
+
+def keep(thing: object, device: torch.device) -> None:
+    """Keep `thing` for the graph that the current stream of `device` is captured in."""
+    graph = _graph(device)
+    if graph is None:
+        _for_good[id(thing)] = thing
+        return
+    things = _kept.get(graph)
+    if things is None:
+        things = _kept[graph] = {}
+        weakref.finalize(graph, _ended.append, (device, things)).atexit = False
+    things[id(thing)] = thing
+
+
+def let_go() -> None:
+    """Drop what ended graphs pointed to. Waits for their devices, so nothing may be captured now."""
+    import torch
+
+    while _ended:
+        device, things = _ended.pop()
+        torch.cuda.synchronize(device)
+        things.clear()
+
+
+def _graph(device: torch.device) -> object | None:
+    """The object of the graph that is being captured; None where torch does not know it."""
+    import torch
+
+    current = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)
+    if current is None or device.type != "cuda":
+        return None
+    with torch.cuda.device(device):
+        try:
+            graph = current()
+        except RuntimeError:  # captured by others than torch
+            return None
+    # Anything else is an object made just now, for a graph that lives in C++: it would end at once.
+    return graph if isinstance(graph, torch.cuda.CUDAGraph) else None

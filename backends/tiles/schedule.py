@@ -4,13 +4,11 @@
     keys(tile) = union over b in set of { x in segment_b(row) : x = row (mod rate_b) }
 
 `step` is a multiple of the rates of `set`, as small as rows of other branches between them allow: of rates 1, 2, 4 and 8, the odd
-rows are 2 apart, for only the branch of rate 1 keeps them. All rows of a tile see the same keys. A key that m branches of the set
-keep counts m times, so it is scored once, with `+ log m`. A pattern is symmetric in queries and keys, so the tiles for the
-gradients of keys and values are made alike, by key/value head.
+rows are 2 apart, for only the branch of rate 1 keeps them. All rows of a tile see the same keys; one that m branches of the set
+keep is scored once, with `+ log m`. The tiles for the gradients of keys and values are made alike, by key/value head.
 
 Branches whose rates are too large for the shortest segment of the others make a group of their own, and so does each relation
-that branches of other kinds show (`dilkit.backends.tiles.relations`). Each group is one launch, and a later one merges its
-partial results with those that earlier ones left in `out` and `lse`.
+(`relations.py`). Each group is one launch, which merges its results with those that earlier ones left in `out` and `lse`.
 """
 
 from __future__ import annotations
@@ -26,22 +24,16 @@ from numpy.typing import NDArray
 from dilkit import plan
 from dilkit.backend import Refusal, offset_refusals
 from dilkit.backends.tiles import _tiles
-from dilkit.backends.tiles.relation_tiles import part_table, relation_tiles
-from dilkit.backends.tiles.relations import FAR, Relation, relations
+from dilkit.backends.tiles.relations import FAR, Relation, part_table, relation_tiles, relations
 from dilkit.pattern.lowering import Segments
 from dilkit.problem import Problem
 
 MAX_BRANCHES = 32
 """Branches of one group, at most: a set of them is the bits of a word."""
-
-MAX_SEQ = FAR + 1
-"""Tokens of a sequence, at most: row numbers, and sums of two of them, are 32-bit."""
-
+MAX_SEQ, MAX_HEADS = FAR + 1, 2**16 - 1
+"""Tokens, as sums of two row numbers are 32-bit, and query heads, of whose number a tile has 16 bits, at most."""
 MOST_ROWS, LOW_ROWS = 128, 64
-"""Of a tall tile and of a low one."""
-
-MAX_HEADS = 2**16 - 1
-"""Query heads, at most: a tile has 16 bits for the number of one."""
+"""Rows of a tall tile and of a low one."""
 
 TILE = np.dtype([("row", np.int32), ("set", np.uint32), ("step", np.int32), ("head", np.uint16), ("rows", np.uint16)])
 BRANCH = np.dtype([("segment", np.int32), ("rate", np.int32), ("head_start", np.int32), ("head_stop", np.int32)])
@@ -67,6 +59,10 @@ class Group:
     relation: Relation | None = None
     """With one, `set` of a tile is 1 + the number of the part that its rows are in, those of queries first; 0 for none."""
 
+    def __post_init__(self) -> None:
+        for array in (self.branches, self.query_tiles, self.key_tiles):
+            array.setflags(write=False)
+
     @property
     def branch_count(self) -> int:
         """Number of branches; for a relation, minus its number of parts."""
@@ -74,7 +70,6 @@ class Group:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         return self.branches.nbytes + self.query_tiles.nbytes + self.key_tiles.nbytes
 
 
@@ -91,7 +86,7 @@ class Schedule:
 
 
 def schedule_refusals(problem: Problem) -> list[Refusal]:
-    """Why there is no schedule for `problem`, in the words of a backend; empty where there is one."""
+    """Refusals of problems that have no schedule."""
     forms, refusals = problem.forms, offset_refusals(problem)
     segments = len(_segment_branches(problem))
     if problem.seq > MAX_SEQ:
@@ -125,7 +120,7 @@ def _schedule(problem: Problem, tile_rows: int) -> Schedule:
         tiles = (relation_tiles(relation, problem, of_keys, tile_rows, not groups) for of_keys in (False, True))
         query_tiles, key_tiles = (_most_keys_first(*x) for x in tiles)
         table = part_table(relation).view(BRANCH).reshape(-1)
-        groups.append(_read_only(Group(table, query_tiles, key_tiles, relation.back, relation.ahead, relation)))
+        groups.append(Group(table, query_tiles, key_tiles, relation.back, relation.ahead, relation))
     return Schedule(tuple(groups))
 
 
@@ -180,7 +175,6 @@ def _grouped(branches: list[_Branch], problem: Problem, tile_rows: int) -> Itera
 
 
 def _scored_together(problem: Problem) -> bool:
-    """True if a head has several branches of segments that count a pair once."""
     forms = problem.forms
     return any(isinstance(form, Segments) and form.without for form in forms)
 
@@ -197,13 +191,7 @@ def _group(branches: list[_Branch], problem: Problem, tile_rows: int, first: boo
     keys = _tiles.tiles(rows, offsets, key_heads, per_head, per_head, *sizes)
     query_tiles, key_tiles = (_most_keys_first(*x) for x in (queries, keys))
     key_tiles["head"] //= per_head
-    return _read_only(Group(table, query_tiles, key_tiles, ahead=0 if problem.is_causal else FAR))
-
-
-def _read_only(group: Group) -> Group:
-    for array in (group.branches, group.query_tiles, group.key_tiles):
-        array.setflags(write=False)
-    return group
+    return Group(table, query_tiles, key_tiles, ahead=0 if problem.is_causal else FAR)
 
 
 def _steps(period: int) -> NDArray[np.int64]:

@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
     from dilkit.decoding.protocol import PlacedStep
 
-MOST_GROUP = 8
-"""Query heads that are computed at once, with sums in registers. A larger group reads stored rows once for each so many."""
+MOST_GROUP, PIECE_ROWS = 8, 256
+"""Query heads that are computed at once, with sums in registers; stored rows for which a block is worth a partial, about."""
 
-PIECE_ROWS = 256
-"""Stored rows for which another block is worth a partial, about."""
-
-MOST_ITEMS, MOST_TOKENS = 2**31 - 2**20, 2**31 - 1
-"""Kernels count them by 32-bit numbers."""
+MOST_ITEMS, MOST_TOKENS = 2**31 - 2**20, 2**31 - 1  # kernels count them by 32-bit numbers
 
 
 class Division(NamedTuple):

@@ -1,21 +1,18 @@
 """Kernels in Triton, the ones to read and change: a launch for each group of branches, halves on tensor cores.
 
-The kernels are in `forward` and `backward`, what they share in `tiles`. Segments are one group, but for those whose rates are too
-large for the shortest of the others; each relation is one, too. A launch has a program for each tile of the group and element of
-the batch. Which positions a tile sees, and how often each counts, is worked out in `tables`.
+The kernels are in `forward` and `backward`, what they share in `tiles`. A launch has a program for each tile of the group and
+element of the batch. Which positions a tile sees, and how often each counts, is worked out in `tables`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dilkit.backend import Limits, Refusal
-from dilkit.backends.tiles.backend import StepBackend, Tensors
-from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, tall_tiles
+from dilkit.backends.tiles.backend import StepBackend, Tensors, computed_as
+from dilkit.backends.tiles.device import KEYS, QUERIES, proof_facts, sources_of, tall_tiles
 from dilkit.backends.tiles.relations import FORMS
 from dilkit.backends.tiles.schedule import LOW_ROWS
 from dilkit.backends.triton.biases import add_sums, bias_constants, bias_sums, bias_view
@@ -32,11 +29,8 @@ if TYPE_CHECKING:
     from dilkit.op.dropout import Dropout
 
 MOST_PROGRAMS = 2**31 - 1
-"""Of a launch."""
-
 MOST_LEARNED = 1024
 """Weights of a head whose gradient is computed: a tile is gone over once for each of those that its pairs have."""
-
 GIVEN = {
     "forward": ("query", "key", "value", "out", "lse"),
     "dots": ("dout", "out", "delta"),
@@ -47,10 +41,7 @@ GIVEN = {
 
 
 class TritonTiles(StepBackend):
-    """The tiles of all branches in one pass, in Triton.
-
-    `launcher` runs the kernels (default: on CUDA devices).
-    """
+    """The tiles of all branches in one pass, in Triton. `launcher` runs the kernels (default: on CUDA devices)."""
 
     name = "triton"
     summary = (
@@ -83,8 +74,7 @@ class TritonTiles(StepBackend):
     def detail(self, problem: Problem) -> str:
         if problem.stored:
             return f"fp32 on CUDA cores; rows of {padded(problem.head_dim)} numbers"
-        dim, size = problem.head_dim, padded(problem.head_dim)
-        wider = f"; head_dim {dim} computed as {size}: {size / dim:.2f} times the multiplications" if size > dim else ""
+        wider = computed_as(problem.head_dim, padded(problem.head_dim))
         return f"{'fp32 on CUDA cores' if problem.dtype == 'float32' else 'tensor cores'}{wider}"
 
     def proof_facts(self, problem: Problem) -> tuple[str, ...]:
@@ -109,21 +99,13 @@ class TritonTiles(StepBackend):
             self._launch_group(role, arguments, tensors, group, problem, sizes, first=i == 0)
 
     def _launch_dots(self, arguments: tuple[Any, ...], problem: Problem) -> None:
-        """Launch the kernel that needs no tables: it computes rows in the order of memory."""
         sizes = self.launcher.sizes("dots", problem, low=True)
         programs = problem.batch * problem.heads * -(-problem.seq // sizes.rows)
         constants = dict(DIM=problem.head_dim, SIZE=padded(problem.head_dim), ROWS=sizes.rows)
         self._launch("dots", problem, sizes, programs, (*arguments, problem.seq, problem.heads), constants)
 
     def _launch_group(
-        self,
-        role: str,
-        given: tuple[Any, ...],
-        tensors: Tensors,
-        group: DeviceGroup,
-        problem: Problem,
-        sizes: Sizes,
-        first: bool,
+        self, role: str, given: tuple[Any, ...], tensors: Tensors, group: DeviceGroup, problem: Problem, sizes: Sizes, first: bool
     ) -> None:
         from dilkit.backends.triton.tiles import TableView
 
@@ -151,7 +133,6 @@ class TritonTiles(StepBackend):
             self.launcher.launch(role, sizes, programs, arguments, constants)
 
     def _suited(self, role: str, problem: Problem) -> Sizes:
-        """The sizes of `role`: with tall tiles where these suit."""
         tall = self.launcher.sizes(role, problem, low=False)
         if tall.rows <= LOW_ROWS or tall_tiles(problem, tall.rows):
             return tall
@@ -163,8 +144,7 @@ def _compiler_facts() -> tuple[str, ...]:
     """Return Triton's version and a digest of this folder: compiled kernels depend on both."""
     import triton
 
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    return f"triton {triton.__version__}", f"sources {hashlib.sha256(sources).hexdigest()[:16]}"
+    return f"triton {triton.__version__}", sources_of(__file__)
 
 
 def _argument(x: Tensor | None) -> Any:

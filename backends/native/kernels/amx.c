@@ -1,12 +1,5 @@
-/* The CPU kernel for AMX: bf16 in tile registers, forward and backward; everything else is the code for AVX-512.
- *
- *     packed_rows[0] (16 pairs, 16 rows) \                        added_columns[1] (16 of dim, 16 pairs of columns) \
- *                                          tdpbf16ps -> scores -> softmax -> P, in pairs of columns                   tdpbf16ps
- *     packed_columns[0] (16, 16 pairs)   /                                                                          /     |
- *                                                                                                              slot_sums <-+
- *
- *     product of tile registers:            2 x 2 tiles of 16 x 16 sums, of 8 tile registers
- *     tile of scores:                       96 columns x 32 rows
+/* The CPU kernel for AMX: bf16 in tile registers, forward and backward; everything else is the code for AVX-512. A product is of
+ * 2 x 2 tiles of 16 x 16 sums, a tile of scores has 96 columns x 32 rows.
  */
 #define _GNU_SOURCE
 #define VECTOR_BYTES 64

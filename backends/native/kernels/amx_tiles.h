@@ -1,16 +1,9 @@
 /* The matrix products of a tile on AMX, in the place of matmul.h: bf16 pairs in tile registers, each 16 lines of 64 bytes.
+ * C += A . B, with 2 x 2 tiles of C at a time, tmm0 to tmm3; A is in tmm4 and tmm5, B in tmm6 and tmm7.
  *
- *     C += A . B     fp32 16 x 16  +=  16 lines of 16 pairs  .  16 lines of pairs for 16 rows;   2 x 2 tiles of C at a time
- *
- *                      B  tmm6  tmm7          compute_scores    A  packed_columns: a line is a column, of pairs of dim
- *                       +-----+-----+         k over dim        B  packed_rows: a line is 2 dim, to the right are rows
- *                     k |     |     |                           C  scores (columns, rows)
- *         A             +-----+-----+         add_to_rows       A  added_columns: a line is a dim, of pairs of columns
- *         tmm4 +-----+  +-----+-----+         k over columns    B  P or dS: a line is 2 columns, to the right are rows
- *              |     |  |tmm0 |tmm1 |                           C  slot_sums (dim, rows)
- *         tmm5 +-----+  +-----+-----+         add_to_columns    A  gradient_rows, dS: a line is a column, of pairs of rows
- *              |     |  |tmm2 |tmm3 |         k over rows       B  plain_rows: a line is 2 rows, to the right are dim
- *              +-----+  +-----+-----+                           C  column_sums (columns, dim)
+ *     compute_scores   A  packed_columns: a line is a column          B  packed_rows: a line is 2 dim            C  scores
+ *     add_to_rows      A  added_columns: a line is a dim              B  P or dS: a line is 2 columns            C  slot_sums
+ *     add_to_columns   A  gradient_rows, dS: a line is a column       B  plain_rows: a line is 2 rows            C  column_sums
  *
  * The shape of the tile registers is set once for each task, on the thread that runs it, and given up at its end.
  */
@@ -123,7 +116,7 @@ static inline void N(find_maxima)(const REAL *restrict scores, REAL *restrict ma
     }
 }
 
-/* products[k, r] = columns[k] . rows[r], for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many vectors of rows. */
+/* products[k, r] = columns[k] . rows[r], for k in from .. to - 1 and so many vectors of rows. */
 static inline void N(compute_products)(
     int vectors, REAL *products, Columns columns, REAL *rows, int64_t from, int64_t to, int64_t units
 ) {
@@ -161,8 +154,7 @@ static inline void N(rescale_sums)(REAL *restrict sums, const REAL *restrict res
         N(store_vector)(sums + d * N(LANES), factor * N(load_vector)(sums + d * N(LANES)));
 }
 
-/* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`,
- * rounded up to PANEL, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
+/* sums[d, r] = rescale[r] * sums[d, r] + sum over k of weights[k, r] * columns[k, d], for d below `dim`, rounded up to PANEL. */
 static void N(add_to_rows)(
     int vectors, REAL *sums, int64_t apart, const REAL *rescale, REAL *weights, Columns columns, int64_t from, int64_t to,
     int64_t dim
@@ -185,8 +177,7 @@ static void N(add_to_rows)(
     }
 }
 
-/* sums[k, d] += sum over TILE_ROWS rows r of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS, and
- * d below `dim`, rounded up to PANEL. Weights of rows from `count` on are 0. Rows of `sums` and `rows` are `width` numbers apart. */
+/* sums[k, d] += sum over TILE_ROWS rows r of weights[k, r] * rows[r, d]. Weights of rows from `count` on are 0. */
 static void N(add_to_columns)(
     REAL *sums, REAL *weights, REAL *rows, int64_t width, int64_t from, int64_t to, int64_t count, int64_t dim
 ) {

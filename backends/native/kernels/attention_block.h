@@ -7,13 +7,19 @@
  *           collect_rows                  rows by set of branches      -> row lists, slot_line
  *           attend_row_lists              up to MAX_ROW_LISTS at once; pack_rows                -> packed_rows
  *             next_tile, pack_tile          for each tile of columns                            -> packed_columns
- *               attend_row_list               for each row list, tile of rows by tile of rows
- *                 attend_between, attend_queries, attend_keys   columns by which row vectors may see them
- *                   attend_tile                   tile.h                                      -> scores, slot_sums
+ *               attend_row_list               for each row list, tile of rows by tile of rows; columns by which rows may see them
+ *                 attend_tile                   tile.h                                        -> scores, slot_sums
  *             merge_slots                   the sums of the list's rows                   -> accumulator or out, or dk and dv
  */
 #include "vector.h"
-#include "columns.h"
+
+/* The columns of a tile, as products read them: packed, (dim panels, TILE_COLUMNS, PANEL), or rows of a tensor where they lie. */
+#define Columns N(Columns)
+typedef struct {
+    REAL *at;
+    int64_t column; /* numbers from one column to the next: PANEL, or head_dim, which is more where they are read in place */
+} Columns;
+
 #if UNIT == 2
 #include "bf16_pairs.h"
 #endif
@@ -32,7 +38,6 @@
 #include "tile.h"
 #include "few_rows.h"
 
-/* The row vectors `low` .. `high` - 1 of a tile of rows with the columns from .. to - 1. */
 static void N(attend_vectors)(
     const Task *task, int64_t first, int64_t end, int low, int high, int64_t from, int64_t to, REAL bias
 ) {
@@ -45,11 +50,7 @@ static void N(attend_vectors)(
 }
 
 /* A tile of rows with the packed tile of columns. Under causality a query sees the columns up to its own place, and a key is seen
- * from there on, so that the columns between the places of two row vectors go with fewer vectors, unless they are few.
- *
- *     queries as rows   vector 0  ######|                  keys as rows   vector 0  |####|####|######
- *                       vector 1  ######|####|                            vector 1       |####|######
- *                       vector 2  ######|####|####|                       vector 2            |######     columns -->
+ * from there on: columns between the places of two row vectors go with fewer vectors, unless they are few.
  */
 static void N(attend_queries)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
     const REAL *column = task->s.column_position, *row = task->s.slot_last;
@@ -84,7 +85,7 @@ static void N(attend_keys)(const Task *task, int64_t first, int64_t end, int vec
     }
 }
 
-/* A tile of rows, of which each sees some columns before or behind it, with those of the packed tile of columns that some of them see. */
+/* A tile of rows with those of the packed columns that some of them see, before or behind them. */
 static void N(attend_between)(const Task *task, int64_t first, int64_t end, int vectors, int64_t columns, REAL bias) {
     const REAL *column = task->s.column_position;
     int64_t next = first + vectors * N(LANES), last = (next < end ? next : end) - 1, from = 0, to = columns;
@@ -96,7 +97,6 @@ static void N(attend_between)(const Task *task, int64_t first, int64_t end, int 
         N(attend_vectors)(task, first, end, 0, vectors, from / REGISTER_ROWS * REGISTER_ROWS, round_up(to, REGISTER_ROWS), bias);
 }
 
-/* All rows of a list with the packed tile of columns. */
 static void N(attend_row_list)(const Task *task, const RowList *list, int64_t columns, REAL bias) {
     int vectors;
     for (int64_t first = list->first, end = first + list->count; first < end; first += vectors * N(LANES)) {
@@ -137,16 +137,14 @@ static void N(start_slots)(const Task *task, int64_t slots, int64_t *low, int64_
         N(find_seen_by_all)(&s->relation[n], slots);
 }
 
-/* Pack the rows of the slots, and begin their sums. */
 static void N(load_slots)(const Task *task, int64_t slots) {
     N(pack_rows)(task, 0, slots);
     if (task->phase == BACKWARD)
         N(pack_rows)(task, 1, slots);
     for (int a = 0; a < task->sums; a++)
-        memset(task->s.slot_sums[a], 0, (size_t)(slots * task->padded_dim) * sizeof(REAL));
+        N(clear)(task->s.slot_sums[a], slots * task->padded_dim);
 }
 
-/* The rows of some lists, in the first `slots` slots, with all columns that they see. */
 static void N(attend_row_lists)(const Task *task, const Segment *segments, const RowList *lists, int count, int64_t slots) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;
@@ -166,7 +164,9 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
         s->tiles->mask = p->mask + task->batch * p->mask_batch, s->tiles->mask_row = p->mask_row;
     s->tiles->runs = &p->runs, s->tiles->without = task->without[1];
     for (ColumnTile *tile; (tile = next_tile(s->tiles));) {
-        few ? N(find_columns)(task, tile) : N(pack_tile)(task, tile);
+        few ? N(place_columns)(task, tile) : N(pack_tile)(task, tile);
+        for (int which = 0; few && which < 2; which++)
+            N(prefetch_columns)(task, which);
         for (int i = 0; i < count; i++) {
             int times = __builtin_popcountll(tile->set & lists[i].set);
             REAL bias = times <= 1 || p->once ? 0 : (REAL)log(times);
@@ -181,7 +181,10 @@ static void N(attend_row_lists)(const Task *task, const Segment *segments, const
         if (task->phase == BACKWARD)
             N(add_columns_to_dq)(task, tile);
     }
-    few ? N(merge_few)(task, slots) : N(merge_slots)(task, slots);
+    for (int64_t slot = 0; few && slot < slots; slot++)
+        N(merge_slot)(task, 0, slot, s->slot_sums[0] + slot * task->padded_dim);
+    if (!few)
+        N(merge_slots)(task, slots);
 }
 
 #include "branches.h"
@@ -210,9 +213,8 @@ static void N(attend_chunks)(Task *task, int64_t chunk) {
     }
 }
 
-/* Tasks count blocks (or chunks) fastest, then heads, then batch. Under causality the last block has the most to do: the last blocks of
- * all heads come first, so that at the end short tasks are left, and no thread waits long for another. Otherwise the first block does,
- * if any, which holds the global tokens of most patterns. */
+/* Tasks count blocks (or chunks) fastest, then heads, then batch. Under causality the last blocks of all heads, which have the
+ * most to do, come first; otherwise the first blocks do, which hold the global tokens of most patterns. */
 static void N(run_task)(const Problem *p, int phase, int64_t index, void *scratch) {
     int by_key = phase == BACKWARD;
     int64_t shared = by_key ? 1 : p->shared_heads, heads = (by_key ? p->kv_heads : p->heads) / shared;

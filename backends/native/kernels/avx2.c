@@ -1,8 +1,4 @@
-/* The CPU kernel for AVX2 with FMA; this file alone is compiled for them.
- *
- *     register block of a matrix product:   4 rows x 3 vectors of 8 floats = 12 sums, of 16 vector registers
- *     tile of scores:                       96 columns x 24 rows (floats)
- */
+/* The CPU kernel for AVX2 with FMA: register blocks of 4 x 3 vectors of 8 floats, 12 sums in 16 registers. */
 #define VECTOR_BYTES 32
 #define REGISTER_ROWS 4
 #define ROW_VECTORS 3

@@ -1,8 +1,4 @@
-/* The CPU kernel for AVX-512 (F, DQ, BW, VL); this file alone is compiled for it.
- *
- *     register block of a matrix product:   8 rows x 3 vectors of 16 floats = 24 sums, of 32 vector registers
- *     tile of scores:                       96 columns x 48 rows (floats)
- */
+/* The CPU kernel for AVX-512 (F, DQ, BW, VL): register blocks of 8 x 3 vectors of 16 floats, 24 sums in 32 registers. */
 #define VECTOR_BYTES 64
 #define REGISTER_ROWS 8
 #define ROW_VECTORS 3

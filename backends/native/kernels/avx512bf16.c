@@ -1,9 +1,4 @@
-/* The CPU kernel for AVX-512 (F, DQ, BW, VL) with dot products of bf16 pairs; this file alone is compiled for it. They compute
- * bf16, forward and backward; everything else is the code for AVX-512.
- *
- *     register block of a matrix product:   8 rows x 3 vectors of 16 floats = 24 sums, of 32 vector registers
- *     tile of scores:                       96 columns x 48 rows (floats)
- */
+/* The CPU kernel for AVX-512 with dot products of bf16 pairs, which compute bf16; everything else is the code for AVX-512. */
 #define VECTOR_BYTES 64
 #define REGISTER_ROWS 8
 #define ROW_VECTORS 3

@@ -1,9 +1,4 @@
-/* Pairs of bf16 in the place of floats, and their dot products.
- *
- *     bit 31                    16 15                       0
- *       | odd member, bf16       | even member, bf16        |  = one "float" of Vector_pairs
- *
- *     make_pairs: two vectors of fp32 -> one of pairs          add_pair_products: fp32 sum + a.even x.even + a.odd x.odd
+/* Pairs of bf16 in the place of floats, the even member in the low half, and their dot products.
  *
  *     scores (columns, rows), fp32           pair_lines: pairs of columns                pair_lanes: pairs of rows
  *
@@ -70,7 +65,7 @@ static inline void pair_lines(float *numbers, int64_t from, int64_t to, int64_t 
         }
 }
 
-/* The lanes of numbers (columns, rows) two by two, with 0 in the place of rows from `count` on, up to a whole vector of pairs. */
+/* The lanes of numbers (columns, rows) two by two; 0 in the place of rows from `count` on. */
 static inline void pair_lanes(float *restrict pairs, const float *restrict numbers, int64_t from, int64_t to, int64_t count) {
     for (int64_t r = 0; r < count; r += 2 * LANES_pairs) {
         const int both = r + LANES_pairs < count;

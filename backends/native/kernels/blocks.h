@@ -1,9 +1,6 @@
-/* How the rows of a sequence are cut, into blocks and chunks, and which branches share scores: by the problem of that sequence
- * alone, so that results depend neither on the machine nor on what is computed beside it.
- *
- *     sequence    |--------------- chunk ---------------|--------------- chunk ---------------|------|    BACKWARD only
- *                 |-- block --|-- block --|-- block --|-- block --| ...                                  whole segments, or an
- *                 |seg|seg|seg|seg|seg|seg| ...                                                          equal part of one
+/* How the rows of a sequence are cut into blocks (whole segments, or an equal part of one) and, for BACKWARD, these into chunks;
+ * and which branches share scores. It follows from the problem of that sequence alone: results depend neither on the machine nor
+ * on what is computed beside it.
  */
 #ifndef DILKIT_NATIVE_BLOCKS_H
 #define DILKIT_NATIVE_BLOCKS_H
@@ -21,9 +18,9 @@ enum {
     MIN_SHARED_ROWS = 32 /* rows that a branch keeps, at least, of a segment of those that it shares scores with; of a block, if it can */
 };
 
-/* About `wanted` rows, of so many numbers at most. Where a segment ends within a block, its keys are packed once more. So blocks are whole
- * segments of the branch with the shortest ones, or an equal part of one; those that end at no segment's end have a multiple of the widest
- * tile's rows, or of the widest vector's where they are few: two threads then wait for the longer of two blocks. */
+/* About `wanted` rows, of so many numbers at most: whole segments of the branch with the shortest ones, or an equal part of one,
+ * for keys are packed once more where a segment ends. Other blocks have a multiple of the widest tile's rows, or where they are
+ * few of the widest vector's: two threads then wait for the longer of two blocks. */
 static inline int64_t choose_block_rows(const Problem *p, int64_t wanted, int64_t numbers) {
     int64_t rows = greater(wanted, SHORT_BLOCK_ROWS), segment = p->seq;
     for (int64_t b = 0; b < p->branches; b++)
@@ -50,8 +47,8 @@ static inline void cut_rows(const Problem *p, int64_t wanted, int64_t numbers, B
         *rows = choose_block_rows(p, wanted, numbers), *blocks = parts_of(p->seq - p->first_row, *rows);
 }
 
-/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower, and the blocks of BACKWARD: as large as chunks, which are its
- * tasks, but for the scratch of a row, which is twice that of FORWARD. */
+/* Chunks of at least `least_chunk_rows` rows, for shorter ones are slower; blocks of BACKWARD are as large as chunks, but for the
+ * scratch of a row, which is twice that of FORWARD. */
 static inline void choose_chunks(Problem *p) {
     int64_t wanted = parts_of(PARALLEL_TASKS, greater(p->batch * p->kv_heads, 1));
     wanted = lesser(greater(p->seq / p->least_chunk_rows, wanted), MAX_CHUNKS);
@@ -60,9 +57,8 @@ static inline void choose_chunks(Problem *p) {
     p->chunk_rows = cells_of(p->key_bricks.sides) ? parts_of(p->seq, p->chunks) : p->chunk_blocks * p->key_rows;
 }
 
-/* A pair of a group is scored once; if each pair may count only once there is one group. The rows of a group are cut at every
- * segment's end, so a branch with few rows in the group's shortest segment begins another group. Each branch of another kind than
- * SEGMENTS is a group. */
+/* The rows of a group of branches are cut at every segment's end, so a branch with few rows in the group's shortest segment
+ * begins another group, unless each pair counts once. Each branch of another kind than SEGMENTS is a group. */
 static inline void choose_branch_groups(Problem *p) {
     int64_t order[MAX_BRANCHES], segments = 0, shortest = 0;
     p->groups = 0;
@@ -97,8 +93,8 @@ static inline int heads_see_the_same(const Problem *p) {
     return 1;
 }
 
-/* For the last rows only: query heads that see the same keys go together, so that these are packed once, and a row of each head takes
- * no more of a vector than one head would. A block has no more rows than before, those of all its heads counted. */
+/* For the last rows only: query heads that see the same keys go together, so that these are packed once, and a row of each head
+ * takes no more of a vector than one head would. */
 static inline void share_heads(Problem *p) {
     if (heads_see_the_same(p))
         p->shared_heads = p->heads / p->kv_heads;

@@ -4,9 +4,6 @@
  *     BAND       attend_beyond         rows by their remainder, which see columns from a first to a last position
  *     RUNS       attend_runs           each run of rows with its runs of columns; rows in order, each with its own, together
  *     GRID       attend_neighborhood   patch by patch of the grid, each with the cells around it (neighborhood.h)
- *                        |
- *                        v
- *                    row lists, Segments of columns  --->  attend_row_lists
  */
 
 /* A row of the block goes into a list, once for each head that shares the block. */
@@ -64,30 +61,24 @@ static int N(hidden)(const Task *task, int64_t x) {
 
 #include "neighborhood.h"
 
-/* The rows start .. stop - 1, a cell: no segment ends within it. */
-static void N(attend_cell)(const Task *task, const Segment *segments, uint64_t served, int64_t start, int64_t stop) {
-    for (int64_t x = start; x < stop; x++)
-        task->s.branch_set[x - start] = N(hidden)(task, x) ? 0 : branches_keeping(segments, served, x);
-    N(attend_rows)(task, segments, start, stop);
-}
-
-/* The branches of a group of SEGMENTS. */
+/* The branches of a group of SEGMENTS, cell by cell: no segment ends within one. */
 static void N(attend_segments)(const Task *task, uint64_t served) {
     Segment segments[MAX_BRANCHES];
     for (int64_t at = task->start; at < task->stop;) {
         int64_t stop = segments_around(task->p, served, task->head, at, task->stop, segments);
         uint64_t overlapping = branches_overlapping(segments, served, task->first_column, task->last_column);
-        N(attend_cell)(task, segments, overlapping, at, stop);
+        for (int64_t x = at; x < stop; x++)
+            task->s.branch_set[x - at] = N(hidden)(task, x) ? 0 : branches_keeping(segments, overlapping, x);
+        N(attend_rows)(task, segments, at, stop);
         at = stop;
     }
 }
 
-/* Whether row x, which sees columns from x - before to x + after, sees any that are at hand. */
 static int N(reaches)(const Task *task, int64_t x) {
     return x + task->after >= task->first_column && x - task->before < task->last_column;
 }
 
-/* A branch of BAND: the rows by their remainder modulo the rate, MAX_BRANCHES remainders at a time; bit i of a set is a remainder. */
+/* A branch of BAND: rows by their remainder modulo the rate, MAX_BRANCHES of these at a time; bit i of a set is a remainder. */
 static void N(attend_band)(const Task *task, int64_t rate) {
     Segment segments[MAX_BRANCHES];
     int64_t rows = task->stop - task->start;
@@ -104,18 +95,17 @@ static void N(attend_band)(const Task *task, int64_t rate) {
     }
 }
 
-/* The rows start .. stop - 1 with some runs of columns. */
 static void N(attend_run)(Task *task, const Segment *runs, int64_t count, int64_t start, int64_t stop) {
-    task->segments = count;
     for (int64_t x = start; count && x < stop; x++)
         task->s.branch_set[x - start] = !N(hidden)(task, x);
+    task->segments = count;
     if (count)
         N(attend_rows)(task, runs, start, stop);
     task->segments = 0;
 }
 
-/* Consecutive rows from `at` on that see a run of columns each, from `run` on: all columns at once, of which each row sees its own.
- * Rows at either end that see none of those at hand take no part. */
+/* Consecutive rows from `at` on that see a run of columns each, from `run` on: all columns at once, of which each row sees its
+ * own. */
 static void N(attend_rows_in_order)(Task *task, const RunTables *t, int64_t run, int64_t at, int64_t rows) {
     const int64_t (*columns)[2] = &t->columns[t->first_columns[run]];
     int64_t first = 0;
@@ -156,7 +146,7 @@ static void N(attend_runs)(Task *task, const RunTables *t, int64_t table) {
     }
 }
 
-/* How far a row sees: a query as far back and ahead as the branch says, under causality nothing ahead; a key the other way round. */
+/* How far a row sees: a query as far as the branch says, under causality nothing ahead; a key the other way round. */
 static void N(set_reach)(Task *task, int64_t b) {
     const Problem *p = task->p;
     int64_t back = UNBOUNDED, ahead = UNBOUNDED;

@@ -1,14 +1,8 @@
 /* Blocks of a pattern whose branches are neighborhoods on one grid alone: bricks of cells in the place of consecutive rows.
  *
- *     consecutive rows: long, and thin       bricks: about as wide as high beside what is seen around them
- *
- *     +---------------------------+          +------+------+------+------+      row r of a brick, row-major in it, is the token
- *     +---------------------------+          |      |      |      |      |      of its cell; a brick at an end of the grid has
- *     +---------------------------+          +------+------+------+------+      fewer cells
- *     +---------------------------+          +------+------+------+------+
- *
- * What is seen around a block is packed for it once more: less, the rounder the block is. A side has whole steps, so that a block has
- * cells of all residue classes, and these in patches as high as wide.
+ * What is seen around a block is packed for it once more: less, the rounder the block is. A side has whole steps, so that a
+ * block has cells of all residue classes, and these in patches as high as wide. Row r of a brick, row-major in it, is the token
+ * of its cell.
  */
 #ifndef DILKIT_NATIVE_BRICKS_H
 #define DILKIT_NATIVE_BRICKS_H
@@ -16,6 +10,11 @@
 #include "native.h"
 
 static inline int64_t cells_of(const int64_t sides[3]) { return sides[0] * sides[1] * sides[2]; }
+
+/* The coordinate on axis d of cell `index`, row-major, of a box of these sides. */
+static inline int64_t coordinate_in(const int64_t sides[3], int64_t index, int d) {
+    return index / (d == 0 ? sides[1] * sides[2] : d == 1 ? sides[2] : 1) % sides[d];
+}
 
 /* Whether the blocks of a phase are bricks. */
 static inline int has_bricks(const Problem *p) { return p->bricks.sides[0] > 0; }
@@ -41,15 +40,14 @@ static inline int side_to_double(const Grid *grid, const int64_t sides[3], int64
     return shortest;
 }
 
-/* The side of so many bricks that are about the same, at most `most`: two whole steps or a multiple, where that fits, so that pairs of
- * cells of a residue class are whole. */
+/* The side of so many bricks that are about the same, at most `most`: where it fits, pairs of cells of a residue class are
+ * whole. */
 static inline int64_t even_side(const Grid *grid, int d, int64_t across, int64_t most) {
     const int64_t side = parts_of(grid->size[d], across), pairs = round_up(side, 2 * grid->step[d]);
     return lesser(pairs <= most ? pairs : round_up(side, grid->step[d]), grid->size[d]);
 }
 
-/* Bricks of up to `rows` cells, all of about the same size, and then of longer sides where there is room; none where a cell of each residue
- * class is more. */
+/* Bricks of up to `rows` cells, of about the same size; none where a cell of each residue class is more. */
 static inline Bricks choose_bricks(const Problem *p, int64_t rows) {
     const Grid *grid = &p->grid[0];
     Bricks bricks = {{0}, {0}};
@@ -77,11 +75,9 @@ typedef struct {
 } Brick;
 
 static inline Brick brick_at(const Problem *p, const Bricks *bricks, int64_t index) {
-    const int64_t *across = bricks->across;
-    const int64_t at[3] = {index / (across[1] * across[2]), index / across[2] % across[1], index % across[2]};
     Brick brick;
     for (int d = 0; d < 3; d++) {
-        brick.first[d] = at[d] * bricks->sides[d];
+        brick.first[d] = coordinate_in(bricks->across, index, d) * bricks->sides[d];
         brick.sides[d] = lesser(bricks->sides[d], p->grid[0].size[d] - brick.first[d]);
     }
     return brick;

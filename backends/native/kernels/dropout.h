@@ -1,14 +1,12 @@
 /* Dropout: which weights of a tile are kept. Included once for each KIND; dilkit/op/dropout.py has the definition.
  *
  *     query i, keys j .. j + 3   --- philox: counter (j / 4, i, batch, head), key seed --->   4 words, a lane is a query
- *       | word >= threshold                                                                      four lines of masks
- *       v
  *     FORWARD     lines are columns, lanes rows      --- keep_weights --->       kept (columns, rows)
  *     BACKWARD    lines are rows, lanes columns      --- transpose_square --->   kept (columns, rows)
  *
- * Queries are in lanes in every phase, because the four words of a query are those of four neighbouring keys: lines that follow each
- * other. A mask has all bits or none. Scores of weights that are dropped become 0 by drop_weights; the factor 1 / (1 - p) of the
- * others is keep_scale, which goes into whole results.
+ * Queries are in lanes in every phase, because the four words of a query are those of four neighbouring keys: lines that follow
+ * each other. A mask has all bits or none. The factor 1 / (1 - p) of weights that are kept is keep_scale, which goes into whole
+ * results.
  */
 #define Words N(Words)
 #define Masks N(Masks)
@@ -28,8 +26,7 @@ static inline void N(philox)(Words x[4], uint64_t seed) {
     }
 }
 
-/* masks[k][l]: whether the weight of query l with key k is kept, for `lanes` queries, a multiple of LANES; lines are `apart` numbers
- * apart. */
+/* masks[k][l]: whether the weight of query l with key k is kept, for `lanes` queries, a multiple of LANES. */
 static void N(keep_weights)(
     INTEGER *masks, int64_t apart, const int64_t *queries, int64_t lanes, const int64_t *keys, int64_t count, const Place *place,
     uint64_t seed, uint32_t threshold
@@ -51,7 +48,7 @@ static void N(keep_weights)(
     }
 }
 
-/* The masks of a tile of scores: of the rows in `vectors` vectors of slots from `first` on, with the columns from .. to - 1. */
+/* The masks of a tile of scores. */
 static void N(mask_tile)(const Task *task, int64_t first, int vectors, int64_t from, int64_t to) {
     const Scratch *s = &task->s;
     const Problem *p = task->p;

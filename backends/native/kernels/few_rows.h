@@ -1,12 +1,6 @@
-/* Few rows: a tile of columns against rows one by one, with keys and values read where they lie. Included once for each KIND.
- *
- *     k  -- tile->column[], LANES at a time -->  dot products, a lane of q each  -- sum_lanes -->  tile_scores, a lane a column
- *                                                                                                      |
- *     v  -- tile->column[], COLUMNS_TOGETHER at a time--------------------------------------------->  row_sums += P v
- *
- * A step of decoding has one row for each query head that shares the keys, and so has a global token: a lane of a row vector each, in
- * which the other lanes would compute nothing, behind a copy of every key that is read once. Here a vector is along head_dim, then
- * along the columns, and nothing is packed. FORWARD alone; a row sees the columns between its first and its last position.
+/* Few rows: a tile of columns against rows one by one, with keys and values read where they lie: vectors are along head_dim, then
+ * along the columns. Included once for each KIND. In row vectors of a global token, or a row for each query head that shares the
+ * keys, most lanes would compute nothing, behind a copy of every key that is read once. FORWARD alone.
  */
 
 /* Whether the lists have so few rows, in the mean, and a row sees the columns between two positions. */
@@ -21,22 +15,21 @@ static int N(are_few)(const Task *task, const RowList *lists, int count) {
 static void N(load_few)(const Task *task, int64_t slots) {
     const Problem *p = task->p;
     for (int64_t i = 0; i < slots; i++) {
-        int64_t line = task->s.slot_line[i], row = N(row_of)(p, line), head = task->row_head + line - row * p->shared_heads;
         REAL *to = task->s.packed_rows[0] + i * task->padded_dim;
-        if (line == N(lines)(p))
+        if (task->s.slot_line[i] == N(lines)(p))
             continue;
-        memset(to, 0, (size_t)task->padded_dim * sizeof(REAL));
-        R(load)(to, row_address(&task->row_tensor[0], task->batch, N(position)(task, row), head), p->dim, p->dtype);
-        memset(task->s.slot_sums[0] + i * task->padded_dim, 0, (size_t)task->padded_dim * sizeof(REAL));
+        N(clear)(to, task->padded_dim);
+        R(load)(to, N(row_of_slot)(task, 0, i), p->dim, p->dtype);
+        N(clear)(task->s.slot_sums[0] + i * task->padded_dim, task->padded_dim);
     }
 }
 
 /* The numbers of a row of `dim` from `done` on, as many as a vector has, with zeros beyond its end. */
 __attribute__((always_inline)) static inline Vector N(load_numbers)(const char *row, int64_t done, int64_t dim, const int dtype) {
-    const int64_t bytes = dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2, left = dim - done;
+    const int64_t bytes = bytes_of(dtype), left = dim - done;
     const char *from = row + done * bytes;
     if (left >= N(LANES))
-        return bytes == sizeof(REAL) ? N(load_vector)((const REAL *)(const void *)from) : N(load_half_vector)(from, dtype);
+        return bytes == sizeof(REAL) ? N(load_vector)(N(numbers)(from)) : N(load_half_vector)(from, dtype);
     REAL numbers[N(LANES)] = {0};
     R(load)(numbers, from, left, dtype);
     return N(load_vector)(numbers);
@@ -54,7 +47,7 @@ __attribute__((always_inline)) static inline Vector N(sum_lanes)(Vector x[N(LANE
     return x[0];
 }
 
-/* scores[k - from] = (scale * q . k + bias) log2 e for k in from .. to - 1, -inf up to a whole vector; returns the maximum in each lane. */
+/* scores[k - from] = (scale * q . k + bias) log2 e, -inf up to a whole vector; returns the maximum in each lane. */
 __attribute__((always_inline)) static inline Vector N(score_columns_of)(
     const int dtype, const Task *task, REAL *restrict scores, const REAL *restrict query, const int64_t *column, int64_t from, int64_t to,
     REAL bias
@@ -80,8 +73,8 @@ __attribute__((always_inline)) static inline Vector N(score_columns_of)(
     return most;
 }
 
-/* The same scores, of products that are summed up in the order of matmul.h, and so as a backward pass has them; returns their maximum.
- * The exponent of a large score there would else be off by what roundings differ. */
+/* The same scores, of products that are summed up in the order of matmul.h, as a backward pass does: the exponent of a large
+ * score there would else be off by what roundings differ. */
 __attribute__((noinline)) static REAL N(score_in_order)(
     const Task *task, REAL *restrict scores, const REAL *restrict query, const int64_t *column, int64_t from, int64_t to, REAL bias
 ) {
@@ -149,14 +142,6 @@ static void N(attend_row)(const Task *task, int64_t slot, const ColumnTile *tile
     s->slot_max[slot] = max, s->slot_sum[slot] = factor[0] * s->slot_sum[slot] + sum;
 }
 
-/* Place the columns of a tile, and ask for those of the next. */
-static void N(find_columns)(const Task *task, const ColumnTile *tile) {
-    N(place_columns)(task, tile);
-    N(prefetch_columns)(task, 0);
-    N(prefetch_columns)(task, 1);
-}
-
-/* The rows of a list with what each sees of a tile. */
 static void N(attend_few)(const Task *task, const RowList *list, const ColumnTile *tile, REAL bias) {
     const Scratch *s = &task->s;
     for (int64_t slot = list->first; slot < list->first + list->count; slot++) {
@@ -168,12 +153,6 @@ static void N(attend_few)(const Task *task, const RowList *list, const ColumnTil
         if (from < to)
             N(attend_row)(task, slot, tile, from, to, bias);
     }
-}
-
-/* The sums of the rows go to the accumulator. */
-static void N(merge_few)(const Task *task, int64_t slots) {
-    for (int64_t slot = 0; slot < slots; slot++)
-        N(merge_slot)(task, 0, slot, task->s.slot_sums[0] + slot * task->padded_dim);
 }
 
 #undef FOR_DTYPE

@@ -1,8 +1,5 @@
-/* The CPU kernel for whatever the compiler's baseline is: SSE2, NEON, or plain scalars.
- *
- *     register block of a matrix product:   4 rows x 3 vectors of 4 floats = 12 sums, of 16 vector registers on
- *                                           x86-64; 8 rows and 24 sums, of 32 on aarch64
- *     tile of scores:                       96 columns x 12 rows (floats)
+/* The CPU kernel for whatever the compiler's baseline is: SSE2, NEON, or plain scalars. Register blocks of 4 x 3 vectors of 4
+ * floats for 16 vector registers, as on x86-64; of 8 x 3 for the 32 of aarch64.
  */
 #define VECTOR_BYTES 16
 #ifdef __aarch64__

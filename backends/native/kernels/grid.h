@@ -3,13 +3,10 @@
  *     position of a token      x = (c0 * size1 + c1) * size2 + c2             coordinates c0, c1, c2, row-major
  *     Cell on an axis          residue = c mod step, at = c / step            cells of a residue class stand next to each other
  *
- *     a class of 9 cells, kernel 5:      cell    0 1 2 3 4 5 6 7 8
- *                                        sees    [*.....]                     0 sees 0 .. 4: the kernel moves back from the edge
- *                                                    [....*....]              5 sees 3 .. 7
+ *     a class of 9 cells, kernel 5:      sees    [*.....]                     0 sees 0 .. 4: the kernel moves back from the edge
  *                                        seen    [..*.......]                 2 is seen by 0 .. 4, and 4 by 0 .. 8 but for those whose
- *                                                                             kernels an edge holds back: near edges the relation
- *                                                                             is not symmetric
- *     cut            0 sees               [*..]                               0 sees 0 .. 2: the kernel stays, and is cut off
+ *                                                                             kernels an edge holds back
+ *                                        cut     [*..]                        0 sees 0 .. 2: the kernel stays, and is cut off
  */
 #ifndef DILKIT_NATIVE_GRID_H
 #define DILKIT_NATIVE_GRID_H

@@ -1,13 +1,13 @@
-/* The CPU kernel compiled for one instruction set; each of generic.c, avx2.c, avx512.c, avx512bf16.c and amx.c includes this file.
+/* The CPU kernel compiled for one instruction set; each of generic.c, avx2.c, avx512.c, avx512bf16.c and amx.c includes this
+ * file.
  *
- *     KIND float    fp32, fp16, bf16: computed in float             \
- *     KIND double   fp64: computed in double                         >  run_task_of_dtype  --->  const InstructionSet native_...
- *     KIND pairs    bf16, by products of bf16 pairs                 /
+ *     KIND float    fp32, fp16, bf16: computed in float
+ *     KIND double   fp64: computed in double
+ *     KIND pairs    bf16, by products of bf16 pairs
  *
- * Each KIND includes attention_block.h, and with it all other headers, once. N(name) is a name of that kind: name_float, ...
- *
- * The including file defines VECTOR_BYTES, and the register block of a matrix product: REGISTER_ROWS, a divisor of 16, x
- * (ROW_VECTORS vectors). BF16_PAIRS: KIND pairs alone; all that it does not compute is the code for AVX-512. BF16_TILES: by AMX.
+ * Each KIND includes attention_block.h, and with it all other headers, once. The including file defines VECTOR_BYTES, and the
+ * register block of a matrix product: REGISTER_ROWS, a divisor of 16, x (ROW_VECTORS vectors). BF16_PAIRS: KIND pairs alone.
+ * BF16_TILES: by AMX.
  */
 #include "native.h"
 #include "repeats.h"
@@ -178,7 +178,7 @@ static void exp2_many(const float *x, float *y, int64_t count) {
         store_vector_float(y + i, exp2_float(load_vector_float(x + i)));
 }
 
-/* As many fused multiply-adds as fit into `rounds` rounds of all registers, from nothing but registers; returns the FLOPs. */
+/* Fused multiply-adds in `rounds` rounds of all registers, from nothing but registers; returns the FLOPs. */
 static int64_t multiply_add(int64_t rounds, float *result) {
     Vector_float sum[12], term = *result - (Vector_float){0}, factor = term;
     for (int i = 0; i < 12; i++)

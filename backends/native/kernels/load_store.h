@@ -1,7 +1,5 @@
-/* Loads and stores of one row of a tensor, with conversion between its dtype and the computing type (float or double).
- *
- *     TensorView, at row_address(batch, row, head)      --- load_float, load_double --->    contiguous float or double
- *     fp64, fp32, bf16 or fp16; any alignment     <--- store_float, store_double ---   (scratch of a thread)
+/* Loads and stores of one row of a tensor, of any alignment, with conversion between its dtype and the computing type (float or
+ * double).
  */
 #ifndef DILKIT_NATIVE_LOAD_STORE_H
 #define DILKIT_NATIVE_LOAD_STORE_H
@@ -9,6 +7,8 @@
 #include "native.h"
 
 #include <string.h>
+
+static inline int64_t bytes_of(int dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
 
 static inline char *row_address(const TensorView *x, int64_t batch, int64_t row, int64_t head) {
     return x->data + batch * x->batch + row * x->row + head * x->head;

@@ -2,20 +2,12 @@
  *
  *     One register block: REGISTER_ROWS broadcast units x up to ROW_VECTORS vectors of sums; for each k a rank-one update.
  *
- *     scores (columns, rows)               slot_sums (dim, rows), transposed      column_sums (columns, dim)
+ *     compute_scores    scores (columns, rows)      k over dim       columns broadcast, rows read
+ *     add_to_rows       slot_sums (dim, rows)       k over columns   columns broadcast, weights read
+ *     add_to_columns    column_sums (columns, dim)  k over rows      weights broadcast, rows read
  *
- *           rows: vectors                        rows: vectors                          dim: vectors
- *          +----+----+----+                     +----+----+----+                       +----+----+----+
- *     col- | 8 x 3 vectors|                dim  | 8 x 3 vectors|                 col-  | 8 x 3 vectors|
- *     umns +----+----+----+                     +----+----+----+                 umns  +----+----+----+
- *          | 8 x 3 vectors|                     | 8 x 3 vectors|                       | 8 x 3 vectors|
- *          +----+----+----+                     +----+----+----+                       +----+----+----+
- *     compute_scores: k over dim           add_to_rows: k over columns            add_to_columns: k over rows
- *       columns broadcast, rows read         columns broadcast, weights read        weights broadcast, rows read
- *
- * Packed columns are (dim panels, TILE_COLUMNS, PANEL), and other Columns are read where they lie; packed rows are transposed, (row vectors,
- * padded dim, LANES), and so are slot_sums. A unit is a number; in KIND pairs it is a pair of bf16 in the place of one, and then the `dim` of scores, the columns that
- * slot_sums run over, and the rows that column_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
+ * A unit is a number; in KIND pairs it is a pair of bf16, and then the `dim` of scores, the columns that slot_sums run over, and
+ * the rows that column_sums run over, are counted in pairs. A tile is summed up by itself: fewer roundings than one long sum.
  */
 enum { N(LIST_STEP) = N(LANES) };         /* rows of a list are filled up to a multiple of it */
 enum { N(STEP_COLUMNS) = TILE_COLUMNS }; /* of a tile, in the backward pass */
@@ -47,8 +39,8 @@ __attribute__((always_inline)) static inline void N(rank_one_updates)(
     }
 }
 
-/* scores[k, r] = columns[k] . rows[r], for k in from .. to - 1, both multiples of REGISTER_ROWS, and r in so many
- * vectors of rows; max[r] = the maximum over k, unless `max` is NULL. `packed`: whether the columns are. */
+/* scores[k, r] = columns[k] . rows[r], for k in from .. to - 1, both multiples of REGISTER_ROWS, and so many vectors of rows;
+ * max[r] = the maximum over k, unless `max` is NULL. */
 __attribute__((always_inline)) static inline void N(compute_scores_of)(
     const int vectors, const int packed, REAL *restrict scores, REAL *restrict max, Columns columns, const REAL *restrict rows,
     int64_t from, int64_t to, int64_t units
@@ -74,8 +66,8 @@ __attribute__((always_inline)) static inline void N(compute_scores_of)(
     }
 }
 
-/* sums[d, r] = rescale[r] * sums[d, r] + sum over k in from .. to - 1 of weights[k, r] * columns[k, d], for d below `dim`, rounded
- * up to REGISTER_ROWS, and r in so many vectors of rows, which lie `apart` numbers apart in `sums`. */
+/* sums[d, r] = rescale[r] * sums[d, r] + sum over k of weights[k, r] * columns[k, d], for d below `dim`, rounded up to
+ * REGISTER_ROWS; vectors of rows lie `apart` numbers apart in `sums`. */
 __attribute__((always_inline)) static inline void N(add_to_rows_of)(
     const int vectors, const int packed, REAL *restrict sums, int64_t apart, const REAL *restrict rescale, const REAL *restrict weights,
     Columns columns, int64_t from, int64_t to, int64_t dim
@@ -97,8 +89,7 @@ __attribute__((always_inline)) static inline void N(add_to_rows_of)(
     }
 }
 
-/* sums[k, d] += sum over r below `count` units of weights[k, r] * rows[r, d], for k in from .. to - 1, both multiples of REGISTER_ROWS,
- * and d in so many vectors. Rows of `sums` and `rows` are `width` numbers apart. */
+/* sums[k, d] += sum over r below `count` units of weights[k, r] * rows[r, d]. Rows are `width` numbers apart. */
 __attribute__((always_inline)) static inline void N(add_to_columns_of)(
     const int vectors, REAL *restrict sums, const REAL *restrict weights, const REAL *restrict rows, int64_t width, int64_t from,
     int64_t to, int64_t count
@@ -119,19 +110,14 @@ __attribute__((always_inline)) static inline void N(add_to_columns_of)(
 /* The compiler sees `vectors` as a constant, so that all sums stay in registers. */
 #define FOR_VECTORS(function, vectors, ...)  \
     switch (vectors) {                       \
-    case 1:                                  \
-        function(1, __VA_ARGS__);            \
-        break;                               \
-    case 2:                                  \
-        function(2, __VA_ARGS__);            \
-        break;                               \
-    default:                                 \
-        function(ROW_VECTORS, __VA_ARGS__);  \
+    case 1: function(1, __VA_ARGS__); break; \
+    case 2: function(2, __VA_ARGS__); break; \
+    default: function(ROW_VECTORS, __VA_ARGS__); \
     }
 
 /* And whether they are packed, so that strides are constants where they can be. */
 #define FOR_COLUMNS(function, vectors, columns, ...)     \
-    if (N(are_packed)(columns))                          \
+    if ((columns).column == PANEL)                       \
         FOR_VECTORS(function, vectors, 1, __VA_ARGS__)   \
     else                                                 \
         FOR_VECTORS(function, vectors, 0, __VA_ARGS__)

@@ -1,19 +1,13 @@
 /* The interface of the CPU kernel: a problem as plain numbers, the code for one instruction set, and the call that runs a phase.
- *
- *     _native.pyx            work_queue.c               <instruction set>.c
- *     Problem, phase  --->   native_run            ---> run_task(problem, phase, 0)
- *     (addresses of          hands out the tasks   ---> run_task(problem, phase, 1)      each task reads q, k, v (dout, out, lse,
- *      the tensors)          of a phase to threads ---> ...                              delta) and writes its own rows only
+ * native_run of work_queue.c hands out the tasks of a phase to threads, each of which reads q, k, v (dout, out, lse, delta).
  *
  *     FORWARD     a task = one query block of one head              writes out, lse
  *     DELTA       a task = one query block of one head              writes delta
  *     BACKWARD    a task = a chunk of keys with one of queries      adds to dk, dv and dq; in rounds (rounds.h)
  *
- *     bands of rates that have a common divisor, a packed call, or one that computes the last rows against a cache: the tasks of one sequence after another (sequences.h);
- *     against a cache, where rows are few, a task = the block of all query heads of one k/v head
- *
- * A block is up to `block_rows` consecutive rows, or a brick of a grid (bricks.h). Tasks of a phase write to separate rows, and each
- * computes the same whichever thread runs it, so results do not depend on the number of threads.
+ * A block is up to `block_rows` consecutive rows, or a brick of a grid (bricks.h); where rows are few, of the last rows against a
+ * cache, that of all query heads of a key/value head. Tasks of several sequences come one sequence after another (sequences.h).
+ * Tasks of a phase write to separate rows, so results do not depend on the number of threads.
  */
 #ifndef DILKIT_NATIVE_H
 #define DILKIT_NATIVE_H
@@ -41,6 +35,18 @@ static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 static inline int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
+/* The first of the ascending numbers low .. high that is above x; high, if none before it is. */
+static inline int64_t first_above(const int64_t *numbers, int64_t low, int64_t high, int64_t x) {
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (numbers[middle] > x)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 /* What a bias is a function of: distances of positions, in a metric, or differences, by which a table has an entry for each. */
 enum { NO_BIAS, EUCLIDEAN, L1, MAXIMUM, TABLE };
 
@@ -50,15 +56,14 @@ typedef struct {
     int64_t batch, row, head;
 } TensorView;
 
-/* Where an element of the batch lies in the whole, for dropout: the numbers of its sequence, its first head, its first query and key,
- * and the step from row to row. */
+/* Where an element of the batch lies in the whole, for dropout: its sequence, first head, first query and key, and row step. */
 typedef struct {
     int64_t batch, head, query, key, step;
 } Place;
 
-/* Which runs of consecutive rows see which runs of columns. Table 2 t has queries as rows and keys as columns, table 2 t + 1 the same
- * the other way round. The runs of rows of a table are ascending and complete; they are table[i] .. table[i + 1] - 1. Run r of rows ends
- * before rows_end[r] and sees the runs of columns first_columns[r] .. first_columns[r + 1] - 1. */
+/* Which runs of consecutive rows see which runs of columns. Table 2 t has queries as rows, table 2 t + 1 keys. Its runs of rows,
+ * table[i] .. table[i + 1] - 1, are ascending and complete. Run r of rows ends before rows_end[r] and sees the runs of columns
+ * first_columns[r] .. first_columns[r + 1] - 1. */
 typedef struct {
     const int64_t *table, *rows_end, *first_columns;
     const int64_t (*columns)[2]; /* start, stop */
@@ -70,7 +75,7 @@ typedef struct {
     int64_t cut; /* whether edges cut neighborhoods off, which else move back from them */
 } Grid;
 
-/* Bricks of a grid, which are blocks: their sides, and how many there are along each; 0: blocks are consecutive rows. See bricks.h. */
+/* Bricks of a grid as blocks: their sides, and how many there are along each; 0: blocks are consecutive rows. */
 typedef struct {
     int64_t sides[3], across[3];
 } Bricks;
@@ -81,7 +86,9 @@ typedef struct {
     int dtype, causal, once;
     double scale;
     int64_t branches;
+    /* These up to `runs` are the arrays of a `BranchArrays`, in its order. */
     const int64_t *kind, *length, *ahead, *rate; /* (branches,), at most UNBOUNDED */
+    const Grid *grid; /* (branches,), of GRID */
     const int64_t *offset; /* (heads, branches), for RUNS the number of a table; -1 where a branch does not serve a head */
     /* (heads, branches), so that a pair counts once: the number of a table whose rows of any run are left out, or -1; the distance
      * from which on a BAND begins; and the set of branches whose pairs are left out one by one, no RUNS (none for SEGMENTS) */
@@ -89,21 +96,20 @@ typedef struct {
     const uint64_t *shown;
     RunTables runs, given_runs; /* given_runs: of the branch `given`, whose tables each call has: a pair for each batch and head of a */
     int64_t given, given_batches, given_heads; /* layout, each perhaps 1; `given` is -1 where there is no such branch */
-    const Grid *grid; /* (branches,), of GRID */
     int64_t most_block_rows, row_step, least_chunk_rows;
-    const int32_t *starts;  /* packed: batch + 1 numbers, where in dimension `row` the sequences begin, and the end; else NULL */
+    const int32_t *starts;  /* packed: (batch + 1,), the rows where sequences begin, and the end; else NULL */
     const int32_t *lengths; /* cached: the length of each sequence, of which the last `seq` rows are computed; else NULL */
     int64_t block_rows, key_rows, groups; /* these twelve are chosen by blocks.h; key_rows: of a block in BACKWARD */
     int64_t blocks, key_blocks;           /* how many, of a sequence */
     Bricks bricks, key_bricks;
     int64_t relations; /* how many of them a branch needs, at most; see relation.h */
-    int64_t chunks, chunk_blocks, chunk_rows; /* of BACKWARD, see native_tasks: blocks of keys of a chunk, and rows of one of queries */
-    int64_t shared_heads; /* query heads of a task: in FORWARD of a cached call those of a key/value head, where they see the same */
+    int64_t chunks, chunk_blocks, chunk_rows; /* of BACKWARD: blocks of keys of a chunk, and rows of one of queries */
+    int64_t shared_heads; /* query heads of a task: 1, or in FORWARD of a cached call those of a key/value head */
     uint64_t branch_group[MAX_BRANCHES]; /* (groups,): sets of branches that share their keys' scores */
-    int64_t classes;       /* sequences that each sequence is cut into, of every so-many-th row, which see nothing of each other; 1: not cut */
-    int64_t step, residue; /* of such a sequence: row x of it is row x * step + residue of the tensors; else 1 and 0 */
+    int64_t classes;       /* sequences that each is cut into, of every so-many-th row, which see nothing of each other */
+    int64_t step, residue; /* row x of such a sequence is row x * step + residue of the tensors; else 1 and 0 */
     int64_t shift; /* of a task of BACKWARD, see native_tasks */
-    int dropout; /* whether weights are dropped, see dropout.h: those of words of the seed's that are below the threshold */
+    int dropout; /* whether weights are dropped, those of words below the threshold: dropout.h */
     uint64_t seed;
     uint32_t threshold;
     double keep_scale; /* the factor of weights that are kept; 1 where none are dropped */
@@ -111,11 +117,11 @@ typedef struct {
     const Place *places; /* (batch,): in place of both, where each element of the batch lies; else NULL */
     double softcap; /* scores are at most so large; 0: not capped */
     int bias;
-    int64_t position_dims, table_size[3], entries; /* numbers of a position; sizes of a table, those that it lacks are 1; weights of a head */
+    int64_t position_dims, table_size[3], entries; /* numbers of a position; sizes of a table, or 1; weights of a head */
     const char *bias_weights; /* (heads, entries) contiguous, double for FLOAT64, else float */
-    TensorView positions;     /* (batch, seq, columns) of such numbers; without `data` that of a row is its number in the sequence */
-    int64_t key_position;     /* the column where the position of a row as a key begins: 0, or position_dims after that as a query */
-    double *dbias;            /* (parts, heads, entries), zeros, to which each task adds in a part of its own, from `first_part` on; or NULL */
+    TensorView positions;     /* (batch, seq, columns) of such numbers; without `data`, of a row its number */
+    int64_t key_position;     /* the column where the position as a key begins: 0, or position_dims after that as a query */
+    double *dbias;            /* (parts, heads, entries), to which each task adds in a part of its own, from `first_part` on; or NULL */
     int64_t first_part;
     int one_part; /* all tasks add to one part: one after the other */
     const char *mask; /* (batch, seq), nonzero = key ignored; NULL = none */
@@ -152,12 +158,8 @@ extern const InstructionSet native_generic;
 /* Those that the compiler knows: HAVE_AVX2, ... */
 extern const InstructionSet native_avx2, native_avx512, native_avx512bf16, native_amx;
 
-/* The number of tasks of a phase, of BACKWARD in a round.
- *
- * The gradients take five matrix products in one pass, in which a task adds to rows of dk and dv and to rows of dq. So that no
- * two tasks write the same rows, the sequence is cut into chunks of several blocks, and in each round the keys of chunk c go with
- * the queries of chunk (c + shift) mod chunks. DELTA runs before.
- */
+/* The number of tasks of a phase, of BACKWARD in a round: there the keys of chunk c go with the queries of chunk (c + shift) mod
+ * chunks, so that no two tasks add to the same rows of dk, dv or dq. */
 static inline int64_t native_tasks(const Problem *problem, int phase) {
     if (phase == BACKWARD)
         return problem->batch * problem->kv_heads * problem->chunks;
@@ -176,8 +178,8 @@ int64_t native_parts(const Problem *problem);
 /* Compute a phase with up to `threads` threads; `interrupted`, called now and then on the caller's, may end it (NULL: never). */
 int native_run(const InstructionSet *code, const Problem *problem, int phase, int threads, int (*interrupted)(void));
 
-/* Whether a score is scale * q . k and perhaps a log of a count: no softcap, no bias, and products in the order of their scores, so that
- * one that is -inf makes a score of -inf. */
+/* Whether a score is scale * q . k and perhaps a log of a count, in the order of the products: one of -inf makes a score of
+ * -inf. */
 static inline int is_scaled_alone(const Problem *p) { return !(p->softcap > 0) && p->bias == NO_BIAS && (float)p->scale > 0; }
 
 #endif

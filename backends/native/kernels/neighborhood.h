@@ -1,22 +1,78 @@
-/* Neighborhoods on a grid: the rows of a block patch by patch, each with the cells around it as columns. Included once for each KIND.
+/* Neighborhoods on a grid: the rows of a block patch by patch, each with the cells around it as columns. Included once for each
+ * KIND.
  *
- *     block of rows, a box of patches at a time        columns around a box (patches.h)
- *
- *          . . x x x x x x x x                         a tile has those that the same patches see: it is packed once for the box, and
- *          x x x x x x x x x x      +---+---+          scored for no patch that sees nothing of it
- *          x x x x x x x x x x      | 0 | 1 |
- *          x x x x . . . . . .      +---+---+
- *
- * A patch is a row list (box_rows.h), of as many rows as products take together. With a step, each residue class of cells is a grid of its own.
- * What a row does not see of the columns around its patch is masked (relation.h). The shape of the patches, and how many are in a
- * box, are those with the least to compute: of 16 rows in a plane, 4 x 4. What fewer rows see together is less: where a query sees what its
- * branch says and nothing else, rows go in groups of 4 (strips/).
+ * A patch is a row list, of as many rows as products take together; several are a box, whose columns are packed once
+ * (patches.h). With a step, each residue class of cells is a grid of its own. What a row does not see of the columns around its
+ * patch is masked (relation.h). Patches and boxes have the shapes with the least to compute: of 16 rows in a plane, 4 x 4. What
+ * fewer rows see together is less: where a query sees what its branch says and nothing else, rows go in groups of 4 (strips/).
  */
 
-#include "box_rows.h"
 #if UNIT == 1
 #include "strips/attention.h"
 #endif
+
+/* The row of the block that is a cell of a patch, or -1. */
+static inline int64_t N(row_at)(const Task *task, const Axis axes[3], const Box *patch, int64_t z, int64_t y, int64_t x) {
+    const Brick *brick = &task->brick;
+    if (has_bricks(task->p)) {
+        const int64_t at[3] = {z, y, x};
+        int64_t row = 0;
+        for (int d = 0; d < 3; d++)
+            row = row * brick->sides[d] + at[d] * axes[d].step + patch->residue[d] - brick->first[d];
+        return row;
+    }
+    const int64_t position = position_in(axes, patch, z, y, x);
+    return position >= task->start && position < task->stop ? position - task->start : -1;
+}
+
+/* What the cells of a patch at a coordinate on axis d see, as places. */
+static inline Interval N(places_seen)(const Task *task, const Axis axes[3], const Box *patch, int d, int64_t at) {
+    const Cell cell = {patch->residue[d], at};
+    return places_in_class(&axes[d], cell, neighbors(&axes[d], cell, task->phase == BACKWARD));
+}
+
+/* The slots first .. end - 1 see so many places on each axis. */
+static void N(relate_slots)(const Task *task, int64_t first, int64_t end, const Interval seen[3]) {
+    const Relation *relation = &task->s.relation[0];
+    for (int d = 0; d < relation->axes; d++)
+        for (int64_t slot = first; slot < end; slot++)
+            N(set_seen)(relation, d, slot, seen[relation->of_grid[d]]);
+}
+
+/* The rows of a patch that are in the block, as a list from the slot `first` on; return the next free slot. */
+static int64_t N(collect_patch)(const Task *task, const Axis axes[3], const Box *patch, int64_t first, RowList *list) {
+    const Interval nowhere = {N(NOWHERE), N(NOWHERE)};
+    Interval seen[3];
+    *list = (RowList){.first = first};
+    for (int64_t z = patch->first[0]; z <= patch->last[0]; z++) {
+        seen[0] = N(places_seen)(task, axes, patch, 0, z);
+        for (int64_t y = patch->first[1]; y <= patch->last[1]; y++) {
+            seen[1] = N(places_seen)(task, axes, patch, 1, y);
+            for (int64_t x = patch->first[2]; x <= patch->last[2]; x++) {
+                int64_t row = N(row_at)(task, axes, patch, z, y, x), slot = first + list->count;
+                if (row < 0 || N(hidden)(task, N(position)(task, row)))
+                    continue;
+                N(add_row)(task, list, row);
+                seen[2] = N(places_seen)(task, axes, patch, 2, x);
+                N(relate_slots)(task, slot, first + list->count, seen);
+            }
+        }
+    }
+    int64_t end = N(end_list)(task, list);
+    N(relate_slots)(task, first + list->count, end, (Interval[3]){nowhere, nowhere, nowhere});
+    return end;
+}
+
+/* The patches of a box, a list each; return their slots. */
+static int64_t N(collect_box)(const Task *task, const Axis axes[3], const Box *box, const Cut *cut, RowList *lists) {
+    int64_t slots = 0;
+    for (int64_t list = 0; list < cells_of(cut->patches); list++) {
+        const Box patch = patch_of(box, cut, list);
+        slots = N(collect_patch)(task, axes, &patch, slots, &lists[list]);
+        lists[list].set = (uint64_t)1 << list;
+    }
+    return slots;
+}
 
 /* A box of patches, and the columns around it that have been found so far. */
 typedef struct {
@@ -29,12 +85,11 @@ typedef struct {
 } N(Around);
 
 static void N(attend_around)(Task *task, N(Around) *around) {
-    const int64_t *patches = around->cut->patches;
     if (!around->slots)
         around->slots = N(collect_box)(task, around->axes, around->box, around->cut, around->lists);
     task->segments = around->slots ? around->count : 0;
     if (task->segments)
-        N(attend_row_lists)(task, around->segments, around->lists, (int)(patches[0] * patches[1] * patches[2]), around->slots);
+        N(attend_row_lists)(task, around->segments, around->lists, (int)cells_of(around->cut->patches), around->slots);
     task->segments = around->count = 0;
 }
 
@@ -59,7 +114,6 @@ static void N(add_line)(Task *task, N(Around) *around, const Along *along, int64
     }
 }
 
-/* The rows of a box of patches with the columns around it. */
 static void N(attend_box)(Task *task, const Axis axes[3], const Box *box, const Cut *cut) {
     N(Around) around;
     Side sides[3];
@@ -79,8 +133,8 @@ static void N(attend_box)(Task *task, const Axis axes[3], const Box *box, const 
     task->merged_once = merged_once;
 }
 
-/* What boxes so cut cost, which cover so many cells: columns, each packed once for a box, which takes about as long as to score it for a
- * vector of rows, and scored for each patch. */
+/* The cost of boxes so cut: columns, each packed once for a box, which takes about as long as to score it for a vector of
+ * rows. */
 static int64_t N(cost_of_cut)(const Task *task, const Axis axes[3], const int64_t cells[3], const Cut *cut) {
     int64_t rows = task->p->shared_heads, columns = 1, patches = 1, around = 1, boxes = 1;
     for (int d = 0; d < 3; d++) {
@@ -91,7 +145,7 @@ static int64_t N(cost_of_cut)(const Task *task, const Axis axes[3], const int64_
     return patches * columns * parts_of(rows, N(LANES)) + boxes * around;
 }
 
-/* The cheapest of the shapes with a product up to `most`, at most `bounds`, for a part of a cut that covers so many cells. */
+/* The cheapest of the shapes with a product up to `most`, at most `bounds`. */
 static void N(choose_part)(
     const Task *task, const Axis axes[3], const int64_t cells[3], const int64_t bounds[3], int64_t most, const Cut *cut, int64_t part[3]
 ) {
@@ -133,7 +187,7 @@ static void N(attend_boxes)(Task *task, const Axis axes[3], const Box *part, con
             }
 }
 
-/* The first and last coordinates of the cells of a block: of consecutive rows whole lines, unless the block is within one. */
+/* The coordinates of the cells of a block: of consecutive rows whole lines, unless the block is within one. */
 static void N(coordinates_of_block)(const Task *task, const Axis axes[3], int64_t low[3], int64_t high[3]) {
     const Brick *brick = &task->brick;
     if (has_bricks(task->p)) {
@@ -148,31 +202,8 @@ static void N(coordinates_of_block)(const Task *task, const Axis axes[3], int64_
     }
 }
 
-/* How the rows of a class are cut: into boxes, or into strips where these cost less. */
-typedef struct {
-    Cut boxes;
-    StripCut strips;
-} N(Cuts);
-
-static N(Cuts) N(choose_cuts)(const Task *task, const Axis axes[3], const int64_t cells[3]) {
-    N(Cuts) cuts = {N(choose_cut)(task, axes, cells), {.cost = -1}};
-    if (N(has_strips)(task->p, task->phase))
-        cuts.strips = choose_strips(axes, cells, most_cells(task->p), N(LANES));
-    if (cuts.strips.cost * GROUP_ROWS > N(cost_of_cut)(task, axes, cells, &cuts.boxes))
-        cuts.strips.cost = -1;
-    return cuts;
-}
-
-/* The rows of one residue class that are in `part` of the grid. */
-static void N(attend_class)(Task *task, const Axis axes[3], const Box *part, const N(Cuts) *cuts) {
-#if UNIT == 1
-    if (cuts->strips.cost >= 0)
-        return N(attend_strips)(task, axes, part, &cuts->strips);
-#endif
-    N(attend_boxes)(task, axes, part, &cuts->boxes);
-}
-
-/* A branch of GRID: one residue class after the other, of those that have a cell among the rows; the first has the most. */
+/* A branch of GRID: one residue class after the other, of those that have a cell among the rows; the first has the most. They are cut
+ * into boxes, or into strips where these cost less; products of bf16 pairs are faster in boxes. */
 static void N(attend_neighborhood)(Task *task, const Grid *grid) {
     Axis axes[3];
     int64_t low[3], high[3], classes[3], cells[3];
@@ -180,14 +211,27 @@ static void N(attend_neighborhood)(Task *task, const Grid *grid) {
     N(coordinates_of_block)(task, axes, low, high);
     for (int d = 0; d < 3; d++)
         classes[d] = lesser(axes[d].step, high[d] - low[d] + 1), cells[d] = parts_of(high[d] - low[d] + 1, axes[d].step);
-    const N(Cuts) cuts = N(choose_cuts)(task, axes, cells);
-    for (int64_t i = 0; i < classes[0] * classes[1] * classes[2]; i++) {
-        const int64_t at[3] = {i / (classes[1] * classes[2]), i / classes[2] % classes[1], i % classes[2]};
+    const Cut boxes = N(choose_cut)(task, axes, cells);
+#if UNIT == 1
+    StripCut strips = {.cost = -1};
+    if (has_strips(task->p, task->phase))
+        strips = choose_strips(axes, cells, most_cells(task->p), N(LANES));
+    if (strips.cost * GROUP_ROWS > N(cost_of_cut)(task, axes, cells, &boxes))
+        strips.cost = -1;
+#endif
+    for (int64_t i = 0; i < cells_of(classes); i++) {
         Box part;
         for (int d = 0; d < 3; d++) {
-            part.residue[d] = (low[d] + at[d]) % axes[d].step, part.first[d] = (low[d] + at[d]) / axes[d].step;
+            const int64_t first = low[d] + coordinate_in(classes, i, d);
+            part.residue[d] = first % axes[d].step, part.first[d] = first / axes[d].step;
             part.last[d] = (high[d] - part.residue[d]) / axes[d].step;
         }
-        N(attend_class)(task, axes, &part, &cuts);
+#if UNIT == 1
+        if (strips.cost >= 0) {
+            N(attend_strips)(task, axes, &part, &strips);
+            continue;
+        }
+#endif
+        N(attend_boxes)(task, axes, &part, &boxes);
     }
 }

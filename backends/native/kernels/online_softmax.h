@@ -1,20 +1,13 @@
-/* The softmax of a tile of scores: one online softmax step, and its backward step. Included once for each KIND.
+/* The softmax of a tile of scores (columns, rows): one online softmax step, and its backward step. Included once for each KIND.
  *
- *     scores (columns, rows): a vector lane is a row, so the max and the sum of a row run down a lane
+ *     forward    down the tile, a vector lane is a row:   scores s := exp(t - max), sum; t = factor * s + bias is never stored
+ *     backward   down the tile:                           scores := P, gradients := P * (gradients - delta)
  *
- *                    row r            forward:   compute_scores:  s, and the maximum of the tile; t = factor * s + bias is never stored
- *               +--+--+--+--+                      mask_scores:     s := -inf where a row does not see a column, the maximum anew
- *      column k |  |  |  |  |                      then down the tile:  scores := exp(t - max), sum
- *               |  |  |  |  |                                           running_max, running_sum, rescale of these rows
- *               +--+--+--+--+            backward: down the tile:   scores := P, gradients := P * (gradients - delta)
+ * Forward, scores and maxima are to base 2, t log2 e: exp(t - max) is 2**(factor * s - offset), a multiply-add and a polynomial.
+ * An lse is to base e, and so is what a backward pass takes it from.
  *
- * add_to_rows multiplies the sums of the rows by `rescale` and adds P times the values.
- *
- * Forward, scores and maxima are to base 2, t log2 e: exp(t - max) is 2**(factor * s - offset), a multiply-add and a polynomial. An lse
- * is to base e, and so is what a backward pass takes it from.
- *
- * No exponent may be far above 0. `offset` is rounded and the product within the multiply-add is not: forward, scores that are huge are
- * rounded first. A backward pass takes 0 for an exponent above 0, and results.h gives it a large lse less its rounding.
+ * No exponent may be far above 0. `offset` is rounded and the product within the multiply-add is not: forward, scores that are
+ * huge are rounded first. A backward pass takes 0 for an exponent above 0, and results.h gives it a large lse less its rounding.
  */
 
 /* True if a row's maximum is huge: scores are then rounded here, to factor * s + bias in the place of s. */
@@ -28,7 +21,7 @@ static inline int N(round_huge)(REAL *scores, int64_t apart, int64_t from, int64
     return any != 0;
 }
 
-/* s := -inf where a row does not see a column, that is outside first[r] <= column_position[k] <= last[r]; max = the maximum over k. */
+/* s := -inf outside first[r] <= column_position[k] <= last[r]; max = the maximum over k. */
 static void N(mask_scores)(
     REAL *restrict scores, REAL *restrict max, const REAL *restrict first, const REAL *restrict last,
     const REAL *restrict column_position, int64_t from, int64_t to, int64_t count
@@ -47,12 +40,11 @@ static void N(mask_scores)(
     }
 }
 
-/* One online softmax step: scores to probabilities relative to the new maximum, and the factor for what was summed up before.
+/* One online softmax step, of `max`, the maximum of s in the tile:
  *
  *     u = factor * s + bias    m' = max(m, max_k u)    P = 2**(u - m')    rescale = 2**(m - m')    l' = rescale * l + sum_k P
  *
- * u is t log2 e, m is running_max, l running_sum, `max` the maximum of s in the tile. A row that has seen nothing keeps m = -inf,
- * l = 0. KIND pairs packs the P of two columns into one number.
+ * A row that has seen nothing keeps m = -inf, l = 0. KIND pairs packs the P of two columns into one number.
  */
 static void N(online_softmax_step)(
     REAL *restrict scores, const REAL *restrict max, REAL *restrict running_max, REAL *restrict running_sum, REAL *restrict rescale,
@@ -81,12 +73,8 @@ static void N(online_softmax_step)(
     }
 }
 
-/* Scores to probabilities, and gradients of probabilities to gradients of scores but for the factor that scores have.
- *
- *     P = exp(t - lse)          dS = P * (keep_scale * dP - delta)          s is in `scores`, dP in `gradients`, and dS afterwards
- *
- * lse and delta belong to the queries, which are the columns. If `masked`, a row sees only columns with
- * first[r] <= column_position[k] <= last[r].
+/* Scores s to P = exp(t - lse), and dP in `gradients` to dS = P * (keep_scale * dP - delta), but for the factor that scores have.
+ * lse and delta belong to the queries, the columns. If `masked`, a row sees only first[r] <= column_position[k] <= last[r].
  */
 static void N(softmax_backward_step)(
     REAL *restrict scores, REAL *restrict gradients, const REAL *lse, const REAL *delta, const REAL *restrict first,

@@ -1,14 +1,11 @@
-/* Packing: rows and columns of tensors, of any stride, dtype and alignment, to the layouts that matmul.h reads.
- * Included once for each KIND.
+/* Packing: rows and columns of tensors, of any stride, dtype and alignment, to the layouts that matmul.h reads. Included once for
+ * each KIND.
  *
- *     q (k), dout (v)  -- rows of slot_line[] -->      pack_rows     packed_rows[0], [1]      (row vectors, padded dim, LANES)
- *                                                                    plain_rows               (slots, padded dim), in BACKWARD
- *     k (q), v (dout)  -- tile->column[] -->           pack_columns  packed_columns[0], [1]   (dim panels, TILE_COLUMNS, PANEL)
- *     packed columns   -- two at a time, KIND pairs -> pair_columns  added_columns[0], [1]    the same, a unit has a number of each
- *     k (q), v (dout)  -- tile->column[] -->           pack_columns  columns[0], [1]: where they lie, if they lie as columns.h has it
- *     lse, delta       -- tile->column[] -->           pack_tile     column_lse, column_delta, in BACKWARD
+ *     pack_rows      q (in BACKWARD k, v)       rows of slot_line[]   -> packed_rows; plain_rows in BACKWARD
+ *     pack_columns   k, v (q, dout)             tile->column[]        -> packed_columns; columns where they lie as read
+ *     pair_columns   packed columns             two at a time         -> added_columns, in KIND pairs
  *
- * In parentheses: BACKWARD. Columns are packed once for all row lists that are at hand.
+ * Columns are packed once for all row lists that are at hand.
  */
 
 /* LANES half numbers as REAL, in vectors what load_float does one by one. */
@@ -23,16 +20,16 @@ __attribute__((always_inline)) static inline Vector N(load_half_vector)(const ch
 
 /* The units done .. done + PANEL - 1 of a row of `dim` numbers, with zeros beyond its end. */
 __attribute__((always_inline)) static inline void N(load_panel)(REAL *to, const char *row, int64_t done, int64_t dim, int dtype) {
-    const int64_t bytes = UNIT == 2 ? 2 : dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
+    const int64_t bytes = UNIT == 2 ? 2 : bytes_of(dtype);
     const char *from = row + done * UNIT * bytes;
     int64_t left = dim - done * UNIT;
     if (left >= PANEL * UNIT && bytes * UNIT == sizeof(REAL)) {
         for (int i = 0; i < PANEL; i += N(LANES))
-            N(store_vector)(to + i, N(load_vector)((const REAL *)(const void *)from + i));
+            N(store_vector)(to + i, N(load_vector)(N(numbers)(from) + i));
         return;
     }
     left = left < PANEL * UNIT ? left : PANEL * UNIT;
-    memset(to, 0, PANEL * sizeof(REAL));
+    N(clear)(to, PANEL);
 #if UNIT == 2
     memcpy(to, from, (size_t)left * 2);
 #else
@@ -57,16 +54,15 @@ static const char *N(row_of_slot)(const Task *task, int which, int64_t slot) {
     return row_address(&task->row_tensor[which], task->batch, N(position)(task, row), task->row_head + head);
 }
 
-/* Ask for the rows of some slots; an empty one has none. */
 static void N(prefetch_rows)(const Task *task, int which, int64_t first, int64_t slots) {
     for (int64_t i = first; i < lesser(first + N(LANES), slots); i++)
         for (int64_t byte = 0; task->s.slot_line[i] < N(lines)(task->p) && byte < task->row_bytes; byte += 64)
             __builtin_prefetch(N(row_of_slot)(task, which, i) + byte, 0, 3);
 }
 
-/* Whether rows of a tensor can be transposed from where they lie: numbers as they are computed with, whole panels of them. */
+/* Whether rows of a tensor can be transposed from where they lie: numbers as computed with, in whole panels. */
 static int N(lie_as_computed)(const Task *task, const TensorView *tensor) {
-    return UNIT == 1 && N(element_bytes)(task->p) == sizeof(REAL) && task->p->dim % PANEL == 0 && (uintptr_t)tensor->data % sizeof(REAL) == 0;
+    return UNIT == 1 && bytes_of(task->p->dtype) == sizeof(REAL) && task->p->dim % PANEL == 0 && (uintptr_t)tensor->data % sizeof(REAL) == 0;
 }
 
 /* LANES rows from the slot `first` on, one after the other in `lines`; 0 where a slot is empty. */
@@ -77,7 +73,7 @@ static void N(load_rows)(const Task *task, int which, int64_t first, int64_t wid
         for (int64_t done = 0; !is_empty && done < width; done += PANEL)
             N(load_panel)(lines + i * width + done, from, done, task->p->dim, task->p->dtype);
         if (is_empty)
-            memset(lines + i * width, 0, (size_t)width * sizeof(REAL));
+            N(clear)(lines + i * width, width);
     }
 }
 
@@ -88,14 +84,14 @@ __attribute__((noinline)) static void N(pack_rows)(const Task *task, int which, 
     REAL *lines = task->s.packed_columns[0];
     const REAL *row[N(LANES)];
     if (in_place)
-        memset(lines, 0, (size_t)width * sizeof(REAL)); /* the row of an empty slot */
+        N(clear)(lines, width); /* the row of an empty slot */
     for (int64_t first = 0; first < slots; first += N(LANES)) {
         N(prefetch_rows)(task, which, first + N(LANES), slots);
         if (!in_place)
             N(load_rows)(task, which, first, width, lines);
         for (int64_t i = 0; i < N(LANES); i++) {
             int is_empty = task->s.slot_line[first + i] == N(lines)(task->p);
-            row[i] = !in_place ? lines + i * width : is_empty ? lines : (const REAL *)(const void *)N(row_of_slot)(task, which, first + i);
+            row[i] = !in_place ? lines + i * width : is_empty ? lines : N(numbers)(N(row_of_slot)(task, which, first + i));
         }
         for (int64_t done = 0; done < width; done += N(LANES))
             N(transpose_lines)(task->s.packed_rows[which] + first * width + done * N(LANES), N(LANES), row, done);
@@ -114,8 +110,7 @@ static void N(prefetch_columns)(const Task *task, int which) {
             __builtin_prefetch(base + tile->column[k] * tensor->row + byte, 0, 2);
 }
 
-/* Whether products can read the columns of a tile where they lie: each is a row of numbers right behind the one before, and there are as
- * many as whole register blocks have. */
+/* Whether products can read the columns of a tile where they lie: one right behind the other, in whole register blocks. */
 static inline int N(lie_as_read)(const Task *task, int which, const ColumnTile *tile) {
     const TensorView *tensor = &task->column_tensor[which];
     int64_t dim = task->p->dim, count = tile->count, k = 0;
@@ -126,7 +121,7 @@ static inline int N(lie_as_read)(const Task *task, int which, const ColumnTile *
     return k == count;
 }
 
-/* Columns of whole panels; those of half numbers are widened, but for KIND pairs. The compiler sees whether they are, and how. */
+/* Columns of whole panels; half numbers are widened, but for KIND pairs. The compiler sees the dtype. */
 __attribute__((always_inline)) static inline void N(pack_panels)(
     const int dtype, REAL *packed, const ColumnTile *tile, const char *base, int64_t row, int64_t width
 ) {
@@ -139,12 +134,12 @@ __attribute__((always_inline)) static inline void N(pack_panels)(
 #pragma GCC unroll 16
             for (int64_t i = 0; i < PANEL; i += N(LANES)) {
                 const char *at = from + i * bytes;
-                N(store_vector)(to + i, is_half ? N(load_half_vector)(at, dtype) : N(load_vector)((const REAL *)(const void *)at));
+                N(store_vector)(to + i, is_half ? N(load_half_vector)(at, dtype) : N(load_vector)(N(numbers)(at)));
             }
     }
 }
 
-/* The columns of a tile, in panels along dim; 0 after the last column up to a whole register block, and after `dim` numbers. */
+/* The columns of a tile, in panels along dim, with zeros up to a whole register block. */
 __attribute__((noinline)) static void N(pack_columns)(const Task *task, int which, const ColumnTile *tile) {
     const TensorView *tensor = &task->column_tensor[which];
     const char *base = row_address(tensor, task->batch, 0, task->column_head);
@@ -153,7 +148,7 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
     REAL *packed = task->s.packed_columns[which];
     task->s.columns[which] = (Columns){packed, PANEL};
     if (N(lie_as_read)(task, which, tile)) {
-        task->s.columns[which] = (Columns){(REAL *)(void *)(base + tile->column[0] * row), dim};
+        task->s.columns[which] = (Columns){N(numbers)(base + tile->column[0] * row), dim};
         return N(prefetch_columns)(task, which);
     }
     const int whole = dim % (PANEL * UNIT) == 0;
@@ -168,12 +163,12 @@ __attribute__((noinline)) static void N(pack_columns)(const Task *task, int whic
             N(load_panel)(packed + k * PANEL + done * TILE_COLUMNS, base + tile->column[k] * row, done, dim, dtype);
     for (int64_t k = count; k < round_up(count, REGISTER_ROWS); k++)
         for (int64_t done = 0; done < width; done += PANEL)
-            memset(packed + k * PANEL + done * TILE_COLUMNS, 0, PANEL * sizeof(REAL));
+            N(clear)(packed + k * PANEL + done * TILE_COLUMNS, PANEL);
     N(prefetch_columns)(task, which);
 }
 
 #if UNIT == 2
-/* Packed columns two at a time: a unit has the same number of both. For tile registers, a line is a number of PANEL such pairs. */
+/* Packed columns two at a time. For tile registers, a line is a number of PANEL such pairs. */
 __attribute__((noinline)) static void N(pair_columns)(const Task *task, int which, const ColumnTile *tile) {
     for (int64_t done = 0; done < task->padded_dim; done += PANEL) {
         const REAL *from = task->s.packed_columns[which] + done / (2 * PANEL) * PANEL * TILE_COLUMNS;
@@ -201,12 +196,11 @@ static void N(place_columns)(const Task *task, const ColumnTile *tile) {
         s->column_position[k] = (REAL)(tile->column[k] - task->start);
         if (task->phase == BACKWARD) {
             s->column_lse[k] = N(query_lse)(task, tile->column[k]);
-            s->column_delta[k] = ((const REAL *)(const void *)task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];
+            s->column_delta[k] = N(numbers)(task->p->delta)[N(lse_index)(task, tile->column[k], task->head)];
         }
     }
 }
 
-/* Pack the columns of a tile. */
 static void N(pack_tile)(const Task *task, const ColumnTile *tile) {
     N(place_columns)(task, tile);
     N(pack_columns)(task, 0, tile);

@@ -1,13 +1,8 @@
 /* Boxes of a grid that are cut into patches, and which patches see which cells around them.
  *
- *     a box of 2 x 2 patches      the cells around it: by the patches that see them
- *
- *     +---+---+                   a a|b b b b|c c          along the last axis: a is seen by the patches on the left, c by those on the
- *     | 0 | 1 |                   ---+-------+---          right, b by both; likewise on the other axes, so that e is seen by all four
+ *     +---+---+                   a a|b b b b|c c          along the last axis: a is seen by the patches on the left, c by those
+ *     | 0 | 1 |                   ---+-------+---          on the right, b by both; likewise on the other axes
  *     +---+---+                   d d|e e e e|f f
- *     | 2 | 3 |                   d d|e e e e|f f
- *     +---+---+                   ---+-------+---
- *                                 g g|h h h h|i i
  */
 #ifndef DILKIT_NATIVE_PATCHES_H
 #define DILKIT_NATIVE_PATCHES_H
@@ -29,16 +24,11 @@ typedef struct {
     uint64_t lists[MAX_ROW_LISTS];
 } Side;
 
-static inline int64_t list_of_patch(const Cut *cut, int64_t z, int64_t y, int64_t x) {
-    return (z * cut->patches[1] + y) * cut->patches[2] + x;
-}
-
-/* The patch of a box at a place on each axis: those at an end may have fewer cells, or none. */
-static inline Box patch_of(const Box *box, const Cut *cut, int64_t z, int64_t y, int64_t x) {
-    const int64_t place[3] = {z, y, x};
+/* The patch of a list: those at an end of a box may have fewer cells, or none. */
+static inline Box patch_of(const Box *box, const Cut *cut, int64_t list) {
     Box patch = *box;
     for (int d = 0; d < 3; d++) {
-        patch.first[d] = box->first[d] + place[d] * cut->patch[d];
+        patch.first[d] = box->first[d] + coordinate_in(cut->patches, list, d) * cut->patch[d];
         patch.last[d] = lesser(patch.first[d] + cut->patch[d] - 1, box->last[d]);
     }
     return patch;
@@ -51,14 +41,11 @@ static inline Side side_of(const Axis *axis, const Box *box, const Cut *cut, int
         side.sees[i] = (Interval){neighbors(axis, (Cell){box->residue[d], first}, by_key).first,
                                   neighbors(axis, (Cell){box->residue[d], last}, by_key).last};
     }
-    for (int64_t list = 0; list < cut->patches[0] * cut->patches[1] * cut->patches[2]; list++) {
-        const int64_t place[3] = {list / (cut->patches[1] * cut->patches[2]), list / cut->patches[2] % cut->patches[1], list % cut->patches[2]};
-        side.lists[place[d]] |= (uint64_t)1 << list;
-    }
+    for (int64_t list = 0; list < cells_of(cut->patches); list++)
+        side.lists[coordinate_in(cut->patches, list, d)] |= (uint64_t)1 << list;
     return side;
 }
 
-/* The lists of the patches that see a cell of the axis. */
 static inline uint64_t lists_seeing(const Side *side, int64_t at) {
     uint64_t lists = 0;
     for (int64_t i = 0; i < side->places; i++)

@@ -2,11 +2,10 @@
  *
  *     related(row r, column k)  =  on each axis  first[r] <= place[k] <= first[r] + span[r]
  *
- *     start_slots  row positions     --- relate_row --->     first, span    (slots,)
- *                  of each vector of rows, what all see -->  low, high      (row vectors of the slots,)
- *     pack_tile    column positions  --- relate_columns -->  place          (TILE_COLUMNS,), and the least and most of a tile
- *     attend_tile  scores            --- mask_relation ----> scores, -inf where a pair is not related: a neighborhood
- *                                    --- mask_shown -------> scores, -inf where it is: what other branches show, so that it counts once
+ *     relate_row       first, span; of each vector of rows, what all see: low, high
+ *     relate_columns   place, and the least and most of a tile
+ *     mask_relation    scores, -inf where a pair is not related: a neighborhood
+ *     mask_shown       scores, -inf where it is: what other branches show, so that it counts once
  *
  *     SEGMENTS     one axis, the segments: the row's own; none for a row or column that is not kept
  *     BAND, GRID   residue * longest + at (grid.h), so that no interval reaches from one residue class into another
@@ -23,8 +22,7 @@ typedef struct {
     int64_t offset; /* of SEGMENTS, whose axis has segments as `inner` and the rate as `step` */
     Axis axis[3];
     int of_grid[3]; /* of GRID: the axes of the grid that these are, of which one of a single cell is none */
-    INTEGER *first[3], *place[3], *low[3], *high[3];
-    Places *span[3];
+    INTEGER *first[3], *span[3], *place[3], *low[3], *high[3];
     INTEGER least[3], most[3]; /* of the places of the tile, whose columns are so many */
     int64_t columns;
 } Relation;
@@ -38,9 +36,8 @@ static inline int64_t N(segment_of)(const Relation *relation, int64_t x) {
 
 enum { N(NOWHERE) = INT32_MAX - 1, N(BEYOND) = INT32_MAX }; /* a place of no column; that of what fills the last register block */
 
-/* What the row in a slot sees, on axis d. */
 static inline void N(set_seen)(const Relation *relation, int d, int64_t slot, Interval seen) {
-    relation->first[d][slot] = (INTEGER)seen.first, relation->span[d][slot] = (Places)(seen.last - seen.first);
+    relation->first[d][slot] = (INTEGER)seen.first, relation->span[d][slot] = (INTEGER)(seen.last - seen.first);
 }
 
 /* The row in a slot; x = -1: an empty slot, which is related to nothing. */
@@ -65,7 +62,7 @@ static void N(find_seen_by_all)(const Relation *relation, int64_t slots) {
         for (int64_t first = 0; first < slots; first += N(LANES)) {
             INTEGER low = INT32_MIN, high = INT32_MAX;
             for (int64_t i = first; i < first + N(LANES); i++) {
-                const INTEGER from = relation->first[d][i], last = from + (INTEGER)relation->span[d][i];
+                const INTEGER from = relation->first[d][i], last = from + relation->span[d][i];
                 low = from > low ? from : low, high = last < high ? last : high;
             }
             relation->low[d][first / N(LANES)] = low, relation->high[d][first / N(LANES)] = high;
@@ -119,16 +116,9 @@ static inline Lanes N(load_lanes)(const INTEGER *from) {
     return x;
 }
 
-static inline PlaceLanes N(load_spans)(const Places *from) {
-    PlaceLanes x;
-    memcpy(&x, from, sizeof x);
-    return x;
-}
-
-/* Of a tile of scores, with `rows` of slots and the columns from .. to - 1: -inf where a pair is not related on one of some axes, and the
- * maximum over the columns. */
+/* Scores := -inf where a pair is not related on one of some axes; the maximum over the columns. */
 __attribute__((always_inline)) static inline void N(mask_axes_of)(
-    const int axes, REAL *restrict scores, REAL *restrict max, const INTEGER *const *first, const Places *const *span,
+    const int axes, REAL *restrict scores, REAL *restrict max, const INTEGER *const *first, const INTEGER *const *span,
     const INTEGER *const *place, int64_t from, int64_t to, int64_t rows
 ) {
     const Vector never = N(broadcast)(-(REAL)INFINITY);
@@ -136,7 +126,7 @@ __attribute__((always_inline)) static inline void N(mask_axes_of)(
         PlaceLanes low[3], wide[3];
         Vector most = never;
         for (int d = 0; d < axes; d++)
-            low[d] = (PlaceLanes)N(load_lanes)(first[d] + r), wide[d] = N(load_spans)(span[d] + r);
+            low[d] = (PlaceLanes)N(load_lanes)(first[d] + r), wide[d] = (PlaceLanes)N(load_lanes)(span[d] + r);
         for (int64_t k = from; k < to; k++) {
             REAL *at = scores + k * TILE_ROWS + r;
             Lanes unseen = {0};
@@ -150,12 +140,12 @@ __attribute__((always_inline)) static inline void N(mask_axes_of)(
     }
 }
 
-/* Leave only the related pairs of a tile: on the axes where some row does not see some column. The maximum of each row anew. */
+/* Leave only the related pairs of a tile; the maximum of each row anew. Axes on which all rows see all columns are passed
+ * over. */
 __attribute__((noinline)) static void N(mask_relation)(
     const Relation *relation, REAL *scores, REAL *max, int64_t slot, int64_t count, int64_t from, int64_t to
 ) {
-    const INTEGER *first[3], *place[3];
-    const Places *span[3];
+    const INTEGER *first[3], *span[3], *place[3];
     const int64_t rows = round_up(count, N(LANES));
     int axes = 0;
     for (int d = 0; d < relation->axes; d++) {
@@ -177,7 +167,7 @@ __attribute__((noinline)) static void N(mask_relation)(
 static int N(may_see)(const Relation *relation, int d, int64_t slot, int64_t count) {
     INTEGER low = INT32_MAX, high = INT32_MIN;
     for (int64_t i = slot; i < slot + count; i++) {
-        const INTEGER from = relation->first[d][i], last = from + (INTEGER)relation->span[d][i];
+        const INTEGER from = relation->first[d][i], last = from + relation->span[d][i];
         low = from < low ? from : low, high = last > high && from != N(NOWHERE) ? last : high;
     }
     return relation->most[d] >= low && relation->least[d] <= high;
@@ -197,7 +187,7 @@ __attribute__((noinline)) static int N(mask_shown)(
             Lanes shown = ~(Lanes){0};
             for (int d = 0; d < relation->axes; d++) {
                 PlaceLanes low = (PlaceLanes)N(load_lanes)(relation->first[d] + slot + r);
-                shown &= (Lanes)((Places)relation->place[d][k] - low <= N(load_spans)(relation->span[d] + slot + r));
+                shown &= (Lanes)((Places)relation->place[d][k] - low <= (PlaceLanes)N(load_lanes)(relation->span[d] + slot + r));
             }
             N(store_vector)(at, N(select)(shown, never, N(load_vector)(at)));
         }

@@ -1,11 +1,10 @@
 /* Spans that show the same keys to a query row: each key is read once, and counted as often as it is shown.
  *
  *     tokens            0 1 2 3 4 5 6 7 8 9 10 11 12
- *     span a, every 1           x x x x x x  x  x  x     read; 4, 6, 8, 10 and 12 count twice: a repeat of the span
+ *     span a, every 1           x x x x x x  x  x  x     read; 4, 6, 8, 10 and 12 count twice: a repeat of the span, for the heads of b
  *     span b, every 2   x   x   .   .   .    .     .     only 0 and 2 are read
  *
- * A repeat is for the heads of b, which are some of those of a. Where a has lost its own last rows to a span before it, b has lost them
- * to that one first.
+ * Where a has lost its own last rows to a span before it, b has lost them to that one first.
  */
 #ifndef DILKIT_NATIVE_REPEATS_H
 #define DILKIT_NATIVE_REPEATS_H

@@ -1,10 +1,8 @@
 /* The results of a task, from its accumulators to memory. Included once for each KIND.
  *
- *     FORWARD     slot_sums of the rows that were at hand     --- merge_slots --->          accumulator; out, lse where they are all
- *                 accumulator / row_sum                       --- write_output --->         out, lse
- *     DELTA       rowsum(dout * out)                          --- compute_delta --->        delta
- *     BACKWARD    slot_sums of the rows that were at hand     --- merge_slots --->          dk +=, dv +=
- *                 column_sums of a tile                       --- add_columns_to_dq --->    dq +=
+ *     FORWARD     slot_sums -> accumulator -> out, lse; without accumulator where they are all
+ *     DELTA       rowsum(dout * out) -> delta
+ *     BACKWARD    slot_sums -> dk +=, dv +=; column_sums -> dq +=
  */
 
 /* Where (batch, head, row) lies in lse and delta. */
@@ -12,10 +10,10 @@ static int64_t N(lse_index)(const Task *task, int64_t row, int64_t head) {
     return (task->batch * task->p->heads + head) * task->p->lse_head + row * task->p->step;
 }
 
-/* The lse of a query; +inf for one that sees nothing, so that exp(... - inf) = 0 and it has no gradient. A large lse is less by what
- * rounding made of it and of the scores: the key that a row sees almost alone then has a weight of 1, not of 2 to a rounding error. */
+/* The lse of a query; +inf for one that sees nothing: exp(... - inf) = 0. A large lse is less by what rounding made of it and of
+ * the scores: the key that a row sees almost alone then has a weight of 1, not of 2 to a rounding error. */
 static REAL N(query_lse)(const Task *task, int64_t row) {
-    REAL lse = ((const REAL *)(const void *)task->p->lse)[N(lse_index)(task, row, task->head)], size = lse < 0 ? -lse : lse;
+    REAL lse = N(numbers)(task->p->lse)[N(lse_index)(task, row, task->head)], size = lse < 0 ? -lse : lse;
     return lse == -(REAL)INFINITY ? (REAL)INFINITY : size > LARGE_LSE ? lse - 3 * EPSILON * size : lse;
 }
 
@@ -34,7 +32,7 @@ static inline void N(prefetch_output)(const Task *task, int64_t line) {
         __builtin_prefetch(row_address(&task->p->out, task->batch, row, head) + byte, 1, 3);
 }
 
-/* The results of a line whose sums, not yet over `total`, are relative to 2**max; `sums` may be anything where `total` is 0. */
+/* The results of a line with sums relative to 2**max, not yet over `total`; where that is 0, `sums` may be anything. */
 static inline void N(write_line)(const Task *task, int64_t line, REAL *sums, REAL max, REAL total) {
     const Problem *p = task->p;
     int64_t head, row = N(place_of_line)(task, line, &head);
@@ -42,7 +40,7 @@ static inline void N(write_line)(const Task *task, int64_t line, REAL *sums, REA
     for (int64_t d = 0; d < p->dim; d++)
         sums[d] = total == 0 ? 0 : factor * sums[d];
     R(store)(row_address(&p->out, task->batch, row, head), sums, p->dim, p->dtype);
-    ((REAL *)(void *)p->lse)[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : max * (REAL)LN_2 + R(LOG)(total);
+    N(numbers)(p->lse)[N(lse_index)(task, row, head)] = total == 0 ? -(REAL)INFINITY : max * (REAL)LN_2 + R(LOG)(total);
 }
 
 /* The results of all lines that have none yet. */
@@ -58,7 +56,7 @@ static void N(write_output)(const Task *task) {
     }
 }
 
-/* sum over d of a[d] * b[d], in DELTA_PARTS sums side by side: in a single one each addition would wait for the one before. */
+/* a . b in DELTA_PARTS sums side by side: in a single one each addition would wait for the one before. */
 static double N(dot)(const REAL *a, const REAL *b, int64_t dim) {
     double part[DELTA_PARTS] = {0}, sum = 0;
     int64_t d = 0;
@@ -72,10 +70,9 @@ static double N(dot)(const REAL *a, const REAL *b, int64_t dim) {
     return sum;
 }
 
-/* delta = rowsum(dout * out) of the block. */
 static void N(compute_delta)(const Task *task) {
     const Problem *p = task->p;
-    REAL *delta = (REAL *)(void *)p->delta, *dout = task->s.packed_columns[0], *out = task->s.packed_columns[1];
+    REAL *delta = N(numbers)(p->delta), *dout = task->s.packed_columns[0], *out = task->s.packed_columns[1];
     for (int64_t r = 0; r < task->stop - task->start; r++) {
         const int64_t row = N(position)(task, r);
         R(load)(dout, row_address(&p->dout, task->batch, row, task->head), p->dim, p->dtype);
@@ -86,22 +83,22 @@ static void N(compute_delta)(const Task *task) {
 
 /* to[row, head] += factor * sums, and sums = 0. */
 static void N(add_to_gradient)(const Task *task, const TensorView *to, int64_t row, int64_t head, REAL *sums, REAL factor) {
-    REAL *line = (REAL *)(void *)row_address(to, task->batch, row, head);
+    REAL *line = N(numbers)(row_address(to, task->batch, row, head));
     for (int64_t d = 0; d < task->p->dim; d++) {
         line[d] += factor * sums[d];
         sums[d] = 0;
     }
 }
 
-/* The columns of a tile are queries here: add what they summed up to dq. Those that fill the last register block have summed up
- * zeros, which a NaN in the rows makes NaN: the next tile must not find them. */
+/* Add the columns of a tile, which are queries here, to dq. Columns that fill the last register block have summed up zeros,
+ * which a NaN in the rows makes NaN: the next tile must not find them. */
 static void N(add_columns_to_dq)(const Task *task, const ColumnTile *tile) {
     int64_t filled = round_up(tile->count, REGISTER_ROWS), width = task->padded_dim;
     for (int64_t k = 0; k < tile->count; k++) {
         REAL *sums = task->s.column_sums + k * width;
         N(add_to_gradient)(task, &task->p->dq, tile->column[k], task->head, sums, (REAL)task->p->scale);
     }
-    memset(task->s.column_sums + tile->count * width, 0, (size_t)((filled - tile->count) * width) * sizeof(REAL));
+    N(clear)(task->s.column_sums + tile->count * width, (filled - tile->count) * width);
 }
 
 /* accumulator = accumulator * 2**(m - m') + sums * 2**(m_slot - m'), m' = max(m, m_slot), for the row of a slot. */
@@ -121,7 +118,6 @@ static void N(merge_softmax)(const Task *task, int64_t row, REAL slot_max, REAL 
     s->row_max[row] = max, s->row_sum[row] = ours * s->row_sum[row] + theirs * slot_sum;
 }
 
-/* The sums of a slot go to its row. */
 static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
     const Scratch *s = &task->s;
     int64_t row = s->slot_line[slot];
@@ -136,7 +132,7 @@ static void N(merge_slot)(const Task *task, int a, int64_t slot, REAL *sums) {
         N(add_to_gradient)(task, a ? &task->p->dv : &task->p->dk, N(position)(task, row), task->kv_head, sums, (REAL)(a ? task->p->keep_scale : task->p->scale));
 }
 
-/* The sums of the first `slots` slots go to the accumulators of their rows; in BACKWARD, where rows are keys, to dk and dv. */
+/* The sums of slots go to the accumulators of their rows; in BACKWARD, where rows are keys, to dk and dv. */
 __attribute__((noinline)) static void N(merge_slots)(const Task *task, int64_t slots) {
     const Scratch *s = &task->s;
     const int64_t width = task->padded_dim;

@@ -1,13 +1,9 @@
 /* When a task of BACKWARD may begin: no two tasks add to the same rows at once, and all sums have one order.
  *
- *     chunks of keys   0   1   2      In each round a chunk of keys goes with another one of queries. All rounds are in one queue; a
- *     round 0          1   2   0      task begins when the one before has ended, both of its keys and of its queries:
- *     round 1          2   0   1
- *     round 2          0   1   2          turns[keys].keys == round        turns[queries].queries == round
- *
- * Those before are earlier in the queue, so a thread waits only for tasks that others are running, and the first of these for none.
- * A head meets its chunks with themselves in the middle, and every second one goes the other way round: under causality one has little to
- * do while another has much.
+ * In each round a chunk of keys goes with another one of queries. All rounds are in one queue; a task begins when the one before
+ * has ended, both of its keys and of its queries. Those before are earlier in the queue, so a thread waits only for tasks that
+ * others are running. A head meets its chunks with themselves in the middle, and every second one goes the other way round:
+ * under causality one has little to do while another has much.
  */
 #ifndef DILKIT_NATIVE_ROUNDS_H
 #define DILKIT_NATIVE_ROUNDS_H
@@ -28,8 +24,7 @@ typedef struct {
     int32_t *keys, *queries, round;
 } Turn;
 
-/* How many chunks the queries of a task are after its keys. Tasks of a chunk with itself mostly have the most to do: they are in the
- * middle, so that at the end no thread waits long for another. */
+/* How many chunks the queries of a task are after its keys; a chunk with itself, which has the most to do, is in the middle. */
 static inline int64_t shift_of(const Problem *p, int64_t index, int64_t round) {
     int64_t half = p->chunks / 2;
     return (index / p->chunks % 2 ? p->chunks + half - round : half + round) % p->chunks;

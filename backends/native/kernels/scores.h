@@ -1,22 +1,18 @@
 /* Scores that know positions: a softcap and a bias, on a tile of scores. Included once for each KIND.
  *
- *     start_slots     rows      --- place_row ---->     row_at, row_slope, row_table       (slots,)
- *     place_columns   columns   --- place_column ->     column_at                          (TILE_COLUMNS,)
- *     attend_tile     products  --- cap_scores --->     cap * tanh(scale * s / cap), and in a backward pass 1 - tanh ** 2 in cap_slope
- *                               --- add_bias ----->     t = scale * s, + log count - slope * distance, or + table[index]; the maximum anew
- *                     dS        --- sum_bias_gradient   of all pairs, into the part of this task
- *                               --- uncap_gradients ->  dS * cap_slope
+ *     cap_scores          products -> cap * tanh(scale * s / cap), and in a backward pass 1 - tanh ** 2 in cap_slope
+ *     add_bias            t = scale * s, + log count - slope * distance, or + table[index]; the maximum anew
  *
- * A position has one number, along the sequence, or up to three. What a dimension lacks is 0 in every row and column. Positions along
- * the sequence are counted from the start of the block: exact as fp32 numbers where rows are near each other, and rounded by 6e-8 of
- * their distance where they are not.
+ * A position has one number, along the sequence, or up to three; what a dimension lacks is 0 in every row and column. Positions
+ * along the sequence are counted from the start of the block: exact as fp32 numbers where rows are near each other, and else
+ * rounded by 6e-8 of their distance.
  */
 
-/* tanh x / x as a polynomial of x ** 2 where |x| < TANH_NEAR, by Chebyshev's nodes: relative errors of up to 1.3e-9 and 1.5e-18. */
+/* tanh x / x as a polynomial of x ** 2 where |x| < TANH_NEAR: relative errors of up to 1.3e-9 and 1.5e-18. */
 #define TANH_NEAR 1
 
-/* How a bias is computed, as the loops below know it. */
-enum { N(NO_BIAS), N(LINE), N(PLANE), N(SPACE), N(SPACE_L1), N(SPACE_MAX), N(LINE_TABLE), N(GRID_TABLE) };
+/* How a bias is computed, as the loops below know it. FAR_TABLE: all pairs of the tile have one entry. */
+enum { N(NO_BIAS), N(LINE), N(PLANE), N(SPACE), N(SPACE_L1), N(SPACE_MAX), N(LINE_TABLE), N(GRID_TABLE), N(FAR_TABLE) };
 
 static inline int N(has_scores)(const Problem *p) { return p->softcap > 0 || p->bias != NO_BIAS; }
 
@@ -43,14 +39,14 @@ static inline REAL N(position_of)(const Task *task, int64_t x, int d, int as_key
     if (!p->positions.data)
         return (REAL)((x - task->start) * p->step);
     const char *row = row_address(&p->positions, task->batch, x, 0);
-    return ((const REAL *)(const void *)row)[as_key ? p->key_position + d : d];
+    return N(numbers)(row)[as_key ? p->key_position + d : d];
 }
 
 static void N(place_row)(const Task *task, int64_t slot, int64_t x, int64_t head) {
     const Problem *p = task->p;
     for (int d = 0; d < 3; d++)
         task->s.row_at[d][slot] = d < p->position_dims ? N(position_of)(task, x, d, task->phase == BACKWARD) : 0;
-    task->s.row_slope[slot] = ((const REAL *)(const void *)p->bias_weights)[head * p->entries];
+    task->s.row_slope[slot] = N(numbers)(p->bias_weights)[head * p->entries];
     task->s.row_table[slot] = (INTEGER)(head * p->entries);
 }
 
@@ -61,8 +57,6 @@ static void N(place_column)(const Task *task, int64_t k, int64_t x) {
 }
 
 static inline Vector N(magnitude)(Vector x) { return N(vector_max)(x, -x); }
-
-static inline Vector N(square_root)(Vector x) { return R(VECTOR_SQRT)(x); }
 
 /* tanh x: an odd polynomial near 0, where 1 - e**-2|x| would lose digits; beyond, by e**-2|x|. */
 static inline Vector N(tanh)(Vector x) {
@@ -109,10 +103,10 @@ __attribute__((always_inline)) static inline Vector N(distance)(const int way, c
         return N(magnitude)(x);
     Vector y = row[1] - column[1][k];
     if (way == N(PLANE))
-        return N(square_root)(x * x + y * y);
+        return R(VECTOR_SQRT)(x * x + y * y);
     Vector z = row[2] - column[2][k];
     if (way == N(SPACE))
-        return N(square_root)(x * x + y * y + z * z);
+        return R(VECTOR_SQRT)(x * x + y * y + z * z);
     x = N(magnitude)(x), y = N(magnitude)(y), z = N(magnitude)(z);
     return way == N(SPACE_L1) ? x + y + z : N(vector_max)(x, N(vector_max)(y, z));
 }
@@ -140,22 +134,25 @@ static inline void N(load_places)(const Scratch *s, int64_t slot, Vector row[3])
 static inline REAL N(difference_sign)(const Task *task) { return task->phase == BACKWARD ? -1 : 1; }
 
 __attribute__((always_inline)) static inline void N(add_bias_of)(
-    const int way, const Task *task, int64_t first, int vectors, int64_t from, int64_t to, REAL log_count, REAL *restrict max
+    const int way, const Task *task, int64_t first, int vectors, int64_t from, int64_t to, REAL log_count, REAL *restrict max,
+    int64_t entry
 ) {
     const Scratch *s = &task->s;
-    const REAL *weights = (const REAL *)(const void *)task->p->bias_weights, sign = N(difference_sign)(task), factor = N(bias_factor)(task->p);
+    const REAL *weights = N(numbers)(task->p->bias_weights), sign = N(difference_sign)(task), factor = N(bias_factor)(task->p);
     for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
-        Vector most = N(broadcast)(-(REAL)INFINITY), row[3] = {{0}}, slope = {0};
+        Vector most = N(broadcast)(-(REAL)INFINITY), row[3] = {{0}}, slope = {0}, added = N(broadcast)(log_count);
         Lanes table = {0};
         if (way != N(NO_BIAS)) {
             N(load_places)(s, first + r, row);
             slope = N(load_vector)(s->row_slope + first + r), table = N(load_lanes)(s->row_table + first + r);
         }
+        if (way == N(FAR_TABLE))
+            added = R(GATHER)(weights, table + (INTEGER)entry) + log_count;
         for (int64_t k = from; k < to; k++) {
-            Vector t = N(load_vector)(s->scores + k * TILE_ROWS + r) * factor + log_count;
+            Vector t = N(load_vector)(s->scores + k * TILE_ROWS + r) * factor + added;
             if (way == N(LINE_TABLE) || way == N(GRID_TABLE))
                 t += R(GATHER)(weights, table + N(entries_of)(way, task->p, row, s->column_at, k, sign));
-            else if (way != N(NO_BIAS))
+            else if (way != N(NO_BIAS) && way != N(FAR_TABLE))
                 t -= slope * N(distance)(way, row, s->column_at, k);
             most = N(vector_max)(t, most);
             N(store_vector)(s->scores + k * TILE_ROWS + r, t);
@@ -177,23 +174,6 @@ static int64_t N(far_entry)(const Task *task, int64_t first, int64_t count, int6
     return after || before ? (after != by_key ? task->p->table_size[0] - 1 : 0) : -1;
 }
 
-/* add_bias of a tile whose pairs all have one entry. */
-__attribute__((noinline)) static void N(add_entry)(
-    const Task *task, int64_t first, int vectors, int64_t from, int64_t to, REAL log_count, REAL *restrict max, int64_t entry
-) {
-    const REAL *weights = (const REAL *)(const void *)task->p->bias_weights, factor = N(bias_factor)(task->p);
-    for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
-        Vector most = N(broadcast)(-(REAL)INFINITY);
-        Vector added = R(GATHER)(weights, N(load_lanes)(task->s.row_table + first + r) + (INTEGER)entry) + log_count;
-        for (int64_t k = from; k < to; k++) {
-            Vector t = N(load_vector)(task->s.scores + k * TILE_ROWS + r) * factor + added;
-            most = N(vector_max)(t, most);
-            N(store_vector)(task->s.scores + k * TILE_ROWS + r, t);
-        }
-        N(store_vector)(max + r, most);
-    }
-}
-
 /* The compiler sees the way as a constant. */
 #define FOR_WAY(function, way, ...)                                       \
     switch (way) {                                                        \
@@ -204,6 +184,7 @@ __attribute__((noinline)) static void N(add_entry)(
     case N(SPACE_L1): function(N(SPACE_L1), __VA_ARGS__); break;          \
     case N(SPACE_MAX): function(N(SPACE_MAX), __VA_ARGS__); break;        \
     case N(LINE_TABLE): function(N(LINE_TABLE), __VA_ARGS__); break;      \
+    case N(FAR_TABLE): function(N(FAR_TABLE), __VA_ARGS__); break;        \
     default: function(N(GRID_TABLE), __VA_ARGS__);                        \
     }
 
@@ -215,13 +196,9 @@ __attribute__((noinline)) static void N(score_tile)(
     int64_t entry = way == N(LINE_TABLE) ? N(far_entry)(task, first, count, from, to) : -1;
     if (task->p->softcap > 0)
         N(cap_scores)(task, vectors, from, to);
-    if (entry >= 0)
-        N(add_entry)(task, first, vectors, from, to, log_count, max, entry);
-    else
-        FOR_WAY(N(add_bias_of), way, task, first, vectors, from, to, log_count, max)
+    FOR_WAY(N(add_bias_of), entry < 0 ? way : N(FAR_TABLE), task, first, vectors, from, to, log_count, max, entry)
 }
 
-/* Gradients of capped scores to those of scores. */
 static void N(uncap_gradients)(const Task *task, int vectors, int64_t from, int64_t to) {
     for (int64_t k = from; k < to; k++)
         for (int64_t r = 0; r < vectors * N(LANES); r += N(LANES)) {
@@ -231,19 +208,17 @@ static void N(uncap_gradients)(const Task *task, int vectors, int64_t from, int6
         }
 }
 
-/* Where this task sums up the gradient of the weights of its head. */
 static double *N(bias_part)(const Task *task) {
     const Problem *p = task->p;
     int64_t part = p->one_part ? 0 : p->first_part + task->batch * p->chunks + task->chunk;
     return p->dbias + (part * p->heads + task->head) * p->entries;
 }
 
-/* `entry`: that of all pairs of the tile, or -1. */
 __attribute__((always_inline)) static inline void N(sum_bias_gradient_of)(
-    const int way, const Task *task, int64_t first, int64_t count, int64_t from, int64_t to, const int64_t entry
+    const int way, const Task *task, int64_t first, int64_t count, int64_t from, int64_t to, int64_t entry
 ) {
     const Scratch *s = &task->s;
-    const int is_table = (way == N(LINE_TABLE) && entry < 0) || way == N(GRID_TABLE);
+    const int is_table = way == N(LINE_TABLE) || way == N(GRID_TABLE);
     const REAL sign = N(difference_sign)(task);
     double *part = N(bias_part)(task), total = 0;
     for (int64_t r = 0; r < count; r += N(LANES)) {
@@ -255,7 +230,7 @@ __attribute__((always_inline)) static inline void N(sum_bias_gradient_of)(
         for (int64_t k = from; k < to; k++) {
             Vector ds = (Vector)((Lanes)N(load_vector)(s->score_gradients + k * TILE_ROWS + r) & used);
             if (!is_table) {
-                sum += way == N(LINE_TABLE) ? ds : -ds * N(distance)(way, row, s->column_at, k);
+                sum += way == N(FAR_TABLE) ? ds : -ds * N(distance)(way, row, s->column_at, k);
                 continue;
             }
             Lanes entries = N(entries_of)(way, task->p, row, s->column_at, k, sign);
@@ -266,15 +241,13 @@ __attribute__((always_inline)) static inline void N(sum_bias_gradient_of)(
             total += (double)sum[l];
     }
     if (!is_table)
-        part[entry < 0 ? 0 : entry] += total;
+        part[way == N(FAR_TABLE) ? entry : 0] += total;
 }
 
 /* What a tile adds to the gradient of the weights: dS of pairs that are seen, of the `count` rows in use. */
 __attribute__((noinline)) static void N(sum_bias_gradient)(const Task *task, int64_t first, int64_t count, int64_t from, int64_t to) {
     int way = N(bias_way)(task->p);
     int64_t entry = way == N(LINE_TABLE) ? N(far_entry)(task, first, count, from, to) : -1;
-    if (entry >= 0)
-        N(sum_bias_gradient_of)(N(LINE_TABLE), task, first, count, from, to, entry);
-    else if (way != N(NO_BIAS))
-        FOR_WAY(N(sum_bias_gradient_of), way, task, first, count, from, to, -1)
+    if (way != N(NO_BIAS))
+        FOR_WAY(N(sum_bias_gradient_of), entry < 0 ? way : N(FAR_TABLE), task, first, count, from, to, entry)
 }

@@ -1,20 +1,13 @@
 /* The state of one task, and the scratch memory of one thread that it works in. Included once for each KIND.
  *
- *     task->s     packed_rows      rows of the block that are at hand, one a slot       written by pack_rows
- *                 packed_columns   the columns of one tile                              written by pack_columns
- *                 scores           (columns of the tile, rows of the tile)              compute_scores, then the softmax in place
- *                 slot_sums        a sum for each slot, transposed as packed rows are   add_to_rows
- *                 column_sums      a sum for each column of the tile (dq)               add_to_columns
- *                 accumulator      a sum for each row of the block (out)                merge_slots, when its slots are done
- *
  *     Two operands a side:          rows[0]  rows[1]     columns[0]  columns[1]     slot_sums[0]    slot_sums[1]
  *         FORWARD                   q                    k           v              out
  *         BACKWARD                  k        v           q           dout           dk              dv
  *
- * A slot is a place in the packed rows. The rows of a block are counted from its start; where heads share it (`shared_heads`), those of
- * one position lie side by side. One row more is spare, that of empty slots.
+ * A slot is a place in the packed rows. The lines of a block are its rows, counted from its start; where heads share it
+ * (`shared_heads`), those of one position lie side by side. One line more is spare, that of empty slots.
  *
- *     position    start        start + 1    start + 2          the lines of a block: rows of all its heads
+ *     position    start        start + 1    start + 2
  *     line        0  1  2  3   4  5  6  7   8  9 10 11   12    of heads 0 1 2 3 that share a key/value head; 12 is spare
  */
 #define Scratch N(Scratch)
@@ -28,16 +21,16 @@ typedef struct {
     REAL *slot_sums[2];        /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_rows[2];      /* (row vectors of the slots, padded_dim, LANES) */
     REAL *packed_columns[2];   /* (dim panels, TILE_COLUMNS, PANEL) */
-    REAL *added_columns[2];    /* the same, as add_to_rows adds them: KIND pairs has the same number of two columns in a unit */
+    REAL *added_columns[2];    /* the same, as add_to_rows adds them; KIND pairs has two columns in a unit */
     Columns *columns;          /* (2,): the packed columns, or those that lie as products can read them */
-    REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are; KIND pairs has the same number of two rows in a unit */
+    REAL *plain_rows;          /* (slots, padded_dim): rows[0] as they are; KIND pairs has two rows in a unit */
     REAL *column_sums;         /* (TILE_COLUMNS, padded_dim) */
-    REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS); KIND pairs, as add_to_rows reads them: two columns in a unit */
-    REAL *gradient_rows;       /* score_gradients as add_to_columns reads them: KIND pairs has two rows in a unit */
-    INTEGER *kept, *kept_by_row; /* (TILE_COLUMNS, TILE_ROWS) and (TILE_ROWS, TILE_COLUMNS): masks of the weights that are kept */
+    REAL *scores, *score_gradients; /* (TILE_COLUMNS, TILE_ROWS); for add_to_rows, KIND pairs has two columns in a unit */
+    REAL *gradient_rows;       /* score_gradients for add_to_columns: KIND pairs has two rows in a unit */
+    INTEGER *kept, *kept_by_row; /* (TILE_COLUMNS, TILE_ROWS) and the transpose: masks of the weights that are kept */
     REAL *slot_max, *slot_sum; /* (slots + TILE_ROWS,): running maximum, to base 2, and sum */
-    REAL *slot_first, *slot_last; /* (slots + TILE_ROWS,): the first and last position that a slot may see, as column_position has them */
-    REAL *column_position;     /* (TILE_COLUMNS,): columns counted from the start of the block, as numbers */
+    REAL *slot_first, *slot_last; /* (slots + TILE_ROWS,): the first and last column_position that a slot may see */
+    REAL *column_position;     /* (TILE_COLUMNS,): columns, counted from the start of the block */
     REAL *row_at[3], *row_slope; /* (slots + TILE_ROWS,): positions of rows, and the slope of their heads, for a bias; */
     INTEGER *row_table;          /* where the table of their heads begins */
     REAL *column_at[3];          /* (TILE_COLUMNS,): positions of columns */
@@ -49,8 +42,8 @@ typedef struct {
     Relation *relation;        /* (relations,): of the branch at hand */
     INTEGER *row_places, *column_places; /* (relations, 3, 4, slots + TILE_ROWS) and (relations, 3, TILE_COLUMNS): their numbers */
     REAL *strip_keys, *strip_values;      /* as strips/packing.h lays them out */
-    INTEGER *strip_seen;                  /* (vectors of cells of a plane, GROUP_ROWS, LANES): whether a row sees a cell, -1, or not, 0 */
-    uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell, 0 when it has been collected */
+    INTEGER *strip_seen;                  /* (vectors of cells of a plane, GROUP_ROWS, LANES): -1 where a row sees a cell, else 0 */
+    uint64_t *branch_set;      /* (block_rows,): the branches that keep a row of the cell; 0 once it is collected */
     TileIterator *tiles;
 } Scratch;
 
@@ -68,13 +61,11 @@ typedef struct {
     int64_t without[2];    /* the tables of the rows and of the columns that these branches leave out, -1 = none */
     const int64_t (*intervals)[2]; /* RUNS of one row each, from `interval_row` on: the columns that each row sees; else NULL */
     int64_t interval_row;
-    int64_t segments;      /* RUNS, GRID: the columns are in so many segments, none in two, each seen by the lists that it names; else 0 */
-    int own, relations;    /* relations of the branch at hand: the first `own` say which pairs are seen, the others which are not */
-    int merged_once;       /* FORWARD: whether the rows that come next have no other sums, of this branch or another, to be merged with */
-    int by_place;          /* whether a row sees all columns that its own relations show, before it or behind it */
+    int64_t segments;      /* RUNS, GRID: so many segments of columns, none in two, each seen by the lists that it names; else 0 */
+    int own, relations;    /* of the branch at hand: the first `own` say which pairs are seen, the others which are not */
+    int merged_once;       /* FORWARD: whether the rows at hand have no other sums to be merged with */
+    int by_place;          /* whether a row sees all that its own relations show, before it or behind it */
 } Task;
-
-static inline int64_t N(element_bytes)(const Problem *p) { return p->dtype == FLOAT64 ? 8 : p->dtype == FLOAT32 ? 4 : 2; }
 
 /* The columns as add_to_rows reads them. */
 static inline Columns N(added)(const Scratch *s, int which) {
@@ -90,7 +81,7 @@ static char *N(reserve)(char **at, size_t count, size_t size) {
 /* The lines of a block; the number of the spare one. */
 static inline int64_t N(lines)(const Problem *p) { return p->block_rows * p->shared_heads; }
 
-/* The row of a line, counted from the start of the block. A division of each would be felt where no heads share a block. */
+/* The row of a line. A division of each would be felt where no heads share a block. */
 static inline int64_t N(row_of)(const Problem *p, int64_t line) { return p->shared_heads == 1 ? line : line / p->shared_heads; }
 
 /* The position in the sequence of a row of the block, or of the spare one. */
@@ -99,9 +90,6 @@ static inline int64_t N(position)(const Task *task, int64_t row) {
 }
 
 static int64_t N(slot_count)(const Problem *p) { return round_up(N(lines)(p), N(LIST_STEP)) + MAX_ROW_LISTS * N(LIST_STEP); }
-
-/* Whether groups of a few rows are attended to; products of bf16 pairs are faster in patches. */
-static int N(has_strips)(const Problem *p, int phase) { return UNIT == 1 && has_strips(p, phase); }
 
 /* The bytes of a thread's scratch in a phase; lays it out in `memory` if `s` is not NULL. */
 static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *memory) {
@@ -141,7 +129,7 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     s->row_places = RESERVE((size_t)p->relations * 12 * (slots + TILE_ROWS), INTEGER);
     s->column_places = RESERVE((size_t)p->relations * 3 * TILE_COLUMNS, INTEGER);
     s->position = RESERVE(has_bricks(p) ? rows + 1 : 0, int64_t);
-    size_t cells = N(has_strips)(p, phase) ? (size_t)most_cells(p) : 0;
+    size_t cells = UNIT == 1 && has_strips(p, phase) ? (size_t)most_cells(p) : 0;
     s->strip_keys = RESERVE(cells * padded, REAL), s->strip_values = RESERVE(cells * padded, REAL);
     s->strip_seen = RESERVE(GROUP_ROWS * cells, INTEGER);
     s->slot_line = RESERVE(slots, int64_t), s->branch_set = RESERVE(rows, uint64_t), s->tiles = RESERVE(1, TileIterator);
@@ -149,13 +137,12 @@ static size_t N(lay_out_scratch)(const Problem *p, int phase, Scratch *s, char *
     return (size_t)(at - memory);
 }
 
-/* Where the numbers of the relations are. */
 static void N(place_relations)(const Problem *p, Scratch *s) {
     const int64_t slots = N(slot_count)(p) + TILE_ROWS;
     for (int64_t i = 0; i < p->relations; i++)
         for (int d = 0; d < 3; d++) {
             INTEGER *numbers = s->row_places + (3 * i + d) * 4 * slots;
-            s->relation[i].first[d] = numbers, s->relation[i].span[d] = (Places *)(numbers + slots);
+            s->relation[i].first[d] = numbers, s->relation[i].span[d] = numbers + slots;
             s->relation[i].low[d] = numbers + 2 * slots, s->relation[i].high[d] = numbers + 3 * slots;
             s->relation[i].place[d] = s->column_places + (3 * i + d) * TILE_COLUMNS;
         }
@@ -167,12 +154,12 @@ static void N(start_task)(Task *task, void *scratch) {
     int by_key = task->phase == BACKWARD;
     task->kv_head = by_key ? task->head : task->head / (p->heads / p->kv_heads);
     task->padded_dim = round_up(p->dim, PANEL);
-    task->row_bytes = p->dim * N(element_bytes)(p);
+    task->row_bytes = p->dim * bytes_of(p->dtype);
     task->sums = by_key ? 2 : 1;
     N(lay_out_scratch)(p, task->phase, &task->s, scratch);
     N(place_relations)(p, &task->s);
     if (by_key)
-        memset(task->s.column_sums, 0, (size_t)(lesser(TILE_COLUMNS, round_up(p->seq, REGISTER_ROWS)) * task->padded_dim) * sizeof(REAL));
+        N(clear)(task->s.column_sums, lesser(TILE_COLUMNS, round_up(p->seq, REGISTER_ROWS)) * task->padded_dim);
     TensorView queries[2] = {p->q, p->dout}, keys[2] = {p->k, p->v};
     memcpy(task->row_tensor, by_key ? keys : queries, sizeof task->row_tensor);
     memcpy(task->column_tensor, by_key ? queries : keys, sizeof task->column_tensor);
@@ -193,7 +180,6 @@ static void N(start_brick)(Task *task, int64_t block) {
     task->s.position[p->block_rows] = task->start;
 }
 
-/* Begin a block of rows. */
 static void N(start_block)(Task *task, int64_t block) {
     const Problem *p = task->p;
     task->start = p->first_row + block * p->block_rows;
@@ -204,7 +190,7 @@ static void N(start_block)(Task *task, int64_t block) {
         task->s.row_max[r] = -(REAL)INFINITY, task->s.row_sum[r] = 0;
 }
 
-/* What branch `b` shows to a head, as a relation; an axis of one cell relates all, and is left out if there is another. */
+/* What branch `b` shows to a head; an axis of one cell relates all, and is left out if there is another. */
 static void N(relate)(const Problem *p, int64_t b, int64_t head, Relation *relation) {
     const int64_t rate = lesser(p->rate[b], p->seq), steps = (lesser(p->length[b], p->seq) - 1) / rate;
     Axis axes[3];
@@ -220,7 +206,7 @@ static void N(relate)(const Problem *p, int64_t b, int64_t head, Relation *relat
             relation->of_grid[relation->axes] = d, relation->axis[relation->axes++] = axes[d];
 }
 
-/* The relations of branch `b`: its own, if that says what is seen, and those of the branches whose pairs it leaves out. */
+/* The relations of branch `b`: its own, if it is of GRID, and those of the branches whose pairs it leaves out. */
 static void N(set_relations)(Task *task, int64_t b) {
     const Problem *p = task->p;
     task->own = p->kind[b] == GRID, task->relations = 0;

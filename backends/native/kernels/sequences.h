@@ -1,13 +1,10 @@
-/* Many sequences in one call, or one that falls into many: each is a problem of its own in the tensors of the whole, with blocks by its own length, so that its
- * results are those of a call with it alone, to the bit.
+/* Many sequences in one call, or one that falls into many: each is a problem of its own in the tensors of the whole, with blocks
+ * by its own length, so that its results are those of a call with it alone, to the bit.
  *
  *     packed   rows of q, k, v, out ...   |- sequence 0 -|- 1 -|------- 2 -------|       starts  0 14 20 38      lse (heads, rows)
  *     cached   rows of k, v               |- sequence 0 ........|- 1 .......|...         lengths 20 12
  *              rows of q, out                        |- last 6 -|  |- last 6 -|          lse (batch, heads, last rows)
- *
  *     classes  rows 0 3 6 9 .. of sequence 0 | 1 4 7 .. | 2 5 8 .. | those of sequence 1 ...      each a sequence, of rows `step` apart
- *
- *     tasks    |- those of sequence 0 -|- 1 -|--------- 2 ---------|                     task_end; BACKWARD: round after round
  */
 #ifndef DILKIT_NATIVE_SEQUENCES_H
 #define DILKIT_NATIVE_SEQUENCES_H
@@ -69,18 +66,5 @@ static inline Problem sequence_of(const Problem *whole, int64_t number) {
 
 /* The number of tasks of a sequence's phase, in BACKWARD of a round in which it has any: none where it has no rows. */
 static inline int64_t tasks_of_sequence(const Problem *p, int phase) { return p->seq <= p->first_row ? 0 : native_tasks(p, phase); }
-
-/* The entry of a table that a task belongs to: the first one whose tasks end after it. */
-static inline int64_t entry_of_task(const int64_t *task_end, int64_t entries, int64_t task) {
-    int64_t low = 0, high = entries - 1;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (task_end[middle] > task)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
 
 #endif

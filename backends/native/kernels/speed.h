@@ -1,8 +1,5 @@
-/* How fast products are, as the loops of a tile compute them. Included once for each instruction set.
- *
- *     columns (zeros) . rows (zeros)  --- compute_scores, over and over --->  scores of a tile; the FLOPs done
- *
- * Whether products of bf16 pairs are faster than those of floats depends on the CPU, not on its having them: so it is measured.
+/* How fast products are, as the loops of a tile compute them. Included once for each instruction set. Whether products of bf16
+ * pairs are faster than those of floats depends on the CPU, not on its having them: so it is measured.
  */
 static int64_t score_tiles(int64_t rounds) {
     enum { DIM = 64 };

@@ -1,15 +1,14 @@
 /* A step of decoding as plain numbers: query rows, the stored rows that each of them sees, and new rows that are stored before.
  *
- *     _native.pyx           work_queue.c                        stored_rows.h
- *     share_rows (repeats.h): rows that several spans show are left to the first of them
- *     Step, threads   --->  native_step  --- write_rows --->    new rows -> where the writes say                on the caller's thread
- *                                        --- attend_piece --->  up to PIECE_ROWS rows of a span -> a partial    tasks, on all threads
- *                                        --- merge_pieces --->  partials, in their order -> out, lse            on the caller's thread
+ *     write_rows      new rows -> where the writes say                on the caller's thread
+ *     attend_piece    up to PIECE_ROWS rows of a span -> a partial    tasks, on all threads
+ *     merge_pieces    partials, in their order -> out, lse            on the caller's thread
  *
  *     span    query rows x key/value heads x `count` stored rows, that lie at equal distances
  *     piece   the rows of a span that one query row sees of one key/value head, PIECE_ROWS of them at most
  *
- * A ring of rows is two spans. Rows in pages are one: row x is row x % page_rows of page pages[x / page_rows]. Pieces and their order depend on the spans alone, and so do the results.
+ * A ring of rows is two spans. Rows in pages are one: row x is row x % page_rows of page pages[x / page_rows]. Pieces and their
+ * order depend on the spans alone, and so do the results.
  */
 #ifndef DILKIT_NATIVE_STEP_H
 #define DILKIT_NATIVE_STEP_H
@@ -31,15 +30,15 @@ typedef struct Repeat {
     int64_t first_head, head_step, heads, first, every, rows;
 } Repeat;
 
-/* For the query rows row .. row + rows - 1, counted sequence by sequence, and the key/value heads first_head, first_head + head_step, ... */
+/* For the query rows row .. row + rows - 1, counted over all sequences, and key/value heads first_head, + head_step, ... */
 typedef struct {
     int64_t row, rows, first_head, head_step, heads, count;
     StoredView key, value;
     int64_t query_position, position, position_step; /* of the query rows, of the first stored row, from row to row */
     const int64_t *positions; /* (count,): those of the stored rows, in place of both; or NULL */
-    const char *unseen;       /* bool: stored rows that are not seen, by head of these, query head of its group, and row; or NULL */
+    const char *unseen;       /* bool, by head of these, query head of its group, and row; or NULL */
     int64_t unseen_head, unseen_group, unseen_row; /* strides in bytes */
-    const int64_t *pages; /* the number of each page that the rows lie in; NULL: they lie at equal distances */
+    const int64_t *pages; /* of the rows; NULL: they lie at equal distances */
     int64_t page_rows, page, page_first, page_step; /* rows of a page, bytes of one, the first row seen, and rows to the next */
     const Repeat *repeat; /* NULL: none */
     int64_t first_piece;
@@ -52,14 +51,14 @@ typedef struct {
 } Write;
 
 typedef struct {
-    Problem problem; /* batch x seq query rows in q and out; heads, kv_heads, dim, dtype, scale, softcap and bias; lse (batch, heads, seq) */
+    Problem problem; /* batch x seq query rows, sizes, dtype, scale, softcap and bias; lse (batch, heads, seq) */
     int stored;      /* the dtype of stored rows */
     int64_t spans, writes, pieces;
     const Span *span; /* (spans,), by first_piece */
     const Write *write;
     TensorView new_key, new_value; /* (batch, seq, kv_heads, dim) */
     const char *sink; /* (heads,), double for FLOAT64, else float; or NULL */
-    char *partials;   /* (pieces, group, dim padded + 2): of each query head the sums, the maximum and the sum of weights */
+    char *partials;   /* (pieces, group, dim padded + 2): sums, the maximum and the sum of weights */
     int64_t *first_partial; /* (rows, kv_heads): the piece whose partial the others are added to */
 } Step;
 

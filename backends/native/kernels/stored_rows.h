@@ -1,14 +1,9 @@
-/* A piece of a step: one query row against up to PIECE_ROWS stored rows, read where they lie. Included once for each KIND.
+/* A piece of a step: one query row against up to PIECE_ROWS stored rows, read where they lie, as in few_rows.h. Included once for
+ * each KIND.
  *
- *     span  -- the rows of the piece that are seen -->  tile: addresses of keys and values, places for a bias
- *     tile  -- LANES keys at a time -->  dot products, a lane of q each  -- sum_lanes -->  scores, a lane a row  -- softmax step
- *     tile  -- COLUMNS_TOGETHER values at a time ----------------------------------------------->  partial += P v
- *
- *     partials of pieces, in their order  -- merge_pieces -->  out, lse
- *
- * The query heads that share a key/value head go over the tile one after the other: it comes from memory once. Rows that a query
- * head does not see are no part of its tile, so that a NaN in them reaches nothing. No row is prefetched: many keys, then many values
- * in their order are what the processor foresees, and prefetches of one's own fill the buffers that its own need.
+ * The query heads that share a key/value head go over a tile of addresses one after the other: rows come from memory once. Those
+ * that a query head does not see are no part of its tile, so that a NaN in them reaches nothing. No row is prefetched: the
+ * processor foresees many keys, then many values in their order, and prefetches of one's own fill the buffers that its own need.
  */
 enum { N(TOGETHER) = KEYS_TOGETHER < (int)N(LANES) ? KEYS_TOGETHER : (int)N(LANES) };
 
@@ -37,7 +32,7 @@ static inline int64_t N(query_group)(const Problem *p) { return p->heads / p->kv
 /* The partial of a query head: `stored_width` sums, then its maximum and its sum of weights. */
 static inline REAL *N(partial_of)(const Step *step, int64_t piece, int64_t member) {
     const Problem *p = &step->problem;
-    return (REAL *)(void *)step->partials + (piece * N(query_group)(p) + member) * (N(stored_width)(p) + 2);
+    return N(numbers)(step->partials) + (piece * N(query_group)(p) + member) * (N(stored_width)(p) + 2);
 }
 
 static size_t N(partial_bytes)(const Step *step) {
@@ -65,7 +60,7 @@ __attribute__((always_inline)) static inline Vector N(load_whole)(const char *ro
         return N(widen)(numbers);
     }
     if (dtype == FLOAT64 || dtype == FLOAT32)
-        return N(load_vector)((const REAL *)(const void *)row + done);
+        return N(load_vector)(N(numbers)(row) + done);
     return N(load_half_vector)(row + 2 * done, dtype);
 }
 
@@ -148,7 +143,6 @@ __attribute__((always_inline)) static inline void N(add_vectors)(
         N(store_vector)(sums + d + i * N(LANES), sum[i]);
 }
 
-/* sums += sum over the rows of a tile of weights[k] * v[k]. */
 __attribute__((always_inline)) static inline int N(add_stored_of)(const int dtype, const Piece *piece, REAL *restrict sums) {
     const StoredTile *tile = piece->tile;
     const int64_t dim = piece->step->problem.dim, whole = dim - dim % N(LANES);
@@ -173,7 +167,7 @@ __attribute__((always_inline)) static inline int N(add_stored_of)(const int dtyp
 /* Places of a row for a bias: as a key, or of the query. */
 static void N(place_stored)(const Piece *piece, REAL *const place[3], int64_t k, int64_t position, int as_key) {
     const Problem *p = &piece->step->problem;
-    const REAL *given = p->positions.data ? (const REAL *)(const void *)row_address(&p->positions, piece->row / p->seq, position, 0) : NULL;
+    const REAL *given = p->positions.data ? N(numbers)(row_address(&p->positions, piece->row / p->seq, position, 0)) : NULL;
     for (int64_t d = 0; d < 3; d++)
         place[d][k] = d >= p->position_dims ? 0 : given ? given[as_key ? p->key_position + d : d] : (REAL)(position - piece->span->query_position);
 }
@@ -234,12 +228,11 @@ static void N(fill_tile)(const Piece *piece, int64_t member) {
         tile->key[i] = tile->key[tile->count - 1], tile->value[i] = tile->value[tile->count - 1]; /* products with it are left out */
 }
 
-/* The bias of a tile of scores, and its maximum in each lane. */
 __attribute__((always_inline)) static inline void N(bias_stored_of)(
     const int way, const Piece *piece, int64_t head, REAL *const query[3], Vector *most
 ) {
     const Problem *p = &piece->step->problem;
-    const REAL *weights = (const REAL *)(const void *)p->bias_weights;
+    const REAL *weights = N(numbers)(p->bias_weights);
     for (int64_t k = 0; k < piece->tile->count; k += N(LANES)) {
         Vector t = N(load_vector)(piece->scores + k), row[3];
         for (int d = 0; d < 3; d++)
@@ -253,7 +246,7 @@ __attribute__((always_inline)) static inline void N(bias_stored_of)(
     }
 }
 
-/* Softcap and bias of a tile of scores; the maximum of each lane anew. Lanes beyond the tile stay -inf, wherever they are placed. */
+/* Softcap and bias of a tile of scores; the maximum of each lane anew. Lanes beyond the tile stay -inf. */
 __attribute__((noinline)) static Vector N(change_stored)(const Piece *piece, int64_t head) {
     const Problem *p = &piece->step->problem;
     const REAL cap = (REAL)p->softcap, inverse = (REAL)(1 / p->softcap);
@@ -314,7 +307,6 @@ static const Span *N(span_of_piece)(const Step *step, int64_t number) {
     return step->span + low;
 }
 
-/* The place of a piece: the row, the head and the stored rows that it is of. */
 static void N(place_piece)(Piece *piece, int64_t number) {
     const Span *span = piece->span = N(span_of_piece)(piece->step, number);
     int64_t pieces = pieces_of(span), within = number - span->first_piece, head = within % span->heads;
@@ -329,9 +321,9 @@ static void N(attend_piece)(const Step *step, int64_t number, void *scratch) {
     const Problem *p = &step->problem;
     const int64_t group = N(query_group)(p), width = N(stored_width)(p);
     Piece piece = {.step = step, .partial = N(partial_of)(step, number, 0), .tile = scratch};
-    piece.query = (REAL *)(void *)(piece.tile + 1), piece.scores = piece.query + group * width;
+    piece.query = N(numbers)(piece.tile + 1), piece.scores = piece.query + group * width;
     N(place_piece)(&piece, number);
-    memset(piece.query, 0, (size_t)(group * width) * sizeof(REAL));
+    N(clear)(piece.query, group * width);
     memset(piece.partial, 0, N(partial_bytes)(step));
     for (int64_t g = 0; g < group; g++) {
         R(load)(piece.query + g * width, row_address(&p->q, piece.row / p->seq, piece.row % p->seq, piece.head * group + g), p->dim, p->dtype);
@@ -364,18 +356,18 @@ static void N(write_row)(const Step *step, int64_t row, int64_t head, REAL *part
     const Problem *p = &step->problem;
     const int64_t width = N(stored_width)(p);
     const int64_t batch = row / p->seq, at = row % p->seq;
-    REAL *lse = (REAL *)(void *)p->lse + (batch * p->heads + head) * p->seq + at, total = partial ? partial[width + 1] : 0;
+    REAL *lse = N(numbers)(p->lse) + (batch * p->heads + head) * p->seq + at, total = partial ? partial[width + 1] : 0;
     *lse = total == 0 ? -(REAL)INFINITY : partial[width] + (REAL)log(total);
     REAL factor = total == 0 ? 0 : 1 / total;
     if (step->sink) {
-        REAL sink = ((const REAL *)(const void *)step->sink)[head], most = *lse > sink ? *lse : sink, before = *lse;
+        REAL sink = N(numbers)(step->sink)[head], most = *lse > sink ? *lse : sink, before = *lse;
         if (most != -(REAL)INFINITY)
             *lse = most + (REAL)log(exp(before - most) + exp(sink - most));
         factor = total == 0 ? 0 : factor * (REAL)exp(before - *lse);
     }
     char *to = row_address(&p->out, batch, at, head);
     if (total == 0) {
-        memset(to, 0, (size_t)(p->dim * N(element_bytes)(p)));
+        memset(to, 0, (size_t)(p->dim * bytes_of(p->dtype)));
         return;
     }
     for (int64_t d = 0; d < p->dim; d++)
@@ -402,7 +394,7 @@ static void N(merge_pieces)(const Step *step) {
     }
 }
 
-/* A row as INT8: integers, to which the largest is 127, and the factor. A row that has a number that is none is one of NaN. */
+/* A row as INT8: integers up to 127, and their factor. A row with a number that is none becomes NaN. */
 static void N(store_integers)(char *to, const REAL *row, int64_t dim) {
     float most = 0;
     for (int64_t d = 0; d < dim; d++) {
@@ -420,7 +412,7 @@ static void N(store_integers)(char *to, const REAL *row, int64_t dim) {
 static void N(write_head)(const Step *step, char *to, const char *from, REAL *row) {
     const Problem *p = &step->problem;
     if (step->stored == p->dtype) {
-        memcpy(to, from, (size_t)(p->dim * N(element_bytes)(p)));
+        memcpy(to, from, (size_t)(p->dim * bytes_of(p->dtype)));
         return;
     }
     R(load)(row, from, p->dim, p->dtype);
@@ -431,7 +423,7 @@ static void N(write_head)(const Step *step, char *to, const char *from, REAL *ro
 }
 
 static void N(write_rows)(const Step *step) {
-    REAL *row = (REAL *)(void *)step->partials; /* there is no other use for it yet */
+    REAL *row = N(numbers)(step->partials); /* there is no other use for it yet */
     for (int64_t w = 0; w < step->writes; w++) {
         const Write *write = step->write + w;
         for (int64_t r = 0; r < write->rows; r++)

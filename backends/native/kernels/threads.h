@@ -1,8 +1,6 @@
-/* Threads that run a function once each. Included by work_queue.c alone.
- *
- * They are those of the OpenMP runtime that torch has loaded, so that torch's do not spin in the way of others; a child process made
- * by fork cannot use them. Else they are our own, started for the call and joined at its end: nothing is inherited and nothing
- * shared between callers.
+/* Threads that run a function once each. Included by work_queue.c alone. They are those of the OpenMP runtime that torch has
+ * loaded, so that torch's do not spin in the way of others; a child process made by fork cannot use them. Else they are our own,
+ * for the call.
  */
 #ifndef DILKIT_NATIVE_THREADS_H
 #define DILKIT_NATIVE_THREADS_H

@@ -1,16 +1,14 @@
 /* A tile of scores: some vectors of rows with some packed columns, and what is computed with them. Included once for each KIND.
  *
  *     FORWARD   packed_rows[0] . packed_columns[0] -> scores -> online_softmax_step -> slot_sums[0] += P . added_columns[1]
- *     BACKWARD  packed_rows[0] . packed_columns[0] -> scores                                           (rows and columns: scratch.h)
- *               packed_rows[1] . packed_columns[1] -> score_gradients -> softmax_backward_step: scores = P, score_gradients = dS
- *               slot_sums[0] += dS . added_columns[0]        slot_sums[1] += P . added_columns[1]
- *               column_sums += dS^T (gradient_rows) . plain_rows
+ *     BACKWARD  packed_rows[0] . packed_columns[0] -> scores = P; packed_rows[1] . packed_columns[1] -> score_gradients = dS
+ *               slot_sums[0] += dS . added_columns[0]; slot_sums[1] += P . added_columns[1]; column_sums += dS^T . plain_rows
  *
- * Scores are in fp32, or fp64. KIND pairs rounds P and dS to bf16, in pairs of columns and, as gradient_rows, of rows, before they are added.
+ * KIND pairs rounds P and dS to bf16, in pairs of columns and, as gradient_rows, of rows, before they are added.
  */
 
-/* The scores of the rows in `vectors` vectors of slots from `first` on, `count` of them in use, with the columns from .. to - 1, and
- * their maxima, but for softmax_factor and, where that is the scale, the bias. Returns whether some are left out, which are in the maxima. */
+/* Scores and their maxima, but for softmax_factor and, where that is the scale, the bias; `count` rows are in use. Returns
+ * whether some are left out, which are in the maxima. */
 static int N(score_pairs)(
     const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, REAL *max
 ) {
@@ -85,8 +83,8 @@ static void N(add_gradients)(const Task *task, int64_t first, int64_t count, int
     N(add_to_columns)(s->column_sums, s->gradient_rows, s->plain_rows + sums / UNIT, task->padded_dim, from, to, count, dim);
 }
 
-/* A tile of scores, and all that is computed with them: gradients in steps of columns that stay in the nearest cache. If `masked`, some
- * rows do not see some columns, by their positions. */
+/* A tile of scores, and all that is computed with them: gradients in steps of columns that stay in the nearest cache. `masked`:
+ * some rows do not see some columns, by their positions. */
 static void N(attend_tile)(
     const Task *task, int64_t first, int64_t count, int vectors, int64_t from, int64_t to, REAL bias, int masked
 ) {

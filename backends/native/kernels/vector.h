@@ -1,8 +1,5 @@
-/* Vectors of REAL in GCC's vector extensions: loads, stores, select, max, and 2**y. Included once for each KIND.
- *
- *     memory (any alignment)  --- load_vector --->  Vector: LANES numbers in one register  --- store_vector --->  memory
- *
- * Lanes are integers as wide as the numbers: masks, and the bits of a Vector.
+/* Vectors of REAL in GCC's vector extensions: loads, stores, select, max, and 2**y. Included once for each KIND. Lanes are
+ * integers as wide as the numbers: masks, and the bits of a Vector.
  */
 #define Vector N(Vector)
 #define Lanes N(Lanes)
@@ -18,6 +15,11 @@ static inline Vector N(load_vector)(const REAL *from) {
 }
 
 static inline void N(store_vector)(REAL *to, Vector x) { memcpy(to, &x, sizeof x); }
+
+/* Numbers, wherever their address comes from; and zeros in their place. */
+static inline REAL *N(numbers)(const void *from) { return (REAL *)from; }
+
+static inline void N(clear)(REAL *to, int64_t count) { memset(to, 0, (size_t)count * sizeof(REAL)); }
 
 /* 0, 1, 2, ... */
 static inline Lanes N(lane_numbers)(void) {
@@ -72,7 +74,7 @@ static inline void N(transpose_square)(REAL *to, int64_t to_apart, const REAL *f
     N(store_transposed)(to, to_apart, x);
 }
 
-/* The transpose of LANES numbers of each of LANES lines, from the number `done` of each on, in lines that are so far apart. */
+/* The transpose of LANES numbers of each of LANES lines, from the number `done` of each on. */
 static inline void N(transpose_lines)(REAL *to, int64_t to_apart, const REAL *const line[N(LANES)], int64_t done) {
     Vector x[N(LANES)];
 #pragma GCC unroll 16
@@ -83,8 +85,8 @@ static inline void N(transpose_lines)(REAL *to, int64_t to_apart, const REAL *co
 
 #if UNIT == 2 && defined(__AVX512DQ__)
 
-/* 2**y for y up to 0 and a little more, to a relative 3e-6: for probabilities that are rounded to bf16. y is a whole number and a
- * fraction from 0 to 1, for which 2**fraction is a polynomial of degree 4. */
+/* 2**y for y up to 0 and a little more, to a relative 3e-6, for probabilities that are rounded to bf16: a polynomial of degree
+ * 4. */
 static inline Vector N(exp2)(Vector y) {
     __m512 f = _mm512_reduce_ps((__m512)y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     Vector power = (Vector)f * 0.01342668519f + 0.05224247354f;
@@ -100,10 +102,8 @@ static inline Vector N(exp)(Vector x) { return N(exp2)(x * LOG2_E); }
 #define ROUND ((REAL)(IS_float ? 0x1.8p23 + 127 : 0x1.8p52 + 1023)) /* whose last bits are those of the exponent of 1 */
 #define LEAST ((REAL)(IS_float ? -127 : -1023))
 
-/* 2**(n + f) for |f| <= 1/2 and a whole n from LEAST on, where it is 0; `shifted` is n + ROUND.
- *
- * 2**f is a polynomial, of a relative error of 1e-7 in degree 5 and 4e-18 in degree 11; n is the exponent of a factor.
- */
+/* 2**(n + f) for |f| <= 1/2 and a whole n from LEAST on, where it is 0; `shifted` is n + ROUND. Polynomials of a relative
+ * error of 1e-7 in degree 5 and 4e-18 in degree 11. */
 __attribute__((always_inline)) static inline Vector N(power_of_two)(Vector shifted, Vector f) {
     static const double c5[] = {1.0, 0.6931469775877061505, 0.2402224207788230531, 0.05550733759686096963, 0.00967151298339642637,
                                 0.001326472225769502662};

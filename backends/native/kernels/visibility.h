@@ -1,18 +1,11 @@
 /* Which rows see which columns: the branches of a pattern as bit sets, rows and columns grouped by them.
  *
- *     rows of a block           cell = rows between two ends of segments, so that each branch has one segment there
- *       | branches_keeping
- *       v
- *     RowList  RowList ...      rows kept by the same set of branches s
+ *     rows of a cell            -- branches_keeping -->  RowLists: rows kept by the same set of branches s
+ *     columns of the segments   -- branches_keeping -->  ColumnTiles: up to TILE_COLUMNS columns kept by the same set of branches c
  *
- *     columns of the segments   each column that some list sees comes once, branch by branch
- *       | branches_keeping
- *       v
- *     ColumnTile  ColumnTile    up to TILE_COLUMNS columns kept by the same set of branches c; next_tile gives a full one
- *
- * A column of the set c counts m = |c & s| times for the rows of the set s: it is scored once, with + log m.
- *
- * Rows are queries and columns keys; in BACKWARD it is the other way round, for the relation is symmetric.
+ * In a cell, rows between two ends of segments, each branch has one segment. A column of the set c counts m = |c & s| times for
+ * the rows of the set s: it is scored once, with + log m. Rows are queries and columns keys; in BACKWARD it is the other way
+ * round.
  */
 #ifndef DILKIT_NATIVE_VISIBILITY_H
 #define DILKIT_NATIVE_VISIBILITY_H
@@ -81,18 +74,10 @@ static inline uint64_t branches_keeping(const Segment *segments, uint64_t among,
 
 /* The run of rows of a table that row `x` is in: the first that ends after it. */
 static inline int64_t run_of_row(const RunTables *t, int64_t table, int64_t x) {
-    int64_t low = t->table[table], high = t->table[table + 1] - 1;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (t->rows_end[middle] > x)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
+    return first_above(t->rows_end, t->table[table], t->table[table + 1] - 1, x);
 }
 
-/* How many runs from `run` on, before `end`, are of one row and see one run of columns, the runs of columns in the order of the rows. */
+/* How many runs from `run` on, before `end`, are of one row with one run of columns, these in the order of the rows. */
 static inline int64_t rows_in_order(const RunTables *t, int64_t run, int64_t end) {
     int64_t next = run;
     for (; next < end && t->first_columns[next + 1] - t->first_columns[next] == 1; next++) {
@@ -125,7 +110,7 @@ typedef struct {
     int32_t place[3][TILE_COLUMNS]; /* of cells of a grid: their place on each axis */
 } ColumnTile;
 
-/* All columns of some segments, each once: segment by segment, collected in a tile for each set. */
+/* All columns of some segments, each once, collected in a tile for each set. */
 typedef struct {
     const Segment *segments;
     int64_t count, next;  /* how many, and the one at hand */
@@ -141,8 +126,7 @@ typedef struct {
     ColumnTile tile[MAX_OPEN_TILES];
 } TileIterator;
 
-/* Iterate over the columns from .. to - 1 of the branches `among`, or, if that is 0, of `count` disjoint segments; what is left out of
- * them may be set afterwards. */
+/* Iterate over the columns of the branches `among`, or, if that is 0, of `count` disjoint segments. */
 static inline void start_tiles(TileIterator *s, const Segment *segments, uint64_t among, int64_t count, int64_t from, int64_t to) {
     s->segments = segments, s->among = among, s->disjoint = !among, s->count = among ? 64 - __builtin_clzll(among) : count, s->next = 0;
     s->at = -1, s->from = from, s->to = to;
@@ -182,8 +166,7 @@ static inline void add_column(TileIterator *s, const Segment *segment, ColumnTil
         tile->place[0][k] = segment->place[0], tile->place[1][k] = segment->place[1], tile->place[2][k] = segment->place[2] + (int32_t)s->steps;
 }
 
-/* Add columns of a segment, of which none is left out, to the open tile of its lists, up to `stop`; return that if it is full, or there is
- * no room for it. */
+/* Add columns of a segment, of which none is left out, up to `stop`; return a tile that is full, or has no room. */
 static inline ColumnTile *add_columns(TileIterator *s, const Segment *segment, int64_t stop) {
     while (s->at < stop) {
         ColumnTile *tile = open_tile(s, segment->lists);

@@ -1,19 +1,44 @@
-/* The queue from which the threads of the CPU kernel take tasks.
- *
- *     tasks 0, 1, 2, ...  --- next (an atomic counter) --->  thread 0 (the caller)  run_task(i, scratch 0)
- *                                                            thread 1               run_task(j, scratch 1)   ...
- *
- *     scratch: one allocation of `threads` equal parts, one for each thread that arrives
- *     many sequences: task i of the call is task i - task_end[e - 1] of entry e, which is a round of a sequence
+/* The queue from which the threads of the CPU kernel take tasks, by an atomic counter; each thread has a part of one allocation
+ * as scratch. Of many sequences, task i of the call is task i - task_end[e - 1] of entry e, which is a round of a sequence.
  */
 #define _GNU_SOURCE
-#include "kept_memory.h"
 #include "rounds.h"
 #include "sequences.h"
 #include "step.h"
 #include "threads.h"
 
 #include <time.h>
+
+/* Scratch of a call that its thread keeps for the next one: for few rows the allocator takes longer than what is computed, and large
+ * blocks that come and go make it join what is free. A call within a call, by a signal's handler, finds none kept. */
+#ifdef __SANITIZE_ADDRESS__
+#define KEPT_BYTES ((size_t)0) /* it tells whoever reads or writes beyond a block, which then has to be as large as asked for */
+#else
+#define KEPT_BYTES ((size_t)1 << 20) /* of every kept block; what takes more takes long */
+#endif
+
+static pthread_key_t kept_block;
+static int has_key = 0;
+
+__attribute__((constructor)) static void make_key(void) { has_key = !pthread_key_create(&kept_block, free); }
+
+static int is_kept(size_t bytes) { return has_key && bytes <= KEPT_BYTES; }
+
+/* So many bytes, on whole lines of the cache; NULL where there is no memory. */
+static void *take_memory(size_t bytes) {
+    void *memory = is_kept(bytes) ? pthread_getspecific(kept_block) : NULL;
+    if (memory)
+        pthread_setspecific(kept_block, NULL);
+    else if (posix_memalign(&memory, 64, is_kept(bytes) ? KEPT_BYTES : bytes))
+        return NULL;
+    return memory;
+}
+
+/* Give back what take_memory gave for so many bytes. */
+static void keep_memory(void *memory, size_t bytes) {
+    if (!is_kept(bytes) || pthread_getspecific(kept_block) || pthread_setspecific(kept_block, memory))
+        free(memory);
+}
 
 typedef struct {
     const InstructionSet *code;
@@ -88,7 +113,7 @@ static void run_task(WorkQueue *queue, int64_t task, void *scratch, int caller) 
         run_in_turn(queue, queue->problem, task / queue->side_by_side, task % queue->side_by_side, 0, scratch, caller);
         return;
     }
-    int64_t sequences = sequences_in(queue->problem), entry = entry_of_task(queue->task_end, queue->rounds * sequences, task);
+    int64_t sequences = sequences_in(queue->problem), entry = first_above(queue->task_end, 0, queue->rounds * sequences - 1, task);
     int64_t sequence = entry % sequences, first = sequence ? queue->task_end[sequence - 1] : 0;
     Problem problem = sequence_of(queue->problem, sequence);
     take_phase(&problem, queue->phase);
@@ -96,7 +121,6 @@ static void run_task(WorkQueue *queue, int64_t task, void *scratch, int caller) 
     run_in_turn(queue, &problem, entry / sequences, task - (entry ? queue->task_end[entry - 1] : 0), first, scratch, caller);
 }
 
-/* What every thread does: take the next task until none is left. */
 static void run_tasks(void *argument) {
     WorkQueue *queue = argument;
     int caller = pthread_equal(pthread_self(), queue->caller);
@@ -164,7 +188,6 @@ int64_t native_parts(const Problem *problem) {
     return tasks / problem->kv_heads;
 }
 
-/* Run the tasks of a queue, which have been counted. */
 static int run_queue(WorkQueue *queue, int threads) {
     queue->caller = pthread_self(), queue->next_check = now() + 0.1;
     threads = (int)lesser(threads, queue->side_by_side);

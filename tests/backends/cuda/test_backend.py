@@ -18,8 +18,7 @@ from helpers.on_host import FP32
 from torch import Tensor
 
 from dilkit import GlobalTokens, Pattern, Problem, SlidingWindow, plan
-from dilkit.backends.cuda import backend as cupy_raw
-from dilkit.backends.cuda import scores
+from dilkit.backends.cuda import backend as cupy_raw, scores
 from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.tiles.device import KEYS, QUERIES, device_schedule
 from dilkit.backends.tiles.schedule import MAX_SEQ, schedule

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda import scores
+from dilkit.backends.cuda import compile as cuda_compile, scores
 from dilkit.backends.cuda.report import usages
 from dilkit.backends.cuda.table import HEAD_DIMS, STORAGE, TABLE, kernel_for
 from dilkit.bias.form import BiasForm

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dilkit import environment
-from dilkit.backends.cuda import compile as cuda_compile
-from dilkit.backends.cuda import report as cuda_report
+from dilkit.backends.cuda import compile as cuda_compile, report as cuda_report
 from dilkit.backends.cuda.table import CudaKernel
 
 pytest.importorskip("cupy", reason="cupy is not installed: make kernels")

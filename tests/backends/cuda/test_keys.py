@@ -9,8 +9,7 @@ import pytest
 from helpers.host_compile import SHIM
 from helpers.host_launcher import HostLauncher
 from helpers.strategies import mixes, patterns
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from numpy.typing import NDArray
 
 from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided

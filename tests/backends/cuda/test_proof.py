@@ -17,8 +17,7 @@ from dilkit.backends.cuda.backend import CupyRaw
 from dilkit.backends.tiles import device
 from dilkit.backends.tiles.relations import FAR
 from dilkit.bias.form import BiasForm
-from dilkit.selection.decoding_proof import StepProof
-from dilkit.selection.proving import cases
+from dilkit.selection.proving import StepProof, cases
 from dilkit.testing.conformance import check
 
 PROBLEM = Problem(pattern=Pattern([64], [1]), seq=64, heads=2, head_dim=32, device=Device("cuda", "GPU", (9, 0)))

@@ -16,8 +16,7 @@ import torch
 from helpers.calls import starts_of
 from helpers.fakes import registered
 from helpers.strategies import Heads, mixes_with_heads
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dilkit import (
     BlockSparse,

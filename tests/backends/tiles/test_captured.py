@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dilkit.backends.tiles import captured, counters
+from dilkit.backends.tiles import counters, kept as captured
 from dilkit.backends.tiles.counters import Counters
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)

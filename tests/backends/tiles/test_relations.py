@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from helpers.odd_kinds import Gap, Posts, Reach, Turns
 from helpers.strategies import mixes, patterns
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from dilkit import (
     BlockSparse,

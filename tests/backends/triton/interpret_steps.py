@@ -35,7 +35,7 @@ from dilkit.backends.triton.backend import TritonTiles  # noqa: E402
 from dilkit.backends.triton.launch import kernel  # noqa: E402
 from dilkit.backends.triton.sizes import Sizes  # noqa: E402
 from dilkit.problem import Problem  # noqa: E402
-from dilkit.selection.decoding_proof import StepProof  # noqa: E402
+from dilkit.selection.proving import StepProof  # noqa: E402
 
 
 class Memory:

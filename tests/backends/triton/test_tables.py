@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.strategies import mixes, patterns
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dilkit import BlockSparse, Documents, GlobalTokens, Pattern, Prefix, SlidingWindow, Strided
 from dilkit.backends.tiles.device import KEYS, QUERIES

@@ -1,18 +1,11 @@
-/* Neighborhoods on a grid of bricks, strip by strip. Included once for each KIND; FORWARD alone.
- *
- *     attend_strips      the cells of a residue class that are in a brick, cut into strips             cut.h, strip.h
- *       attend_strip       for each plane: pack what it sees, then group by group                      packing.h
- *         load_group         queries of a group                           -> packed_rows
- *         show_group         which cells of the lines of a plane they see -> strip_seen
- *         attend_planes      all that they see, as many vectors of cells at a time as there is room for scores
- *           attend_cells       sums                                       -> slot_sums                 group.h
- *         merge_slot         the sums of a row                            -> accumulator or out
+/* Neighborhoods on a grid of bricks, strip by strip: for each plane of a strip, what it sees is packed, and then attended to by group
+ * after group of rows. Included once for each KIND; FORWARD alone.
  */
 #include "strips/group.h"
 #include "strips/packing.h"
 
-/* What a group sees: planes, and of each the lines, of a line the cells from one on; and of these lines, counted from the first of them,
- * and these cells what each of its rows sees. */
+/* What a group sees: planes, of each the lines, of a line the cells from `cell` on; and of these what each of its rows sees, y
+ * and x, counted from the first. */
 typedef struct {
     Interval planes, lines, y[GROUP_ROWS], x[GROUP_ROWS];
     int64_t cell, group; /* group: its number across a line */
@@ -36,7 +29,7 @@ static N(Sight) N(sight_of)(const Strip *strip, const Box *box) {
     return sight;
 }
 
-/* Which lanes the rows see of the vectors of a plane, GROUP_ROWS vectors for each: a lane is a cell of the line lane % fold of the grid. */
+/* Which lanes of the vectors of a plane the rows see: a lane is a cell of the line lane % fold of the grid. */
 static void N(show_group)(const Task *task, const Strip *strip, const N(Sight) *sight) {
     const int shift = __builtin_ctzll((unsigned long long)strip->fold);
     const Lanes lane = N(lane_numbers)(), folded = lane & (INTEGER)(strip->fold - 1), along = lane >> shift;
@@ -65,7 +58,6 @@ static void N(collect_line)(const Task *task, const Strip *strip, const N(Sight)
     }
 }
 
-/* The rows of a group with all cells that they see. */
 static void N(attend_planes)(const Task *task, const Strip *strip, const N(Sight) *sight) {
     N(Cells) cells;
     cells.count = 0, cells.key_step = strip->apart ? N(LANES) : strip->width;
@@ -96,8 +88,8 @@ static int N(load_group)(const Task *task, const Strip *strip, const Box *box) {
     const int in_place = N(lie_as_computed)(task, &task->p->q);
     const int64_t dim = task->padded_dim;
     int count = 0;
-    memset(task->s.packed_rows[0], 0, (size_t)(GROUP_ROWS * dim) * sizeof(REAL));
-    memset(task->s.slot_sums[0], 0, (size_t)(GROUP_ROWS * dim) * sizeof(REAL));
+    N(clear)(task->s.packed_rows[0], GROUP_ROWS * dim);
+    N(clear)(task->s.slot_sums[0], GROUP_ROWS * dim);
     for (int64_t y = box->first[1]; y <= box->last[1]; y++)
         for (int64_t x = box->first[2]; x <= box->last[2]; x++, count++) {
             const int64_t row = task->s.slot_line[count] = row_of_cell(strip, box->first[0], y, x);
@@ -120,7 +112,6 @@ static void N(attend_group)(const Task *task, const Strip *strip, const Box *box
         N(merge_slot)(task, 0, i, task->s.slot_sums[0] + i * task->padded_dim);
 }
 
-/* A plane of a strip, group by group. */
 static void N(attend_plane)(const Task *task, const Strip *strip, int64_t plane, N(Sight) *shown) {
     const int64_t *first = strip->box.first, *last = strip->box.last, fold = strip->fold, along = GROUP_ROWS / fold;
     for (int64_t y = first[1]; y <= last[1]; y += fold)

@@ -1,15 +1,9 @@
-/* How the cells of a residue class of a grid are cut into strips, whose rows are attended to in groups of 4.
+/* How the cells of a residue class of a grid are cut into strips, whose rows are attended to in groups of 4: in a plane of a
+ * strip, 2 x 2, 4 x 1, or 1 x 4.
  *
- *     cells of a class, strips of 8 x 4 along the third axis        a strip, in its plane groups of 2 x 2 (or 4 x 1, or 1 x 4)
- *
- *     +--------+--------+--------+                                  A A B B C C D D
- *     |        |        |        |                                  A A B B C C D D
- *     +--------+--------+--------+                                  E E F F G G H H
- *     |        |        |        |                                  E E F F G G H H
- *     +--------+--------+--------+
- *
- * The fewer rows a group has, the less it sees that one of them does not: with a kernel of 13 x 13, of which a row sees 169 cells, 4
- * rows side by side see 13 lines of 16 cells, and a patch of 4 x 4 rows sees 256. The wider a strip, the less is packed for it.
+ * The fewer rows a group has, the less it sees that one of them does not: with a kernel of 13 x 13, of which a row sees 169
+ * cells, 4 rows side by side see 13 lines of 16 cells, and a patch of 4 x 4 rows sees 256. The wider a strip, the less is packed
+ * for it.
  */
 #ifndef DILKIT_NATIVE_STRIPS_CUT_H
 #define DILKIT_NATIVE_STRIPS_CUT_H
@@ -22,15 +16,15 @@ enum { MOST_WIDTH = TILE_COLUMNS }; /* cells of a line */
 enum { NEAR_VECTORS = 6 }; /* of cells, that the nearest cache holds with their values */
 enum { PACKING = 2 };             /* to pack a vector of cells takes so many times as long as a group takes to attend to it */
 
-/* How the cells of a residue class are cut. Of the axes the first goes along the strips, the second across them, folded, and the third
- * across them along lines. `group`: cells on the last two; `side`: those of a strip. */
+/* A cut: the first axis goes along the strips, the second across them, folded, the third across them along lines. `group`: cells
+ * on the last two; `side`: those of a strip. */
 typedef struct {
     int axis[3];
     int64_t group[2], side[2], cost; /* cost: in vectors of cells that a group attends to, or -1 if there is no such cut */
     int apart; /* whether the keys of a line are packed for each group across it, where a vector begins with a line of the cache */
 } StripCut;
 
-/* Whether neighborhoods of a phase may be computed in strips: a query sees what its branch says, and nothing else changes a score. */
+/* Whether neighborhoods may go in strips: a query sees what its branch says, and nothing else changes a score. */
 static inline int has_strips(const Problem *p, int phase) {
     const int is_plain = !p->mask && !p->dropout && is_scaled_alone(p) && p->relations == 1;
     return phase == FORWARD && has_bricks(p) && is_plain;
@@ -53,11 +47,6 @@ static inline int64_t width_of_line(const Axis *axis, const int64_t group[2], in
     return round_up(greater(group[0] * cells_around(axis, side), last), lanes);
 }
 
-/* Those of all groups across a line. */
-static inline int64_t cells_of_groups(const Axis *axis, const int64_t group[2], int64_t side, int64_t lanes) {
-    return side / group[1] * vectors_seen(axis, group, lanes) * lanes;
-}
-
 /* The lines around so many lines of the grid that are `fold` to a line. */
 static inline int64_t lines_around(const Axis *axis, int64_t fold, int64_t cells) {
     return parts_of(cells + axis->kernel - 1, fold);
@@ -73,7 +62,7 @@ static inline int64_t vectors_of_group(const Axis axes[3], const StripCut *cut, 
 static inline int64_t cost_of_strips(const Axis axes[3], const int64_t cells[3], const StripCut *cut, int64_t most, int64_t lanes) {
     const Axis *along = &axes[cut->axis[0]], *folded = &axes[cut->axis[1]], *line = &axes[cut->axis[2]];
     const int64_t lines = lines_around(folded, cut->group[0], cut->side[0]), width = width_of_line(line, cut->group, cut->side[1], lanes);
-    const int64_t keys = cut->apart ? cells_of_groups(line, cut->group, cut->side[1], lanes) : width;
+    const int64_t keys = cut->apart ? cut->side[1] / cut->group[1] * vectors_seen(line, cut->group, lanes) * lanes : width;
     if (cells_around(along, 1) * lines * greater(keys, width) > most || width > MOST_WIDTH)
         return -1;
     const int64_t seen = vectors_of_group(axes, cut, lanes);
@@ -81,11 +70,6 @@ static inline int64_t cost_of_strips(const Axis axes[3], const int64_t cells[3],
     const int64_t strips = parts_of(cells[cut->axis[1]], cut->side[0]) * parts_of(cells[cut->axis[2]], cut->side[1]);
     const int64_t packed = lines * (PACKING * width + cut->apart * keys / 2) / lanes;
     return cells[cut->axis[0]] * groups * (seen + 1) + strips * cells_around(along, cells[cut->axis[0]]) * packed;
-}
-
-/* `best`, or a cut that is cheaper. */
-static inline StripCut cheaper_cut(StripCut best, StripCut cut) {
-    return cut.cost >= 0 && (best.cost < 0 || cut.cost < best.cost) ? cut : best;
 }
 
 /* The cheapest cut of so many cells of a class: with strips as wide as the class, or a half, a quarter ... of it. */
@@ -100,7 +84,8 @@ static inline StripCut choose_strips(const Axis axes[3], const int64_t cells[3],
                     cut.side[0] = round_up(parts_of(cells[1 - along], parts), fold);
                     cut.side[1] = round_up(parts_of(cells[2], parts_of_line), GROUP_ROWS / fold);
                     cut.cost = cost_of_strips(axes, cells, &cut, most, lanes);
-                    best = cheaper_cut(best, cut);
+                    if (cut.cost >= 0 && (best.cost < 0 || cut.cost < best.cost))
+                        best = cut;
                 }
         }
     return best;

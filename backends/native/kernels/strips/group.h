@@ -1,16 +1,5 @@
-/* A group of rows of a strip with some vectors of cells. Included once for each KIND; FORWARD alone.
- *
- *     packed_rows  (GROUP_ROWS, padded_dim)          keys of a vector of cells    (padded_dim, LANES), `key_step` from line to line
- *     slot_sums    (GROUP_ROWS, padded_dim)          values                       (LANES, padded_dim)
- *
- *     scores: a vector is along cells                     sums: a vector is along head_dim
- *
- *           cells: vectors                                      dim: vectors
- *          +----+----+----+----+----+                          +----+----+----+----+----+
- *     rows | 4 x 5 vectors          |  -- softmax_of_row -->   | 4 x 5 vectors          |
- *          +----+----+----+----+----+                          +----+----+----+----+----+
- *     add_outer_products, k over dim:                     k over cells:
- *       queries broadcast, keys read                        weights broadcast, values read
+/* A group of rows of a strip with some vectors of cells: scores along cells, then sums along head_dim, both in blocks of 4 rows x up
+ * to 5 vectors, with operands of rows broadcast. Included once for each KIND; FORWARD alone.
  */
 enum { N(GROUP_VECTORS) = REGISTER_ROWS * ROW_VECTORS < 20 ? 3 : 5 }; /* of a register block: with 6, GCC reads each operand again */
 enum { N(MOST_VECTORS) = TILE_COLUMNS * ROW_VECTORS / GROUP_ROWS };   /* whose scores there is room for */
@@ -40,7 +29,7 @@ __attribute__((always_inline)) static inline void N(add_outer_products)(
     }
 }
 
-/* The scores of so many vectors of cells from the one with the number `first` on, -inf where a row does not see a cell; their maxima. */
+/* The scores of some vectors of cells from `first` on, -inf where a row does not see a cell; their maxima. */
 __attribute__((always_inline)) static inline void N(score_cells)(
     const int vectors, const Task *task, const N(Cells) *cells, int64_t first, Vector max[GROUP_ROWS]
 ) {
@@ -118,7 +107,7 @@ static inline Vector N(sum_of_lanes)(Vector x) {
     return x;
 }
 
-/* One online softmax step of row i of a group, as in online_softmax.h: scores to probabilities, and what was summed up before. */
+/* One online softmax step of row i of a group, as in online_softmax.h. */
 static inline void N(softmax_of_row)(const Task *task, int i, int64_t count, Vector max) {
     const Scratch *s = &task->s;
     REAL *scores = s->scores + i * N(SCORES_APART), *sums = s->slot_sums[0] + i * task->padded_dim;

@@ -1,8 +1,7 @@
 /* Packing: the cells of a strip's planes, line by line. Included once for each KIND.
  *
- *     k  -- rows of LANES cells, transposed -->  strip_keys     (lines, padded_dim, width)
- *           the same in packed_columns[1]   -->  strip_keys     (lines, groups across, vectors, padded_dim, LANES), where these lie apart
- *     v  -- rows -->                             strip_values   (lines, width, padded_dim)
+ *     strip_keys     (lines, padded_dim, width), transposed; `apart`: (lines, groups across, vectors, padded_dim, LANES)
+ *     strip_values   (lines, width, padded_dim)
  *
  * Lines are packed long before some of their cells are seen: memory is asked for the next line, or plane, meanwhile.
  */
@@ -12,16 +11,15 @@ static inline void N(copy_row)(const Task *task, REAL *to, const char *row, int 
     if (!in_place)
         R(load)(to, row, task->p->dim, task->p->dtype);
     for (int64_t d = 0; in_place && d < task->padded_dim; d += N(LANES))
-        N(store_vector)(to + d, N(load_vector)((const REAL *)(const void *)row + d));
+        N(store_vector)(to + d, N(load_vector)(N(numbers)(row) + d));
 }
 
-/* Ask for a row, to be in the nearest cache or in the next. */
 __attribute__((always_inline)) static inline void N(prefetch_row)(const Task *task, const char *row, const int near) {
     for (int64_t byte = 0; byte < task->row_bytes; byte += 64)
         near ? __builtin_prefetch(row + byte, 0, 3) : __builtin_prefetch(row + byte, 0, 2);
 }
 
-/* Pack LANES cells, whose rows of k and v are given, or NULL for 0 in their place: keys of lines of such a width, and values. */
+/* Pack LANES cells, whose rows of k and v are given, or NULL for 0 in their place. */
 static void N(pack_cells)(
     const Task *task, const char *const key[N(LANES)], const char *const value[N(LANES)], REAL *keys, int64_t width, REAL *values
 ) {
@@ -30,9 +28,9 @@ static void N(pack_cells)(
     REAL *lines = task->s.packed_columns[0];
     const REAL *line[N(LANES)];
     for (int64_t i = 0; i < N(LANES); i++) {
-        line[i] = key[i] && in_place ? (const REAL *)(const void *)key[i] : lines + i * dim;
+        line[i] = key[i] && in_place ? N(numbers)(key[i]) : lines + i * dim;
         if (!key[i] || !in_place)
-            memset(lines + i * dim, 0, (size_t)dim * sizeof(REAL)), memset(values + i * dim, 0, (size_t)dim * sizeof(REAL));
+            N(clear)(lines + i * dim, dim), N(clear)(values + i * dim, dim);
         if (key[i] && !in_place)
             N(copy_row)(task, lines + i * dim, key[i], 0);
         if (key[i])
@@ -42,7 +40,7 @@ static void N(pack_cells)(
         N(transpose_lines)(keys + done * width, width, line, done);
 }
 
-/* The keys of a packed line once more, for each group across it those that it sees, so that its vectors begin with a line of the cache. */
+/* The keys of a packed line once more, for each group what it sees, so that its vectors begin with a line of the cache. */
 static void N(part_keys)(const Task *task, const Strip *strip, int64_t line) {
     const int64_t dim = task->padded_dim;
     REAL *keys = task->s.strip_keys + line * strip->groups * strip->vectors * dim * N(LANES);
@@ -54,8 +52,8 @@ static void N(part_keys)(const Task *task, const Strip *strip, int64_t line) {
         }
 }
 
-/* Where LANES cells of a line lie in k and v, NULL for what no row sees. Asks for those that are packed next in their places; rows a
- * step apart share sets of the nearest cache, which then has no room for a line of them. */
+/* Where LANES cells of a line lie in k and v, NULL for what no row sees. Asks for those that are packed next in their places; if
+ * rows are a step apart, which share sets of the nearest cache, in the next one. */
 static void N(find_cells)(
     const Task *task, const Strip *strip, int64_t plane, int64_t line, int64_t first, const char *key[N(LANES)], const char *value[N(LANES)]
 ) {

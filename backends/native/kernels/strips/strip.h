@@ -1,13 +1,8 @@
-/* A strip: the cells whose rows are attended to together, and the cells that they see, plane by plane along its first axis.
+/* A strip: the cells whose rows are attended to together, and the cells that they see, plane by plane along its first axis. A line
+ * of a plane is packed from `fold` lines of the grid, cell by cell, so that what a group of rows sees of it is consecutive:
  *
- *     a plane, of a group A of 2 x 2 rows and a kernel of 3 x 3           its packed lines, each of `fold` lines of the grid (here 2)
- *
- *     y = 0    a a a a . . . .                                            a0 a1  a0 a1  a0 a1  a0 a1  .0 .1  ...       y = 0 and 1
- *     y = 1    a A A a . . . .                                            a2 a3  a2 a3  a2 a3  a2 a3  .2 .3  ...       y = 2 and 3
- *     y = 2    a A A a . . . .
- *     y = 3    a a a a . . . .                                            what a group sees of a line is consecutive
- *
- * Planes that no row sees any more give way to the next ones.
+ *     y = 0    a a a a . .        of a group A of 2 x 2 rows and a kernel of 3 x 3, with y of two lines of the grid:
+ *     y = 1    a A A a . .        a0 a1  a0 a1  a0 a1  a0 a1  .0 .1  ...
  */
 #ifndef DILKIT_NATIVE_STRIPS_STRIP_H
 #define DILKIT_NATIVE_STRIPS_STRIP_H
@@ -42,7 +37,7 @@ static inline void set_axis(Strip *strip, int i, const Axis *axis, int d, const 
     strip->row_step[i] = axis->step * inner[d], strip->first_row += (box->residue[d] - brick->first[d]) * inner[d];
 }
 
-/* The strip of the rows of a box. Lines begin where those of a kernel that no edge holds back do: it then has as few of them as can be. */
+/* The strip of the rows of a box. Lines begin where those of a kernel that no edge holds back do: as few of them as can be. */
 static inline Strip strip_of(const Axis axes[3], const Box *box, const StripCut *cut, const Brick *brick, int64_t lanes) {
     Strip strip = {.fold = cut->group[0], .apart = cut->apart};
     for (int i = 0; i < 3; i++)
@@ -59,7 +54,7 @@ static inline Strip strip_of(const Axis axes[3], const Box *box, const StripCut 
 /* The number of a line among those that are packed at a time. */
 static inline int64_t line_at(const Strip *strip, int64_t plane, int64_t line) { return plane % strip->planes * strip->lines + line; }
 
-/* How far in the sequence a cell of a line is from that which is packed next in its place: of the next plane, or else of the next line. */
+/* The rows from a cell of a line to the one that is packed next in its place: of the next plane, or else of the next line. */
 static inline int64_t rows_ahead(const Strip *strip, int64_t plane, int64_t line) {
     if (plane < strip->sees[0].last)
         return strip->axes[0].step * strip->axes[0].inner;
