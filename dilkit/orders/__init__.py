@@ -1,4 +1,3 @@
 """Token orders: permutations that put the cells of a grid into a sequence."""
 
-from dilkit.orders.token_order import TokenOrder as TokenOrder
-from dilkit.orders.token_order import order as order
+from dilkit.orders.token_order import TokenOrder as TokenOrder, order as order

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Token orders of grids: Hilbert, Morton, tiles, snake. The C code is in c/curves.
+"""Token orders of grids: Hilbert, Morton, tiles. The C code is in c/curves.
 
 Each function writes into an array that the caller allocates, of int32 or int64, one element for each cell, and holds no lock while it does.
 `shape` is one to three sides of at least 1, in row-major order. With `threads` above 1, arrays of millions of cells are written by as
@@ -17,10 +17,7 @@ ctypedef fused integer:
 cdef extern from "curves.h" nogil:
     void curves_prepare()
     void curves_hilbert(void *out, int bytes, int ndim, int bits, int threads)
-    void curves_hilbert_rank(void *out, int bytes, int ndim, int bits, int threads)
-    int curves_morton(void *out, int bytes, const int64_t *shape, int threads)
-    void curves_tiles(void *out, int bytes, const int64_t *shape, const int64_t *tile)
-    void curves_snake(void *out, int bytes, const int64_t *shape)
+    void curves_generalised_hilbert(void *out, int bytes, const int64_t *shape, int threads)
 
 curves_prepare()
 
@@ -30,31 +27,48 @@ def hilbert(integer[::1] out, int ndim, int bits, int threads=1):
 
     The curve is that of J. Skilling, "Programming the Hilbert curve" (2004): the cell's coordinates are what his transform makes of d.
     """
-    _check_bits(out.shape[0], sizeof(integer), ndim, bits)
+    if ndim not in (2, 3) or not 0 <= bits <= 31:
+        raise ValueError(f"ndim={ndim} must be 2 or 3, and bits={bits} from 0 to 31")
+    _check_cells(out.shape[0], sizeof(integer), (1 << bits,) * ndim)
     with nogil:
         curves_hilbert(&out[0], sizeof(integer), ndim, bits, threads)
 
 
-def hilbert_rank(integer[::1] out, int ndim, int bits, int threads=1):
-    """Write the inverse of what `hilbert` writes: `out[row-major index of the d-th cell] = d`."""
-    _check_bits(out.shape[0], sizeof(integer), ndim, bits)
+def generalised_hilbert(integer[::1] out, shape, int threads=1):
+    """Write the row-major indices of the cells of a box along a curve that starts at cell 0 and steps to a neighbour each time."""
+    cdef int64_t sides[3]
+    _fill(sides, _check_cells(out.shape[0], sizeof(integer), shape))
     with nogil:
-        curves_hilbert_rank(&out[0], sizeof(integer), ndim, bits, threads)
+        curves_generalised_hilbert(&out[0], sizeof(integer), sides, threads)
 
 
-def morton(integer[::1] out, shape, int threads=1):
+def morton(integer[::1] out, shape):
     """Write the row-major indices of the cells of a box by ascending Morton code.
 
     The code takes the axes' bits in turn from the highest on, that of the first axis before those of the others.
     """
     cdef int64_t sides[3]
-    cdef bint done
-    _check_cells(out.shape[0], sizeof(integer), shape)
-    _fill(sides, [side for side in shape if side > 1])  # an axis of one cell adds no bit to the code
+    cdef int64_t side = 1
+    _fill(sides, _check_cells(out.shape[0], sizeof(integer), shape))
+    while side < max(shape):
+        side *= 2
     with nogil:
-        done = curves_morton(&out[0], sizeof(integer), sides, threads)
-    if not done:
-        raise MemoryError("no memory for the tables of a Morton curve")
+        _write_cube(&out[0], 0, sides, 0, 0, 0, side)
+
+
+cdef int64_t _write_cube(
+    integer *out, int64_t place, const int64_t *sides, int64_t z, int64_t y, int64_t x, int64_t side
+) noexcept nogil:
+    """Write the cells of the box in the cube of `side` cells at (z, y, x), from `out[place]` on. Return where they end."""
+    cdef int64_t half = side // 2, part
+    if z >= sides[0] or y >= sides[1] or x >= sides[2]:
+        return place
+    if side == 1:
+        out[place] = <integer>((z * sides[1] + y) * sides[2] + x)
+        return place + 1
+    for part in range(4 if sides[0] == 1 else 8):
+        place = _write_cube(out, place, sides, z + (part >> 2) * half, y + (part >> 1 & 1) * half, x + (part & 1) * half, half)
+    return place
 
 
 def tiles(integer[::1] out, shape, tile):
@@ -63,26 +77,21 @@ def tiles(integer[::1] out, shape, tile):
     `tile` has a side of at least 1 for each axis; the tiles at the far sides are what is left of the box.
     """
     cdef int64_t sides[3]
-    cdef int64_t tile_sides[3]
-    _check_cells(out.shape[0], sizeof(integer), shape)
+    cdef int64_t step[3]
+    cdef int64_t a, b, c, z, y, x, place = 0
+    _fill(sides, _check_cells(out.shape[0], sizeof(integer), shape))
     if len(tile) != len(shape) or min(tile) < 1:
         raise ValueError(f"tile={tile!r} must be a side of at least 1 for each axis of shape={shape!r}")
-    _fill(sides, shape)
-    _fill(tile_sides, [min(pair) for pair in zip(tile, shape)])
+    _fill(step, [min(pair) for pair in zip(tile, shape)])
     with nogil:
-        curves_tiles(&out[0], sizeof(integer), sides, tile_sides)
-
-
-def snake(integer[::1] out, shape):
-    """Write the row-major indices of the cells of a box row by row, every other row backwards and every other plane from its end.
-
-    Each cell is a neighbour of the one before.
-    """
-    cdef int64_t sides[3]
-    _check_cells(out.shape[0], sizeof(integer), shape)
-    _fill(sides, shape)
-    with nogil:
-        curves_snake(&out[0], sizeof(integer), sides)
+        for a in range((sides[0] - 1) // step[0] + 1):
+            for b in range((sides[1] - 1) // step[1] + 1):
+                for c in range((sides[2] - 1) // step[2] + 1):
+                    for z in range(a * step[0], min((a + 1) * step[0], sides[0])):
+                        for y in range(b * step[1], min((b + 1) * step[1], sides[1])):
+                            for x in range(c * step[2], min((c + 1) * step[2], sides[2])):
+                                out[place] = <integer>((z * sides[1] + y) * sides[2] + x)
+                                place += 1
 
 
 def invert(const integer[::1] perm, integer[::1] out):
@@ -108,13 +117,8 @@ def row_major(integer[::1] out):
             out[i] = <integer>i
 
 
-cdef _check_bits(Py_ssize_t length, int bytes, int ndim, int bits):
-    if ndim not in (2, 3) or not 0 <= bits <= 31:
-        raise ValueError(f"ndim={ndim} must be 2 or 3, and bits={bits} from 0 to 31")
-    _check_cells(length, bytes, (1 << bits,) * ndim)
-
-
 cdef _check_cells(Py_ssize_t length, int bytes, shape):
+    """Return `shape`. Raises ValueError unless it has as many cells as `out` has elements, and these can hold their indices."""
     if not 1 <= len(shape) <= 3 or min(shape) < 1:
         raise ValueError(f"shape={shape!r} must be one to three sides of at least 1")
     cells = prod(shape)
@@ -122,6 +126,7 @@ cdef _check_cells(Py_ssize_t length, int bytes, shape):
         raise ValueError(f"out has {length} elements, must have one for each of the {cells} cells of shape={shape!r}")
     if bytes == 4 and cells > 1 << 31:
         raise ValueError(f"out is of int32, which cannot hold the {cells} cells of shape={shape!r}; int64 can")
+    return shape
 
 
 cdef _fill(int64_t *sides, values):

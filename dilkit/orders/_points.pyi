@@ -8,19 +8,9 @@ from dilkit.orders.checks import Index
 from dilkit.orders.point_arrays import ColumnAddress
 
 def instruction_sets() -> tuple[str, ...]: ...
-def built_for() -> tuple[str, ...]: ...
-def encode(
+def convert(
     isa: str,
-    transitions: NDArray[uint8],
-    start: int,
-    is_oriented: bool,
-    bits: int,
-    count: int,
-    axes: Sequence[ColumnAddress],
-    code: ColumnAddress,
-) -> int: ...
-def decode(
-    isa: str,
+    decoding: bool,
     transitions: NDArray[uint8],
     start: int,
     is_oriented: bool,

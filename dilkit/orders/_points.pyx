@@ -51,11 +51,6 @@ def instruction_sets():
     return tuple(points_kernels[i].name.decode() for i in range(POINTS_KERNELS) if points_kernels[i].runs_here())
 
 
-def built_for():
-    """The names of the instruction sets that there is code for, whether this machine can run them or not."""
-    return tuple(points_kernels[i].name.decode() for i in range(POINTS_KERNELS))
-
-
 cdef const PointsKernel *kernel_of(str name) except NULL:
     cdef int i
     for i in range(POINTS_KERNELS):
@@ -80,26 +75,17 @@ cdef Points points_of(const uint8_t[::1] transitions, int start, int is_oriented
     return p
 
 
-def encode(str isa, transitions, int start, int is_oriented, int bits, int64_t count, axes, code):
-    """Write the codes of `count` points; return the index of a first point out of range, in which case it stops, else `count`.
+def convert(str isa, bint decoding, transitions, int start, int is_oriented, int bits, int64_t count, axes, code):
+    """Write the codes of `count` points, or if `decoding` the points of codes.
 
-    `axes` and `code`: column addresses (dilkit.orders.point_arrays).
+    Return the index of a first point out of range, in which case it stops, else `count`. `axes` and `code`: column addresses
+    (dilkit.orders.point_arrays).
     """
     cdef Points p = points_of(transitions, start, is_oriented, bits, count, axes, code)
     cdef const PointsKernel *kernel = kernel_of(isa)
     cdef int64_t end
     with nogil:
-        end = kernel.encode(&p)
-    return end
-
-
-def decode(str isa, transitions, int start, int is_oriented, int bits, int64_t count, axes, code):
-    """Write the points of `count` codes; the arguments and what it returns are those of `encode`."""
-    cdef Points p = points_of(transitions, start, is_oriented, bits, count, axes, code)
-    cdef const PointsKernel *kernel = kernel_of(isa)
-    cdef int64_t end
-    with nogil:
-        end = kernel.decode(&p)
+        end = kernel.decode(&p) if decoding else kernel.encode(&p)
     return end
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -95,7 +95,6 @@ def ordered_dilated_attention(
 
 
 def _beside_in_order(inputs: Inputs, options: CallOptions, order: TokenOrder) -> tuple[Inputs, CallOptions]:
-    """Bring the mask and the positions of a call into the order; query, key and value are in it."""
     if inputs.key_padding_mask is not None:
         inputs = inputs._replace(key_padding_mask=order.apply(inputs.key_padding_mask))
     if inputs.bias is not None:
@@ -107,26 +106,34 @@ def _beside_in_order(inputs: Inputs, options: CallOptions, order: TokenOrder) ->
 def _head_by_head(
     inputs: Inputs, moved: Sequence[Tensor], options: CallOptions, orders: Sequence[TokenOrder]
 ) -> tuple[Tensor, Tensor]:
-    """Compute all heads, with the order of each key/value head. `moved`: query, key and value in the orders."""
-    heads = inputs.key.shape[2]
-    patterns = head_patterns(options.pattern, inputs.query.shape[2], heads)
-    rows, sinks = (x.tensor_split(heads, 2) for x in moved), sink_by_head(inputs.sink, heads)
-    outs, lses = [], []
-    for head, (q, k, v, sink, pattern, order) in enumerate(zip(*rows, sinks, patterns, orders, strict=True)):
-        if pattern is None:
-            out, lse = nothing(q, sink)
-        else:
-            bias = Scores(inputs.bias).of_part(head, heads).bias
-            call = inputs._replace(query=q, key=k, value=v, sink=sink, bias=bias), options._replace(pattern=pattern)
-            out, lse = attend(*_beside_in_order(*call, order))
-        outs.append(out)
-        lses.append(lse)
-    return torch.cat(outs, 2), torch.cat(lses, 1)
+    kv_heads = inputs.key.shape[2]
+
+    def attend_head(head: int, rows: tuple[Tensor, ...], pattern: Pattern, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        query, key, value = rows
+        bias = Scores(inputs.bias).of_part(head, kv_heads).bias
+        call = inputs._replace(query=query, key=key, value=value, sink=sink, bias=bias)
+        return attend(*_beside_in_order(call, options._replace(pattern=pattern), orders[head]))
+
+    return each_head(attend_head, moved, options.pattern, inputs.sink)
 
 
-def sink_by_head(sink: Tensor | None, kv_heads: int) -> Sequence[Tensor | None]:
-    """Split the sinks into those of each key/value head's query heads."""
-    return [None] * kv_heads if sink is None else sink.tensor_split(kv_heads)
+def each_head(
+    attend_head: Callable[[int, tuple[Tensor, ...], Pattern, Tensor | None], tuple[Tensor, Tensor]],
+    rows: Sequence[Tensor],
+    pattern: Pattern,
+    sink: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute `(out, lse)` of query, key and value one key/value head after the other: of its number, rows, pattern and sinks."""
+    query, key, _ = rows
+    kv_heads = key.shape[2]
+    sinks = [None] * kv_heads if sink is None else sink.tensor_split(kv_heads)
+    patterns = head_patterns(pattern, query.shape[2], kv_heads)
+    split = zip(*(x.tensor_split(kv_heads, 2) for x in rows), strict=True)
+    results = [
+        nothing(part[0], one_sink) if one is None else attend_head(head, part, one, one_sink)
+        for head, (part, one, one_sink) in enumerate(zip(split, patterns, sinks, strict=True))
+    ]
+    return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 1)
 
 
 def nothing(query: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:

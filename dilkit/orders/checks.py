@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dilkit.checks import integer
+from dilkit.checks import check_type, integer
 
 if TYPE_CHECKING:
     from dilkit.orders.token_order import TokenOrder
@@ -48,8 +48,7 @@ def check_grid(shape: tuple[int, ...], extra_tokens: int) -> None:
 
 def check_curve(curve: Any) -> None:
     """Raise TypeError or ValueError, suggesting the nearest name, unless `curve` is known."""
-    if not isinstance(curve, str):
-        raise TypeError(f"curve={curve!r} is a {type(curve).__name__}; a name is needed, one of {', '.join(map(repr, CURVES))}")
+    check_type("curve", curve, str, f"a name is needed, one of {', '.join(map(repr, CURVES))}")
     if curve not in CURVES:
         meant = get_close_matches(curve.lower(), CURVES, 1)
         hint = f"did you mean {meant[0]!r}? All" if meant else "choose from"

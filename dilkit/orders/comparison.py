@@ -84,7 +84,6 @@ def reading(reports: Mapping[str, LocalityReport], chosen: str = "hilbert") -> s
 
 
 def _blocks(reports: Mapping[str, LocalityReport], rival: str) -> str:
-    """Return the active blocks of a window, if there was one: of tiles, the rival and row-major."""
     if not reports[rival].window:
         return ""
     compared = (reports.get("block-tile", reports["tile"]), reports[rival], reports["row-major"])
@@ -93,7 +92,6 @@ def _blocks(reports: Mapping[str, LocalityReport], rival: str) -> str:
 
 
 def _compared(more: float, less: float, same: float) -> int:
-    """Return 1 if the first is larger, -1 if the second is, 0 if there is next to no difference."""
     return 0 if abs(more - less) < same else 1 if more > less else -1
 
 

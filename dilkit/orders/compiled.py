@@ -6,15 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from dilkit.orders import _curves as _curves
-    from dilkit.orders import _generalised_hilbert as _generalised_hilbert
-    from dilkit.orders import _points as _points
+    from dilkit.orders import _curves as _curves, _points as _points
 
 _PACKAGE = __name__.rpartition(".")[0]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("_curves", "_generalised_hilbert", "_points"):  # which setup.py does not build on Windows
+    if name not in ("_curves", "_points"):  # which setup.py does not build on Windows
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return importlib.import_module(f"{_PACKAGE}.{name}")

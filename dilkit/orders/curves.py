@@ -8,43 +8,41 @@ from math import prod
 import numpy as np
 
 from dilkit.orders.checks import Index, empty
-from dilkit.orders.compiled import _curves, _generalised_hilbert
+from dilkit.orders.compiled import _curves
 
 TILE_SIDE = {1: 64, 2: 8, 3: 4}
 """The side of a tile of 64 cells, by the number of axes."""
 
 
-def curve_permutation(shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int) -> Index:
-    """Return the row-major index at each place of a curve through a grid, behind the extra tokens: `(extra_tokens + cells,)`."""
+def curve_permutation(
+    shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int, is_transposed: bool = False
+) -> Index:
+    """Return the row-major index at each place of a curve through a grid, behind the extra tokens: `(extra_tokens + cells,)`.
+
+    With `is_transposed` the curve runs through the grid with its axes reversed.
+    """
     perm = empty(extra_tokens + prod(shape))
     perm[:extra_tokens] = np.arange(extra_tokens)
     cells = perm[extra_tokens:]
-    if len(shape) == 1 or curve == "row-major" or prod(shape) == 1:
-        cells[:] = np.arange(len(cells), dtype=perm.dtype)
+    if is_transposed:
+        flipped = curve_permutation(shape[::-1], curve, None if tile is None else tile[::-1], 0, threads)
+        cells[:] = np.ravel_multi_index(np.unravel_index(flipped, shape[::-1])[::-1], shape)
+    elif len(shape) == 1 or curve in ("row-major", "snake") or len(cells) == 1:
+        _curves.row_major(cells)
+        if curve == "snake" and len(shape) > 1:
+            planes, rows = cells.reshape(-1, *shape[-2:]), cells.reshape(-1, shape[-1])
+            planes[1::2] = planes[1::2, ::-1].copy()
+            rows[1::2] = rows[1::2, ::-1].copy()
     elif tile is not None:
         _curves.tiles(cells, shape, tile)
-    elif curve == "snake":
-        _curves.snake(cells, shape)
     elif curve == "morton":
-        _curves.morton(cells, shape, threads)
+        _curves.morton(cells, shape)
     elif is_power_of_two_cube(shape):
         _curves.hilbert(cells, len(shape), shape[0].bit_length() - 1, threads)
     else:
-        _generalised_hilbert.generalised_hilbert(cells, shape, threads)
+        _curves.generalised_hilbert(cells, shape, threads)
     if extra_tokens:
         cells += extra_tokens
-    return perm
-
-
-def transposed_curve_permutation(
-    shape: tuple[int, ...], curve: str, tile: tuple[int, ...] | None, extra_tokens: int, threads: int
-) -> Index:
-    """Return `curve_permutation` for the grid with its axes reversed, in row-major indices of the grid as it is."""
-    flipped = curve_permutation(shape[::-1], curve, None if tile is None else tile[::-1], 0, threads)
-    perm = empty(extra_tokens + len(flipped))
-    perm[:extra_tokens] = np.arange(extra_tokens)
-    perm[extra_tokens:] = np.ravel_multi_index(np.unravel_index(flipped, shape[::-1])[::-1], shape)
-    perm[extra_tokens:] += extra_tokens
     return perm
 
 
@@ -52,16 +50,6 @@ def inverse(perm: Index) -> Index:
     """Return `rank` with `rank[perm[d]] = d`."""
     rank = empty(len(perm))
     _curves.invert(perm, rank)
-    return rank
-
-
-def hilbert_rank(shape: tuple[int, ...], extra_tokens: int) -> Index:
-    """Compute the inverse permutation of the true Hilbert curve from the curve: faster than inverting the permutation."""
-    rank = empty(extra_tokens + prod(shape))
-    rank[:extra_tokens] = np.arange(extra_tokens)
-    _curves.hilbert_rank(rank[extra_tokens:], len(shape), shape[0].bit_length() - 1, 1)
-    if extra_tokens:
-        rank[extra_tokens:] += extra_tokens
     return rank
 
 

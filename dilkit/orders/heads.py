@@ -69,7 +69,8 @@ def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_c
                 f"{by_cells[0]} are of cells that lie row by row, and {order!r} puts them along a curve; leave the order out, "
                 "or, if the tokens do not lie row by row, give TokenOrder.from_permutation of where each row-major cell lies"
             )
-    if len(orders) > (total := total_heads(pattern, kv_heads)):
+    total = kv_heads if pattern.head_shard is None else pattern.head_shard[1]  # of the whole model
+    if len(orders) > total:
         raise ValueError(f"there are {len(orders)} orders but {total} key/value heads; at most one order for each head")
     if not is_causal or all(order.is_identity for order in orders):
         return
@@ -88,11 +89,6 @@ def check_orders(orders: Orders, seq: int, kv_heads: int, pattern: Pattern, is_c
 def first_head(pattern: Pattern) -> int:
     """Return the index in the whole model of the first key/value head of these tensors."""
     return 0 if pattern.head_shard is None else pattern.head_shard[0]
-
-
-def total_heads(pattern: Pattern, kv_heads: int) -> int:
-    """Return the number of key/value heads of the whole model; these tensors hold `kv_heads` of them."""
-    return kv_heads if pattern.head_shard is None else pattern.head_shard[1]
 
 
 def used_orders(orders: Orders, first: int, kv_heads: int) -> tuple[Orders, int]:

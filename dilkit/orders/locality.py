@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dilkit.checks import integer
 from dilkit.orders import _locality
-from dilkit.orders.token_order import TokenOrder
+from dilkit.orders.token_order import TokenOrder, check_order
 from dilkit.pattern.checks import positive_integers
 
 WORK = 2**29
@@ -147,8 +147,7 @@ def locality_report(
         >>> hilbert.aligned.near_8 > rows.aligned.near_8
         True
     """
-    if not isinstance(order, TokenOrder):
-        raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
+    check_order(order)
     segment_length = integer("segment_length", segment_length, at_least=1)
     length = min(segment_length, len(order))
     rates, block = positive_integers("dilation_rates", dilation_rates), integer("block", block, at_least=1)
@@ -187,13 +186,11 @@ def _window(window: int | Sequence[int], axes: int) -> tuple[int, ...]:
 
 
 def _space(order: TokenOrder) -> tuple[int, int, int]:
-    """Return the shape as (depth, rows, columns)."""
     depth, rows, columns = (1, 1, 1, *order.shape)[-3:]
     return depth, rows, columns
 
 
 def _groups(order: TokenOrder, length: int, first: int) -> _CellGroups:
-    """Return the sequence cut after `first` tokens and then every `length`."""
     ends = np.arange(first, len(order), length, dtype=np.int64) - order.extra_tokens
     starts = np.concatenate([[0], ends[ends > 0], [len(order) - order.extra_tokens]])
     cells = order.perm[order.extra_tokens :] - order.extra_tokens
@@ -213,7 +210,6 @@ def _compactness(order: TokenOrder, groups: _CellGroups) -> Compactness:
 
 
 def _neighbours_kept(segment_of: NDArray[np.int32]) -> tuple[float, float]:
-    """Return the share of neighbouring pairs in one segment, of the 8 and of the 48 nearest. 1 where there are no pairs."""
     pairs, same = np.zeros(2), np.zeros(2)
     for step, *weights in _neighbours(segment_of.ndim) if segment_of.ndim else ():
         spans = [(max(0, -s), min(n, n - s)) for s, n in zip(step, segment_of.shape, strict=True)]
@@ -240,7 +236,6 @@ def _neighbours(axes: int) -> Iterator[tuple[tuple[int, ...], float, float]]:
 def _kept_distances(
     order: TokenOrder, groups: _CellGroups, length: int, rates: tuple[int, ...]
 ) -> tuple[tuple[KeptDistance, ...], int]:
-    """Return the distances for each rate, and the number of segments that they come from."""
     offsets = [range(0, rate, -(-rate // _OFFSETS)) for rate in rates]
     chosen = _sampled(3 * groups.sizes.prod(1) * sum(map(len, offsets)))  # one pass over a box for each axis
     cells, starts = _cells(order, groups, chosen)
@@ -267,7 +262,6 @@ def _active(order: TokenOrder, window: tuple[int, ...], block: int) -> tuple[flo
 
 
 def _sampled(costs: Ints) -> Ints:
-    """Return a random sample of groups, at least one and at most as many as `WORK` allows, in ascending order."""
     if costs.sum() <= WORK:
         return np.arange(len(costs))
     shuffled = np.random.default_rng(0).permutation(len(costs))
@@ -275,7 +269,6 @@ def _sampled(costs: Ints) -> Ints:
 
 
 def _cells(order: TokenOrder, groups: _CellGroups, chosen: Ints) -> tuple[Ints, Ints]:
-    """Return the cells of some groups, `(n, 3)`, group after group, and where each of them starts."""
     lengths = groups.lengths[chosen]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     places: Any = np.arange(starts[-1]) + np.repeat(groups.starts[chosen] - starts[:-1], lengths)

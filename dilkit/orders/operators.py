@@ -108,10 +108,6 @@ class _Moved(torch.autograd.Function):
 _move: Callable[[Tensor, int, Tensor, Tensor], Tensor] = _Moved.apply
 
 
-def _reorder(x: Tensor, dim: int, order: str, inverse: bool) -> Tensor:
-    return _select(x, dim, index_of(dilkit.TokenOrder.from_text(order), x.device, inverse))
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, ctx.dim, ctx.order, ctx.inverse = inputs
 
@@ -124,7 +120,11 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, dim: int, order: str, 
     return reorder_op(x.movedim(in_dims[0], 0), dim + 1 if dim >= 0 else dim, order, inverse), 0
 
 
-library.impl("reorder", _reorder, "CompositeExplicitAutograd")
+library.impl(
+    "reorder",
+    lambda x, dim, order, inverse: _select(x, dim, index_of(dilkit.TokenOrder.from_text(order), x.device, inverse)),
+    "CompositeExplicitAutograd",
+)
 torch.library.register_autograd("dilkit::reorder", _backward, setup_context=_setup_context, lib=library)
 torch.library.register_fake("dilkit::reorder", lambda x, *_: x.new_empty(x.shape), lib=library)
 torch.library.register_vmap("dilkit::reorder", _vmap, lib=library)

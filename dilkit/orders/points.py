@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from math import isfinite
@@ -64,7 +63,7 @@ def encode(coords: Any, bits: int | None = None, curve: str = "hilbert", *, out:
     code = point_arrays.integers("out", point_arrays.to_write("out", codes))
     point_arrays.check_out("out", code, count, ndim * bits)
     axes = point_arrays.apart(axes, [code])
-    done = _run(_points.encode, curve, bits, axes, (0,) * ndim, code, threads)
+    done = _run(False, curve, bits, axes, (0,) * ndim, code, threads)
     if done < count:
         point = tuple(int(axis[done]) for axis in axes)
         hint = "subtract the least coordinates" if min(point) < 0 else f"pass bits={max(point).bit_length()}"
@@ -95,7 +94,7 @@ def decode(codes: Any, ndim: int, bits: int, curve: str = "hilbert", *, out: Any
     if any(np.shares_memory(one, other) for one, other in combinations(axes, 2)):
         raise ValueError("out has axes that share memory; each needs its own")
     (code,) = point_arrays.apart([code], axes)
-    done = _run(_points.decode, curve, bits, axes, (0,) * ndim, code, threads)
+    done = _run(True, curve, bits, axes, (0,) * ndim, code, threads)
     if done < count:
         raise ValueError(
             f"codes[{done}]={code[done]} is out of range: bits={bits} in {ndim}-D give 0 to {2 ** (ndim * bits) - 1}"
@@ -146,7 +145,7 @@ def sort_points(
     if bits > MAX_BITS[ndim]:
         raise ValueError(f"coords span 2**{bits} cells; a code has room for 2**{MAX_BITS[ndim]} in {ndim}-D: pass a larger cell")
     codes = _codes(count, ndim * bits, False)
-    _run(_points.encode, curve, bits, axes, least, codes, threads)
+    _run(False, curve, bits, axes, least, codes, threads)
     if batch is not None:
         codes = _with_batch(codes, ndim * bits, point_arrays.integers("batch", batch))
     perm = empty(count)
@@ -178,19 +177,17 @@ def _codes(count: int, bits: int, is_tensor: bool) -> Any:
     return np.empty(count, np.uint32 if bits <= 32 else np.int64)
 
 
-def _run(
-    convert: Callable[..., int], curve: str, bits: int, axes: list[Array], least: tuple[int, ...], code: Array, threads: int
-) -> int:
+def _run(decoding: bool, curve: str, bits: int, axes: list[Array], least: tuple[int, ...], code: Array, threads: int) -> int:
     """Encode or decode, one thread for each range of points. Returns the first point out of range, else their number."""
     ndim, count = len(axes), len(code)
-    table = state_table(curve, ndim, convert is _points.decode)
-    arguments = instruction_set(), table.transitions, table.start_states[-bits % 4], table.is_oriented, bits
+    table = state_table(curve, ndim, decoding)
+    arguments = instruction_set(), decoding, table.transitions, table.start_states[-bits % 4], table.is_oriented, bits
     threads = max(1, min(integer("threads", threads, at_least=1), count // PER_THREAD))
 
     def convert_range(i: int) -> int:
         start, stop = count * i // threads, count * (i + 1) // threads
         addresses = [point_arrays.column_address(axis[start:stop], bits, low) for axis, low in zip(axes, least, strict=True)]
-        done = convert(*arguments, stop - start, addresses, point_arrays.column_address(code[start:stop], ndim * bits))
+        done = _points.convert(*arguments, stop - start, addresses, point_arrays.column_address(code[start:stop], ndim * bits))
         return start + done if done < stop - start else count
 
     if threads == 1:

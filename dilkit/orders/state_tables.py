@@ -58,7 +58,7 @@ def state_table(curve: str, ndim: int, decoding: bool) -> StateTable:
             bits = digit ^ digit >> 1 if is_oriented else digit
             points.append(_apply(orientation, tuple(bits >> place & 1 for place in reversed(range(ndim)))))
             orientation = _compose(orientation, parts[digit])
-        input_bits, output_bits = _decoding_bits(digits, points) if decoding else _encoding_bits(digits, points, is_oriented)
+        input_bits, output_bits = _step_bits(digits, points, is_oriented, decoding)
         before = _state((source, (0,) * ndim), decoding)
         table[before ^ input_bits] = before ^ _state(orientation, decoding) ^ output_bits
     table.setflags(write=False)
@@ -78,23 +78,18 @@ def _compose(outer: Orientation, inner: Orientation) -> Orientation:
     return tuple(inner[0][axis] for axis in outer[0]), _apply(outer, inner[1])
 
 
-def _encoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]], is_oriented: bool) -> tuple[int, int]:
-    """Return the input and output bits of a step of encoding, each in a byte."""
+def _step_bits(digits: tuple[int, ...], points: list[tuple[int, ...]], is_oriented: bool, decoding: bool) -> tuple[int, int]:
+    if decoding and len(points) == 2:
+        return digits[0] << 2 | digits[1], points[0][0] << 5 | points[1][0] << 4
+    if decoding:
+        return digits[0], points[0][0] << 5 | points[0][1] << 4
     last = [sum(point) % 2 if is_oriented else point[-1] for point in points]
     if len(points) == 2:
         return points[0][0] << 3 | points[1][0] << 2 | last[0] << 1 | last[1], (digits[0] >> 1) << 6 | (digits[1] >> 1) << 4
     return last[0] << 3 | points[0][0] << 1 | points[0][1], digits[0] >> 1 << 4
 
 
-def _decoding_bits(digits: tuple[int, ...], points: list[tuple[int, ...]]) -> tuple[int, int]:
-    """Return the input and output bits of a step of decoding, each in a byte."""
-    if len(points) == 2:
-        return digits[0] << 2 | digits[1], points[0][0] << 5 | points[1][0] << 4
-    return digits[0], points[0][0] << 5 | points[0][1] << 4
-
-
 def _state(orientation: Orientation, decoding: bool) -> int:
-    """Return an orientation as a byte."""
     source, flip = orientation
     number = sorted(permutations(source)).index(source)
     if len(source) == 2:

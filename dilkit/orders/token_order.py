@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dilkit.checks import boolean, integer
+from dilkit.checks import boolean, check_type, integer
 from dilkit.orders.checks import CURVES, Index, check_curve, check_grid, check_tile, check_tokens, empty, permutation, sizes
-from dilkit.orders.curves import (
-    chosen_tile,
-    curve_permutation,
-    hilbert_rank,
-    inverse,
-    is_power_of_two_cube,
-    transposed_curve_permutation,
-)
+from dilkit.orders.curves import chosen_tile, curve_permutation, inverse, is_power_of_two_cube
 from dilkit.plan import cached
 
 if TYPE_CHECKING:
@@ -66,7 +59,7 @@ def order(
 
     The only order of a grid with one axis is the identity. `extra_tokens` tokens, such as a class token, stay in front.
     `is_generation_order` says that tokens are generated in this order; causal attention along an order requires it. `threads`
-    may help above 4 million cells or so. An order is made once and then kept in the cache of `dilkit.plan`.
+    may help Hilbert curves above 4 million cells or so. An order is made once and then kept in the cache of `dilkit.plan`.
 
     Raises TypeError or ValueError naming the argument, and MemoryError if there is no memory for the table.
 
@@ -102,8 +95,7 @@ def _make_grid_order(spec: GridSpec, threads: int) -> TokenOrder:
     check_grid(shape, extra_tokens)
     if tile is not None:
         check_tile(tile, shape, curve)
-    permutation_of = transposed_curve_permutation if is_transposed else curve_permutation
-    perm = permutation_of(shape, curve, tile, extra_tokens, threads)
+    perm = curve_permutation(shape, curve, tile, extra_tokens, threads, is_transposed)
     return TokenOrder(shape, curve, perm, tile, extra_tokens, is_generation_order, is_transposed, spec, checked=True)
 
 
@@ -166,9 +158,7 @@ class TokenOrder:
         object.__setattr__(self, "text", None if self.spec is None else json.dumps(self.spec))
 
     def _check(self) -> None:
-        """Raise TypeError or ValueError unless this is an order of `prod(shape)` cells behind the extra tokens."""
-        if not isinstance(self.curve, str):
-            raise TypeError(f"curve={self.curve!r} is a {type(self.curve).__name__}; a name is needed")
+        check_type("curve", self.curve, str, "a name is needed")
         boolean("is_generation_order", self.is_generation_order)
         shape, extra = sizes("shape", self.shape), integer("extra_tokens", self.extra_tokens, 0)
         check_grid(shape, extra)
@@ -186,18 +176,13 @@ class TokenOrder:
 
         Raises TypeError or ValueError for values that are not a permutation.
         """
-        extra_tokens = integer("extra_tokens", extra_tokens, 0)
-        boolean("is_generation_order", is_generation_order)
-        cells = permutation(perm)
-        if extra_tokens:
-            check_grid((len(cells),), extra_tokens)
-            grid, cells = cells, empty(extra_tokens + len(cells))
-            cells[:extra_tokens] = np.arange(extra_tokens)
-            cells[extra_tokens:] = grid
-            cells[extra_tokens:] += extra_tokens
-        if not isinstance(curve, str):
-            raise TypeError(f"curve={curve!r} is a {type(curve).__name__}; a name is needed")
-        return cls((len(cells) - extra_tokens,), curve, cells, None, extra_tokens, is_generation_order, checked=True)
+        extra_tokens, grid = integer("extra_tokens", extra_tokens, 0), permutation(perm)
+        check_grid((len(grid),), extra_tokens)
+        cells = empty(extra_tokens + len(grid))
+        cells[:extra_tokens] = np.arange(extra_tokens)
+        cells[extra_tokens:] = grid
+        cells[extra_tokens:] += extra_tokens
+        return cls((len(grid),), curve, cells, None, extra_tokens, is_generation_order)
 
     @staticmethod
     def from_text(text: str) -> TokenOrder:
@@ -208,7 +193,7 @@ class TokenOrder:
     @property
     def rank(self) -> Index:
         """`(seq,)`: the place in this order of each row-major index, the inverse of `perm`; made at first use and then kept."""
-        rank: Index = self.kept("rank", self._inverse)
+        rank: Index = self.kept("rank", lambda: _locked(inverse(self.perm)))
         return rank
 
     @property
@@ -297,11 +282,6 @@ class TokenOrder:
 
         return moved(x, dim, self, inverse)
 
-    def _inverse(self) -> Index:
-        if self.spec is not None and self.variant == "true" and not self.is_transposed:
-            return _locked(hilbert_rank(self.shape, self.extra_tokens))
-        return _locked(inverse(self.perm))
-
     def kept(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Return `make()`, cached: in the pattern cache for the order of a grid, else in the order itself."""
         if self.spec is not None:
@@ -311,8 +291,7 @@ class TokenOrder:
 
 def check_order(order: Any) -> None:
     """Raise TypeError unless `order` is a `TokenOrder`."""
-    if not isinstance(order, TokenOrder):
-        raise TypeError(f"order={order!r} is a {type(order).__name__}; a TokenOrder is needed, such as dilkit.order((64, 64))")
+    check_type("order", order, TokenOrder, "a TokenOrder is needed, such as dilkit.order((64, 64))")
 
 
 def _locked(array: Index) -> Index:

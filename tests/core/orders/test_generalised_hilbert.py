@@ -7,10 +7,9 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dilkit.orders._generalised_hilbert import generalised_hilbert
+from dilkit.orders._curves import generalised_hilbert
 
 RECTANGLES = list(product(range(1, 41), repeat=2))
 CUBOIDS = list(product(range(1, 13), repeat=3))
@@ -72,7 +71,9 @@ def test_nothing_is_written_beside_the_array(shape):
         assert np.array_equal(np.sort(guarded[32 : 32 + cells]), np.arange(cells))
 
 
-@pytest.mark.parametrize("shape", [(601, 499), (1, 8_000_003), (2203, 2111), (171, 173, 205), (2, 3_000_001)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(601, 499), (1, 8_000_003), (2203, 2111), (171, 173, 205), (234, 213, 120), (2, 3_000_001)], ids=str
+)
 def test_the_curve_does_not_depend_on_the_threads_or_the_width(shape):
     alone = curve(shape)
     assert np.array_equal(curve(shape, np.int64), alone)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from core.orders.definitions import interleaved, skilling
 from helpers.pairwise import all_but
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from dilkit import environment
 from dilkit.orders import _points

@@ -1,7 +1,6 @@
-/* The inner loops of write.c for one integer type. write.c includes it twice, with INTEGER and NAMED defined.
+/* The inner loops of hilbert.c for one integer type. hilbert.c includes it twice, with INTEGER and NAMED defined.
  *
  *   cells:   out[i] = origin + row-major offset of cell[i]         shifted: out[block][i] = table[block][i] + by[block]
- *   line:    out[i] = from + i * step                              ranks:   out[block][j] = first[block] + rank[block][row + j]
  *
  * Whoever made the output has seen to it that every index in it fits into INTEGER, so what makes up an index is narrowed.
  */
@@ -21,33 +20,11 @@ WIDEST static void NAMED(shifted)(
     INTEGER *out, const void *const *table, const int64_t *by, int64_t cells, int64_t blocks) {
     for (int64_t block = 0; block < blocks; block++, out += cells) {
         const INTEGER *from = table[block], shift = (INTEGER)by[block];
-        if (cells < LANES(INTEGER)) {
-            for (int64_t i = 0; i < cells; i++)
-                out[i] = from[i] + shift;
-            continue;
-        }
         *(NAMED(Vector) *)out = *(const NAMED(Vector) *)from + shift;
 #pragma GCC unroll 8
         for (int64_t i = (int64_t)(-(uintptr_t)out % VECTOR / sizeof(INTEGER)); i <= cells - LANES(INTEGER); i += LANES(INTEGER))
             *(NAMED(Vector) *)(out + i) = *(const NAMED(Vector) *)(from + i) + shift;
         *(NAMED(Vector) *)(out + cells - LANES(INTEGER)) = *(const NAMED(Vector) *)(from + cells - LANES(INTEGER)) + shift;
-    }
-}
-
-WIDEST static void NAMED(line)(INTEGER *out, int64_t from, int64_t step, int64_t count) {
-    const INTEGER first = (INTEGER)from, by = (INTEGER)step;
-    for (int64_t i = 0; i < count; i++)
-        out[i] = first + (INTEGER)i * by;
-}
-
-WIDEST static void NAMED(ranks)(
-    INTEGER *restrict out, const int64_t *first, const uint16_t *const *rank, int64_t row, int width, int64_t blocks) {
-    for (int64_t i = 0; i < blocks; i++) {
-        const uint16_t *restrict from = rank[i] + row;
-        const INTEGER by = (INTEGER)first[i];
-        for (int j = 0; j < width; j += 8, out += 8)
-            for (int lane = 0; lane < 8; lane++)
-                out[lane] = from[j + lane] + by;
     }
 }
 
